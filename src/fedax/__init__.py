@@ -1,0 +1,84 @@
+"""Federated optimization in JAX: every method as published, one compiled program, honest about what it optimizes."""
+
+from fedax import data, tasks
+from fedax.algorithm import Algorithm, Exchange, Round
+from fedax.algorithms import (
+    SGD,
+    Adaptive,
+    FedAvg,
+    FedNovaVR,
+    Momentum,
+    Normalized,
+    Optax,
+    OptaxServer,
+    Plain,
+    SlowMo,
+    Weighted,
+    available,
+    create,
+    hyperparameters,
+)
+from fedax.data.federated import FederatedData
+from fedax.engine.simulate import Run, simulate
+from fedax.errors import ConfigError, DataError, DivergedWarning, FedaxError
+from fedax.local import Solver, local_steps
+from fedax.oracle import Oracle
+from fedax.participation import Full, Participation, Proportional, Trace, Uniform, UniformNormalized
+from fedax.schedule import FromFunction, Piecewise, PowerDecay, Schedule, stepwise
+from fedax.tasks.task import Task
+from fedax.vector import Vector, zeros_like
+from fedax.work import Deadline, Epochs, RandomEpochs, RandomSteps, Steps, Work
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGD",
+    "Adaptive",
+    "Algorithm",
+    "ConfigError",
+    "DataError",
+    "Deadline",
+    "DivergedWarning",
+    "Epochs",
+    "Exchange",
+    "FedAvg",
+    "FedNovaVR",
+    "FedaxError",
+    "FederatedData",
+    "FromFunction",
+    "Full",
+    "Momentum",
+    "Normalized",
+    "Optax",
+    "OptaxServer",
+    "Oracle",
+    "Participation",
+    "Piecewise",
+    "Plain",
+    "PowerDecay",
+    "Proportional",
+    "RandomEpochs",
+    "RandomSteps",
+    "Round",
+    "Run",
+    "Schedule",
+    "SlowMo",
+    "Solver",
+    "Steps",
+    "Task",
+    "Trace",
+    "Uniform",
+    "UniformNormalized",
+    "Vector",
+    "Weighted",
+    "Work",
+    "available",
+    "create",
+    "data",
+    "hyperparameters",
+    "local_steps",
+    "simulate",
+    "stepwise",
+    "tasks",
+    "zeros_like",
+]

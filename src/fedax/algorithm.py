@@ -1,0 +1,111 @@
+"""The contract of a method: what the server keeps, what a client does, and what goes on the wire."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+
+from fedax.errors import ConfigError
+from fedax.vector import Vector
+
+
+class Round(NamedTuple):
+    """What a server knows about the round whose uploads it aggregates.
+
+    All arrays run over the cohort, in the engine's order; ``present`` is false on padding.
+
+    Attributes:
+        index: r, from 0.
+        t: global step at the start of the round, r·K, where K is the most steps that a client may take.
+        key: a random key of the server's own.
+        num_clients: N.
+        weights: [S] ω_i, such that the aggregate is Σ ω_i v_i (0 on padding).
+        steps: [S] τ_i.
+        present: [S] whether the place holds a client.
+        total: Σ ω_i; divide by it where a convex combination is needed (models, second moments).
+    """
+
+    index: Any
+    t: Any
+    key: Any
+    num_clients: int
+    weights: Any
+    steps: Any
+    present: Any
+    total: Any
+    cohort_share: Any = None
+
+    @property
+    def share(self) -> Any:
+        """The number with Σ_S p_i v_i = share · mean: |S|/N for uniform sampling, 1 for full participation."""
+        if self.cohort_share is None:
+            raise ConfigError(
+                "participation",
+                "Proportional",
+                "this method keeps a sum over all clients, of which a cohort drawn with replacement gives no share; "
+                "use Full, Uniform or UniformNormalized",
+            )
+        return self.cohort_share
+
+
+class Exchange(NamedTuple):
+    """One exchange of a round: the clients receive, work and answer; the server hears the weighted mean.
+
+    Attributes:
+        client: ``(download, memory, oracle) -> (upload, memory)``.
+        server: ``(server, mean, round) -> server``; ``None``: the clients only listen, and their upload is ``None``.
+        download: ``(server) -> download``; ``None``: the method's own.
+        who: ``"cohort"``, or ``"one"``: a single client, drawn from the cohort by weight; only it runs.
+    """
+
+    client: Callable[..., Any]
+    server: Callable[..., Any] | None = None
+    download: Callable[..., Any] | None = None
+    who: str = "cohort"
+
+
+class Algorithm(eqx.Module):
+    """A federated optimization method: a frozen pytree of hyper-parameters with pure methods, and no state.
+
+    A method never knows where it runs. What :meth:`download` returns and what a client uploads are the only things
+    on the wire; a client's memory never leaves it. ``x`` is a :class:`fedax.Vector`; uploads, memory and server state
+    are any pytrees (of arrays and Vectors). An update is ``dx = y − x`` and the server adds it.
+
+    A new method gives :meth:`client` and :meth:`server` (or :meth:`exchanges`) and may override the other defaults.
+    No concrete method is subclassed: a variant is a field, or wraps.
+    """
+
+    def init(self, x: Vector) -> Any:
+        """Server state at round 0; it has the model as ``.x`` unless :meth:`model` says otherwise."""
+        raise NotImplementedError
+
+    def init_client(self, x: Vector) -> Any:
+        """What one client keeps between rounds, its memory; ``()`` is nothing."""
+        return ()
+
+    def download(self, server: Any) -> Any:
+        """All that a client receives."""
+        return server
+
+    def client(self, download: Any, memory: Any, oracle: Any) -> tuple[Any, Any]:
+        """The work of one client in one round: ``-> (upload, memory)``."""
+        raise NotImplementedError
+
+    def server(self, server: Any, mean: Any, round: Round) -> Any:
+        """The new server state; ``mean`` is Σ ω_i · upload_i over the cohort."""
+        raise NotImplementedError
+
+    def model(self, server: Any) -> Vector:
+        """What is evaluated and delivered."""
+        return server.x
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """A round's exchanges in order."""
+        return (Exchange(self.client, self.server),)
+
+    def warmup(self) -> tuple[Exchange, ...]:
+        """Exchanges over all N clients before round 0."""
+        return ()
+
+    def validate(self) -> None:
+        """Raise :class:`fedax.errors.ConfigError` for hyper-parameters that cannot be used; called before a run."""

@@ -1,0 +1,191 @@
+"""The methods by name. ``fedax.create(name, **hyper)`` makes one, ``fedax.available()`` lists them."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedax.algorithm import Algorithm
+from fedax.algorithms.fedavg import FedAvg, Normalized, Weighted
+from fedax.algorithms.fednova_vr import FedNovaVR
+from fedax.algorithms.server import Adaptive, Momentum, OptaxServer, Plain, ServerOptimizer, SlowMo, server_optimizer
+from fedax.errors import ConfigError, unknown
+from fedax.local import SGD, Optax, Solver
+
+__all__ = [
+    "SGD",
+    "Adaptive",
+    "FedAvg",
+    "FedNovaVR",
+    "Momentum",
+    "Normalized",
+    "Optax",
+    "OptaxServer",
+    "Plain",
+    "ServerOptimizer",
+    "SlowMo",
+    "Weighted",
+    "available",
+    "create",
+    "hyperparameters",
+]
+
+_LR = 0.05  # FedNova's learning rate on CIFAR-10 without momentum (Wang et al. 2020, appendix I)
+
+
+def _solver(
+    solver: Solver | None = None,
+    lr: Any = None,
+    momentum: Any = None,
+    nesterov: bool = False,
+    prox: Any = None,
+    decay: Any = None,
+) -> Solver:
+    if solver is None:
+        return SGD(_LR if lr is None else lr, momentum, nesterov, prox, decay)
+    given = {"lr": lr, "momentum": momentum, "nesterov": nesterov or None, "prox": prox, "decay": decay}
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(name, value, "the solver is given as an object; set it there")
+    if not isinstance(solver, Solver):
+        raise ConfigError("solver", solver, "give a fedax Solver: SGD(...), or Optax(transformation)")
+    return solver
+
+
+def _fedavg(
+    averaging: Any = None,
+    lr: Any = None,
+    momentum: Any = None,
+    nesterov: bool = False,
+    prox: Any = None,
+    decay: Any = None,
+    solver: Any = None,
+    server: Any = "plain",
+    server_lr: Any = None,
+    server_momentum: Any = None,
+    beta1: Any = None,
+    beta2: Any = None,
+    eps: Any = None,
+) -> FedAvg:
+    local = _solver(solver, lr, momentum, nesterov, prox, decay)
+    hyper = {"server_lr": server_lr, "server_momentum": server_momentum, "beta1": beta1, "beta2": beta2, "eps": eps}
+    return FedAvg(local, averaging, server_optimizer(server, **hyper))
+
+
+def _fednova(tau_eff: Any = "default", **hyper: Any) -> FedAvg:
+    return _fedavg(Normalized(tau_eff), **hyper)
+
+
+def _fednova_vr(tau_eff: Any = "default", **hyper: Any) -> FedNovaVR:
+    parts = _fednova(tau_eff, **hyper)
+    return FedNovaVR(parts.solver, Normalized(tau_eff), parts.optimizer)
+
+
+class _Entry(NamedTuple):
+    summary: str
+    build: Callable[..., Algorithm]
+    defaults: dict[str, Any] = {}  # noqa: RUF012  (never changed)
+    fixed: tuple[str, ...] = ()
+
+
+_FAMILY = tuple(name for name in inspect.signature(_fedavg).parameters if name != "averaging")
+
+_METHODS = {
+    "fedavg": _Entry("weighted mean of local updates; biased where clients take unequal steps", _fedavg),
+    "fedprox": _Entry(
+        "FedAvg with a proximal pull in every local step: less of the bias, slower", _fedavg, {"prox": 0.005}
+    ),
+    "fednova": _Entry("normalised averaging: the right objective under unequal local steps", _fednova),
+    "fednova-vr": _Entry("FedNova with cross-client variance reduction: the exact optimum, client memory", _fednova_vr),
+    "server-momentum": _Entry(
+        "FedAvgM: momentum at the server only (not FedAvg-M)", _fedavg, {"server": "momentum"}, ("server",)
+    ),
+    "slowmo": _Entry("slow momentum at the server, in units of gradients", _fedavg, {"server": "slowmo"}, ("server",)),
+    "fedadagrad": _Entry(
+        "Adagrad at the server", _fedavg, {"server": "adagrad", "beta1": 0.0, "server_lr": 0.01}, ("server",)
+    ),
+    "fedadam": _Entry("Adam at the server, as published", _fedavg, {"server": "adam"}, ("server",)),
+    "fedyogi": _Entry("Yogi at the server, as published", _fedavg, {"server": "yogi"}, ("server",)),
+}
+
+_ALIASES = {"fedavgm": "server-momentum"}
+
+
+def available() -> dict[str, str]:
+    """All methods: name -> one line. Aliases are accepted by :func:`create` and said here in the line.
+
+    Example:
+        >>> "fednova" in available()
+        True
+    """
+    lines = {name: entry.summary for name, entry in _METHODS.items()}
+    for alias, name in _ALIASES.items():
+        lines[name] += f" [alias {alias}]"
+    return lines
+
+
+def hyperparameters(name: str) -> dict[str, Any]:
+    """The hyper-parameters that :func:`create` takes for this method, with their defaults (``None``: off or derived).
+
+    Example:
+        >>> hyperparameters("fedprox")["prox"]
+        0.005
+    """
+    entry = _METHODS[_canonical(name)]
+    names = [n for n in inspect.signature(entry.build).parameters.values() if n.kind != n.VAR_KEYWORD]
+    own = {n.name: n.default for n in names if n.name != "averaging"}
+    family = inspect.signature(_fedavg).parameters
+    all_ = {n: family[n].default for n in _FAMILY} | own | {"lr": _LR} | entry.defaults
+    return {n: value for n, value in all_.items() if n not in entry.fixed}
+
+
+def create(name: str, **hyper: Any) -> Algorithm:
+    """A method by its registered name.
+
+    Args:
+        name: one of :func:`available`, or an alias; case and ``_`` for ``-`` do not matter.
+        **hyper: the method's hyper-parameters; numbers or schedules:
+
+            ============  ==========================================================================
+            lr            η > 0, local learning rate; 0.05
+            momentum      ρ in [0, 1) of the local solver; off
+            nesterov      Nesterov's form of that momentum; off
+            prox          μ ≥ 0 of the proximal solver; off, 0.005 in fedprox
+            decay         δ in (0, 1], factor of lr a local step; off
+            solver        a :class:`fedax.Solver` in the place of the five above
+            tau_eff       FedNova: ``"default"``, ``"ptau"``, ``"mean"`` or a number > 0
+            server        the server optimizer: ``"plain"``, ``"momentum"``, ``"slowmo"``, ``"adagrad"``,
+                          ``"adam"``, ``"yogi"``, a ServerOptimizer or an optax transformation
+            server_lr     multiplies the mean update, 1; adaptive servers: their learning rate, 0.01
+            server_momentum  β in [0, 1) of the momentum servers; 0.9
+            beta1, beta2, eps  of the adaptive servers; 0.9 (adagrad 0), 0.99, 0.001
+            ============  ==========================================================================
+
+    Raises:
+        ConfigError: unknown method or hyper-parameter (with the nearest name), or a value out of range.
+
+    Example:
+        >>> create("fedprox", lr=0.1, prox=1.0).solver.prox
+        1.0
+    """
+    key = _canonical(name)
+    entry = _METHODS[key]
+    known = hyperparameters(key)
+    for given in hyper:
+        if given not in known:
+            raise unknown(f"hyper-parameter of {key}", given, known)
+    defaults = dict(entry.defaults)
+    if "solver" in hyper:
+        defaults.pop("prox", None)
+    method = entry.build(**(defaults | hyper))
+    method.validate()
+    return method
+
+
+def _canonical(name: str) -> str:
+    if not isinstance(name, str):
+        raise ConfigError("method", name, "give a method's name")
+    key = name.lower().replace("_", "-")
+    key = _ALIASES.get(key, key)
+    if key not in _METHODS:
+        raise unknown("method", name, (*_METHODS, *_ALIASES))
+    return key

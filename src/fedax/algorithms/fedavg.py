@@ -1,0 +1,161 @@
+"""FedAvg by parts: a local solver, a rule of averaging, a server optimizer.
+
+McMahan et al. 2017; FedProx: Li et al. 2020; FedNova and the common view of them all: Wang et al. 2020 (Wang et al. 2020).
+
+| paper | here |
+|---|---|
+| x^(t,0), x_i^(t,τ_i) | x, y |
+| Δ_i = x_i^(t,τ_i) − x^(t,0) | dx |
+| η, η d_i | lr, −dx/‖a_i‖₁ |
+| ‖a_i‖₁ | ``solver.norm(steps)`` |
+| τ_eff | ``Normalized.tau_eff`` |
+
+Weighted (FedAvg, eq. 2):      ⟨Δ⟩ = Σ ω_i Δ_i
+Normalised (FedNova, eq. 12):  ⟨Δ⟩ = τ_eff Σ ω_i Δ_i/‖a_i‖₁ = −τ_eff η Σ ω_i d_i
+Server:                        x ← x + step(⟨Δ⟩)
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from fedax.algorithm import Algorithm, Round
+from fedax.algorithms.server import Plain, ServerOptimizer
+from fedax.errors import unknown
+from fedax.local import Solver, check_linear
+from fedax.numbers import check_number
+from fedax.oracle import Oracle
+from fedax.vector import Vector
+
+
+class Normalised(NamedTuple):
+    """FedNova's upload: the update in units of one step, and the length ‖a_i‖₁ of the client's work."""
+
+    dx: Vector
+    norm: Any
+
+
+class Averaging(eqx.Module):
+    """What the clients send, and what the server makes of the mean of it."""
+
+    def upload(self, dx: Vector, solver: Solver, steps: Any) -> Any:
+        """What a client sends after ``steps`` local steps that changed the model by ``dx``."""
+        raise NotImplementedError
+
+    def update(self, mean: Any, solver: Solver, round: Round) -> Vector:
+        """⟨Δ⟩, from the mean of the uploads."""
+        raise NotImplementedError
+
+    def validate(self, solver: Solver) -> None:
+        """Raise :class:`fedax.errors.ConfigError` for what cannot be used, or not with this solver."""
+
+
+class Weighted(Averaging):
+    """⟨Δ⟩ = Σ ω_i Δ_i. Clients that take more steps pull harder: the limit minimises Σ p_i‖a_i‖₁ F_i, not F."""
+
+    def upload(self, dx: Vector, solver: Solver, steps: Any) -> Vector:
+        return dx
+
+    def update(self, mean: Vector, solver: Solver, round: Round) -> Vector:
+        return mean
+
+
+class Normalized(Averaging):
+    """FedNova's ⟨Δ⟩ = τ_eff Σ ω_i Δ_i/‖a_i‖₁: every client counts by its weight, however much it worked.
+
+    Args:
+        tau_eff: length of the common step, in local steps. ``"default"`` Σ ω̂_i‖a_i‖₁; ``"ptau"`` Σ ω̂_i τ_i (the
+            paper's choice for proximal solvers); ``"mean"`` the cohort's mean of τ_i; or a number > 0. ω̂ = ω/Σω.
+            It scales the step and leaves the fixed point alone.
+
+    Source: Wang et al. 2020, eq. 12, and its supplement's Algorithm 1.
+    """
+
+    tau_eff: Any = "default"  # a name is made static in __init__, a number can be swept
+    rule: str = eqx.field(static=True, default="default")
+
+    def __init__(self, tau_eff: Any = "default"):
+        named = isinstance(tau_eff, str)
+        self.tau_eff = None if named else tau_eff
+        self.rule = tau_eff if named else "number"
+
+    def upload(self, dx: Vector, solver: Solver, steps: Any) -> Normalised:
+        norm = solver.norm(steps)
+        return Normalised(dx / norm, norm)
+
+    def update(self, mean: Normalised, solver: Solver, round: Round) -> Vector:
+        return self.effective_steps(mean.norm, round) * mean.dx
+
+    def effective_steps(self, mean_norm: Any, round: Round) -> Any:
+        """τ_eff, where ``mean_norm`` is Σ ω_i‖a_i‖₁."""
+        if self.rule == "default":
+            return mean_norm / round.total
+        if self.rule == "ptau":
+            return jnp.sum(round.weights * round.steps) / round.total
+        if self.rule == "mean":
+            return jnp.sum(jnp.where(round.present, round.steps, 0)) / jnp.sum(round.present)
+        return self.tau_eff
+
+    def validate(self, solver: Solver) -> None:
+        if self.rule == "number":
+            check_number("tau_eff", self.tau_eff, 0, open_low=True)
+        elif self.rule not in ("default", "ptau", "mean"):
+            raise unknown("tau_eff", self.rule, ("default", "ptau", "mean", "a number"))
+        check_linear(solver)
+
+
+class Server(NamedTuple):
+    """Server state: the model, and the server optimizer's."""
+
+    x: Vector
+    optimizer: Any
+
+
+class FedAvg(Algorithm):
+    """FedAvg, FedProx, FedNova, FedAvgM, SlowMo, FedAdam, …: they differ in the three parts only.
+
+    Args:
+        solver: what the clients do, e.g. ``SGD(0.1, momentum=0.9)``.
+        averaging: ``Weighted()`` (FedAvg) or ``Normalized()`` (FedNova).
+        server: a :class:`fedax.algorithms.server.ServerOptimizer`; default plain averaging.
+
+    Unequal steps are allowed in both; with ``Weighted()`` the limit is then the optimum of another objective
+    (Wang et al. 2020, Theorem 1 and eq. 28). Unequal weights and all kinds of participation are allowed.
+
+    Example:
+        >>> from fedax.local import SGD
+        >>> fednova = FedAvg(SGD(0.1), averaging=Normalized())
+        >>> fednova.solver.lr
+        0.1
+    """
+
+    solver: Solver
+    averaging: Averaging
+    optimizer: ServerOptimizer
+
+    def __init__(self, solver: Solver, averaging: Averaging | None = None, server: ServerOptimizer | None = None):
+        self.solver = solver
+        self.averaging = Weighted() if averaging is None else averaging
+        self.optimizer = Plain() if server is None else server
+
+    def init(self, x: Vector) -> Server:
+        return Server(x, self.optimizer.init(x))
+
+    def download(self, server: Server) -> Vector:
+        return server.x
+
+    def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Any, Any]:
+        x = download
+        y = self.solver.run(x, oracle)
+        return self.averaging.upload(y - x, self.solver, oracle.steps), memory
+
+    def server(self, server: Server, mean: Any, round: Round) -> Server:
+        dx = self.averaging.update(mean, self.solver, round)
+        step, optimizer = self.optimizer.update(server.optimizer, dx, server.x, self.solver.rate())
+        return Server(server.x + step, optimizer)
+
+    def validate(self) -> None:
+        self.solver.validate()
+        self.averaging.validate(self.solver)
+        self.optimizer.validate()

@@ -1,0 +1,207 @@
+"""Server optimizers: what the server does with the mean update ⟨Δ_i⟩. The server adds: x ← x + step.
+
+| here | papers | update |
+|---|---|---|
+| Plain | FedAvg | x + γ⟨Δ⟩ |
+| Momentum | FedAvgM (Hsu et al. 2019) | v ← βv + ⟨Δ⟩;  x + γv |
+| SlowMo | Wang et al. 2020 | u ← βu + ⟨Δ⟩/η;  x + αηu |
+| Adagrad, Adam, Yogi | FedOpt (Reddi et al. 2021), Algorithm 2 | m ← β₁m + (1−β₁)⟨Δ⟩;  v by method;  x + γm/(√v + ε) |
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import optax
+
+from fedax.errors import ConfigError, unknown
+from fedax.numbers import check_number
+from fedax.vector import Vector, zeros_like
+
+
+class ServerOptimizer(eqx.Module):
+    """Turns the mean update of a round into a step of the model."""
+
+    def init(self, x: Vector) -> Any:
+        """The optimizer's state at round 0."""
+        raise NotImplementedError
+
+    def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
+        """``-> (step, state)`` for mean update ``dx`` at model ``x``; ``lr`` is the clients' η of this round."""
+        raise NotImplementedError
+
+    def validate(self) -> None:
+        """Raise :class:`fedax.errors.ConfigError` for hyper-parameters that cannot be used."""
+
+
+class Plain(ServerOptimizer):
+    """x ← x + γ⟨Δ⟩.
+
+    Args:
+        server_lr: γ > 0; 1 is plain averaging.
+    """
+
+    server_lr: Any = 1.0
+
+    def init(self, x: Vector) -> Any:
+        return ()
+
+    def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
+        return self.server_lr * dx, state
+
+    def validate(self) -> None:
+        check_number("server_lr", self.server_lr, 0, open_low=True)
+
+
+class Momentum(ServerOptimizer):
+    """FedAvgM: v ← βv + ⟨Δ⟩; x ← x + γv.
+
+    Not to be confused with FedAvg-M, whose momentum acts in every local step.
+
+    Args:
+        server_momentum: β in [0, 1).
+        server_lr: γ > 0.
+
+    Source: Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution".
+    """
+
+    server_momentum: Any = 0.9
+    server_lr: Any = 1.0
+
+    def init(self, x: Vector) -> Any:
+        return zeros_like(x)
+
+    def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
+        v = self.server_momentum * state + dx
+        return self.server_lr * v, v
+
+    def validate(self) -> None:
+        check_number("server_momentum", self.server_momentum, 0, 1, open_high=True)
+        check_number("server_lr", self.server_lr, 0, open_low=True)
+
+
+class SlowMo(ServerOptimizer):
+    """SlowMo: u ← βu + ⟨Δ⟩/η; x ← x + αηu. The buffer is in units of gradients, so it survives a change of η.
+
+    With FedNova's update in the place of ⟨Δ⟩ this is FedNova with server momentum (Wang et al. 2020, section 5).
+
+    Args:
+        server_momentum: β in [0, 1).
+        server_lr: α > 0.
+
+    Source: Wang, Tantia, Ballas and Rabbat 2020, "SlowMo".
+    """
+
+    server_momentum: Any = 0.9
+    server_lr: Any = 1.0
+
+    def init(self, x: Vector) -> Any:
+        return zeros_like(x)
+
+    def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
+        u = self.server_momentum * state + dx / lr
+        return self.server_lr * lr * u, u
+
+    def validate(self) -> None:
+        check_number("server_momentum", self.server_momentum, 0, 1, open_high=True)
+        check_number("server_lr", self.server_lr, 0, open_low=True)
+
+
+class Adaptive(ServerOptimizer):
+    """FedAdagrad, FedAdam and FedYogi: m ← β₁m + (1−β₁)⟨Δ⟩; x ← x + γ m/(√v + ε), elementwise, from v = ε².
+
+    ``adagrad``: v ← v + ⟨Δ⟩²; ``adam``: v ← β₂v + (1−β₂)⟨Δ⟩²; ``yogi``: v ← v − (1−β₂)⟨Δ⟩² sign(v − ⟨Δ⟩²).
+    There is no bias correction, and ε ("τ" in the source) is outside of the root.
+
+    Args:
+        kind: ``"adagrad"``, ``"adam"`` or ``"yogi"``.
+        server_lr: γ > 0.
+        beta1: β₁ in [0, 1); 0 is usual for adagrad.
+        beta2: β₂ in [0, 1); unused by adagrad.
+        eps: ε > 0, in units of the update.
+
+    Source: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2.
+    """
+
+    kind: str = eqx.field(static=True)
+    server_lr: Any = 0.01
+    beta1: Any = 0.9
+    beta2: Any = 0.99
+    eps: Any = 1e-3
+
+    def init(self, x: Vector) -> Any:
+        return zeros_like(x), x.map(lambda leaf: jnp.full_like(leaf, self.eps) ** 2)
+
+    def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
+        m, v = state
+        m = self.beta1 * m + (1 - self.beta1) * dx
+        square = dx * dx
+        if self.kind == "adagrad":
+            v = v + square
+        elif self.kind == "adam":
+            v = self.beta2 * v + (1 - self.beta2) * square
+        else:
+            v = v - (1 - self.beta2) * square * (v - square).map(jnp.sign)
+        return self.server_lr * m / (v.map(jnp.sqrt) + self.eps), (m, v)
+
+    def validate(self) -> None:
+        if self.kind not in ("adagrad", "adam", "yogi"):
+            raise unknown("kind", self.kind, ("adagrad", "adam", "yogi"))
+        check_number("server_lr", self.server_lr, 0, open_low=True)
+        check_number("beta1", self.beta1, 0, 1, open_high=True)
+        check_number("beta2", self.beta2, 0, 1, open_high=True)
+        check_number("eps", self.eps, 0, open_low=True)
+
+
+class OptaxServer(ServerOptimizer):
+    """Any optax transformation at the server, fed with −⟨Δ⟩ in the place of a gradient.
+
+    Args:
+        transformation: as of optax, with its learning rate, e.g. ``optax.adam(0.01)``; ``optax.sgd(1.0)`` is averaging.
+    """
+
+    transformation: optax.GradientTransformation = eqx.field(static=True)
+
+    def init(self, x: Vector) -> Any:
+        return self.transformation.init(x.tree)
+
+    def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
+        step, state = self.transformation.update((-dx).tree, state, x.tree)
+        return Vector(step), state
+
+
+def server_optimizer(server: Any, **hyper: Any) -> ServerOptimizer:
+    """The server optimizer that ``server`` names, with those of the hyper-parameters that are not ``None``.
+
+    Args:
+        server: ``"plain"``, ``"momentum"``, ``"slowmo"``, ``"adagrad"``, ``"adam"``, ``"yogi"``, a
+            :class:`ServerOptimizer`, or an optax transformation.
+        **hyper: ``server_lr``, ``server_momentum``, ``beta1``, ``beta2``, ``eps``; ``None`` is not given.
+
+    Raises:
+        ConfigError: unknown name, or a hyper-parameter that this optimizer does not have.
+
+    Example:
+        >>> server_optimizer("momentum", server_momentum=0.8).server_momentum
+        0.8
+    """
+    given = {name: value for name, value in hyper.items() if value is not None}
+    if not isinstance(server, str):
+        if given:
+            name, value = next(iter(given.items()))
+            raise ConfigError(name, value, "the server optimizer is given as an object; set it there")
+        if isinstance(server, ServerOptimizer):
+            return server
+        if isinstance(server, optax.GradientTransformation):
+            return OptaxServer(server)
+        raise ConfigError("server", server, "give a name, a ServerOptimizer or an optax transformation")
+    classes = {"plain": Plain, "momentum": Momentum, "slowmo": SlowMo}
+    adaptive = ("adagrad", "adam", "yogi")
+    if server not in classes and server not in adaptive:
+        raise unknown("server", server, (*classes, *adaptive))
+    chosen = Adaptive if server in adaptive else classes[server]
+    fields = set(chosen.__dataclass_fields__) - {"kind"}
+    for name, value in given.items():
+        if name not in fields:
+            raise ConfigError(name, value, f"the server optimizer {server!r} has only {', '.join(sorted(fields))}")
+    return Adaptive(server, **given) if server in adaptive else classes[server](**given)

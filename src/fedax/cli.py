@@ -1,0 +1,352 @@
+"""The command ``fedax``. What is slow to import is imported where it is used."""
+
+import enum
+import functools
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedax.experiments import Experiment, Record
+
+app = typer.Typer(
+    help="Federated optimization in JAX: run, compare and report on experiments.",
+    epilog="Begin with: fedax compare digits",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+Out = Annotated[
+    pathlib.Path | None,
+    typer.Option(help="Run folder; has to be new or empty.", show_default="runs/<name>-<number>"),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the configuration; may be repeated."),
+]
+
+
+def main() -> None:
+    """The entry point of the command."""
+    app()
+
+
+def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Bad input ends in one line on stderr and exit code 2."""
+
+    @functools.wraps(command)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        from fedax.errors import FedaxError
+
+        try:
+            command(*args, **kwargs)
+        except FedaxError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from None
+
+    return checked
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import fedax
+
+        typer.echo(f"fedax {fedax.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@_clear_errors
+def run(
+    config: Annotated[pathlib.Path, typer.Argument(help="Configuration, a TOML file.", show_default=False)],
+    out: Out = None,
+    settings: Set = None,
+) -> None:
+    """Run the experiment of a configuration file.
+
+    \b
+    A small configuration:
+      data = {name = "digits", clients = 10, partition = "dirichlet", alpha = 0.1}
+      run = {rounds = 50, batch_size = 32, seeds = 3}
+      methods = [{name = "fedavg", lr = 0.1}, {name = "fednova", lr = 0.1}]
+
+    \b
+    Examples:
+      fedax run experiment.toml
+      fedax run experiment.toml --set run.rounds=200 --set "methods.*.lr=0.05"
+      fedax run runs/digits-1/config.toml --out runs/again
+
+    Exit code 1: a method diverged (the others are finished, all is written).
+    Exit code 2: bad input.
+    """
+    from fedax.experiments import override, read_toml
+
+    tables = read_toml(config)
+    for setting in settings or []:
+        override(tables, setting)
+    _run(tables, out)
+
+
+@app.command()
+@_clear_errors
+def compare(
+    dataset: Annotated[str, typer.Argument(help="One of: fedax list data.")] = "digits",
+    methods: Annotated[
+        str, typer.Option(help="Separated by commas; see: fedax list methods.")
+    ] = "fedavg,fedprox,fednova",
+    rounds: Annotated[int | None, typer.Option(help="Rounds of communication.", show_default="by data set")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.", show_default="by data set")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="How alike the clients are (Dirichlet); small: unlike.", show_default="0.1")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="Natural clients: a column of the data set, such as writer.", show_default=False)
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs a method, each with another seed.", show_default="3")] = None,
+    settings: Set = None,
+    out: Out = None,
+) -> None:
+    """Compare methods on a data set, with settings that suit it.
+
+    Clients differ in their data and in how much they work, as in FedNova's
+    experiments. All choices are shown, can be changed, and are kept in the
+    run folder as config.toml.
+
+    \b
+    Examples:
+      fedax compare digits
+      fedax compare digits --methods fedavg,fednova-vr --alpha 0.5 --seeds 5
+      fedax compare digits --set "methods.*.momentum=0.9"
+      fedax compare mnist --by writer --set run.rounds=100
+
+    Exit code 1: a method diverged (the others are finished, all is written).
+    Exit code 2: bad input.
+    """
+    from fedax.errors import ConfigError, unknown
+    from fedax.experiments import datasets, override
+    from fedax.experiments.defaults import recipe
+
+    if dataset not in datasets():
+        raise unknown("dataset", dataset, datasets())
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("methods", methods, "give at least one method; see: fedax list methods")
+    tables = recipe(dataset, names)
+    if by is not None:
+        override(tables, "data.partition=column")
+        tables["data"]["column"] = by
+    given = {"data.clients": clients, "data.alpha": alpha, "run.rounds": rounds, "run.seeds": seeds}
+    shorthand = [f"{key}={value}" for key, value in given.items() if value is not None]
+    for setting in [*shorthand, *(settings or [])]:
+        override(tables, setting)
+    _run(tables, out)
+
+
+class Kind(enum.StrEnum):
+    """What ``fedax list`` can list."""
+
+    methods = "methods"
+    data = "data"
+    tasks = "tasks"
+
+
+@app.command("list")
+@_clear_errors
+def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everything if left out.")] = None) -> None:
+    """List methods, data sets and tasks.
+
+    \b
+    Examples:
+      fedax list
+      fedax list methods
+    """
+    import fedax
+    from fedax.experiments import datasets, tasks
+
+    lines = {Kind.methods: fedax.available, Kind.data: datasets, Kind.tasks: tasks}
+    console = _console()
+    for each in Kind if kind is None else [kind]:
+        if kind is None:
+            console.print(f"[bold]{each}[/]")
+        console.print(_two_columns(lines[each]()))
+        if kind is None and each is not Kind.tasks:
+            console.print()
+
+
+@app.command()
+@_clear_errors
+def report(
+    runs: Annotated[list[pathlib.Path], typer.Argument(help="One or several run folders.", show_default=False)],
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="File to write.", show_default="RUN/report.html; of several runs: comparison.html"),
+    ] = None,
+) -> None:
+    """Draw the report of one run, or of several together.
+
+    A run that was stopped, or still goes on, has a report too.
+
+    \b
+    Examples:
+      fedax report runs/digits-1
+      fedax report runs/digits-1 runs/digits-2 --out both.html
+    """
+    from fedax.errors import ConfigError
+    from fedax.experiments import read, write_report
+
+    records = [read(folder) for folder in runs]
+    path = out or (records[0].folder / "report.html" if len(records) == 1 else pathlib.Path("comparison.html"))
+    try:
+        write_report(records, path)
+    except OSError as error:
+        raise ConfigError("out", str(path), f"cannot be written ({error.strerror}); name another with --out") from error
+    typer.echo(path)
+
+
+# ---- what run and compare share
+
+
+def _run(tables: Mapping[str, Any], out: pathlib.Path | None) -> None:
+    from fedax.experiments import build, execute, new_folder
+
+    console = _console()
+    experiment = build(tables)
+    folder = new_folder(out, experiment.config["name"])
+    _show_choices(console, experiment, folder)
+    try:
+        with _Progress(console, experiment) as watch:
+            record = execute(experiment, folder, watch)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; what was done is in {folder}; to see it: fedax report {folder}", err=True)
+        raise typer.Exit(130) from None
+    _show_results(console, record)
+    console.print(f"\nReport: [bold]{folder / 'report.html'}[/]", highlight=False, soft_wrap=True)
+    if any(each.status == "diverged" for each in record.runs):
+        raise typer.Exit(1)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    # A file or a pipe has no width; rich would take 80.
+    return console if console.is_terminal else Console(highlight=False, width=120)
+
+
+def _two_columns(lines: Mapping[str, str]) -> Any:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for left, right in lines.items():
+        table.add_row(left, right)
+    return table
+
+
+def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
+    from fedax.experiments.runner import count_parameters
+    from fedax.experiments.summary import facts, telling
+
+    lines = facts(experiment.config, experiment.data.sizes, count_parameters(experiment.task))
+    methods = [
+        f"{m['label']} ({', '.join(f'{k} {v}' for k, v in telling(m).items())})" for m in experiment.config["methods"]
+    ]
+    console.print(_two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
+    console.print("[dim]Change any of it with --set, e.g. --set run.rounds=200; all settings: config.toml there.[/]\n")
+
+
+class _Progress:
+    """Follows a run: a bar with time left and figures on a terminal, one line a run elsewhere."""
+
+    def __init__(self, console: "Console", experiment: "Experiment"):
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        run = experiment.config["run"]
+        self.console, self.rounds = console, run["rounds"]
+        self.before = -self.rounds  # rounds of the runs that are over; the first begin() makes it 0
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:3.0f} %"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        total = len(experiment.methods) * len(run["seeds"]) * self.rounds
+        self.task = self.bar.add_task("starting", total=total, figures="")
+
+    def __enter__(self) -> Callable[..., None]:
+        self.bar.start()
+        return self.watch
+
+    def __exit__(self, *error: Any) -> None:
+        self.bar.stop()
+
+    def watch(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
+        """As :func:`fedax.experiments.execute` calls it."""
+        if row is None:
+            self.before += self.rounds
+            text = f"{label}, seed {seed}"
+            self.bar.update(self.task, completed=self.before, description=text, figures="compiling")
+            return
+        figures = _figures(row)
+        self.bar.update(self.task, completed=self.before + row["round"], figures=figures)
+        diverged = not math.isfinite(row["train_loss"])
+        if diverged or row["round"] == self.rounds:
+            state = f"[red]diverged by round {row['round']}[/]" if diverged else f"round {row['round']}, {figures}"
+            self.console.print(f"{label}, seed {seed}: {state}")
+
+
+def _figures(row: Mapping[str, Any]) -> str:
+    from fedax.experiments.summary import COSTS, metric_name, show
+
+    shown = [name for name in row if name not in (*COSTS, "test_loss", "grad_norm_sq")]
+    return ", ".join(f"{metric_name(name)} {show(name, row[name])}" for name in shown)
+
+
+def _show_results(console: "Console", record: "Record") -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedax.experiments import summary
+
+    found = summary.methods([record])
+    columns = summary.table_order(summary.metrics(found))
+    seeds = len(found[0].runs)
+    title = f"After {record.config['run']['rounds']} rounds" + (f", mean ± std of {seeds} seeds" if seeds > 1 else "")
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table.add_column("Method")
+    for column in columns:
+        table.add_column(summary.metric_name(column), justify="right")
+    table.add_column("Traffic", justify="right")
+    table.add_column("Time", justify="right")
+    for m in found:
+        cells = [summary.with_spread(m, column) for column in columns]
+        for k, column in enumerate(columns):
+            if summary.best(found, column) is m:
+                cells[k] = f"[bold green]{cells[k]} ★[/]"
+        if m.status != "finished":
+            cells[0] = f"[red]{m.status_text}[/]"
+        traffic = summary.show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
+        table.add_row(escape(m.label), *cells, traffic, summary.show("seconds", m.cost("seconds")))
+    console.print(table)

@@ -1,0 +1,293 @@
+"""THE round: every method, every mode of running, goes through it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedax.algorithm import Algorithm, Exchange, Round
+from fedax.errors import ConfigError
+from fedax.oracle import Oracle
+from fedax.participation import Cohort, Full, Participation
+from fedax.schedule import resolve
+from fedax.tasks.task import Task
+from fedax.work import Work
+
+# Branches of the tree of random keys; each number is folded into the key above it.
+_COHORT, _WORK, _SERVER, _ONE, _EXCHANGE = range(5)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is fixed before a run is compiled.
+
+    Attributes:
+        task: what is learned.
+        num_clients: N.
+        max_size: the largest n_i.
+        batch_size: B, or ``None`` for all local data.
+        epochs: whether minibatches run through permutations.
+        steps: τ where it is the same for all clients in all rounds, else ``None``.
+        max_steps: the most steps that a client takes.
+        chunk_size: clients that run side by side.
+    """
+
+    task: Task
+    num_clients: int
+    max_size: int
+    batch_size: int | None
+    epochs: bool
+    steps: int | None
+    max_steps: int
+    chunk_size: int
+
+
+class Federation(NamedTuple):
+    """The data of all clients on the device: pooled examples, and [N] offsets, sizes and weights."""
+
+    examples: Any
+    offsets: Any
+    sizes: Any
+    weights: Any
+
+
+class State(NamedTuple):
+    """What goes from round to round: the server's state, and the memory of all N clients, leaves [N, ...]."""
+
+    server: Any
+    memory: Any
+
+
+class Tally(NamedTuple):
+    """What was done: clients that took part, local steps, minibatch gradients."""
+
+    clients: Any
+    local_steps: Any
+    gradients: Any
+
+
+class Traffic(NamedTuple):
+    """Bytes of one exchange for each client that takes part; ``one``: a single client of the cohort does."""
+
+    down: int
+    up: int
+    one: bool
+
+
+def prepare(
+    algorithm: Algorithm, work: Work, fed: Federation, key: Any, x: Any, plan: Plan, ledger: list[Traffic] | None = None
+) -> tuple[State, Tally]:
+    """Server state and client memory at round 0, after the method's warm-up over all clients."""
+    method = resolve(algorithm, 0)
+    n = plan.num_clients
+    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), method.init_client(x))
+    state = State(method.init(x), memory)
+    exchanges = method.warmup()
+    if not exchanges:
+        return state, _nothing()
+    # The warm-up has a key that no round has: rounds fold in their index, which is never the largest integer.
+    key = jax.random.fold_in(key, jnp.iinfo(jnp.int32).max)
+    return _exchanges(exchanges, method, work, Full(), fed, key, state, 0, plan, ledger)
+
+
+def one_round(
+    algorithm: Algorithm,
+    work: Work,
+    participation: Participation,
+    fed: Federation,
+    key: Any,
+    state: State,
+    index: Any,
+    plan: Plan,
+    ledger: list[Traffic] | None = None,
+) -> tuple[State, Tally]:
+    """Round ``index`` of ``algorithm``: draw the cohort, run its exchanges, keep the cohort's memory.
+
+    ``key`` is the run's: every random number is a function of it, the round, the exchange, the client and the step.
+    While JAX traces, the bytes of each exchange are appended to ``ledger``.
+    """
+    method = resolve(algorithm, index)
+    key = jax.random.fold_in(key, index)
+    return _exchanges(method.exchanges(), method, work, participation, fed, key, state, index, plan, ledger)
+
+
+class _Places(NamedTuple):
+    """The cohort, place by place: leaves [S]."""
+
+    ids: Any
+    weights: Any
+    steps: Any
+    present: Any
+
+
+def _exchanges(
+    exchanges: tuple[Exchange, ...],
+    method: Algorithm,
+    work: Work,
+    participation: Participation,
+    fed: Federation,
+    key: Any,
+    state: State,
+    index: Any,
+    plan: Plan,
+    ledger: list[Traffic] | None,
+) -> tuple[State, Tally]:
+    cohort = participation.draw(jax.random.fold_in(key, _COHORT), fed.weights, index)
+    places = _places(cohort, work, fed, key, plan)
+    full = isinstance(participation, Full)
+    # Under full participation memory is taken and put back whole, in the order of the places.
+    memory = jax.tree.map(lambda leaf: leaf.at[places.ids].get(mode="clip"), state.memory)
+    server, tally, sent = state.server, _nothing(), []
+    round_ = Round(
+        index=index,
+        t=index * plan.max_steps,
+        key=jax.random.fold_in(key, _SERVER),
+        num_clients=plan.num_clients,
+        weights=places.weights,
+        steps=places.steps,
+        present=places.present,
+        total=jnp.sum(places.weights),
+        cohort_share=cohort.share,
+    )
+    for number, exchange in enumerate(exchanges):
+        if exchange.who not in ("cohort", "one"):
+            raise ConfigError("who", exchange.who, "an exchange is with 'cohort' or with 'one'")
+        download = (exchange.download or method.download)(server)
+        client = _client(exchange, number, download, fed, key, index, plan)
+        if exchange.who == "one":
+            mean, memory, done = _one(client, memory, places, jax.random.fold_in(key, _ONE))
+        else:
+            mean, memory, done = _cohort(client, memory, places, plan)
+        if ledger is not None:
+            free = full and exchange.server is None
+            fresh = [] if free else [leaf for leaf in jax.tree.leaves(download) if not any(leaf is s for s in sent)]
+            sent += fresh
+            ledger.append(Traffic(_bytes(fresh), _bytes(jax.tree.leaves(mean)), exchange.who == "one"))
+        if exchange.server is not None:
+            server = exchange.server(server, mean, round_)
+        tally = Tally(*(a + b for a, b in zip(tally, done, strict=True)))
+    tally = tally._replace(clients=jnp.sum(places.present, dtype=jnp.int32))
+    kept = jax.tree.map(lambda all_, part: all_.at[places.ids].set(part, mode="drop"), state.memory, memory)
+    return State(server, kept), tally
+
+
+def _places(cohort: Cohort, work: Work, fed: Federation, key: Any, plan: Plan) -> _Places:
+    """The cohort with its local steps; sorted by them, so that a chunk waits little for its slowest client."""
+    present = cohort.ids < plan.num_clients
+    ids = jnp.where(present, cohort.ids, plan.num_clients)
+    weights = jnp.where(present, cohort.weights, 0)
+    if plan.steps is not None:
+        return _Places(ids, weights, jnp.where(present, plan.steps, 0), present)
+    known = jnp.minimum(ids, plan.num_clients - 1)
+    steps = work.draw(jax.random.fold_in(key, _WORK), known, fed.sizes[known], plan.batch_size)
+    steps = jnp.where(present, steps, 0)
+    order = jnp.argsort(-steps)
+    return _Places(ids[order], weights[order], steps[order], present[order])
+
+
+def _client(
+    exchange: Exchange, number: int, download: Any, fed: Federation, key: Any, index: Any, plan: Plan
+) -> Callable[..., Any]:
+    """``run(memory, place) -> (upload, memory, tally)`` for one client in this exchange."""
+    key = jax.random.fold_in(key, _EXCHANGE + number)
+
+    def run(memory: Any, place: _Places) -> Any:
+        id_ = jnp.minimum(place.ids, plan.num_clients - 1)  # an empty place runs as some client, with weight 0
+        oracle = Oracle(
+            plan.task,
+            fed.examples,
+            offset=fed.offsets[id_],
+            size=fed.sizes[id_],
+            max_size=plan.max_size,
+            batch_size=plan.batch_size,
+            epochs=plan.epochs,
+            steps=place.steps if plan.steps is None else plan.steps,
+            round=index,
+            start=index * plan.max_steps,
+            key=jax.random.fold_in(key, id_),
+            round_key=key,
+        )
+        upload, memory = exchange.client(download, memory, oracle)
+        there = place.present.astype(jnp.int32)
+        return upload, memory, Tally(jnp.zeros_like(there), oracle.local_steps * there, oracle.gradients * there)
+
+    return run
+
+
+def _cohort(client: Callable[..., Any], memory: Any, places: _Places, plan: Plan) -> tuple[Any, Any, Tally]:
+    """All clients of the cohort, chunk by chunk: the weighted sum of their uploads, their new memory, their work."""
+    size = places.ids.shape[0]
+    chunk = min(plan.chunk_size, size)
+    chunks = -(-size // chunk)
+    xs = (memory, places)
+    if chunks * chunk > size:
+        xs = (jax.tree.map(lambda leaf: _pad(leaf, chunks * chunk), memory), _pad_places(places, chunks * chunk, plan))
+
+    def one(memory: Any, place: _Places) -> Any:
+        upload, memory, done = client(memory, place)
+        return jax.tree.map(lambda leaf: _scaled(place.weights, leaf), upload), memory, done
+
+    def many(memory: Any, place: _Places) -> Any:
+        upload, memory, done = jax.vmap(client)(memory, place)
+        total = jax.tree.map(lambda leaf: _weighted_sum(place.weights, leaf), upload)
+        return total, memory, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), done)
+
+    if chunks == 1 and chunk > 1:
+        return many(*xs)
+    # One client alone runs without a batch axis: batched products of batch one are slower than plain ones.
+    run = one if chunk == 1 else many
+    if chunk > 1:
+        xs = jax.tree.map(lambda leaf: leaf.reshape(chunks, chunk, *leaf.shape[1:]), xs)
+
+    def step(total: Any, x: Any) -> Any:
+        part, memory, done = run(*x)
+        return jax.tree.map(jnp.add, total, (part, done)), memory
+
+    part, _, done = jax.eval_shape(run, *jax.tree.map(lambda leaf: leaf[0], xs))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (part, done))
+    (total, done), memory = jax.lax.scan(step, zero, xs)
+    if chunk > 1:
+        memory = jax.tree.map(lambda leaf: leaf.reshape(chunks * chunk, *leaf.shape[2:]), memory)
+    return total, jax.tree.map(lambda leaf: leaf[:size], memory), done
+
+
+def _one(client: Callable[..., Any], memory: Any, places: _Places, key: Any) -> tuple[Any, Any, Tally]:
+    """One client of the cohort, drawn by weight: its upload is the mean."""
+    at = jax.random.categorical(key, jnp.log(places.weights))
+    place = jax.tree.map(lambda leaf: leaf[at], places)
+    upload, new, done = client(jax.tree.map(lambda leaf: leaf[at], memory), place)
+    memory = jax.tree.map(lambda all_, leaf: all_.at[at].set(leaf), memory, new)
+    return upload, memory, done
+
+
+def _nothing() -> Tally:
+    return Tally(*(jnp.zeros((), jnp.int32) for _ in Tally._fields))
+
+
+def _scaled(weight: Any, leaf: Any) -> Any:
+    leaf = jnp.asarray(leaf)
+    dtype = jnp.result_type(leaf.dtype, jnp.float32)
+    return jnp.asarray(weight, dtype) * leaf.astype(dtype)
+
+
+def _weighted_sum(weights: Any, leaves: Any) -> Any:
+    dtype = jnp.result_type(leaves.dtype, jnp.float32)
+    return jnp.tensordot(weights.astype(dtype), leaves.astype(dtype), axes=1, precision=jax.lax.Precision.HIGHEST)
+
+
+def _pad(leaf: Any, size: int) -> Any:
+    return jnp.concatenate([leaf, jnp.broadcast_to(leaf[-1:], (size - leaf.shape[0], *leaf.shape[1:]))])
+
+
+def _pad_places(places: _Places, size: int, plan: Plan) -> _Places:
+    extra = size - places.ids.shape[0]
+    fill = _Places(plan.num_clients, 0, 0, False)
+    return _Places(
+        *(jnp.concatenate([leaf, jnp.full(extra, value, leaf.dtype)]) for leaf, value in zip(places, fill, strict=True))
+    )
+
+
+def _bytes(leaves: list[Any]) -> int:
+    return sum(jnp.size(leaf) * jnp.result_type(leaf).itemsize for leaf in leaves)

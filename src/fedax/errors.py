@@ -1,0 +1,49 @@
+"""What fedax raises for bad input: one error that names the field, the value and the way out."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedaxError(Exception):
+    """Base of every error that fedax raises on purpose."""
+
+
+class ConfigError(FedaxError, ValueError):
+    """A setting that cannot be used.
+
+    Args:
+        field: the setting's name, dotted where it is nested.
+        value: what was given.
+        way_out: what is allowed, as a sentence.
+
+    Example:
+        >>> raise ConfigError("rounds", -1, "give a whole number of at least 1")
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: rounds = -1: give a whole number of at least 1
+    """
+
+    def __init__(self, field: str, value: object, way_out: str):
+        self.field, self.value, self.way_out = field, value, way_out
+        shown = repr(value)
+        super().__init__(f"{field} = {shown if len(shown) <= 200 else shown[:200] + '…'}: {way_out}")
+
+
+class DataError(FedaxError, ValueError):
+    """Examples, sizes, weights or files that cannot be used; the message names which and where."""
+
+
+class DivergedWarning(UserWarning):
+    """A run was stopped because its training loss was no longer finite."""
+
+
+def unknown(field: str, name: str, choices: Iterable[str]) -> ConfigError:
+    """The error for a name that is not among ``choices``, with the nearest one.
+
+    Example:
+        >>> print(unknown("method", "fedavgg", ["fedavg", "fedprox"]))
+        method = 'fedavgg': did you mean 'fedavg'? There are: fedavg, fedprox
+    """
+    names = sorted(choices)
+    near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else "no such name. "
+    return ConfigError(field, name, f"{hint}There are: {', '.join(names)}")

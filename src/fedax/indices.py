@@ -1,0 +1,79 @@
+"""Random indices, evaluated at one position at a time: nothing is stored or sorted, and no generator is carried along.
+
+Inside a loop over local steps a few integer operations a number are many times cheaper than JAX's own generators, and
+need no table of the length of the longest client. They choose minibatches and cohorts; they are no cryptography.
+
+The permutation is the swap-or-not shuffle of Hoang, Morris and Rogaway (CRYPTO 2012): in each pass a position x and
+its mirror image K − x (mod n) change places or not, by a coin that both share. Every pass is a bijection, so the
+result is a permutation whatever the quality of the coins; after r passes one position is uniform up to 2⁻ʳ.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def independent(position: Any, size: Any, key: Any) -> jax.Array:
+    """Independent draws from 0 … size − 1, with replacement: one for each position.
+
+    ``%`` favours small indices by less than size / 2³².
+
+    Args:
+        position: integer array of any shape; the same position is the same draw.
+        size: n ≥ 1, an integer (traced or not).
+        key: a JAX random key of shape ().
+
+    Example:
+        >>> draws = independent(jnp.arange(1000), 3, jax.random.key(0))
+        >>> jnp.bincount(draws, length=3).tolist()
+        [341, 314, 345]
+    """
+    word = _hash(key, position)
+    return (word % jnp.asarray(size, jnp.uint32)).astype(jnp.int32)
+
+
+def shuffled(position: Any, size: Any, key: Any, epoch: Any = 0, *, max_size: int) -> jax.Array:
+    """π(position), for a random permutation π of 0 … size − 1 drawn by ``key`` and ``epoch``.
+
+    Args:
+        position: integer array of any shape, 0 ≤ position < size.
+        size: n, an integer (traced or not), 1 ≤ n ≤ ``max_size`` < 2²⁴ for exact uniformity.
+        key: a JAX random key of shape ().
+        epoch: integer array that broadcasts against ``position``; each value has its own permutation.
+        max_size: static upper bound of ``size``; sets the number of passes.
+
+    Example:
+        >>> order = shuffled(jnp.arange(5), 5, jax.random.key(0), max_size=5)
+        >>> sorted(order.tolist())
+        [0, 1, 2, 3, 4]
+    """
+    passes = 6 + 2 * math.ceil(math.log2(max(max_size, 2)))
+    seed = _hash(key, epoch)
+    x = jnp.asarray(position, jnp.int32)
+    n = jnp.asarray(size, jnp.int32)
+    scale = n.astype(jnp.float32) * jnp.float32(2.0**-24)
+    for i in range(passes):
+        word = _mix(seed + jnp.uint32(i * 0x85EBCA6B & 0xFFFFFFFF))
+        turn = jnp.minimum(((word >> 8).astype(jnp.float32) * scale).astype(jnp.int32), n - 1)
+        mirror = turn - x
+        mirror = jnp.where(mirror < 0, mirror + n, mirror)
+        coin = _mix(jnp.maximum(x, mirror).astype(jnp.uint32) ^ word) & 1
+        x = jnp.where(coin == 1, mirror, x)
+    # x < n already. On a CPU, XLA fuses cheap integer operations into the gather that they index, and does them again
+    # for every number of a row; a remainder counts as dear and is kept apart. An optimization barrier does not help.
+    return x % n
+
+
+def _hash(key: Any, counter: Any) -> Any:
+    """32 bits for each counter, which depend on all bits of the key."""
+    words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
+    return _mix(words[0] ^ _mix(words[-1] + (jnp.asarray(counter, jnp.uint32) + 1) * jnp.uint32(0x9E3779B9)))
+
+
+def _mix(word: Any) -> Any:
+    """A 32-bit finalizer: every bit of the input reaches every bit of the output."""
+    word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
+    word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B)
+    return word ^ (word >> 16)

@@ -1,0 +1,199 @@
+"""The local loop, and the local solvers: what a client does with its gradients.
+
+A *linear* solver changes the model by Δ_i = −η Σ_k a_i[k] g_{i,k} with an accumulation vector a_i that depends on the
+solver and on τ_i alone (Wang et al. 2020, section 4.1). Its length ‖a_i‖₁ is found here by running the solver itself on the
+gradient 1, so that it is right for every combination of options.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fedax.errors import ConfigError
+from fedax.numbers import check_number
+from fedax.oracle import Counted, Oracle
+from fedax.vector import Vector, zeros_like
+
+
+def local_steps(step: Callable[[Any, Any], Any], start: Any, oracle: Oracle) -> Any:
+    """Run ``state = step(state, k)`` for k = 0 … τ_i − 1 and return the last state.
+
+    Args:
+        step: one local step; ``state`` is any pytree of Vectors and arrays that keeps its structure and dtypes.
+        start: the state before step 0, usually the server's model.
+        oracle: gives τ_i, and counts the gradients that ``step`` asks of it.
+    """
+    body = Counted(oracle, step)
+    end = _repeat(body, start, oracle.steps)
+    oracle.add(*(number * oracle.steps for number in body.count))
+    oracle.local_steps = oracle.local_steps + oracle.steps
+    return end
+
+
+class Solver(eqx.Module):
+    """A client's optimizer. It starts anew in every round."""
+
+    def init(self, x: Vector) -> Any:
+        """The solver's buffers before step 0."""
+        raise NotImplementedError
+
+    def step(self, y: Vector, buffer: Any, g: Vector, k: Any, x: Vector) -> tuple[Vector, Any]:
+        """Local step k from ``y`` with gradient ``g``; ``x`` is where the round began. ``-> (y, buffer)``."""
+        raise NotImplementedError
+
+    def rate(self) -> Any:
+        """η, the local learning rate."""
+        raise NotImplementedError
+
+    def validate(self) -> None:
+        """Raise :class:`fedax.errors.ConfigError` for hyper-parameters that cannot be used."""
+
+    def run(self, x: Vector, oracle: Oracle, correction: Vector | None = None) -> Vector:
+        """The local model after τ_i steps from ``x``; ``correction`` is added to every gradient."""
+
+        def step(state: Any, k: Any) -> Any:
+            y, buffer = state
+            g = oracle.grad(y, k)
+            return self.step(y, buffer, g if correction is None else g + correction, k, x)
+
+        y, _ = local_steps(step, (x, self.init(x)), oracle)
+        return y
+
+    def norm(self, steps: Any) -> Any:
+        """‖a_i‖₁ of ``steps`` local steps (a number or a traced integer): −Δ/η for the constant gradient 1.
+
+        Exact for linear solvers only; :func:`check_linear` tells them from the others.
+        """
+        return _response(self, steps, jnp.zeros(()), lambda k: 1.0) / -jnp.asarray(self.rate(), float)
+
+
+class SGD(Solver):
+    """Stochastic gradient descent with the options that federated learning uses, in any combination.
+
+    d = u or g + ρu, with u ← ρu + g;   y ← y − η (δᵏ d + μ (y − x)).
+
+    Args:
+        lr: η > 0, the local learning rate; a number or a schedule of the round.
+        momentum: ρ in [0, 1); the buffer starts at zero in every round. ``None`` is off.
+        nesterov: Nesterov's form of the momentum, d = g + ρu, as in PyTorch.
+        prox: μ ≥ 0, pull towards the round's starting point x (FedProx); outside of the momentum buffer. Its effect
+            on the accumulation vector has α = ημ, which has to be in [0, 1]. ``None`` is off.
+        decay: δ in (0, 1], factor of the learning rate per local step. ``None`` is off.
+
+    Source: Wang et al. 2020, section 4.1 and appendix B.
+
+    Example:
+        >>> float(SGD(0.1, momentum=0.9).norm(3))  # 1 + 1.9 + 2.71
+        5.61...
+        >>> float(SGD(0.1, prox=10.0).norm(7))  # α = 1: the pull undoes all steps but the last
+        1.0
+    """
+
+    lr: Any
+    momentum: Any = None
+    nesterov: bool = eqx.field(static=True, default=False)
+    prox: Any = None
+    decay: Any = None
+
+    def init(self, x: Vector) -> Any:
+        return None if self.momentum is None else zeros_like(x)
+
+    def step(self, y: Vector, buffer: Any, g: Vector, k: Any, x: Vector) -> tuple[Vector, Any]:
+        d = g
+        if self.momentum is not None:
+            buffer = self.momentum * buffer + g
+            d = g + self.momentum * buffer if self.nesterov else buffer
+        if self.decay is not None:
+            d = jnp.asarray(self.decay, float) ** k * d
+        if self.prox is not None:
+            d = d + self.prox * (y - x)
+        return y - self.lr * d, buffer
+
+    def rate(self) -> Any:
+        return self.lr
+
+    def validate(self) -> None:
+        check_number("lr", self.lr, 0, open_low=True)
+        if self.momentum is not None:
+            check_number("momentum", self.momentum, 0, 1, open_high=True)
+        if self.nesterov and self.momentum is None:
+            raise ConfigError("nesterov", True, "give a momentum too")
+        if self.decay is not None:
+            check_number("decay", self.decay, 0, 1, open_low=True)
+        if self.prox is not None:
+            check_number("prox", self.prox, 0)
+            numbers = [value for value in (self.lr, self.prox) if np.isscalar(value)]
+            if len(numbers) == 2 and self.lr * self.prox > 1:
+                raise ConfigError("prox", self.prox, f"lr · prox must be at most 1, so at most {1 / self.lr:g} here")
+
+
+class Optax(Solver):
+    """Any optax transformation as the local optimizer, begun anew in every round: y ← y + update.
+
+    Its η, where a method needs one, is the length of its first step on the gradient 1.
+
+    Args:
+        transformation: as of optax, with its learning rate and sign, e.g. ``optax.sgd(0.1, momentum=0.9)``.
+            It is compiled in: another one compiles anew.
+
+    Example:
+        >>> float(Optax(optax.sgd(0.1, momentum=0.9)).norm(3))
+        5.61...
+    """
+
+    transformation: optax.GradientTransformation = eqx.field(static=True)
+
+    def init(self, x: Vector) -> Any:
+        return self.transformation.init(x.tree)
+
+    def step(self, y: Vector, buffer: Any, g: Vector, k: Any, x: Vector) -> tuple[Vector, Any]:
+        updates, buffer = self.transformation.update(g.tree, buffer, y.tree)
+        return y + Vector(updates), buffer
+
+    def rate(self) -> Any:
+        return -_response(self, 1, jnp.zeros(()), lambda k: 1.0)
+
+
+def check_linear(solver: Solver) -> None:
+    """Raise a ConfigError unless the solver is linear: Δ = −η Σ a[k] g_k whatever the gradients and the start.
+
+    Example:
+        >>> check_linear(Optax(optax.adam(0.1)))
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: solver = Optax: normalised averaging needs a linear solver, ...
+    """
+    gradients = jnp.asarray([0.7, -1.3, 0.2, 2.1])
+    base = _response(solver, 4, jnp.zeros(()), lambda k: gradients[k])
+    for start, scale in ((0.0, 100.0), (0.0, -0.01), (3.0, 1.0)):
+        other = _response(solver, 4, jnp.asarray(start), lambda k, scale=scale: scale * gradients[k]) / scale
+        if not np.allclose(other, base, rtol=1e-3, atol=1e-6):
+            raise ConfigError(
+                "solver",
+                type(solver).__name__,
+                "normalised averaging needs a linear solver, whose change is a fixed weighted sum of its gradients: "
+                "SGD in all its variants, not Adam, clipping or weight decay; or average as FedAvg does",
+            )
+
+
+def _response(solver: Solver, steps: Any, start: jax.Array, gradient: Callable[[Any], Any]) -> jax.Array:
+    """Δ of a one-dimensional model at ``start`` whose k-th gradient is given."""
+    x = Vector(jnp.asarray(start, float))
+
+    def step(state: Any, k: Any) -> Any:
+        y, buffer = state
+        return solver.step(y, buffer, Vector(jnp.asarray(gradient(k), float)), k, x)
+
+    y, _ = _repeat(step, (x, solver.init(x)), steps)
+    return (y - x).tree
+
+
+def _repeat(step: Callable[[Any, Any], Any], start: Any, steps: Any) -> Any:
+    if isinstance(steps, int):
+        end, _ = jax.lax.scan(lambda state, k: (step(state, k), None), start, jnp.arange(steps))
+        return end
+    return jax.lax.fori_loop(0, steps, lambda k, state: step(state, k), start)

@@ -1,0 +1,67 @@
+"""Checks of the numbers that a user gives, each ending in one clear error."""
+
+import math
+import numbers
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedax.errors import ConfigError
+from fedax.schedule import Schedule, Stepwise
+
+
+def check_number(
+    field: str,
+    value: Any,
+    low: float = -math.inf,
+    high: float = math.inf,
+    *,
+    open_low: bool = False,
+    open_high: bool = False,
+) -> Any:
+    """Return ``value`` if it is a real number within the range, else raise a ConfigError.
+
+    Schedules, and arrays that JAX is tracing, have no value yet and pass; of arrays every element is checked.
+
+    Args:
+        field: the name to put into the error.
+        value: a number, an array of numbers, or a schedule.
+        low: smallest value, included unless ``open_low``.
+        high: largest value, included unless ``open_high``.
+
+    Example:
+        >>> check_number("lr", 0.1, 0, open_low=True)
+        0.1
+        >>> check_number("momentum", 1.5, 0, 1, open_high=True)
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: momentum = 1.5: give a number in [0, 1)
+    """
+    if isinstance(value, Schedule | Stepwise | jax.core.Tracer):
+        return value
+    bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+    way_out = f"give a number in {bounds}".replace("-inf", "-∞").replace(", inf]", ", ∞)")
+    if isinstance(value, np.ndarray | jax.Array) and np.issubdtype(value.dtype, np.number):
+        given = np.asarray(value)
+    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+        given = np.asarray(float(value))
+    else:
+        raise ConfigError(field, value, way_out)
+    below = given <= low if open_low else given < low
+    above = given >= high if open_high else given > high
+    if not np.isfinite(given).all() or below.any() or above.any():
+        raise ConfigError(field, value, way_out)
+    return value
+
+
+def check_count(field: str, value: Any, low: int = 1) -> int:
+    """Return ``value`` as an int if it is a whole number of at least ``low``, else raise a ConfigError.
+
+    Example:
+        >>> check_count("rounds", 2.5)
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: rounds = 2.5: give a whole number of at least 1
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
+        raise ConfigError(field, value, f"give a whole number of at least {low}")
+    return int(value)

@@ -1,0 +1,157 @@
+"""Oracle: what a client may ask of its own data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedax.indices import independent, shuffled
+from fedax.tasks.task import Task
+from fedax.vector import Vector, zeros_like
+
+_BLOCK = 256  # rows that a full gradient takes at a time
+
+
+class Oracle:
+    """One client's data, seen through gradients, in one exchange of one round.
+
+    Made by the engine; a method receives it in ``client``. The gradients are means over examples. Asking twice with
+    the same ``k`` gives the same minibatch, which variance reduction needs; each exchange has its own minibatches.
+
+    Attributes:
+        steps: τ_i, the local steps of this client in this round: a Python int where all clients take the same number,
+            else a traced integer.
+        round: the round's index r.
+        key: a random key of this client, round and exchange.
+        round_key: a random key that all clients of the round share (a shared coin).
+        local_steps: how many local steps were taken so far.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        examples: Any,
+        *,
+        offset: Any,
+        size: Any,
+        max_size: int,
+        batch_size: int | None,
+        epochs: bool,
+        steps: Any,
+        round: Any,
+        start: Any,
+        key: Any,
+        round_key: Any,
+    ):
+        self.steps, self.round, self.key, self.round_key = steps, round, key, round_key
+        self._task, self._examples = task, examples
+        self._offset, self._size, self._max_size = offset, size, max_size
+        self._batch_size, self._epochs, self._start = batch_size, epochs, start
+        # Gradients asked so far: minibatches, and passes over all data. Python integers while nothing traced decides.
+        self._count: tuple[Any, Any] = (0, 0)
+        self.local_steps: Any = 0
+        self._draw_key, self._loss_key = jax.random.split(key)
+        if batch_size is None:
+            # Gathered here, outside of any loop over local steps.
+            self._all = self._rows(jnp.arange(max_size))
+
+    def t(self, k: Any) -> Any:
+        """The global step of local step ``k``, for schedules: r·K + k."""
+        return self._start + k
+
+    def grad(self, y: Vector, k: Any = 0) -> Vector:
+        """∇ of the mean loss over this client's k-th minibatch of the exchange, k = 0, 1, ….
+
+        With ``batch_size=None`` the minibatch is all of the client's data.
+        """
+        self.add(1, 0)
+        if self._batch_size is None:
+            return self._gradient(y, *self._all, k)
+        return self._gradient(y, *self._minibatch(k), k)
+
+    def grad_batches(self, y: Vector, b: int) -> Vector:
+        """The mean of ``grad(y, k)`` over the minibatches k = 0 … b − 1; ``b`` is a Python int ≥ 1."""
+        if self._batch_size is None:
+            return self.grad(y)
+        self.add(b, 0)
+
+        def add(total: Vector, k: Any) -> tuple[Vector, None]:
+            return total + self._gradient(y, *self._minibatch(k), k), None
+
+        total, _ = jax.lax.scan(add, zeros_like(y), jnp.arange(b))
+        return total / b
+
+    def full_grad(self, y: Vector) -> Vector:
+        """∇F_i(y) over all of the client's examples; counted as n_i / batch_size minibatch gradients, rounded up."""
+        if self._batch_size is None:
+            return self.grad(y)
+        self.add(0, 1)
+        block = min(self._max_size, max(_BLOCK, self._batch_size))
+
+        def add(i: Any, total: Vector) -> Vector:
+            return total + self._gradient(y, *self._rows(i * block + jnp.arange(block)), i)
+
+        return jax.lax.fori_loop(0, -(-self._size // block), add, zeros_like(y))
+
+    def cond(self, pred: Any, yes: Callable[[Any], Any], no: Callable[[Any], Any], operand: Any) -> Any:
+        """``yes(operand)`` if ``pred`` else ``no(operand)``, counting only the gradients of the branch taken.
+
+        Use it outside of the loop over local steps; ``lax.cond`` would count both branches.
+        """
+        branches = [Counted(self, yes), Counted(self, no)]
+        out = jax.lax.cond(pred, *branches, operand)
+        self.add(*(jnp.where(pred, a, b) for a, b in zip(branches[0].count, branches[1].count, strict=True)))
+        return out
+
+    @property
+    def gradients(self) -> Any:
+        """Minibatch gradients asked so far; one pass over all data counts as n_i / batch_size of them, rounded up."""
+        batches, passes = self._count
+        return batches + passes * -(-self._size // (self._batch_size or self._size))
+
+    def add(self, batches: Any, passes: Any) -> None:
+        """Count minibatch gradients and passes over all data that were asked in a loop or a branch."""
+        self._count = (self._count[0] + batches, self._count[1] + passes)
+
+    def _minibatch(self, k: Any) -> tuple[Any, Any]:
+        """The k-th batch: B independent draws, or the next B of an endless stream of permutations, one an epoch."""
+        assert self._batch_size is not None
+        position = k * self._batch_size + jnp.arange(self._batch_size)
+        if self._epochs:
+            epoch, place = position // self._size, position % self._size
+            rows = shuffled(place, self._size, self._draw_key, epoch, max_size=self._max_size)
+        else:
+            rows = independent(position, self._size, self._draw_key)
+        return jax.tree.map(lambda leaf: leaf[self._offset + rows], self._examples), 1 / self._batch_size
+
+    def _rows(self, rows: jax.Array) -> tuple[Any, Any]:
+        """These rows of the client's data, with weight 1/n_i where there is such a row and 0 where there is none."""
+        there = rows < self._size
+        batch = jax.tree.map(lambda leaf: leaf[self._offset + jnp.where(there, rows, 0)], self._examples)
+        return batch, there / self._size
+
+    def _gradient(self, y: Vector, batch: Any, weights: Any, k: Any) -> Vector:
+        key = jax.random.fold_in(self._loss_key, k)
+
+        def objective(tree: Any) -> jax.Array:
+            losses = self._task.loss(tree, batch, key)
+            return jnp.sum(losses * jnp.asarray(weights, losses.dtype))
+
+        return Vector(jax.grad(objective)(y.tree))
+
+
+class Counted:
+    """A function of a loop or branch, and the gradients that one pass of it asks, however often JAX traces it."""
+
+    def __init__(self, oracle: Oracle, function: Callable[..., Any]):
+        self._oracle, self._function = oracle, function
+        self.count: tuple[Any, Any] = (0, 0)
+
+    def __call__(self, *args: Any) -> Any:
+        before, self._oracle._count = self._oracle._count, (0, 0)
+        out = self._function(*args)
+        self.count, self._oracle._count = self._oracle._count, before
+        if any(isinstance(number, jax.core.Tracer) for number in self.count):
+            raise TypeError("oracle.cond is asked outside of the loop over local steps: hoist it out")
+        return out

@@ -1,0 +1,129 @@
+"""Schedules: hyper-parameters that change with the round or with the global step."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from fedax.errors import ConfigError
+
+
+class Schedule(eqx.Module):
+    """A hyper-parameter as a function of a counter; give it wherever a method takes a number.
+
+    The engine evaluates it before each round, with the round's index r = 0, 1, …; fields that a method declares
+    :func:`stepwise` are evaluated inside the round, with the global step t = r·K + k. A schedule is a pytree, so its
+    constants can be swept like any other number.
+    """
+
+    def __call__(self, t: Any) -> Any:
+        """The value at counter ``t`` (a number or a traced array of shape ())."""
+        raise NotImplementedError
+
+
+class Piecewise(Schedule):
+    """A constant, multiplied by a factor at each of some rounds: ``value · Π_{r_j ≤ t} factor_j``.
+
+    Args:
+        value: the value from round 0 on.
+        at: round -> factor from that round on; rounds are whole numbers ≥ 0, factors > 0.
+
+    Example:
+        >>> lr = Piecewise(0.05, {600: 0.2, 900: 0.2})
+        >>> [round(float(lr(r)), 4) for r in (0, 599, 600, 899, 900)]
+        [0.05, 0.05, 0.01, 0.01, 0.002]
+    """
+
+    value: Any
+    rounds: tuple[int, ...] = eqx.field(static=True)
+    factors: tuple[Any, ...]
+
+    def __init__(self, value: Any, at: Mapping[int, float]):
+        for round_, factor in at.items():
+            if not isinstance(round_, int) or round_ < 0:
+                raise ConfigError("at", round_, "rounds are whole numbers of at least 0")
+            if not isinstance(factor, jax.core.Tracer) and not factor > 0:
+                raise ConfigError(f"at[{round_}]", factor, "a factor is greater than 0")
+        self.value = value
+        self.rounds = tuple(sorted(at))
+        self.factors = tuple(at[round_] for round_ in self.rounds)
+
+    def __call__(self, t: Any) -> Any:
+        value = jnp.asarray(self.value, float)
+        for round_, factor in zip(self.rounds, self.factors, strict=True):
+            value = value * jnp.where(t >= round_, factor, 1.0)
+        return value
+
+
+class PowerDecay(Schedule):
+    """``value / (offset + t)^power``: inverse-time, inverse-root and the like.
+
+    Args:
+        value: numerator, > 0.
+        offset: > 0, in units of the counter.
+        power: ≥ 0; 1 is inverse time, 1/3 the schedule of FedDA and STEM.
+
+    Example:
+        >>> float(PowerDecay(1.0, offset=2.0, power=1.0)(2))
+        0.25
+    """
+
+    value: Any
+    offset: Any = 1.0
+    power: Any = 0.5
+
+    def __call__(self, t: Any) -> Any:
+        return jnp.asarray(self.value, float) / (self.offset + jnp.asarray(t, float)) ** self.power
+
+
+class FromFunction(Schedule):
+    """Any function of the counter, for instance one of optax's schedules.
+
+    Args:
+        function: ``function(t) -> value``; its constants are not swept.
+
+    Example:
+        >>> import optax
+        >>> float(FromFunction(optax.linear_schedule(1.0, 0.0, 10))(5))
+        0.5
+    """
+
+    function: Callable[[Any], Any] = eqx.field(static=True)
+
+    def __call__(self, t: Any) -> Any:
+        return self.function(t)
+
+
+class Stepwise(eqx.Module):
+    """What a field declared :func:`stepwise` holds: always a function of the global step."""
+
+    schedule: Any
+
+    def __call__(self, t: Any) -> Any:
+        """The value at global step ``t``."""
+        return self.schedule(t) if isinstance(self.schedule, Schedule) else self.schedule
+
+
+def stepwise(**keywords: Any) -> Any:
+    """Declare a method's field that varies inside a round: in the method, ``self.lr(t)`` is its value at step t.
+
+    Example:
+        >>> class Method(eqx.Module):
+        ...     lr: Any = stepwise()
+        >>> float(Method(lr=PowerDecay(1.0, power=1.0)).lr(1)), Method(lr=0.5).lr(7)
+        (0.5, 0.5)
+    """
+    return eqx.field(converter=lambda v: v if isinstance(v, Stepwise) else Stepwise(v), **keywords)
+
+
+def resolve(method: Any, round_: Any) -> Any:
+    """``method`` with every schedule replaced by its value at this round; stepwise fields stay functions.
+
+    Example:
+        >>> resolve({"lr": Piecewise(1.0, {2: 0.5}), "momentum": 0.9}, 3)["lr"].item()
+        0.5
+    """
+    varies = lambda node: isinstance(node, Schedule | Stepwise)  # noqa: E731
+    return jax.tree.map(lambda node: node(round_) if isinstance(node, Schedule) else node, method, is_leaf=varies)

@@ -1,0 +1,100 @@
+"""Vector: a pytree of arrays with the operators of a vector space, so that a step reads as in the paper."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+
+class Vector(eqx.Module):
+    """A pytree that adds, subtracts and scales like a vector; ``.tree`` is the pytree itself.
+
+    A scalar (a number or an array of shape ``()``) takes the dtype of each leaf, so that a float64 learning rate does
+    not turn a float32 model into float64. Operations between two vectors are elementwise. A vector has no truth
+    value and no ordering: ``if x:`` and ``x == y`` raise a TypeError; compare ``x.tree``.
+
+    Args:
+        tree: any pytree of arrays.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = Vector({"w": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)})
+        >>> y = x - 0.5 * x
+        >>> y.tree["w"].tolist(), y.tree["b"].item(), y.dot(x).item()
+        ([0.5, 1.0], 1.5, 7.0)
+    """
+
+    tree: Any
+
+    def map(self, f: Callable[..., Any], *others: "Vector") -> "Vector":
+        """Apply ``f`` to each leaf (and the same leaves of the others)."""
+        return Vector(jax.tree.map(f, self.tree, *(other.tree for other in others)))
+
+    def dot(self, other: "Vector") -> jax.Array:
+        """⟨self, other⟩, summed over all leaves."""
+        products = jax.tree.map(lambda a, b: jnp.sum(a * b), self.tree, other.tree)
+        return sum(jax.tree.leaves(products), start=jnp.zeros(()))
+
+    @property
+    def size(self) -> int:
+        """d, the number of components."""
+        return sum(jnp.size(leaf) for leaf in jax.tree.leaves(self.tree))
+
+    def __bool__(self) -> bool:
+        raise TypeError("a Vector has no truth value; compare the leaves of its .tree")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("Vectors are not compared by ==; compare the leaves of their .tree")
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __neg__(self) -> "Vector":
+        return self.map(operator.neg)
+
+    def __add__(self, other: Any) -> "Vector":
+        return _binary(operator.add, self, other)
+
+    def __radd__(self, other: Any) -> "Vector":
+        return _binary(lambda a, b: b + a, self, other)
+
+    def __sub__(self, other: Any) -> "Vector":
+        return _binary(operator.sub, self, other)
+
+    def __rsub__(self, other: Any) -> "Vector":
+        return _binary(lambda a, b: b - a, self, other)
+
+    def __mul__(self, other: Any) -> "Vector":
+        return _binary(operator.mul, self, other)
+
+    def __rmul__(self, other: Any) -> "Vector":
+        return _binary(lambda a, b: b * a, self, other)
+
+    def __truediv__(self, other: Any) -> "Vector":
+        return _binary(operator.truediv, self, other)
+
+    def __rtruediv__(self, other: Any) -> "Vector":
+        return _binary(lambda a, b: b / a, self, other)
+
+    def __pow__(self, power: float) -> "Vector":
+        return self.map(lambda leaf: leaf**power)
+
+
+def zeros_like(x: Vector) -> Vector:
+    """The zero of the space in which ``x`` lives.
+
+    Example:
+        >>> zeros_like(Vector(jnp.ones(2))).tree.tolist()
+        [0.0, 0.0]
+    """
+    return x.map(jnp.zeros_like)
+
+
+def _binary(op: Callable[[Any, Any], Any], x: Vector, other: Any) -> Vector:
+    if isinstance(other, Vector):
+        return x.map(op, other)
+    if isinstance(other, bool) or jnp.ndim(other) != 0:
+        raise TypeError(f"a Vector combines with Vectors and scalars, not with {other!r}")
+    return x.map(lambda leaf: op(leaf, jnp.asarray(other, jnp.result_type(leaf))))

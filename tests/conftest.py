@@ -1,0 +1,18 @@
+"""Strict by default: no silent broadcasting between ranks; the big data sets only where they are."""
+
+import os
+import pathlib
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> pathlib.Path:
+    """The folder of the big data sets; tests that need it skip where FEDAX_DATA does not name one."""
+    folder = os.environ.get("FEDAX_DATA")
+    if not folder:
+        pytest.skip("FEDAX_DATA is not set: the big data sets are not here")
+    return pathlib.Path(folder)
