@@ -4,6 +4,7 @@ from fedax import data, tasks
 from fedax.algorithm import Algorithm, Exchange, Round
 from fedax.algorithms import (
     SGD,
+    VRLSGD,
     Adaptive,
     FedAvg,
     FedNovaVR,
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD",
+    "VRLSGD",
     "Adaptive",
     "Algorithm",
     "ConfigError",

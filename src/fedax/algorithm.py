@@ -47,6 +47,15 @@ class Round(NamedTuple):
             )
         return self.cohort_share
 
+    def require_full(self, method: str) -> None:
+        """Raise a ConfigError unless all N clients are in every cohort."""
+        if self.weights.shape[0] < self.num_clients:
+            raise ConfigError(
+                "participation",
+                f"{self.weights.shape[0]} of {self.num_clients} clients",
+                f"{method} is defined for full participation only; use Full()",
+            )
+
 
 class Exchange(NamedTuple):
     """One exchange of a round: the clients receive, work and answer; the server hears the weighted mean.

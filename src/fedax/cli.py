@@ -264,12 +264,15 @@ def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.
     from fedax.experiments.runner import count_parameters
     from fedax.experiments.summary import facts, telling
 
-    lines = facts(experiment.config, experiment.data.sizes, count_parameters(experiment.task))
+    lines = facts(experiment.config, experiment.data.sizes.tolist(), count_parameters(experiment.task))
     methods = [
         f"{m['label']} ({', '.join(f'{k} {v}' for k, v in telling(m).items())})" for m in experiment.config["methods"]
     ]
     console.print(_two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
-    console.print("[dim]Change any of it with --set, e.g. --set run.rounds=200; all settings: config.toml there.[/]\n")
+    console.print("[dim]To change any of it: --set run.rounds=200. All settings: config.toml in that folder.[/]\n")
+
+
+_NOT_SHOWN = ("test_loss", "grad_norm_sq")  # a line has little room; the report has them
 
 
 class _Progress:
@@ -291,8 +294,8 @@ class _Progress:
             transient=True,
             disable=not console.is_terminal,
         )
-        total = len(experiment.methods) * len(run["seeds"]) * self.rounds
-        self.task = self.bar.add_task("starting", total=total, figures="")
+        self.total = len(experiment.methods) * len(run["seeds"]) * self.rounds
+        self.task = self.bar.add_task("starting", total=self.total, figures="")
 
     def __enter__(self) -> Callable[..., None]:
         self.bar.start()
@@ -313,13 +316,15 @@ class _Progress:
         diverged = not math.isfinite(row["train_loss"])
         if diverged or row["round"] == self.rounds:
             state = f"[red]diverged by round {row['round']}[/]" if diverged else f"round {row['round']}, {figures}"
-            self.console.print(f"{label}, seed {seed}: {state}")
+            self.console.print(f"{label}, seed {seed}: {state}", soft_wrap=True)
+            if self.before + self.rounds == self.total:
+                self.bar.update(self.task, completed=self.total, description="writing the report", figures="")
 
 
 def _figures(row: Mapping[str, Any]) -> str:
     from fedax.experiments.summary import COSTS, metric_name, show
 
-    shown = [name for name in row if name not in (*COSTS, "test_loss", "grad_norm_sq")]
+    shown = [name for name in row if name not in (*COSTS, *_NOT_SHOWN)]
     return ", ".join(f"{metric_name(name)} {show(name, row[name])}" for name in shown)
 
 
@@ -331,13 +336,13 @@ def _show_results(console: "Console", record: "Record") -> None:
     from fedax.experiments import summary
 
     found = summary.methods([record])
-    columns = summary.table_order(summary.metrics(found))
+    columns = [column for column in summary.table_order(summary.metrics(found)) if column not in _NOT_SHOWN]
     seeds = len(found[0].runs)
     title = f"After {record.config['run']['rounds']} rounds" + (f", mean ± std of {seeds} seeds" if seeds > 1 else "")
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.add_column("Method")
     for column in columns:
-        table.add_column(summary.metric_name(column), justify="right")
+        table.add_column(summary.metric_name(column), justify="right", no_wrap=True)
     table.add_column("Traffic", justify="right")
     table.add_column("Time", justify="right")
     for m in found:

@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
 
 
-def independent(position: Any, size: Any, key: Any) -> jax.Array:
+def independent(position: Int[Array, "*shape"], size: Any, key: Key[Array, ""]) -> Int[Array, "*shape"]:
     """Independent draws from 0 … size − 1, with replacement: one for each position.
 
     ``%`` favours small indices by less than size / 2³².
@@ -34,7 +35,9 @@ def independent(position: Any, size: Any, key: Any) -> jax.Array:
     return (word % jnp.asarray(size, jnp.uint32)).astype(jnp.int32)
 
 
-def shuffled(position: Any, size: Any, key: Any, epoch: Any = 0, *, max_size: int) -> jax.Array:
+def shuffled(
+    position: Int[Array, "*shape"], size: Any, key: Key[Array, ""], epoch: Any = 0, *, max_size: int
+) -> Int[Array, "*shape"]:
     """π(position), for a random permutation π of 0 … size − 1 drawn by ``key`` and ``epoch``.
 
     Args:

@@ -8,11 +8,13 @@ from fedax.algorithm import Algorithm
 from fedax.algorithms.fedavg import FedAvg, Normalized, Weighted
 from fedax.algorithms.fednova_vr import FedNovaVR
 from fedax.algorithms.server import Adaptive, Momentum, OptaxServer, Plain, ServerOptimizer, SlowMo, server_optimizer
+from fedax.algorithms.vrl_sgd import VRLSGD
 from fedax.errors import ConfigError, unknown
 from fedax.local import SGD, Optax, Solver
 
 __all__ = [
     "SGD",
+    "VRLSGD",
     "Adaptive",
     "FedAvg",
     "FedNovaVR",
@@ -87,8 +89,6 @@ class _Entry(NamedTuple):
     fixed: tuple[str, ...] = ()
 
 
-_FAMILY = tuple(name for name in inspect.signature(_fedavg).parameters if name != "averaging")
-
 _METHODS = {
     "fedavg": _Entry("weighted mean of local updates; biased where clients take unequal steps", _fedavg),
     "fedprox": _Entry(
@@ -100,6 +100,7 @@ _METHODS = {
         "FedAvgM: momentum at the server only (not FedAvg-M)", _fedavg, {"server": "momentum"}, ("server",)
     ),
     "slowmo": _Entry("slow momentum at the server, in units of gradients", _fedavg, {"server": "slowmo"}, ("server",)),
+    "vrl-sgd": _Entry("local SGD with a correction at each client: exact under equal steps, all clients", VRLSGD),
     "fedadagrad": _Entry(
         "Adagrad at the server", _fedavg, {"server": "adagrad", "beta1": 0.0, "server_lr": 0.01}, ("server",)
     ),
@@ -131,11 +132,16 @@ def hyperparameters(name: str) -> dict[str, Any]:
         0.005
     """
     entry = _METHODS[_canonical(name)]
-    names = [n for n in inspect.signature(entry.build).parameters.values() if n.kind != n.VAR_KEYWORD]
-    own = {n.name: n.default for n in names if n.name != "averaging"}
-    family = inspect.signature(_fedavg).parameters
-    all_ = {n: family[n].default for n in _FAMILY} | own | {"lr": _LR} | entry.defaults
-    return {n: value for n, value in all_.items() if n not in entry.fixed}
+    found: dict[str, Any] = {}
+    for parameter in inspect.signature(entry.build).parameters.values():
+        passed_on = parameter.kind is parameter.VAR_KEYWORD
+        found |= _defaults(_fedavg) if passed_on else {parameter.name: parameter.default}
+    hidden = (*entry.fixed, "averaging")
+    return {n: value for n, value in (found | {"lr": _LR} | entry.defaults).items() if n not in hidden}
+
+
+def _defaults(build: Callable[..., Any]) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(build).parameters.items()}
 
 
 def create(name: str, **hyper: Any) -> Algorithm:

@@ -1,6 +1,6 @@
 """FedAvg by parts: a local solver, a rule of averaging, a server optimizer.
 
-McMahan et al. 2017; FedProx: Li et al. 2020; FedNova and the common view of them all: Wang et al. 2020 (Wang et al. 2020).
+McMahan et al. 2017; FedProx: Li et al. 2020; FedNova and the common view of all: Wang et al. 2020.
 
 | paper | here |
 |---|---|

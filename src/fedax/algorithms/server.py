@@ -8,6 +8,7 @@
 | Adagrad, Adam, Yogi | FedOpt (Reddi et al. 2021), Algorithm 2 | m ← β₁m + (1−β₁)⟨Δ⟩;  v by method;  x + γm/(√v + ε) |
 """
 
+import inspect
 from typing import Any
 
 import equinox as eqx
@@ -200,7 +201,7 @@ def server_optimizer(server: Any, **hyper: Any) -> ServerOptimizer:
     if server not in classes and server not in adaptive:
         raise unknown("server", server, (*classes, *adaptive))
     chosen = Adaptive if server in adaptive else classes[server]
-    fields = set(chosen.__dataclass_fields__) - {"kind"}
+    fields = set(inspect.signature(chosen).parameters) - {"kind"}
     for name, value in given.items():
         if name not in fields:
             raise ConfigError(name, value, f"the server optimizer {server!r} has only {', '.join(sorted(fields))}")

@@ -69,10 +69,10 @@ class FederatedData:
         """
         if not clients:
             raise DataError("clients: the list is empty; give one pytree of arrays a client")
-        first = jax.tree.structure(clients[0])
+        first: Any = jax.tree.structure(clients[0])
         sizes = []
         for i, client in enumerate(clients):
-            if jax.tree.structure(client) != first:
+            if first != jax.tree.structure(client):
                 raise DataError(f"clients[{i}]: its structure {jax.tree.structure(client)} is not that of client 0")
             leaves = jax.tree.leaves(client)
             lengths = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}

@@ -139,7 +139,8 @@ def _exchanges(
     full = isinstance(participation, Full)
     # Under full participation memory is taken and put back whole, in the order of the places.
     memory = jax.tree.map(lambda leaf: leaf.at[places.ids].get(mode="clip"), state.memory)
-    server, tally, sent = state.server, _nothing(), []
+    server, tally = state.server, _nothing()
+    sent: list[Any] = []
     round_ = Round(
         index=index,
         t=index * plan.max_steps,

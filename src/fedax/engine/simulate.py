@@ -255,7 +255,7 @@ def _check(
 
 
 def _check_test(task: Task, data: FederatedData, test: Any) -> None:
-    if jax.tree.structure(test) != jax.tree.structure(data.examples):
+    if not _same_structure(test, data.examples):
         raise DataError(
             f"test: its structure {jax.tree.structure(test)} is not that of the clients' examples, "
             f"{jax.tree.structure(data.examples)}"
@@ -275,7 +275,7 @@ def _initial_model(task: Task, params: Any, key: Any) -> Vector:
     if params is None:
         # Initialisers give weakly typed arrays too; the rounds need a fixed type.
         return Vector(jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), task.init(key)))
-    if jax.tree.structure(params) != jax.tree.structure(expected):
+    if not _same_structure(params, expected):
         raise ConfigError("params", jax.tree.structure(params), f"the task's are {jax.tree.structure(expected)}")
     for (path, want), got in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(params), strict=True):
         if jnp.shape(got) != want.shape:
@@ -322,7 +322,7 @@ def _chunk_size(x: Vector, places: int, equal_steps: bool) -> int:
         return max(1, min(places, 2**28 // max(1, x.size)))
     if x.size >= 2**16:
         return 1
-    return places if equal_steps else min(places, 16)
+    return places if equal_steps else min(places, 8)
 
 
 def _federation(data: FederatedData) -> Federation:
@@ -354,7 +354,7 @@ def _dry_run(
     before, _ = jax.eval_shape(lambda: prepare(algorithm, work, fed, key, x, plan, warmup))
     run = lambda state: one_round(algorithm, work, participation, fed, key, state, 0, plan, ledger)  # noqa: E731
     after, _ = jax.eval_shape(run, before)
-    if jax.tree.structure(before) != jax.tree.structure(after):
+    if not _same_structure(before, after):
         raise ConfigError(
             "algorithm",
             type(algorithm).__name__,
@@ -375,3 +375,8 @@ def _dry_run(
 def _rounds_a_call(plan: Plan, places: int) -> int:
     """So many rounds that counts of 32 bits hold what they do (a step asks some gradients, a full one some more)."""
     return max(1, 2**31 // (places * max(plan.max_steps, plan.max_size) * 64))
+
+
+def _same_structure(a: Any, b: Any) -> bool:
+    first: Any = jax.tree.structure(a)
+    return bool(first == jax.tree.structure(b))

@@ -1,0 +1,170 @@
+"""Generators: federations and regressions whose optimum, or whose heterogeneity, is known."""
+
+import numpy as np
+
+from fedax.data.federated import FederatedData
+from fedax.errors import ConfigError, DataError
+from fedax.numbers import check_count, check_number
+
+
+def quadratics(
+    clients: int | None = None,
+    dimension: int | None = None,
+    *,
+    mu: float = 0.1,
+    L: float = 1.0,
+    spread: float = 1.0,
+    H: np.ndarray | None = None,
+    e: np.ndarray | None = None,
+    weights: np.ndarray | None = None,
+    seed: int = 0,
+) -> FederatedData:
+    """A federation of quadratics F_i(x) = ½ xᵀH_i x − e_iᵀx, for the task ``fedax.tasks.quadratic(dimension)``.
+
+    The optimum is x* = (Σ p_i H_i)⁻¹ Σ p_i e_i. Either drawn: H_i = Q_i Λ_i Q_iᵀ with Q_i uniform over the orthogonal
+    matrices, the eigenvalues in Λ_i log-uniform in [μ, L], e_i ~ N(0, spread²·I); or given as ``H`` and ``e``.
+    ``mu=1.0, L=1.0, spread=0.1`` is the federation of FedNova's Figure 2.
+
+    Args:
+        clients: N.
+        dimension: d.
+        mu: μ > 0, the least curvature.
+        L: L ≥ μ, the largest curvature.
+        spread: ≥ 0, standard deviation of the entries of e_i.
+        H: [N, d, d], symmetric positive semidefinite, in place of all the above.
+        e: [N, d], together with ``H``.
+        weights: [N] p_i that sum to one. Default: 1/N.
+        seed: ≥ 0, of NumPy's generator.
+
+    Returns:
+        One example a client: ``{"H": [N, d, d], "e": [N, d]}`` in float64.
+
+    Raises:
+        ConfigError: numbers out of range, or not one of the pairs (clients, dimension) and (H, e).
+        DataError: ``H`` and ``e`` of other shapes, an H_i that is not symmetric positive semidefinite, bad weights.
+
+    Source:
+        Wang et al. 2020 (FedNova), section 3 and supplement A.
+
+    Example:
+        >>> data = quadratics(H=np.array([[[1.0]], [[3.0]]]), e=np.array([[0.0], [4.0]]))
+        >>> data.num_clients, data.client(1)["e"].tolist(), data.weights.tolist()
+        (2, [[4.0]], [0.5, 0.5])
+        >>> quadratics(clients=4, dimension=3).examples["H"].shape
+        (4, 3, 3)
+    """
+    if clients is not None and dimension is not None and H is None and e is None:
+        H, e = _draw_quadratics(clients, dimension, mu, L, spread, seed)
+    elif clients is None and dimension is None and H is not None and e is not None:
+        H, e = np.asarray(H, np.float64), np.asarray(e, np.float64)
+        _check_quadratics(H, e)
+    else:
+        given = {"clients": clients, "dimension": dimension, "H": H, "e": e}
+        names = [name for name, value in given.items() if value is not None]
+        raise ConfigError("quadratics", names, "give clients and dimension, or H and e, and not both")
+    return FederatedData({"H": H, "e": e}, np.ones(len(H), np.int64), weights)
+
+
+def _draw_quadratics(
+    clients: int, dimension: int, mu: float, L: float, spread: float, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    N, d = check_count("clients", clients), check_count("dimension", dimension)
+    check_number("mu", mu, 0, open_low=True)
+    check_number("L", L, mu)
+    check_number("spread", spread, 0)
+    generator = np.random.default_rng(check_count("seed", seed, 0))
+    Q, R = np.linalg.qr(generator.standard_normal((N, d, d)))
+    # QR leaves the signs of the columns to the library; with R's positive diagonal Q is uniform.
+    Q = Q * np.sign(np.diagonal(R, axis1=1, axis2=2))[:, None, :]
+    eigenvalues = np.exp(generator.uniform(np.log(mu), np.log(L), (N, d)))
+    H = (Q * eigenvalues[:, None, :]) @ Q.transpose(0, 2, 1)
+    return (H + H.transpose(0, 2, 1)) / 2, spread * generator.standard_normal((N, d))
+
+
+def _check_quadratics(H: np.ndarray, e: np.ndarray) -> None:
+    if H.ndim != 3 or H.shape[1:] != 2 * H.shape[2:] or e.shape != H.shape[:2] or not e.size:
+        raise DataError(f"H, e: need shapes [N, d, d] and [N, d], got {H.shape} and {e.shape}")
+    for i, Hi in enumerate(H):
+        if not np.isfinite(Hi).all() or not np.allclose(Hi, Hi.T):
+            raise DataError(f"H: H[{i}] is not a finite symmetric matrix; give (A + A.T) / 2")
+        if (least := np.linalg.eigvalsh(Hi)[0]) < -1e-8 * np.abs(Hi).max():
+            raise DataError(f"H: H[{i}] has the eigenvalue {least:.3g}, so F_i has no minimum; all must be at least 0")
+
+
+def synthetic(alpha: float, beta: float, clients: int = 30, seed: int = 0) -> tuple[FederatedData, FederatedData]:
+    """FedProx's Synthetic(α, β): softmax labels from a model of each client's own, on features of its own.
+
+    Client i has n_i = ⌊LogNormal(4, 2)⌋ + 50 examples x ∈ R⁶⁰ of ten classes, y = argmax(W_iᵀx + b_i), with
+    W_i, b_i ~ N(u_i, 1), u_i ~ N(0, α²); x ~ N(v_i, Σ), Σ = diag(j^−1.2), v_i ~ N(B_i, 1), B_i ~ N(0, β²).
+    α and β are standard deviations, as in the published generator. β makes the features differ between clients. α was
+    meant to make the models differ, but u_i adds the same to all ten scores: it does not change the labels.
+
+    Args:
+        alpha: ≥ 0.
+        beta: ≥ 0.
+        clients: N; the papers': 30.
+        seed: ≥ 0, of NumPy's generator. The published generator has none, so its very numbers cannot be had.
+
+    Returns:
+        ``(train, test)``: nine tenths of each client's examples, and the held-out tenth of the same clients. Both hold
+        ``{"x": float32 [n, 60], "y": int32 [n]}``.
+
+    Source:
+        Li et al. 2020 (FedProx), section 5.1, and its published generator; FedNova's Figure 5 has Synthetic(1, 1).
+
+    Example:
+        >>> train, test = synthetic(1.0, 1.0)
+        >>> train.num_clients, train.examples["x"].shape[1], bool((train.sizes >= 45).all())
+        (30, 60, True)
+    """
+    check_number("alpha", alpha, 0)
+    check_number("beta", beta, 0)
+    check_count("clients", clients)
+    generator = np.random.default_rng(check_count("seed", seed, 0))
+    features, classes = 60, 10
+    std = np.arange(1, features + 1) ** -0.6
+    train, test = [], []
+    for _ in range(clients):
+        n = int(generator.lognormal(4, 2)) + 50
+        u, B = alpha * generator.standard_normal(), beta * generator.standard_normal()
+        W, b = generator.normal(u, 1, (features, classes)), generator.normal(u, 1, classes)
+        x = generator.normal(B, 1, features) + std * generator.standard_normal((n, features))
+        y = np.argmax(x @ W + b, axis=1)
+        cut = int(0.9 * n)
+        train.append({"x": x[:cut].astype(np.float32), "y": y[:cut].astype(np.int32)})
+        test.append({"x": x[cut:].astype(np.float32), "y": y[cut:].astype(np.int32)})
+    return FederatedData.from_clients(train), FederatedData.from_clients(test)
+
+
+def linear_regression(features: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray, float]:
+    """Labels y = xᵀw* + b* without noise, (w*, b*) ~ N(0, 1): a regression whose least loss is exactly 0.
+
+    Every client's loss is then least at the same point, however the examples are dealt ("overparameterised").
+
+    Args:
+        features: [n, d], finite; e.g. ``load("w8a").train["x"]``.
+        seed: ≥ 0, of NumPy's generator.
+
+    Returns:
+        ``(y, w, b)``: labels [n] in the dtype of ``features``, w* [d] and b* in float64.
+
+    Raises:
+        DataError: ``features`` are not a finite matrix of floating-point numbers.
+
+    Source:
+        FedAvg's linear speedup, section 5 and appendix I.3.
+
+    Example:
+        >>> x = np.eye(3)
+        >>> y, w, b = linear_regression(x)
+        >>> bool(np.allclose(y, w + b))
+        True
+    """
+    x = np.asarray(features)
+    if x.ndim != 2 or not x.size or not np.issubdtype(x.dtype, np.floating):
+        raise DataError(f"features: need floating-point numbers [n, d], got an array of {x.dtype} {x.shape}")
+    if not np.isfinite(x).all():
+        raise DataError(f"features: example {np.argwhere(~np.isfinite(x))[0][0]} is not finite; clean the data first")
+    generator = np.random.default_rng(check_count("seed", seed, 0))
+    w, b = generator.standard_normal(x.shape[1:]), float(generator.standard_normal())
+    return (x @ w + b).astype(x.dtype), w, b
