@@ -140,14 +140,14 @@ def compare(
     """
     from fedax.errors import ConfigError, unknown
     from fedax.experiments import datasets, override
-    from fedax.experiments.defaults import recipe
+    from fedax.experiments.defaults import comparison
 
     if dataset not in datasets():
         raise unknown("dataset", dataset, datasets())
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ConfigError("methods", methods, "give at least one method; see: fedax list methods")
-    tables = recipe(dataset, names)
+    tables = comparison(dataset, names)
     if by is not None:
         override(tables, "data.partition=column")
         tables["data"]["column"] = by

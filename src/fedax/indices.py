@@ -56,17 +56,22 @@ def shuffled(
     seed = _hash(key, epoch)
     x = jnp.asarray(position, jnp.int32)
     n = jnp.asarray(size, jnp.int32)
-    scale = n.astype(jnp.float32) * jnp.float32(2.0**-24)
     for i in range(passes):
-        word = _mix(seed + jnp.uint32(i * 0x85EBCA6B & 0xFFFFFFFF))
-        turn = jnp.minimum(((word >> 8).astype(jnp.float32) * scale).astype(jnp.int32), n - 1)
-        mirror = turn - x
-        mirror = jnp.where(mirror < 0, mirror + n, mirror)
-        coin = _mix(jnp.maximum(x, mirror).astype(jnp.uint32) ^ word) & 1
-        x = jnp.where(coin == 1, mirror, x)
+        x = _swap_or_not(x, n, seed + jnp.uint32(i * 0x85EBCA6B & 0xFFFFFFFF))
     # x < n already. On a CPU, XLA fuses cheap integer operations into the gather that they index, and does them again
     # for every number of a row; a remainder counts as dear and is kept apart. An optimization barrier does not help.
     return x % n
+
+
+@jax.jit  # traced once, not in each pass
+def _swap_or_not(x: Any, n: Any, seed: Any) -> Any:
+    word = _mix(seed)
+    scale = n.astype(jnp.float32) * jnp.float32(2.0**-24)
+    turn = jnp.minimum(((word >> 8).astype(jnp.float32) * scale).astype(jnp.int32), n - 1)
+    mirror = turn - x
+    mirror = jnp.where(mirror < 0, mirror + n, mirror)
+    coin = _mix(jnp.maximum(x, mirror).astype(jnp.uint32) ^ word) & 1
+    return jnp.where(coin == 1, mirror, x)
 
 
 def _hash(key: Any, counter: Any) -> Any:

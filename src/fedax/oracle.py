@@ -51,7 +51,6 @@ class Oracle:
         # Gradients asked so far: minibatches, and passes over all data. Python integers while nothing traced decides.
         self._count: tuple[Any, Any] = (0, 0)
         self.local_steps: Any = 0
-        self._draw_key, self._loss_key = jax.random.split(key)
         if batch_size is None:
             # Gathered here, outside of any loop over local steps.
             self._all = self._rows(jnp.arange(max_size))
@@ -120,9 +119,9 @@ class Oracle:
         position = k * self._batch_size + jnp.arange(self._batch_size)
         if self._epochs:
             epoch, place = position // self._size, position % self._size
-            rows = shuffled(place, self._size, self._draw_key, epoch, max_size=self._max_size)
+            rows = shuffled(place, self._size, self.key, epoch, max_size=self._max_size)
         else:
-            rows = independent(position, self._size, self._draw_key)
+            rows = independent(position, self._size, self.key)
         return jax.tree.map(lambda leaf: leaf[self._offset + rows], self._examples), 1 / self._batch_size
 
     def _rows(self, rows: jax.Array) -> tuple[Any, Any]:
@@ -132,7 +131,7 @@ class Oracle:
         return batch, there / self._size
 
     def _gradient(self, y: Vector, batch: Any, weights: Any, k: Any) -> Vector:
-        key = jax.random.fold_in(self._loss_key, k)
+        key = jax.random.fold_in(self.key, k)
 
         def objective(tree: Any) -> jax.Array:
             losses = self._task.loss(tree, batch, key)

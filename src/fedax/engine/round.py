@@ -237,8 +237,9 @@ def _cohort(client: Callable[..., Any], memory: Any, places: _Places, plan: Plan
 
     if chunks == 1 and chunk > 1:
         return many(*xs)
-    # One client alone runs without a batch axis: batched products of batch one are slower than plain ones.
-    run = one if chunk == 1 else many
+    # One client alone runs without a batch axis: batched products of batch one are slower than plain ones. The jit is
+    # there so that the clients' work is traced once, for the shapes of the sums and for the loop.
+    run = jax.jit(one if chunk == 1 else many)
     if chunk > 1:
         xs = jax.tree.map(lambda leaf: leaf.reshape(chunks, chunk, *leaf.shape[1:]), xs)
 

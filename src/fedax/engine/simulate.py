@@ -120,7 +120,7 @@ def simulate(
     plan = _plan(task, data, work, batch_size, participation, x, chunk_size)
     fed = _federation(data)
     held_out = None if test is None else jax.tree.map(jnp.asarray, test)
-    traffic = _dry_run(algorithm, work, participation, fed, key, x, plan)
+    traffic = _dry_run(*_signature((algorithm, work, participation, fed, key, x)), plan, jax.config.jax_enable_x64)
 
     began = time.perf_counter()
     state, tally = _prepare(algorithm, work, fed, key, x, plan)
@@ -335,25 +335,25 @@ def _federation(data: FederatedData) -> Federation:
     )
 
 
-def _dry_run(
-    algorithm: Algorithm,
-    work: Work,
-    participation: Participation,
-    fed: Federation,
-    key: Any,
-    x: Vector,
-    plan: Plan,
-) -> tuple[list[Traffic], list[Traffic]]:
+def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The structure of a pytree, and the shape and type of its leaves: all that tracing depends on."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple(jax.eval_shape(lambda: tuple(map(jnp.asarray, leaves))))
+
+
+@functools.lru_cache(maxsize=256)
+def _dry_run(structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool) -> tuple[list[Traffic], list[Traffic]]:
     """Trace a round without compiling: the bytes of each exchange, and errors that shapes show."""
+    algorithm, work, participation, fed, key, x = jax.tree.unflatten(structure, leaves)
     example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), fed.examples)
     losses = jax.eval_shape(lambda tree, batch: plan.task.loss(tree, batch, None), x.tree, example)
     if getattr(losses, "shape", None) != (2,):
         raise ConfigError("task.loss", losses, "return one loss per example, an array of shape [b]")
     warmup: list[Traffic] = []
     ledger: list[Traffic] = []
-    before, _ = jax.eval_shape(lambda: prepare(algorithm, work, fed, key, x, plan, warmup))
-    run = lambda state: one_round(algorithm, work, participation, fed, key, state, 0, plan, ledger)  # noqa: E731
-    after, _ = jax.eval_shape(run, before)
+    before, _ = jax.eval_shape(lambda *given: prepare(*given, plan, warmup), algorithm, work, fed, key, x)
+    given = (algorithm, work, participation, fed, key, before)
+    after, _ = jax.eval_shape(lambda *given: one_round(*given, 0, plan, ledger), *given)
     if not _same_structure(before, after):
         raise ConfigError(
             "algorithm",
