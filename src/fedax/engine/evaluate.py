@@ -32,7 +32,7 @@ def _train(task: Task, model: Vector, fed: Federation, grad_norm: bool) -> dict[
 
     def objective(tree: Any, batch: Any, weights: Any) -> Any:
         losses = task.loss(tree, batch, None)
-        return jnp.sum(jnp.where(weights > 0, losses, 0) * weights.astype(losses.dtype))
+        return jnp.sum(jnp.where(weights > 0, losses, 0) * weights.astype(losses.dtype))  # where: 0 · NaN is NaN
 
     if not grad_norm:
         return {"train_loss": _sum(lambda batch, w: objective(model.tree, batch, w), fed.examples, share)}
@@ -48,7 +48,7 @@ def _test(task: Task, model: Vector, test: Any) -> dict[str, Any]:
     def values(batch: Any, weights: Any) -> Any:
         columns = {"loss": task.loss(model.tree, batch, None)}
         columns |= {name: metric(model.tree, batch) for name, metric in task.metrics.items()}
-        return {name: jnp.sum(jnp.where(weights > 0, v, 0) * weights.astype(v.dtype)) for name, v in columns.items()}
+        return {name: jnp.sum(jnp.where(weights > 0, v * weights, 0)) for name, v in columns.items()}
 
     return _sum(values, test, jnp.full(n, 1 / n))
 
