@@ -1,0 +1,80 @@
+"""What is learned: tasks (a model's initial parameters, a loss per example, metrics) and a zoo of models."""
+
+import inspect
+from typing import Any
+
+from fedax.errors import ConfigError, unknown
+from fedax.tasks.classification import classification
+from fedax.tasks.linear import linear_regression, logistic_regression, quadratic, softmax_regression
+from fedax.tasks.models import char_lstm, cnn, mlp, resnet18, vgg11
+from fedax.tasks.task import Task
+
+__all__ = [
+    "Task",
+    "available",
+    "char_lstm",
+    "classification",
+    "cnn",
+    "create",
+    "linear_regression",
+    "logistic_regression",
+    "mlp",
+    "quadratic",
+    "resnet18",
+    "softmax_regression",
+    "vgg11",
+]
+
+_ZOO = {
+    factory.__name__: factory
+    for factory in (
+        quadratic,
+        linear_regression,
+        logistic_regression,
+        softmax_regression,
+        mlp,
+        cnn,
+        vgg11,
+        resnet18,
+        char_lstm,
+    )
+}
+
+
+def available() -> dict[str, str]:
+    """The tasks that :func:`create` makes, each with one line about it.
+
+    Example:
+        >>> available()["mlp"]
+        'Multilayer perceptron: dense layers with ReLU between them.'
+    """
+    return {name: inspect.getdoc(factory).splitlines()[0] for name, factory in _ZOO.items()}
+
+
+def create(name: str, **hyper: Any) -> Task:
+    """The task of this name, for instance from a configuration file.
+
+    Args:
+        name: one of :func:`available`.
+        hyper: the arguments of the function of that name in ``fedax.tasks``.
+
+    Raises:
+        ConfigError: unknown name or argument (with the nearest known one), missing argument, bad value.
+
+    Example:
+        >>> create("mlp", features=784, classes=10, hidden=[50]) is mlp(784, 10, hidden=(50,))
+        True
+        >>> create("mpl", features=784)
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: task = 'mpl': did you mean 'mlp'? There are: ...
+    """
+    if name not in _ZOO:
+        raise unknown("task", name, _ZOO)
+    parameters = _ZOO[name].signature.parameters
+    for field in hyper:
+        if field not in parameters:
+            raise unknown(f"argument of task {name}", field, parameters)
+    for field, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and field not in hyper:
+            raise ConfigError(field, None, f"the task {name} needs it: create({name!r}, {field}=...)")
+    return _ZOO[name](**hyper)

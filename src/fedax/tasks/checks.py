@@ -1,0 +1,108 @@
+"""Do these examples fit the task? Checks on the host, in NumPy, before anything is compiled."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.errors import DataError
+
+
+def columns(examples: Any, *names: str) -> tuple[np.ndarray, ...]:
+    """The named arrays of ``examples``, which must all hold the same number of examples.
+
+    Example:
+        >>> columns({"x": np.zeros((2, 3))}, "x", "y")
+        Traceback (most recent call last):
+        fedax.errors.DataError: examples: there is no 'y' (there are: x); give {'x': ..., 'y': ...}
+    """
+    wanted = "give {" + ", ".join(f"'{name}': ..." for name in names) + "}"
+    if not isinstance(examples, Mapping):
+        raise DataError(f"examples: a {type(examples).__name__}, not a dict of arrays; {wanted}")
+    for name in names:
+        if name not in examples:
+            raise DataError(f"examples: there is no '{name}' (there are: {', '.join(map(str, examples))}); {wanted}")
+    arrays = tuple(np.asarray(examples[name]) for name in names)
+    if len({array.shape[:1] for array in arrays}) != 1 or arrays[0].ndim == 0:
+        shapes = ", ".join(f"'{name}' {array.shape}" for name, array in zip(names, arrays, strict=True))
+        raise DataError(f"examples: shapes {shapes}; the first axis counts the examples and must be the same")
+    return arrays
+
+
+def shaped(name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Each example of ``array`` must have this shape."""
+    if array.shape[1:] != shape:
+        raise DataError(f"examples['{name}']: each example has shape {array.shape[1:]}, but the task is for {shape}")
+
+
+def real(name: str, array: np.ndarray) -> None:
+    """``array`` must hold floating-point numbers."""
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise DataError(f"examples['{name}']: {array.dtype} where real numbers are due; use .astype(np.float32)")
+
+
+def pixels(x: np.ndarray) -> None:
+    """``x`` must hold floating-point numbers, or uint8, which the task divides by 255."""
+    if x.dtype != np.uint8 and not jnp.issubdtype(x.dtype, jnp.floating):
+        raise DataError(
+            f"examples['x']: {x.dtype} is neither real numbers nor uint8 (divided by 255 inside the task); "
+            "use .astype(np.float32) for features, .astype(np.uint8) for pixels from 0 to 255"
+        )
+
+
+def features(x: np.ndarray, count: int) -> None:
+    """Each example of ``x``, flattened, must have ``count`` numbers."""
+    if (got := math.prod(x.shape[1:])) != count:
+        raise DataError(
+            f"examples['x']: each example has shape {x.shape[1:]}, that is {got} features, but the task is for "
+            f"{count}; make the task with features={got}"
+        )
+
+
+def labels(y: np.ndarray, classes: int, each: tuple[int, ...] = ()) -> None:
+    """Whole numbers from 0 to ``classes`` − 1, of shape ``each`` per example (default: one label).
+
+    Example:
+        >>> labels(np.array([0, 3, 1]), classes=3)
+        Traceback (most recent call last):
+        fedax.errors.DataError: examples['y']: example 1 has label 3, but 3 classes are labelled 0 to 2; ...
+    """
+    whole("y", y)
+    shaped("y", y, each)
+    _in_range("y", "label", "classes", y, classes)
+
+
+def tokens(name: str, array: np.ndarray, vocabulary: int) -> None:
+    """Whole numbers from 0 to ``vocabulary`` − 1, [n, T]."""
+    whole(name, array)
+    if array.ndim != 2:
+        raise DataError(f"examples['{name}']: shape {array.shape}; give [n, T], T characters an example")
+    _in_range(name, "character", "vocabulary", array, vocabulary)
+
+
+def whole(name: str, array: np.ndarray) -> None:
+    """``array`` must hold whole numbers of an integer dtype."""
+    if not np.issubdtype(array.dtype, np.integer):
+        raise DataError(f"examples['{name}']: {array.dtype} where whole numbers are due; use .astype(np.int32)")
+
+
+def signs(y: np.ndarray) -> None:
+    """One label, −1 or +1, an example."""
+    shaped("y", y, ())
+    if (bad := np.flatnonzero(np.abs(y) != 1)).size:
+        raise DataError(
+            f"examples['y']: example {bad[0]} has label {y[bad[0]]}, but logistic regression is for -1 and +1; "
+            "turn labels 0 and 1 into 2 * y - 1"
+        )
+
+
+def _in_range(name: str, noun: str, setting: str, array: np.ndarray, count: int) -> None:
+    outside = (array < 0) | (array >= count)
+    if outside.any():
+        where = tuple(np.argwhere(outside)[0])
+        raise DataError(
+            f"examples['{name}']: example {where[0]} has {noun} {array[where]}, but {count} classes are labelled "
+            f"0 to {count - 1}; count from 0, or make the task with {setting}={int(array.max()) + 1}"
+        )

@@ -1,0 +1,146 @@
+"""A classification task around any model: input scaling, cross-entropy, accuracy, checks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from optax import softmax_cross_entropy_with_integer_labels
+
+from fedax.errors import ConfigError, DataError
+from fedax.tasks import checks
+from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
+from fedax.tasks.losses import correct, ridge
+from fedax.tasks.task import Task
+
+
+@Factory
+def classification(
+    init: Callable[[Any], Any],
+    apply: Callable[[Any, Any, Any], Any],
+    classes: int,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+    l2: Real = 0.0,
+    check: Callable[[np.ndarray], None] | None = None,
+    name: str = "classification",
+) -> Task:
+    """Classification by anyone's model: Equinox, Flax or a plain function.
+
+    ``f(params) = −log softmax(apply(params, x))[y] + (l2/2)‖params‖²``; the metric is ``accuracy``.
+
+    Args:
+        init: ``init(key) -> params``, a pytree of floating-point arrays.
+        apply: ``apply(params, x, key) -> logits [b, classes]``. ``key`` is None in evaluation: no dropout then.
+        classes: at least 2.
+        mean, std: x becomes (x − mean)/std, in the units of x after scaling. A number, or one a channel (the last
+            axis of x). Default: as it is.
+        l2: ≥ 0, part of each example's loss, over all parameters (what is called weight decay elsewhere).
+        check: ``check(x)`` raises :class:`fedax.errors.DataError` for inputs (NumPy) that the model cannot take.
+        name: for reports.
+
+    Examples are ``{"x": [n, ...], "y": [n] whole numbers from 0 to classes − 1}``. uint8 is divided by 255 here, so
+    that images stay small in memory; any other x reaches the model as it is.
+
+    Raises:
+        ConfigError: fewer than 2 classes, a negative l2, a std that is not positive.
+
+    Example:
+        >>> import fedax, jax
+        >>> def init(key):
+        ...     return jax.random.normal(key, (4, 3))
+        >>> def apply(params, x, key):
+        ...     return x @ params
+        >>> task = fedax.tasks.classification(init, apply, classes=3)
+        >>> batch = {"x": jnp.zeros((2, 4)), "y": jnp.array([0, 2])}
+        >>> print(task.loss(task.init(jax.random.key(0)), batch, None).round(4))
+        [1.0986 1.0986]
+    """
+    whole("classes", classes, low=2)
+    number("l2", l2, low=0)
+    scale = _scaling(mean, std)
+
+    def loss(params: Any, batch: Any, key: Any) -> Any:
+        logits = apply(params, scale(batch["x"]), key)
+        return softmax_cross_entropy_with_integer_labels(logits, batch["y"]) + ridge(params, l2)
+
+    def accuracy(params: Any, batch: Any) -> Any:
+        return correct(apply(params, scale(batch["x"]), None), batch["y"])
+
+    def check_examples(examples: Any) -> None:
+        x, y = checks.columns(examples, "x", "y")
+        if check is not None:
+            check(x)
+        for setting, value in (("mean", mean), ("std", std)):
+            if np.ndim(value) and (not x.shape[1:] or x.shape[-1] != len(value)):
+                raise DataError(
+                    f"examples['x']: shape {x.shape}, but {setting} has {len(value)} numbers, one for each channel; "
+                    "the channels are the last axis"
+                )
+        checks.labels(y, classes)
+
+    return Task(init, loss, {"accuracy": accuracy}, check_examples, name)
+
+
+def flat_classification(
+    init: Callable[[Any], Any],
+    apply: Callable[[Any, Any, Any], Any],
+    features: int,
+    classes: int,
+    mean: PerChannel,
+    std: PerChannel,
+    l2: Real,
+    name: str,
+) -> Task:
+    """:func:`classification` by a model of vectors: an image [h, w, c] is flattened once it is scaled."""
+
+    def check(x: np.ndarray) -> None:
+        checks.pixels(x)
+        checks.features(x, features)
+
+    def flat(params: Any, x: Any, key: Any) -> Any:
+        return apply(params, x.reshape(x.shape[0], -1), key)
+
+    return classification(init, flat, classes, mean, std, l2, check, name)
+
+
+def image_classification(
+    init: Callable[[Any], Any],
+    apply: Callable[[Any, Any, Any], Any],
+    shape: tuple[int, ...],
+    classes: int,
+    mean: PerChannel,
+    std: PerChannel,
+    l2: Real,
+    name: str,
+) -> Task:
+    """:func:`classification` by a model of images of one ``shape`` [h, w, c]."""
+
+    def check(x: np.ndarray) -> None:
+        checks.pixels(x)
+        checks.shaped("x", x, shape)
+
+    return classification(init, apply, classes, mean, std, l2, check, name)
+
+
+def _scaling(mean: PerChannel, std: PerChannel) -> Callable[[Any], Any]:
+    for field, value in (("mean", mean), ("std", std)):
+        if value is not None and (np.ndim(value) > 1 or not np.isfinite(value).all()):
+            raise ConfigError(field, value, "give one finite number, or one for each channel")
+    if std is not None and not (np.asarray(std) > 0).all():
+        raise ConfigError("std", std, "give positive numbers")
+
+    def per_channel(value: Any, x: Any) -> Any:
+        return jnp.reshape(jnp.asarray(value, x.dtype), (1,) * (x.ndim - 1) + (-1,))
+
+    def scale(x: Any) -> Any:
+        x = jnp.asarray(x)
+        if x.dtype == jnp.uint8:
+            x = x.astype(float) / 255
+        if mean is not None:
+            x = x - per_channel(mean, x)
+        if std is not None:
+            x = x / per_channel(std, x)
+        return x
+
+    return scale

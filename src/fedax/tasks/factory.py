@@ -1,0 +1,66 @@
+"""What every task factory shares: the same arguments give the same Task, and bad arguments one clear error."""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedax.errors import ConfigError
+from fedax.tasks.task import Task
+
+Real = float | int
+PerChannel = Real | Sequence[Real] | None
+
+
+class Factory:
+    """A function that makes a Task, made to return the same object whenever it is given the same arguments.
+
+    A Task compares by identity, and JAX compiles anew for one it has not seen. Arguments by position, by name or
+    left at their default count as the same; so do lists and tuples, Python's and NumPy's numbers.
+    """
+
+    def __init__(self, make: Callable[..., Task]):
+        self.signature = inspect.signature(make)
+        self._cached = functools.lru_cache(maxsize=None)(make)
+        functools.update_wrapper(self, make)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Task:
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return self._cached(**{name: _hashable(value) for name, value in bound.arguments.items()})
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    return tuple(_hashable(v) for v in value) if isinstance(value, (list, tuple)) else value
+
+
+def whole(field: str, value: Any, low: int = 1) -> None:
+    """Refuse anything but a whole number of at least ``low``.
+
+    Example:
+        >>> whole("features", 0)
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: features = 0: give a whole number of at least 1
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(field, value, f"give a whole number of at least {low}")
+
+
+def number(field: str, value: Any, low: float, high: float = math.inf) -> None:
+    """Refuse anything but a finite number from ``low`` up to, but not including, ``high``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < high:
+        below = f" and below {high:g}" if high < math.inf else ""
+        raise ConfigError(field, value, f"give a finite number of at least {low:g}{below}")
+
+
+def image(shape: Any, smallest: int) -> None:
+    """Refuse anything but (height, width, channels) with both sides at least ``smallest``."""
+    if not isinstance(shape, tuple) or len(shape) != 3:
+        raise ConfigError("shape", shape, "give (height, width, channels), such as (32, 32, 3)")
+    for field, value, low in zip(("height", "width", "channels"), shape, (smallest, smallest, 1), strict=True):
+        whole(f"shape's {field}", value, low)

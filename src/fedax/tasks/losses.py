@@ -1,0 +1,30 @@
+"""What the tasks of the zoo add to optax's losses: the accuracy per example and the l2 term."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
+
+
+def correct(logits: Float[Array, "*b c"], y: Integer[Array, "*b"]) -> Float[Array, "*b"]:
+    """1 where the highest score is the label's, else 0; the mean over examples is the accuracy.
+
+    Example:
+        >>> correct(jnp.array([[0.0, 1.0], [1.0, 0.0]]), jnp.array([1, 1])).tolist()
+        [1.0, 0.0]
+    """
+    return (jnp.argmax(logits, axis=-1) == y).astype(logits.dtype)
+
+
+def ridge(params: Any, l2: float | int) -> Any:
+    """(l2/2)‖params‖², over all leaves.
+
+    Each example's loss holds it whole, so that F_i, the mean over client i's examples, holds it once, and its
+    gradient is ``l2 * params`` (weight decay). The number 0 where l2 = 0: nothing is computed.
+
+    Example:
+        >>> print(ridge({"w": jnp.array([1.0, 2.0]), "b": jnp.array(2.0)}, l2=0.5))
+        2.25
+    """
+    return 0.5 * l2 * sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(params)) if l2 else 0.0

@@ -1,0 +1,351 @@
+"""The models of the papers' experiments, as tasks. Their parameters are dicts of arrays, their layers in ``layers``.
+
+Weights start He-uniform before a ReLU, Glorot-uniform in an LSTM and PyTorch's way in the last layer, offsets at zero,
+all in JAX's default float dtype.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from optax import softmax_cross_entropy_with_integer_labels
+
+from fedax.errors import ConfigError
+from fedax.tasks import checks
+from fedax.tasks.classification import flat_classification, image_classification
+from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
+from fedax.tasks.layers import (
+    conv2d,
+    dense,
+    dropout,
+    glorot_uniform,
+    group_norm,
+    he_uniform,
+    lstm,
+    max_pool,
+    readout_uniform,
+)
+from fedax.tasks.losses import correct
+from fedax.tasks.task import Task
+
+
+def _keys(key: Any) -> Iterator[Any]:
+    """As many random keys as a model has layers to draw."""
+    while True:
+        key, one = jax.random.split(key)
+        yield one
+
+
+def _layer(key: Any, shape: tuple[int, ...], draw: Any = he_uniform) -> dict[str, Any]:
+    return {"w": draw(key, shape), "b": jnp.zeros(shape[-1])}
+
+
+def _perceptron(keys: Iterator[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Dense layers between these sizes, the last one linear."""
+    *hidden, last = itertools.pairwise(sizes)
+    return [_layer(next(keys), shape) for shape in hidden] + [_layer(next(keys), last, readout_uniform)]
+
+
+@Factory
+def mlp(
+    features: int,
+    classes: int,
+    hidden: Sequence[int] = (200, 200),
+    l2: Real = 0.0,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+) -> Task:
+    """Multilayer perceptron: dense layers with ReLU between them.
+
+    Cross-entropy of the logits, + (l2/2)‖params‖²; the metric is ``accuracy``. The parameters are a list of
+    ``{"w": [i, o], "b": [o]}``.
+
+    Args:
+        features: numbers in an x, at least 1; images are flattened.
+        classes: at least 2.
+        hidden: units of each hidden layer. The default is McMahan's "2NN"; (200,) is a two-layer network.
+        l2: ≥ 0, part of each example's loss (weight decay).
+        mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
+
+    Examples are ``{"x": [n, ...] real or uint8, "y": [n] whole numbers from 0 to classes − 1}``.
+
+    Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data".
+
+    Example:
+        >>> import fedax
+        >>> task = fedax.tasks.mlp(784, 10, hidden=(50,))
+        >>> [layer["w"].shape for layer in task.init(jax.random.key(0))]
+        [(784, 50), (50, 10)]
+    """
+    whole("features", features)
+    if not isinstance(hidden, tuple):
+        raise ConfigError("hidden", hidden, "give the units of each hidden layer, such as (200, 200)")
+    for units in hidden:
+        whole("hidden", units)
+
+    def init(key: Any) -> Any:
+        return _perceptron(_keys(key), (features, *hidden, classes))
+
+    def apply(params: Any, x: Any, key: Any) -> Any:
+        for layer in params[:-1]:
+            x = jax.nn.relu(dense(x, layer["w"], layer["b"]))
+        return dense(x, params[-1]["w"], params[-1]["b"])
+
+    return flat_classification(init, apply, features, classes, mean, std, l2, "mlp")
+
+
+def _conv(params: Any, x: Any) -> Any:
+    return conv2d(x, params["w"]) + params["b"][None, None, None]
+
+
+@Factory
+def cnn(
+    shape: Sequence[int],
+    classes: int,
+    filters: int = 32,
+    l2: Real = 0.0,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+) -> Task:
+    """The 4-layer convolutional network of FedDA's experiments.
+
+    Four times: 3×3 convolution with ``filters`` filters, ReLU, 2×2 max-pooling; then a linear layer. Cross-entropy,
+    + (l2/2)‖params‖²; the metric is ``accuracy``. The paper says "4-layer convolutional neural network with 32
+    filters at each layer" and no more: kernel, pooling and the absence of normalisation are this library's reading.
+
+    Args:
+        shape: (height, width, channels), both sides at least 16.
+        classes: at least 2.
+        filters: 32 for PathMNIST, 64 for CIFAR-10 and FEMNIST in the paper.
+        l2: ≥ 0, part of each example's loss (weight decay).
+        mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
+
+    Examples are ``{"x": [n, *shape] real or uint8, "y": [n] whole numbers from 0 to classes − 1}``.
+
+    Source: "FedDA: faster framework of local adaptive gradient methods via restarted dual averaging", section 8.1.
+
+    Example:
+        >>> import fedax
+        >>> task = fedax.tasks.cnn((28, 28, 3), 9)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
+        28937
+    """
+    image(shape, smallest=16)
+    whole("filters", filters)
+    height, width, channels = shape
+
+    def init(key: Any) -> Any:
+        keys = _keys(key)
+        convs = [_layer(next(keys), (3, 3, i, filters)) for i in (channels, filters, filters, filters)]
+        return {
+            "convs": convs,
+            "head": _layer(next(keys), (height // 16 * (width // 16) * filters, classes), readout_uniform),
+        }
+
+    def apply(params: Any, x: Any, key: Any) -> Any:
+        for layer in params["convs"]:
+            x = max_pool(jax.nn.relu(_conv(layer, x)))
+        return dense(x.reshape(x.shape[0], -1), params["head"]["w"], params["head"]["b"])
+
+    return image_classification(init, apply, shape, classes, mean, std, l2, "cnn")
+
+
+# VGG's configuration A: channels of each convolution, cut where a pooling layer stands.
+_VGG11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+
+
+@Factory
+def vgg11(
+    shape: Sequence[int],
+    classes: int,
+    drop: Real = 0.5,
+    l2: Real = 0.0,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+) -> Task:
+    """VGG-11 for small images, without normalisation: the network of FedNova's CIFAR-10 experiments.
+
+    Eight 3×3 convolutions with ReLU, a 2×2 max-pooling after the 1st, 2nd, 4th, 6th and 8th, then three dense layers
+    (512, 512, classes) with dropout before the first two. Cross-entropy, + (l2/2)‖params‖²; metric ``accuracy``.
+
+    Args:
+        shape: (height, width, channels), both sides at least 32.
+        classes: at least 2.
+        drop: probability of dropout, 0 ≤ drop < 1; off in evaluation.
+        l2: ≥ 0, part of each example's loss (weight decay).
+        mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
+
+    Examples are ``{"x": [n, *shape] real or uint8, "y": [n] whole numbers from 0 to classes − 1}``.
+
+    Source: Simonyan and Zisserman 2015, configuration A; the small head is that of FedNova's authors.
+
+    Example:
+        >>> import fedax
+        >>> task = fedax.tasks.vgg11((32, 32, 3), 10)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
+        9750922
+    """
+    image(shape, smallest=32)
+    number("drop", drop, low=0, high=1)
+    height, width, channels = shape
+
+    def init(key: Any) -> Any:
+        keys, convs, i = _keys(key), [], channels
+        for o in (o for block in _VGG11 for o in block):
+            convs.append(_layer(next(keys), (3, 3, i, o)))
+            i = o
+        return {"convs": convs, "head": _perceptron(keys, (height // 32 * (width // 32) * i, 512, 512, classes))}
+
+    def apply(params: Any, x: Any, key: Any) -> Any:
+        layers = iter(params["convs"])
+        for block in _VGG11:
+            for _ in block:
+                x = jax.nn.relu(_conv(next(layers), x))
+            x = max_pool(x)
+        x = x.reshape(x.shape[0], -1)
+        keys = (None, None) if key is None else jax.random.split(key)
+        for layer, one in zip(params["head"][:-1], keys, strict=True):
+            x = jax.nn.relu(dense(dropout(x, drop, one), layer["w"], layer["b"]))
+        return dense(x, params["head"][-1]["w"], params["head"][-1]["b"])
+
+    return image_classification(init, apply, shape, classes, mean, std, l2, "vgg11")
+
+
+# ResNet-18's eight blocks: channels and stride.
+_RESNET18 = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
+
+
+@Factory
+def resnet18(
+    shape: Sequence[int],
+    classes: int,
+    groups: int = 32,
+    l2: Real = 0.0,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+) -> Task:
+    """ResNet-18 for small images, with group normalisation.
+
+    A 3×3 convolution (in place of 7×7 and pooling, as is usual for CIFAR), eight residual blocks of two 3×3
+    convolutions with 64, 128, 256 and 512 channels, the mean over the image, a linear layer. Cross-entropy,
+    + (l2/2)‖params‖²; the metric is ``accuracy``.
+
+    Why not BatchNorm: it makes an example's loss depend on the rest of its minibatch, so that F_i is no longer a mean
+    over examples and no gradient is an unbiased one; its running statistics differ from client to client and are not
+    parameters, so that averaging them is outside every method's theory; and with few labels a client it loses
+    accuracy (Hsieh et al. 2020, "The non-IID data quagmire of decentralized machine learning", who use GroupNorm).
+
+    Args:
+        shape: (height, width, channels), both sides at least 8.
+        classes: at least 2.
+        groups: of channels, for the normalisation; a divisor of 64.
+        l2: ≥ 0, part of each example's loss (weight decay).
+        mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
+
+    Examples are ``{"x": [n, *shape] real or uint8, "y": [n] whole numbers from 0 to classes − 1}``.
+
+    Source: He et al. 2016; Wu and He 2018 for the normalisation.
+
+    Example:
+        >>> import fedax
+        >>> task = fedax.tasks.resnet18((32, 32, 3), 10)
+        >>> sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
+        11173962
+    """
+    image(shape, smallest=8)
+    whole("groups", groups)
+    if 64 % groups:
+        raise ConfigError("groups", groups, "give a divisor of 64: 1, 2, 4, 8, 16, 32 or 64")
+
+    def conv_init(key: Any, size: int, i: int, o: int) -> Any:
+        return {"w": he_uniform(key, (size, size, i, o)), "scale": jnp.ones(o), "offset": jnp.zeros(o)}
+
+    def init(key: Any) -> Any:
+        keys = _keys(key)
+        params, i = {"stem": conv_init(next(keys), 3, shape[2], 64), "blocks": []}, 64
+        for o, stride in _RESNET18:
+            block = {"first": conv_init(next(keys), 3, i, o), "second": conv_init(next(keys), 3, o, o)}
+            if stride > 1:  # the shortcut changes shape with the block
+                block["shortcut"] = conv_init(next(keys), 1, i, o)
+            params["blocks"].append(block)
+            i = o
+        return params | {"head": _layer(next(keys), (i, classes), readout_uniform)}
+
+    def conv(layer: Any, x: Any, stride: int = 1) -> Any:
+        return group_norm(conv2d(x, layer["w"], stride), layer["scale"], layer["offset"], groups)
+
+    def apply(params: Any, x: Any, key: Any) -> Any:
+        x = jax.nn.relu(conv(params["stem"], x))
+        for block, (_, stride) in zip(params["blocks"], _RESNET18, strict=True):
+            y = conv(block["second"], jax.nn.relu(conv(block["first"], x, stride)))
+            x = jax.nn.relu(y + (conv(block["shortcut"], x, stride) if stride > 1 else x))
+        return dense(x.mean(axis=(1, 2)), params["head"]["w"], params["head"]["b"])
+
+    return image_classification(init, apply, shape, classes, mean, std, l2, "resnet18")
+
+
+@Factory
+def char_lstm(vocabulary: int, embedding: int = 8, hidden: int = 256, layers: int = 2) -> Task:
+    """Next-character prediction by an LSTM: the network of the Shakespeare experiments.
+
+    An embedding, ``layers`` LSTM layers, a linear layer. An example's loss is the mean over its T characters of
+    −log softmax(logits_t)[y_t], its ``accuracy`` the share of them with the highest score.
+
+    Args:
+        vocabulary: number of characters, at least 2.
+        embedding: numbers a character is turned into.
+        hidden: units of each LSTM layer.
+        layers: at least 1.
+
+    Examples are ``{"x": [n, T], "y": [n, T]}``, whole numbers from 0 to vocabulary − 1, y one character ahead of x.
+    Forget gates start with an offset of 1, so that a fresh network remembers.
+
+    Source: McMahan et al. 2017, section 3; T = 80 there.
+
+    Example:
+        >>> import fedax
+        >>> task = fedax.tasks.char_lstm(65, hidden=16, layers=1)
+        >>> params = task.init(jax.random.key(0))
+        >>> task.loss(params, {"x": jnp.zeros((2, 5), int), "y": jnp.ones((2, 5), int)}, None).shape
+        (2,)
+    """
+    whole("vocabulary", vocabulary, low=2)
+    for field, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
+        whole(field, value)
+
+    def lstm_init(key: Any, i: int) -> Any:
+        for_input, for_state = jax.random.split(key)
+        return {
+            "input": glorot_uniform(for_input, (i, 4 * hidden)),
+            "state": glorot_uniform(for_state, (hidden, 4 * hidden)),
+            "offset": jnp.zeros(4 * hidden).at[hidden : 2 * hidden].set(1.0),
+        }
+
+    def init(key: Any) -> Any:
+        keys = _keys(key)
+        return {
+            "embedding": jax.random.normal(next(keys), (vocabulary, embedding)),
+            "lstm": [lstm_init(next(keys), i) for i in (embedding,) + (hidden,) * (layers - 1)],
+            "head": _layer(next(keys), (hidden, vocabulary), readout_uniform),
+        }
+
+    def logits(params: Any, x: Any) -> Any:
+        states = params["embedding"][x]
+        for layer in params["lstm"]:
+            states = lstm(states, layer)
+        return dense(states, params["head"]["w"], params["head"]["b"])
+
+    def loss(params: Any, batch: Any, key: Any) -> Any:
+        return softmax_cross_entropy_with_integer_labels(logits(params, batch["x"]), batch["y"]).mean(axis=1)
+
+    def accuracy(params: Any, batch: Any) -> Any:
+        return correct(logits(params, batch["x"]), batch["y"]).mean(axis=1)
+
+    def check(examples: Any) -> None:
+        x, y = checks.columns(examples, "x", "y")
+        checks.tokens("x", x, vocabulary)
+        checks.labels(y, vocabulary, each=x.shape[1:])
+
+    return Task(init, loss, {"accuracy": accuracy}, check, "char_lstm")

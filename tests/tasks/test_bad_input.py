@@ -1,0 +1,83 @@
+"""Bad arguments and examples: one error that names the field, the value and the way out."""
+
+import numpy as np
+import pytest
+
+from fedax import tasks
+from fedax.errors import ConfigError, DataError
+
+X, Y = np.zeros((3, 4), np.float32), np.array([0, 1, 2])
+IMAGES = np.zeros((3, 16, 16, 1), np.uint8)
+SIGNS = np.array([1, -1, 1])
+EYES = np.stack([np.eye(2)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "examples", "message"),
+    [
+        (tasks.mlp(4, 3), [X, Y], r"a list, not a dict of arrays; give \{'x': ..., 'y': ...\}"),
+        (tasks.mlp(4, 3), {"x": X}, r"no 'y' \(there are: x\)"),
+        (tasks.mlp(4, 3), {"x": X, "y": Y[:2]}, r"'x' \(3, 4\), 'y' \(2,\)"),
+        (tasks.mlp(5, 3), {"x": X, "y": Y}, r"that is 4 features, but the task is for 5; .*features=4"),
+        (tasks.mlp(4, 3), {"x": X.astype(int), "y": Y}, r"examples\['x'\]: int64 .*use .astype\(np.float32\)"),
+        (tasks.mlp(4, 3), {"x": X, "y": Y + 1}, r"example 2 has label 3, .*0 to 2; .*classes=4"),
+        (tasks.mlp(4, 3), {"x": X, "y": Y - 1}, r"example 0 has label -1"),
+        (tasks.mlp(4, 3), {"x": X, "y": Y * 1.0}, r"examples\['y'\]: float64 where whole numbers are due"),
+        (tasks.mlp(4, 3), {"x": X, "y": Y[:, None]}, r"examples\['y'\]: each example has shape \(1,\)"),
+        (tasks.cnn((16, 16, 3), 3), {"x": IMAGES, "y": Y}, r"shape \(16, 16, 1\), but the task is for \(16, 16, 3\)"),
+        (tasks.cnn((16, 16, 1), 3, mean=(1, 2, 3)), {"x": IMAGES, "y": Y}, "but mean has 3 numbers"),
+        (tasks.logistic_regression(4), {"x": X, "y": Y}, r"example 0 has label 0, .* 2 \* y - 1"),
+        (tasks.logistic_regression(3), {"x": X, "y": SIGNS}, r"shape \(4,\), but the task is for \(3,\)"),
+        (tasks.logistic_regression(4), {"x": X.astype(np.uint8), "y": SIGNS}, "uint8 where real numbers are due"),
+        (tasks.linear_regression(4), {"x": X, "y": Y}, r"examples\['y'\]: int64 where real numbers are due"),
+        (tasks.quadratic(2), {"H": EYES, "e": np.ones((2, 3))}, r"examples\['e'\]: each example has shape \(3,\)"),
+        (tasks.quadratic(2), {"H": np.triu(EYES + 1), "e": np.ones((2, 2))}, "example 0 is not symmetric"),
+        (tasks.char_lstm(9), {"x": np.full((2, 5), 9), "y": np.zeros((2, 5), int)}, "character 9, .*vocabulary=10"),
+        (tasks.char_lstm(9), {"x": np.zeros((2, 5), int), "y": np.zeros((2, 4), int)}, r"\(4,\), .*for \(5,\)"),
+        (tasks.char_lstm(9), {"x": np.zeros(2, int), "y": np.zeros(2, int)}, r"give \[n, T\]"),
+    ],
+)
+def test_examples_that_do_not_fit(task, examples, message):
+    with pytest.raises(DataError, match=message):
+        task.check(examples)
+
+
+@pytest.mark.parametrize(
+    ("name", "hyper", "message"),
+    [
+        ("mpl", {}, "task = 'mpl': did you mean 'mlp'?"),
+        ("mlp", {"features": 4, "clases": 3}, "argument of task mlp = 'clases': did you mean 'classes'?"),
+        ("mlp", {"features": 4}, r"classes = None: the task mlp needs it: create\('mlp', classes=...\)"),
+        ("mlp", {"features": 0, "classes": 3}, "features = 0: give a whole number of at least 1"),
+        ("mlp", {"features": 4, "classes": 1}, "classes = 1: give a whole number of at least 2"),
+        ("mlp", {"features": 4, "classes": 3, "hidden": [5, 0]}, "hidden = 0"),
+        ("mlp", {"features": 4, "classes": 3, "l2": -0.1}, "l2 = -0.1: give a finite number of at least 0"),
+        ("mlp", {"features": 4, "classes": 3, "l2": float("nan")}, "l2 = nan"),
+        ("mlp", {"features": 4, "classes": 3, "std": [1.0, 0.0]}, r"std = \(1.0, 0.0\): give positive numbers"),
+        ("mlp", {"features": 4, "classes": 3, "mean": float("inf")}, "mean = inf: give one finite number"),
+        ("cnn", {"shape": (28, 28), "classes": 3}, r"shape = \(28, 28\): give \(height, width, channels\)"),
+        ("cnn", {"shape": (28, 8, 1), "classes": 3}, "shape's width = 8: give a whole number of at least 16"),
+        ("vgg11", {"shape": (32, 32, 3), "classes": 3, "drop": 1.0}, "drop = 1.0: .* at least 0 and below 1"),
+        ("resnet18", {"shape": (32, 32, 3), "classes": 3, "groups": 3}, "groups = 3: give a divisor of 64"),
+        ("char_lstm", {"vocabulary": 1}, "vocabulary = 1: give a whole number of at least 2"),
+    ],
+)
+def test_arguments_that_cannot_be_used(name, hyper, message):
+    with pytest.raises(ConfigError, match=message):
+        tasks.create(name, **hyper)
+
+
+def test_the_same_arguments_give_the_same_task():
+    task = tasks.mlp(4, 3, hidden=(5,))
+    assert tasks.mlp(features=np.int64(4), classes=3, hidden=[5], l2=0.0) is task
+    assert tasks.create("mlp", features=4, classes=3, hidden=np.array([5])) is task
+    assert tasks.mlp(4, 3, hidden=(6,)) is not task
+
+
+def test_every_task_has_one_line():
+    lines = tasks.available()
+    assert set(lines) == {
+        *("quadratic", "linear_regression", "logistic_regression", "softmax_regression"),
+        *("mlp", "cnn", "vgg11", "resnet18", "char_lstm"),
+    }
+    assert all(line.endswith((".", "xᵀw.")) and "\n" not in line for line in lines.values())

@@ -1,0 +1,147 @@
+"""The layers against XLA's own operations and plain NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fedax.errors import ConfigError
+from fedax.tasks.layers import conv2d, dropout, group_norm, lstm, max_pool
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+
+
+def reference(x, w, stride=1, padding="SAME"):
+    return lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def close(a, b, tolerance=1e-5):
+    """Equal up to rounding, relative to the largest entry of each array."""
+    for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert left.shape == right.shape
+        np.testing.assert_allclose(left, right, rtol=0, atol=tolerance * float(jnp.abs(right).max()))
+
+
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (3, 2), (5, 5)])
+def test_convolution_and_its_gradients_are_those_of_xla(kernel, stride, padding):
+    x, w = normal(2, 8, 7, 3), normal(*kernel, 3, 4)  # an even and an odd side: with stride 2 some rows stay unread
+    g = normal(*reference(x, w, stride, padding).shape)
+
+    def run(conv):
+        out, pull = jax.vjp(lambda x, w: conv(x, w, stride, padding), x, w)
+        return out, pull(g)
+
+    close(jax.jit(lambda: run(conv2d))(), run(reference))
+
+
+def net(conv, weights, x):
+    for w in weights:
+        x = jnp.tanh(conv(x, w))
+    return (x**2).sum()
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_local_steps_of_clients_with_their_own_weights(size):
+    clients, steps = 3, 4
+    weights = [0.2 * normal(clients, size, size, i, 2) for i in (1, 2)]
+    x = normal(steps, clients, 2, 6, 6, 1)
+
+    @jax.jit
+    def vectorised(weights, x):
+        def step(weights, x):
+            gradient = jax.vmap(jax.grad(functools.partial(net, conv2d)))(weights, x)
+            return jax.tree.map(lambda w, g: w - 0.01 * g, weights, gradient), None
+
+        return lax.scan(step, weights, x)[0]
+
+    gradient = jax.jit(jax.grad(functools.partial(net, reference)))
+    expected = []
+    for i in range(clients):
+        own = [w[i] for w in weights]
+        for k in range(steps):
+            own = jax.tree.map(lambda w, g: w - 0.01 * g, own, gradient(own, x[k, i]))
+        expected.append(own)
+    close(vectorised(weights, x), jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected))
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_hessian_vector_products_by_either_mode(size):
+    weights, x = [0.2 * normal(size, size, i, 2) for i in (1, 2)], normal(2, 6, 6, 1)
+    direction = jax.tree.map(lambda w: normal(*w.shape), weights)
+
+    def forward_over_reverse(conv):
+        return jax.jvp(jax.grad(functools.partial(net, conv, x=x)), (weights,), (direction,))[1]
+
+    def reverse_over_reverse(conv):
+        def slope(weights):
+            gradient = jax.grad(functools.partial(net, conv, x=x))(weights)
+            return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient, direction)))
+
+        return jax.grad(slope)(weights)
+
+    expected = jax.jit(lambda: forward_over_reverse(reference))()
+    close(jax.jit(lambda: forward_over_reverse(conv2d))(), expected)
+    close(jax.jit(lambda: reverse_over_reverse(conv2d))(), expected)
+
+
+def test_convolution_takes_the_wider_dtype_and_only_known_paddings():
+    out = conv2d(normal(1, 4, 4, 1).astype(jnp.bfloat16), normal(3, 3, 1, 1))
+    assert out.dtype == jnp.float32
+    with pytest.raises(ConfigError, match="padding = 'same': give 'SAME' or 'VALID'"):
+        conv2d(normal(1, 4, 4, 1), normal(3, 3, 1, 1), padding="same")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_max_pool_is_the_window_maximum(size):
+    x = normal(2, 7, 8, 3)
+    window = (1, size, size, 1)
+
+    def windows(x):
+        return lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
+
+    out, pull = jax.vjp(functools.partial(max_pool, size=size), x)
+    expected, pull_expected = jax.vjp(windows, x)
+    close(out, expected)
+    close(pull(expected), pull_expected(expected))
+
+
+def test_group_norm_normalises_each_group_of_each_example():
+    x, scale, offset = 3 + 2 * normal(4, 3, 5, 6), normal(6), normal(6)
+    parts = np.asarray(x).reshape(4, 15, 3, 2)
+    parts = (parts - parts.mean((1, 3), keepdims=True)) / np.sqrt(parts.var((1, 3), keepdims=True) + 1e-5)
+    close(group_norm(x, scale, offset, groups=3), parts.reshape(x.shape) * np.asarray(scale) + np.asarray(offset))
+
+
+def test_lstm_step_by_step():
+    x = normal(2, 4, 3)
+    params = {"input": normal(3, 20), "state": normal(5, 20), "offset": normal(20)}
+    w, v, offset = (np.asarray(params[name]) for name in ("input", "state", "offset"))
+
+    def sigmoid(z):
+        return 1 / (1 + np.exp(-z))
+
+    c = h = np.zeros((2, 5))
+    expected = []
+    for t in range(4):
+        i, f, g, o = np.split(np.asarray(x)[:, t] @ w + h @ v + offset, 4, axis=1)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        expected.append(h)
+    close(lstm(x, params), np.stack(expected, axis=1))
+
+
+def test_dropout_keeps_the_mean_and_is_off_without_a_key():
+    ones = jnp.ones(20_000)
+    dropped = dropout(ones, 0.2, jax.random.key(1))
+    assert float((dropped == 0).mean()) == pytest.approx(0.2, abs=0.01)
+    assert float(dropped.mean()) == pytest.approx(1.0, abs=0.01)
+    assert dropout(ones, 0.2, None) is ones

@@ -1,0 +1,191 @@
+"""The losses, metrics and initial parameters of the tasks, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedax import tasks
+
+RNG = np.random.default_rng(0)
+
+
+def log_softmax(logits):
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def fresh(task, seed=0):
+    """The task's parameters; compiled as a whole, which is quicker than draw by draw."""
+    return jax.jit(task.init)(jax.random.key(seed))
+
+
+def batch_of(shape, classes, n=5):
+    return {"x": RNG.normal(size=(n, *shape)).astype(np.float32), "y": RNG.integers(0, classes, n).astype(np.int32)}
+
+
+def test_quadratic_is_minimal_at_the_solution_of_its_equations():
+    root, e = RNG.normal(size=(2, 3, 3)), RNG.normal(size=(2, 3))
+    H = root @ root.swapaxes(1, 2) + np.eye(3)
+    task, x = tasks.quadratic(3), jnp.asarray(RNG.normal(size=3), jnp.float32)
+    batch = {"H": H.astype(np.float32), "e": e.astype(np.float32)}
+    task.check(batch)
+    np.testing.assert_allclose(task.loss(x, batch, None), [0.5 * x @ H[i] @ x - e[i] @ x for i in range(2)], rtol=1e-5)
+    gradient = jax.jacobian(task.loss)(x, batch, None)
+    np.testing.assert_allclose(gradient, [H[i] @ x - e[i] for i in range(2)], rtol=1e-4)
+    assert task.init(None).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_regression(bias):
+    task = tasks.linear_regression(3, bias=bias)
+    batch = {"x": RNG.normal(size=(4, 3)).astype(np.float32), "y": RNG.normal(size=4).astype(np.float32)}
+    task.check(batch)
+    w, b = RNG.normal(size=3).astype(np.float32), np.float32(0.7 if bias else 0)
+    params = {"w": w} | ({"b": b} if bias else {})
+    assert jax.tree.map(np.shape, task.init(None)) == jax.tree.map(np.shape, params)
+    errors = batch["x"] @ w + b - batch["y"]
+    np.testing.assert_allclose(task.loss(params, batch, None), errors**2, rtol=1e-4)
+    gradient = jax.grad(lambda p: task.loss(p, batch, None).sum())(params)
+    np.testing.assert_allclose(gradient["w"], 2 * errors @ batch["x"], rtol=1e-4)
+
+
+def test_logistic_regression():
+    task = tasks.logistic_regression(3, l2=0.1)
+    batch = {"x": RNG.normal(size=(6, 3)).astype(np.float32), "y": np.array([-1, 1, 1, -1, 1, -1], np.float32)}
+    task.check(batch)
+    w = RNG.normal(size=3).astype(np.float32)
+    margins = batch["y"] * (batch["x"] @ w)
+    np.testing.assert_allclose(task.loss({"w": w}, batch, None), np.log1p(np.exp(-margins)) + 0.05 * w @ w, rtol=1e-5)
+    assert task.metrics["accuracy"]({"w": w}, batch).tolist() == (margins > 0).tolist()
+    gradient = jax.jacobian(task.loss)({"w": w}, batch, None)["w"]
+    expected = -(batch["y"] / (1 + np.exp(margins)))[:, None] * batch["x"] + 0.1 * w
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    far = {"x": np.array([[1e4, 0, 0], [-1e4, 0, 0]], np.float32), "y": np.ones(2, np.float32)}
+    assert tasks.logistic_regression(3).loss({"w": np.float32([1, 0, 0])}, far, None).tolist() == [0, 1e4]
+
+
+def test_softmax_regression_scales_pixels_by_channel_and_flattens_images():
+    mean, std, l2 = (0.1, 0.2, 0.3), (0.5, 1.0, 2.0), 0.01
+    task = tasks.softmax_regression(12, 4, l2=l2, mean=mean, std=std)
+    batch = {"x": RNG.integers(0, 256, (5, 2, 2, 3)).astype(np.uint8), "y": np.array([0, 1, 2, 3, 3])}
+    task.check(batch)
+    params = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), jnp.float32), task.init(None))
+    values = jax.tree.map(np.asarray, params)
+    x = ((batch["x"] / 255 - np.array(mean)) / np.array(std)).reshape(5, 12)
+    logits = x @ values["w"] + values["b"]
+    ridge = l2 / 2 * ((values["w"] ** 2).sum() + (values["b"] ** 2).sum())
+    np.testing.assert_allclose(
+        task.loss(params, batch, None), -log_softmax(logits)[np.arange(5), batch["y"]] + ridge, rtol=1e-5
+    )
+    assert task.metrics["accuracy"](params, batch).tolist() == (logits.argmax(1) == batch["y"]).tolist()
+    assert not any(leaf.any() for leaf in jax.tree.leaves(task.init(None)))
+
+
+def test_mlp_is_products_and_relus():
+    task = tasks.mlp(6, 3, hidden=(5, 4), l2=0.1)
+    params, batch = fresh(task), batch_of((2, 3), 3)
+    *hidden, head = jax.tree.map(np.asarray, params)
+    x = batch["x"].reshape(5, 6)
+    for layer in hidden:
+        x = np.maximum(x @ layer["w"] + layer["b"], 0)
+    logits = x @ head["w"] + head["b"]
+    ridge = 0.05 * sum((leaf**2).sum() for leaf in jax.tree.leaves((hidden, head)))
+    np.testing.assert_allclose(
+        task.loss(params, batch, None), -log_softmax(logits)[np.arange(5), batch["y"]] + ridge, rtol=1e-5
+    )
+
+
+def test_initial_weights_have_the_variance_of_their_rule():
+    task = tasks.mlp(400, 300, hidden=(500,))
+    hidden, head = fresh(task)
+    assert float(hidden["w"].var()) == pytest.approx(2 / 400, rel=0.02)
+    assert float(head["w"].var()) == pytest.approx(1 / (3 * 500), rel=0.02)
+    assert not hidden["b"].any()
+    assert not np.allclose(hidden["w"], fresh(task, seed=1)[0]["w"])
+    kernel = fresh(tasks.cnn((16, 16, 1), 2, filters=64))["convs"][1]["w"]
+    assert float(kernel.var()) == pytest.approx(2 / (9 * 64), rel=0.02)
+
+
+ZOO = {
+    "cnn": (tasks.cnn((17, 16, 2), 5, filters=4), batch_of((17, 16, 2), 5, n=3)),
+    "vgg11": (tasks.vgg11((32, 32, 1), 5), batch_of((32, 32, 1), 5, n=2)),
+    "resnet18": (tasks.resnet18((8, 8, 3), 5), batch_of((8, 8, 3), 5, n=2)),
+    "char_lstm": (
+        tasks.char_lstm(7, hidden=8),
+        {"x": RNG.integers(0, 7, (3, 6)), "y": RNG.integers(0, 7, (3, 6))},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_an_example_s_loss_is_its_own(name):
+    task, batch = ZOO[name]
+    task.check(batch)
+    params = fresh(task)
+    loss = jax.jit(lambda params, batch: task.loss(params, batch, None))
+    together = loss(params, batch)
+    classes = 7 if name == "char_lstm" else 5
+    assert together.shape == batch["x"].shape[:1]
+    assert np.abs(together - np.log(classes)).max() < 3  # a fresh model knows nothing, and is not too sure of it
+    twice = loss(params, jax.tree.map(lambda a: np.concatenate([a[:1]] * len(a)), batch))
+    np.testing.assert_allclose(twice, np.repeat(together[:1], len(twice)), rtol=1e-4)
+
+
+def test_dropout_only_with_a_key():
+    task, batch = ZOO["vgg11"]
+    params = fresh(task)
+    loss = jax.jit(task.loss)
+    one, other = (loss(params, batch, jax.random.key(i)) for i in range(2))
+    assert np.abs(one - other).min() > 1e-4
+    assert loss(params, batch, jax.random.key(0)).tolist() == one.tolist()
+    without = jax.jit(tasks.vgg11((32, 32, 1), 5, drop=0.0).loss)
+    np.testing.assert_allclose(without(params, batch, jax.random.key(0)), loss(params, batch, None), rtol=1e-5)
+
+
+def test_char_lstm_remembers_and_averages_over_time():
+    task = tasks.char_lstm(5, embedding=4, hidden=16, layers=1)
+
+    def echo(n):
+        x = RNG.integers(0, 5, (n, 8))
+        return {"x": x, "y": np.concatenate([np.zeros((n, 1), int), x[:, :-1]], axis=1)}  # the character before
+
+    batch, new = echo(64), echo(4)
+
+    @jax.jit
+    def train(params):
+        def step(params, _):
+            gradient = jax.grad(lambda p: task.loss(p, batch, None).mean())(params)
+            return jax.tree.map(lambda p, g: p - 2.0 * g, params, gradient), None
+
+        return jax.lax.scan(step, params, length=300)[0]
+
+    params = train(fresh(task))
+    loss, accuracy = jax.jit(lambda params, batch: task.loss(params, batch, None)), jax.jit(task.metrics["accuracy"])
+    assert loss(params, new).max() < 0.2
+    assert accuracy(params, new).tolist() == [1.0] * 4
+    wrong_from = new["y"] + (np.arange(8) >= 2)[None]
+    assert accuracy(params, new | {"y": wrong_from % 5}).tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [
+        ("softmax_regression", {"features": 4, "classes": 3}),
+        ("mlp", {"features": 4, "classes": 3, "hidden": [5]}),
+        ("cnn", {"shape": [16, 16, 1], "classes": 3, "filters": 2}),
+    ],
+)
+def test_parameters_follow_the_default_float_dtype(make, arguments):
+    task = tasks.create(make, **arguments)
+    shape = (4,) if make != "cnn" else (16, 16, 1)
+    for x in (RNG.normal(size=(2, *shape)).astype(np.float32), RNG.integers(0, 256, (2, *shape)).astype(np.uint8)):
+        batch = {"x": x, "y": np.array([0, 2])}
+        with jax.enable_x64(True):
+            params = fresh(task)
+            wide = jax.jit(task.loss)(params, batch, None)
+            assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(np.float64)}
+            assert wide.dtype == np.float64
+        narrow = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+        loss = jax.jit(task.loss)(narrow, batch, None)
+        assert loss.dtype == np.float32
+        np.testing.assert_allclose(loss, wide, rtol=1e-4)
