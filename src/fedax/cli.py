@@ -74,11 +74,11 @@ def _options(
 @app.command()
 @_clear_errors
 def run(
-    config: Annotated[pathlib.Path, typer.Argument(help="Configuration, a TOML file.", show_default=False)],
+    config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
     out: Out = None,
     settings: Set = None,
 ) -> None:
-    """Run the experiment of a configuration file.
+    """Run the experiment of a configuration file, or a paper's.
 
     \b
     A small configuration:
@@ -90,6 +90,7 @@ def run(
     Examples:
       fedax run experiment.toml
       fedax run experiment.toml --set run.rounds=200 --set "methods.*.lr=0.05"
+      fedax run fednova-figure-2-equal
       fedax run runs/digits-1/config.toml --out runs/again
 
     Exit code 1: a method diverged (the others are finished, all is written).
@@ -164,12 +165,13 @@ class Kind(enum.StrEnum):
     methods = "methods"
     data = "data"
     tasks = "tasks"
+    recipes = "recipes"
 
 
 @app.command("list")
 @_clear_errors
 def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everything if left out.")] = None) -> None:
-    """List methods, data sets and tasks.
+    """List methods, data sets, tasks and recipes (experiments of papers).
 
     \b
     Examples:
@@ -177,15 +179,15 @@ def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everyt
       fedax list methods
     """
     import fedax
-    from fedax.experiments import datasets, tasks
+    from fedax.experiments import datasets, recipes, tasks
 
-    lines = {Kind.methods: fedax.available, Kind.data: datasets, Kind.tasks: tasks}
+    lines = {Kind.methods: fedax.available, Kind.data: datasets, Kind.tasks: tasks, Kind.recipes: recipes}
     console = _console()
     for each in Kind if kind is None else [kind]:
         if kind is None:
             console.print(f"[bold]{each}[/]")
         console.print(_two_columns(lines[each]()))
-        if kind is None and each is not Kind.tasks:
+        if kind is None and each is not Kind.recipes:
             console.print()
 
 

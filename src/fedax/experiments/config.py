@@ -1,0 +1,541 @@
+"""A configuration, from TOML to the objects that run: everything is checked before anything long begins.
+
+The sections' own settings are the fields of the classes below. All other keys of a section are the parameters of what
+it names: the partition, the task, the work, the participation, the method, with the names and defaults of the Python
+functions of that name.
+"""
+
+import difflib
+import inspect
+import pathlib
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pydantic
+
+import fedax
+from fedax.algorithms import hyperparameters
+from fedax.data import generators, partitions
+from fedax.errors import ConfigError, DataError, unknown
+from fedax.experiments.defaults import TASKS_OF
+from fedax.experiments.runs import slug
+from fedax.numbers import check_number
+
+Table = dict[str, Any]
+
+_GENERATED: dict[str, tuple[str, Callable[..., Any]]] = {
+    "synthetic": ("FedProx's Synthetic(alpha, beta): softmax labels, a model for each client", generators.synthetic),
+    "quadratics": ("quadratic objectives whose optimum is known in closed form", generators.quadratics),
+}
+_PARTITIONS: dict[str, Callable[..., Any]] = {
+    "iid": partitions.iid,
+    "dirichlet": partitions.dirichlet,
+    "dirichlet-labels": partitions.dirichlet_labels,
+    "shards": partitions.shards,
+    "dominant": partitions.dominant,
+    "power-law": partitions.power_law,
+    "column": partitions.by_column,
+}
+_WORK: dict[str, Callable[..., Any]] = {
+    "steps": fedax.Steps,
+    "epochs": fedax.Epochs,
+    "random-epochs": fedax.RandomEpochs,
+    "random-steps": fedax.RandomSteps,
+    "deadline": fedax.Deadline,
+}
+_PARTICIPATION: dict[str, Callable[..., Any]] = {
+    "full": fedax.Full,
+    "uniform": fedax.Uniform,
+    "proportional": fedax.Proportional,
+    "uniform-normalized": fedax.UniformNormalized,
+    "trace": fedax.Trace,
+}
+_FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of tasks that the data set tells
+
+_RECIPES = pathlib.Path(__file__).parent / "recipes"
+_MOST_SEEDS = 1000
+
+Count = pydantic.PositiveInt
+Seed = pydantic.NonNegativeInt
+
+
+class _Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+
+class _Open(_Section):
+    """A section whose other keys are the parameters of what it names."""
+
+    model_config = pydantic.ConfigDict(extra="allow", strict=True)
+
+    @property
+    def parameters(self) -> Table:
+        return dict(self.model_extra or {})
+
+
+class DataSection(_Open):
+    """Which data, and how they are dealt to the clients."""
+
+    name: str
+    clients: Count | None = None
+    partition: str | None = None
+    seed: Seed = 0
+    weights: Literal["sizes", "uniform"] = "sizes"
+
+
+class TaskSection(_Open):
+    """What is learned."""
+
+    name: str | None = None
+
+
+class WorkSection(_Open):
+    """How much each client does in a round."""
+
+    kind: str
+
+
+class ParticipationSection(_Open):
+    """Who takes part in a round."""
+
+    kind: str = "full"
+
+
+class RunSection(_Section):
+    """How long, with which minibatches, how often, and what is measured."""
+
+    rounds: Count
+    batch_size: Count | None = None
+    seeds: Any = 1  # how many, or which
+    evaluate_every: Count | None = None
+    grad_norm: bool = False
+    chunk_size: Count | None = None
+
+
+class MethodSection(_Open):
+    """One method to run."""
+
+    name: str
+    label: str | None = None
+
+
+class ExperimentSection(_Section):
+    """A whole configuration."""
+
+    name: str | None = None
+    data: DataSection
+    task: TaskSection = TaskSection()
+    work: WorkSection = WorkSection(kind="epochs", epochs=1)  # type: ignore[call-arg]
+    participation: ParticipationSection = ParticipationSection()
+    run: RunSection
+    methods: list[MethodSection] = pydantic.Field(min_length=1)
+
+
+_SELECTORS: dict[str, type[_Open]] = {
+    "data.partition": DataSection,
+    "task.name": TaskSection,
+    "work.kind": WorkSection,
+    "participation.kind": ParticipationSection,
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration that has passed every check, and the objects that it stands for.
+
+    Attributes:
+        config: the configuration with all defaults filled in, as it is written to config.toml.
+        data: the clients' examples.
+        test: held-out examples, or ``None``.
+        classes: names of the classes, or ``None`` where the examples have none.
+        task: what is learned; one object for all runs, so that JAX compiles once a method.
+        work: local work.
+        participation: who takes part.
+        methods: label -> method.
+    """
+
+    config: Table
+    data: fedax.FederatedData
+    test: Table | None
+    classes: list[str] | None
+    task: fedax.Task
+    work: fedax.Work
+    participation: fedax.Participation
+    methods: dict[str, fedax.Algorithm]
+
+
+def read_toml(source: str | pathlib.Path) -> Table:
+    """The tables of a TOML file, or of a recipe by its name.
+
+    Args:
+        source: a file, or where there is none, one of :func:`recipes`.
+
+    Raises:
+        ConfigError: there is neither, or it is no TOML; the message has the line.
+    """
+    path = pathlib.Path(source)
+    known = recipes()
+    if not path.exists() and str(source) in known:
+        path = _RECIPES / f"{source}.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        near = difflib.get_close_matches(str(source), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "give a TOML file, or a recipe (fedax list recipes)"
+        raise ConfigError("config", str(source), f"cannot be read ({error.strerror}); {hint}") from error
+    except ValueError as error:
+        raise ConfigError("config", str(source), f"is no TOML: {error}") from error
+
+
+def recipes() -> dict[str, str]:
+    """The papers' experiments that come with fedax: name -> where in which paper.
+
+    Example:
+        >>> recipes()["fednova-figure-2-equal"]
+        'Wang et al. 2020 (FedNova), Figure 2, left'
+    """
+    lines = {path.stem: path.read_text(encoding="utf-8").partition("\n")[0] for path in sorted(_RECIPES.glob("*.toml"))}
+    return {name: line.lstrip("# ").partition(": ")[0] for name, line in lines.items()}
+
+
+def override(config: Table, setting: str) -> None:
+    """Apply one ``key=value`` to a configuration, in place.
+
+    Args:
+        config: as of :func:`read_toml`.
+        setting: ``section.key=value``; the value is TOML, or else a plain word. ``methods.<name or label>.key`` sets
+            one method's, ``methods.*.key`` that of all. Another partition, task, work or participation drops the
+            parameters of the former one.
+
+    Example:
+        >>> config = {"run": {"rounds": 9}, "methods": [{"name": "fedavg"}, {"name": "fedprox"}]}
+        >>> for setting in ("run.rounds=3", "data.partition=iid", "methods.*.lr=0.1", "methods.fedprox.prox=1"):
+        ...     override(config, setting)
+        >>> config["run"], config["data"], config["methods"][1]
+        ({'rounds': 3}, {'partition': 'iid'}, {'name': 'fedprox', 'lr': 0.1, 'prox': 1})
+    """
+    path, equals, text = setting.partition("=")
+    path = path.strip()
+    keys = path.split(".")
+    if not equals or not all(keys):
+        raise ConfigError("set", setting, "give section.key=value, such as run.rounds=20 or methods.fedavg.lr=0.1")
+    try:
+        value = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    tables = [config]
+    if keys[0] == "methods":
+        if len(keys) < 3:
+            raise ConfigError("set", setting, "name the method too: methods.fedavg.lr=0.1, or methods.*.lr=0.1 for all")
+        rows = config.get("methods", [])
+        tables = [row for row in rows if keys[1] in ("*", row.get("name"), row.get("label"))]
+        if not tables:
+            raise unknown(f"methods.{keys[1]}", keys[1], [str(row.get("label", row.get("name"))) for row in rows])
+        keys = keys[2:]
+    elif keys[0] not in ExperimentSection.model_fields:
+        raise unknown(path, keys[0], ExperimentSection.model_fields)
+    for table in tables:
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise ConfigError("set", setting, f"{key} is a value, no section")
+        section = _SELECTORS.get(path)
+        if section is not None and table.get(keys[-1]) != value:
+            stale = set(table) - set(section.model_fields)
+            for name in stale | ({"clients"} if value == "column" else set()):
+                table.pop(name, None)
+        table[keys[-1]] = value
+
+
+def check(config: Mapping[str, Any]) -> ExperimentSection:
+    """The form of a configuration: sections, names, types and ranges of the settings.
+
+    Raises:
+        ConfigError: for the first thing that is wrong.
+    """
+    try:
+        return ExperimentSection.model_validate(config)
+    except pydantic.ValidationError as error:
+        raise _clear(error.errors()[0]) from None
+
+
+def build(config: Mapping[str, Any]) -> Experiment:
+    """Check a configuration wholly, load its data, and make all its objects.
+
+    Args:
+        config: tables, as of :func:`read_toml`.
+
+    Raises:
+        ConfigError, DataError: whatever cannot be used, with the setting's dotted name.
+
+    Example:
+        >>> experiment = build({
+        ...     "data": {"name": "digits", "clients": 4, "partition": "iid"},
+        ...     "run": {"rounds": 2, "batch_size": 32},
+        ...     "methods": [{"name": "fedavg", "lr": 0.1}],
+        ... })
+        >>> experiment.data, list(experiment.methods), experiment.config["task"]["name"]
+        (FederatedData(4 clients, 1442 examples, 360 to 361 a client), ['fedavg'], 'softmax_regression')
+    """
+    sections = check(config)
+    # What needs no data comes first, so that a misspelt method does not wait for a large file.
+    labels = _labels(sections.methods)
+    made = [_method(section, label) for section, label in zip(sections.methods, labels, strict=True)]
+    work, work_config = _choose("work", "kind", sections.work.kind, _WORK, sections.work.parameters)
+    chosen = sections.participation
+    participation, participation_config = _choose(
+        "participation", "kind", chosen.kind, _PARTICIPATION, chosen.parameters
+    )
+    run = _run(sections.run)
+    pooled, data, test, data_config = _data(sections.data)
+    task, task_config = _task(sections.task, sections.data.name, pooled, data)
+    for name, validate in (
+        ("work", lambda: work.validate(data.sizes)),
+        ("participation", lambda: participation.validate(data.num_clients, run["rounds"])),
+    ):
+        _within(name, validate)
+    if task.check is not None:
+        task.check(data.examples)
+    resolved = {
+        "name": sections.name or sections.data.name,
+        "data": data_config,
+        "task": task_config,
+        "work": work_config,
+        "participation": participation_config,
+        "run": run,
+        "methods": [config for _, config in made],
+    }
+    methods = dict(zip(labels, (method for method, _ in made), strict=True))
+    return Experiment(resolved, data, test, _classes(data), task, work, participation, methods)
+
+
+def datasets() -> dict[str, str]:
+    """All data sets that a configuration may name: name -> one line."""
+    return fedax.data.available() | {name: line for name, (line, _) in _GENERATED.items()}
+
+
+def tasks() -> dict[str, str]:
+    """All tasks that a configuration may name: name -> one line."""
+    return fedax.tasks.available()
+
+
+# ---- sections
+
+
+def _run(section: RunSection) -> Table:
+    run = section.model_dump(exclude_none=True)
+    given = section.seeds
+    seeds = list(range(given)) if type(given) is int and given <= _MOST_SEEDS else given
+    good = isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed < 2**31 for seed in seeds)
+    if not good or len(set(seeds)) != len(seeds):
+        way_out = f"give a number of seeds from 1 to {_MOST_SEEDS}, or a list of different ones from 0 on"
+        raise ConfigError("run.seeds", given, way_out)
+    return {**run, "seeds": seeds}
+
+
+def _method(section: MethodSection, label: str) -> tuple[fedax.Algorithm, Table]:
+    place = f"methods.{label}"
+    try:
+        known = hyperparameters(section.name)
+    except ConfigError as error:
+        raise ConfigError(f"{place}.name", section.name, error.way_out) from None
+    given = {}
+    for name, value in section.parameters.items():
+        if name not in known:
+            raise unknown(f"{place}.{name}", name, known)
+        given[name] = _schedule(f"{place}.{name}", value) if isinstance(value, dict) else value
+    method = _within(place, lambda: fedax.create(section.name, **given))
+    defaults = {name: value for name, value in known.items() if value is not None}
+    return method, {"name": section.name, "label": label, **defaults, **section.parameters}
+
+
+def _schedule(field: str, table: Table) -> fedax.Schedule:
+    for name, value in table.items():
+        if name != "at":
+            check_number(f"{field}.{name}", value)
+    if "at" not in table:
+        return _call(field, fedax.PowerDecay, table)
+    at = table["at"]
+    if not isinstance(at, dict) or not all(round_.isdecimal() for round_ in at):
+        raise ConfigError(f"{field}.at", at, "give factors by round, such as {600 = 0.2, 900 = 0.2}")
+    for round_, factor in at.items():
+        check_number(f"{field}.at.{round_}", factor, 0, open_low=True)
+    return _call(field, fedax.Piecewise, {**table, "at": {int(round_): factor for round_, factor in at.items()}})
+
+
+def _labels(methods: Sequence[MethodSection]) -> list[str]:
+    """Each method's label; of methods that come several times, with the settings in which they differ."""
+    labels = []
+    for section in methods:
+        label = section.label or section.name
+        same = [other for other in methods if other.name == section.name and not other.label]
+        if not section.label and len(same) > 1:
+            keys = dict.fromkeys(key for other in same for key in other.parameters)
+            differ = [k for k in keys if len({repr(other.parameters.get(k)) for other in same}) > 1]
+            label += "".join(f" {key}={section.parameters[key]}" for key in differ if key in section.parameters)
+        labels.append(label)
+    for i, label in enumerate(labels):
+        if slug(label) in map(slug, labels[:i]):  # file names are made of them
+            raise ConfigError(f"methods[{i}].label", label, "two methods have this label; give each its own label")
+    return labels
+
+
+def _data(section: DataSection) -> tuple[Any, fedax.FederatedData, Table | None, Table]:
+    """``-> (data set, clients' data, held-out examples, configuration)``; no data set where one is generated."""
+    if section.name in _GENERATED:
+        if section.partition is not None:
+            raise ConfigError("data.partition", section.partition, f"{section.name} comes in clients; leave it out")
+        given = section.parameters | {"seed": section.seed}
+        if section.clients is not None:
+            given["clients"] = section.clients
+        made, parameters = _bind("data", _GENERATED[section.name][1], given, skip=("H", "e", "weights"))
+        data, test = made if isinstance(made, tuple) else (made, None)
+        data = _weighted(data, section.weights)
+        test = None if test is None else test.examples
+        return None, data, test, {"name": section.name, **parameters, "weights": section.weights}
+    if section.name not in datasets():
+        raise unknown("data.name", section.name, datasets())
+    partition = section.partition or "iid"
+    if partition not in _PARTITIONS:
+        raise unknown("data.partition", partition, _PARTITIONS)
+    if partition != "column" and section.clients is None:
+        raise ConfigError("data.clients", None, "this is missing; give the number of clients")
+    pooled = fedax.data.load(section.name)
+    deal = _PARTITIONS[partition]
+    if partition == "column":
+        parts, parameters = _by_column(section, pooled)
+    else:
+        first = len(pooled.train["y"]) if "n" in inspect.signature(deal).parameters else pooled.train["y"]
+        given = section.parameters | {"clients": section.clients, "seed": section.seed}
+        parts, parameters = _bind("data", deal, given, first)
+    data = _weighted(fedax.FederatedData.from_partition(pooled.train, parts), section.weights)
+    config = {"name": section.name, "partition": partition, **parameters, "weights": section.weights}
+    return pooled, data, pooled.test, config
+
+
+def _by_column(section: DataSection, pooled: Any) -> tuple[list[np.ndarray], Table]:
+    given = section.parameters
+    for name in given:
+        if name != "column":
+            raise unknown(f"data.{name}", name, ["column", *DataSection.model_fields])
+    if not pooled.groups:
+        raise ConfigError("data.partition", "column", f"{section.name} has no columns of clients; choose another one")
+    if "column" not in given:
+        raise ConfigError("data.column", None, f"this is missing; there are: {', '.join(pooled.groups)}")
+    if given["column"] not in pooled.groups:
+        raise unknown("data.column", given["column"], pooled.groups)
+    parts = partitions.by_column(pooled.groups[given["column"]])
+    if section.clients not in (None, len(parts)):
+        raise ConfigError("data.clients", section.clients, f"the column has {len(parts)} clients; leave it out")
+    return parts, given
+
+
+def _weighted(data: fedax.FederatedData, weights: str) -> fedax.FederatedData:
+    if weights == "sizes":
+        return fedax.FederatedData(data.examples, data.sizes)
+    return fedax.FederatedData(data.examples, data.sizes, np.full(data.num_clients, 1 / data.num_clients))
+
+
+def _task(section: TaskSection, data_name: str, pooled: Any, data: fedax.FederatedData) -> tuple[fedax.Task, Table]:
+    name = section.name or TASKS_OF[data_name]
+    if name not in tasks():
+        raise unknown("task.name", name, tasks())
+    make, examples = getattr(fedax.tasks, name), data.examples
+    derived: Table = {}
+    if "x" in examples:
+        shape = examples["x"].shape[1:]
+        classes = pooled.classes if pooled is not None else int(examples["y"].max()) + 1
+        derived = {"features": int(np.prod(shape)), "shape": shape, "classes": classes, "vocabulary": classes}
+    else:
+        derived = {"d": examples["e"].shape[1]}
+    wanted = [key for key in inspect.signature(make).parameters if key in _FROM_DATA]
+    for key in wanted:
+        if derived.get(key) is None:
+            raise ConfigError("task.name", name, f"this does not fit {data_name}; try {TASKS_OF[data_name]!r}")
+        if key in section.parameters:
+            raise ConfigError(f"task.{key}", section.parameters[key], "the data set tells this; leave it out")
+    task, parameters = _bind("task", make, section.parameters | {key: derived[key] for key in wanted})
+    return task, {"name": name, **{key: value for key, value in parameters.items() if key not in wanted}}
+
+
+def _classes(data: fedax.FederatedData) -> list[str] | None:
+    labels = data.examples.get("y")
+    if labels is None or labels.ndim != 1:
+        return None
+    values = np.unique(labels)
+    return [f"{value:g}" for value in values] if len(values) <= 100 else None
+
+
+# ---- calls
+
+
+def _choose(section: str, key: str, name: str, choices: Mapping[str, Callable[..., Any]], given: Table) -> Any:
+    if name not in choices:
+        raise unknown(f"{section}.{key}", name, choices)
+    made, parameters = _bind(section, choices[name], given)
+    return made, {key: name, **parameters}
+
+
+def _call(section: str, make: Callable[..., Any], given: Table) -> Any:
+    return _bind(section, make, given)[0]
+
+
+def _bind(
+    section: str, make: Callable[..., Any], given: Table, *first: Any, skip: Sequence[str] = ()
+) -> tuple[Any, Table]:
+    """Call ``make(*first, **given)``; ``-> (result, all keyword arguments with their defaults)``.
+
+    Unknown and missing names, and errors that the call itself raises, are reported as settings of ``section``.
+    """
+    known = list(inspect.signature(make).parameters.values())[len(first) :]
+    known = [p for p in known if p.name not in skip]
+    names = [p.name for p in known]
+    for name, value in given.items():
+        if not names:
+            raise ConfigError(f"{section}.{name}", value, "there is nothing to set here; leave it out")
+        if name not in names:
+            raise unknown(f"{section}.{name}", name, names)
+    for p in known:
+        if p.default is p.empty and p.name not in given:
+            raise ConfigError(f"{section}.{p.name}", None, f"this is missing; {section} needs {', '.join(names)}")
+    made = _within(section, lambda: make(*first, **given))
+    defaults = {p.name: p.default for p in known if p.default is not p.empty and p.default is not None}
+    return made, {name: (defaults | given)[name] for name in names if name in defaults or name in given}
+
+
+def _within(section: str, call: Callable[[], Any]) -> Any:
+    """The call's result; an error's field gets the section's name in front."""
+    try:
+        return call()
+    except ConfigError as error:
+        raise ConfigError(f"{section}.{error.field}", error.value, error.way_out) from error
+    except DataError as error:
+        raise DataError(f"{section}: {error}") from error
+
+
+# ---- pydantic's errors
+
+
+_MISSING = {
+    "data": '[data] with name = "digits"',
+    "run": "[run] with rounds = 50",
+    "run.rounds": "rounds = 50",
+    "methods": '[[methods]] with name = "fedavg"',
+}
+
+
+def _clear(error: Any) -> ConfigError:
+    """One of pydantic's errors in fedax's form."""
+    loc, kind = error["loc"], error["type"]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    if kind == "extra_forbidden":
+        model: Any = ExperimentSection if len(loc) == 1 else RunSection
+        return unknown(field, str(loc[-1]), model.model_fields)
+    if kind in ("missing", "too_short"):
+        return ConfigError(field, None, f"this is missing; add {_MISSING.get(field, 'it')}")
+    if kind == "model_type":
+        return ConfigError(field, error["input"], f"give a table: [{field}] and its settings below it")
+    return ConfigError(field, error["input"], error["msg"][0].lower() + error["msg"][1:])

@@ -1,0 +1,75 @@
+"""What suits a data set where nothing is said: its task, and an experiment to begin with."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+TASKS_OF = {
+    "digits": "softmax_regression",
+    "mnist": "softmax_regression",
+    "fashion_mnist": "softmax_regression",
+    "cifar10": "cnn",
+    "femnist": "cnn",
+    "pathmnist": "cnn",
+    "w8a": "logistic_regression",
+    "a9a": "logistic_regression",
+    "shakespeare": "char_lstm",
+    "synthetic": "softmax_regression",
+    "quadratics": "quadratic",
+}
+
+# FedNova's experiments: 16 clients, classes dealt by Dir(0.1), 2 to 5 epochs drawn anew for each client and round.
+_DIRICHLET = {"clients": 16, "partition": "dirichlet", "alpha": 0.1}
+_EPOCHS = {"kind": "random-epochs", "low": 2, "high": 5}
+_COMPARISONS: dict[str, dict[str, Any]] = {
+    "digits": {"data": _DIRICHLET, "run": {"rounds": 100, "batch_size": 32}, "lr": 0.5},
+    "mnist": {"data": _DIRICHLET, "run": {"rounds": 30, "batch_size": 32}, "lr": 0.05},
+    "fashion_mnist": {"data": _DIRICHLET, "run": {"rounds": 30, "batch_size": 32}, "lr": 0.05},
+    "cifar10": {"data": _DIRICHLET, "run": {"rounds": 20, "batch_size": 32, "seeds": 1}, "lr": 0.05},
+    "femnist": {
+        "data": {"partition": "column", "column": "writer"},
+        "participation": {"kind": "uniform-normalized", "size": 10},
+        "run": {"rounds": 30, "batch_size": 20, "seeds": 1},
+        "lr": 0.05,
+    },
+    "pathmnist": {"data": _DIRICHLET, "run": {"rounds": 20, "batch_size": 32, "seeds": 1}, "lr": 0.05},
+    "w8a": {"data": _DIRICHLET | {"alpha": 0.5}, "run": {"rounds": 30, "batch_size": 32}, "lr": 0.1},
+    "a9a": {"data": _DIRICHLET | {"alpha": 0.5}, "run": {"rounds": 30, "batch_size": 32}, "lr": 0.1},
+    "shakespeare": {
+        "data": {"partition": "column", "column": "role"},
+        "work": {"kind": "random-epochs", "low": 1, "high": 3},
+        "participation": {"kind": "uniform-normalized", "size": 10},
+        "run": {"rounds": 30, "batch_size": 10, "seeds": 1},
+        "lr": 0.8,
+    },
+    "synthetic": {
+        "data": {"clients": 30, "alpha": 1.0, "beta": 1.0},
+        "run": {"rounds": 50, "batch_size": 20},
+        "lr": 0.02,
+    },
+    "quadratics": {
+        "data": {"clients": 30, "dimension": 10},
+        "work": {"kind": "random-steps", "mean": 30.0, "std": 20.0, "low": 1, "high": 96},
+        "run": {"rounds": 100, "grad_norm": True},
+        "lr": 0.05,
+    },
+}
+
+
+def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:
+    """The configuration with which ``fedax compare`` begins, for one of :func:`fedax.experiments.datasets`.
+
+    Example:
+        >>> config = comparison("digits", ["fedavg"])
+        >>> config["methods"], config["work"]
+        ([{'name': 'fedavg', 'lr': 0.5}], {'kind': 'random-epochs', 'low': 2, 'high': 5})
+    """
+    found = copy.deepcopy(_COMPARISONS[name])
+    return {
+        "name": f"compare-{name}",
+        "data": {"name": name, **found["data"]},
+        "work": found.get("work", dict(_EPOCHS)),
+        "participation": found.get("participation", {"kind": "full"}),
+        "run": {"seeds": 3, **found["run"]},
+        "methods": [{"name": method, "lr": found["lr"]} for method in methods],
+    }

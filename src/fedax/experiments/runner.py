@@ -1,0 +1,144 @@
+"""Runs an experiment: every method with every seed, written to its folder as it goes."""
+
+import datetime
+import math
+import platform
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import fedax
+from fedax.errors import DivergedWarning
+from fedax.experiments import summary, toml
+from fedax.experiments.config import Experiment
+from fedax.experiments.plots import write_plots
+from fedax.experiments.report import write_report
+from fedax.experiments.runs import Path, Record, append_metrics, read, slug, write_atomic, write_json, write_model
+
+Watch = Callable[[str, int, Mapping[str, Any] | None], None]
+
+_DRAWS = 50  # rounds for which local work is drawn, to show how it is spread
+
+
+def execute(experiment: Experiment, folder: Path, watch: Watch | None = None) -> Record:
+    """Run an experiment and fill its folder.
+
+    Args:
+        experiment: from :func:`fedax.experiments.build`.
+        folder: from :func:`fedax.experiments.new_folder`.
+        watch: called as ``watch(label, seed, row)``; the row is ``None`` when a run begins, then each of its history.
+
+    Returns:
+        The run folder, read again. A method that diverges does not stop the others.
+    """
+    config = experiment.config
+    write_atomic(folder / "config.toml", toml.dumps(config))
+    write_json(folder / "about.json", _about(experiment))
+    (folder / "metrics.jsonl").touch()
+    names = {method["label"]: method["name"] for method in config["methods"]}
+    settings = {name: value for name, value in config["run"].items() if name != "seeds"}
+    compiled: dict[str, float] = dict.fromkeys(names, 0.0)
+    for label, algorithm in experiment.methods.items():
+        for seed in config["run"]["seeds"]:
+
+            def on_row(row: dict[str, Any], label: str = label, seed: int = seed) -> None:
+                append_metrics(folder, label, names[label], seed, row)
+                if watch is not None:
+                    watch(label, seed, row)
+
+            if watch is not None:
+                watch(label, seed, None)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DivergedWarning)  # the report says it
+                run = fedax.simulate(
+                    algorithm,
+                    experiment.task,
+                    experiment.data,
+                    work=experiment.work,
+                    participation=experiment.participation,
+                    test=experiment.test,
+                    seed=seed,
+                    callback=on_row,
+                    **settings,
+                )
+            compiled[label] += run.compile_seconds
+            write_model(folder / "models" / f"{slug(label)}-seed{seed}.safetensors", run.params)
+    record = read(folder)
+    write_json(folder / "summary.json", _summary(record, compiled))
+    write_plots(record)
+    write_report([record], folder / "report.html")
+    return record
+
+
+def count_parameters(task: fedax.Task) -> int:
+    """How many numbers the model has."""
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def _about(experiment: Experiment) -> dict[str, Any]:
+    devices = jax.devices()
+    return {
+        "started": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z"),
+        "device": f"{len(devices)} × {devices[0].device_kind}",
+        "versions": {
+            "fedax": fedax.__version__,
+            "jax": jax.__version__,
+            "numpy": np.__version__,
+            "Python": platform.python_version(),
+        },
+        "parameters": count_parameters(experiment.task),
+        "clients": _clients(experiment),
+    }
+
+
+def _clients(experiment: Experiment) -> dict[str, Any]:
+    data, classes = experiment.data, experiment.classes
+    counts = None
+    if classes is not None:
+        _, codes = np.unique(data.examples["y"], return_inverse=True)
+        client = np.repeat(np.arange(data.num_clients), data.sizes)
+        counts = np.zeros((data.num_clients, len(classes)), int)
+        np.add.at(counts, (client, codes), 1)
+    steps = _steps(experiment)
+    return {
+        "sizes": data.sizes,
+        "uniform": experiment.config["data"]["weights"] == "uniform",
+        "classes": classes,
+        "counts": counts,
+        "steps": {"draws": _DRAWS, "low": steps.min(0), "mean": steps.mean(0), "high": steps.max(0)},
+    }
+
+
+def _steps(experiment: Experiment) -> np.ndarray:
+    """[draws, N] local steps, as the work draws them."""
+    ids, sizes = jnp.arange(experiment.data.num_clients), jnp.asarray(experiment.data.sizes, jnp.int32)
+    batch_size = experiment.config["run"].get("batch_size")
+    draw = jax.jit(lambda key: experiment.work.draw(key, ids, sizes, batch_size))
+    return np.stack([draw(jax.random.key(k)) for k in range(_DRAWS)])
+
+
+def _summary(record: Record, compiled: Mapping[str, float]) -> dict[str, Any]:
+    """Status and final figures of every method, for programs."""
+    found = summary.methods([record])
+    return {"name": record.name, "methods": [_method_summary(m, compiled[m.label]) for m in found]}
+
+
+def _method_summary(m: summary.Method, compiled: float) -> dict[str, Any]:
+    final = {}
+    for column in summary.metrics([m]):
+        values = m.final(column)
+        final[column] = {"mean": values.mean(), "std": summary.spread(values), "seeds": values} if values.size else None
+    return {
+        "label": m.label,
+        "status": m.status,
+        "status_text": m.status_text,
+        "seeds": {str(run.seed): {"status": run.status, "round": run.history["round"][-1]} for run in m.runs},
+        "final": final,
+        "cost": {column: m.cost(column) for column in summary.COSTS},
+        "compile_seconds": compiled,
+    }

@@ -1,0 +1,223 @@
+"""A run on disk: what a run folder holds, how it is written and how it is read again.
+
+| file | what |
+|---|---|
+| config.toml | the whole configuration, defaults included; ``fedax run config.toml`` runs it again |
+| about.json | versions, device, start, and the clients: sizes, weights, classes, local steps |
+| metrics.jsonl | one line an evaluation, as the run goes |
+| models/ | the final models, one ``<label>-seed<k>.safetensors`` a run |
+| summary.json | status and final figures of every method |
+| plots/, report.html | the pictures |
+
+All files but metrics.jsonl, which only grows, are written whole or not at all.
+"""
+
+import json
+import math
+import os
+import pathlib
+import re
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors.numpy
+
+from fedax.errors import ConfigError, DataError
+
+Path = pathlib.Path
+
+
+@dataclass(frozen=True)
+class MethodRun:
+    """One method with one seed.
+
+    Attributes:
+        label: the method's name in this experiment.
+        method: its registered name.
+        seed: of initial model, minibatches, cohorts.
+        status: ``"finished"``, ``"diverged"`` or ``"unfinished"`` (the run was stopped, or still goes on).
+        history: column -> [evaluations], not-a-number where a value was not finite.
+    """
+
+    label: str
+    method: str
+    seed: int
+    status: str
+    history: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run folder, read.
+
+    Attributes:
+        folder: where.
+        config: the configuration, as in config.toml.
+        about: as in about.json.
+        runs: every method with every seed that has begun, in the order of the configuration.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    about: dict[str, Any]
+    runs: list[MethodRun]
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.config["name"]
+
+    @property
+    def labels(self) -> list[str]:
+        """The methods' labels, in the order of the configuration."""
+        return list(dict.fromkeys(run.label for run in self.runs))
+
+    def of(self, label: str) -> list[MethodRun]:
+        """All seeds of one method."""
+        return [run for run in self.runs if run.label == label]
+
+
+def new_folder(out: str | Path | None, name: str) -> Path:
+    """Make the folder of a run, and try that it can be written to.
+
+    Args:
+        out: the folder; it must be new or empty. ``None``: ``runs/<name>-<number>``, the first number that is free.
+        name: the experiment's name.
+
+    Raises:
+        ConfigError: the folder holds something, or cannot be written to.
+    """
+    if out is None:
+        number = 1
+        while (folder := Path("runs") / f"{slug(name)}-{number}").exists():
+            number += 1
+    else:
+        folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError("out", str(folder), "this folder is not empty; name another with --out, or empty it")
+        (folder / "models").mkdir()
+        (folder / "plots").mkdir()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError("out", str(folder), f"cannot write there ({reason}); name another with --out") from error
+    return folder
+
+
+def slug(label: str) -> str:
+    """A label as a part of a file name.
+
+    Example:
+        >>> slug("FedProx μ=0.01 (2)")
+        'FedProx-μ-0.01-2'
+    """
+    return re.sub(r"[^\w.]+", "-", label).strip("-.") or "run"
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: into a temporary neighbour first, which then takes the name."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Strict JSON, atomically: numbers that are not finite become null."""
+    write_atomic(path, json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def finite(content: Any) -> Any:
+    """Plain Python values of any nested content, ``None`` for numbers that are not finite.
+
+    Example:
+        >>> finite({"loss": float("nan"), "steps": np.arange(2)})
+        {'loss': None, 'steps': [0, 1]}
+    """
+    if isinstance(content, Mapping):
+        return {str(k): finite(v) for k, v in content.items()}
+    if isinstance(content, np.ndarray | np.generic):
+        return finite(content.tolist())
+    if isinstance(content, list | tuple):
+        return [finite(v) for v in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
+
+
+def append_metrics(folder: Path, label: str, method: str, seed: int, row: Mapping[str, Any]) -> None:
+    """Add one evaluation to metrics.jsonl, and see it on its way to the disk."""
+    status = "ok" if math.isfinite(row["train_loss"]) else "diverged"
+    line = finite({"label": label, "method": method, "seed": seed, "status": status, **row})
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_model(path: Path, params: Any) -> None:
+    """A pytree of arrays as safetensors; a tensor's name is its path in the tree, such as ``layers.0.weight``.
+
+    Example:
+        >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
+        >>> write_model(path, {"layers": [{"b": np.zeros(2)}], "scale": np.ones(())})
+        >>> {name: tensor.shape for name, tensor in sorted(safetensors.numpy.load_file(path).items())}
+        {'layers.0.b': (2,), 'scale': ()}
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    tensors = {jax.tree_util.keystr(p, simple=True, separator=".") or "params": np.asarray(leaf) for p, leaf in leaves}
+    # Contiguous copies: safetensors would write a transposed array's memory as it lies.
+    write_atomic(path, safetensors.numpy.save({name: np.array(leaf, order="C") for name, leaf in tensors.items()}))
+
+
+def read(folder: str | Path) -> Record:
+    """Read a run folder; the run may have been stopped half-way, or still go on.
+
+    Raises:
+        ConfigError: no run folder, or one without a single evaluation.
+        DataError: a file of it that cannot be read.
+    """
+    folder = Path(folder)
+    for file in ("config.toml", "about.json", "metrics.jsonl"):
+        if not (folder / file).is_file():
+            raise ConfigError("run", str(folder), f"no run folder, for it has no {file}; name one that fedax run wrote")
+    try:
+        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{folder}: config.toml or about.json cannot be read: {error}") from error
+    rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in _lines(folder / "metrics.jsonl"):
+        rows.setdefault((row["label"], row["seed"]), []).append(row)
+    if not rows:
+        raise ConfigError("run", str(folder), "it has no evaluation yet; wait for the first, or run it again")
+    return Record(folder, config, about, [_method_run(each, config["run"]["rounds"]) for each in rows.values()])
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    text = path.read_text(encoding="utf-8")
+    whole, _, _ = text.rpartition("\n")  # the last line of a run that was killed may be half written
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error})") from error
+
+
+def _method_run(rows: list[dict[str, Any]], rounds: int) -> MethodRun:
+    first, last = rows[0], rows[-1]
+    columns = [name for name in first if name not in ("label", "method", "seed", "status")]
+    history = {name: np.array([math.nan if row[name] is None else row[name] for row in rows]) for name in columns}
+    done = "diverged" if last["status"] == "diverged" else "finished" if last["round"] == rounds else "unfinished"
+    return MethodRun(first["label"], first["method"], first["seed"], done, history)

@@ -1,0 +1,260 @@
+"""A configuration: what it fills in, and what it says of mistakes."""
+
+import copy
+import tomllib
+
+import numpy as np
+import pytest
+
+import fedax
+from fedax.experiments import build, datasets, override, read_toml, recipes, tasks, toml
+from fedax.experiments.defaults import TASKS_OF, comparison
+
+GOOD = {
+    "data": {"name": "digits", "clients": 4, "partition": "dirichlet", "alpha": 0.5, "min_size": 5},
+    "work": {"kind": "steps", "steps": 2},
+    "run": {"rounds": 3, "batch_size": 16, "seeds": 2},
+    "methods": [{"name": "fedavg", "lr": 0.1}, {"name": "fedprox", "lr": 0.1, "prox": 0.5}],
+}
+
+
+def test_all_defaults_are_filled_in():
+    config = build({k: GOOD[k] for k in ("data", "run", "methods")}).config
+    assert config["name"] == "digits"
+    assert config["data"] == {**GOOD["data"], "seed": 0, "weights": "sizes"}
+    assert config["task"]["name"] == "softmax_regression" and config["task"]["l2"] == 0.0
+    assert config["work"] == {"kind": "epochs", "epochs": 1}
+    assert config["participation"] == {"kind": "full"}
+    assert config["run"] == {"rounds": 3, "batch_size": 16, "seeds": [0, 1], "grad_norm": False}
+    assert config["methods"][0]["label"] == "fedavg" and config["methods"][0]["nesterov"] is False
+
+
+def test_the_objects_are_those_configured():
+    experiment = build(GOOD)
+    parts = fedax.data.dirichlet(fedax.data.load("digits").train["y"], clients=4, alpha=0.5, min_size=5)
+    assert experiment.data.sizes.tolist() == [len(part) for part in parts]
+    assert experiment.methods["fedprox"].solver.prox == 0.5
+    assert experiment.work.fixed == 2
+    assert experiment.classes == [str(c) for c in range(10)]
+
+
+def test_the_resolved_configuration_builds_the_same_again():
+    first = build(GOOD)
+    again = build(tomllib.loads(toml.dumps(first.config)))
+    assert again.config == first.config
+    assert again.task is first.task  # one object, or JAX would compile again
+    np.testing.assert_array_equal(again.data.examples["x"], first.data.examples["x"])
+
+
+@pytest.mark.parametrize(
+    ("partition", "parameters"),
+    [
+        ("iid", {}),
+        ("dirichlet", {"alpha": 0.3}),
+        ("dirichlet-labels", {"alpha": 0.3}),
+        ("shards", {"per_client": 2}),
+        ("dominant", {"share": 0.8}),
+        ("power-law", {"exponent": 1.5}),
+    ],
+)
+def test_every_partition_has_all_examples_and_uniform_weights_on_demand(partition, parameters):
+    data = {"name": "digits", "clients": 10, "partition": partition, "weights": "uniform", **parameters}
+    made = build({**GOOD, "data": data}).data
+    assert made.num_clients == 10 and made.num_examples == len(fedax.data.load("digits").train["y"])
+    np.testing.assert_allclose(made.weights, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("work", "kind"),
+    [
+        ({"kind": "epochs", "epochs": 2}, fedax.Epochs),
+        ({"kind": "random-epochs", "low": 1, "high": 3}, fedax.RandomEpochs),
+        ({"kind": "random-steps", "mean": 5, "std": 2, "low": 1, "high": 9}, fedax.RandomSteps),
+        ({"kind": "deadline", "time": 2.0, "speed": [1.0, 2.0, 3.0, 4.0]}, fedax.Deadline),
+    ],
+)
+def test_every_kind_of_work(work, kind):
+    assert isinstance(build({**GOOD, "work": work}).work, kind)
+
+
+def test_generated_data_bring_their_clients_and_tests():
+    experiment = build({**GOOD, "data": {"name": "synthetic", "alpha": 1.0, "beta": 0.0, "clients": 5}})
+    assert experiment.data.num_clients == 5 and experiment.test["x"].shape[1] == 60
+    quadratics = build({**GOOD, "data": {"name": "quadratics", "clients": 3, "dimension": 2}})
+    assert quadratics.config["task"] == {"name": "quadratic"} and quadratics.test is None
+
+
+def test_mnist_by_writer(data_folder):
+    experiment = build({**GOOD, "data": {"name": "mnist", "partition": "column", "column": "writer"}})
+    assert experiment.data.num_clients == 539 and experiment.data.sizes.min() == 19
+
+
+def test_schedules_are_tables():
+    lr = {"value": 0.5, "at": {"2": 0.1, "7": 0.5}}
+    method = build({**GOOD, "methods": [{"name": "fedavg", "lr": lr}]}).methods["fedavg"]
+    np.testing.assert_allclose([method.solver.lr(r) for r in (0, 2, 7)], [0.5, 0.05, 0.025])
+    power = build({**GOOD, "methods": [{"name": "fedavg", "lr": {"value": 1.0, "power": 1.0}}]}).methods["fedavg"]
+    assert power.solver.lr(3) == 0.25
+
+
+def test_methods_that_come_twice_are_told_apart_by_what_differs():
+    methods = [{"name": "fedprox", "lr": 0.1, "prox": p} for p in (0.1, 1.0)] + [{"name": "fedavg"}]
+    assert list(build({**GOOD, "methods": methods}).methods) == ["fedprox prox=0.1", "fedprox prox=1.0", "fedavg"]
+
+
+def without(*path):
+    config = copy.deepcopy(GOOD)
+    table = config
+    for key in path[:-1]:
+        table = table[key]
+    del table[path[-1]]
+    return config
+
+
+def put(**sections):
+    config = copy.deepcopy(GOOD)
+    for name, change in sections.items():
+        config[name] = {**config.get(name, {}), **change} if isinstance(change, dict) else change
+    return config
+
+
+BAD = [
+    # configuration, field that the message names, way out
+    (put(runs={}), "runs", "did you mean 'run'"),
+    (put(run={"round": 3}), "run.round", "did you mean 'rounds'"),
+    (put(run={"rounds": 0}), "run.rounds = 0", "greater than 0"),
+    (put(run={"rounds": "many"}), "run.rounds = 'many'", "valid integer"),
+    (put(run={"batch_size": -1}), "run.batch_size = -1", "greater than 0"),
+    (put(run={"seeds": [1, 1]}), "run.seeds = [1, 1]", "different"),
+    (put(run={"seeds": "three"}), "run.seeds = 'three'", "number of seeds"),
+    (put(run={"seeds": 0}), "run.seeds = 0", "number of seeds"),
+    (without("run"), "run", "missing"),
+    (without("run", "rounds"), "run.rounds", "missing"),
+    (without("methods"), "methods", "missing"),
+    (put(methods=[]), "methods", "missing"),
+    (put(methods=[{"name": "fedavgg"}]), "methods.fedavgg.name", "did you mean 'fedavg'"),
+    (put(methods=[{"name": "fedavg", "lrr": 1}]), "methods.fedavg.lrr", "did you mean 'lr'"),
+    (put(methods=[{"name": "fedavg", "lr": -0.1}]), "methods.fedavg.lr = -0.1", "give a number in (0"),
+    (put(methods=[{"name": "fedavg", "lr": "big"}]), "methods.fedavg.lr = 'big'", "give a number"),
+    (put(methods=[{"name": "fedavg"}] * 2), "methods[1].label = 'fedavg'", "own label"),
+    (put(methods=[{"name": "fedavg", "lr": {"value": 1, "at": {"x": 2}}}]), "methods.fedavg.lr.at", "by round"),
+    (put(methods=[{"name": "fedavg", "lr": {"value": 1, "at": {"2": -1}}}]), "methods.fedavg.lr.at.2 = -1", "(0, ∞)"),
+    (put(methods=[{"name": "fedavg", "lr": {"value": "x"}}]), "methods.fedavg.lr.value = 'x'", "give a number"),
+    (put(methods=[{"name": "fedavg", "lr": {"valu": 1}}]), "methods.fedavg.lr.valu", "did you mean 'value'"),
+    ({**GOOD, "methods": {"name": "fedavg"}}, "methods", "valid list"),
+    (put(data={"name": "digit"}), "data.name", "did you mean 'digits'"),
+    (put(data={"partition": "dirichlett"}), "data.partition", "did you mean 'dirichlet'"),
+    (put(data={"alhpa": 1.0}), "data.alhpa", "did you mean 'alpha'"),
+    (put(data={"alpha": -1.0}), "data.alpha = -1.0", "give a number"),
+    (put(data={"clients": 10**6}), "data.clients", "1442"),
+    (put(data={"min_size": 1000}), "data.min_size", "give at most"),
+    (put(data={"weights": "all"}), "data.weights = 'all'", "'sizes' or 'uniform'"),
+    (without("data", "clients"), "data.clients", "missing"),
+    (without("data", "alpha"), "data.alpha", "missing"),
+    (put(data={"name": "synthetic", "beta": 1.0}), "data.partition", "leave it out"),
+    ({**GOOD, "data": {"name": "digits", "partition": "column", "column": "writer"}}, "data.partition", "no columns"),
+    (put(task={"name": "softmax"}), "task.name", "did you mean 'softmax_regression'"),
+    (put(task={"l3": 1}), "task.l3", "did you mean 'l2'"),
+    (put(task={"classes": 3}), "task.classes = 3", "leave it out"),
+    (put(task={"name": "quadratic"}), "task.name = 'quadratic'", "softmax_regression"),
+    (put(work={"kind": "stps"}), "work.kind", "did you mean 'steps'"),
+    (put(work={"steps": 0}), "work.steps = 0", "at least 1"),
+    (put(work={"steps": [1, 2]}), "work.steps", "4 clients"),
+    ({**GOOD, "work": {"kind": "random-epochs", "low": 3, "high": 2}}, "work.high = 2", "at least"),
+    ({**GOOD, "work": {"kind": "random-epochs", "low": 3}}, "work.high", "missing"),
+    (put(participation={"kind": "uniform", "size": 5}), "participation.size = 5", "all 4 clients"),
+    (put(participation={"kind": "unifrm"}), "participation.kind", "did you mean 'uniform'"),
+    (put(participation={"kind": "full", "size": 3}), "participation.size = 3", "leave it out"),
+    (put(participation={"kind": "trace", "cohorts": [[0]]}), "participation.cohorts", "3 rounds"),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "way_out"), BAD, ids=[f"{field}-{i}" for i, (_, field, _) in enumerate(BAD)]
+)
+def test_bad_input_names_the_field_and_the_way_out(config, field, way_out):
+    with pytest.raises(fedax.ConfigError) as caught:
+        build(config)
+    assert str(caught.value).startswith(field)
+    assert way_out in str(caught.value)
+
+
+def test_absent_data_say_where_they_are_looked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDAX_DATA", str(tmp_path))
+    with pytest.raises(fedax.DataError, match="mnist"):
+        build(put(data={"name": "mnist"}))
+
+
+def test_a_misspelt_method_does_not_wait_for_the_data(monkeypatch):
+    monkeypatch.setattr(fedax.data, "load", lambda name: pytest.fail("the data were loaded"))
+    with pytest.raises(fedax.ConfigError, match="fedavgg"):
+        build(put(methods=[{"name": "fedavgg"}]))
+
+
+def test_files_that_are_no_toml(tmp_path):
+    with pytest.raises(fedax.ConfigError, match="give a TOML file"):
+        read_toml(tmp_path / "absent.toml")
+    (tmp_path / "bad.toml").write_text("[run\n")
+    with pytest.raises(fedax.ConfigError, match="line 1"):
+        read_toml(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_recipes_are_good_configurations(name):
+    assert build(read_toml(name)).config["name"] == name
+
+
+def test_a_misspelt_recipe():
+    with pytest.raises(fedax.ConfigError, match="did you mean 'fednova-figure-2-equal'"):
+        read_toml("fednova-figure-2-equl")
+
+
+def test_overrides():
+    config = copy.deepcopy(GOOD)
+    for setting in ("run.rounds=7", "methods.*.lr=0.5", "methods.fedprox.prox = 2", "run.seeds=[3, 4]", "name=my test"):
+        override(config, setting)
+    assert config["run"] == {"rounds": 7, "batch_size": 16, "seeds": [3, 4]} and config["name"] == "my test"
+    assert config["methods"] == [{"name": "fedavg", "lr": 0.5}, {"name": "fedprox", "lr": 0.5, "prox": 2}]
+
+
+def test_another_partition_drops_the_parameters_of_the_former():
+    config = copy.deepcopy(GOOD)
+    override(config, "data.partition=shards")
+    override(config, "work.kind=steps")  # as it is: nothing changes
+    assert config["data"] == {"name": "digits", "clients": 4, "partition": "shards"}
+    assert config["work"] == GOOD["work"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "way_out"),
+    [
+        ("run.rounds", "section.key=value"),
+        ("=3", "section.key=value"),
+        ("lr=3", "There are: data"),
+        ("rnu.rounds=3", "did you mean 'run'"),
+        ("methods.lr=3", "name the method"),
+        ("methods.fedproxx.lr=3", "did you mean 'fedprox'"),
+        ("run.rounds.at=3", "no section"),
+    ],
+)
+def test_bad_overrides(setting, way_out):
+    with pytest.raises(fedax.ConfigError) as caught:
+        override(copy.deepcopy(GOOD), setting)
+    assert way_out in str(caught.value)
+
+
+def test_every_data_set_has_a_task_and_a_comparison():
+    assert set(TASKS_OF) == set(datasets())
+    for name in datasets():
+        assert TASKS_OF[name] in tasks()
+        assert comparison(name, ["fedavg"])["data"]["name"] == name
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic", "quadratics"])
+def test_comparisons_build(name):
+    assert build(comparison(name, ["fedavg"])).config["name"] == f"compare-{name}"
+
+
+def test_toml_survives_odd_texts_and_numbers():
+    config = {"a": 'quote " back \\ tab\t line\n μ \x7f', "b": [1, 2.5, True], "t": {"odd key.": 1e-7}, "m": [{"x": 1}]}
+    assert tomllib.loads(toml.dumps(config)) == config

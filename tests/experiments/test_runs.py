@@ -1,0 +1,161 @@
+"""A run folder: what it holds, and that it is never half written."""
+
+import json
+import os
+import tomllib
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import fedax
+from fedax.experiments import build, execute, new_folder, read
+from fedax.experiments.runs import write_atomic
+
+CONFIG = {
+    "name": "tiny",
+    "data": {"name": "digits", "clients": 3, "partition": "iid"},
+    "work": {"kind": "steps", "steps": 2},
+    "run": {"rounds": 4, "batch_size": 8, "seeds": 2, "evaluate_every": 2},
+    "methods": [{"name": "fedavg", "lr": 0.1, "label": "good"}, {"name": "fedavg", "lr": 1e38, "label": "too fast"}],
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    experiment = build(CONFIG)
+    seen = []
+    folder = new_folder(tmp_path_factory.mktemp("runs") / "tiny", "tiny")
+    record = execute(experiment, folder, lambda label, seed, row: seen.append((label, seed, row)))
+    return experiment, record, seen
+
+
+def test_the_folder_is_complete(done):
+    _, record, _ = done
+    files = {str(path.relative_to(record.folder)) for path in record.folder.rglob("*") if path.is_file()}
+    metrics = ("train_loss", "test_loss", "test_accuracy")
+    assert files == {
+        "config.toml",
+        "about.json",
+        "metrics.jsonl",
+        "summary.json",
+        "report.html",
+        *(f"models/{label}-seed{seed}.safetensors" for label in ("good", "too-fast") for seed in (0, 1)),
+        *(f"plots/{name}.png" for name in (*metrics, "clients")),
+    }
+
+
+def test_the_configuration_is_the_resolved_one(done):
+    experiment, record, _ = done
+    assert tomllib.loads((record.folder / "config.toml").read_text()) == experiment.config == record.config
+
+
+def strict(line):
+    def no_constants(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(line, parse_constant=no_constants)
+
+
+def test_metrics_are_strict_json_with_null_and_a_status_where_the_loss_is_not_finite(done):
+    _, record, seen = done
+    lines = [strict(line) for line in (record.folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == sum(row is not None for _, _, row in seen)
+    bad = [line for line in lines if line["label"] == "too fast" and line["round"] > 0]
+    assert bad and all(line["train_loss"] is None and line["status"] == "diverged" for line in bad)
+    good = [line for line in lines if line["label"] == "good"]
+    assert [(line["seed"], line["round"]) for line in good] == [(s, r) for s in (0, 1) for r in (0, 2, 4)]
+    assert all(line["status"] == "ok" and line["method"] == "fedavg" for line in good)
+    assert {"test_accuracy", "bytes_up", "seconds", "local_steps", "gradients", "clients"} < set(good[0])
+
+
+def test_the_history_is_that_of_simulate(done):
+    experiment, record, _ = done
+    run = fedax.simulate(
+        experiment.methods["good"], experiment.task, experiment.data, rounds=4, batch_size=8, work=fedax.Steps(2),
+        seed=1, evaluate_every=2, test=experiment.test,
+    )  # fmt: skip
+    stored = record.of("good")[1]
+    assert stored.seed == 1 and stored.status == "finished"
+    np.testing.assert_array_equal(stored.history["train_loss"], run.history["train_loss"])
+    model = safetensors.numpy.load_file(record.folder / "models/good-seed1.safetensors")
+    leaves = jax.tree_util.tree_leaves_with_path(run.params)
+    assert len(model) == len(leaves)
+    for path, leaf in leaves:
+        np.testing.assert_array_equal(model[jax.tree_util.keystr(path, simple=True, separator=".")], leaf)
+
+
+def test_the_summary_has_means_and_states(done):
+    _, record, _ = done
+    good, bad = strict((record.folder / "summary.json").read_text())["methods"]
+    last = [run.history["test_accuracy"][-1] for run in record.of("good")]
+    assert good["status"] == "finished" and good["final"]["test_accuracy"]["mean"] == pytest.approx(np.mean(last))
+    assert good["final"]["test_accuracy"]["std"] == pytest.approx(np.std(last, ddof=1))
+    assert good["cost"]["local_steps"] == 4 * 3 * 2 and good["compile_seconds"] > 0
+    assert bad["status"] == "diverged" and bad["final"]["train_loss"] is None
+    assert bad["status_text"] == "diverged by round 2 (2 of 2 seeds)"
+
+
+def test_the_clients_are_told(done):
+    experiment, record, _ = done
+    clients = strict((record.folder / "about.json").read_text())["clients"]
+    assert clients["sizes"] == experiment.data.sizes.tolist()
+    own = experiment.data.client(1)["y"]
+    assert clients["counts"][1] == np.bincount(own, minlength=10).tolist()
+    assert clients["steps"]["low"] == clients["steps"]["high"] == [2, 2, 2]
+
+
+def test_a_run_that_was_stopped_half_way_can_be_read(done, tmp_path):
+    _, record, _ = done
+    for name in ("config.toml", "about.json"):
+        (tmp_path / name).write_bytes((record.folder / name).read_bytes())
+    lines = (record.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text(lines[0] + lines[1] + lines[2][:30])
+    (run,) = read(tmp_path).runs
+    assert run.status == "unfinished" and run.history["round"].tolist() == [0, 2]
+
+
+def test_damaged_and_foreign_folders(done, tmp_path):
+    _, record, _ = done
+    with pytest.raises(fedax.ConfigError, match="no run folder"):
+        read(tmp_path)
+    for name in ("config.toml", "about.json"):
+        (tmp_path / name).write_bytes((record.folder / name).read_bytes())
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(fedax.ConfigError, match="no evaluation yet"):
+        read(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("{}}\n")
+    with pytest.raises(fedax.DataError, match="line 1"):
+        read(tmp_path)
+
+
+def test_a_folder_that_holds_something_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(fedax.ConfigError, match=r"not empty.*--out"):
+        new_folder(tmp_path, "x")
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fedax.ConfigError, match="cannot write there"):
+        new_folder(tmp_path / "file" / "run", "x")
+
+
+def test_folders_are_numbered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [str(new_folder(None, "my run")) for _ in range(2)] == ["runs/my-run-1", "runs/my-run-2"]
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "file.json"
+    write_atomic(path, "old")
+
+    def crash(*args):
+        raise OSError("power cut")
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(OSError, match="power cut"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["file.json"]
