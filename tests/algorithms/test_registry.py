@@ -1,0 +1,224 @@
+"""Methods by name: what can be asked for, and the one clear error for what cannot."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fedax
+
+METHODS = sorted(fedax.available())
+
+
+def leaves(method: Any) -> tuple[Any, list[Any]]:
+    return jax.tree.structure(method), jax.tree.leaves(method)
+
+
+# Names.
+
+
+def test_available_says_one_line_a_method_and_its_alias():
+    lines = fedax.available()
+    expected = ["fedavg", "fedprox", "fednova", "fednova-vr", "server-momentum", "slowmo", "fedadagrad", "fedadam"]
+    assert {*expected, "fedyogi", "vrl-sgd"} <= set(lines)
+    assert all(line and "\n" not in line for line in lines.values())
+    assert "[alias fedavgm]" in lines["server-momentum"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_made_by_its_name_in_any_spelling(name):
+    assert isinstance(fedax.create(name), fedax.Algorithm)
+    assert leaves(fedax.create(name.upper().replace("-", "_"))) == leaves(fedax.create(name))
+
+
+def test_aliases():
+    assert leaves(fedax.create("FedAvgM", server_momentum=0.3)) == leaves(
+        fedax.create("server-momentum", server_momentum=0.3)
+    )
+    assert fedax.hyperparameters("fedavgm") == fedax.hyperparameters("server-momentum")
+
+
+@pytest.mark.parametrize(
+    "name, nearest", [("fedavgg", "fedavg"), ("FedNva", "fednova"), ("fed_prox", "fedprox"), ("fdavgm", "fedavgm")]
+)
+def test_an_unknown_method_is_answered_with_the_nearest(name, nearest):
+    for ask in (fedax.create, fedax.hyperparameters):
+        with pytest.raises(fedax.ConfigError, match=f"method = .*did you mean '{nearest}'") as caught:
+            ask(name)
+        assert all(method in str(caught.value) for method in METHODS)
+
+
+def test_a_name_is_a_string():
+    with pytest.raises(fedax.ConfigError, match="method = 3: give a method's name"):
+        fedax.create(3)
+
+
+# Hyper-parameters.
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_defaults_that_are_said_are_the_ones_that_are_used(name):
+    said = {field: value for field, value in fedax.hyperparameters(name).items() if value is not None}
+    assert said["lr"] == 0.05
+    assert leaves(fedax.create(name, **said)) == leaves(fedax.create(name))
+
+
+VALID = {
+    "lr": 0.01,
+    "momentum": 0.3,
+    "nesterov": True,
+    "prox": 0.7,
+    "decay": 0.6,
+    "solver": fedax.SGD(0.02),
+    "server": "adam",
+    "server_lr": 0.4,
+    "server_momentum": 0.2,
+    "beta1": 0.3,
+    "beta2": 0.4,
+    "eps": 0.5,
+    "tau_eff": 3.0,
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_hyperparameter_is_ignored(name):
+    """Each one changes the method, or is refused because this method's server does not have it."""
+    default = leaves(fedax.create(name))
+    for field in fedax.hyperparameters(name):
+        given = {field: VALID[field]} | ({"momentum": 0.5} if field == "nesterov" else {})
+        try:
+            made = leaves(fedax.create(name, **given))
+        except fedax.ConfigError as error:
+            assert error.field == field and "has only" in str(error)
+        else:
+            assert made != default, field
+
+
+def test_defaults_of_the_papers():
+    assert fedax.hyperparameters("fedprox")["prox"] == fedax.create("fedprox").solver.prox == 0.005
+    assert fedax.create("fedprox", solver=fedax.SGD(0.1)).solver.prox is None
+    assert fedax.create("fedavg").solver.momentum is None and fedax.create("fedavg").optimizer.server_lr == 1.0
+    assert fedax.create("slowmo").optimizer.server_momentum == 0.9
+    assert fedax.create("fedadagrad").optimizer.beta1 == 0.0 and fedax.create("fedadam").optimizer.beta1 == 0.9
+    assert fedax.create("fedadam").optimizer.beta2 == 0.99 and fedax.create("fedyogi").optimizer.eps == 0.001
+    assert fedax.create("fednova").averaging.rule == fedax.create("fednova-vr").averaging.rule == "default"
+
+
+@pytest.mark.parametrize(
+    "name, field, nearest",
+    [
+        ("fedavg", "momentun", "momentum"),
+        ("fedprox", "proxx", "prox"),
+        ("fednova", "taueff", "tau_eff"),
+        ("fednova-vr", "decy", "decay"),
+        ("slowmo", "servermomentum", "server_momentum"),
+        ("fedadam", "beta_1", "beta1"),
+    ],
+)
+def test_an_unknown_hyperparameter_is_answered_with_the_nearest(name, field, nearest):
+    with pytest.raises(fedax.ConfigError, match=f"hyper-parameter of {name} = '{field}': did you mean '{nearest}'"):
+        fedax.create(name, **{field: 0.5})
+
+
+@pytest.mark.parametrize("name, field", [("fedavg", "tau_eff"), ("slowmo", "server"), ("vrl-sgd", "momentum")])
+def test_a_hyperparameter_of_another_method_is_unknown(name, field):
+    assert field not in fedax.hyperparameters(name)
+    with pytest.raises(fedax.ConfigError, match=f"hyper-parameter of {name} = '{field}'"):
+        fedax.create(name, **{field: 0.5})
+
+
+@pytest.mark.parametrize(
+    "name, field, value",
+    [
+        ("fedavg", "lr", 0.0),
+        ("fedavg", "lr", -0.1),
+        ("fedavg", "lr", float("nan")),
+        ("fedavg", "lr", float("inf")),
+        ("fedavg", "lr", "0.1"),
+        ("fedavg", "lr", True),
+        ("fedavg", "lr", np.array([0.1, -0.1])),
+        ("vrl-sgd", "lr", 0.0),
+        ("fednova-vr", "lr", 0.0),
+        ("fednova", "momentum", 1.0),
+        ("fednova-vr", "momentum", -0.1),
+        ("fedprox", "prox", -1.0),
+        ("fedprox", "prox", 21.0),  # lr · prox = 1.05
+        ("fedavg", "decay", 0.0),
+        ("fedavg", "decay", 1.1),
+        ("fedavg", "server_lr", 0.0),
+        ("slowmo", "server_lr", -1.0),
+        ("server-momentum", "server_momentum", 1.0),
+        ("slowmo", "server_momentum", -0.5),
+        ("fedadam", "beta1", 1.0),
+        ("fedyogi", "beta2", 1.0),
+        ("fedadagrad", "eps", 0.0),
+        ("fedadagrad", "server_lr", 0.0),
+        ("fednova", "tau_eff", 0.0),
+        ("fednova-vr", "tau_eff", -2),
+        ("fednova-vr", "server_lr", 0.0),
+        ("fednova", "tau_eff", True),
+    ],
+)
+def test_values_out_of_range(name, field, value):
+    with pytest.raises(fedax.ConfigError) as caught:
+        fedax.create(name, **{field: value})
+    assert caught.value.field == field
+
+
+def test_largest_pull_is_said():
+    with pytest.raises(fedax.ConfigError, match=r"prox = 11.0: lr · prox must be at most 1, so at most 10 here"):
+        fedax.create("fedprox", lr=0.1, prox=11.0)
+    assert fedax.create("fedprox", lr=0.1, prox=10.0).solver.prox == 10.0
+
+
+@pytest.mark.parametrize(
+    "hyper, message",
+    [
+        ({"nesterov": True}, "nesterov = True: give a momentum too"),
+        ({"solver": fedax.SGD(0.1), "lr": 0.1}, "lr = 0.1: the solver is given as an object"),
+        ({"solver": fedax.SGD(0.1), "momentum": 0.0}, "momentum = 0.0: the solver is given as an object"),
+        ({"solver": fedax.SGD(0.1), "nesterov": True}, "nesterov = True: the solver is given as an object"),
+        ({"solver": optax.sgd(0.1)}, "solver = .*give a fedax Solver"),
+        ({"solver": "sgd"}, "solver = 'sgd': give a fedax Solver"),
+        ({"solver": fedax.SGD(-0.1)}, "lr = -0.1"),
+        ({"server": "adm"}, "server = 'adm': did you mean 'adam'"),
+        ({"server": 3}, "server = 3: give a name"),
+        ({"server": fedax.Momentum(0.9), "server_lr": 0.5}, "server_lr = 0.5: the server optimizer is given as an"),
+        ({"server": fedax.Momentum(1.0)}, r"server_momentum = 1.0: give a number in \[0, 1\)"),
+        ({"server": fedax.Adaptive("adamw")}, "kind = 'adamw': did you mean 'adam'"),
+        ({"server": "momentum", "beta1": 0.9}, "beta1 = 0.9: .*'momentum' has only server_lr, server_momentum"),
+        ({"server_momentum": 0.9}, "server_momentum = 0.9: .*'plain' has only server_lr"),
+    ],
+)
+def test_combinations_that_cannot_be(hyper, message):
+    with pytest.raises(fedax.ConfigError, match=message):
+        fedax.create("fedavg", **hyper)
+
+
+@pytest.mark.parametrize("method", ["fednova", "fednova-vr"])
+def test_tau_eff_by_a_wrong_name(method):
+    with pytest.raises(fedax.ConfigError, match="tau_eff = 'defualt': did you mean 'default'"):
+        fedax.create(method, tau_eff="defualt")
+
+
+def test_parts_as_objects():
+    method = fedax.create("fednova", solver=fedax.SGD(0.1, momentum=0.5), server=fedax.SlowMo(0.7))
+    assert (method.solver.momentum, method.optimizer.server_momentum) == (0.5, 0.7)
+    assert isinstance(fedax.create("fedavg", server=optax.adam(0.1)).optimizer, fedax.OptaxServer)
+    assert leaves(fedax.FedAvg(fedax.SGD(0.05))) == leaves(fedax.create("fedavg"))
+    assert leaves(fedax.FedNovaVR(fedax.SGD(0.05))) == leaves(fedax.create("fednova-vr"))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_schedules_are_taken_for_numbers(name):
+    """For every number of the method, the rate and the server's."""
+    lr = fedax.Piecewise(0.05, {3: 0.1})
+    method = fedax.create(name, lr=lr)
+    if "server_lr" in fedax.hyperparameters(name):
+        method = fedax.create(name, lr=lr, server_lr=fedax.PowerDecay(1.0))
+        assert isinstance(method.optimizer.server_lr, fedax.PowerDecay)
+    method.validate()
+    schedules = jax.tree.leaves(method, is_leaf=lambda node: isinstance(node, fedax.Schedule))
+    assert any(node is lr for node in schedules)

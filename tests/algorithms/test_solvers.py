@@ -1,0 +1,104 @@
+"""Local solvers: accumulation vectors and their length, and which optimizers are linear."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedax
+from fedax.local import check_linear
+from tests.references import fedavg_family as fed
+from tests.references import quadratics as quad
+
+from .cases import SOLVERS
+
+RATE = 0.05
+CLOSED = {
+    "sgd": ({}, lambda t: quad.sgd_norm(t)),
+    "momentum": ({"momentum": 0.9}, lambda t: quad.momentum_norm(t, 0.9)),
+    "nesterov": ({"momentum": 0.9, "nesterov": True}, lambda t: quad.nesterov_norm(t, 0.9)),
+    "prox": ({"prox": 4.0}, lambda t: quad.proximal_norm(t, 4 * RATE)),
+    "prox-one": ({"prox": 1 / RATE}, lambda t: 1.0),
+    "decay": ({"decay": 0.7}, lambda t: quad.decayed_norm(t, 0.7)),
+    "all": (SOLVERS["all"], lambda t: quad.recursion_norm(t, RATE, **SOLVERS["all"])),
+    "momentum-prox": ({"momentum": 0.5, "prox": 8.0}, lambda t: quad.recursion_norm(t, RATE, momentum=0.5, prox=8.0)),
+}
+_static = jax.jit(lambda solver, steps: solver.norm(steps), static_argnums=1)
+_traced = jax.jit(lambda solver, steps: solver.norm(steps))
+
+
+@pytest.mark.parametrize("hyper, norm", CLOSED.values(), ids=CLOSED.keys())
+def test_norm_is_the_closed_form(hyper, norm):
+    """For a number of steps that is known when compiling, and for one that is not."""
+    solver = fedax.SGD(RATE, **hyper)
+    for steps in (1, 2, 5, 17):
+        np.testing.assert_allclose(_static(solver, steps), norm(steps), rtol=1e-5)
+        np.testing.assert_allclose(_traced(solver, steps), norm(steps), rtol=1e-5)
+
+
+def test_norm_of_optax_is_that_of_sgd():
+    momentum = fedax.Optax(optax.sgd(RATE, momentum=0.9))
+    np.testing.assert_allclose(momentum.rate(), RATE, rtol=1e-6)
+    np.testing.assert_allclose(_static(momentum, 5), quad.momentum_norm(5, 0.9), rtol=1e-5)
+    np.testing.assert_allclose(_traced(momentum, 5), quad.momentum_norm(5, 0.9), rtol=1e-5)
+
+
+def test_norm_takes_arrays_of_hyper_parameters():
+    """A sweep is a vmap over the solver."""
+    solvers = fedax.SGD(jnp.array([0.1, 0.2]), momentum=jnp.array([0.5, 0.9]))
+    norms = jax.vmap(lambda solver: solver.norm(5))(solvers)
+    np.testing.assert_allclose(norms, [quad.momentum_norm(5, 0.5), quad.momentum_norm(5, 0.9)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("hyper", SOLVERS.values(), ids=SOLVERS.keys())
+def test_steps_accumulate_gradients_as_the_reference_does(hyper):
+    """Δ = −η Σ_k a[k] g_k for gradients that have nothing to do with each other, far from zero."""
+    solver = fedax.SGD(RATE, **hyper)
+    x = fedax.Vector(jnp.array([3.0, -1.0]))
+    gradients = jnp.asarray(np.random.default_rng(1).normal(size=(6, 2)), float)
+
+    @jax.jit
+    def change(gradients):
+        def step(state, k):
+            y, buffer = state
+            return solver.step(y, buffer, fedax.Vector(gradients[k]), k, x), None
+
+        (y, _), _ = jax.lax.scan(step, (x, solver.init(x)), jnp.arange(6))
+        return (y - x).tree
+
+    a = fed.accumulation(6, RATE, **hyper)
+    np.testing.assert_allclose(change(gradients), -RATE * a @ np.asarray(gradients), rtol=1e-4, atol=1e-6)
+
+
+LINEAR = {
+    **{name: fedax.SGD(RATE, **hyper) for name, hyper in SOLVERS.items()},
+    "schedule": fedax.SGD(fedax.Piecewise(RATE, {3: 0.1}), momentum=0.9),
+    "large": fedax.SGD(10.0, momentum=0.99),
+    "small": fedax.SGD(1e-6),
+    "optax": fedax.Optax(optax.sgd(RATE, momentum=0.9, nesterov=True)),
+    "optax-schedule": fedax.Optax(optax.sgd(optax.exponential_decay(RATE, 1, 0.8))),
+}
+NONLINEAR = {
+    "adam": optax.adam(RATE),
+    "small-adam": optax.adam(1e-7),
+    "trust": optax.chain(optax.scale_by_trust_ratio(), optax.scale(-RATE)),
+    "sign": optax.sign_sgd(RATE),
+    "clip": optax.chain(optax.clip(1.0), optax.sgd(RATE)),
+    "clip-norm": optax.chain(optax.clip_by_global_norm(5.0), optax.sgd(RATE)),
+    "weight-decay": optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(RATE)),
+}
+
+
+@pytest.mark.parametrize("solver", LINEAR.values(), ids=LINEAR.keys())
+def test_linear_solvers_are_accepted(solver):
+    check_linear(solver)
+
+
+@pytest.mark.parametrize("transformation", NONLINEAR.values(), ids=NONLINEAR.keys())
+def test_other_optimizers_are_refused_by_normalised_averaging(transformation):
+    solver = fedax.Optax(transformation)
+    for name in ("fednova", "fednova-vr"):
+        with pytest.raises(fedax.ConfigError, match=r"solver = .*linear"):
+            fedax.create(name, solver=solver)
+    assert fedax.create("fedavg", solver=solver).solver is solver

@@ -1,0 +1,77 @@
+"""The random indices are permutations, and uniform."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedax.indices import independent, shuffled
+
+DRAWS = 20_000
+KEYS = jax.random.split(jax.random.key(11), DRAWS)
+P_VALUE = 1e-4  # the keys are fixed: this is no chance of a red test, but the size of a bias that is seen
+
+
+def uniform(counts):
+    assert stats.chisquare(np.ravel(counts)).pvalue > P_VALUE
+
+
+def pairs(draw, n):
+    """How often two columns of ``draw`` hold each pair of numbers."""
+    return np.bincount(draw[:, 0] * n + draw[:, 1], minlength=n * n).reshape(n, n)
+
+
+@functools.partial(jax.jit, static_argnames=("length", "max_size"))
+def permutation(n, key, epoch, *, length, max_size):
+    return shuffled(jnp.arange(length) % n, n, key, epoch, max_size=max_size)
+
+
+def test_every_size_up_to_fifty_and_every_epoch_is_a_permutation():
+    epochs = functools.partial(permutation, length=50, max_size=50)
+    tables = jax.vmap(jax.vmap(epochs, (None, None, 0)), (0, None, None))(jnp.arange(1, 51), KEYS[0], jnp.arange(3))
+    for n, table in enumerate(np.asarray(tables), 1):
+        assert (np.sort(table[:, :n], axis=1) == np.arange(n)).all()
+        if n > 8:
+            assert len(np.unique(table[:, :n], axis=0)) == 3  # each epoch has an order of its own
+
+
+@pytest.mark.parametrize("n", [1000, 100_003])
+def test_large_sizes_are_permutations_that_differ_by_key(n):
+    one, two = (np.asarray(permutation(n, key, 0, length=n, max_size=n)) for key in KEYS[:2])
+    assert (np.sort(one) == np.arange(n)).all() and (np.sort(two) == np.arange(n)).all()
+    assert (one == two).mean() < 10 / n and (one == np.arange(n)).mean() < 10 / n
+    assert abs(np.corrcoef(one, np.arange(n))[0, 1]) < 5 / math.sqrt(n)
+    steps = np.diff(one)  # of independent numbers, neighbouring steps correlate by −1/2
+    assert abs(np.corrcoef(steps[1:], steps[:-1])[0, 1] + 0.5) < 5 / math.sqrt(n)
+
+
+@pytest.mark.parametrize(("n", "max_size"), [(2, 2), (4, 4), (5, 100), (16, 16)])
+def test_positions_and_pairs_of_positions_are_uniform_over_keys_and_epochs(n, max_size):
+    draw = functools.partial(permutation, length=n, max_size=max_size)
+    for draws in (
+        jax.vmap(draw, (None, 0, None))(n, KEYS, 0),
+        jax.vmap(draw, (None, None, 0))(n, KEYS[5], jnp.arange(DRAWS)),
+    ):
+        draws = np.asarray(draws)
+        assert (np.sort(draws, axis=1) == np.arange(n)).all()
+        for position in {0, n // 2, n - 1}:
+            uniform(np.bincount(draws[:, position], minlength=n))
+        for a, b in {(0, 1), (0, n - 1), (n // 2, n - 1)} if n > 2 else {(0, 1)}:
+            uniform(pairs(draws[:, [a, b]], n)[~np.eye(n, dtype=bool)])
+
+
+def test_independent_draws_are_uniform_over_positions_keys_and_pairs():
+    by_position = jax.jit(lambda n: independent(jnp.arange(2 * DRAWS), n, KEYS[0]))
+    by_key = jax.jit(jax.vmap(lambda n, key: independent(jnp.arange(2), n, key), (None, 0)))
+    assert set(np.unique(by_position(1))) == {0}
+    assert by_position(100)[:7].tolist() == independent(jnp.arange(7), 100, KEYS[0]).tolist()
+    for n in (2, 3, 7, 64):
+        positions, keys = np.asarray(by_position(n)), np.asarray(by_key(n, KEYS))
+        uniform(np.bincount(positions, minlength=n))
+        uniform(np.bincount(keys[:, 0], minlength=n))
+        uniform(pairs(keys, n))
+        uniform(pairs(positions.reshape(-1, 2), n))

@@ -1,0 +1,119 @@
+"""Schedules have the values of their formulas; numbers are checked with one clear error."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedax
+from fedax.errors import unknown
+from fedax.numbers import check_count, check_number
+from fedax.schedule import resolve, stepwise
+
+PIECEWISE = fedax.Piecewise(0.05, {900: 0.5, 600: 0.2})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "points"),
+    [
+        (PIECEWISE, {0: 0.05, 599: 0.05, 600: 0.01, 899: 0.01, 900: 0.005, 10_000: 0.005}),
+        (fedax.Piecewise(2.0, {}), {0: 2.0, 7: 2.0}),
+        (fedax.Piecewise(2.0, {0: 0.5}), {0: 1.0}),
+        (fedax.PowerDecay(1.0), {0: 1.0, 3: 0.5}),
+        (fedax.PowerDecay(2.0, offset=8.0, power=1 / 3), {0: 1.0, 19: 2 / 3}),
+        (fedax.PowerDecay(6.0, 2.0, 0.0), {5: 6.0}),
+        (fedax.FromFunction(lambda t: 3.0 * t), {0: 0.0, 4: 12.0}),
+    ],
+)
+def test_values_plain_and_traced(schedule, points):
+    for t, value in points.items():
+        assert float(schedule(t)) == pytest.approx(value, rel=1e-6)
+        assert float(jax.jit(lambda s, t: s(t))(schedule, t)) == pytest.approx(value, rel=1e-6)
+
+
+def test_the_constants_of_a_schedule_are_swept_by_vmap():
+    values = jax.vmap(lambda v, f: fedax.Piecewise(v, {2: f})(2))(jnp.array([1.0, 2.0]), jnp.array([0.5, 0.1]))
+    np.testing.assert_allclose(values, [0.5, 0.2], rtol=1e-6)
+
+
+class Inner(eqx.Module):
+    lr: Any
+
+
+class Method(eqx.Module):
+    lr: Any = stepwise()
+    momentum: Any = 0.9
+    inner: Any = None
+    off: Any = None
+
+
+def test_resolve_replaces_schedules_everywhere_but_stepwise_fields():
+    method = Method(lr=fedax.PowerDecay(1.0, power=1.0), momentum=PIECEWISE, inner=Inner(fedax.Piecewise(4.0, {3: 0.5})))
+    now = resolve(method, 600)
+    assert float(now.momentum) == pytest.approx(0.01) and float(now.inner.lr) == 2.0 and now.off is None
+    assert float(now.lr(3)) == 0.25
+    assert Method(lr=0.5).lr(99) == 0.5 and resolve(Method(lr=0.5), 3).lr(0) == 0.5
+    assert resolve(now, 5).lr(1) == 0.5  # resolving twice changes nothing
+
+
+@pytest.mark.parametrize("at", [{-1: 0.5}, {1.5: 0.5}, {3: 0.0}, {3: -1.0}, {"3": 0.5}])
+def test_piecewise_refuses(at):
+    with pytest.raises(fedax.ConfigError, match=r"^at"):
+        fedax.Piecewise(1.0, at)
+
+
+@pytest.mark.parametrize("value", [0.5, 1, np.float32(0.25), np.array([0.1, 1.0]), jnp.ones(()), PIECEWISE])
+def test_numbers_in_range_pass_unchanged(value):
+    assert check_number("lr", value, 0, 1, open_low=True) is value
+
+
+@pytest.mark.parametrize(
+    ("value", "options"),
+    [
+        (0, {"open_low": True}),
+        (-0.1, {}),
+        (1.0, {"open_high": True}),
+        (1.1, {}),
+        (float("nan"), {}),
+        (np.array([0.5, np.inf]), {}),
+        (np.array([0.5, 2.0]), {}),
+        (True, {}),
+        ("0.1", {}),
+        (None, {}),
+        ([0.1], {}),
+        (0.5j, {}),
+    ],
+)
+def test_numbers_out_of_range_name_field_value_and_way_out(value, options):
+    with pytest.raises(fedax.ConfigError) as caught:
+        check_number("lr", value, 0, 1, **options)
+    assert caught.value.field == "lr" and caught.value.value is value and isinstance(caught.value, fedax.FedaxError)
+    brackets = "(" if options.get("open_low") else "[", ")" if options.get("open_high") else "]"
+    assert str(caught.value) == f"lr = {value!r}: give a number in {brackets[0]}0, 1{brackets[1]}"
+
+
+def test_infinity_is_written_as_such_and_never_allowed():
+    with pytest.raises(fedax.ConfigError, match=r"lr = inf: give a number in \(0, ∞\)"):
+        check_number("lr", float("inf"), 0, open_low=True)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, 2.5, True, "3", None, np.float64(3), float("inf")])
+def test_counts_refuse(value):
+    with pytest.raises(fedax.ConfigError, match="rounds = .*: give a whole number of at least 1"):
+        check_count("rounds", value)
+
+
+def test_counts_become_plain_integers():
+    got = check_count("rounds", np.int64(3))
+    assert got == 3 and type(got) is int and check_count("seed", 0, 0) == 0
+
+
+def test_errors_shorten_long_values_and_name_the_nearest_choice():
+    assert len(str(fedax.ConfigError("data", np.arange(10_000).tolist(), "give less"))) < 300
+    assert "did you mean 'fedprox'? There are: fedavg, fedprox" in str(
+        unknown("method", "FedProxx", ["fedprox", "fedavg"])
+    )
+    assert "no such name. There are: a, b" in str(unknown("method", 3, ["b", "a"]))
