@@ -1,8 +1,8 @@
 """The local loop, and the local solvers: what a client does with its gradients.
 
 A *linear* solver changes the model by Δ_i = −η Σ_k a_i[k] g_{i,k} with an accumulation vector a_i that depends on the
-solver and on τ_i alone (Wang et al. 2020, section 4.1). Its length ‖a_i‖₁ is found here by running the solver itself on the
-gradient 1, so that it is right for every combination of options.
+solver and on τ_i alone (Wang et al. 2020, section 4.1). Its length ‖a_i‖₁ is found here by running the solver itself
+on the gradient 1, so that it is right for every combination of options.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ import optax
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
 from fedax.oracle import Counted, Oracle
+from fedax.schedule import resolve
 from fedax.vector import Vector, zeros_like
 
 
@@ -167,6 +168,7 @@ def check_linear(solver: Solver) -> None:
         Traceback (most recent call last):
         fedax.errors.ConfigError: solver = 'Optax': normalised averaging needs a linear solver, ...
     """
+    solver = resolve(solver, 0)  # its schedules, if any
     gradients = (0.7, -1.3, 0.2, 2.1)
 
     def change(start: float, scale: float) -> float:

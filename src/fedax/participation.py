@@ -168,8 +168,8 @@ class Trace(Participation):
     lengths: tuple[int, ...] = eqx.field(static=True)
 
     def __init__(self, cohorts: Sequence[Sequence[int]]):
-        if not len(cohorts):
-            raise ConfigError("cohorts", cohorts, "give the client numbers of at least one round")
+        if not isinstance(cohorts, Sequence | np.ndarray) or isinstance(cohorts, str) or not len(cohorts):
+            raise ConfigError("cohorts", cohorts, "give a list of the client numbers of each round, at least of one")
         rows = [np.asarray(cohort) for cohort in cohorts]
         for r, row in enumerate(rows):
             if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer) or row.min() < 0:

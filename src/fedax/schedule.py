@@ -1,11 +1,14 @@
 """Schedules: hyper-parameters that change with the round or with the global step."""
 
+import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedax.errors import ConfigError
 
@@ -41,12 +44,13 @@ class Piecewise(Schedule):
     factors: tuple[Any, ...]
 
     def __init__(self, value: Any, at: Mapping[int, float]):
+        if not isinstance(at, Mapping):
+            raise ConfigError("at", at, "give factors by round, such as {600: 0.2, 900: 0.2}")
         for round_, factor in at.items():
-            if not isinstance(round_, int) or round_ < 0:
+            if isinstance(round_, bool) or not isinstance(round_, int) or round_ < 0:
                 raise ConfigError("at", round_, "rounds are whole numbers of at least 0")
-            if not isinstance(factor, jax.core.Tracer) and not factor > 0:
-                raise ConfigError(f"at[{round_}]", factor, "a factor is greater than 0")
-        self.value = value
+            _check_positive(f"at[{round_}]", factor)
+        self.value = _check_positive("value", value)
         self.rounds = tuple(sorted(at))
         self.factors = tuple(at[round_] for round_ in self.rounds)
 
@@ -63,7 +67,7 @@ class PowerDecay(Schedule):
     Args:
         value: numerator, > 0.
         offset: > 0, in units of the counter.
-        power: ≥ 0; 1 is inverse time, 1/3 the schedule of FedDA and STEM.
+        power: > 0; 1 is inverse time, 1/3 the schedule of FedDA and STEM.
 
     Example:
         >>> float(PowerDecay(1.0, offset=2.0, power=1.0)(2))
@@ -71,8 +75,13 @@ class PowerDecay(Schedule):
     """
 
     value: Any
-    offset: Any = 1.0
-    power: Any = 0.5
+    offset: Any
+    power: Any
+
+    def __init__(self, value: Any, offset: Any = 1.0, power: Any = 0.5):
+        self.value = _check_positive("value", value)
+        self.offset = _check_positive("offset", offset)
+        self.power = _check_positive("power", power)
 
     def __call__(self, t: Any) -> Any:
         return jnp.asarray(self.value, float) / (self.offset + jnp.asarray(t, float)) ** self.power
@@ -127,3 +136,12 @@ def resolve(method: Any, round_: Any) -> Any:
     """
     varies = lambda node: isinstance(node, Schedule | Stepwise)  # noqa: E731
     return jax.tree.map(lambda node: node(round_) if isinstance(node, Schedule) else node, method, is_leaf=varies)
+
+
+def _check_positive(field: str, value: Any) -> Any:
+    """Numbers > 0 pass, and arrays of a sweep, which are checked where they come from."""
+    if isinstance(value, jax.Array | np.ndarray):
+        return value
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+        raise ConfigError(field, value, "give a number greater than 0")
+    return value

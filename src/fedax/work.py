@@ -190,7 +190,10 @@ class Deadline(Work):
 
     def __init__(self, time: float, speed: Any):
         time = check_number("time", time, 0, open_low=True)
-        speeds = np.asarray(check_number("speed", np.asarray(speed, dtype=float), 0, open_low=True))
+        speeds = np.asarray(speed)
+        if speeds.ndim > 1 or speeds.size == 0 or not np.issubdtype(speeds.dtype, np.number):
+            raise ConfigError("speed", speed, "give a number greater than 0, or one for each client")
+        check_number("speed", speeds, 0, open_low=True)
         done = np.floor(time * speeds * (1 + 1e-12))
         if done.min() < 1:
             slow = int(np.argmin(np.atleast_1d(done)))

@@ -232,7 +232,7 @@ def _cohort(client: Callable[..., Any], memory: Any, places: _Places, plan: Plan
 
     def many(memory: Any, place: _Places) -> Any:
         upload, memory, done = jax.vmap(client)(memory, place)
-        total = jax.tree.map(lambda leaf: _weighted_sum(place.weights, leaf), upload)
+        total = jax.tree.map(lambda leaf: jnp.sum(_scaled(place.weights, leaf), axis=0), upload)
         return total, memory, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), done)
 
     if chunks == 1 and chunk > 1:
@@ -269,14 +269,10 @@ def _nothing() -> Tally:
 
 
 def _scaled(weight: Any, leaf: Any) -> Any:
-    leaf = jnp.asarray(leaf)
-    dtype = jnp.result_type(leaf.dtype, jnp.float32)
-    return jnp.asarray(weight, dtype) * leaf.astype(dtype)
-
-
-def _weighted_sum(weights: Any, leaves: Any) -> Any:
-    dtype = jnp.result_type(leaves.dtype, jnp.float32)
-    return jnp.tensordot(weights.astype(dtype), leaves.astype(dtype), axes=1, precision=jax.lax.Precision.HIGHEST)
+    """ω v, and 0 where ω is: what an empty place computes may not be finite."""
+    dtype = jnp.result_type(leaf, jnp.float32)
+    weight = jnp.asarray(weight, dtype).reshape(weight.shape + (1,) * (jnp.ndim(leaf) - weight.ndim))
+    return jnp.where(weight == 0, 0, weight * leaf)
 
 
 def _pad(leaf: Any, size: int) -> Any:
