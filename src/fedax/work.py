@@ -1,5 +1,6 @@
 """Work: how many local steps τ_i each client takes in a round."""
 
+import statistics
 from typing import Any
 
 import equinox as eqx
@@ -20,6 +21,10 @@ class Work(eqx.Module):
 
     def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
         """The most steps that any client takes in any round."""
+        raise NotImplementedError
+
+    def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
+        """[N] about how many steps each client takes, in some order: the engine cuts chunks by it."""
         raise NotImplementedError
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
@@ -64,6 +69,9 @@ class Steps(Work):
     def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
         return self.fixed if self.fixed is not None else int(np.max(self.each))
 
+    def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
+        return np.full(len(sizes), self.fixed) if self.fixed is not None else np.asarray(self.each)
+
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
         if self.fixed is not None:
             return self.fixed
@@ -97,10 +105,13 @@ class Epochs(Work):
         return _epochs_to_steps(self.number, sizes, batch_size)
 
     def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
-        return int(np.max(_epochs_to_steps(self.number, sizes, batch_size)))
+        return int(np.max(self.usual(sizes, batch_size)))
+
+    def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
+        return np.asarray(_epochs_to_steps(self.number, sizes, batch_size))
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
-        steps = np.asarray(_epochs_to_steps(self.number, sizes, batch_size))
+        steps = self.usual(sizes, batch_size)
         return int(steps[0]) if (steps == steps[0]).all() else None
 
     def epochs(self) -> bool:
@@ -133,6 +144,9 @@ class RandomEpochs(Work):
 
     def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
         return int(np.max(_epochs_to_steps(self.high, sizes, batch_size)))
+
+    def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
+        return np.asarray(_epochs_to_steps((self.low + self.high) / 2, sizes, batch_size))
 
     def epochs(self) -> bool:
         return True
@@ -173,6 +187,11 @@ class RandomSteps(Work):
     def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
         return self.high
 
+    def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
+        n = len(sizes)
+        normal = np.asarray([statistics.NormalDist().inv_cdf((i + 0.5) / n) for i in range(n)])
+        return np.clip(self.mean + self.std * normal, self.low, self.high)
+
 
 class Deadline(Work):
     """τ_i = ⌊time · speed_i⌋: every client works until the round's time is up.
@@ -205,6 +224,9 @@ class Deadline(Work):
 
     def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
         return self.steps.largest(sizes, batch_size)
+
+    def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
+        return self.steps.usual(sizes, batch_size)
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
         return self.steps.equal(sizes, batch_size)

@@ -23,6 +23,9 @@ from fedax.tasks.task import Task
 from fedax.vector import Vector
 from fedax.work import Epochs, Work
 
+_LARGE = 2**16  # parameters of a model that fills a CPU's cores by itself
+_START = 3  # clients' worth of work that starting the operations of a local step costs on a CPU
+
 
 class Run:
     """The outcome of :func:`simulate`.
@@ -296,7 +299,7 @@ def _plan(
     places = participation.places(data.num_clients)
     steps = work.equal(data.sizes, batch_size)
     if chunk_size is None:
-        chunk_size = _chunk_size(x, places, steps is not None)
+        chunk_size = _chunk_size(x, places, work.usual(data.sizes, batch_size))
     else:
         check_count("chunk_size", chunk_size)
     return Plan(
@@ -311,18 +314,23 @@ def _plan(
     )
 
 
-def _chunk_size(x: Vector, places: int, equal_steps: bool) -> int:
+def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
     """How many clients run side by side.
 
     Small models are bound by the cost of starting an operation, and gain from wide ones; a large model fills the
-    cores by itself and gains from staying in the cache. Clients with unequal steps wait for the slowest of their
-    chunk, so their chunks are smaller. On accelerators wide chunks win until memory is full.
+    cores by itself and gains from staying in the cache. A chunk takes as many steps as its slowest client, so where
+    clients take unequal steps a narrower chunk wastes less: the width is the one that would take a cohort of usual
+    clients the least time, if starting the operations of a step costs as much as ``_START`` clients' share of them.
+    On accelerators wide chunks win until memory is full.
     """
     if jax.default_backend() != "cpu":
         return max(1, min(places, 2**28 // max(1, x.size)))
-    if x.size >= 2**16:
+    if x.size >= _LARGE:
         return 1
-    return places if equal_steps else min(places, 8)
+    slowest_first = np.sort(usual_steps)[::-1]
+    cohort = slowest_first[np.linspace(0, len(slowest_first) - 1, places).round().astype(int)]
+    widths = [min(places, 2**k) for k in range(math.ceil(math.log2(places)) + 1)]
+    return min(widths, key=lambda width: cohort[::width].sum() * (_START + width))
 
 
 def _federation(data: FederatedData) -> Federation:
