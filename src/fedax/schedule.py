@@ -142,6 +142,6 @@ def _check_positive(field: str, value: Any) -> Any:
     """Numbers > 0 pass, and arrays of a sweep, which are checked where they come from."""
     if isinstance(value, jax.Array | np.ndarray):
         return value
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) < math.inf:
         raise ConfigError(field, value, "give a number greater than 0")
     return value

@@ -123,7 +123,9 @@ def simulate(
     plan = _plan(task, data, work, batch_size, participation, x, chunk_size)
     fed = _federation(data)
     held_out = None if test is None else jax.tree.map(jnp.asarray, test)
-    traffic = _dry_run(*_signature((algorithm, work, participation, fed, key, x)), plan, jax.config.jax_enable_x64)
+    traffic = _dry_run(
+        *_signature((algorithm, work, participation, fed, key, x)), plan, jax.config.read("jax_enable_x64")
+    )
 
     began = time.perf_counter()
     state, tally = _prepare(algorithm, work, fed, key, x, plan)
@@ -359,9 +361,10 @@ def _dry_run(structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool) -> 
         raise ConfigError("task.loss", losses, "return one loss per example, an array of shape [b]")
     warmup: list[Traffic] = []
     ledger: list[Traffic] = []
-    before, _ = jax.eval_shape(lambda *given: prepare(*given, plan, warmup), algorithm, work, fed, key, x)
-    given = (algorithm, work, participation, fed, key, before)
-    after, _ = jax.eval_shape(lambda *given: one_round(*given, 0, plan, ledger), *given)
+    prepared = functools.partial(prepare, plan=plan, ledger=warmup)
+    before, _ = jax.eval_shape(prepared, algorithm, work, fed, key, x)
+    rounds = functools.partial(one_round, index=0, plan=plan, ledger=ledger)
+    after, _ = jax.eval_shape(rounds, algorithm, work, participation, fed, key, before)
     if not _same_structure(before, after):
         raise ConfigError(
             "algorithm",

@@ -5,7 +5,6 @@ gradient with respect to the weights is not rewritten to its fast form (30 times
 """
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -194,18 +193,3 @@ def lstm(x: Float[Array, "b t i"], params: dict[str, Array]) -> Float[Array, "b 
 
     zeros = jnp.zeros((b, size), z_input.dtype)
     return lax.scan(step, (zeros, zeros), z_input.swapaxes(0, 1))[1].swapaxes(0, 1)
-
-
-def he_uniform(key: Any, shape: tuple[int, ...]) -> Array:
-    """Weights [..., i, o] of a layer before a ReLU: uniform with variance 2/fan_in (He et al. 2015)."""
-    return jax.nn.initializers.he_uniform()(key, shape)
-
-
-def glorot_uniform(key: Any, shape: tuple[int, ...]) -> Array:
-    """Weights [i, o] of a recurrent layer: uniform with variance 2/(i + o) (Glorot and Bengio 2010)."""
-    return jax.nn.initializers.glorot_uniform()(key, shape)
-
-
-def readout_uniform(key: Any, shape: tuple[int, ...]) -> Array:
-    """Weights [i, o] of a last layer: uniform in ±1/√i, PyTorch's rule; small, so that a fresh model is unsure."""
-    return jax.random.uniform(key, shape, minval=-1, maxval=1) / math.sqrt(shape[0])

@@ -1,11 +1,11 @@
-"""The models of the papers' experiments, as tasks. Their parameters are dicts of arrays, their layers in ``layers``.
+"""The models of the papers' experiments, as tasks.
 
-Weights start He-uniform before a ReLU, Glorot-uniform in an LSTM and PyTorch's way in the last layer, offsets at zero,
-all in JAX's default float dtype.
+Their parameters are dicts and lists of arrays in JAX's default float dtype. Weights start as ``initial`` says, offsets
+at zero.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,36 +16,21 @@ from fedax.errors import ConfigError
 from fedax.tasks import checks
 from fedax.tasks.classification import flat_classification, image_classification
 from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
-from fedax.tasks.layers import (
-    conv2d,
-    dense,
-    dropout,
-    glorot_uniform,
-    group_norm,
-    he_uniform,
-    lstm,
-    max_pool,
-    readout_uniform,
-)
+from fedax.tasks.initial import Uniform, draw, glorot, he, readout
+from fedax.tasks.layers import conv2d, dense, dropout, group_norm, lstm, max_pool
 from fedax.tasks.losses import correct
 from fedax.tasks.task import Task
 
 
-def _keys(key: Any) -> Iterator[Any]:
-    """As many random keys as a model has layers to draw."""
-    while True:
-        key, one = jax.random.split(key)
-        yield one
+def _affine(weights: Uniform) -> dict[str, Any]:
+    """A layer's weights, and its offsets, which start at zero."""
+    return {"w": weights, "b": jnp.zeros(weights.shape[-1])}
 
 
-def _layer(key: Any, shape: tuple[int, ...], draw: Any = he_uniform) -> dict[str, Any]:
-    return {"w": draw(key, shape), "b": jnp.zeros(shape[-1])}
-
-
-def _perceptron(keys: Iterator[Any], sizes: Sequence[int]) -> list[dict[str, Any]]:
+def _perceptron(sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Dense layers between these sizes, the last one linear."""
     *hidden, last = itertools.pairwise(sizes)
-    return [_layer(next(keys), shape) for shape in hidden] + [_layer(next(keys), last, readout_uniform)]
+    return [_affine(he(*shape)) for shape in hidden] + [_affine(readout(*last))]
 
 
 @Factory
@@ -86,7 +71,7 @@ def mlp(
         whole("hidden", units)
 
     def init(key: Any) -> Any:
-        return _perceptron(_keys(key), (features, *hidden, classes))
+        return draw(key, _perceptron((features, *hidden, classes)))
 
     def apply(params: Any, x: Any, key: Any) -> Any:
         for layer in params[:-1]:
@@ -137,12 +122,9 @@ def cnn(
     height, width, channels = shape
 
     def init(key: Any) -> Any:
-        keys = _keys(key)
-        convs = [_layer(next(keys), (3, 3, i, filters)) for i in (channels, filters, filters, filters)]
-        return {
-            "convs": convs,
-            "head": _layer(next(keys), (height // 16 * (width // 16) * filters, classes), readout_uniform),
-        }
+        convs = [_affine(he(3, 3, i, filters)) for i in (channels, filters, filters, filters)]
+        pixels = (height // 16) * (width // 16)
+        return draw(key, {"convs": convs, "head": _affine(readout(pixels * filters, classes))})
 
     def apply(params: Any, x: Any, key: Any) -> Any:
         for layer in params["convs"]:
@@ -192,11 +174,9 @@ def vgg11(
     height, width, channels = shape
 
     def init(key: Any) -> Any:
-        keys, convs, i = _keys(key), [], channels
-        for o in (o for block in _VGG11 for o in block):
-            convs.append(_layer(next(keys), (3, 3, i, o)))
-            i = o
-        return {"convs": convs, "head": _perceptron(keys, (height // 32 * (width // 32) * i, 512, 512, classes))}
+        convs = [_affine(he(3, 3, i, o)) for i, o in itertools.pairwise((channels, *itertools.chain(*_VGG11)))]
+        pixels = (height // 32) * (width // 32)
+        return draw(key, {"convs": convs, "head": _perceptron((pixels * 512, 512, 512, classes))})
 
     def apply(params: Any, x: Any, key: Any) -> Any:
         layers = iter(params["convs"])
@@ -259,19 +239,16 @@ def resnet18(
     if 64 % groups:
         raise ConfigError("groups", groups, "give a divisor of 64: 1, 2, 4, 8, 16, 32 or 64")
 
-    def conv_init(key: Any, size: int, i: int, o: int) -> Any:
-        return {"w": he_uniform(key, (size, size, i, o)), "scale": jnp.ones(o), "offset": jnp.zeros(o)}
+    def normed(size: int, i: int, o: int) -> dict[str, Any]:
+        return {"w": he(size, size, i, o), "scale": jnp.ones(o), "offset": jnp.zeros(o)}
 
     def init(key: Any) -> Any:
-        keys = _keys(key)
-        params, i = {"stem": conv_init(next(keys), 3, shape[2], 64), "blocks": []}, 64
+        blocks, i = [], 64
         for o, stride in _RESNET18:
-            block = {"first": conv_init(next(keys), 3, i, o), "second": conv_init(next(keys), 3, o, o)}
-            if stride > 1:  # the shortcut changes shape with the block
-                block["shortcut"] = conv_init(next(keys), 1, i, o)
-            params["blocks"].append(block)
+            shortcut = {"shortcut": normed(1, i, o)} if stride > 1 else {}  # it changes shape with the block
+            blocks.append({"first": normed(3, i, o), "second": normed(3, o, o)} | shortcut)
             i = o
-        return params | {"head": _layer(next(keys), (i, classes), readout_uniform)}
+        return draw(key, {"stem": normed(3, shape[2], 64), "blocks": blocks, "head": _affine(readout(i, classes))})
 
     def conv(layer: Any, x: Any, stride: int = 1) -> Any:
         return group_norm(conv2d(x, layer["w"], stride), layer["scale"], layer["offset"], groups)
@@ -307,29 +284,25 @@ def char_lstm(vocabulary: int, embedding: int = 8, hidden: int = 256, layers: in
     Example:
         >>> import fedax
         >>> task = fedax.tasks.char_lstm(65, hidden=16, layers=1)
-        >>> params = task.init(jax.random.key(0))
-        >>> task.loss(params, {"x": jnp.zeros((2, 5), int), "y": jnp.ones((2, 5), int)}, None).shape
+        >>> params = jax.eval_shape(task.init, jax.random.key(0))
+        >>> jax.eval_shape(task.loss, params, {"x": jnp.zeros((2, 5), int), "y": jnp.ones((2, 5), int)}, None).shape
         (2,)
     """
     whole("vocabulary", vocabulary, low=2)
     for field, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
         whole(field, value)
 
-    def lstm_init(key: Any, i: int) -> Any:
-        for_input, for_state = jax.random.split(key)
-        return {
-            "input": glorot_uniform(for_input, (i, 4 * hidden)),
-            "state": glorot_uniform(for_state, (hidden, 4 * hidden)),
-            "offset": jnp.zeros(4 * hidden).at[hidden : 2 * hidden].set(1.0),
-        }
-
     def init(key: Any) -> Any:
-        keys = _keys(key)
-        return {
-            "embedding": jax.random.normal(next(keys), (vocabulary, embedding)),
-            "lstm": [lstm_init(next(keys), i) for i in (embedding,) + (hidden,) * (layers - 1)],
-            "head": _layer(next(keys), (hidden, vocabulary), readout_uniform),
+        def recurrent(i: int) -> dict[str, Any]:
+            offset = jnp.zeros(4 * hidden).at[hidden : 2 * hidden].set(1.0)
+            return {"input": glorot(i, 4 * hidden), "state": glorot(hidden, 4 * hidden), "offset": offset}
+
+        plan = {
+            "embedding": Uniform((vocabulary, embedding), 1.0),
+            "lstm": [recurrent(i) for i in (embedding, *(layers - 1) * (hidden,))],
+            "head": _affine(readout(hidden, vocabulary)),
         }
+        return draw(key, plan)
 
     def logits(params: Any, x: Any) -> Any:
         states = params["embedding"][x]
