@@ -1,5 +1,6 @@
 """Federations on which the methods are tried, and runs that keep every iterate."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -31,20 +32,11 @@ def recorded(task: fedax.Task, parameters: int) -> fedax.Task:
 
         return metric
 
-    return fedax.Task(task.init, task.loss, metrics={f"x{j}": component(j) for j in range(parameters)})
+    return dataclasses.replace(task, metrics={f"x{j}": component(j) for j in range(parameters)})
 
 
-def quadratic(d: int) -> fedax.Task:
-    """½ xᵀH x − eᵀx of examples {"H": [d, d], "e": [d]}."""
-
-    def loss(x: Any, batch: Any, key: Any) -> Any:
-        return 0.5 * jnp.einsum("i,bij,j->b", x, batch["H"], x) - batch["e"] @ x
-
-    return recorded(fedax.Task(lambda key: jnp.zeros(d), loss), d)
-
-
-QUADRATIC = quadratic(4)
-SCALAR = quadratic(1)
+QUADRATIC = recorded(fedax.tasks.quadratic(4), 4)
+SCALAR = recorded(fedax.tasks.quadratic(1), 1)
 
 
 def federation(H: np.ndarray, e: np.ndarray, p: np.ndarray) -> fedax.FederatedData:

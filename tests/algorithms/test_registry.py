@@ -9,6 +9,8 @@ import pytest
 
 import fedax
 
+from .bed import path
+
 METHODS = sorted(fedax.available())
 
 
@@ -222,3 +224,15 @@ def test_schedules_are_taken_for_numbers(name):
     method.validate()
     schedules = jax.tree.leaves(method, is_leaf=lambda node: isinstance(node, fedax.Schedule))
     assert any(node is lr for node in schedules)
+
+
+@pytest.mark.parametrize(
+    "name, participation, message",
+    [
+        ("fednova-vr", fedax.Proportional(3), "participation = 'Proportional': .*use Full, Uniform or"),
+        ("vrl-sgd", fedax.Uniform(3), "participation = '3 of 7 clients': VRL-SGD .*use Full"),
+    ],
+)
+def test_cohorts_that_a_method_cannot_use(name, participation, message):
+    with pytest.raises(fedax.ConfigError, match=message):
+        path(fedax.create(name), participation=participation)

@@ -53,7 +53,7 @@ def numbered(sizes: Any, weights: Any = None) -> fedax.FederatedData:
 
 
 def asked(ask: Callable[..., Any], like: Any, task: fedax.Task, data: Any, times: int = 1, **options: Any) -> Any:
-    """``(answers, run)``: the clients' answers in the last round, [N, ...] (for ``times`` exchanges a tuple of them)."""
+    """``(answers, run)``: the clients' answers in the last round, [N, ...], or for ``times`` > 1 a tuple of them."""
     options = {"rounds": 1, "work": fedax.Steps(1)} | options
     run = fedax.simulate(Probe(ask, like, times), task, data, **options)
     answers = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(run.memory))

@@ -154,7 +154,11 @@ COUNTED = {
     "loops": (steps_then, 2 * [lambda p, m, t: t * (2 + p + m(2)) + 1], [lambda t: 2 * t, lambda t: 2 * t]),
     "branch by round": (by_round, [lambda p, m, t: p + 1, lambda p, m, t: m(3) + 0 * t], 2 * [lambda t: 0 * t]),
     "branch by client": (by_client, 2 * [lambda p, m, t: p + m(np.array([0, 5, 0, 0]))], 2 * [lambda t: 0 * t]),
-    "loop in a branch": (steps_in_a_branch, [lambda p, m, t: 1 + 0 * t, lambda p, m, t: t], [lambda t: 0 * t, lambda t: t]),
+    "loop in a branch": (
+        steps_in_a_branch,
+        [lambda p, m, t: 1 + 0 * t, lambda p, m, t: t],
+        [lambda t: 0 * t, lambda t: t],
+    ),
 }
 
 

@@ -24,7 +24,7 @@ PIECEWISE = fedax.Piecewise(0.05, {900: 0.5, 600: 0.2})
         (fedax.Piecewise(2.0, {0: 0.5}), {0: 1.0}),
         (fedax.PowerDecay(1.0), {0: 1.0, 3: 0.5}),
         (fedax.PowerDecay(2.0, offset=8.0, power=1 / 3), {0: 1.0, 19: 2 / 3}),
-        (fedax.PowerDecay(6.0, 2.0, 0.0), {5: 6.0}),
+        (fedax.PowerDecay(6.0, 2.0, 2.0), {1: 6 / 9}),
         (fedax.FromFunction(lambda t: 3.0 * t), {0: 0.0, 4: 12.0}),
     ],
 )
@@ -51,7 +51,9 @@ class Method(eqx.Module):
 
 
 def test_resolve_replaces_schedules_everywhere_but_stepwise_fields():
-    method = Method(lr=fedax.PowerDecay(1.0, power=1.0), momentum=PIECEWISE, inner=Inner(fedax.Piecewise(4.0, {3: 0.5})))
+    method = Method(
+        lr=fedax.PowerDecay(1.0, power=1.0), momentum=PIECEWISE, inner=Inner(fedax.Piecewise(4.0, {3: 0.5}))
+    )
     now = resolve(method, 600)
     assert float(now.momentum) == pytest.approx(0.01) and float(now.inner.lr) == 2.0 and now.off is None
     assert float(now.lr(3)) == 0.25
@@ -102,7 +104,7 @@ def test_infinity_is_written_as_such_and_never_allowed():
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, 2.5, True, "3", None, np.float64(3), float("inf")])
 def test_counts_refuse(value):
-    with pytest.raises(fedax.ConfigError, match="rounds = .*: give a whole number of at least 1"):
+    with pytest.raises(fedax.ConfigError, match=r"rounds = .*: give a whole number of at least 1"):
         check_count("rounds", value)
 
 

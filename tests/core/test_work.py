@@ -70,7 +70,9 @@ def test_random_steps_have_the_moments_of_a_normal_and_are_clipped():
     assert work.largest(SIZES, None) == 96 and work.equal(SIZES, None) is None and not work.epochs()
 
 
-@pytest.mark.parametrize("work", [fedax.RandomEpochs(1, 9), fedax.RandomSteps(30, 10, 1, 96)], ids=lambda w: repr(w)[:12])
+@pytest.mark.parametrize(
+    "work", [fedax.RandomEpochs(1, 9), fedax.RandomSteps(30, 10, 1, 96)], ids=lambda w: repr(w)[:12]
+)
 def test_random_work_belongs_to_the_client_and_the_round_not_to_the_place(work):
     order = jnp.array([4, 0, 6])
     assert drawn(work, 1)[np.asarray(order)].tolist() == drawn(work, 1, sizes=SIZES[order], ids=order).tolist()
@@ -89,7 +91,8 @@ def test_a_deadline_gives_whole_steps_by_speed():
     work = fedax.Deadline(10.0, [0.1, 0.55, 0.99, 2.0, 0.3, 1.0, 33.3])
     assert drawn(work).tolist() == [1, 5, 9, 20, 3, 10, 333] and work.largest(SIZES, None) == 333
     assert fedax.Deadline(3.0, 2.0).equal(SIZES, None) == 6
-    assert drawn(fedax.Deadline(0.3, [10.0, 1e3]), sizes=SIZES[:2]).tolist() == [3, 300]  # 0.3 · 10 is below 3 in binary
+    # 0.3 · 10 is below 3 in binary
+    assert drawn(fedax.Deadline(0.3, [10.0, 1e3]), sizes=SIZES[:2]).tolist() == [3, 300]
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -122,10 +125,10 @@ def test_work_that_cannot_be_done_is_refused(make, field):
 @pytest.mark.parametrize("work", [fedax.Steps([1, 2]), fedax.Deadline(10.0, [1.0, 2.0])])
 def test_one_number_a_client_has_to_fit_the_clients(work):
     work.validate(SIZES[:2])
-    with pytest.raises(fedax.ConfigError, match="2 numbers.*: give one for each of the 7 clients"):
+    with pytest.raises(fedax.ConfigError, match=r"2 numbers.*: give one for each of the 7 clients"):
         work.validate(SIZES)
 
 
 def test_a_client_that_would_never_finish_a_step_is_named():
-    with pytest.raises(fedax.ConfigError, match="time = 10.0: client 1 would finish no step"):
+    with pytest.raises(fedax.ConfigError, match=r"time = 10\.0: client 1 would finish no step"):
         fedax.Deadline(10.0, [1.0, 0.05])

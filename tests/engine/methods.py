@@ -12,7 +12,7 @@ import numpy as np
 import fedax
 from fedax.schedule import stepwise
 
-from .problem import P, TAUS, X0, gradient
+from .problem import TAUS, X0, P, gradient
 
 
 class Server(NamedTuple):
@@ -165,7 +165,7 @@ class Warm(fedax.Algorithm):
         return Server(x)
 
     def init_client(self, x):
-        return ()
+        return fedax.zeros_like(x)
 
     def warmup(self):
         return (fedax.Exchange(self.first, lambda server, mean, round: WithControl(server.x, mean)),)

@@ -1,0 +1,225 @@
+"""simulate: the history, reproducibility, evaluation, divergence, and no compilation without need."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedax
+
+from . import methods
+from .problem import DATA, SIZES, TASK, TAUS, UNEQUAL, X0, P, federation, flat, losses, objective, objective_gradient
+
+TEST = federation([11], [1.0], seed=5)
+COSTS = ["clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds"]
+
+
+def run(method=None, **options):
+    """The run that most tests vary, by numbers only, so that it is compiled once."""
+    method = fedax.create("fedavg", lr=0.05) if method is None else method
+    options = {"rounds": 7, "work": fedax.Steps(2), "batch_size": 2, "test": TEST.examples} | options
+    return fedax.simulate(method, options.pop("task", TASK), options.pop("data", DATA), **options)
+
+
+def same(one, two, but=("seconds",)):
+    assert list(one.history) == list(two.history)
+    for name in one.history:
+        if name not in but:
+            assert one.history[name].tolist() == two.history[name].tolist(), name
+    for a, b in zip(jax.tree.leaves((one.params, one.memory)), jax.tree.leaves((two.params, two.memory)), strict=True):
+        assert (np.asarray(a) == np.asarray(b)).all()
+
+
+def test_history_has_one_row_an_evaluation_and_the_callback_sees_each():
+    rows = []
+    got = run(evaluate_every=3, grad_norm=True, callback=rows.append)
+    assert list(got.history) == ["round", "train_loss", "grad_norm_sq", "test_loss", "test_error", *COSTS]
+    assert got.history["round"].tolist() == [0, 3, 6, 7] and got.status == "finished"
+    assert [list(row.values()) for row in rows] == np.stack(list(got.history.values()), axis=1).tolist()
+    assert all(type(value) in (int, float) for row in rows for value in row.values())
+    for name in COSTS:
+        assert got.history[name][0] == 0 and (np.diff(got.history[name]) > 0).all()
+    assert got.history["clients"].tolist() == [0, 15, 30, 35] and got.history["local_steps"].tolist() == [0, 30, 60, 70]
+    assert got.history["train_loss"][0] == pytest.approx(objective(X0), rel=1e-5)
+    assert got.history["train_loss"][-1] == pytest.approx(objective(flat(got.params).astype(float)), rel=1e-5)
+    assert got.compile_seconds > 0 and "finished at round 7" in repr(got)
+    same(got, run(evaluate_every=3, grad_norm=True))
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "expected"),
+    [
+        (0, None, [0]),
+        (0, 5, [0]),
+        (2, 5, [0, 2]),
+        (4, 2, [0, 2, 4]),
+        (120, None, [*range(0, 121, 3)]),
+        (50, None, [*range(51)]),
+    ],
+)
+def test_rounds_that_are_evaluated(rounds, every, expected):
+    got = run(rounds=rounds, evaluate_every=every, test=None)
+    assert got.history["round"].tolist() == expected
+    assert list(got.history) == ["round", "train_loss", *COSTS]
+
+
+def test_how_often_one_evaluates_changes_nothing_else():
+    often, seldom = run(evaluate_every=1), run(evaluate_every=7)
+    assert (flat(often.params) == flat(seldom.params)).all()
+    for name, column in often.history.items():
+        if name != "seconds":
+            assert column[[0, -1]].tolist() == seldom.history[name].tolist()
+
+
+def test_one_seed_is_one_run_and_another_is_another():
+    one, two = run(seed=3), run(seed=3)
+    same(one, two)
+    other = run(seed=4)
+    assert (flat(one.params) != flat(other.params)).all()
+    assert one.state.x.tree["w"].shape == (3,)  # the state of an earlier run is still there
+
+
+UNIFORM = {"participation": fedax.Uniform(7), "work": fedax.Steps([2, 5, 1, 3, 4, 1, 6, 2]), "batch_size": 2}
+EIGHT = federation([3, 1, 4, 2, 6, 5, 2, 7], None)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return run(methods.Scaffold(0.03), data=EIGHT, **UNIFORM, evaluate_every=2, seed=2, chunk_size=8)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 7])
+def test_the_chunk_size_changes_results_by_rounding_only(whole, chunk_size):
+    got = run(methods.Scaffold(0.03), data=EIGHT, **UNIFORM, evaluate_every=2, seed=2, chunk_size=chunk_size)
+    for name in set(got.history) - {"seconds"}:
+        np.testing.assert_allclose(got.history[name], whole.history[name], rtol=1e-5)
+    np.testing.assert_allclose(flat(got.memory), flat(whole.memory), atol=1e-5)
+    assert np.abs(flat(whole.memory)).max() > 0.1 and whole.history["clients"].tolist() == [0, 14, 28, 42, 49]
+
+
+LARGE = federation([3000, 1, 1500, 600], [0.1, 0.4, 0.3, 0.2], seed=7)  # 5101 rows: more than a block, and no multiple
+HELD_OUT = federation([4500], [1.0], seed=8)
+
+
+def test_evaluation_is_exact_over_blocks_weights_and_test_data():
+    start = np.array([0.3, -1.0, 2.0, 0.5])
+    params = {"w": jnp.asarray(start[:3]), "b": jnp.asarray(start[3])}
+    options = {"rounds": 0, "test": HELD_OUT.examples, "params": params, "grad_norm": True, "chunk_size": 1}
+    got = run(methods.Drawing(), data=LARGE, **options).history
+    assert got["train_loss"][0] == pytest.approx(objective(start, LARGE), rel=1e-5)
+    assert got["grad_norm_sq"][0] == pytest.approx(np.sum(objective_gradient(start, LARGE) ** 2), rel=1e-5)
+    residual = np.sqrt(2 * losses(start, HELD_OUT))
+    assert got["test_loss"][0] == pytest.approx(np.mean(residual**2) / 2, rel=1e-5)
+    assert got["test_error"][0] == pytest.approx(np.mean(residual), rel=1e-5)
+
+
+def test_examples_of_weight_zero_are_not_in_the_objective():
+    data = federation(SIZES, [0.5, 0.0, 0.3, 0.2, 0.0])
+    broken = {name: column.copy() for name, column in data.examples.items()}
+    broken["x"][3] = 1e30  # client 1: its loss overflows
+    data = fedax.FederatedData(broken, SIZES, data.weights)
+    got = run(data=data, rounds=0, grad_norm=True)
+    assert got.history["train_loss"][0] == pytest.approx(objective(X0, data), rel=1e-5) and got.status == "finished"
+
+
+def test_a_run_that_diverges_stops_warns_and_keeps_its_rows():
+    with pytest.warns(fedax.DivergedWarning, match=r"at round \d+: stopped; try a smaller learning rate"):
+        got = run(fedax.create("fedavg", lr=5.0), rounds=100, evaluate_every=2)
+    rounds, finite = got.history["round"].tolist(), np.isfinite(got.history["train_loss"]).tolist()
+    assert got.status == "diverged" and rounds == [*range(0, rounds[-1] + 1, 2)] and 4 < rounds[-1] < 100
+    assert finite == [True] * (len(rounds) - 1) + [False]
+    assert f"diverged at round {rounds[-1]}" in repr(got)
+
+
+def test_given_parameters_are_where_the_run_begins_and_stay_usable():
+    params = {"w": jnp.array([0.5, -1.0, 2.0]), "b": jnp.array(0.25)}
+    got = run(params=params)
+    assert got.history["train_loss"][0] == pytest.approx(objective(flat(params)), rel=1e-5)
+    same(got, run(params={"w": [0.5, -1, 2], "b": 0.25} | {"w": np.array([0.5, -1.0, 2.0])}))
+    assert flat(params).tolist() == [0.5, -1.0, 2.0, 0.25]
+    assert jax.tree.structure(got.params) == jax.tree.structure(params)
+
+
+def test_an_initialiser_may_return_an_array_that_it_keeps():
+    kept = {"w": jnp.ones(3), "b": jnp.zeros(())}
+    task = fedax.Task(lambda key: kept, TASK.loss)
+    one = run(task=task, test=None)
+    same(one, run(task=task, test=None))
+    assert flat(kept).tolist() == [1, 1, 1, 0]
+
+
+def test_random_initial_models_follow_the_seed_and_not_the_rounds():
+    task = fedax.Task(lambda key: {"w": jax.random.normal(key, (3,)), "b": jnp.zeros(())}, TASK.loss)
+    one, two, three = (flat(run(task=task, test=None, rounds=r, seed=s).params) for r, s in [(0, 0), (0, 0), (0, 1)])
+    assert (one == two).all() and (one[:3] != three[:3]).all()
+
+
+def test_the_history_becomes_a_data_frame():
+    frame = run().to_pandas()
+    assert list(frame["round"]) == list(range(8)) and list(frame.columns) == list(run().history)
+
+
+@pytest.fixture
+def compilations():
+    """The programs compiled since the last look."""
+    seen = []
+
+    def listen(event, seconds, **details):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(details)
+
+    def count():
+        number = len(seen)
+        seen.clear()
+        return number
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield count
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_other_numbers_compile_nothing(compilations):
+    method = lambda **hyper: fedax.create("fedprox", **({"lr": 0.05, "prox": 0.5, "server_lr": 0.9} | hyper))  # noqa: E731
+    run(method(), rounds=5)
+    assert compilations() > 0
+    for change in (
+        {"seed": 9},
+        {"rounds": 11},
+        {"rounds": np.int64(4)},
+        {"batch_size": np.int64(2)},
+        {"evaluate_every": 2},
+        {"params": {"w": jnp.zeros(3), "b": jnp.ones(())}},
+        {"data": federation(seed=3)},
+        {"data": federation(weights=np.full(5, 0.2))},
+    ):
+        run(method(), **change)
+        assert compilations() == 0, change
+    for hyper in (
+        {"lr": 0.01},
+        {"prox": 2.0},
+        {"lr": np.float64(0.02)},
+        {"lr": 1, "prox": 1},
+        {"server_lr": np.float32(0.5)},
+    ):
+        run(method(**hyper))
+        assert compilations() == 0, hyper
+    run(method(), batch_size=3)
+    assert compilations() > 0  # the count does see what is compiled
+
+
+def test_other_steps_of_the_clients_compile_nothing(compilations):
+    one = run(work=UNEQUAL)
+    assert compilations() > 0
+    other = run(work=fedax.Steps(TAUS[::-1].copy()))
+    assert compilations() == 0
+    assert one.history["local_steps"].tolist() == other.history["local_steps"].tolist()
+    assert (flat(one.params) != flat(other.params)).any()
+
+
+def test_relabelling_the_clients_changes_nothing_under_full_gradients():
+    order = np.array([3, 0, 4, 2, 1])
+    data = fedax.FederatedData.from_clients([DATA.client(i) for i in order], P[order])
+    one = run(batch_size=None, work=UNEQUAL)
+    other = run(batch_size=None, work=fedax.Steps(TAUS[order]), data=data)
+    for name in set(one.history) - {"seconds"}:
+        np.testing.assert_allclose(one.history[name], other.history[name], rtol=1e-5)
