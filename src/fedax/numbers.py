@@ -22,11 +22,11 @@ def check_number(
 ) -> Any:
     """Return ``value`` if it is a real number within the range, else raise a ConfigError.
 
-    Schedules, and arrays that JAX is tracing, have no value yet and pass; of arrays every element is checked.
+    Schedules, and arrays that JAX is tracing, have no value yet and pass.
 
     Args:
         field: the name to put into the error.
-        value: a number, an array of numbers, or a schedule.
+        value: a number, an array of shape (), or a schedule.
         low: smallest value, included unless ``open_low``.
         high: largest value, included unless ``open_high``.
 
@@ -41,15 +41,13 @@ def check_number(
         return value
     bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     way_out = f"give a number in {bounds}".replace("-inf", "-∞").replace(", inf]", ", ∞)")
-    if isinstance(value, np.ndarray | jax.Array) and np.issubdtype(value.dtype, np.number):
-        given = np.asarray(value)
-    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
-        given = np.asarray(float(value))
-    else:
+    scalar_array = isinstance(value, np.ndarray | jax.Array) and value.ndim == 0 and value.dtype != bool
+    if not scalar_array and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise ConfigError(field, value, way_out)
+    given = float(value)
     below = given <= low if open_low else given < low
     above = given >= high if open_high else given > high
-    if not np.isfinite(given).all() or below.any() or above.any():
+    if not math.isfinite(given) or below or above:
         raise ConfigError(field, value, way_out)
     return value
 

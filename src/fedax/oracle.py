@@ -1,7 +1,8 @@
 """Oracle: what a client may ask of its own data."""
 
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ class Oracle:
         round: the round's index r.
         key: a random key of this client, round and exchange.
         round_key: a random key that all clients of the round share (a shared coin).
-        local_steps: how many local steps were taken so far.
+        asked: what was asked so far.
     """
 
     def __init__(
@@ -48,9 +49,7 @@ class Oracle:
         self._task, self._examples = task, examples
         self._offset, self._size, self._max_size = offset, size, max_size
         self._batch_size, self._epochs, self._start = batch_size, epochs, start
-        # Gradients asked so far: minibatches, and passes over all data. Python integers while nothing traced decides.
-        self._count: tuple[Any, Any] = (0, 0)
-        self.local_steps: Any = 0
+        self.asked = Asked()
         if batch_size is None:
             # Gathered here, outside of any loop over local steps.
             self._all = self._rows(jnp.arange(max_size))
@@ -64,7 +63,7 @@ class Oracle:
 
         With ``batch_size=None`` the minibatch is all of the client's data.
         """
-        self.add(1, 0)
+        self.add(batches=1)
         if self._batch_size is None:
             return self._gradient(y, *self._all, k)
         return self._gradient(y, *self._minibatch(k), k)
@@ -73,7 +72,7 @@ class Oracle:
         """The mean of ``grad(y, k)`` over the minibatches k = 0 … b − 1; ``b`` is a Python int ≥ 1."""
         if self._batch_size is None:
             return self.grad(y)
-        self.add(b, 0)
+        self.add(batches=b)
 
         def add(total: Vector, k: Any) -> tuple[Vector, None]:
             return total + self._gradient(y, *self._minibatch(k), k), None
@@ -85,7 +84,7 @@ class Oracle:
         """∇F_i(y) over all of the client's examples; counted as n_i / batch_size minibatch gradients, rounded up."""
         if self._batch_size is None:
             return self.grad(y)
-        self.add(0, 1)
+        self.add(passes=1)
         block = min(self._max_size, max(_BLOCK, self._batch_size))
 
         def add(i: Any, total: Vector) -> Vector:
@@ -100,18 +99,25 @@ class Oracle:
         """
         branches = [Counted(self, yes), Counted(self, no)]
         out = jax.lax.cond(pred, *branches, operand)
-        self.add(*(jnp.where(pred, a, b) for a, b in zip(branches[0].count, branches[1].count, strict=True)))
+        taken = (jnp.where(pred, a, b) for a, b in zip(branches[0].asked, branches[1].asked, strict=True))
+        self.add(*taken)
         return out
 
     @property
     def gradients(self) -> Any:
         """Minibatch gradients asked so far; one pass over all data counts as n_i / batch_size of them, rounded up."""
-        batches, passes = self._count
-        return batches + passes * -(-self._size // (self._batch_size or self._size))
+        asked, a_pass = self.asked, -(-self._size // (self._batch_size or self._size))
+        in_steps = asked.step_batches + asked.step_passes * a_pass
+        return asked.batches + asked.passes * a_pass + in_steps * self.steps
 
-    def add(self, batches: Any, passes: Any) -> None:
-        """Count minibatch gradients and passes over all data that were asked in a loop or a branch."""
-        self._count = (self._count[0] + batches, self._count[1] + passes)
+    @property
+    def local_steps(self) -> Any:
+        """Local steps taken so far."""
+        return self.asked.loops * self.steps
+
+    def add(self, *more: Any, **named: Any) -> None:
+        """Count what was asked, by the fields of :class:`Asked`."""
+        self.asked = Asked(*map(operator.add, self.asked, Asked(*more, **named)))
 
     def _minibatch(self, k: Any) -> tuple[Any, Any]:
         """The k-th batch: B independent draws, or the next B of an endless stream of permutations, one an epoch."""
@@ -140,17 +146,33 @@ class Oracle:
         return Vector(jax.grad(objective)(y.tree))
 
 
+class Asked(NamedTuple):
+    """What a client asked: Python integers while tracing, unless a traced predicate decided.
+
+    Attributes:
+        batches: minibatch gradients.
+        passes: gradients over all of the client's data.
+        step_batches, step_passes: those of one local step, to be multiplied by τ_i.
+        loops: loops over local steps.
+    """
+
+    batches: Any = 0
+    passes: Any = 0
+    step_batches: Any = 0
+    step_passes: Any = 0
+    loops: Any = 0
+
+
 class Counted:
-    """A function of a loop or branch, and the gradients that one pass of it asks, however often JAX traces it."""
+    """A function of a loop or branch, and what one pass of it asks, however often JAX traces it."""
 
     def __init__(self, oracle: Oracle, function: Callable[..., Any]):
-        self._oracle, self._function = oracle, function
-        self.count: tuple[Any, Any] = (0, 0)
+        self._oracle, self._function, self.asked = oracle, function, Asked()
 
     def __call__(self, *args: Any) -> Any:
-        before, self._oracle._count = self._oracle._count, (0, 0)
+        before, self._oracle.asked = self._oracle.asked, Asked()
         out = self._function(*args)
-        self.count, self._oracle._count = self._oracle._count, before
-        if any(isinstance(number, jax.core.Tracer) for number in self.count):
-            raise TypeError("oracle.cond is asked outside of the loop over local steps: hoist it out")
+        self.asked, self._oracle.asked = self._oracle.asked, before
+        if any(isinstance(number, jax.core.Tracer) for number in self.asked):
+            raise TypeError("oracle.cond is asked outside of loops and other branches: hoist it out")
         return out

@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Vector(eqx.Module):
@@ -28,6 +29,8 @@ class Vector(eqx.Module):
     """
 
     tree: Any
+
+    __array_ufunc__ = None  # a NumPy array on the left hands over to the operators below
 
     def map(self, f: Callable[..., Any], *others: "Vector") -> "Vector":
         """Apply ``f`` to each leaf (and the same leaves of the others)."""
@@ -79,7 +82,7 @@ class Vector(eqx.Module):
         return _binary(lambda a, b: b / a, self, other)
 
     def __pow__(self, power: float) -> "Vector":
-        return self.map(lambda leaf: leaf**power)
+        return _binary(operator.pow, self, power)
 
 
 def zeros_like(x: Vector) -> Vector:
@@ -95,6 +98,9 @@ def zeros_like(x: Vector) -> Vector:
 def _binary(op: Callable[[Any, Any], Any], x: Vector, other: Any) -> Vector:
     if isinstance(other, Vector):
         return x.map(op, other)
-    if isinstance(other, bool) or jnp.ndim(other) != 0:
+    scalar = isinstance(other, int | float | complex | np.number | np.ndarray | jax.Array) and np.ndim(other) == 0
+    if not scalar or isinstance(other, bool):
         raise TypeError(f"a Vector combines with Vectors and scalars, not with {other!r}")
+    if isinstance(other, int):
+        return x.map(lambda leaf: op(leaf, other))
     return x.map(lambda leaf: op(leaf, jnp.asarray(other, jnp.result_type(leaf))))

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
+from fedax.schedule import Schedule
 
 
 class Work(eqx.Module):
@@ -54,7 +55,10 @@ class Steps(Work):
     each: Any
 
     def __init__(self, steps: Any):
-        each = np.asarray(steps)
+        try:
+            each = np.asarray(steps)
+        except ValueError:  # lists of unlike lengths
+            each = np.empty(0)
         if each.ndim > 1 or not np.issubdtype(each.dtype, np.integer) or each.size == 0 or each.min() < 1:
             raise ConfigError("steps", steps, "give a whole number of at least 1, or one for each client")
         same = each.ndim == 0
@@ -99,6 +103,8 @@ class Epochs(Work):
     number: Any
 
     def __init__(self, epochs: float):
+        if isinstance(epochs, Schedule):
+            raise ConfigError("epochs", epochs, "give a number; work does not follow a schedule")
         self.number = check_number("epochs", epochs, 0, open_low=True)
 
     def draw(self, key: Any, ids: Any, sizes: Any, batch_size: int | None) -> jax.Array:
@@ -212,7 +218,8 @@ class Deadline(Work):
         speeds = np.asarray(speed)
         if speeds.ndim > 1 or speeds.size == 0 or not np.issubdtype(speeds.dtype, np.number):
             raise ConfigError("speed", speed, "give a number greater than 0, or one for each client")
-        check_number("speed", speeds, 0, open_low=True)
+        check_number("speed", speeds.min(), 0, open_low=True)
+        check_number("speed", speeds.max())
         done = np.floor(time * speeds * (1 + 1e-12))
         if done.min() < 1:
             slow = int(np.argmin(np.atleast_1d(done)))

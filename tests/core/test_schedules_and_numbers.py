@@ -67,7 +67,7 @@ def test_piecewise_refuses(at):
         fedax.Piecewise(1.0, at)
 
 
-@pytest.mark.parametrize("value", [0.5, 1, np.float32(0.25), np.array([0.1, 1.0]), jnp.ones(()), PIECEWISE])
+@pytest.mark.parametrize("value", [0.5, 1, np.float32(0.25), np.array(0.1), jnp.ones(()), PIECEWISE])
 def test_numbers_in_range_pass_unchanged(value):
     assert check_number("lr", value, 0, 1, open_low=True) is value
 
@@ -81,7 +81,7 @@ def test_numbers_in_range_pass_unchanged(value):
         (1.1, {}),
         (float("nan"), {}),
         (np.array([0.5, np.inf]), {}),
-        (np.array([0.5, 2.0]), {}),
+        (np.array([0.5, 0.7]), {}),
         (True, {}),
         ("0.1", {}),
         (None, {}),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from fedax.errors import ConfigError
 from fedax.tasks.layers import conv2d, dropout, group_norm, lstm, max_pool
@@ -137,6 +138,28 @@ def test_lstm_step_by_step():
         h = sigmoid(o) * np.tanh(c)
         expected.append(h)
     close(lstm(x, params), np.stack(expected, axis=1))
+
+
+@pytest.mark.parametrize("layer", ["lstm", "3x3", "5x5"])
+def test_gradients_inside_shard_map(layer):
+    if layer == "lstm":
+        params = {"input": normal(3, 8), "state": normal(2, 8), "offset": normal(8)}
+        x, run = normal(2, 4, 3), lambda params, x: lstm(x, params)
+    else:
+        params, x, run = normal(int(layer[0]), int(layer[0]), 1, 2), normal(2, 6, 6, 1), lambda w, x: conv2d(x, w)
+
+    def gradient(params, x):
+        return jax.grad(lambda params: (run(params, x) ** 2).sum())(params)
+
+    def one_device(params, x):
+        params = jax.tree.map(lambda leaf: lax.pcast(leaf, "clients", to="varying"), params)
+        return lax.psum(gradient(params, x), "clients")
+
+    mesh = jax.make_mesh((1,), ("clients",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharded = jax.shard_map(
+        one_device, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("clients")), out_specs=PartitionSpec()
+    )
+    close(jax.jit(sharded)(params, x), jax.jit(gradient)(params, x))
 
 
 def test_dropout_keeps_the_mean_and_is_off_without_a_key():

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from fedax.algorithm import Algorithm, Round
 from fedax.algorithms.server import Plain, ServerOptimizer
-from fedax.errors import unknown
+from fedax.errors import ConfigError, unknown
 from fedax.local import Solver, check_linear
 from fedax.numbers import check_number
 from fedax.oracle import Oracle
@@ -105,6 +105,13 @@ class Normalized(Averaging):
         check_linear(solver)
 
 
+def part(field: str, value: Any, kind: type) -> Any:
+    """``value``, if it is a part of this kind; else a ConfigError."""
+    if not isinstance(value, kind):
+        raise ConfigError(field, value, f"give a {kind.__name__} of fedax")
+    return value
+
+
 class Server(NamedTuple):
     """Server state: the model, and the server optimizer's."""
 
@@ -135,9 +142,9 @@ class FedAvg(Algorithm):
     optimizer: ServerOptimizer
 
     def __init__(self, solver: Solver, averaging: Averaging | None = None, server: ServerOptimizer | None = None):
-        self.solver = solver
-        self.averaging = Weighted() if averaging is None else averaging
-        self.optimizer = Plain() if server is None else server
+        self.solver = part("solver", solver, Solver)
+        self.averaging = part("averaging", Weighted() if averaging is None else averaging, Averaging)
+        self.optimizer = part("server", Plain() if server is None else server, ServerOptimizer)
 
     def init(self, x: Vector) -> Server:
         return Server(x, self.optimizer.init(x))

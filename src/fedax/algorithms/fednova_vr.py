@@ -18,7 +18,7 @@ undefined, clients that are absent keep their h_i, as in SCAFFOLD.
 from typing import Any, NamedTuple
 
 from fedax.algorithm import Algorithm, Round
-from fedax.algorithms.fedavg import Normalised, Normalized
+from fedax.algorithms.fedavg import Normalised, Normalized, part
 from fedax.algorithms.server import Plain, ServerOptimizer
 from fedax.local import Solver
 from fedax.oracle import Oracle
@@ -62,9 +62,9 @@ class FedNovaVR(Algorithm):
     optimizer: ServerOptimizer
 
     def __init__(self, solver: Solver, averaging: Normalized | None = None, server: ServerOptimizer | None = None):
-        self.solver = solver
-        self.averaging = Normalized() if averaging is None else averaging
-        self.optimizer = Plain() if server is None else server
+        self.solver = part("solver", solver, Solver)
+        self.averaging = part("averaging", Normalized() if averaging is None else averaging, Normalized)
+        self.optimizer = part("server", Plain() if server is None else server, ServerOptimizer)
 
     def init(self, x: Vector) -> Server:
         return Server(x, zeros_like(x), self.optimizer.init(x))

@@ -319,15 +319,16 @@ def _plan(
 def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
     """How many clients run side by side.
 
-    Small models are bound by the cost of starting an operation, and gain from wide ones; a large model fills the
-    cores by itself and gains from staying in the cache. A chunk takes as many steps as its slowest client, so where
-    clients take unequal steps a narrower chunk wastes less: the width is the one that would take a cohort of usual
-    clients the least time, if starting the operations of a step costs as much as ``_START`` clients' share of them.
+    Small models are bound by the cost of starting an operation, and gain from wide ones; a large or a convolutional
+    model fills the cores by itself and gains from staying in the cache. A chunk takes as many steps as its slowest
+    client, so where clients take unequal steps a narrower chunk wastes less: the width is the one that would take a
+    cohort of usual clients the least time, if starting the operations of a step costs as much as ``_START`` clients'
+    share of them.
     On accelerators wide chunks win until memory is full.
     """
     if jax.default_backend() != "cpu":
         return max(1, min(places, 2**28 // max(1, x.size)))
-    if x.size >= _LARGE:
+    if x.size >= _LARGE or any(leaf.ndim >= 4 for leaf in jax.tree.leaves(x)):  # a kernel has four axes
         return 1
     slowest_first = np.sort(usual_steps)[::-1]
     cohort = slowest_first[np.linspace(0, len(slowest_first) - 1, places).round().astype(int)]

@@ -48,7 +48,7 @@ def available() -> dict[str, str]:
         >>> available()["mlp"]
         'Multilayer perceptron: dense layers with ReLU between them.'
     """
-    return {name: inspect.getdoc(factory).splitlines()[0] for name, factory in _ZOO.items()}
+    return {name: str(factory.__doc__).partition("\n")[0] for name, factory in _ZOO.items()}
 
 
 def create(name: str, **hyper: Any) -> Task:

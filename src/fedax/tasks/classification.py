@@ -58,7 +58,8 @@ def classification(
     """
     whole("classes", classes, low=2)
     number("l2", l2, low=0)
-    scale = _scaling(mean, std)
+    scaling: dict[str, Any] = {"mean": mean, "std": std}
+    scale = _scaling(**scaling)
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
         logits = apply(params, scale(batch["x"]), key)
@@ -71,11 +72,11 @@ def classification(
         x, y = checks.columns(examples, "x", "y")
         if check is not None:
             check(x)
-        for setting, value in (("mean", mean), ("std", std)):
-            if np.ndim(value) and (not x.shape[1:] or x.shape[-1] != len(value)):
+        for setting, value in scaling.items():
+            if np.ndim(value) and (not x.shape[1:] or x.shape[-1] != np.size(value)):
                 raise DataError(
-                    f"examples['x']: shape {x.shape}, but {setting} has {len(value)} numbers, one for each channel; "
-                    "the channels are the last axis"
+                    f"examples['x']: shape {x.shape}, but {setting} has {np.size(value)} numbers, one for each "
+                    "channel; the channels are the last axis"
                 )
         checks.labels(y, classes)
 
@@ -107,7 +108,7 @@ def flat_classification(
 def image_classification(
     init: Callable[[Any], Any],
     apply: Callable[[Any, Any, Any], Any],
-    shape: tuple[int, ...],
+    shape: tuple[int, int, int],
     classes: int,
     mean: PerChannel,
     std: PerChannel,

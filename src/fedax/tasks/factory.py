@@ -22,6 +22,8 @@ class Factory:
     left at their default count as the same; so do lists and tuples, Python's and NumPy's numbers.
     """
 
+    __name__: str
+
     def __init__(self, make: Callable[..., Task]):
         self.signature = inspect.signature(make)
         self._cached = functools.lru_cache(maxsize=None)(make)
@@ -58,9 +60,11 @@ def number(field: str, value: Any, low: float, high: float = math.inf) -> None:
         raise ConfigError(field, value, f"give a finite number of at least {low:g}{below}")
 
 
-def image(shape: Any, smallest: int) -> None:
-    """Refuse anything but (height, width, channels) with both sides at least ``smallest``."""
+def image(shape: Any, smallest: int) -> tuple[int, int, int]:
+    """``shape``, if it is (height, width, channels) with both sides at least ``smallest``."""
     if not isinstance(shape, tuple) or len(shape) != 3:
         raise ConfigError("shape", shape, "give (height, width, channels), such as (32, 32, 3)")
-    for field, value, low in zip(("height", "width", "channels"), shape, (smallest, smallest, 1), strict=True):
+    height, width, channels = shape
+    for field, value, low in (("height", height, smallest), ("width", width, smallest), ("channels", channels, 1)):
         whole(f"shape's {field}", value, low)
+    return height, width, channels

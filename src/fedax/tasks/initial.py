@@ -53,6 +53,5 @@ def draw(key: Any, plan: PyTree[Any]) -> PyTree[Any]:
     ends = list(itertools.accumulate(math.prod(leaf.shape) for leaf in drawn))
     values = jax.random.uniform(key, (ends[-1],), minval=-1.0)
     pieces = iter(jnp.split(values, ends[:-1]))
-    return tree.unflatten(
-        leaf.bound * next(pieces).reshape(leaf.shape) if isinstance(leaf, Uniform) else leaf for leaf in leaves
-    )
+    filled = [leaf.bound * next(pieces).reshape(leaf.shape) if isinstance(leaf, Uniform) else leaf for leaf in leaves]
+    return jax.tree.unflatten(tree, filled)

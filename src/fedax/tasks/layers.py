@@ -33,9 +33,9 @@ def conv2d(
         stride: at least 1, the same in both directions.
         padding: "SAME" (oh = ⌈h/stride⌉) or "VALID" (no padding).
 
-    On a CPU kernels up to 3×3 become one matrix product over shifted copies of x, which stays fast when clients with
-    weights of their own are vectorised; larger ones, whose copies would be too many, become a convolution with its
-    weight gradient written out. Elsewhere it is XLA's own.
+    On a CPU kernels up to 3×3 become one matrix product over shifted copies of x, which stays fast with many channels
+    and when clients with weights of their own are vectorised; larger ones, whose copies would be too many, become a
+    convolution with both gradients written out. Elsewhere it is XLA's own.
 
     Example:
         >>> conv2d(jnp.ones((1, 3, 3, 1)), jnp.ones((3, 3, 1, 1)))[0, :, :, 0].tolist()
@@ -133,9 +133,10 @@ def group_norm(
     An example is treated alone, so that the loss stays a mean over examples (Wu and He 2018, "Group normalization").
 
     Example:
-        >>> out = group_norm(jnp.arange(8.0).reshape(1, 2, 2, 2), jnp.ones(2), jnp.zeros(2), groups=1)
-        >>> round(float(out.mean()), 4), round(float(out.std()), 4)
-        (0.0, 1.0)
+        >>> out = group_norm(jnp.arange(4.0).reshape(1, 2, 1, 2), jnp.ones(2), jnp.zeros(2), groups=2)
+        >>> print(out[0, :, 0].round(3))
+        [[-1. -1.]
+         [ 1.  1.]]
     """
     b, h, w, c = x.shape
     grouped = x.reshape(b, h * w, groups, c // groups)
@@ -181,7 +182,6 @@ def lstm(x: Float[Array, "b t i"], params: dict[str, Array]) -> Float[Array, "b 
         >>> lstm(jnp.ones((1, 5, 2)), zeros).shape
         (1, 5, 3)
     """
-    b, size = x.shape[0], params["state"].shape[0]
     z_input = dense(x, params["input"], params["offset"])  # all steps in one product
 
     def step(carry: Any, z: Array) -> Any:
@@ -191,5 +191,6 @@ def lstm(x: Float[Array, "b t i"], params: dict[str, Array]) -> Float[Array, "b 
         h = jax.nn.sigmoid(o) * jnp.tanh(c)
         return (c, h), h
 
-    zeros = jnp.zeros((b, size), z_input.dtype)
+    # Zeros like z, not new ones: under ``shard_map`` the state must be known to differ between devices, as z does.
+    zeros = jnp.zeros_like(z_input[:, 0, : params["state"].shape[0]])
     return lax.scan(step, (zeros, zeros), z_input.swapaxes(0, 1))[1].swapaxes(0, 1)

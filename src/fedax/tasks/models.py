@@ -117,9 +117,8 @@ def cnn(
         >>> sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
         28937
     """
-    image(shape, smallest=16)
+    height, width, channels = size = image(shape, smallest=16)
     whole("filters", filters)
-    height, width, channels = shape
 
     def init(key: Any) -> Any:
         convs = [_affine(he(3, 3, i, filters)) for i in (channels, filters, filters, filters)]
@@ -131,7 +130,7 @@ def cnn(
             x = max_pool(jax.nn.relu(_conv(layer, x)))
         return dense(x.reshape(x.shape[0], -1), params["head"]["w"], params["head"]["b"])
 
-    return image_classification(init, apply, shape, classes, mean, std, l2, "cnn")
+    return image_classification(init, apply, size, classes, mean, std, l2, "cnn")
 
 
 # VGG's configuration A: channels of each convolution, cut where a pooling layer stands.
@@ -169,9 +168,8 @@ def vgg11(
         >>> sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
         9750922
     """
-    image(shape, smallest=32)
+    height, width, channels = size = image(shape, smallest=32)
     number("drop", drop, low=0, high=1)
-    height, width, channels = shape
 
     def init(key: Any) -> Any:
         convs = [_affine(he(3, 3, i, o)) for i, o in itertools.pairwise((channels, *itertools.chain(*_VGG11)))]
@@ -190,7 +188,7 @@ def vgg11(
             x = jax.nn.relu(dense(dropout(x, drop, one), layer["w"], layer["b"]))
         return dense(x, params["head"][-1]["w"], params["head"][-1]["b"])
 
-    return image_classification(init, apply, shape, classes, mean, std, l2, "vgg11")
+    return image_classification(init, apply, size, classes, mean, std, l2, "vgg11")
 
 
 # ResNet-18's eight blocks: channels and stride.
@@ -209,8 +207,9 @@ def resnet18(
     """ResNet-18 for small images, with group normalisation.
 
     A 3×3 convolution (in place of 7×7 and pooling, as is usual for CIFAR), eight residual blocks of two 3×3
-    convolutions with 64, 128, 256 and 512 channels, the mean over the image, a linear layer. Cross-entropy,
-    + (l2/2)‖params‖²; the metric is ``accuracy``.
+    convolutions with 64, 128, 256 and 512 channels, the mean over the image, a linear layer. Each block's last scale
+    starts at 0, so that a fresh block passes its input on (Goyal et al. 2017); without that the first steps overshoot.
+    Cross-entropy, + (l2/2)‖params‖²; the metric is ``accuracy``.
 
     Why not BatchNorm: it makes an example's loss depend on the rest of its minibatch, so that F_i is no longer a mean
     over examples and no gradient is an unbiased one; its running statistics differ from client to client and are not
@@ -234,21 +233,21 @@ def resnet18(
         >>> sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0))))
         11173962
     """
-    image(shape, smallest=8)
+    size = image(shape, smallest=8)
     whole("groups", groups)
     if 64 % groups:
         raise ConfigError("groups", groups, "give a divisor of 64: 1, 2, 4, 8, 16, 32 or 64")
 
-    def normed(size: int, i: int, o: int) -> dict[str, Any]:
-        return {"w": he(size, size, i, o), "scale": jnp.ones(o), "offset": jnp.zeros(o)}
+    def normed(kernel: int, i: int, o: int, scale: float = 1.0) -> dict[str, Any]:
+        return {"w": he(kernel, kernel, i, o), "scale": jnp.full(o, scale), "offset": jnp.zeros(o)}
 
     def init(key: Any) -> Any:
         blocks, i = [], 64
         for o, stride in _RESNET18:
             shortcut = {"shortcut": normed(1, i, o)} if stride > 1 else {}  # it changes shape with the block
-            blocks.append({"first": normed(3, i, o), "second": normed(3, o, o)} | shortcut)
+            blocks.append({"first": normed(3, i, o), "second": normed(3, o, o, scale=0.0)} | shortcut)
             i = o
-        return draw(key, {"stem": normed(3, shape[2], 64), "blocks": blocks, "head": _affine(readout(i, classes))})
+        return draw(key, {"stem": normed(3, size[2], 64), "blocks": blocks, "head": _affine(readout(i, classes))})
 
     def conv(layer: Any, x: Any, stride: int = 1) -> Any:
         return group_norm(conv2d(x, layer["w"], stride), layer["scale"], layer["offset"], groups)
@@ -260,7 +259,7 @@ def resnet18(
             x = jax.nn.relu(y + (conv(block["shortcut"], x, stride) if stride > 1 else x))
         return dense(x.mean(axis=(1, 2)), params["head"]["w"], params["head"]["b"])
 
-    return image_classification(init, apply, shape, classes, mean, std, l2, "resnet18")
+    return image_classification(init, apply, size, classes, mean, std, l2, "resnet18")
 
 
 @Factory

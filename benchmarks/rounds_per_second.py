@@ -1,0 +1,153 @@
+"""Seconds a round of FedAvg: fedax against the same rounds written in PyTorch. See README.md."""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import Case, cases
+from protocol import process
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def version(python: str, module: str) -> str | None:
+    """The version of a module in another environment, ``None`` where it is not there."""
+    code = f"import {module}; print({module}.__version__)"
+    run = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    return None if run.returncode else run.stdout.strip()
+
+
+def contenders(case: Case, options: argparse.Namespace) -> dict[str, list[str]]:
+    """Name -> interpreter, script and arguments."""
+    found = {}
+    if options.versions["fedax"]:
+        found["fedax"] = [options.python_fedax, "with_fedax.py"]
+    if options.versions["torch"]:
+        torch = [options.python_torch, "with_torch.py"]
+        for threads in sorted({1, CORES}):
+            for way in ("loop", "vmap"):
+                found[f"torch {way}, {threads} thread{'s' * (threads > 1)}"] = [*torch, way, f"--threads={threads}"]
+        if case.model == "mlp":
+            found["matrix products alone"] = [*torch, "products", f"--threads={CORES}"]
+    return found
+
+
+def measure(name: str, case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """The contenders of a case take turns, each a process that waits while the others run."""
+    with contextlib.ExitStack() as stack:
+        calls, rounds, records = {}, {}, {}
+        for contender, (python, script, *arguments) in contenders(case, options).items():
+            calls[contender] = stack.enter_context(process(python, script, *arguments, name))
+            rounds[contender] = calls[contender]("warm_up", seconds=options.seconds)
+            records[contender] = []
+        for _ in range(options.repeats):
+            for contender, call in calls.items():
+                records[contender].append(call("train", rounds=rounds[contender]))
+    results = {}
+    for contender, record in records.items():
+        seconds = [row["seconds"] for row in record]
+        results[contender] = {
+            "median": statistics.median(seconds),
+            "low": min(seconds),
+            "high": max(seconds),
+            "rounds": rounds[contender],
+            "repeats": record,
+        }
+    return results
+
+
+def table(case: Case, results: dict[str, Any]) -> str:
+    loops = [result["median"] for name, result in results.items() if name.startswith("torch loop")]
+    lines = [case.title, f"{'':24}{'seconds a round':>16}{'lowest to highest':>22}{'steps':>8}{'speed-up':>10}"]
+    for name, result in results.items():
+        spread = f"{result['low']:.3g} to {result['high']:.3g}"
+        steps = statistics.mean(row["steps"] for row in result["repeats"])
+        speed_up = f"{min(loops) / result['median']:.2f}" if loops else ""
+        lines.append(f"{name:24}{result['median']:16.3g}{spread:>22}{steps:8.0f}{speed_up:>10}")
+    return "\n".join(lines) + "\n"
+
+
+def check(name: str, case: Case, options: argparse.Namespace) -> bool:
+    """Whether all contenders do the same.
+
+    One round of full-batch gradients, with unequal steps and unequal weights, has to give all the same model; five
+    rounds of the case itself, with minibatches of each contender's own, nearly the same fall of the objective.
+    """
+    models, falls = {}, {}
+    for contender, (python, script, *arguments) in contenders(case, options).items():
+        if contender == "matrix products alone":
+            continue
+        with process(python, script, *arguments, name, "--small") as call:
+            call("train", rounds=1)
+            models[contender] = np.concatenate(call("parameters"))
+        with process(python, script, *arguments, name) as call:
+            before, after = call("losses", rounds=5)
+            falls[contender] = before - after
+    start = np.concatenate([array.ravel() for array in case.initial()])
+    first = next(iter(models))
+    moved = np.abs(models[first] - start).max()
+    print(f"{name}: one round moves the model by up to {moved:.2g}, five lower the objective by {falls[first]:.4g}")
+    same = moved > 1e-3
+    for contender in models:
+        apart, fall = np.abs(models[contender] - models[first]).max(), falls[contender]
+        print(f"    {contender:24} apart by at most {apart:.1g}; lowers the objective by {fall:.4g}", flush=True)
+        same &= apart < 1e-4 and abs(fall / falls[first] - 1) < 0.2
+    return bool(same)
+
+
+def machine() -> dict[str, Any]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "cores": CORES,
+        "load": os.getloadavg()[0],
+        "system": platform.platform(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python-torch", default=sys.executable, help="interpreter with PyTorch (default: this one)")
+    parser.add_argument("--python-fedax", default=sys.executable, help="interpreter with fedax (default: this one)")
+    parser.add_argument("--cases", nargs="+", choices=list(cases()), default=list(cases()))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="about how long one measurement takes")
+    parser.add_argument("--check", action="store_true", help="compare the models of all contenders, measure nothing")
+    parser.add_argument("--json", type=Path, default=Path("rounds_per_second.json"), help="where the figures go")
+    options = parser.parse_args()
+    options.versions = {
+        "fedax": version(options.python_fedax, "fedax"),
+        "jax": version(options.python_fedax, "jax"),
+        "torch": version(options.python_torch, "torch"),
+    }
+    for module, option in (("fedax", "--python-fedax"), ("torch", "--python-torch")):
+        if options.versions[module] is None:
+            print(f"{module} is left out: not found; give {option} an interpreter that has it", file=sys.stderr)
+
+    chosen = {name: case for name, case in cases().items() if name in options.cases}
+    if options.check:
+        results = [check(name, case, options) for name, case in chosen.items()]
+        sys.exit(0 if all(results) else "the contenders do not agree")
+    figures = {"machine": machine(), "versions": options.versions, "cases": {}}
+    print(json.dumps({"machine": figures["machine"], "versions": options.versions}), "\n")
+    for name, case in chosen.items():
+        results = measure(name, case, options)
+        figures["cases"][name] = {"title": case.title, "contenders": results}
+        print(table(case, results), flush=True)
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""FedAvg as one writes it in PyTorch: a loop over clients, and the same vectorised with ``torch.func``."""
+
+import argparse
+import math
+import threading
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from cases import Case, cases
+from protocol import Contender, serve
+from torch import nn
+from torch.func import functional_call, grad, vmap
+
+# From [in, out] and [h, w, in, out] to PyTorch's [out, in] and [out, in, h, w], and back.
+TO_TORCH = {1: (0,), 2: (1, 0), 4: (3, 2, 0, 1)}
+FROM_TORCH = {1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
+
+
+def network(case: Case) -> nn.Module:
+    """The case's model with its initial parameters."""
+    *hidden, last = case.layers
+    layers: list[nn.Module] = []
+    for shape in hidden:
+        if case.model == "cnn":
+            layers += [nn.Conv2d(shape[2], shape[3], shape[0], padding="same"), nn.ReLU(), nn.MaxPool2d(2)]
+        else:
+            layers += [nn.Linear(*shape), nn.ReLU()]
+    if case.model == "cnn":
+        layers.append(nn.Flatten())
+    layers.append(nn.Linear(math.prod(last[:-1]), last[-1], bias=case.model != "logistic"))
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for parameter, array in zip(model.parameters(), case.initial(), strict=True):
+            parameter.copy_(torch.from_numpy(array.transpose(TO_TORCH[array.ndim])).reshape(parameter.shape))
+    return model
+
+
+class Loop(Contender):
+    """Clients one after another; autograd and plain SGD in place."""
+
+    def __init__(self, case: Case):
+        self.case = case
+        x, y = (torch.from_numpy(array) for array in case.examples())
+        self.x = x.movedim(-1, 1).contiguous() if case.model == "cnn" else x
+        self.y = y[:, None].float() if case.model == "logistic" else y
+        self.loss = F.binary_cross_entropy_with_logits if case.model == "logistic" else F.cross_entropy
+        self.offsets = np.concatenate([[0], np.cumsum(case.sizes)])
+        self.rng = np.random.default_rng(3)
+        torch.manual_seed(3)
+        self.model = network(case)
+
+    def cohort(self) -> np.ndarray:
+        clients = len(self.case.sizes)
+        return np.arange(clients) if self.case.cohort is None else self.rng.choice(clients, self.case.cohort, False)
+
+    def minibatches(self, client: int) -> torch.Tensor:
+        """[steps, batch] rows of the client's examples, one minibatch a local step."""
+        case, size, steps = self.case, int(self.case.sizes[client]), int(self.case.steps[client])
+        if case.batch is None:
+            return torch.arange(size).expand(steps, size)
+        if case.epoch:
+            return torch.randperm(size)[: steps * case.batch].view(steps, case.batch)
+        return torch.randint(size, (steps, case.batch))
+
+    def round(self, cohort: np.ndarray) -> None:
+        parameters = list(self.model.parameters())
+        weights = self.case.weights[cohort] / self.case.weights[cohort].sum()
+        with torch.no_grad():
+            start = [p.clone() for p in parameters]
+            mean = [torch.zeros_like(p) for p in parameters]
+        for client, weight in zip(cohort, weights, strict=True):
+            own = slice(self.offsets[client], self.offsets[client + 1])
+            x, y = self.x[own], self.y[own]
+            with torch.no_grad():
+                for p, s in zip(parameters, start, strict=True):
+                    p.copy_(s)
+            for rows in self.minibatches(client):
+                loss = self.loss(self.model(x[rows]), y[rows])
+                gradients = torch.autograd.grad(loss, parameters)
+                with torch.no_grad():
+                    for p, g in zip(parameters, gradients, strict=True):
+                        p.sub_(g, alpha=self.case.lr)
+            with torch.no_grad():
+                for m, p in zip(mean, parameters, strict=True):
+                    m.add_(p, alpha=weight)
+        with torch.no_grad():
+            for p, m in zip(parameters, mean, strict=True):
+                p.copy_(m)
+
+    def restart(self) -> None:
+        self.model.load_state_dict(network(self.case).state_dict())
+
+    def train(self, rounds: int) -> dict[str, float]:
+        self.restart()
+        steps = 0
+        begin = time.perf_counter()
+        for _ in range(rounds):
+            cohort = self.cohort()
+            steps += int(self.case.steps[cohort].sum())
+            self.round(cohort)
+        seconds = time.perf_counter() - begin
+        return {"seconds": seconds / rounds, "steps": steps / rounds}
+
+    def losses(self, rounds: int) -> list[float]:
+        self.restart()
+        start = self.objective()
+        self.train(rounds)
+        return [start, self.objective()]
+
+    @torch.no_grad()
+    def objective(self) -> float:
+        parts = zip(self.x.split(500), self.y.split(500), strict=True)
+        return sum(float(self.loss(self.model(x), y)) * len(x) for x, y in parts) / len(self.x)
+
+    def parameters(self) -> list[list[float]]:
+        arrays = []
+        for parameter, like in zip(self.model.parameters(), self.case.initial(), strict=True):
+            shape = like.transpose(TO_TORCH[like.ndim]).shape
+            arrays.append(parameter.detach().numpy().reshape(shape).transpose(FROM_TORCH[like.ndim]))
+        return [array.ravel().tolist() for array in arrays]
+
+
+class Vmap(Loop):
+    """All clients of the cohort at once: ``vmap`` of ``grad`` over stacked parameters.
+
+    Clients are sorted by their number of steps, so that those which have finished drop out of the stack.
+    """
+
+    def round(self, cohort: np.ndarray) -> None:
+        case = self.case
+        cohort = cohort[np.argsort(-case.steps[cohort], kind="stable")]
+        weights = torch.from_numpy(case.weights[cohort] / case.weights[cohort].sum()).float()
+        drawn = [self.minibatches(client) + int(self.offsets[client]) for client in cohort]
+        rows = nn.utils.rnn.pad_sequence(drawn)
+        start = dict(self.model.named_parameters())
+        stacked = {name: p.detach().expand(len(cohort), *p.shape).clone() for name, p in start.items()}
+        gradient = vmap(grad(lambda params, x, y: self.loss(functional_call(self.model, params, (x,)), y)))
+        for k in range(len(rows)):
+            active = int((case.steps[cohort] > k).sum())
+            params = {name: p[:active] for name, p in stacked.items()}
+            gradients = gradient(params, self.x[rows[k, :active]], self.y[rows[k, :active]])
+            for name, p in params.items():
+                p.sub_(gradients[name], alpha=case.lr)
+        with torch.no_grad():
+            for name, p in start.items():
+                p.copy_(torch.tensordot(weights, stacked[name], 1))
+
+
+class Products(Loop):
+    """The matrix products of the MLP's rounds and nothing else: a floor for any implementation.
+
+    Each thread multiplies for its own clients, which is faster than several threads on one small product.
+    """
+
+    def __init__(self, case: Case):
+        super().__init__(case)
+        self.threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+
+    @torch.no_grad()
+    def multiply(self, steps: int) -> None:
+        layers = [
+            (torch.randn(shape), torch.randn(self.case.batch, shape[0]), torch.randn(self.case.batch, shape[1]))
+            for shape in self.case.layers
+        ]
+        out = [[torch.empty_like(array) for array in layer] for layer in layers]
+        for _ in range(steps):
+            for (kernel, below, above), (for_kernel, for_below, for_above) in zip(layers, out, strict=True):
+                torch.mm(below, kernel, out=for_above)
+                torch.mm(below.T, above, out=for_kernel)
+                if below is not layers[0][1]:
+                    torch.mm(above, kernel.T, out=for_below)
+
+    def round(self, cohort: np.ndarray) -> None:
+        share = int(self.case.steps[cohort].sum()) // self.threads
+        workers = [threading.Thread(target=self.multiply, args=(share,)) for _ in range(self.threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("contender", choices=["loop", "vmap", "products"])
+    parser.add_argument("case", choices=list(cases()))
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    case = cases()[options.case]
+    contender = {"loop": Loop, "vmap": Vmap, "products": Products}[options.contender]
+    serve(contender(case.small() if options.small else case))
