@@ -22,7 +22,8 @@ class Round(NamedTuple):
         weights: [S] ω_i, such that the aggregate is Σ ω_i v_i (0 on padding).
         steps: [S] τ_i.
         present: [S] whether the place holds a client.
-        total: Σ ω_i; divide by it where a convex combination is needed (models, second moments).
+        total: Σ ω_i (1 where all ω are 0); divide by it where a convex combination is needed (models, second
+            moments).
     """
 
     index: Any

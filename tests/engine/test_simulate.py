@@ -188,7 +188,7 @@ def test_other_numbers_compile_nothing(compilations):
         {"rounds": np.int64(4)},
         {"batch_size": np.int64(2)},
         {"evaluate_every": 2},
-        {"params": {"w": jnp.zeros(3), "b": jnp.ones(())}},
+        {"params": {"w": np.zeros(3), "b": 1.0}},
         {"data": federation(seed=3)},
         {"data": federation(weights=np.full(5, 0.2))},
     ):

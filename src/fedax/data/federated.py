@@ -51,8 +51,8 @@ class FederatedData:
             name = f"examples{jax.tree_util.keystr(path)}"
             if leaf.ndim == 0 or leaf.shape[0] != n:
                 raise DataError(f"{name}: shape {leaf.shape}, but the sizes of the clients sum to {n}")
-            if leaf.dtype == object:
-                raise DataError(f"{name}: an array of Python objects; give numbers")
+            if leaf.dtype.kind not in "biufc":
+                raise DataError(f"{name}: an array of type {leaf.dtype}; give numbers")
             if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
                 bad = int(np.argwhere(~np.isfinite(leaf))[0][0])
                 raise DataError(f"{name}: example {bad} holds a value that is not finite; clean the data first")
@@ -100,11 +100,15 @@ class FederatedData:
         leaves = jax.tree.leaves(examples)
         if not leaves:
             raise DataError("examples: there is no array in it; give a pytree such as {'x': ..., 'y': ...}")
+        lengths = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}
+        if len(lengths) != 1 or None in lengths:
+            raise DataError(f"examples: its arrays have leading axes {sorted(map(str, lengths))}; need one")
         n = len(leaves[0])
         for i, part in enumerate(parts):
             part = np.asarray(part)
-            if part.size and (not np.issubdtype(part.dtype, np.integer) or part.min() < 0 or part.max() >= n):
-                raise DataError(f"parts[{i}]: indices must be whole numbers from 0 to {n - 1}")
+            whole = part.ndim == 1 and (part.size == 0 or np.issubdtype(part.dtype, np.integer))
+            if not whole or (part.size and (part.min() < 0 or part.max() >= n)):
+                raise DataError(f"parts[{i}]: give a list of indices, whole numbers from 0 to {n - 1}")
         if not len(parts):
             raise DataError("parts: the list is empty; give one array of indices a client")
         order = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
@@ -138,7 +142,10 @@ class FederatedData:
 def _weights(weights: Any, sizes: np.ndarray) -> np.ndarray:
     if weights is None:
         return sizes / sizes.sum()
-    p = np.asarray(weights, dtype=np.float64)
+    try:
+        p = np.asarray(weights, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"weights: {weights!r}; give one number a client, or None for sizes / n") from None
     if p.shape != sizes.shape:
         raise DataError(f"weights: shape {p.shape}, but there are {len(sizes)} clients")
     if not np.isfinite(p).all() or (p < 0).any():

@@ -17,10 +17,12 @@ _BLOCK_ELEMENTS = 2**19  # numbers of input that are evaluated at a time
 
 def evaluate(task: Task, model: Vector, fed: Federation, test: Any, *, grad_norm: bool) -> dict[str, float]:
     """One row: ``train_loss``, F(x); ``grad_norm_sq`` where asked; ``test_loss`` and ``test_<metric>`` of test data."""
+    # Named in order here: what a compiled function returns is sorted by name.
     train = _train(task, model, fed, grad_norm=grad_norm)
-    row = {name: float(value) for name, value in train.items()}
+    row = {name: float(train[name]) for name in ("train_loss", "grad_norm_sq") if name in train}
     if test is not None:
-        row |= {f"test_{name}": float(value) for name, value in _test(task, model, test).items()}
+        held_out = _test(task, model, test)
+        row |= {f"test_{name}": float(held_out[name]) for name in ("loss", *task.metrics)}
     return row
 
 

@@ -82,8 +82,8 @@ def prepare(
     """Server state and client memory at round 0, after the method's warm-up over all clients."""
     method = resolve(algorithm, 0)
     n = plan.num_clients
-    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), method.init_client(x))
-    state = State(method.init(x), memory)
+    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *jnp.shape(leaf))), method.init_client(x))
+    state = State(jax.tree.map(jnp.asarray, method.init(x)), memory)
     exchanges = method.warmup()
     if not exchanges:
         return state, _nothing()
@@ -149,14 +149,15 @@ def _exchanges(
         weights=places.weights,
         steps=places.steps,
         present=places.present,
-        total=jnp.sum(places.weights),
+        total=_nonzero(jnp.sum(places.weights)),
         cohort_share=cohort.share,
     )
     for number, exchange in enumerate(exchanges):
         if exchange.who not in ("cohort", "one"):
             raise ConfigError("who", exchange.who, "an exchange is with 'cohort' or with 'one'")
         download = (exchange.download or method.download)(server)
-        client = _client(exchange, number, download, fed, key, index, plan)
+        wire: dict[str, int] = {}
+        client = _client(exchange, number, download, wire, fed, key, index, plan)
         if exchange.who == "one":
             mean, memory, done = _one(client, memory, places, jax.random.fold_in(key, _ONE))
         else:
@@ -164,11 +165,13 @@ def _exchanges(
         if ledger is not None:
             free = full and exchange.server is None
             fresh = [] if free else [leaf for leaf in jax.tree.leaves(download) if not any(leaf is s for s in sent)]
-            sent += fresh
-            ledger.append(Traffic(_bytes(fresh), _bytes(jax.tree.leaves(mean)), exchange.who == "one"))
+            if exchange.who == "cohort":
+                sent += fresh
+            ledger.append(Traffic(_bytes(fresh), wire["up"], exchange.who == "one"))
         if exchange.server is not None:
             server = exchange.server(server, mean, round_)
         tally = Tally(*(a + b for a, b in zip(tally, done, strict=True)))
+    _check_memory(method, state.memory, memory)
     tally = tally._replace(clients=jnp.sum(places.present, dtype=jnp.int32))
     kept = jax.tree.map(lambda all_, part: all_.at[places.ids].set(part, mode="drop"), state.memory, memory)
     return State(server, kept), tally
@@ -189,9 +192,19 @@ def _places(cohort: Cohort, work: Work, fed: Federation, key: Any, plan: Plan) -
 
 
 def _client(
-    exchange: Exchange, number: int, download: Any, fed: Federation, key: Any, index: Any, plan: Plan
+    exchange: Exchange,
+    number: int,
+    download: Any,
+    wire: dict[str, int],
+    fed: Federation,
+    key: Any,
+    index: Any,
+    plan: Plan,
 ) -> Callable[..., Any]:
-    """``run(memory, place) -> (upload, memory, tally)`` for one client in this exchange."""
+    """``run(memory, place) -> (upload, memory, tally)`` for one client in this exchange.
+
+    While JAX traces it, ``wire["up"]`` becomes the bytes of the upload.
+    """
     key = jax.random.fold_in(key, _EXCHANGE + number)
 
     def run(memory: Any, place: _Places) -> Any:
@@ -211,6 +224,7 @@ def _client(
             round_key=key,
         )
         upload, memory = exchange.client(download, memory, oracle)
+        wire["up"] = _bytes(jax.tree.leaves(upload))
         there = place.present.astype(jnp.int32)
         return upload, memory, Tally(jnp.zeros_like(there), oracle.local_steps * there, oracle.gradients * there)
 
@@ -262,6 +276,28 @@ def _one(client: Callable[..., Any], memory: Any, places: _Places, key: Any) -> 
     upload, new, done = client(jax.tree.map(lambda leaf: leaf[at], memory), place)
     memory = jax.tree.map(lambda all_, leaf: all_.at[at].set(leaf), memory, new)
     return upload, memory, done
+
+
+def _check_memory(method: Algorithm, before: Any, after: Any) -> None:
+    """What the clients keep has the form in which they found it."""
+    form = lambda memory: [(path, leaf.shape[1:], leaf.dtype) for path, leaf in _leaves(memory)]  # noqa: E731
+    same_tree: Any = jax.tree.structure(before)
+    if same_tree != jax.tree.structure(after) or form(before) != form(after):
+        raise ConfigError(
+            "algorithm",
+            type(method).__name__,
+            f"a round changes a client's memory from {form(before)} to {form(after)}; "
+            "the last exchange has to return memory in the form of init_client()",
+        )
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _nonzero(total: Any) -> Any:
+    """A cohort whose clients all have weight 0 moves nothing; dividing by 1 keeps it finite."""
+    return jnp.where(total > 0, total, 1.0)
 
 
 def _nothing() -> Tally:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import numbers
 import time
 import warnings
 from collections.abc import Callable
@@ -115,8 +116,15 @@ def simulate(
     """
     work = Epochs(1) if work is None else work
     participation = Full() if participation is None else participation
-    _check(algorithm, task, data, rounds, work, batch_size, participation, seed, test)
+    _check(algorithm, task, data, rounds, work, participation, test, callback)
+    rounds = check_count("rounds", rounds, 0)
+    seed = check_count("seed", seed, 0)
+    if seed >= 2**32:
+        raise ConfigError("seed", seed, "give a whole number below 2**32")
+    batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     every = max(1, math.ceil(rounds / 50)) if evaluate_every is None else check_count("evaluate_every", evaluate_every)
+    # One type for all numbers: whether 1, 1.0 or np.float64(1.0) is given, the program is the same.
+    algorithm = jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf, algorithm)
     key = jax.random.key(seed)
     # The initial model has a key that no round has: rounds fold in their index, this one the largest but one.
     x = _initial_model(task, params, jax.random.fold_in(key, jnp.iinfo(jnp.int32).max - 1))
@@ -231,10 +239,9 @@ def _check(
     data: Any,
     rounds: Any,
     work: Any,
-    batch_size: Any,
     participation: Any,
-    seed: Any,
     test: Any,
+    callback: Any,
 ) -> None:
     """Everything that can be wrong with the input and be seen without compiling."""
     for name, value, kind, way_out in (
@@ -246,13 +253,11 @@ def _check(
     ):
         if not isinstance(value, kind):
             raise ConfigError(name, value, way_out)
-    check_count("rounds", rounds, 0)
-    check_count("seed", seed, 0)
-    if batch_size is not None:
-        check_count("batch_size", batch_size)
+    if callback is not None and not callable(callback):
+        raise ConfigError("callback", callback, "give a function of one row of the history")
     algorithm.validate()
     work.validate(data.sizes)
-    participation.validate(data.num_clients, rounds)
+    participation.validate(data.num_clients, check_count("rounds", rounds, 0))
     if task.check is not None:
         task.check(data.examples)
     if test is not None:
@@ -267,6 +272,10 @@ def _check_test(task: Task, data: FederatedData, test: Any) -> None:
         )
     # A federation of one client has the same demands on its examples.
     FederatedData.from_clients([test])
+    for (path, got), own in zip(jax.tree_util.tree_leaves_with_path(test), jax.tree.leaves(data.examples), strict=True):
+        if np.shape(got)[1:] != own.shape[1:]:
+            name = f"test{jax.tree_util.keystr(path)}"
+            raise DataError(f"{name}: examples of shape {np.shape(got)[1:]}, the clients' have {own.shape[1:]}")
     if task.check is not None:
         task.check(jax.tree.map(np.asarray, test))
 
@@ -286,7 +295,9 @@ def _initial_model(task: Task, params: Any, key: Any) -> Vector:
         if jnp.shape(got) != want.shape:
             field = f"params{jax.tree_util.keystr(path)}"
             raise ConfigError(field, jnp.shape(got), f"the task's shape is {want.shape}")
-    return Vector(jax.tree.map(lambda got, want: jnp.array(got, want.dtype), params, expected))
+        if not np.isfinite(np.asarray(got, float)).all():
+            raise ConfigError(f"params{jax.tree_util.keystr(path)}", got, "there are values that are not finite")
+    return Vector(jax.tree.map(lambda got, want: jnp.asarray(np.array(got, want.dtype)), params, expected))
 
 
 def _plan(
@@ -360,6 +371,10 @@ def _dry_run(structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool) -> 
     losses = jax.eval_shape(lambda tree, batch: plan.task.loss(tree, batch, None), x.tree, example)
     if getattr(losses, "shape", None) != (2,):
         raise ConfigError("task.loss", losses, "return one loss per example, an array of shape [b]")
+    for name, metric in plan.task.metrics.items():
+        values = jax.eval_shape(metric, x.tree, example)
+        if getattr(values, "shape", None) != (2,):
+            raise ConfigError(f"task.metrics[{name!r}]", values, "return one value per example, an array of shape [b]")
     warmup: list[Traffic] = []
     ledger: list[Traffic] = []
     prepared = functools.partial(prepare, plan=plan, ledger=warmup)
