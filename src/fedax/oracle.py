@@ -134,7 +134,7 @@ class Oracle:
         """These rows of the client's data, with weight 1/n_i where there is such a row and 0 where there is none."""
         there = rows < self._size
         batch = jax.tree.map(lambda leaf: leaf[self._offset + jnp.where(there, rows, 0)], self._examples)
-        return batch, there / self._size.astype(float)  # whole numbers of 32 bits divide to float32
+        return batch, there / jnp.asarray(self._size, float)  # else 32-bit whole numbers divide to float32
 
     def _gradient(self, y: Vector, batch: Any, weights: Any, k: Any) -> Vector:
         key = jax.random.fold_in(self.key, k)

@@ -95,6 +95,27 @@ def test_a_deadline_gives_whole_steps_by_speed():
     assert drawn(fedax.Deadline(0.3, [10.0, 1e3]), sizes=SIZES[:2]).tolist() == [3, 300]
 
 
+@pytest.mark.parametrize(
+    ("work", "tolerance"),
+    [
+        (fedax.Steps(5), 0),
+        (fedax.Steps([4, 1, 2, 7, 3, 9, 5]), 0),
+        (fedax.Epochs(2.5), 0),
+        (fedax.Deadline(10.0, [0.1, 0.55, 0.99, 2.0, 0.3, 1.0, 33.3]), 0),
+        (fedax.RandomEpochs(2, 5), 0.05),
+        (fedax.RandomSteps(2, 3, 1, 4), 0.05),
+        (fedax.RandomSteps(30, 5, 1, 96), 0.05),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_usual_work_is_the_mean_over_rounds(work, tolerance):
+    keys = jax.random.split(KEY, 4000)
+    rounds = jax.vmap(lambda key: work.draw(key, IDS, jnp.asarray(SIZES), 10))(keys)
+    usual = np.asarray(work.usual(SIZES, 10))
+    assert usual.shape == SIZES.shape
+    assert abs(usual.mean() / np.asarray(rounds).mean() - 1) <= tolerance + 1e-6
+
+
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("make", "field"),
