@@ -21,6 +21,7 @@ from fedax.algorithms import (
 )
 from fedax.data.federated import FederatedData
 from fedax.engine.simulate import Run, simulate
+from fedax.engine.sweep import Range, Sweep, random_points, sweep
 from fedax.errors import ConfigError, DataError, DivergedWarning, FedaxError
 from fedax.local import Solver, local_steps
 from fedax.oracle import Oracle
@@ -79,6 +80,7 @@ __all__ = [
     "Proportional",
     "RandomEpochs",
     "RandomSteps",
+    "Range",
     "Regularizer",
     "Round",
     "Run",
@@ -87,6 +89,7 @@ __all__ = [
     "SlowMo",
     "Solver",
     "Steps",
+    "Sweep",
     "Task",
     "Trace",
     "Unconstrained",
@@ -100,8 +103,10 @@ __all__ = [
     "data",
     "hyperparameters",
     "local_steps",
+    "random_points",
     "simulate",
     "stepwise",
+    "sweep",
     "tasks",
     "theory",
     "zeros_like",

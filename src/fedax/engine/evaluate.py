@@ -1,7 +1,6 @@
 """Evaluation: the exact training objective, its gradient, and metrics on held-out data, block by block."""
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,35 +8,42 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.engine.round import Federation
+from fedax.schedule import resolve
 from fedax.tasks.task import Task
 from fedax.vector import Vector
 
 _BLOCK_ELEMENTS = 2**19  # numbers of input that are evaluated at a time
 
 
-def evaluate(task: Task, model: Vector, fed: Federation, test: Any, *, grad_norm: bool) -> dict[str, float]:
-    """One row: ``train_loss``, F(x); ``grad_norm_sq`` where asked; ``test_loss`` and ``test_<metric>`` of test data."""
-    # Named in order here: what a compiled function returns is sorted by name.
-    train = _train(task, model, fed, grad_norm=grad_norm)
-    row = {name: float(train[name]) for name in ("train_loss", "grad_norm_sq") if name in train}
+def figures(
+    algorithm: Any, server: Any, index: Any, fed: Federation, test: Any, density: Any, *, task: Task, grad_norm: bool
+) -> dict[str, Any]:
+    """What is measured of the model after ``index`` rounds: numbers by column, to be put in order by :func:`columns`.
+
+    ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
+    asked; ``test_loss`` and ``test_<metric>`` of held-out data.
+    """
+    method = resolve(algorithm, index)
+    model = method.model(server)
+    found = _train(task, model, fed, grad_norm)
     if test is not None:
-        held_out = _test(task, model, test)
-        row |= {f"test_{name}": float(held_out[name]) for name in ("loss", *task.metrics)}
-    return row
+        found |= {f"test_{name}": value for name, value in _test(task, model, test).items()}
+    if (penalty := method.penalty(model)) is not None:
+        found["objective"] = found["train_loss"] + penalty
+    if density is not None:
+        above = sum(jnp.sum(jnp.abs(leaf) > density) for leaf in jax.tree.leaves(model.tree))
+        found["density"] = above / model.size
+    return found
 
 
-def share_above(model: Vector, threshold: float) -> float:
-    """The share of components whose size is above ``threshold``, a model's density."""
-    return float(_count_above(model, threshold)) / model.size
+def columns(task: Task, found: Mapping[str, Any]) -> list[str]:
+    """The columns in the order of a row; what a compiled function returns is sorted by name."""
+    tests = ("test_loss", *(f"test_{name}" for name in task.metrics))
+    return [name for name in ("train_loss", "grad_norm_sq", *tests, "objective", "density") if name in found]
 
 
-@jax.jit
-def _count_above(model: Vector, threshold: Any) -> Any:
-    return sum(jnp.sum(jnp.abs(leaf) > threshold) for leaf in jax.tree.leaves(model.tree))
-
-
-@functools.partial(jax.jit, static_argnames=("task", "grad_norm"))
 def _train(task: Task, model: Vector, fed: Federation, grad_norm: bool) -> dict[str, Any]:
+    """F(x) and, where asked, ‖∇F(x)‖², over all data."""
     n = jax.tree.leaves(fed.examples)[0].shape[0]
     # Each example's share of F: p_i / n_i.
     share = jnp.repeat(fed.weights / fed.sizes, fed.sizes, total_repeat_length=n)
@@ -53,8 +59,8 @@ def _train(task: Task, model: Vector, fed: Federation, grad_norm: bool) -> dict[
     return {"train_loss": loss, "grad_norm_sq": Vector(gradient).dot(Vector(gradient))}
 
 
-@functools.partial(jax.jit, static_argnames="task")
 def _test(task: Task, model: Vector, test: Any) -> dict[str, Any]:
+    """Means over held-out data, ``loss`` and the task's metrics."""
     n = jax.tree.leaves(test)[0].shape[0]
 
     def values(batch: Any, weights: Any) -> Any:

@@ -1,0 +1,304 @@
+"""A job: one run, with everything about it checked and made before anything is compiled."""
+
+import functools
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.algorithm import Algorithm
+from fedax.data.federated import FederatedData
+from fedax.engine.round import Federation, Plan, Traffic, one_round, prepare
+from fedax.errors import ConfigError, DataError
+from fedax.numbers import check_count, check_number
+from fedax.participation import Full, Participation
+from fedax.tasks.task import Task
+from fedax.vector import Vector
+from fedax.work import Epochs, Work
+
+_LARGE = 2**16  # parameters of a model that fills a CPU's cores by itself
+_START = 3  # clients' worth of work that starting the operations of a local step costs on a CPU
+
+
+class Job(NamedTuple):
+    """What a run needs.
+
+    Attributes:
+        hyper: the method, the work and the participation, pytrees of numbers.
+        fed, key, x: the data on the device, the run's random key, the initial model.
+        plan: what is fixed before compilation.
+        traffic: bytes of the exchanges of the warm-up, and of a round.
+        rounds: R.
+        stops: the rounds after which the model is evaluated, in order; the last is R.
+        test: held-out examples on the device, or ``None``.
+        grad_norm, density, until: as of :func:`fedax.simulate`.
+    """
+
+    hyper: tuple[Algorithm, Work, Participation]
+    fed: Federation
+    key: Any
+    x: Vector
+    plan: Plan
+    traffic: tuple[list[Traffic], list[Traffic]]
+    rounds: int
+    stops: tuple[int, ...]
+    test: Any
+    grad_norm: bool
+    density: float | None
+    until: Callable[[dict[str, Any]], bool] | None
+
+    @property
+    def rounds_a_call(self) -> int:
+        """So many rounds that counts of 32 bits hold what they do (a step asks some gradients, a full one more)."""
+        places = self.hyper[2].places(self.plan.num_clients)
+        return max(1, 2**31 // (places * max(self.plan.max_steps, self.plan.max_size) * 64))
+
+
+def make_job(
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedData,
+    *,
+    rounds: int,
+    work: Work | None = None,
+    batch_size: int | None = None,
+    participation: Participation | None = None,
+    seed: int = 0,
+    test: Any = None,
+    evaluate_every: int | Sequence[int] | None = None,
+    params: Any = None,
+    chunk_size: int | None = None,
+    grad_norm: bool = False,
+    density: float | None = None,
+    until: Callable[[dict[str, Any]], bool] | None = None,
+    shared: dict[Any, Any] | None = None,
+) -> Job:
+    """Check what :func:`fedax.simulate` is given, and make a job of it.
+
+    ``shared``: of several jobs, so that what they have in common is checked and made once.
+    """
+    shared = {} if shared is None else shared
+    work = Epochs(1) if work is None else work
+    participation = Full() if participation is None else participation
+    _check(algorithm, task, data, rounds, work, participation, until)
+    _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, data, test))
+    rounds = check_count("rounds", rounds, 0)
+    density = None if density is None else check_number("density", density, 0)
+    batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+    stops = _stops(rounds, evaluate_every)
+    # One type for all numbers: whether 1, 1.0 or np.float64(1.0) is given, the program is the same.
+    algorithm = jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf, algorithm)
+    key, x = _start(task, params, seed, shared)
+    plan = _plan(task, data, work, batch_size, participation, x, chunk_size)
+    fed = _once(shared, ("data", id(data)), lambda: _federation(data))
+    held_out = _once(shared, ("test", id(test)), lambda: jax.tree.map(jnp.asarray, test))
+    hyper = (algorithm, work, participation)
+    traffic = _dry_run(*_signature((*hyper, fed, key, x)), plan, jax.config.read("jax_enable_x64"))
+    return Job(hyper, fed, key, x, plan, traffic, rounds, stops, held_out, grad_norm, density, until)
+
+
+def with_seed(job: Job, params: Any, seed: int, shared: dict[Any, Any]) -> Job:
+    """The same job with another seed."""
+    key, x = _start(job.plan.task, params, seed, shared)
+    return job._replace(key=key, x=x)
+
+
+def _start(task: Task, params: Any, seed: int, shared: dict[Any, Any]) -> tuple[Any, Vector]:
+    seed = check_count("seed", seed, 0)
+    if seed >= 2**32:
+        raise ConfigError("seed", seed, "give a whole number below 2**32")
+    key = jax.random.key(seed)
+    # The initial model has a key that no round has: rounds fold in their index, this one the largest but one.
+    own = jax.random.fold_in(key, jnp.iinfo(jnp.int32).max - 1)
+    return key, _once(shared, ("model", id(task), id(params), seed), lambda: _initial_model(task, params, own))
+
+
+def _once(shared: dict[Any, Any], name: Any, make: Callable[[], Any]) -> Any:
+    if name not in shared:
+        shared[name] = make()
+    return shared[name]
+
+
+def _stops(rounds: int, every: Any) -> tuple[int, ...]:
+    if isinstance(every, Sequence | np.ndarray) and not isinstance(every, str):
+        stops = sorted({check_count("evaluate_every", int(r) if isinstance(r, np.integer) else r) for r in every})
+        return (*(r for r in stops if r < rounds), rounds) if rounds else ()
+    step = max(1, math.ceil(rounds / 50)) if every is None else check_count("evaluate_every", every)
+    return (*range(step, rounds, step), rounds) if rounds else ()
+
+
+def _check(
+    algorithm: Any,
+    task: Any,
+    data: Any,
+    rounds: Any,
+    work: Any,
+    participation: Any,
+    until: Any,
+) -> None:
+    """Everything that can be wrong with the input and be seen without compiling."""
+    for name, value, kind, way_out in (
+        ("algorithm", algorithm, Algorithm, "give a method, for instance fedax.create('fedavg', lr=0.1)"),
+        ("task", task, Task, "give a fedax.Task, for instance one of fedax.tasks"),
+        ("data", data, FederatedData, "give a fedax.FederatedData"),
+        ("work", work, Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
+        ("participation", participation, Participation, "give Full, Uniform, Proportional, ... or Trace"),
+    ):
+        if not isinstance(value, kind):
+            raise ConfigError(name, value, way_out)
+    if until is not None and not callable(until):
+        raise ConfigError("until", until, "give a function of one row of the history that tells whether to stop")
+    algorithm.validate()
+    work.validate(data.sizes)
+    participation.validate(data.num_clients, check_count("rounds", rounds, 0))
+
+
+def _check_examples(task: Task, data: FederatedData, test: Any) -> None:
+    if task.check is not None:
+        task.check(data.examples)
+    if test is not None:
+        _check_test(task, data, test)
+
+
+def _check_test(task: Task, data: FederatedData, test: Any) -> None:
+    if not _same_structure(test, data.examples):
+        raise DataError(
+            f"test: its structure {jax.tree.structure(test)} is not that of the clients' examples, "
+            f"{jax.tree.structure(data.examples)}"
+        )
+    # A federation of one client has the same demands on its examples.
+    FederatedData.from_clients([test])
+    for (path, got), own in zip(jax.tree_util.tree_leaves_with_path(test), jax.tree.leaves(data.examples), strict=True):
+        if np.shape(got)[1:] != own.shape[1:]:
+            name = f"test{jax.tree_util.keystr(path)}"
+            raise DataError(f"{name}: examples of shape {np.shape(got)[1:]}, the clients' have {own.shape[1:]}")
+    if task.check is not None:
+        task.check(jax.tree.map(np.asarray, test))
+
+
+def _initial_model(task: Task, params: Any, key: Any) -> Vector:
+    expected = jax.eval_shape(task.init, key)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(expected):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            name = jax.tree_util.keystr(path)
+            raise ConfigError(f"task.init{name}", leaf.dtype, "parameters are floating-point arrays; keep others out")
+    if params is None:
+        # Initialisers give weakly typed arrays too; the rounds need a fixed type.
+        return Vector(jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), task.init(key)))
+    if not _same_structure(params, expected):
+        raise ConfigError("params", jax.tree.structure(params), f"the task's are {jax.tree.structure(expected)}")
+    for (path, want), got in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(params), strict=True):
+        if jnp.shape(got) != want.shape:
+            field = f"params{jax.tree_util.keystr(path)}"
+            raise ConfigError(field, jnp.shape(got), f"the task's shape is {want.shape}")
+        if not np.isfinite(np.asarray(got, float)).all():
+            raise ConfigError(f"params{jax.tree_util.keystr(path)}", got, "there are values that are not finite")
+    return Vector(jax.tree.map(lambda got, want: jnp.asarray(np.array(got, want.dtype)), params, expected))
+
+
+def _plan(
+    task: Task,
+    data: FederatedData,
+    work: Work,
+    batch_size: int | None,
+    participation: Participation,
+    x: Vector,
+    chunk_size: int | None,
+) -> Plan:
+    places = participation.places(data.num_clients)
+    steps = work.equal(data.sizes, batch_size)
+    if chunk_size is None:
+        chunk_size = _chunk_size(x, places, work.usual(data.sizes, batch_size))
+    else:
+        check_count("chunk_size", chunk_size)
+    return Plan(
+        task=task,
+        num_clients=data.num_clients,
+        max_size=data.max_size,
+        batch_size=batch_size,
+        epochs=work.epochs(),
+        steps=steps,
+        max_steps=work.largest(data.sizes, batch_size),
+        chunk_size=min(chunk_size, places),
+    )
+
+
+def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
+    """How many clients run side by side.
+
+    Small models are bound by the cost of starting an operation, and gain from wide ones; a large or a convolutional
+    model fills the cores by itself and gains from staying in the cache. A chunk takes as many steps as its slowest
+    client, so where clients take unequal steps a narrower chunk wastes less: the width is the one that would take a
+    cohort of usual clients the least time, if starting the operations of a step costs as much as ``_START`` clients'
+    share of them.
+    On accelerators wide chunks win until memory is full.
+    """
+    if jax.default_backend() != "cpu":
+        return max(1, min(places, 2**28 // max(1, x.size)))
+    if x.size >= _LARGE or any(leaf.ndim >= 4 for leaf in jax.tree.leaves(x)):  # a kernel has four axes
+        return 1
+    slowest_first = np.sort(usual_steps)[::-1]
+    cohort = slowest_first[np.linspace(0, len(slowest_first) - 1, places).round().astype(int)]
+    widths = [min(places, 2**k) for k in range(math.ceil(math.log2(places)) + 1)]
+    return min(widths, key=lambda width: cohort[::width].sum() * (_START + width))
+
+
+def _federation(data: FederatedData) -> Federation:
+    dtype = jnp.zeros(()).dtype
+    return Federation(
+        jax.tree.map(jnp.asarray, data.examples),
+        jnp.asarray(data.offsets, jnp.int32),
+        jnp.asarray(data.sizes, jnp.int32),
+        jnp.asarray(data.weights, dtype),
+    )
+
+
+def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The structure of a pytree, and the shape and type of its leaves: all that tracing depends on."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple(jax.eval_shape(lambda: tuple(map(jnp.asarray, leaves))))
+
+
+@functools.lru_cache(maxsize=256)
+def _dry_run(structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool) -> tuple[list[Traffic], list[Traffic]]:
+    """Trace a round without compiling: the bytes of each exchange, and errors that shapes show."""
+    algorithm, work, participation, fed, key, x = jax.tree.unflatten(structure, leaves)
+    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), fed.examples)
+    losses = jax.eval_shape(lambda tree, batch: plan.task.loss(tree, batch, None), x.tree, example)
+    if getattr(losses, "shape", None) != (2,):
+        raise ConfigError("task.loss", losses, "return one loss per example, an array of shape [b]")
+    for name, metric in plan.task.metrics.items():
+        values = jax.eval_shape(metric, x.tree, example)
+        if getattr(values, "shape", None) != (2,):
+            raise ConfigError(f"task.metrics[{name!r}]", values, "return one value per example, an array of shape [b]")
+    warmup: list[Traffic] = []
+    ledger: list[Traffic] = []
+    prepared = functools.partial(prepare, plan=plan, ledger=warmup)
+    before, _ = jax.eval_shape(prepared, algorithm, work, fed, key, x)
+    rounds = functools.partial(one_round, index=0, plan=plan, ledger=ledger)
+    after, _ = jax.eval_shape(rounds, algorithm, work, participation, fed, key, before)
+    if not _same_structure(before, after):
+        raise ConfigError(
+            "algorithm",
+            type(algorithm).__name__,
+            f"a round changes the structure of its state from {jax.tree.structure(before)} "
+            f"to {jax.tree.structure(after)}; server() and client() have to return what init() and init_client() do",
+        )
+    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            raise ConfigError(
+                "algorithm",
+                type(algorithm).__name__,
+                f"a round changes its state{jax.tree_util.keystr(path)} from {old.dtype}{list(old.shape)} "
+                f"to {new.dtype}{list(new.shape)}",
+            )
+    return warmup, ledger
+
+
+def _same_structure(a: Any, b: Any) -> bool:
+    first: Any = jax.tree.structure(a)
+    return bool(first == jax.tree.structure(b))

@@ -1,0 +1,432 @@
+"""sweep: many runs, alike but for numbers, side by side in one compiled program."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.data.federated import FederatedData
+from fedax.engine.evaluate import columns, figures
+from fedax.engine.job import Job, make_job, with_seed
+from fedax.engine.round import Plan, State, Tally, prepare
+from fedax.engine.simulate import Alone, Run, drive, some_rounds
+from fedax.errors import ConfigError
+from fedax.numbers import check_count, check_number
+from fedax.schedule import resolve
+from fedax.tasks.task import Task
+
+Point = dict[str, Any]
+
+_LARGE = 2**16  # parameters of a model that gains nothing from company on a CPU
+_NUMBERS = 300_000  # floating-point numbers of models at work side by side on a CPU: they stay in the cache
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values from ``low`` to ``high``, both included.
+
+    Args:
+        low, high: low < high; both > 0 where ``log``.
+        points: how many a grid takes, at least 2.
+        log: evenly spaced, and drawn, on a logarithmic scale.
+
+    Example:
+        >>> [round(value, 6) for value in Range(0.001, 0.1, points=3).values()]
+        [0.001, 0.01, 0.1]
+    """
+
+    low: float
+    high: float
+    points: int = 5
+    log: bool = True
+
+    def __post_init__(self) -> None:
+        check_number("low", self.low, 0 if self.log else -math.inf, open_low=self.log)
+        check_number("high", self.high, self.low, open_low=True)
+        check_count("points", self.points, 2)
+
+    def values(self) -> list[float]:
+        """The points of a grid."""
+        space = np.geomspace if self.log else np.linspace
+        return space(self.low, self.high, self.points).tolist()
+
+    def draw(self, rng: np.random.Generator) -> float:
+        """A random value."""
+        if self.log:
+            return float(np.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+        return float(rng.uniform(self.low, self.high))
+
+
+def random_points(space: Mapping[str, Any], number: int, seed: int = 0) -> list[Point]:
+    """Random search: ``number`` independent draws, to be given to :func:`sweep` in the place of a grid.
+
+    Args:
+        space: name -> :class:`Range`, or a sequence of values, all as likely.
+        number: how many points.
+        seed: of the draws.
+
+    Example:
+        >>> points = random_points({"lr": Range(0.01, 1), "momentum": [0.0, 0.9]}, 3)
+        >>> len(points), sorted(points[0])
+        (3, ['lr', 'momentum'])
+    """
+    rng = np.random.default_rng(check_count("seed", seed, 0))
+    axes = {name: _axis(name, values) for name, values in _named(space).items()}
+
+    def draw(values: Any) -> Any:
+        return values.draw(rng) if isinstance(values, Range) else values[rng.integers(len(values))]
+
+    return [{name: draw(values) for name, values in axes.items()} for _ in range(check_count("number", number))]
+
+
+class Sweep:
+    """The outcome of :func:`sweep`.
+
+    Attributes:
+        points: the hyper-parameters of each point.
+        seeds: the seeds; every point has a run with each.
+        runs: ``runs[i][k]``, the :class:`Run` of point i with seed number k.
+        programs: how many compiled programs it took.
+    """
+
+    def __init__(self, points: list[Point], seeds: list[int], runs: list[list[Run]], programs: int):
+        self.points, self.seeds, self.runs, self.programs = points, seeds, runs, programs
+
+    def scores(self, criterion: str | Callable[[Run], float] = "train_loss", last: int = 1) -> np.ndarray:
+        """[points, seeds] values of a criterion at the end of each run; not-a-number where it diverged.
+
+        Args:
+            criterion: a column of the history, or a function of a :class:`Run`.
+            last: the mean of so many last evaluations, where the criterion is a column.
+        """
+
+        def score(run: Run) -> float:
+            if run.status == "diverged":
+                return math.nan
+            if not isinstance(criterion, str):
+                return float(criterion(run))
+            if criterion not in run.history:
+                raise ConfigError("criterion", criterion, f"the history has: {', '.join(run.history)}")
+            return float(np.mean(run.history[criterion][-check_count("last", last) :]))
+
+        return np.array([[score(run) for run in runs] for runs in self.runs])
+
+    def table(
+        self, criterion: str | Callable[[Run], float] = "train_loss", *, higher: bool | None = None, last: int = 1
+    ) -> list[dict[str, Any]]:
+        """A row for each point, the best first: its values, ``mean`` and ``std`` over the seeds, ``diverged`` runs.
+
+        Args:
+            criterion, last: as of :meth:`scores`.
+            higher: whether higher is better; ``None``: for accuracies it is, for all else it is not. A point of which
+                a run diverged comes after all others.
+        """
+        scores = self.scores(criterion, last)
+        if higher is None:
+            higher = isinstance(criterion, str) and "accuracy" in criterion
+        rows = []
+        for point, values in zip(self.points, scores, strict=True):
+            good = values[~np.isnan(values)]
+            mean = float(good.mean()) if good.size else math.nan
+            std = float(good.std(ddof=1)) if good.size > 1 else math.nan
+            rows.append(point | {"mean": mean, "std": std, "diverged": int(np.isnan(values).sum())})
+        key = lambda row: (row["diverged"], -row["mean"] if higher else row["mean"])  # noqa: E731
+        return sorted(rows, key=lambda row: (math.isnan(row["mean"]), *key(row)))
+
+    def best(
+        self, criterion: str | Callable[[Run], float] = "train_loss", *, higher: bool | None = None, last: int = 1
+    ) -> Point:
+        """The point that comes first in :meth:`table`."""
+        first = self.table(criterion, higher=higher, last=last)[0]
+        return {name: value for name, value in first.items() if name not in ("mean", "std", "diverged")}
+
+    def __repr__(self) -> str:
+        return f"Sweep({len(self.points)} points × {len(self.seeds)} seeds, {self.programs} compiled programs)"
+
+
+def sweep(
+    make: Callable[..., Any],
+    grid: Mapping[str, Any] | Iterable[Point],
+    task: Task,
+    data: FederatedData,
+    *,
+    seeds: int | Sequence[int] = 1,
+    width: int | None = None,
+    callback: Callable[[Point, int, dict[str, Any]], None] | None = None,
+    **options: Any,
+) -> Sweep:
+    """Train at every point of a grid with every seed, side by side.
+
+    Points that differ in numbers only are more batch axes of one compiled program; what differs in shape (local steps,
+    batch size, cohort, another method) becomes another program by itself. Each run has the same random numbers as
+    :func:`simulate` gives it, and the same history up to rounding.
+
+    Args:
+        make: ``make(**point)`` gives a method, or a dictionary of arguments of :func:`simulate`, of which
+            ``"algorithm"`` is one, for what else depends on the point: ``work``, ``batch_size``, ``participation``.
+        grid: name -> sequence of values or :class:`Range`, of which all combinations are tried; or the points
+            themselves, dictionaries, for instance of :func:`random_points` or of a tuner such as Optuna.
+        task: what is learned.
+        data: the clients' data.
+        seeds: how many (0, 1, …), or which. They share nothing; all points have the same.
+        width: most runs side by side; default: by the model's size.
+        callback: called as ``callback(point, seed, row)`` with each row of the histories.
+        **options: as of :func:`simulate`: ``rounds``, ``test``, ``evaluate_every``, ….
+
+    Returns:
+        :class:`Sweep`. Its runs keep models and histories, but no client memory. Their ``seconds`` are shares of the
+        time of those that ran side by side.
+
+    Raises:
+        ConfigError, DataError: as :func:`simulate`, for all points before any of them runs.
+
+    Example:
+        >>> import fedax
+        >>> data = fedax.FederatedData({"H": np.ones((2, 1, 1)), "e": np.array([[1.0], [3.0]])}, sizes=[1, 1])
+        >>> found = sweep(
+        ...     lambda lr: fedax.create("fedavg", lr=lr),
+        ...     {"lr": [0.01, 0.1]},
+        ...     fedax.tasks.quadratic(1),
+        ...     data,
+        ...     rounds=5,
+        ...     seeds=2,
+        ... )
+        >>> found, found.best()
+        (Sweep(2 points × 2 seeds, 1 compiled programs), {'lr': 0.1})
+    """
+    points = _points(grid)
+    chosen = _seeds(seeds)
+    if not callable(make):
+        raise ConfigError("make", make, "give a function of a point's values that returns a method")
+    if width is not None:
+        check_count("width", width)
+    for name in ("algorithm", "seed", "callback"):
+        if name in options:
+            raise ConfigError(name, options[name], f"sweep has it by another way: {_ELSEWHERE[name]}")
+    jobs = _jobs(make, points, chosen, task, data, options)
+    runs: dict[tuple[int, int], Run] = {}
+    programs = 0
+    for block in _blocks(jobs, len(chosen), width):
+        places = [(i, k) for k in block.seeds for i in block.points]
+        flat = [jobs[i][k] for i, k in places]
+
+        def watch(which: int, row: dict[str, Any], places: list[tuple[int, int]] = places) -> None:
+            if callback is not None:
+                i, k = places[which]
+                callback(dict(points[i]), chosen[k], row)
+
+        program = (
+            Alone(flat[0]) if len(flat) == 1 else _Lanes([[jobs[i][k] for i in block.points] for k in block.seeds])
+        )
+        runs |= dict(zip(places, drive(program, flat, watch), strict=True))
+        programs += block.new
+    return Sweep(points, chosen, [[runs[i, k] for k in range(len(chosen))] for i in range(len(points))], programs)
+
+
+_ELSEWHERE = {
+    "algorithm": "make(**point) returns it",
+    "seed": "seeds=…",
+    "callback": "callback(point, seed, row)",
+}
+
+
+def _points(grid: Any) -> list[Point]:
+    if isinstance(grid, Mapping):
+        axes = {name: _axis(name, values) for name, values in _named(grid).items()}
+        lists = [axis.values() if isinstance(axis, Range) else axis for axis in axes.values()]
+        return [dict(zip(axes, values, strict=True)) for values in itertools.product(*lists)]
+    points = list(grid) if isinstance(grid, Iterable) and not isinstance(grid, str) else []
+    if not points or not all(isinstance(point, Mapping) for point in points):
+        raise ConfigError("grid", grid, "give name -> values, or a list of points, each a dictionary")
+    return [dict(point) for point in points]
+
+
+def _named(space: Any) -> Mapping[str, Any]:
+    if not isinstance(space, Mapping) or not all(isinstance(name, str) for name in space):
+        raise ConfigError("grid", space, "give a dictionary: name -> values")
+    return space
+
+
+def _axis(name: str, values: Any) -> Any:
+    if isinstance(values, Range):
+        return values
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise ConfigError(f"grid[{name!r}]", values, "give a list of values, or a Range")
+    listed = list(values)
+    if not listed:
+        raise ConfigError(f"grid[{name!r}]", values, "give at least one value")
+    return listed
+
+
+def _seeds(seeds: Any) -> list[int]:
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        return list(range(check_count("seeds", seeds)))
+    chosen = [check_count("seeds", seed, 0) for seed in seeds] if isinstance(seeds, Sequence | range) else []
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise ConfigError("seeds", seeds, "give how many, or a list of different ones")
+    return chosen
+
+
+def _jobs(
+    make: Callable[..., Any], points: list[Point], seeds: list[int], task: Task, data: Any, options: dict[str, Any]
+) -> list[list[Job]]:
+    """The jobs of each point with each seed; an error names the point."""
+    there: dict[int, Any] = {}
+    jobs: list[list[Job]] = []
+    for point in points:
+        made = make(**point)
+        own = dict(made) if isinstance(made, Mapping) else {"algorithm": made}
+        if "algorithm" not in own:
+            raise ConfigError("make", made, "of a dictionary, 'algorithm' is the method")
+        given = {"task": task, "data": data} | options | own
+        job = make_job(**given, seed=seeds[0], shared=there)
+        others = (with_seed(job, given.get("params"), seed, there) for seed in seeds[1:])
+        jobs.append([job, *others])
+    return jobs
+
+
+class _Block(NamedTuple):
+    """Points and seeds that run side by side, all combinations; ``new``: whether it needs a program of its own."""
+
+    points: list[int]
+    seeds: list[int]
+    new: bool
+
+
+def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block]:
+    """Points that differ in numbers only, cut so that they fit; blocks of one group have one form where possible."""
+    groups: dict[Any, list[int]] = {}
+    for i, (job, *_) in enumerate(jobs):
+        leaves, structure = jax.tree.flatten(job.hyper)
+        form = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
+        shared = (id(job.fed), id(job.test), job.plan, job.stops, job.grad_norm, job.density, id(job.until))
+        groups.setdefault((structure, form, shared), []).append(i)
+    blocks = []
+    for members in groups.values():
+        most = _width(jobs[members[0]][0]) if width is None else width
+        # Points first: they share a seed's minibatches.
+        across = _even(len(members), most)
+        along = _even(seeds, max(1, most // across))
+        extents = set()
+        for first in range(0, len(members), across):
+            for start in range(0, seeds, along):
+                block = _Block(members[first : first + across], list(range(seeds))[start : start + along], False)
+                extent = (len(block.points), len(block.seeds))
+                blocks.append(block._replace(new=extent not in extents))
+                extents.add(extent)
+    return blocks
+
+
+def _even(number: int, most: int) -> int:
+    """The size of the parts into which ``number`` things are cut, at most ``most``: all alike if that costs little."""
+    size = math.ceil(number / math.ceil(number / most))
+    return next((d for d in range(size, (size + 1) // 2 - 1, -1) if number % d == 0), size)
+
+
+def _width(job: Job) -> int:
+    """How many runs go side by side: as many as keep their models in the cache; on accelerators, in the memory."""
+    size = job.x.size
+    if jax.default_backend() != "cpu":
+        held = job.plan.chunk_size + 4 * (
+            1 + len(jax.tree.leaves(job.hyper[0].init_client(job.x))) * job.plan.num_clients
+        )
+        return max(1, 2**30 // (size * held))
+    if size >= _LARGE or any(leaf.ndim >= 4 for leaf in jax.tree.leaves(job.x)):
+        return 1
+    return max(1, _NUMBERS // (size * job.plan.chunk_size))
+
+
+class _Lanes:
+    """The program of several jobs: seeds × points, two batch axes.
+
+    Points are the inner one, along which neither minibatches nor cohorts differ: they are drawn and gathered once.
+    """
+
+    def __init__(self, jobs: list[list[Job]]):
+        self.jobs, first = jobs, jobs[0][0]
+        hypers = [job.hyper for job in jobs[0]]
+        same = jax.tree.map(lambda *leaves: all(np.array_equal(leaves[0], leaf) for leaf in leaves), *hypers)
+        self.common, _ = eqx.partition(first.hyper, same)
+        varying = [eqx.partition(hyper, same)[1] for hyper in hypers]
+        self.varying = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *varying)
+        self.keys = jnp.stack([row[0].key for row in jobs])
+        self.x = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(row[0].x for row in jobs))
+        self.fed, self.plan = first.fed, first.plan
+
+    def prepare(self) -> tuple[State, Tally]:
+        return _prepare(
+            self.varying, self.common, self.fed, self.keys, self.x, plan=self.plan, points=len(self.jobs[0])
+        )
+
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
+        return _advance(self.varying, self.common, self.fed, self.keys, state, start, stop, plan=self.plan)
+
+    def measure(self, state: State, index: int) -> list[dict[str, Any]]:
+        job, task = self.jobs[0][0], self.plan.task
+        found = _figures(
+            self.varying, self.common, state.server, index, self.fed, job.test, job.density,
+            task=task, grad_norm=job.grad_norm,
+        )  # fmt: skip
+        names = columns(task, found)
+        values = np.stack([np.asarray(found[name], float).ravel() for name in names], axis=1)
+        return [dict(zip(names, row, strict=True)) for row in values.tolist()]
+
+    def outcome(self, state: State, index: int, which: int) -> tuple[None, Any]:
+        seed, point = divmod(which, len(self.jobs[0]))
+        server = jax.tree.map(lambda leaf: leaf[seed, point], state.server)
+        job = self.jobs[seed][point]
+        return None, jax.tree.map(np.asarray, resolve(job.hyper[0], index).model(server).tree)
+
+
+def _over_lanes(f: Callable[..., Any], seeds: Any, points: Any) -> Callable[..., Any]:
+    """``f`` over seeds × points; arguments: one with the axis of the points, then those of ``seeds`` and ``points``."""
+    inner = jax.vmap(f, in_axes=(0, *points))
+    return jax.vmap(inner, in_axes=(None, *seeds))
+
+
+@functools.partial(jax.jit, static_argnames=("plan", "points"))
+def _prepare(varying: Any, common: Any, fed: Any, keys: Any, x: Any, *, plan: Plan, points: int) -> Any:
+    def lane(varying: Any, _: Any, key: Any, x: Any) -> Any:
+        method, work, _ = eqx.combine(varying, common)
+        return prepare(method, work, fed, key, x, plan)
+
+    # The axis of the points has a leaf of its own: points that differ in the seed alone have no other.
+    return _over_lanes(lane, (None, 0, 0), (0, None, None))(varying, jnp.arange(points), keys, x)
+
+
+@functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
+def _advance(
+    varying: Any, common: Any, fed: Any, keys: Any, state: State, start: Any, stop: Any, *, plan: Plan
+) -> tuple[State, Tally]:
+    def lane(varying: Any, key: Any, state: State) -> Any:
+        method, work, participation = eqx.combine(varying, common)
+        return some_rounds(method, work, participation, fed, key, state, start, stop, plan)
+
+    return _over_lanes(lane, (0, 0), (None, 0))(varying, keys, state)
+
+
+@functools.partial(jax.jit, static_argnames=("task", "grad_norm"))
+def _figures(
+    varying: Any,
+    common: Any,
+    server: Any,
+    index: Any,
+    fed: Any,
+    test: Any,
+    density: Any,
+    *,
+    task: Task,
+    grad_norm: bool,
+) -> dict[str, Any]:
+    def lane(varying: Any, server: Any) -> Any:
+        method = eqx.combine(varying, common)[0]
+        return figures(method, server, index, fed, test, density, task=task, grad_norm=grad_norm)
+
+    return _over_lanes(lane, (0,), (0,))(varying, server)
