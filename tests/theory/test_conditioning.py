@@ -85,14 +85,15 @@ def test_fedmass_parameters():
     c = condition_numbers([np.random.default_rng(2).normal(size=(30, 4)) * [1, 0.5, 0.3, 0.1] for _ in range(3)])
     X = (c.nu_max * c.kappa_tilde + 3 - c.nu_min) / 3
     spread = (c.nu_max * c.sample_smoothness + c.smoothness * (3 - c.nu_min)) / 3
-    alpha = (2 * (c.nu_max * c.kappa_1 + c.kappa * (3 - c.nu_min)) / 3 * X) ** -0.5
+    mu = c.lambda_min  # of H, as in the proof
+    alpha = (2 * (c.nu_max * c.sample_smoothness + c.smoothness * (3 - c.nu_min)) / mu / 3 * X) ** -0.5
     for E in (1, 5):
         eta, a = 1 / spread / E, alpha / E
-        assert 2 * a**2 / c.curvature * X + eta * (eta * spread - 2) <= 1e-12  # what the proof asks
-        expected = (eta, (eta - a**2 / c.curvature) / (1 + a), (1 - a) / (1 + a))
+        assert 2 * a**2 / mu * X + eta * (eta * spread - 2) <= 1e-12  # what the proof asks
+        expected = (eta, (eta - a**2 / mu) / (1 + a), (1 - a) / (1 + a))
         assert_allclose(fedmass_parameters(c, period=E), expected, rtol=1e-10)
-    s = (c.kappa_1 * c.kappa_tilde) ** -0.5
-    eta = 0.5 * 3 / (4 * (c.sample_smoothness + 2 * c.curvature))
+    s = (c.sample_smoothness / mu * c.kappa_tilde) ** -0.5
+    eta = 0.5 * 3 / (4 * (c.sample_smoothness + 2 * mu))
     theorem = (eta, eta * (1 - 1 / c.kappa_tilde) / (1 + s), (1 - s) / (1 + s))
     assert_allclose(fedmass_parameters(c, scale=0.5, form="theorem"), theorem, rtol=1e-9)
     m, h = fedmass_from_sequences(0.3, 0.2, 0.7), np.diag([1.0, 0.2])

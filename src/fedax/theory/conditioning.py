@@ -39,7 +39,7 @@ class ConditionNumbers(NamedTuple):
 
     @property
     def kappa_1(self) -> float:
-        """κ₁ = l/μ, at least κ; and at least κ̃ where all H_i have the same range, but not in general."""
+        """κ₁ = l/μ, at least κ. At least κ̃ where all H_i have the same range; l/λ_min is so always."""
         return self.sample_smoothness / self.curvature
 
 
@@ -109,7 +109,8 @@ def condition_numbers(
 def interpolation_lr(c: ConditionNumbers, *, period: int = 1) -> Geometric:
     """FedAvg for convex losses, l-smooth per sample, with a common minimiser: ᾱ = N/(2E(lν_max + L(N − ν_min))).
 
-    The factor is 1 − μᾱ. For E > 1 both hold up to a small constant in ᾱ.
+    The factor is 1 − μᾱ, and 1 − λ_minᾱ where that is less sharp: the theorem wants each F_i μ-strongly convex, which
+    H_i of different ranges are not. For E > 1 both hold up to a small constant in ᾱ.
     Qu et al. 2020, Theorem 5; the text before appendix H leaves out μ in the factor.
 
     Args:
@@ -117,7 +118,7 @@ def interpolation_lr(c: ConditionNumbers, *, period: int = 1) -> Geometric:
         period: E ≥ 1, local steps per round.
     """
     lr = c.clients / (2 * check_count("period", period) * _spread(c, c.smoothness))
-    return Geometric(lr, 1 - c.curvature * lr)
+    return Geometric(lr, 1 - min(c.curvature, c.lambda_min) * lr)
 
 
 def least_squares_lr(c: ConditionNumbers, *, period: int = 1) -> Geometric:
@@ -143,29 +144,31 @@ def fedmass_parameters(c: ConditionNumbers, *, period: int = 1, scale: float = 1
 
     ``"proof"``: η = N/(lν_max + L(N − ν_min)), α = [2((κ₁ν_max + κ(N − ν_min))/N)((κ̃ν_max + N − ν_min)/N)]^−½,
     both times scale/E, and δ = α/μ; then :func:`fedmass_from_sequences`.
-    ``"theorem"``: η₁ = scale · N/(4E(lν_max + μ(N − ν_min))), η₂ = η₁(1 − 1/κ̃)/(1 + s), γ = (1 − s)/(1 + s),
-    s = 1/√(κ₁κ̃).
+    ``"theorem"``: η₁ = scale · ᾱ of :func:`least_squares_lr`, η₂ = η₁(1 − 1/κ̃)/(1 + s), γ = (1 − s)/(1 + s),
+    s = 1/√(κ₁κ̃); N is in η₁ alone, and more clients gain less than with the proof's.
+    μ, here and in κ and κ₁, is λ_min: the proof asks δμ ≥ α of the smallest eigenvalue of H, which lies below those of
+    the H_i where their ranges differ.
     Qu et al. 2020, Theorem 7 and appendix H.3, where δ = α/μ is half of the second form that is printed.
 
     Args:
         c: of :func:`condition_numbers`.
         period: E ≥ 1, local steps per round.
         scale: in (0, 1], the small constant that E > 1 asks for.
-        form: ``"proof"`` or ``"theorem"``; they agree up to constants.
+        form: ``"proof"`` or ``"theorem"``; for one client they agree up to constants.
 
     Example:
         >>> fedmass_parameters(condition_numbers([np.eye(2)]), form="theorem").gamma  # κ₁ = κ̃ = 2
         0.333...
     """
-    N, share = c.clients, number("scale", scale, 1) / check_count("period", period)
+    share, low = number("scale", scale, 1) / check_count("period", period), c.lambda_min
     if form == "theorem":
-        s, eta_1 = 1 / math.sqrt(c.kappa_1 * c.kappa_tilde), share * N / (4 * _spread(c, c.curvature))
+        s, eta_1 = math.sqrt(low / (c.sample_smoothness * c.kappa_tilde)), scale * least_squares_lr(c, period=period).lr
         return FedMaSS(eta_1, eta_1 * (1 - 1 / c.kappa_tilde) / (1 + s), (1 - s) / (1 + s))
     if form != "proof":
         raise ConfigError("form", form, "give 'proof' or 'theorem'")
-    eta = N / _spread(c, c.smoothness)
-    alpha = math.sqrt(eta * c.curvature * N / (2 * (c.kappa_tilde * c.nu_max + N - c.nu_min)))
-    return fedmass_from_sequences(share * eta, share * alpha, share * alpha / c.curvature)
+    eta = c.clients / _spread(c, c.smoothness)
+    alpha = math.sqrt(eta * low * c.clients / (2 * (c.kappa_tilde * c.nu_max + c.clients - c.nu_min)))
+    return fedmass_from_sequences(share * eta, share * alpha, share * alpha / low)
 
 
 def fedmass_from_sequences(lr: float, alpha: float, delta: float) -> FedMaSS:

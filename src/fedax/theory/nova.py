@@ -140,6 +140,7 @@ def update_rule(
     """
     if tau_eff is not None and not normalized:
         raise ConfigError("tau_eff", tau_eff, "only normalised averaging chooses it; give normalized=True or None")
+    vectors = list(vectors)
     l1, l2, last = np.array([accumulation_norms(a) for a in vectors]).reshape(-1, 3).T
     given = None if tau_eff is None else number("tau_eff", tau_eff)
     return _rule(l1, l2**2, last, [len(a) for a in vectors], weights, normalized, given)
