@@ -10,6 +10,7 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; small runs take one
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from fedax.engine.round import Federation
 from fedax.schedule import resolve
@@ -16,7 +18,16 @@ _BLOCK_ELEMENTS = 2**19  # numbers of input that are evaluated at a time
 
 
 def figures(
-    algorithm: Any, server: Any, index: Any, fed: Federation, test: Any, density: Any, *, task: Task, grad_norm: bool
+    algorithm: Any,
+    server: Any,
+    index: Any,
+    fed: Federation,
+    test: Any,
+    density: Any,
+    *,
+    task: Task,
+    grad_norm: bool,
+    mesh: Mesh | None,
 ) -> dict[str, Any]:
     """What is measured of the model after ``index`` rounds: numbers by column, to be put in order by :func:`columns`.
 
@@ -25,9 +36,9 @@ def figures(
     """
     method = resolve(algorithm, index)
     model = method.model(server)
-    found = _train(task, model, fed, grad_norm)
+    found = _train(task, model, fed, grad_norm, mesh)
     if test is not None:
-        found |= {f"test_{name}": value for name, value in _test(task, model, test).items()}
+        found |= {f"test_{name}": value for name, value in _test(task, model, test, mesh).items()}
     if (penalty := method.penalty(model)) is not None:
         found["objective"] = found["train_loss"] + penalty
     if density is not None:
@@ -42,7 +53,7 @@ def columns(task: Task, found: Mapping[str, Any]) -> list[str]:
     return [name for name in ("train_loss", "grad_norm_sq", *tests, "objective", "density") if name in found]
 
 
-def _train(task: Task, model: Vector, fed: Federation, grad_norm: bool) -> dict[str, Any]:
+def _train(task: Task, model: Vector, fed: Federation, grad_norm: bool, mesh: Mesh | None) -> dict[str, Any]:
     """F(x) and, where asked, ‖∇F(x)‖², over all data."""
     n = jax.tree.leaves(fed.examples)[0].shape[0]
     # Each example's share of F: p_i / n_i.
@@ -53,13 +64,13 @@ def _train(task: Task, model: Vector, fed: Federation, grad_norm: bool) -> dict[
         return jnp.sum(jnp.where(weights > 0, losses, 0) * weights.astype(losses.dtype))  # where: 0 · NaN is NaN
 
     if not grad_norm:
-        return {"train_loss": _sum(lambda batch, w: objective(model.tree, batch, w), fed.examples, share)}
+        return {"train_loss": _sum(lambda batch, w: objective(model.tree, batch, w), fed.examples, share, mesh)}
     both = lambda batch, w: jax.value_and_grad(objective)(model.tree, batch, w)  # noqa: E731
-    loss, gradient = _sum(both, fed.examples, share)
+    loss, gradient = _sum(both, fed.examples, share, mesh)
     return {"train_loss": loss, "grad_norm_sq": Vector(gradient).dot(Vector(gradient))}
 
 
-def _test(task: Task, model: Vector, test: Any) -> dict[str, Any]:
+def _test(task: Task, model: Vector, test: Any, mesh: Mesh | None) -> dict[str, Any]:
     """Means over held-out data, ``loss`` and the task's metrics."""
     n = jax.tree.leaves(test)[0].shape[0]
 
@@ -68,24 +79,38 @@ def _test(task: Task, model: Vector, test: Any) -> dict[str, Any]:
         columns |= {name: metric(model.tree, batch) for name, metric in task.metrics.items()}
         return {name: jnp.sum(jnp.where(weights > 0, v * weights, 0)) for name, v in columns.items()}
 
-    return _sum(values, test, jnp.full(n, 1 / n))
+    return _sum(values, test, jnp.full(n, 1 / n), mesh)
 
 
-def _sum(f: Callable[[Any, Any], Any], examples: Any, weights: Any) -> Any:
-    """Σ over blocks of ``f(block of examples, block of weights)``; rows beyond the end have weight 0."""
+def _sum(f: Callable[[Any, Any], Any], examples: Any, weights: Any, mesh: Mesh | None) -> Any:
+    """Σ over blocks of ``f(block of examples, block of weights)``; rows beyond the end have weight 0.
+
+    With a mesh, every device has all examples and takes its share of the blocks.
+    """
     leaves = jax.tree.leaves(examples)
     n = leaves[0].shape[0]
     widest = max(int(np.prod(leaf.shape[1:])) for leaf in leaves)
     block = min(n, max(16, min(4096, _BLOCK_ELEMENTS // max(widest, 1))))
-
-    def part(i: Any) -> Any:
-        rows = i * block + jnp.arange(block)
-        there = rows < n
-        known = jnp.where(there, rows, 0)
-        return f(jax.tree.map(lambda leaf: leaf[known], examples), jnp.where(there, weights[known], 0))
-
     if block == n:
         return f(examples, weights)
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
-    add = lambda i, total: jax.tree.map(jnp.add, total, part(i))  # noqa: E731
-    return jax.lax.fori_loop(0, -(-n // block), add, zero)
+    blocks = -(-n // block)
+
+    def some(first: Any, step: int, examples: Any, weights: Any) -> Any:
+        def part(i: Any) -> Any:
+            rows = i * block + jnp.arange(block)
+            there = rows < n
+            known = jnp.where(there, rows, 0)
+            return f(jax.tree.map(lambda leaf: leaf[known], examples), jnp.where(there, weights[known], 0))
+
+        zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
+        add = lambda i, total: jax.tree.map(jnp.add, total, part(first + i * step))  # noqa: E731
+        return jax.lax.fori_loop(0, -(-blocks // step), add, zero)
+
+    if mesh is None:
+        return some(0, 1, examples, weights)
+    (axis,) = mesh.axis_names
+
+    def share(examples: Any, weights: Any) -> Any:
+        return jax.lax.psum(some(jax.lax.axis_index(axis), mesh.size, examples, weights), axis)
+
+    return jax.shard_map(share, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(examples, weights)

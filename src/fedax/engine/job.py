@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
+from fedax.engine.devices import check_mesh, cores
 from fedax.engine.round import Federation, Plan, Traffic, one_round, prepare
 from fedax.errors import ConfigError, DataError
 from fedax.numbers import check_count, check_number
@@ -72,6 +74,7 @@ def make_job(
     evaluate_every: int | Sequence[int] | None = None,
     params: Any = None,
     chunk_size: int | None = None,
+    mesh: Mesh | None = None,
     grad_norm: bool = False,
     density: float | None = None,
     until: Callable[[dict[str, Any]], bool] | None = None,
@@ -93,9 +96,9 @@ def make_job(
     # One type for all numbers: whether 1, 1.0 or np.float64(1.0) is given, the program is the same.
     algorithm = jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf, algorithm)
     key, x = _start(task, params, seed, shared)
-    plan = _plan(task, data, work, batch_size, participation, x, chunk_size)
-    fed = _once(shared, ("data", id(data)), lambda: _federation(data))
-    held_out = _once(shared, ("test", id(test)), lambda: jax.tree.map(jnp.asarray, test))
+    plan = _plan(task, data, work, batch_size, participation, x, chunk_size, mesh)
+    fed = _once(shared, ("data", id(data), plan.mesh), lambda: _on_devices(_federation(data), plan.mesh))
+    held_out = _once(shared, ("test", id(test), plan.mesh), lambda: _on_devices(test, plan.mesh))
     hyper = (algorithm, work, participation)
     traffic = _dry_run(*_signature((*hyper, fed, key, x)), plan, jax.config.read("jax_enable_x64"))
     return Job(hyper, fed, key, x, plan, traffic, rounds, stops, held_out, grad_norm, density, until)
@@ -208,11 +211,18 @@ def _plan(
     participation: Participation,
     x: Vector,
     chunk_size: int | None,
+    mesh: Mesh | None,
 ) -> Plan:
     places = participation.places(data.num_clients)
-    steps = work.equal(data.sizes, batch_size)
+    usual = work.usual(data.sizes, batch_size)
+    if mesh is None:
+        batch = float(np.mean(data.sizes)) if batch_size is None else batch_size
+        mesh = cores(places, float(np.mean(usual)) * batch * x.size)
+    else:
+        mesh = check_mesh(mesh)
+    places = -(-places // (1 if mesh is None else mesh.size))
     if chunk_size is None:
-        chunk_size = _chunk_size(x, places, work.usual(data.sizes, batch_size))
+        chunk_size = _chunk_size(x, places, usual)
     else:
         check_count("chunk_size", chunk_size)
     return Plan(
@@ -221,9 +231,11 @@ def _plan(
         max_size=data.max_size,
         batch_size=batch_size,
         epochs=work.epochs(),
-        steps=steps,
+        steps=work.equal(data.sizes, batch_size),
         max_steps=work.largest(data.sizes, batch_size),
         chunk_size=min(chunk_size, places),
+        full=isinstance(participation, Full),
+        mesh=mesh,
     )
 
 
@@ -250,11 +262,17 @@ def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
 def _federation(data: FederatedData) -> Federation:
     dtype = jnp.zeros(()).dtype
     return Federation(
-        jax.tree.map(jnp.asarray, data.examples),
-        jnp.asarray(data.offsets, jnp.int32),
-        jnp.asarray(data.sizes, jnp.int32),
-        jnp.asarray(data.weights, dtype),
+        data.examples,
+        data.offsets.astype(np.int32),
+        data.sizes.astype(np.int32),
+        data.weights.astype(dtype),
     )
+
+
+def _on_devices(tree: Any, mesh: Mesh | None) -> Any:
+    """Arrays on the default device, or on all of a mesh."""
+    there = jax.tree.map(jnp.asarray, tree)
+    return there if mesh is None else jax.device_put(there, NamedSharding(mesh, PartitionSpec()))
 
 
 def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:

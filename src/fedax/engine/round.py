@@ -1,11 +1,14 @@
 """THE round: every method, every mode of running, goes through it."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fedax.algorithm import Algorithm, Exchange, Round
 from fedax.errors import ConfigError
@@ -31,7 +34,9 @@ class Plan:
         epochs: whether minibatches run through permutations.
         steps: τ where it is the same for all clients in all rounds, else ``None``.
         max_steps: the most steps that a client takes.
-        chunk_size: clients that run side by side.
+        chunk_size: clients that run side by side, on each device.
+        full: whether all clients take part in every round.
+        mesh: the devices over which cohorts are spread, along its only axis; ``None``: there is one.
     """
 
     task: Task
@@ -42,6 +47,13 @@ class Plan:
     steps: int | None
     max_steps: int
     chunk_size: int
+    full: bool
+    mesh: Mesh | None = None
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return 1 if self.mesh is None else self.mesh.size
 
 
 class Federation(NamedTuple):
@@ -86,12 +98,29 @@ def prepare(
     strong = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)  # noqa: E731
     memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), strong(method.init_client(x)))
     state = State(strong(method.init(x)), memory)
-    exchanges = method.warmup()
-    if not exchanges:
-        return state, _nothing()
+    if not method.warmup():
+        return settle(state, plan), _nothing()
     # The warm-up has a key that no round has: rounds fold in their index, which is never the largest integer.
     key = jax.random.fold_in(key, jnp.iinfo(jnp.int32).max)
-    return _exchanges(exchanges, method, work, Full(), fed, key, state, 0, plan, ledger)
+    state, tally = _exchanges("warmup", method, work, Full(), fed, key, state, 0, plan, ledger)
+    return settle(state, plan), tally
+
+
+def settle(state: State, plan: Plan) -> State:
+    """Where the state lives between rounds: the server's on every device; memory where its client's work is, if known.
+
+    Left to the compiler, it might be elsewhere after the first rounds, and the next ones be compiled anew.
+    """
+    if plan.mesh is None:
+        return state
+    everywhere = NamedSharding(plan.mesh, P())
+    by_client = NamedSharding(plan.mesh, P(*plan.mesh.axis_names))
+    own = by_client if plan.full and plan.num_clients % plan.devices == 0 else everywhere
+    put = jax.lax.with_sharding_constraint
+    return State(
+        jax.tree.map(lambda leaf: put(leaf, everywhere), state.server),
+        jax.tree.map(lambda leaf: put(leaf, own), state.memory),
+    )
 
 
 def one_round(
@@ -112,7 +141,7 @@ def one_round(
     """
     method = resolve(algorithm, index)
     key = jax.random.fold_in(key, index)
-    return _exchanges(method.exchanges(), method, work, participation, fed, key, state, index, plan, ledger)
+    return _exchanges("exchanges", method, work, participation, fed, key, state, index, plan, ledger)
 
 
 class _Places(NamedTuple):
@@ -125,7 +154,7 @@ class _Places(NamedTuple):
 
 
 def _exchanges(
-    exchanges: tuple[Exchange, ...],
+    stage: str,
     method: Algorithm,
     work: Work,
     participation: Participation,
@@ -136,6 +165,7 @@ def _exchanges(
     plan: Plan,
     ledger: list[Traffic] | None,
 ) -> tuple[State, Tally]:
+    """The exchanges of a stage, the name of a method's own: "exchanges" or "warmup"."""
     cohort = participation.draw(jax.random.fold_in(key, _COHORT), fed.weights, index)
     places = _places(cohort, work, fed, key, plan)
     full = isinstance(participation, Full)
@@ -154,16 +184,17 @@ def _exchanges(
         total=_nonzero(jnp.sum(places.weights)),
         cohort_share=cohort.share,
     )
-    for number, exchange in enumerate(exchanges):
+    for number, exchange in enumerate(getattr(method, stage)()):
         if exchange.who not in ("cohort", "one"):
             raise ConfigError("who", exchange.who, "an exchange is with 'cohort' or with 'one'")
         download = (exchange.download or method.download)(server)
         wire: dict[str, int] = {}
-        client = _client(exchange, number, download, wire, fed, key, index, plan)
+        around = (method, download, fed, key, index)
+        client_of = functools.partial(_client, stage, number, wire, plan)
         if exchange.who == "one":
-            mean, memory, done = _one(client, memory, places, jax.random.fold_in(key, _ONE))
+            mean, memory, done = _one(client_of(around), memory, places, jax.random.fold_in(key, _ONE))
         else:
-            mean, memory, done = _cohort(client, memory, places, plan)
+            mean, memory, done = _spread(client_of, around, memory, places, plan)
         if ledger is not None:
             free = full and exchange.server is None
             fresh = [] if free else [leaf for leaf in jax.tree.leaves(download) if not any(leaf is s for s in sent)]
@@ -185,7 +216,7 @@ def _places(cohort: Cohort, work: Work, fed: Federation, key: Any, plan: Plan) -
     ids = jnp.where(present, cohort.ids, plan.num_clients)
     weights = jnp.where(present, cohort.weights, 0)
     if plan.steps is not None:
-        return _Places(ids, weights, jnp.where(present, plan.steps, 0), present)
+        return _Places(ids, weights, jnp.where(present, jnp.int32(plan.steps), 0), present)
     known = jnp.minimum(ids, plan.num_clients - 1)
     steps = work.draw(jax.random.fold_in(key, _WORK), known, fed.sizes[known], plan.batch_size)
     steps = jnp.where(present, steps, 0)
@@ -193,20 +224,14 @@ def _places(cohort: Cohort, work: Work, fed: Federation, key: Any, plan: Plan) -
     return _Places(ids[order], weights[order], steps[order], present[order])
 
 
-def _client(
-    exchange: Exchange,
-    number: int,
-    download: Any,
-    wire: dict[str, int],
-    fed: Federation,
-    key: Any,
-    index: Any,
-    plan: Plan,
-) -> Callable[..., Any]:
-    """``run(memory, place) -> (upload, memory, tally)`` for one client in this exchange.
+def _client(stage: str, number: int, wire: dict[str, int], plan: Plan, around: Any) -> Callable[..., Any]:
+    """``run(memory, place) -> (upload, memory, tally)`` for one client in exchange ``number`` of a stage.
 
-    While JAX traces it, ``wire["up"]`` becomes the bytes of the upload.
+    ``around``: method, download, data, the round's key and index. While JAX traces it, ``wire["up"]`` becomes the bytes
+    of the upload.
     """
+    method, download, fed, key, index = around
+    exchange: Exchange = getattr(method, stage)()[number]
     key = jax.random.fold_in(key, _EXCHANGE + number)
 
     def run(memory: Any, place: _Places) -> Any:
@@ -231,6 +256,39 @@ def _client(
         return upload, memory, Tally(jnp.zeros_like(there), oracle.local_steps * there, oracle.gradients * there)
 
     return run
+
+
+def _spread(
+    client_of: Callable[[Any], Callable[..., Any]], around: Any, memory: Any, places: _Places, plan: Plan
+) -> tuple[Any, Any, Tally]:
+    """The cohort over the devices, each of which sums its own clients' uploads; then the sum over all.
+
+    ``around``: all that the clients' work takes from outside, the same on every device.
+    """
+    if plan.mesh is None:
+        return _cohort(client_of(around), memory, places, plan)
+    size, (axis,) = places.ids.shape[0], plan.mesh.axis_names
+    each = -(-size // plan.devices)
+    xs = (memory, places)
+    if each * plan.devices > size:
+        padded = jax.tree.map(lambda leaf: _pad(leaf, each * plan.devices), memory)
+        xs = (padded, _pad_places(places, each * plan.devices, plan))
+    deal = plan.steps is None  # places are sorted by their steps then, and dealt one by one
+
+    def dealt(leaf: Any, shape: tuple[int, int]) -> Any:
+        return leaf.reshape(*shape, *leaf.shape[1:]).swapaxes(0, 1).reshape(leaf.shape) if deal else leaf
+
+    def local(around: Any, memory: Any, places: _Places) -> Any:
+        total, memory, done = _cohort(client_of(around), memory, places, plan)
+        return jax.lax.psum((total, done), axis), memory
+
+    # Without the check of replication: with it, the gradient at a model that all devices have in common would be summed
+    # over the devices in every local step.
+    over = jax.shard_map(
+        local, mesh=plan.mesh, in_specs=(P(), P(axis), P(axis)), out_specs=(P(), P(axis)), check_vma=False
+    )
+    (total, done), memory = over(around, *jax.tree.map(lambda leaf: dealt(leaf, (each, plan.devices)), xs))
+    return total, jax.tree.map(lambda leaf: dealt(leaf, (plan.devices, each))[:size], memory), done
 
 
 def _cohort(client: Callable[..., Any], memory: Any, places: _Places, plan: Plan) -> tuple[Any, Any, Tally]:

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine.evaluate import columns, figures
 from fedax.engine.job import Job, make_job
-from fedax.engine.round import Plan, State, Tally, Traffic, one_round, prepare
+from fedax.engine.round import Plan, State, Tally, Traffic, one_round, prepare, settle
 from fedax.errors import ConfigError, DivergedWarning
 from fedax.participation import Participation
 from fedax.schedule import resolve
@@ -78,6 +79,7 @@ def simulate(
     evaluate_every: int | Sequence[int] | None = None,
     params: Any = None,
     chunk_size: int | None = None,
+    mesh: Mesh | None = None,
     grad_norm: bool = False,
     density: float | None = None,
     until: Callable[[dict[str, Any]], bool] | None = None,
@@ -102,7 +104,9 @@ def simulate(
         evaluate_every: rounds between evaluations, or the rounds themselves after which to evaluate; default: about
             fifty evaluations. The start and the last round are always among them.
         params: initial model; default ``task.init``.
-        chunk_size: clients that run side by side; default: chosen by the model's and the batch's size.
+        chunk_size: clients that run side by side on a device; default: chosen by the model's and the batch's size.
+        mesh: a ``jax.sharding.Mesh`` of one axis, over whose devices each cohort is spread. Default: the machine's
+            cores, where a round has enough work; elsewhere one device.
         grad_norm: also record ‖∇F(x)‖², at the cost of a gradient over all data an evaluation.
         density: also record the share of parameters whose size is above this threshold, ≥ 0.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
@@ -136,6 +140,7 @@ def simulate(
         evaluate_every=evaluate_every,
         params=params,
         chunk_size=chunk_size,
+        mesh=mesh,
         grad_norm=grad_norm,
         density=density,
         until=until,
@@ -236,7 +241,7 @@ class Alone:
 
     def measure(self, state: State, index: int) -> list[dict[str, Any]]:
         job, task = self.job, self.job.plan.task
-        asked = {"task": task, "grad_norm": job.grad_norm}
+        asked = {"task": task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
         found = _figures(job.hyper[0], state.server, index, job.fed, job.test, job.density, **asked)
         return [{name: float(found[name]) for name in columns(task, found)}]
 
@@ -244,7 +249,7 @@ class Alone:
         return state, resolve(self.job.hyper[0], index).model(state.server).tree
 
 
-_figures = jax.jit(figures, static_argnames=("task", "grad_norm"))
+_figures = jax.jit(figures, static_argnames=("task", "grad_norm", "mesh"))
 
 
 @functools.partial(jax.jit, static_argnames="plan")
@@ -286,7 +291,8 @@ def some_rounds(
         return state, jax.tree.map(jnp.add, tally, done)
 
     zero = Tally(*(jnp.zeros((), jnp.int32) for _ in Tally._fields))
-    return jax.lax.fori_loop(start, stop, body, (state, zero))
+    state, tally = jax.lax.fori_loop(start, stop, body, (state, zero))
+    return settle(state, plan), tally
 
 
 class _Costs:

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from fedax.data.federated import FederatedData
 from fedax.engine.evaluate import columns, figures
@@ -372,7 +373,7 @@ class _Lanes:
         job, task = self.jobs[0][0], self.plan.task
         found = _figures(
             self.varying, self.common, state.server, index, self.fed, job.test, job.density,
-            task=task, grad_norm=job.grad_norm,
+            task=task, grad_norm=job.grad_norm, mesh=self.plan.mesh,
         )  # fmt: skip
         names = columns(task, found)
         values = np.stack([np.asarray(found[name], float).ravel() for name in names], axis=1)
@@ -412,7 +413,7 @@ def _advance(
     return _over_lanes(lane, (0, 0), (None, 0))(varying, keys, state)
 
 
-@functools.partial(jax.jit, static_argnames=("task", "grad_norm"))
+@functools.partial(jax.jit, static_argnames=("task", "grad_norm", "mesh"))
 def _figures(
     varying: Any,
     common: Any,
@@ -424,9 +425,10 @@ def _figures(
     *,
     task: Task,
     grad_norm: bool,
+    mesh: Mesh | None,
 ) -> dict[str, Any]:
     def lane(varying: Any, server: Any) -> Any:
         method = eqx.combine(varying, common)[0]
-        return figures(method, server, index, fed, test, density, task=task, grad_norm=grad_norm)
+        return figures(method, server, index, fed, test, density, task=task, grad_norm=grad_norm, mesh=mesh)
 
     return _over_lanes(lane, (0,), (0,))(varying, server)

@@ -1,0 +1,56 @@
+"""What has to be chosen before JAX starts, without importing it."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import platform
+import sys
+
+
+def cores_as_devices() -> None:
+    """Make a device of every core that this process may use, unless somebody has chosen already.
+
+    XLA runs the operations of one CPU device one after another, and only large ones on several cores; the engine
+    spreads cohorts over devices instead.
+    """
+    if "JAX_NUM_CPU_DEVICES" in os.environ or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "jax" not in sys.modules:
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(cores)
+        return
+    import jax
+
+    if jax.config.values["jax_num_cpu_devices"] < 1:
+        with contextlib.suppress(RuntimeError):  # JAX runs already; then on the devices that it has
+            jax.config.update("jax_num_cpu_devices", cores)
+
+
+def keep_compiled() -> None:
+    """Keep what XLA compiles for the next process: in JAX_COMPILATION_CACHE_DIR, or else in the user's cache.
+
+    The folder's name has the processor's features in it: machines that share a home do not run each other's programs.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or "jax" in sys.modules:
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    try:
+        processor = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        features = next(line for line in processor.splitlines() if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        features = platform.processor()
+    machine = hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:12]
+    folder = pathlib.Path(home) / "fedax" / f"compiled-{machine}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return
+    if not os.access(folder, os.W_OK):
+        return
+    for name, value in (
+        ("JAX_COMPILATION_CACHE_DIR", str(folder)),
+        ("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1"),
+        ("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30)),
+    ):
+        os.environ.setdefault(name, value)

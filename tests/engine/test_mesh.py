@@ -1,0 +1,101 @@
+"""Cohorts spread over devices: the same runs, whatever the number of devices."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import fedax
+from fedax.engine import devices
+from fedax.engine.simulate import _advance
+from fedax.errors import ConfigError
+
+from .problem import DATA, TASK, UNEQUAL, federation, flat
+
+TEST = federation([11], [1.0], seed=5)
+FOUR = pytest.mark.skipif(len(jax.devices()) < 4, reason="needs 4 devices: jax_num_cpu_devices was set to fewer")
+
+
+def mesh(number, axis="clients"):
+    return Mesh(np.array(jax.devices()[:number]), (axis,))
+
+
+def run(method, number, **options):
+    options = {"rounds": 4, "batch_size": 2, "test": TEST.examples, "grad_norm": True, "evaluate_every": 2} | options
+    return fedax.simulate(method, TASK, DATA, mesh=mesh(number), **options)
+
+
+CASES = {
+    "fedavg": (fedax.create("fedavg", lr=0.05), {"work": fedax.RandomEpochs(1, 4)}),
+    "scaffold-m-vr": (fedax.create("scaffold-m-vr", lr=0.05), {"participation": fedax.Uniform(3)}),
+    "scaffold": (fedax.create("scaffold", lr=0.05), {"work": UNEQUAL, "chunk_size": 1}),
+    "mime": (fedax.create("mime", lr=0.05, base="momentum"), {"participation": fedax.Uniform(4)}),
+    "fedda-mvr": (fedax.create("fedda-mvr", lr=0.05), {}),
+    "ce-lsgd": (fedax.create("ce-lsgd", lr=0.05), {"participation": fedax.Trace([[4, 1], [0, 3, 2], [2], [3]])}),
+}
+
+
+@FOUR
+@pytest.mark.parametrize("name", CASES)
+def test_the_number_of_devices_changes_nothing(name):
+    method, options = CASES[name]
+    options = {"work": fedax.Steps(3)} | options
+    one = run(method, 1, **options)
+    for number in (2, 4):
+        other = run(method, number, **options)
+        for column in set(one.history) - {"seconds"}:
+            np.testing.assert_allclose(other.history[column], one.history[column], 1e-5, 1e-6, err_msg=column)
+        np.testing.assert_allclose(flat(other.params), flat(one.params), 1e-5, 1e-6)
+        for a, b in zip(jax.tree.leaves(one.memory), jax.tree.leaves(other.memory), strict=True):
+            np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+
+
+@FOUR
+def test_a_run_compiles_its_rounds_once_on_a_mesh():
+    before = _advance._cache_size()
+    run(fedax.create("scaffold", lr=0.02), 2, rounds=6, work=fedax.Steps(2))
+    assert _advance._cache_size() == before + 1
+
+
+@FOUR
+def test_large_evaluations_are_shared_out():
+    data = federation([40_000, 9_001], [0.4, 0.6], seed=1)
+    method, options = fedax.create("fedavg", lr=0.1), {"rounds": 1, "work": fedax.Steps(1), "batch_size": 2}
+    runs = [
+        fedax.simulate(method, TASK, data, mesh=mesh(n), test=data.examples, grad_norm=True, **options) for n in (1, 4)
+    ]
+    for column in ("train_loss", "grad_norm_sq", "test_loss", "test_error"):
+        np.testing.assert_allclose(runs[1].history[column], runs[0].history[column], 1e-5)
+    examples = data.examples
+    x0 = np.array([1.0, 1.0, 1.0])
+    losses = 0.5 * (examples["x"] @ x0 - examples["y"]) ** 2
+    exact = 0.4 * losses[:40_000].mean() + 0.6 * losses[40_000:].mean()
+    assert runs[1].history["train_loss"][0] == pytest.approx(exact, rel=1e-5)
+
+
+@FOUR
+def test_a_sweep_on_a_mesh():
+    options = {"rounds": 3, "work": UNEQUAL, "batch_size": 2, "participation": fedax.Uniform(3), "seeds": 2}
+    make = lambda lr: fedax.create("scaffold", lr=lr)  # noqa: E731
+    one, two = (fedax.sweep(make, {"lr": [0.01, 0.05]}, TASK, DATA, mesh=mesh(n), **options) for n in (1, 2))
+    np.testing.assert_allclose(one.scores(), two.scores(), 1e-5)
+    assert len(np.unique(one.scores())) == 4
+
+
+@FOUR
+def test_other_meshes():
+    method = fedax.create("fedavg", lr=0.05)
+    plain = run(method, 1)
+    named = fedax.simulate(method, TASK, DATA, rounds=4, batch_size=2, mesh=jax.make_mesh((2,), ("data",)))
+    assert named.history["train_loss"][-1] == pytest.approx(plain.history["train_loss"][-1], rel=1e-5)
+    square = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+    for bad in (2, "all", square, jax.devices()):
+        with pytest.raises(ConfigError, match="mesh"):
+            fedax.simulate(method, TASK, DATA, rounds=4, mesh=bad)
+
+
+@FOUR
+def test_cores_are_used_where_there_is_work_for_them():
+    assert devices.cores(5, 100) is None
+    assert devices.cores(2, 1e9).size == 2 and devices.cores(3, 1e9).size == 3 and devices.cores(50, 1e9).size == 4
+    assert devices.cores(1, 1e12) is None
