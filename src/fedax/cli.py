@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedax._start import keep_compiled
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -43,6 +45,7 @@ def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def checked(*args: Any, **kwargs: Any) -> None:
+        keep_compiled()
         from fedax.errors import FedaxError
 
         try:
@@ -168,6 +171,64 @@ class Kind(enum.StrEnum):
     recipes = "recipes"
 
 
+@app.command()
+@_clear_errors
+def diagnose(
+    source: Annotated[
+        str, typer.Argument(help="Run folder; or a configuration: a TOML file, or a recipe.", show_default=False)
+    ],
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds that a configuration is run for.", show_default="10")
+    ] = None,
+    out: Out = None,
+    settings: Set = None,
+) -> None:
+    """Say what the theorems predict for a problem, with figures, and what may help.
+
+    Measures curvature, noise, unlikeness and drift of the clients at the initial
+    and at the final models, tells which objective each method minimises and whether
+    its learning rate is one that the theorems allow, and adds this to the report.
+    A configuration is run first, for few rounds and with its first seed.
+
+    \b
+    Examples:
+      fedax diagnose experiment.toml
+      fedax diagnose experiment.toml --rounds 30 --set work.kind=steps --set work.steps=10
+      fedax diagnose runs/digits-1
+
+    Exit code 1: a method diverged (the others are finished, all is written).
+    Exit code 2: bad input.
+    """
+    from fedax.errors import ConfigError
+    from fedax.experiments import build, override, read, read_toml, write_report
+    from fedax.experiments.diagnosis import diagnose_run
+
+    if pathlib.Path(source).is_dir():
+        for name, value in (("rounds", rounds), ("out", out), ("set", settings)):
+            if value is not None and value != []:
+                raise ConfigError(name, value, "a run folder is diagnosed as it is; leave this out")
+        record = read(source)
+        experiment = build(record.config)
+    else:
+        tables = read_toml(source)
+        override(tables, f"run.rounds={10 if rounds is None else rounds}")
+        for setting in settings or []:
+            override(tables, setting)
+        seeds = tables["run"].get("seeds")
+        tables["run"]["seeds"] = seeds[:1] if isinstance(seeds, list) else 1
+        experiment = build(tables)
+        record = _train(experiment, out)
+    console = _console()
+    with console.status("diagnosing") as status:
+        found = diagnose_run(experiment, record, lambda label: status.update(f"diagnosing {label}"))
+    try:
+        write_report([read(record.folder)], record.folder / "report.html")
+    except OSError as error:
+        raise ConfigError("source", source, f"its report cannot be written ({error.strerror})") from error
+    _show_diagnosis(console, found)
+    _show_report(console, record)
+
+
 @app.command("list")
 @_clear_errors
 def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everything if left out.")] = None) -> None:
@@ -225,20 +286,31 @@ def report(
 
 
 def _run(tables: Mapping[str, Any], out: pathlib.Path | None) -> None:
-    from fedax.experiments import build, execute, new_folder
+    from fedax.experiments import build
+
+    record = _train(build(tables), out)
+    console = _console()
+    _show_results(console, record)
+    _show_report(console, record)
+
+
+def _train(experiment: "Experiment", out: pathlib.Path | None) -> "Record":
+    from fedax.experiments import execute, new_folder
 
     console = _console()
-    experiment = build(tables)
     folder = new_folder(out, experiment.config["name"])
     _show_choices(console, experiment, folder)
     try:
         with _Progress(console, experiment) as watch:
-            record = execute(experiment, folder, watch)
+            return execute(experiment, folder, watch)
     except KeyboardInterrupt:
         typer.echo(f"stopped; what was done is in {folder}; to see it: fedax report {folder}", err=True)
         raise typer.Exit(130) from None
-    _show_results(console, record)
-    console.print(f"\nReport: [bold]{folder / 'report.html'}[/]", highlight=False, soft_wrap=True)
+
+
+def _show_report(console: "Console", record: "Record") -> None:
+    """Where it is; and exit code 1 where a method diverged."""
+    console.print(f"\nReport: [bold]{record.folder / 'report.html'}[/]", highlight=False, soft_wrap=True)
     if any(each.status == "diverged" for each in record.runs):
         raise typer.Exit(1)
 
@@ -358,3 +430,35 @@ def _show_results(console: "Console", record: "Record") -> None:
         traffic = summary.show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
         table.add_row(escape(m.label), *cells, traffic, summary.show("seconds", m.cost("seconds")))
     console.print(table)
+
+
+def _show_diagnosis(console: "Console", found: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedax.experiments import diagnosis
+
+    table = Table(box=box.SIMPLE_HEAD, title=f"Measured at {escape(diagnosis.where(found))}", title_justify="left",
+                  title_style="bold", pad_edge=False)  # fmt: skip
+    table.add_column("")
+    for method in found:
+        table.add_column(escape(method["label"]), justify="right")
+    for name, cells in diagnosis.rows(found):
+        table.add_row(name, *cells)
+    console.print(table)
+    for method in found:
+        console.print(f"[bold]{escape(method['label'])}[/]")
+        console.print(_bullets(method["advice"]))
+    console.print("[bold]What these figures cannot tell[/]")
+    console.print(_bullets(diagnosis.unknown(found)))
+
+
+def _bullets(sentences: list[str]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1))
+    for sentence in sentences:
+        table.add_row("•", Text(sentence))
+    return table

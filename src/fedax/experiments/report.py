@@ -11,7 +11,7 @@ import numpy as np
 import plotly.offline
 
 import fedax
-from fedax.experiments import summary, toml
+from fedax.experiments import diagnosis, summary, toml
 from fedax.experiments.runs import Path, Record, finite, write_atomic
 from fedax.experiments.style import CLASS_COLOURS, colour, dash
 from fedax.experiments.summary import (
@@ -56,13 +56,14 @@ def render(records: Sequence[Record]) -> str:
         "results_note": _results_note(found, columns, seeds),
         "table": _table(found, columns),
         "curves_note": _curves_note(seeds, any(m.status == "diverged" for m in found)),
+        "diagnosis": "".join(_diagnosis(record, len(records) > 1) for record in records),
         "clients": "".join(_clients(record, k, len(records) > 1) for k, record in enumerate(records)),
         "configuration": "".join(_configuration(record, len(records) > 1) for record in records),
         "footer": html.escape(_footer(records)),
         "plotly": plotly.offline.get_plotlyjs(),
         "data": _embed(_data(records, found, columns)),
     }
-    for name in ("verdict", "results_note", "table", "clients"):
+    for name in ("verdict", "results_note", "table", "diagnosis", "clients"):
         fields[name] = fields[name].replace(" %", "\u00a0%")  # no line breaks between a number and its unit
     return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
 
@@ -222,6 +223,33 @@ def _series(m: Method, k: int, columns: Sequence[str]) -> dict[str, Any]:
 
 def _rounded(values: np.ndarray) -> list[float]:
     return [float(f"{v:.6g}") for v in values]
+
+
+# ---- diagnosis
+
+
+def _diagnosis(record: Record, several: bool) -> str:
+    if not record.diagnosis:
+        return ""
+    labels = [html.escape(found["label"]) for found in record.diagnosis]
+    head = "".join(f"<th>{text}</th>" for text in ("", *labels))
+    rows = ""
+    for name, cells in diagnosis.rows(record.diagnosis):
+        columns = zip(labels, cells, strict=True)
+        values = "".join(f'<td data-name="{label}">{html.escape(cell)}</td>' for label, cell in columns)
+        rows += f"<tr><td>{html.escape(name)}</td>{values}</tr>"
+    table = f"<div class='table'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    advice = ""
+    for label, found in zip(labels, record.diagnosis, strict=True):
+        advice += f'<h3 class="gap">{label}</h3>{_list(found["advice"])}'
+    advice += f'<h3 class="gap">What these figures cannot tell</h3>{_list(diagnosis.unknown(record.diagnosis))}'
+    title = f"Diagnosis of {html.escape(record.folder.name)}" if several else "Diagnosis"
+    note = f"Measured at {html.escape(diagnosis.where(record.diagnosis))} (a → b: at the first and at the last)."
+    return f'<section><h2>{title}</h2><p class="note">{note}</p>{table}{advice}</section>'
+
+
+def _list(sentences: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{html.escape(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
 # ---- clients

@@ -7,6 +7,7 @@
 | metrics.jsonl | one line an evaluation, as the run goes |
 | models/ | the final models, one ``<label>-seed<k>.safetensors`` a run |
 | summary.json | status and final figures of every method |
+| diagnosis.json | what :mod:`fedax.experiments.diagnosis` measured, where asked |
 | plots/, report.html | the pictures |
 
 All files but metrics.jsonl, which only grows, are written whole or not at all.
@@ -25,6 +26,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from fedax.errors import ConfigError, DataError
@@ -60,12 +62,14 @@ class Record:
         config: the configuration, as in config.toml.
         about: as in about.json.
         runs: every method with every seed that has begun, in the order of the configuration.
+        diagnosis: as in diagnosis.json, one table a method; empty where there is none.
     """
 
     folder: Path
     config: dict[str, Any]
     about: dict[str, Any]
     runs: list[MethodRun]
+    diagnosis: list[dict[str, Any]]
 
     @property
     def name(self) -> str:
@@ -176,9 +180,47 @@ def write_model(path: Path, params: Any) -> None:
         {'layers.0.b': (2,), 'scale': ()}
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    tensors = {jax.tree_util.keystr(p, simple=True, separator=".") or "params": np.asarray(leaf) for p, leaf in leaves}
     # Contiguous copies: safetensors would write a transposed array's memory as it lies.
-    write_atomic(path, safetensors.numpy.save({name: np.array(leaf, order="C") for name, leaf in tensors.items()}))
+    write_atomic(path, safetensors.numpy.save({_tensor(at): np.array(leaf, order="C") for at, leaf in leaves}))
+
+
+def read_model(path: Path, like: Any) -> Any:
+    """The model that :func:`write_model` wrote.
+
+    Args:
+        path: the file.
+        like: a pytree of arrays, or of their shapes, of the model's structure.
+
+    Raises:
+        ConfigError: there is no such file.
+        DataError: it cannot be read, or holds another model.
+
+    Example:
+        >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
+        >>> write_model(path, [np.zeros(2), {"b": np.ones(())}])
+        >>> read_model(path, [np.zeros(2), {"b": np.zeros(())}])
+        [array([0., 0.]), {'b': array(1.)}]
+    """
+    try:
+        tensors = safetensors.numpy.load(path.read_bytes())
+    except OSError as error:
+        raise ConfigError("model", str(path), f"cannot be read ({error.strerror})") from error
+    except safetensors.SafetensorError as error:
+        raise DataError(f"{path}: no safetensors file ({error})") from error
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    wanted = {_tensor(at): leaf.shape for at, leaf in leaves}
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if wanted != found:
+        name = min(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+        raise DataError(
+            f"{path}: another model: {name} is {found.get(name)} in it, and {wanted.get(name)} in the task's"
+        )
+    return jax.tree.unflatten(structure, [tensors[name] for name in wanted])
+
+
+def _tensor(path: Any) -> str:
+    """A leaf's name."""
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
 
 
 def read(folder: str | Path) -> Record:
@@ -195,14 +237,17 @@ def read(folder: str | Path) -> Record:
     try:
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        found = folder / "diagnosis.json"
+        diagnosis = json.loads(found.read_text(encoding="utf-8"))["methods"] if found.is_file() else []
     except ValueError as error:
-        raise DataError(f"{folder}: config.toml or about.json cannot be read: {error}") from error
+        raise DataError(f"{folder}: config.toml or a JSON file of it cannot be read: {error}") from error
     rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in _lines(folder / "metrics.jsonl"):
         rows.setdefault((row["label"], row["seed"]), []).append(row)
     if not rows:
         raise ConfigError("run", str(folder), "it has no evaluation yet; wait for the first, or run it again")
-    return Record(folder, config, about, [_method_run(each, config["run"]["rounds"]) for each in rows.values()])
+    runs = [_method_run(each, config["run"]["rounds"]) for each in rows.values()]
+    return Record(folder, config, about, runs, diagnosis)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

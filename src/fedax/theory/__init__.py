@@ -10,6 +10,7 @@ from fedax.theory.conditioning import (
     interpolation_lr,
     least_squares_lr,
 )
+from fedax.theory.diagnostics import Diagnosis, diagnose
 from fedax.theory.momentum import (
     MomentumParameters,
     fedavg_m_parameters,
@@ -51,6 +52,7 @@ from fedax.theory.speedup import (
 
 __all__ = [
     "ConditionNumbers",
+    "Diagnosis",
     "FedMaSS",
     "Geometric",
     "LowerBound",
@@ -67,6 +69,7 @@ __all__ = [
     "condition_numbers",
     "convex_bound",
     "convex_lr",
+    "diagnose",
     "fedavg_m_parameters",
     "fedavg_m_vr_parameters",
     "fedmass_from_sequences",

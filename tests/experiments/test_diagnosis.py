@@ -1,0 +1,155 @@
+"""The diagnosis of a run folder or a configuration: what is written, shown, and refused."""
+
+import json
+import re
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedax
+from fedax.cli import app
+from fedax.errors import ConfigError, DataError
+from fedax.experiments import build, read
+from fedax.experiments.diagnosis import rows, where
+from fedax.experiments.report import render
+from fedax.experiments.runs import read_model, write_model
+
+CONFIG = """
+data = {name = "digits", clients = 3, partition = "dirichlet", alpha = 0.5}
+work = {kind = "epochs", epochs = 1}
+run = {rounds = 40, batch_size = 64, seeds = [7, 8]}
+methods = [{name = "fedavg", lr = 0.1, label = "a <b> & c"}, {name = "scaffold", lr = 0.1}]
+"""
+
+
+def fedax_(*arguments):
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A configuration, diagnosed: its folder and what was printed."""
+    here = tmp_path_factory.mktemp("diagnosis")
+    (here / "small.toml").write_text(CONFIG)
+    result = fedax_("diagnose", str(here / "small.toml"), "--rounds", "2", "--out", str(here / "run"))
+    assert result.exit_code == 0, result.output
+    return here / "run", result.stdout
+
+
+def test_a_configuration_is_run_briefly_with_its_first_seed(done):
+    folder, printed = done
+    record = read(folder)
+    assert record.config["run"]["rounds"] == 2 and record.config["run"]["seeds"] == [7]
+    assert [run.status for run in record.runs] == ["finished", "finished"]
+    assert "Objective inconsistency: clients take" in printed and "What these figures cannot tell" in printed
+    assert re.search(r"χ²\(p‖w\) +0\.\d+ +0 ", printed) and f"Report: {folder}/report.html" in printed
+
+
+def test_the_figures_are_those_of_the_function(done):
+    folder, _ = done
+    record = read(folder)
+    experiment = build(record.config)
+    label = "a <b> & c"
+    model = read_model(
+        folder / "models/a-b-c-seed7.safetensors", jax.eval_shape(experiment.task.init, jax.random.key(0))
+    )
+    options = {"work": experiment.work, "batch_size": 64, "seed": 7, "points": [None, model]}
+    found = fedax.theory.diagnose(experiment.methods[label], experiment.task, experiment.data, **options)
+    stored = json.loads((folder / "diagnosis.json").read_text())["methods"][0]
+    assert stored == record.diagnosis[0] and stored["label"] == label
+    assert stored["chi2"] == pytest.approx(found.chi2) and stored["advice"] == list(found.advice)
+    losses = record.of(label)[0].history["train_loss"]
+    assert [point["loss"] for point in stored["points"]] == pytest.approx([losses[0], losses[-1]], rel=1e-5)
+    assert where(record.diagnosis) == "the initial model and the final one of seed 7"
+    table = dict(rows(record.diagnosis))
+    assert table["L, a client's largest curvature"][0] == " → ".join(f"{p.smoothness:.3g}" for p in found.points)
+    assert table["Theorems' largest lr"] == [f"{found.max_lr:.3g}", "–"] and table["χ²(p‖w)"][1] == "0"
+
+
+def test_the_report_has_it(done):
+    folder, _ = done
+    page = (folder / "report.html").read_text()
+    section = re.search(r"<section><h2>Diagnosis</h2>.*?</section>", page, re.S)[0]
+    assert "a &lt;b&gt; &amp; c" in section and "<b>" not in section
+    assert section.count("<li>Objective inconsistency") == 1 and section.count("<li>No objective inconsistency") == 1
+    record = read(folder)
+    assert "Diagnosis of run" in render([record, record])
+    record.diagnosis.clear()
+    assert "<h2>Diagnosis" not in render([record])
+
+
+def test_a_run_folder_is_diagnosed_as_it_is(done, tmp_path):
+    folder, _ = done
+    before = (folder / "metrics.jsonl").read_bytes()
+    found = json.loads((folder / "diagnosis.json").read_text())
+    (folder / "diagnosis.json").unlink()
+    bad = folder / "models/scaffold-seed7.safetensors"
+    like = fedax.tasks.softmax_regression(64, 10).init(None)
+    write_model(bad, jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, np.float32), like))
+    result = fedax_("diagnose", str(folder))
+    assert result.exit_code == 0, result.output
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    again = json.loads((folder / "diagnosis.json").read_text())
+    assert again["methods"][0] == found["methods"][0]
+    assert again["methods"][1]["models"] == ["the initial model"]
+    assert "scaffold has no finite final model of seed 7" in result.stdout
+    bad.unlink()
+    assert "scaffold has no finite final model of seed 7" in fedax_("diagnose", str(folder)).stdout
+    for arguments, message in (
+        (["--rounds", "3"], "rounds = 3: a run folder is diagnosed as it is"),
+        (["--set", "run.rounds=3"], "set = "),
+        (["--out", "x"], "out = "),
+    ):
+        result = fedax_("diagnose", str(folder), *arguments)
+        assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["absent.toml"], "config = 'absent.toml'"),
+        (["."], "no run folder"),
+        (["small.toml", "--rounds", "0"], "run.rounds = 0"),
+        (["small.toml", "--set", "methods.scaffold.lr=-1"], "methods.scaffold.lr = -1"),
+    ],
+)
+def test_bad_input_is_exit_code_2_and_one_line(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(CONFIG)
+    result = fedax_("diagnose", *arguments)
+    assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help_has_examples():
+    assert "fedax diagnose runs/digits-1" in fedax_("diagnose", "--help").stdout
+
+
+def test_a_method_that_diverges_is_exit_code_1(tmp_path):
+    (tmp_path / "small.toml").write_text(CONFIG)
+    arguments = ["--rounds", "1", "--out", str(tmp_path / "run"), "--set", "methods.scaffold.lr=1e38"]
+    result = fedax_("diagnose", str(tmp_path / "small.toml"), *arguments)
+    assert result.exit_code == 1 and "scaffold has no finite final model" in result.stdout
+    assert read(tmp_path / "run").diagnosis
+
+
+def test_models_are_read_back_or_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    params = {"layers": [{"b": np.arange(2.0)}, {"b": np.ones((1, 2))}], "scale": np.float32(3)}
+    write_model(path, params)
+    back = read_model(path, params)
+    assert jax.tree.structure(back) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, back, params)
+    write_model(tmp_path / "one", np.arange(3))
+    np.testing.assert_array_equal(read_model(tmp_path / "one", np.zeros(3)), np.arange(3))
+    with pytest.raises(DataError, match=r"layers.1.b is \(1, 2\) in it, and \(2, 1\) in the task's"):
+        read_model(path, params | {"layers": [{"b": np.zeros(2)}, {"b": np.zeros((2, 1))}]})
+    with pytest.raises(DataError, match=r"scale is .* in it, and None"):
+        read_model(path, {"layers": params["layers"]})
+    with pytest.raises(ConfigError, match="No such file"):
+        read_model(tmp_path / "absent", params)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match="no safetensors file"):
+        read_model(path, params)

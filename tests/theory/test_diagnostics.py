@@ -1,0 +1,398 @@
+"""The constants of one's own problem against exact values, enumeration and Monte Carlo; and what is said about them."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from numpy.testing import assert_allclose
+
+import fedax
+from fedax.errors import ConfigError
+from fedax.indices import independent, shuffled
+from fedax.theory import accumulation_vector, chi_square, diagnose, fedprox_rule, max_lr, weighted_optimum
+from fedax.theory.diagnostics import _expected
+from fedax.theory.measure import accumulation_vectors, batch_variance, dissimilarity_line, largest_eigenvalue
+
+SIZES, P = np.array([3, 1, 40, 9]), np.array([0.1, 0.2, 0.4, 0.3])
+FEATURES, TAU = 6, np.array([2, 7, 3, 4])
+
+
+def federation(features):
+    rng = np.random.default_rng(0)
+    client = np.repeat(np.arange(4), SIZES)
+    x = rng.normal(size=(SIZES.sum(), features)) * np.array([1, 3, 2, 0.5])[client][:, None]
+    y = np.sum(x * rng.normal(size=(4, features))[client], axis=1) + rng.normal(size=len(client))
+    return fedax.FederatedData({"x": x, "y": y}, SIZES, P)
+
+
+DATA = federation(FEATURES)
+TASK = fedax.tasks.linear_regression(FEATURES, bias=False)
+FEDAVG = fedax.create("fedavg", lr=0.003)
+MODELS = [{"w": np.random.default_rng(k).normal(size=FEATURES)} for k in range(3)]
+UNEQUAL = fedax.Steps(TAU)
+
+
+def parts(i, w):
+    """Gradients [n_i, d] of client i's examples, and its Hessian."""
+    own = DATA.client(i)
+    return 2 * (own["x"] @ w - own["y"])[:, None] * own["x"], 2 * own["x"].T @ own["x"] / len(own["y"])
+
+
+@pytest.fixture(scope="module")
+def found():
+    with jax.enable_x64(True):
+        return diagnose(FEDAVG, TASK, DATA, work=UNEQUAL, batch_size=4, points=MODELS)
+
+
+def test_curvature_and_noise_are_the_exact_ones_on_least_squares(found):
+    hessians = [parts(i, MODELS[0]["w"])[1] for i in range(4)]
+    exact = max(np.linalg.eigvalsh(H)[-1] for H in hessians)
+    whole = np.linalg.eigvalsh(np.tensordot(P, hessians, 1))[-1]
+    assert found.clients_seen == 4
+    for point, model in zip(found.points, MODELS, strict=True):
+        assert_allclose([point.smoothness, point.objective_smoothness], [exact, whole], rtol=1e-5)
+        single = [parts(i, model["w"])[0] for i in range(4)]
+        variance = np.array([np.mean(np.sum((g - g.mean(0)) ** 2, axis=1)) / 4 for g in single])
+        assert_allclose([point.variance, point.largest_variance], [P @ variance, variance.max()], rtol=1e-9)
+
+
+def test_float32_and_blocks_keep_them_to_one_percent(found, monkeypatch):
+    monkeypatch.setattr("fedax.theory.measure._NUMBERS", 7 * FEATURES)  # blocks of 7 examples, a Krylov space of 5
+    again = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL, batch_size=4, points=MODELS[:1]).points[0]
+    for name in ("smoothness", "objective_smoothness", "variance", "gradient", "dissimilarity", "loss", "drift"):
+        assert_allclose(getattr(again, name), getattr(found.points[0], name), rtol=1e-4)
+
+
+def test_gradients_and_dissimilarity_are_those_of_the_definitions(found):
+    w = P * TAU / (P @ TAU)
+    kappa = []
+    for point, model in zip(found.points, MODELS, strict=True):
+        g = np.stack([parts(i, model["w"])[0].mean(0) for i in range(4)])
+        assert_allclose(point.gradient, np.sum((P @ g) ** 2))
+        assert_allclose(point.surrogate_gradient, np.sum((w @ g) ** 2))
+        assert_allclose(point.client_gradients, w @ np.sum(g**2, axis=1))
+        assert_allclose(point.dissimilarity, P @ np.sum((g - P @ g) ** 2, axis=1))
+        kappa.append(w @ np.sum((g - w @ g) ** 2, axis=1))
+        assert point.gradient <= 2 * point.surrogate_gradient + 2 * found.chi2 * kappa[-1]
+        losses = [np.mean((DATA.client(i)["x"] @ model["w"] - DATA.client(i)["y"]) ** 2) for i in range(4)]
+        assert_allclose(point.loss, P @ losses)
+    assert_allclose(found.constant, max(kappa))
+    assert_allclose(found.floor, 2 * chi_square(P, w) * kappa[-1])
+    factor, constant = found.line
+    for point in found.points:
+        assert point.client_gradients <= factor * point.surrogate_gradient + constant + 1e-9
+
+
+def test_the_line_is_the_lowest_of_a_grid():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        a = rng.exponential(size=rng.integers(1, 5))
+        b = a + rng.exponential(size=len(a)) * 3
+        factor, constant = dissimilarity_line(a, b)
+        assert factor >= 1 and constant >= 0 and (b <= factor * a + constant + 1e-9).all()
+        lines = [f * a.mean() + max(np.max(b - f * a), 0) for f in np.linspace(1, 30, 1000)]
+        assert factor * a.mean() + constant <= min(lines) + 1e-9
+    assert dissimilarity_line([2.0], [5.0]) == (1.0, 3.0) and dissimilarity_line([0.0, 0.0], [1.0, 2.0]) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("spectrum", ["alone", "close", "equal", "negative", "zero"])
+def test_eigenvalues(spectrum):
+    rng = np.random.default_rng(0)
+    values = np.linspace(0.0, 1.0, 80)
+    values[:3] = {"alone": [5, 0, 0], "close": [2, 1.998, 1.99], "equal": [2, 2, 2], "negative": [-2, 1.99, 0]}.get(
+        spectrum, [0, 0, 0]
+    )
+    values = 0 * values if spectrum == "zero" else values
+    q = np.linalg.qr(rng.normal(size=(80, 80)))[0]
+    value, converged = largest_eigenvalue(lambda v: q @ (values * (q.T @ v)), rng.normal(size=80))
+    assert converged
+    assert_allclose(value, np.abs(values).max(), rtol=1e-3)
+    assert (
+        not largest_eigenvalue(lambda v: q @ (values * (q.T @ v)), rng.normal(size=80), most=1)[1] or not values.any()
+    )
+
+
+def test_a_hessian_may_be_negative():
+    task = fedax.Task(
+        lambda key: jnp.zeros(2), lambda x, batch, key: batch["s"] @ jnp.array([[-3.0, 0], [0, 1.0]]) @ x**2
+    )
+    data = fedax.FederatedData({"s": np.ones((2, 2))}, [1, 1])
+    assert_allclose(diagnose(FEDAVG, task, data).smoothness, 6.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("epochs", [False, True])
+@pytest.mark.parametrize("size, batch, steps", [(9, 4, 2), (9, 4, 7), (3, 4, 5), (3, 8, 2), (1, 2, 1)])
+def test_noise_is_that_of_the_minibatches_as_they_are_drawn(epochs, size, batch, steps):
+    values = np.random.default_rng(1).normal(size=size)
+    position = jnp.arange(steps * batch)
+
+    def rows(key):
+        if not epochs:
+            return independent(position, size, key)
+        return shuffled(position % size, size, key, position // size, max_size=size)
+
+    drawn = jax.vmap(rows)(jax.random.split(jax.random.key(0), 20_000))
+    means = values[np.asarray(drawn)].reshape(-1, steps, batch).mean(2)
+    expected = batch_variance(size, batch, steps, epochs=epochs) * values.var()
+    assert_allclose(np.mean((means - values.mean()) ** 2), expected, rtol=0.04, atol=1e-12)
+
+
+def test_full_gradients_have_no_noise():
+    point = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL).points[0]
+    assert point.variance == point.largest_variance == point.move_noise == point.drift_noise == 0
+
+
+def test_drift_is_that_of_the_local_steps():
+    with jax.enable_x64(True):
+        point = diagnose(fedax.create("fedprox", lr=0.003, prox=2.0), TASK, DATA, work=UNEQUAL, points=MODELS).points[
+            -1
+        ]
+    moves = []
+    for i in range(4):
+        x = y = MODELS[-1]["w"]
+        for _ in range(TAU[i]):
+            y = y - 0.003 * (parts(i, y)[0].mean(0) + 2.0 * (y - x))
+        moves.append(y - x)
+    mean = P @ np.array(moves)
+    assert_allclose(point.drift**2, P @ np.sum((moves - mean) ** 2, axis=1))
+    assert_allclose(point.move, np.linalg.norm(mean))
+
+
+WIDE = federation(80)
+LINEAR = fedax.Task(lambda key: jnp.zeros(80), lambda w, batch, key: batch["x"] @ w)  # no curvature
+
+
+def test_the_noise_in_drift_and_move_is_exact_on_average_without_curvature():
+    method, lr = fedax.create("fedavg", lr=0.5, momentum=0.5), 0.5
+    points = [
+        diagnose(method, LINEAR, WIDE, work=UNEQUAL, batch_size=2, seed=seed, sample=1).points[0] for seed in range(15)
+    ]
+    l1, l2 = (np.array([np.linalg.norm(accumulation_vector(method.solver, t), k) for t in TAU]) for k in (1, 2))
+    x = [WIDE.client(i)["x"] for i in range(4)]
+    steady = lr * l1[:, None] * np.stack([rows.mean(0) for rows in x])
+    noise = (lr * l2) ** 2 * np.array([rows.var(0).sum() / 2 for rows in x])
+    for name, expected in (
+        ("drift_noise", P * (1 - P) @ noise),
+        ("drift", P @ np.sum((steady - P @ steady) ** 2, axis=1) + P * (1 - P) @ noise),
+        ("move_noise", P**2 @ noise),
+        ("move", np.sum((P @ steady) ** 2) + P**2 @ noise),
+    ):
+        assert_allclose(np.mean([getattr(point, name) ** 2 for point in points]), expected, rtol=0.08)
+
+
+def test_whole_passes_leave_no_noise_without_curvature():
+    point = diagnose(FEDAVG, LINEAR, WIDE, work=fedax.Epochs(2), batch_size=1).points[0]
+    assert point.variance > 1 and point.drift_noise < 1e-6 * point.drift
+
+
+# ---- weights
+
+
+def test_accumulation_vectors_in_one_program_are_those_of_single_ones():
+    for solver in (
+        fedax.SGD(0.1, momentum=0.8, nesterov=True, prox=2.0, decay=0.9),
+        fedax.Optax(optax.sgd(0.1, momentum=0.9)),
+    ):
+        for tau, a in accumulation_vectors(solver, [5, 1, 3]).items():
+            assert_allclose(a, accumulation_vector(solver, tau), rtol=1e-12)
+
+
+def test_weights_of_fixed_work(found):
+    assert_allclose(found.weights, P * TAU / (P @ TAU))
+    assert_allclose(found.chi2, chi_square(P, P * TAU))
+    assert found.chi2_range is None and found.steps == (2, 7)
+    assert_allclose(found.max_lr, max_lr(fedprox_rule(TAU, 0, P), smoothness=found.smoothness))
+    with_prox = diagnose(fedax.create("fedprox", lr=0.003, prox=100.0), TASK, DATA, work=UNEQUAL)
+    assert_allclose(with_prox.weights, fedprox_rule(TAU, 0.3, P).weights, rtol=1e-6)
+
+
+def test_weights_of_random_work_are_those_of_the_mean_update():
+    work = fedax.RandomEpochs(1, 9)
+    found = diagnose(FEDAVG, TASK, DATA, work=work, batch_size=1)
+    assert_allclose(found.weights, P * SIZES / (P @ SIZES), rtol=0.25)
+    low, high = found.chi2_range
+    assert low < found.chi2 < high
+    assert any("50 draws" in text for text in found.unknown)
+    coin = diagnose(FEDAVG, TASK, DATA, work=fedax.GeometricSteps(5.0), batch_size=1)
+    assert coin.chi2 < 1e-20 and "all alike in each" in coin.advice[0]
+
+
+def test_weights_of_cohorts():
+    p = np.array([0.1, 0.2, 0.7])
+    assert_allclose(_expected(fedax.UniformNormalized(1), p), np.full(3, 1 / 3))
+    exact = np.zeros(3)
+    for pair in itertools.combinations(range(3), 2):
+        exact[list(pair)] += p[list(pair)] / p[list(pair)].sum() / 3
+    assert_allclose(_expected(fedax.UniformNormalized(2), p), exact, rtol=0.02)
+    assert_allclose(_expected(fedax.UniformNormalized(3), p), p)
+    assert_allclose(_expected(fedax.UniformNormalized(2), np.full(5, 0.2)), 0.2, rtol=1e-12)
+    assert_allclose(_expected(fedax.Trace([[0, 2], [1]]), p), np.array([0.125, 1, 0.875]) / 2)
+    for unbiased in (fedax.Uniform(2), fedax.Proportional(2), fedax.Full()):
+        assert_allclose(_expected(unbiased, p), p)
+
+
+def test_cohorts_with_divided_weights_are_an_inconsistency_of_their_own():
+    method = fedax.create("fednova", lr=0.003)
+    found = diagnose(method, TASK, DATA, work=UNEQUAL, participation=fedax.UniformNormalized(1))
+    assert_allclose(found.weights, 0.25)
+    assert found.advice[0].startswith("Objective inconsistency: cohorts' weights are divided")
+    assert diagnose(method, TASK, DATA, work=UNEQUAL, participation=fedax.Uniform(1)).chi2 == 0
+    never = diagnose(method, TASK, DATA, work=UNEQUAL, participation=fedax.Trace([[0, 2], [3]]))
+    assert never.weights[1] == 0 and never.chi2 == never.floor == np.inf
+
+
+def test_a_client_of_no_weight_takes_no_part():
+    data = fedax.FederatedData(DATA.examples, SIZES, [0.5, 0.0, 0.25, 0.25])
+    found = diagnose(FEDAVG, TASK, data, work=UNEQUAL)
+    assert_allclose(found.weights, np.array([1, 0, 0.75, 1]) / 2.75)
+    assert_allclose(found.chi2, chi_square([2, 1, 1], [1, 0.75, 1]))
+
+
+CENTRES = np.array([[-1.0], [0.5], [2.0]])
+QUADRATICS = fedax.FederatedData({"H": np.ones((3, 1, 1)), "e": CENTRES}, [1, 1, 1], [0.2, 0.3, 0.5])
+QUADRATIC = fedax.tasks.quadratic(1)
+HYPER = {
+    "fedavg-m": {"beta": 1.0},
+    "fedglomo": {"beta": 1.0},
+    "fedavg-m-vr": {"beta": 1.0},
+    "scaffold": {"lr": 0.02},
+    "feddyn": {"lr": 0.02},
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fednova", "fedavg-m", "fedavg-m-vr", "fedglomo", "vrl-sgd", "feddualavg", "scaffold", "feddyn"]
+)
+def test_a_run_ends_at_the_optimum_of_the_weights(name):
+    method = fedax.create(name, **{"lr": 0.002} | HYPER.get(name, {}))
+    work = fedax.Steps([1, 6, 2])
+    w = diagnose(method, QUADRATIC, QUADRATICS, work=work).weights
+    run = fedax.simulate(method, QUADRATIC, QUADRATICS, rounds=4000, work=work, evaluate_every=4000)
+    assert_allclose(run.params, weighted_optimum(np.ones((3, 1, 1)), CENTRES, w), atol=0.02)
+    assert abs(weighted_optimum(np.ones((3, 1, 1)), CENTRES, [1, 18, 5])[0] - 1.0) > 0.05  # which these tell apart
+
+
+@pytest.mark.parametrize("name", fedax.available())
+def test_every_method_has_a_diagnosis(name):
+    found = diagnose(fedax.create(name), QUADRATIC, QUADRATICS, work=fedax.Steps(2))
+    known = found.weights is not None
+    assert known is (name not in ("mimelite", "mimelite-mvr", "local-adapt")), found.advice
+    assert found.advice[0].startswith("No objective inconsistency" if known else "What ") and found.unknown
+    assert (found.max_lr is not None) is (name in (
+        "fedavg", "fedprox", "fednova", "server-momentum", "slowmo", "fedadagrad", "fedadam", "fedyogi",
+    ))  # fmt: skip
+    if name in ("stem", "nesterov-fedavg", "fedmass", "fedda", "fedda-mvr", "local-amsgrad"):
+        with pytest.raises(ConfigError, match="equal local steps"):
+            diagnose(fedax.create(name), QUADRATIC, QUADRATICS, work=fedax.Steps([1, 2, 3]))
+
+
+# ---- words
+
+
+@pytest.fixture(scope="module")
+def digits():
+    pooled = fedax.data.load("digits")
+    parts = fedax.data.dirichlet(pooled.train["y"], clients=16, alpha=0.1)
+    return fedax.FederatedData.from_partition(pooled.train, parts), fedax.tasks.softmax_regression(64, 10)
+
+
+def test_digits_with_unequal_epochs_are_inconsistent_and_with_equal_steps_are_not(digits):
+    data, task = digits
+    method = fedax.create("fedavg", lr=0.1)
+    unequal = diagnose(method, task, data, work=fedax.Epochs(2), batch_size=32, sample=2)
+    tau = np.maximum(1, 2 * data.sizes // 32)
+    assert_allclose(unequal.chi2, chi_square(data.weights, data.weights * tau))
+    first = unequal.advice[0]
+    assert first.startswith(
+        f"Objective inconsistency: clients take {tau.min()} to {tau.max()} steps a round, so FedAvg"
+    )
+    assert f"χ² = {unequal.chi2:.3g}" in first and "FedNova removes" in first and f"{unequal.floor:.3g}" in first
+    assert "and 2 of 16 clients looked at" in unequal.unknown[0]
+    equal = diagnose(method, task, data, work=fedax.Steps(10), batch_size=32, sample=1)
+    assert equal.chi2 < 1e-20 and equal.floor < 1e-20
+    assert equal.advice[0].startswith("No objective inconsistency: every client takes 10 steps a round (χ² = 0)")
+    fednova = diagnose(fedax.create("fednova", lr=0.1), task, data, work=fedax.Epochs(2), batch_size=32, sample=1)
+    assert (
+        fednova.advice[0].startswith("No objective inconsistency") and "counts each by its weight" in fednova.advice[0]
+    )
+
+
+def advice(lr=0.003, data=DATA, **options):
+    return diagnose(fedax.create("fedavg", lr=lr), TASK, data, **{"work": UNEQUAL, "batch_size": 4} | options).advice
+
+
+def test_advice_on_the_learning_rate():
+    limit = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL).max_lr
+    assert "meets the theorems' lr ≤" in advice(0.5 * limit)[-1] and "times as large" not in advice(0.5 * limit)[-1]
+    assert "it could be 20 times as large" in advice(0.05 * limit)[-1]
+    above = advice(2 * limit)[-1]
+    assert "is 2 times what the theorems ask for" in above and "above 2" not in above
+    assert "is above 2" in advice(60 * limit)[-1]
+
+
+def test_advice_on_drift_and_noise():
+    drift, noise = advice()[1:3]
+    assert "Control variates" in drift and "lr need not decay yet" in noise
+    alike = {name: np.concatenate([DATA.client(2)[name]] * 4) for name in ("x", "y")}
+    alike = fedax.FederatedData(alike, [40] * 4)
+    optimum = {"w": np.linalg.lstsq(alike.examples["x"], alike.examples["y"])[0]}
+    drift, noise = advice(data=alike, points=[optimum], work=fedax.Steps(4), batch_size=1)[1:3]
+    assert "control variates do not" in drift and "more noise than direction" in noise
+    assert "stay together" in advice(data=alike, work=fedax.Steps(4), batch_size=None)[1]
+
+
+def test_nonlinear_solvers_are_not_known():
+    method = fedax.create("fedavg", solver=fedax.Optax(optax.adam(0.01)))
+    found = diagnose(method, TASK, DATA, work=UNEQUAL, batch_size=4)
+    assert found.weights is found.chi2 is found.floor is found.max_lr is None
+    assert "not known: its local solver is not linear" in found.advice[0] and found.points[0].drift > 0
+
+
+def test_a_regulariser_is_said_to_be_left_out():
+    for weight in (0.1, None):
+        hyper = {} if weight is None else {"regularizer": fedax.L1(weight)}
+        found = diagnose(fedax.create("feddualavg", lr=0.01, **hyper), TASK, DATA, work=UNEQUAL)
+        assert any("without the regulariser" in text for text in found.unknown) is (weight is not None)
+
+
+def test_schedules_are_those_of_round_0():
+    decayed = fedax.create("fedavg", lr=fedax.Piecewise(0.003, {0: 0.5, 5: 0.1}))
+    assert diagnose(decayed, TASK, DATA).lr == pytest.approx(0.0015)
+    assert diagnose(
+        fedax.create("fedmass", lr=fedax.PowerDecay(0.3, 3.0, 1.0)), TASK, DATA, work=fedax.Steps(2)
+    ).lr == (pytest.approx(0.1))
+
+
+def test_the_default_point_is_where_simulate_starts():
+    task = fedax.tasks.mlp(FEATURES, 3, hidden=(4,))
+    data = fedax.FederatedData({"x": DATA.examples["x"], "y": np.arange(SIZES.sum()) % 3}, SIZES)
+    run = fedax.simulate(FEDAVG, task, data, rounds=0, seed=3, grad_norm=True)
+    point = diagnose(FEDAVG, task, data, seed=3).points[0]
+    assert_allclose(
+        [point.loss, point.gradient], [run.history["train_loss"][0], run.history["grad_norm_sq"][0]], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"points": []}, "points = .*at least one model"),
+        ({"points": [np.zeros(3)]}, r"points\[0\]"),
+        ({"points": [MODELS[0], {"w": np.zeros(2)}]}, r"points\[1\]\['w'\] = \(2,\)"),
+        ({"points": [{"w": np.full(FEATURES, np.nan)}]}, "not finite"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"tolerance": 1.5}, "tolerance"),
+        ({"sample": 5}, "sample = 5: there are 4 clients"),
+        ({"sample": 0}, "sample"),
+        ({"seed": -1}, "seed"),
+        ({"work": fedax.Steps([1, 2])}, "steps"),
+        ({"work": 3}, "work = 3"),
+        ({"participation": fedax.Uniform(9)}, "size"),
+    ],
+)
+def test_bad_input(options, message):
+    with pytest.raises(ConfigError, match=message):
+        diagnose(FEDAVG, TASK, DATA, **options)
