@@ -8,7 +8,7 @@ import pytest
 import fedax
 from fedax.errors import ConfigError, DivergedWarning
 
-from .problem import DATA, P, TASK, UNEQUAL, federation, flat
+from .problem import DATA, TASK, UNEQUAL, P, federation, flat
 
 TEST = federation([11], [1.0], seed=5)
 OPTIONS = {"rounds": 4, "work": fedax.Steps(2), "batch_size": 2, "test": TEST.examples, "evaluate_every": 2}

@@ -47,6 +47,17 @@ def figures(
     return found
 
 
+_figures = jax.jit(figures, static_argnames=("task", "grad_norm", "mesh"))
+
+
+def measured(job: Any, server: Any, index: int) -> list[dict[str, Any]]:
+    """The row of one job, in the form that the engine's programs give them."""
+    task = job.plan.task
+    asked = {"task": task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
+    found = _figures(job.hyper[0], server, index, job.fed, job.test, job.density, **asked)
+    return [{name: float(found[name]) for name in columns(task, found)}]
+
+
 def columns(task: Task, found: Mapping[str, Any]) -> list[str]:
     """The columns in the order of a row; what a compiled function returns is sorted by name."""
     tests = ("test_loss", *(f"test_{name}" for name in task.metrics))

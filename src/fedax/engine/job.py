@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine.devices import check_mesh, cores
-from fedax.engine.round import Federation, Plan, Traffic, one_round, prepare
+from fedax.engine.memory import where
+from fedax.engine.round import Federation, Plan, Traffic, first_state, one_round, prepare
 from fedax.errors import ConfigError, DataError
 from fedax.numbers import check_count, check_number
 from fedax.participation import Full, Participation
@@ -33,6 +34,7 @@ class Job(NamedTuple):
         hyper: the method, the work and the participation, pytrees of numbers.
         fed, key, x: the data on the device, the run's random key, the initial model.
         plan: what is fixed before compilation.
+        memory: where client memory is: "device", "host", or the folder of its file.
         traffic: bytes of the exchanges of the warm-up, and of a round.
         rounds: R.
         stops: the rounds after which the model is evaluated, in order; the last is R.
@@ -45,6 +47,7 @@ class Job(NamedTuple):
     key: Any
     x: Vector
     plan: Plan
+    memory: str
     traffic: tuple[list[Traffic], list[Traffic]]
     rounds: int
     stops: tuple[int, ...]
@@ -75,6 +78,7 @@ def make_job(
     params: Any = None,
     chunk_size: int | None = None,
     mesh: Mesh | None = None,
+    client_memory: str = "auto",
     grad_norm: bool = False,
     density: float | None = None,
     until: Callable[[dict[str, Any]], bool] | None = None,
@@ -101,7 +105,9 @@ def make_job(
     held_out = _once(shared, ("test", id(test), plan.mesh), lambda: _on_devices(test, plan.mesh))
     hyper = (algorithm, work, participation)
     traffic = _dry_run(*_signature((*hyper, fed, key, x)), plan, jax.config.read("jax_enable_x64"))
-    return Job(hyper, fed, key, x, plan, traffic, rounds, stops, held_out, grad_norm, density, until)
+    row = jax.eval_shape(first_state, algorithm, x)[1]
+    memory = where(client_memory, data.num_clients, row, plan.devices, plan.full)
+    return Job(hyper, fed, key, x, plan, memory, traffic, rounds, stops, held_out, grad_norm, density, until)
 
 
 def with_seed(job: Job, params: Any, seed: int, shared: dict[Any, Any]) -> Job:

@@ -92,18 +92,26 @@ def prepare(
     algorithm: Algorithm, work: Work, fed: Federation, key: Any, x: Any, plan: Plan, ledger: list[Traffic] | None = None
 ) -> tuple[State, Tally]:
     """Server state and client memory at round 0, after the method's warm-up over all clients."""
+    server, row = first_state(algorithm, x)
+    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (plan.num_clients, *leaf.shape)), row)
+    state, tally = State(server, memory), _nothing()
     method = resolve(algorithm, 0)
-    n = plan.num_clients
+    if method.warmup():
+        state, tally = _exchanges("warmup", method, work, Full(), fed, warmup_key(key), state, 0, plan, ledger)
+    return settle(state, plan), tally
+
+
+def first_state(algorithm: Algorithm, x: Any) -> tuple[Any, Any]:
+    """The server's state, and the memory of any one client, before everything."""
+    method = resolve(algorithm, 0)
     # Strong types: a Python number's weak one would change after the first rounds, and compile them a second time.
     strong = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)  # noqa: E731
-    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (n, *leaf.shape)), strong(method.init_client(x)))
-    state = State(strong(method.init(x)), memory)
-    if not method.warmup():
-        return settle(state, plan), _nothing()
-    # The warm-up has a key that no round has: rounds fold in their index, which is never the largest integer.
-    key = jax.random.fold_in(key, jnp.iinfo(jnp.int32).max)
-    state, tally = _exchanges("warmup", method, work, Full(), fed, key, state, 0, plan, ledger)
-    return settle(state, plan), tally
+    return strong(method.init(x)), strong(method.init_client(x))
+
+
+def warmup_key(key: Any) -> Any:
+    """The warm-up has a key that no round has: rounds fold in their index, which is never the largest integer."""
+    return jax.random.fold_in(key, jnp.iinfo(jnp.int32).max)
 
 
 def settle(state: State, plan: Plan) -> State:
@@ -144,7 +152,7 @@ def one_round(
     return _exchanges("exchanges", method, work, participation, fed, key, state, index, plan, ledger)
 
 
-class _Places(NamedTuple):
+class Places(NamedTuple):
     """The cohort, place by place: leaves [S]."""
 
     ids: Any
@@ -166,35 +174,23 @@ def _exchanges(
     ledger: list[Traffic] | None,
 ) -> tuple[State, Tally]:
     """The exchanges of a stage, the name of a method's own: "exchanges" or "warmup"."""
-    cohort = participation.draw(jax.random.fold_in(key, _COHORT), fed.weights, index)
-    places = _places(cohort, work, fed, key, plan)
+    places, round_ = gathering(work, participation, fed, key, index, plan)
     full = isinstance(participation, Full)
     # Under full participation memory is taken and put back whole, in the order of the places.
     memory = jax.tree.map(lambda leaf: leaf.at[places.ids].get(mode="clip"), state.memory)
     server, tally = state.server, _nothing()
     sent: list[Any] = []
-    round_ = Round(
-        index=index,
-        t=index * plan.max_steps,
-        key=jax.random.fold_in(key, _SERVER),
-        num_clients=plan.num_clients,
-        weights=places.weights,
-        steps=places.steps,
-        present=places.present,
-        total=_nonzero(jnp.sum(places.weights)),
-        cohort_share=cohort.share,
-    )
     for number, exchange in enumerate(getattr(method, stage)()):
         if exchange.who not in ("cohort", "one"):
             raise ConfigError("who", exchange.who, "an exchange is with 'cohort' or with 'one'")
         download = (exchange.download or method.download)(server)
         wire: dict[str, int] = {}
         around = (method, download, fed, key, index)
-        client_of = functools.partial(_client, stage, number, wire, plan)
+        make = functools.partial(client_of, stage, number, wire, plan)
         if exchange.who == "one":
-            mean, memory, done = _one(client_of(around), memory, places, jax.random.fold_in(key, _ONE))
+            mean, memory, done = _one(make(around), memory, places, chosen(places, key))
         else:
-            mean, memory, done = _spread(client_of, around, memory, places, plan)
+            mean, memory, done = spread(make, around, memory, places, plan)
         if ledger is not None:
             free = full and exchange.server is None
             fresh = [] if free else [leaf for leaf in jax.tree.leaves(download) if not any(leaf is s for s in sent)]
@@ -210,21 +206,40 @@ def _exchanges(
     return State(server, kept), tally
 
 
-def _places(cohort: Cohort, work: Work, fed: Federation, key: Any, plan: Plan) -> _Places:
+def gathering(
+    work: Work, participation: Participation, fed: Federation, key: Any, index: Any, plan: Plan
+) -> tuple[Places, Round]:
+    """Who comes to a round and how much each works; and what the server knows about it."""
+    cohort = participation.draw(jax.random.fold_in(key, _COHORT), fed.weights, index)
+    places = _places(cohort, work, fed, key, plan)
+    return places, Round(
+        index=index,
+        t=index * plan.max_steps,
+        key=jax.random.fold_in(key, _SERVER),
+        num_clients=plan.num_clients,
+        weights=places.weights,
+        steps=places.steps,
+        present=places.present,
+        total=_nonzero(jnp.sum(places.weights)),
+        cohort_share=cohort.share,
+    )
+
+
+def _places(cohort: Cohort, work: Work, fed: Federation, key: Any, plan: Plan) -> Places:
     """The cohort with its local steps; sorted by them, so that a chunk waits little for its slowest client."""
     present = cohort.ids < plan.num_clients
     ids = jnp.where(present, cohort.ids, plan.num_clients)
     weights = jnp.where(present, cohort.weights, 0)
     if plan.steps is not None:
-        return _Places(ids, weights, jnp.where(present, jnp.int32(plan.steps), 0), present)
+        return Places(ids, weights, jnp.where(present, jnp.int32(plan.steps), 0), present)
     known = jnp.minimum(ids, plan.num_clients - 1)
     steps = work.draw(jax.random.fold_in(key, _WORK), known, fed.sizes[known], plan.batch_size)
     steps = jnp.where(present, steps, 0)
     order = jnp.argsort(-steps)
-    return _Places(ids[order], weights[order], steps[order], present[order])
+    return Places(ids[order], weights[order], steps[order], present[order])
 
 
-def _client(stage: str, number: int, wire: dict[str, int], plan: Plan, around: Any) -> Callable[..., Any]:
+def client_of(stage: str, number: int, wire: dict[str, int], plan: Plan, around: Any) -> Callable[..., Any]:
     """``run(memory, place) -> (upload, memory, tally)`` for one client in exchange ``number`` of a stage.
 
     ``around``: method, download, data, the round's key and index. While JAX traces it, ``wire["up"]`` becomes the bytes
@@ -234,7 +249,7 @@ def _client(stage: str, number: int, wire: dict[str, int], plan: Plan, around: A
     exchange: Exchange = getattr(method, stage)()[number]
     key = jax.random.fold_in(key, _EXCHANGE + number)
 
-    def run(memory: Any, place: _Places) -> Any:
+    def run(memory: Any, place: Places) -> Any:
         id_ = jnp.minimum(place.ids, plan.num_clients - 1)  # an empty place runs as some client, with weight 0
         oracle = Oracle(
             plan.task,
@@ -258,15 +273,15 @@ def _client(stage: str, number: int, wire: dict[str, int], plan: Plan, around: A
     return run
 
 
-def _spread(
-    client_of: Callable[[Any], Callable[..., Any]], around: Any, memory: Any, places: _Places, plan: Plan
+def spread(
+    make: Callable[[Any], Callable[..., Any]], around: Any, memory: Any, places: Places, plan: Plan
 ) -> tuple[Any, Any, Tally]:
     """The cohort over the devices, each of which sums its own clients' uploads; then the sum over all.
 
     ``around``: all that the clients' work takes from outside, the same on every device.
     """
     if plan.mesh is None:
-        return _cohort(client_of(around), memory, places, plan)
+        return _cohort(make(around), memory, places, plan)
     size, (axis,) = places.ids.shape[0], plan.mesh.axis_names
     each = -(-size // plan.devices)
     xs = (memory, places)
@@ -278,8 +293,8 @@ def _spread(
     def dealt(leaf: Any, shape: tuple[int, int]) -> Any:
         return leaf.reshape(*shape, *leaf.shape[1:]).swapaxes(0, 1).reshape(leaf.shape) if deal else leaf
 
-    def local(around: Any, memory: Any, places: _Places) -> Any:
-        total, memory, done = _cohort(client_of(around), memory, places, plan)
+    def local(around: Any, memory: Any, places: Places) -> Any:
+        total, memory, done = _cohort(make(around), memory, places, plan)
         return jax.lax.psum((total, done), axis), memory
 
     # Without the check of replication: with it, the gradient at a model that all devices have in common would be summed
@@ -291,7 +306,7 @@ def _spread(
     return total, jax.tree.map(lambda leaf: dealt(leaf, (plan.devices, each))[:size], memory), done
 
 
-def _cohort(client: Callable[..., Any], memory: Any, places: _Places, plan: Plan) -> tuple[Any, Any, Tally]:
+def _cohort(client: Callable[..., Any], memory: Any, places: Places, plan: Plan) -> tuple[Any, Any, Tally]:
     """All clients of the cohort, chunk by chunk: the weighted sum of their uploads, their new memory, their work."""
     size = places.ids.shape[0]
     chunk = min(plan.chunk_size, size)
@@ -300,11 +315,11 @@ def _cohort(client: Callable[..., Any], memory: Any, places: _Places, plan: Plan
     if chunks * chunk > size:
         xs = (jax.tree.map(lambda leaf: _pad(leaf, chunks * chunk), memory), _pad_places(places, chunks * chunk, plan))
 
-    def one(memory: Any, place: _Places) -> Any:
+    def one(memory: Any, place: Places) -> Any:
         upload, memory, done = client(memory, place)
         return jax.tree.map(lambda leaf: _scaled(place.weights, leaf), upload), memory, done
 
-    def many(memory: Any, place: _Places) -> Any:
+    def many(memory: Any, place: Places) -> Any:
         upload, memory, done = jax.vmap(client)(memory, place)
         total = jax.tree.map(lambda leaf: jnp.sum(_scaled(place.weights, leaf), axis=0), upload)
         return total, memory, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), done)
@@ -329,11 +344,14 @@ def _cohort(client: Callable[..., Any], memory: Any, places: _Places, plan: Plan
     return total, jax.tree.map(lambda leaf: leaf[:size], memory), done
 
 
-def _one(client: Callable[..., Any], memory: Any, places: _Places, key: Any) -> tuple[Any, Any, Tally]:
-    """One client of the cohort, drawn by weight: its upload is the mean."""
-    at = jax.random.categorical(key, jnp.log(places.weights))
-    place = jax.tree.map(lambda leaf: leaf[at], places)
-    upload, new, done = client(jax.tree.map(lambda leaf: leaf[at], memory), place)
+def chosen(places: Places, key: Any) -> Any:
+    """The place of the one client that an exchange is with, drawn by weight; ``key`` is the round's."""
+    return jax.random.categorical(jax.random.fold_in(key, _ONE), jnp.log(places.weights))
+
+
+def _one(client: Callable[..., Any], memory: Any, places: Places, at: Any) -> tuple[Any, Any, Tally]:
+    """One client of the cohort: its upload is the mean."""
+    upload, new, done = client(*jax.tree.map(lambda leaf: leaf[at], (memory, places)))
     memory = jax.tree.map(lambda all_, leaf: all_.at[at].set(leaf), memory, new)
     return upload, memory, done
 
@@ -375,10 +393,10 @@ def _pad(leaf: Any, size: int) -> Any:
     return jnp.concatenate([leaf, jnp.broadcast_to(leaf[-1:], (size - leaf.shape[0], *leaf.shape[1:]))])
 
 
-def _pad_places(places: _Places, size: int, plan: Plan) -> _Places:
+def _pad_places(places: Places, size: int, plan: Plan) -> Places:
     extra = size - places.ids.shape[0]
-    fill = _Places(plan.num_clients, 0, 0, False)
-    return _Places(
+    fill = Places(plan.num_clients, 0, 0, False)
+    return Places(
         *(jnp.concatenate([leaf, jnp.full(extra, value, leaf.dtype)]) for leaf, value in zip(places, fill, strict=True))
     )
 

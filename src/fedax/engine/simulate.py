@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 
 from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
-from fedax.engine.evaluate import columns, figures
+from fedax.engine.evaluate import measured
 from fedax.engine.job import Job, make_job
 from fedax.engine.round import Plan, State, Tally, Traffic, one_round, prepare, settle
+from fedax.engine.store import Stored
 from fedax.errors import ConfigError, DivergedWarning
 from fedax.participation import Participation
 from fedax.schedule import resolve
@@ -30,7 +31,8 @@ class Run:
     Attributes:
         params: the delivered model, a pytree as the task's ``init`` gives it.
         state: the server's state after the last round; ``None`` in a sweep.
-        memory: what the clients keep, leaves [N, ...]; ``None`` in a sweep.
+        memory: what the clients keep, leaves [N, ...]; where it is not on the device a ``ClientMemory``, of which
+            ``memory[ids]`` gives rows; ``None`` in a sweep.
         history: column -> array with one entry an evaluation, the first at round 0. Columns: ``round``;
             ``train_loss``, F(x) = Σ p_i F_i(x); ``objective``, F(x) + ψ(x), of methods that have a ψ; ``density``,
             where asked; ``grad_norm_sq``, ‖∇F(x)‖², where asked; ``test_loss`` and
@@ -80,6 +82,7 @@ def simulate(
     params: Any = None,
     chunk_size: int | None = None,
     mesh: Mesh | None = None,
+    client_memory: str = "auto",
     grad_norm: bool = False,
     density: float | None = None,
     until: Callable[[dict[str, Any]], bool] | None = None,
@@ -107,6 +110,9 @@ def simulate(
         chunk_size: clients that run side by side on a device; default: chosen by the model's and the batch's size.
         mesh: a ``jax.sharding.Mesh`` of one axis, over whose devices each cohort is spread. Default: the machine's
             cores, where a round has enough work; elsewhere one device.
+        client_memory: where the clients' memory is, of methods that have one: ``"device"``, ``"host"``, ``"file"`` (in
+            the folder for temporary files) or a folder; ``"auto"``: the first of these three that has room for it. A
+            file has no name and goes with the run. The results are the same.
         grad_norm: also record ‖∇F(x)‖², at the cost of a gradient over all data an evaluation.
         density: also record the share of parameters whose size is above this threshold, ≥ 0.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
@@ -141,12 +147,13 @@ def simulate(
         params=params,
         chunk_size=chunk_size,
         mesh=mesh,
+        client_memory=client_memory,
         grad_norm=grad_norm,
         density=density,
         until=until,
     )
     watch = callback or (lambda row: None)
-    return drive(Alone(job), [job], lambda _, row: watch(row))[0]
+    return drive(program(job), [job], lambda _, row: watch(row))[0]
 
 
 class Program(Protocol):
@@ -184,10 +191,10 @@ def drive(program: Program, jobs: Sequence[Job], callback: Callable[[int, dict[s
     kept: dict[int, tuple[State | None, Any]] = {}
 
     def record(index: int) -> None:
-        for i, measured in enumerate(program.measure(state, index)):
+        for i, found in enumerate(program.measure(state, index)):
             if i not in going:
                 continue
-            row = {"round": index} | measured | costs[i].row()
+            row = {"round": index} | found | costs[i].row()
             rows[i].append(row)
             callback(i, dict(row))
             if not math.isfinite(row["train_loss"]):
@@ -226,8 +233,13 @@ def drive(program: Program, jobs: Sequence[Job], callback: Callable[[int, dict[s
     return [Run(rows[i], *kept[i], status[i], compile_seconds) for i in range(len(jobs))]
 
 
+def program(job: Job) -> Program:
+    """The program of one job, by where its client memory is."""
+    return Alone(job) if job.memory == "device" else Stored(job)
+
+
 class Alone:
-    """The program of one job."""
+    """The program of one job, with client memory on the device."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -240,16 +252,10 @@ class Alone:
         return _advance(*self.job.hyper, self.job.fed, self.job.key, state, start, stop, self.job.plan)
 
     def measure(self, state: State, index: int) -> list[dict[str, Any]]:
-        job, task = self.job, self.job.plan.task
-        asked = {"task": task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
-        found = _figures(job.hyper[0], state.server, index, job.fed, job.test, job.density, **asked)
-        return [{name: float(found[name]) for name in columns(task, found)}]
+        return measured(self.job, state.server, index)
 
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
         return state, resolve(self.job.hyper[0], index).model(state.server).tree
-
-
-_figures = jax.jit(figures, static_argnames=("task", "grad_norm", "mesh"))
 
 
 @functools.partial(jax.jit, static_argnames="plan")

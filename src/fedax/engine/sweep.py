@@ -307,11 +307,12 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
     for i, (job, *_) in enumerate(jobs):
         leaves, structure = jax.tree.flatten(job.hyper)
         form = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
-        shared = (id(job.fed), id(job.test), job.plan, job.stops, job.grad_norm, job.density, id(job.until))
+        shared = (id(job.fed), id(job.test), job.plan, job.memory, job.stops, job.grad_norm, job.density, id(job.until))
         groups.setdefault((structure, form, shared), []).append(i)
     blocks = []
     for members in groups.values():
-        most = _width(jobs[members[0]][0]) if width is None else width
+        job = jobs[members[0]][0]
+        most = 1 if job.memory != "device" else _width(job) if width is None else width
         # Points first: they share a seed's minibatches.
         across = _even(len(members), most)
         along = _even(seeds, max(1, most // across))

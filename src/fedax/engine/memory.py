@@ -1,0 +1,115 @@
+"""Client memory outside of the device: in host memory, or in a memory-mapped file."""
+
+import math
+import mmap
+import os
+import tempfile
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedax.errors import ConfigError
+
+_DIRTY = 2**28  # bytes of a file's rows that may be resident before they are let go
+
+
+class ClientMemory:
+    """What all clients keep, leaves [N, ...], outside of the device.
+
+    ``memory[ids]`` gives the rows of some clients as NumPy arrays. A client that never took part has the first row, and
+    takes no space: rows lie in the order in which their clients first came, so that what is written lies together.
+
+    Args:
+        number: N.
+        row: the memory of a client before its first round, a pytree.
+        folder: where a file is to be, which has no name and goes with the object; ``None``: in host memory.
+    """
+
+    def __init__(self, number: int, row: Any, folder: str | None = None):
+        self._row, self._folder = jax.tree.map(np.asarray, row), folder
+        leaves, self._structure = jax.tree.flatten(self._row)
+        self.row_bytes = sum(leaf.nbytes for leaf in leaves)
+        self._first, self._slots, self._used = leaves, np.full(number, -1), 0
+        self._maps: list[mmap.mmap] = []
+        self._dirty = 0
+        self._arrays = [self._array((number, *leaf.shape), leaf.dtype, folder) for leaf in leaves]
+
+    def _array(self, shape: tuple[int, ...], dtype: Any, folder: str | None) -> np.ndarray:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if folder is None or size == 0:
+            return np.empty(shape, dtype)
+        try:
+            with tempfile.TemporaryFile(dir=folder, prefix="fedax-memory-") as file:
+                file.truncate(size)  # holes take no space until they are written
+                self._maps.append(mmap.mmap(file.fileno(), size))
+        except OSError as error:
+            raise ConfigError("client_memory", folder, f"no file can be made there ({error.strerror})") from error
+        return np.ndarray(shape, dtype, self._maps[-1])
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __getitem__(self, ids: Any) -> Any:
+        slots = self._slots[np.asarray(ids)]
+        seen = slots >= 0
+
+        def rows(array: np.ndarray, first: np.ndarray) -> np.ndarray:
+            if seen.all():
+                return array[slots]
+            out = np.empty((*slots.shape, *first.shape), first.dtype)
+            out[seen], out[~seen] = array[slots[seen]], first
+            return out
+
+        found = [rows(array, first) for array, first in zip(self._arrays, self._first, strict=True)]
+        return jax.tree.unflatten(self._structure, found)
+
+    def put(self, ids: np.ndarray, rows: Any) -> None:
+        """Keep the rows of some clients, each named once."""
+        new = ids[self._slots[ids] < 0]
+        self._slots[new] = self._used + np.arange(len(new))
+        self._used += len(new)
+        for array, leaf in zip(self._arrays, jax.tree.leaves(rows), strict=True):
+            array[self._slots[ids]] = leaf
+            self._dirty += leaf.nbytes
+        if self._maps and self._dirty > _DIRTY:
+            # The pages stay in the system's cache as long as there is room, but are this process's no more.
+            for each in self._maps:
+                each.madvise(mmap.MADV_DONTNEED)
+            self._dirty = 0
+
+    def fits(self, rows: Any) -> bool:
+        """Whether some clients' memory has the form of this one."""
+        structure: Any = jax.tree.structure(rows)
+        forms = [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(rows)]
+        return bool(structure == self._structure) and forms == [(leaf.shape, leaf.dtype) for leaf in self._first]
+
+    def blank(self) -> "ClientMemory":
+        """Another one like it, of clients before their first round."""
+        return ClientMemory(len(self), self._row, self._folder)
+
+
+def where(asked: str, number: int, row: Any, devices: int, full: bool) -> str:
+    """Where client memory is to be: "device", "host", or the folder of a file.
+
+    Args:
+        asked: ``"auto"``, ``"device"``, ``"host"``, ``"file"`` (in the folder for temporary files) or a folder.
+        number: N.
+        row: a client's memory, or its shapes.
+        devices: over how many the cohort is spread; each has all memory, unless every client takes part.
+        full: whether it does.
+    """
+    if asked not in ("auto", "device", "host", "file"):
+        if not isinstance(asked, str | os.PathLike) or not os.path.isdir(asked):
+            raise ConfigError(
+                "client_memory", asked, "give 'auto', 'device', 'host', 'file', or a folder that is there"
+            )
+        return str(asked)
+    size = number * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
+    if asked == "auto":
+        device = jax.local_devices()[0]
+        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        room = host if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit", 2**34)
+        copies = 1 if full or device.platform != "cpu" else devices
+        asked = "device" if size * copies <= room / 4 else "host" if size <= host / 2 else "file"
+    return tempfile.gettempdir() if asked == "file" else asked

@@ -1,0 +1,104 @@
+"""Client memory on the device, in host memory and in a file: the same runs; and who gets which."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import fedax
+from fedax.engine import memory, store
+from fedax.errors import ConfigError
+
+from .problem import DATA, TASK, UNEQUAL, flat
+
+METHODS = {
+    "scaffold": {"participation": fedax.Uniform(3), "work": UNEQUAL},
+    "scaffold-m-vr": {"participation": fedax.Uniform(3)},  # warm-up
+    "vrl-sgd": {},  # two exchanges
+    "mime": {"participation": fedax.Uniform(3)},  # memory between exchanges only
+    "ce-lsgd": {"participation": fedax.Trace([[4, 1], [0, 3, 2], [2], [3]])},  # one client; no fixed size
+    "fedpd": {},  # memory that is not 0 at first
+}
+
+
+def run(name, **options):
+    options = {"rounds": 4, "work": fedax.Steps(2), "batch_size": 2, "evaluate_every": 2} | METHODS[name] | options
+    return fedax.simulate(fedax.create(name, lr=0.05), TASK, DATA, **options)
+
+
+def same(one, other):
+    for column in set(one.history) - {"seconds"}:
+        np.testing.assert_allclose(other.history[column], one.history[column], 1e-5, err_msg=column)
+    np.testing.assert_allclose(flat(other.params), flat(one.params), 1e-5, 1e-6)
+    there = other.memory[np.arange(5)]
+    for a, b in zip(jax.tree.leaves(one.memory), jax.tree.leaves(there), strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_place_of_the_memory_changes_nothing(name, tmp_path, monkeypatch):
+    device = run(name, client_memory="device")
+    same(device, run(name, client_memory="host"))
+    monkeypatch.setattr(store, "_BLOCK", 1)  # cohorts in blocks of one chunk
+    same(device, run(name, client_memory=str(tmp_path), chunk_size=2))
+    assert not os.listdir(tmp_path)  # the file has no name
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
+def test_on_a_mesh():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
+    same(run("scaffold", client_memory="device"), run("scaffold", client_memory="host", mesh=mesh))
+
+
+def test_a_sweep_runs_them_one_after_another():
+    make = lambda lr: fedax.create("scaffold", lr=lr)  # noqa: E731
+    options = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 2, "participation": fedax.Uniform(3)}
+    one, other = (
+        fedax.sweep(make, {"lr": [0.01, 0.05]}, TASK, DATA, client_memory=place, **options)
+        for place in ("auto", "host")
+    )
+    np.testing.assert_allclose(one.scores(), other.scores(), 1e-6)
+
+
+def test_rows_of_strangers_are_the_first_and_take_no_space(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_DIRTY", 100)  # let go of what was written at once
+    row = {"c": jnp.full(250, 2.0), "n": jnp.int32(7)}
+    kept = memory.ClientMemory(10**6, row, str(tmp_path))  # 1 GB, of which nothing is written
+    ids = np.array([999_999, 3])
+    kept.put(ids, {"c": np.arange(500.0, dtype=np.float32).reshape(2, 250), "n": np.array([1, 2], np.int32)})
+    found = kept[np.array([3, 5, 999_999])]
+    assert found["n"].tolist() == [2, 7, 1] and len(kept) == 10**6
+    assert found["c"][:, 0].tolist() == [250.0, 2.0, 0.0] and found["c"].dtype == np.float32
+    assert kept.blank()[ids]["n"].tolist() == [7, 7]
+    assert kept.fits(found) and not kept.fits(found["c"]) and not kept.fits({"c": found["c"], "n": found["c"]})
+
+
+def test_the_first_place_with_room_is_taken(monkeypatch):
+    row = jax.ShapeDtypeStruct((1024,), jnp.float32)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**20}.get)  # 4 GiB
+
+    def place(number, devices=1, full=False):
+        return memory.where("auto", number, row, devices, full)
+
+    assert place(2**18) == "device" and place(2**18 + 1) == "host"
+    assert place(2**18, devices=2) == "host" and place(2**18, devices=2, full=True) == "device"
+    assert place(2**19) == "host" and os.path.isdir(place(2**19 + 1))
+    assert memory.where("auto", 10**9, (), 1, False) == "device"  # methods without memory
+
+
+@pytest.mark.parametrize("place", ["disk", 3, "/nowhere/at/all", None])
+def test_other_places_are_refused(place):
+    with pytest.raises(ConfigError, match="client_memory"):
+        run("scaffold", client_memory=place)
+
+
+def test_a_folder_in_which_no_file_can_be(tmp_path, monkeypatch):
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(memory.tempfile, "TemporaryFile", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        run("scaffold", client_memory=str(tmp_path))
