@@ -11,13 +11,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fedax.data.federated import FederatedData
 from fedax.engine.evaluate import columns, figures
 from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.round import Plan, State, Tally, prepare
-from fedax.engine.simulate import Alone, Run, drive, some_rounds
+from fedax.engine.simulate import Run, drive, some_rounds
+from fedax.engine.simulate import program as alone
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
 from fedax.schedule import resolve
@@ -211,6 +213,8 @@ def sweep(
     for name in ("algorithm", "seed", "callback"):
         if name in options:
             raise ConfigError(name, options[name], f"sweep has it by another way: {_ELSEWHERE[name]}")
+    if len(points) > 1 and _small(jax.eval_shape(task.init, jax.random.key(0))):
+        options = {"mesh": Mesh(np.array(jax.local_devices()[:1]), ("clients",))} | options  # points are spread instead
     jobs = _jobs(make, points, chosen, task, data, options)
     runs: dict[tuple[int, int], Run] = {}
     programs = 0
@@ -223,10 +227,8 @@ def sweep(
                 i, k = places[which]
                 callback(dict(points[i]), chosen[k], row)
 
-        program = (
-            Alone(flat[0]) if len(flat) == 1 else _Lanes([[jobs[i][k] for i in block.points] for k in block.seeds])
-        )
-        runs |= dict(zip(places, drive(program, flat, watch), strict=True))
+        rows = [[jobs[i][k] for i in block.points] for k in block.seeds]
+        runs |= dict(zip(places, drive(alone(flat[0]) if len(flat) == 1 else _Lanes(rows), flat, watch), strict=True))
         programs += block.new
     return Sweep(points, chosen, [[runs[i, k] for k in range(len(chosen))] for i in range(len(points))], programs)
 
@@ -340,96 +342,131 @@ def _width(job: Job) -> int:
             1 + len(jax.tree.leaves(job.hyper[0].init_client(job.x))) * job.plan.num_clients
         )
         return max(1, 2**30 // (size * held))
-    if size >= _LARGE or any(leaf.ndim >= 4 for leaf in jax.tree.leaves(job.x)):
+    if not _small(job.x):
         return 1
-    return max(1, _NUMBERS // (size * job.plan.chunk_size))
+    devices = 1 if job.plan.mesh else len(jax.local_devices())
+    return max(1, devices * _NUMBERS // (size * job.plan.chunk_size))
+
+
+def _small(x: Any) -> bool:
+    """Whether a model of these shapes gains from company on a CPU."""
+    leaves = jax.tree.leaves(x)
+    on_cpu = jax.default_backend() == "cpu"
+    return on_cpu and sum(leaf.size for leaf in leaves) < _LARGE and all(leaf.ndim < 4 for leaf in leaves)
 
 
 class _Lanes:
     """The program of several jobs: seeds × points, two batch axes.
 
-    Points are the inner one, along which neither minibatches nor cohorts differ: they are drawn and gathered once.
+    Points are the inner one, along which neither minibatches nor cohorts differ: they are drawn and gathered once. On a
+    CPU they are spread over the cores, which then have nothing to tell each other.
     """
 
     def __init__(self, jobs: list[list[Job]]):
-        self.jobs, first = jobs, jobs[0][0]
+        self.jobs, self.points, first = jobs, len(jobs[0]), jobs[0][0]
+        cores = jax.local_devices() if jax.default_backend() == "cpu" and first.plan.mesh is None else []
+        self.mesh = Mesh(np.array(cores[: self.points]), ("points",)) if min(self.points, len(cores)) > 1 else None
+        devices = 1 if self.mesh is None else self.mesh.size
+        self.padding = -self.points % devices  # by copies of the last point
         hypers = [job.hyper for job in jobs[0]]
         same = jax.tree.map(lambda *leaves: all(np.array_equal(leaves[0], leaf) for leaf in leaves), *hypers)
-        self.common, _ = eqx.partition(first.hyper, same)
         varying = [eqx.partition(hyper, same)[1] for hyper in hypers]
-        self.varying = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *varying)
-        self.keys = jnp.stack([row[0].key for row in jobs])
-        self.x = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(row[0].x for row in jobs))
-        self.fed, self.plan = first.fed, first.plan
+        varying += varying[-1:] * self.padding
+        stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *varying)
+        # The axis of the points has a leaf of its own: points that differ in nothing that is a number have no other.
+        self.varying = (jnp.arange(len(varying)), stacked)
+        everywhere = (
+            eqx.partition(first.hyper, same)[0],
+            first.fed,
+            jnp.stack([row[0].key for row in jobs]),
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *(row[0].x for row in jobs)),
+            first.test,
+            first.density,
+        )
+        if self.mesh is not None:
+            everywhere = jax.device_put(everywhere, NamedSharding(self.mesh, P()))
+        self.common, self.fed, self.keys, self.x, self.test, self.density = everywhere
+        self.task = first.plan.task
+        self.static: dict[str, Any] = {"plan": first.plan, "mesh": self.mesh}
 
     def prepare(self) -> tuple[State, Tally]:
-        return _prepare(
-            self.varying, self.common, self.fed, self.keys, self.x, plan=self.plan, points=len(self.jobs[0])
-        )
+        state, tally = _prepare(self.varying, self.common, self.fed, self.keys, self.x, **self.static)
+        return state, self._own(tally)
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        return _advance(self.varying, self.common, self.fed, self.keys, state, start, stop, plan=self.plan)
+        state, tally = _advance(self.varying, self.common, self.fed, self.keys, state, start, stop, **self.static)
+        return state, self._own(tally)
 
     def measure(self, state: State, index: int) -> list[dict[str, Any]]:
-        job, task = self.jobs[0][0], self.plan.task
-        found = _figures(
-            self.varying, self.common, state.server, index, self.fed, job.test, job.density,
-            task=task, grad_norm=job.grad_norm, mesh=self.plan.mesh,
+        grad_norm = self.jobs[0][0].grad_norm
+        found = self._own(
+            _figures(
+                self.varying, self.common, state.server, index, self.fed, self.test, self.density,
+                grad_norm=grad_norm, **self.static,
+            )
         )  # fmt: skip
-        names = columns(task, found)
-        values = np.stack([np.asarray(found[name], float).ravel() for name in names], axis=1)
+        names = columns(self.task, found)
+        values = np.stack([np.asarray(found[name], float) for name in names], axis=1)
         return [dict(zip(names, row, strict=True)) for row in values.tolist()]
 
     def outcome(self, state: State, index: int, which: int) -> tuple[None, Any]:
-        seed, point = divmod(which, len(self.jobs[0]))
+        seed, point = divmod(which, self.points)
         server = jax.tree.map(lambda leaf: leaf[seed, point], state.server)
-        job = self.jobs[seed][point]
-        return None, jax.tree.map(np.asarray, resolve(job.hyper[0], index).model(server).tree)
+        return None, jax.tree.map(np.asarray, resolve(self.jobs[seed][point].hyper[0], index).model(server).tree)
+
+    def _own(self, tree: Any) -> Any:
+        """Leaves [seeds, points] as [jobs], without the padding."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:, : self.points].ravel(), tree)
 
 
-def _over_lanes(f: Callable[..., Any], seeds: Any, points: Any) -> Callable[..., Any]:
-    """``f`` over seeds × points; arguments: one with the axis of the points, then those of ``seeds`` and ``points``."""
-    inner = jax.vmap(f, in_axes=(0, *points))
-    return jax.vmap(inner, in_axes=(None, *seeds))
+def _over_lanes(f: Callable[..., Any], mesh: Mesh | None, each: Sequence[str], *arguments: Any) -> Any:
+    """``f`` over seeds × points, the points over the devices.
+
+    ``each`` says what an argument has: "points" or "seeds" as its first axis, "both", or "none".
+    """
+    by_point = [0 if axes in ("points", "both") else None for axes in each]
+    by_seed = [0 if axes in ("seeds", "both") else None for axes in each]
+    over = jax.vmap(jax.vmap(f, in_axes=by_point), in_axes=by_seed)
+    if mesh is None:
+        return over(*arguments)
+    spec = {"points": P("points"), "both": P(None, "points")}
+    specs = tuple(spec.get(axes, P()) for axes in each)
+    return jax.shard_map(over, mesh=mesh, in_specs=specs, out_specs=spec["both"], check_vma=False)(*arguments)
 
 
-@functools.partial(jax.jit, static_argnames=("plan", "points"))
-def _prepare(varying: Any, common: Any, fed: Any, keys: Any, x: Any, *, plan: Plan, points: int) -> Any:
-    def lane(varying: Any, _: Any, key: Any, x: Any) -> Any:
-        method, work, _ = eqx.combine(varying, common)
+@functools.partial(jax.jit, static_argnames=("plan", "mesh"))
+def _prepare(varying: Any, common: Any, fed: Any, keys: Any, x: Any, *, plan: Plan, mesh: Mesh | None) -> Any:
+    def lane(varying: Any, common: Any, fed: Any, key: Any, x: Any) -> Any:
+        method, work, _ = eqx.combine(varying[1], common)
         return prepare(method, work, fed, key, x, plan)
 
-    # The axis of the points has a leaf of its own: points that differ in the seed alone have no other.
-    return _over_lanes(lane, (None, 0, 0), (0, None, None))(varying, jnp.arange(points), keys, x)
+    each = ("points", "none", "none", "seeds", "seeds")
+    return _over_lanes(lane, mesh, each, varying, common, fed, keys, x)
 
 
-@functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
+@functools.partial(jax.jit, static_argnames=("plan", "mesh"), donate_argnames="state")
 def _advance(
-    varying: Any, common: Any, fed: Any, keys: Any, state: State, start: Any, stop: Any, *, plan: Plan
-) -> tuple[State, Tally]:
-    def lane(varying: Any, key: Any, state: State) -> Any:
-        method, work, participation = eqx.combine(varying, common)
+    varying: Any, common: Any, fed: Any, keys: Any, state: State, start: Any, stop: Any, *,
+    plan: Plan, mesh: Mesh | None,
+) -> tuple[State, Tally]:  # fmt: skip
+    def lane(varying: Any, common: Any, fed: Any, key: Any, state: State, start: Any, stop: Any) -> Any:
+        method, work, participation = eqx.combine(varying[1], common)
         return some_rounds(method, work, participation, fed, key, state, start, stop, plan)
 
-    return _over_lanes(lane, (0, 0), (None, 0))(varying, keys, state)
+    each = ("points", "none", "none", "seeds", "both", "none", "none")
+    out: tuple[State, Tally] = _over_lanes(lane, mesh, each, varying, common, fed, keys, state, start, stop)
+    return out
 
 
-@functools.partial(jax.jit, static_argnames=("task", "grad_norm", "mesh"))
+@functools.partial(jax.jit, static_argnames=("plan", "mesh", "grad_norm"))
 def _figures(
-    varying: Any,
-    common: Any,
-    server: Any,
-    index: Any,
-    fed: Any,
-    test: Any,
-    density: Any,
-    *,
-    task: Task,
-    grad_norm: bool,
-    mesh: Mesh | None,
-) -> dict[str, Any]:
-    def lane(varying: Any, server: Any) -> Any:
-        method = eqx.combine(varying, common)[0]
-        return figures(method, server, index, fed, test, density, task=task, grad_norm=grad_norm, mesh=mesh)
+    varying: Any, common: Any, server: Any, index: Any, fed: Any, test: Any, density: Any, *,
+    plan: Plan, mesh: Mesh | None, grad_norm: bool,
+) -> dict[str, Any]:  # fmt: skip
+    def lane(varying: Any, common: Any, server: Any, index: Any, fed: Any, test: Any, density: Any) -> Any:
+        method = eqx.combine(varying[1], common)[0]
+        return figures(method, server, index, fed, test, density, task=plan.task, grad_norm=grad_norm, mesh=plan.mesh)
 
-    return _over_lanes(lane, (0,), (0,))(varying, server)
+    each = ("points", "none", "both", "none", "none", "none", "none")
+    found: dict[str, Any] = _over_lanes(lane, mesh, each, varying, common, server, index, fed, test, density)
+    return found
