@@ -5,7 +5,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -13,8 +13,9 @@ from fedax._start import keep_compiled
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
-    from fedax.experiments import Experiment, Record
+    from fedax.experiments import Experiment, Record, Tuning
 
 app = typer.Typer(
     help="Federated optimization in JAX: run, compare and report on experiments.",
@@ -162,6 +163,70 @@ def compare(
     _run(tables, out)
 
 
+@app.command()
+@_clear_errors
+def sweep(
+    config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="KEY=VALUES", help="One more axis, or other values of one; may be repeated."),
+    ] = None,
+    out: Out = None,
+    settings: Set = None,
+) -> None:
+    """Try the methods of a configuration at many settings, and find the best.
+
+    Hyper-parameters, work, participation and the batch size may vary; what differs
+    in numbers only runs side by side, with all seeds, in one compiled program.
+
+    \b
+    A configuration says what to try:
+      [sweep]
+      criterion = "test_loss"          # may be left out
+      [sweep.grid]
+      "methods.*.lr" = [0.01, 0.1, 1.0]
+      "methods.fedprox.prox" = {low = 0.001, high = 1.0, points = 4}
+      "work.steps" = [5, 10]
+
+    \b
+    Examples:
+      fedax sweep experiment.toml
+      fedax sweep experiment.toml --grid "methods.*.lr=0.01,0.1,1"
+      fedax sweep experiment.toml --set sweep.search=random --set sweep.points=20
+
+    Exit code 1: a method diverged wherever it was tried (all is written).
+    Exit code 2: bad input.
+    """
+    from fedax.errors import ConfigError
+    from fedax.experiments import new_folder, override, plan, read_toml, tune
+    from fedax.experiments.config import value_of
+
+    tables = read_toml(config)
+    for setting in settings or []:
+        override(tables, setting)
+    axes: dict[str, Any] = {}
+    for given in grid or []:
+        key, equals, text = given.partition("=")
+        if not equals:
+            raise ConfigError("grid", given, "give KEY=VALUES, such as methods.*.lr=0.01,0.1,1")
+        values = value_of(text)
+        if isinstance(values, str):  # no TOML as it stands
+            listed = value_of(f"[{text}]")
+            values = listed if isinstance(listed, list) else [value_of(word) for word in text.split(",")]
+        axes[key.strip()] = values if isinstance(values, list | dict) else [values]
+    tuning = plan(tables, axes)
+    folder = new_folder(out, f"{tuning.config['name']}-sweep")
+    console = _console()
+    _show_plan(console, tuning, folder)
+    try:
+        with _SweepProgress(console, tuning) as watch:
+            record, found = tune(tuning, folder, watch)
+    except KeyboardInterrupt:
+        _stopped(folder)
+    _show_sweep(console, record, found)
+    _show_report(console, record)
+
+
 class Kind(enum.StrEnum):
     """What ``fedax list`` can list."""
 
@@ -208,6 +273,9 @@ def diagnose(
             if value is not None and value != []:
                 raise ConfigError(name, value, "a run folder is diagnosed as it is; leave this out")
         record = read(source)
+        if "sweep" in record.config:
+            way_out = "it has many points a method; run its best.toml, and diagnose that run"
+            raise ConfigError("source", source, f"this is a sweep: {way_out}")
         experiment = build(record.config)
     else:
         tables = read_toml(source)
@@ -304,14 +372,20 @@ def _train(experiment: "Experiment", out: pathlib.Path | None) -> "Record":
         with _Progress(console, experiment) as watch:
             return execute(experiment, folder, watch)
     except KeyboardInterrupt:
-        typer.echo(f"stopped; what was done is in {folder}; to see it: fedax report {folder}", err=True)
-        raise typer.Exit(130) from None
+        _stopped(folder)
+
+
+def _stopped(folder: pathlib.Path) -> NoReturn:
+    typer.echo(f"stopped; what was done is in {folder}; to see it: fedax report {folder}", err=True)
+    raise typer.Exit(130) from None
 
 
 def _show_report(console: "Console", record: "Record") -> None:
     """Where it is; and exit code 1 where a method diverged."""
+    from fedax.experiments import summary
+
     console.print(f"\nReport: [bold]{record.folder / 'report.html'}[/]", highlight=False, soft_wrap=True)
-    if any(each.status == "diverged" for each in record.runs):
+    if any(each.status == "diverged" for each in summary.methods([record])):
         raise typer.Exit(1)
 
 
@@ -334,6 +408,62 @@ def _two_columns(lines: Mapping[str, str]) -> Any:
     return table
 
 
+def _show_plan(console: "Console", tuning: "Tuning", folder: pathlib.Path) -> None:
+    from rich.markup import escape
+
+    from fedax.experiments.runner import count_parameters
+    from fedax.experiments.summary import axis, facts
+
+    first = next(iter(tuning.experiments.values()))[0]
+    lines = facts(tuning.config, first.data.sizes.tolist(), count_parameters(first.task))
+    methods = [f"{label} ({len(points)} point{'s'[: len(points) - 1]})" for label, points in tuning.points.items()]
+    asked = tuning.config["sweep"]
+    axes = "; ".join(f"{path} {axis(values)}" for path, values in asked["grid"].items())
+    lines |= {
+        "Sweep": escape(f"{axes}; {asked['search']} search"),
+        "Judged by": f"{asked['criterion']}, {asked['better']} is better",
+    }
+    console.print(_two_columns({**lines, "Methods": escape(", ".join(methods)), "Folder": str(folder)}))
+    console.print()
+
+
+_TOP = 3  # points of a method in the table
+
+
+def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedax.experiments import sweeps
+    from fedax.experiments.summary import metric_name, show
+
+    console.print(f"\n[bold]{escape(sweeps.about(record))}[/]")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Method")
+    table.add_column("Best points")
+    table.add_column(metric_name(found["criterion"]), justify="right", no_wrap=True)
+    for label in record.labels:
+        trials = record.trials(label)
+        for k, trial in enumerate(trials[:_TOP]):
+            style = "[bold green]" if k == 0 and not trial.diverged else "[dim]"
+            cells = [label if k == 0 else "", sweeps.settings(trial.point), sweeps.score(record, trial)]
+            if trial.diverged and trial.diverged < len(trial.runs):
+                cells[2] += f", {trial.diverged} of {len(trial.runs)} seeds diverged"
+            table.add_row(escape(cells[0]), *(f"{style}{escape(cell)}[/]" for cell in cells[1:]))
+    console.print(table)
+    for note in found["notes"]:
+        console.print(f"[yellow]•[/] {escape(note)}")
+    programs = found["programs"]
+    compiled = f"{programs} compiled program{'s'[: programs - 1]}"
+    console.print(
+        f"\n{len(record.runs)} runs in {compiled}, {show('seconds', found['seconds'])}; all points: sweep.json"
+    )
+    for file, labels in found["best"].items():
+        which = f"   [dim]# {escape(', '.join(labels))}[/]" if len(found["best"]) > 1 else ""
+        console.print(f"The best again: [bold]fedax run {record.folder / file}[/]{which}", soft_wrap=True)
+
+
 def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
     from fedax.experiments.runner import count_parameters
     from fedax.experiments.summary import facts, short, telling
@@ -350,25 +480,29 @@ def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.
 _NOT_SHOWN = ("test_loss", "grad_norm_sq")  # a line has little room; the report has them
 
 
+def _bar(console: "Console") -> "Progress":
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[figures]}"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
 class _Progress:
     """Follows a run: a bar with time left and figures on a terminal, one line a run elsewhere."""
 
     def __init__(self, console: "Console", experiment: "Experiment"):
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
         run = experiment.config["run"]
         self.console, self.rounds = console, run["rounds"]
         self.before = -self.rounds  # rounds of the runs that are over; the first begin() makes it 0
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:3.0f} %"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[figures]}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self.bar = _bar(console)
         self.total = len(experiment.methods) * len(run["seeds"]) * self.rounds
         self.task = self.bar.add_task("starting", total=self.total, figures="")
 
@@ -394,6 +528,39 @@ class _Progress:
             self.console.print(f"{label}, seed {seed}: {state}", soft_wrap=True)
             if self.before + self.rounds == self.total:
                 self.bar.update(self.task, completed=self.total, description="writing the report", figures="")
+
+
+class _SweepProgress:
+    """Follows a sweep: a bar with time left on a terminal, one line a method elsewhere."""
+
+    def __init__(self, console: "Console", tuning: "Tuning"):
+        run = tuning.config["run"]
+        self.console = console
+        self.left = {label: len(points) * len(run["seeds"]) for label, points in tuning.points.items()}
+        self.runs, self.rounds = dict(self.left), run["rounds"]
+        self.seen: dict[tuple[str, str, int], int] = {}
+        self.bar = _bar(console)
+        self.task = self.bar.add_task("compiling", total=sum(self.left.values()) * self.rounds, figures="")
+
+    def __enter__(self) -> Callable[..., None]:
+        self.bar.start()
+        return self.watch
+
+    def __exit__(self, *error: Any) -> None:
+        self.bar.stop()
+
+    def watch(self, label: str, point: dict[str, Any], seed: int, row: Mapping[str, Any]) -> None:
+        """As :func:`fedax.experiments.tune` calls it."""
+        over = row["round"] == self.rounds or not math.isfinite(row["train_loss"])
+        at, now = (label, repr(point), seed), self.rounds if over else row["round"]
+        self.bar.update(
+            self.task, advance=now - self.seen.get(at, 0), description=label, figures=f"{self.left[label]} runs to go"
+        )
+        self.seen[at] = now
+        if over:
+            self.left[label] -= 1
+            if not self.left[label]:
+                self.console.print(f"{label}: {self.runs[label]} runs done", soft_wrap=True)
 
 
 def _figures(row: Mapping[str, Any]) -> str:

@@ -3,20 +3,25 @@
 from fedax.experiments.config import Experiment, build, datasets, override, read_toml, recipes, tasks
 from fedax.experiments.report import write_report
 from fedax.experiments.runner import execute
-from fedax.experiments.runs import MethodRun, Record, new_folder, read
+from fedax.experiments.runs import MethodRun, Record, Trial, new_folder, read
+from fedax.experiments.tuning import Tuning, plan, tune
 
 __all__ = [
     "Experiment",
     "MethodRun",
     "Record",
+    "Trial",
+    "Tuning",
     "build",
     "datasets",
     "execute",
     "new_folder",
     "override",
+    "plan",
     "read",
     "read_toml",
     "recipes",
     "tasks",
+    "tune",
     "write_report",
 ]

@@ -11,7 +11,7 @@ import pathlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pydantic
@@ -125,6 +125,18 @@ class MethodSection(_Open):
     label: str | None = None
 
 
+class SweepSection(_Section):
+    """What :mod:`fedax.experiments.tuning` varies, and by what it judges; ``fedax run`` leaves it aside."""
+
+    criterion: str | None = None
+    better: Literal["lower", "higher"] | None = None
+    last: Count = 1
+    search: Literal["grid", "random"] = "grid"
+    points: Count | None = None  # of a random search, for each method
+    seed: Seed = 0  # of a random search
+    grid: Table = {}  # setting -> values
+
+
 class ExperimentSection(_Section):
     """A whole configuration."""
 
@@ -135,9 +147,10 @@ class ExperimentSection(_Section):
     participation: ParticipationSection = ParticipationSection()
     run: RunSection
     methods: list[MethodSection] = pydantic.Field(min_length=1)
+    sweep: SweepSection | None = None
 
 
-_SELECTORS: dict[str, type[_Open]] = {
+SELECTORS: dict[str, type[_Open]] = {
     "data.partition": DataSection,
     "task.name": TaskSection,
     "work.kind": WorkSection,
@@ -222,17 +235,31 @@ def override(config: Table, setting: str) -> None:
     """
     path, equals, text = setting.partition("=")
     path = path.strip()
-    keys = path.split(".")
-    if not equals or not all(keys):
+    if not equals or not all(path.split(".")):
         raise ConfigError("set", setting, "give section.key=value, such as run.rounds=20 or methods.fedavg.lr=0.1")
+    put(config, path, value_of(text))
+
+
+def value_of(text: str) -> Any:
+    """What is written in TOML, or else a plain word.
+
+    Example:
+        >>> value_of("[1, 2]"), value_of(" iid")
+        ([1, 2], 'iid')
+    """
     try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
+        return tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text.strip()
+        return text.strip()
+
+
+def put(config: Table, path: str, value: Any) -> None:
+    """Set one setting of a configuration, in place; ``path`` and what happens are those of :func:`override`."""
+    keys = path.split(".")
     tables = [config]
     if keys[0] == "methods":
         if len(keys) < 3:
-            raise ConfigError("set", setting, "name the method too: methods.fedavg.lr=0.1, or methods.*.lr=0.1 for all")
+            raise ConfigError("set", path, "name the method too: methods.fedavg.lr=0.1, or methods.*.lr=0.1 for all")
         rows = config.get("methods", [])
         tables = [row for row in rows if keys[1] in ("*", row.get("name"), row.get("label"))]
         if not tables:
@@ -244,8 +271,8 @@ def override(config: Table, setting: str) -> None:
         for key in keys[:-1]:
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
-                raise ConfigError("set", setting, f"{key} is a value, no section")
-        section = _SELECTORS.get(path)
+                raise ConfigError("set", path, f"{key} is a value, no section")
+        section = SELECTORS.get(path)
         if section is not None and table.get(keys[-1]) != value:
             stale = set(table) - set(section.model_fields)
             for name in stale | ({"clients"} if value == "column" else set()):
@@ -283,36 +310,35 @@ def build(config: Mapping[str, Any]) -> Experiment:
         >>> experiment.data, list(experiment.methods), experiment.config["task"]["name"]
         (FederatedData(4 clients, 1442 examples, 360 to 361 a client), ['fedavg'], 'softmax_regression')
     """
-    sections = check(config)
+    return build_all([config])[0]
+
+
+def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
+    """:func:`build` of configurations that have data and task in common: all are checked, then data are loaded once."""
     # What needs no data comes first, so that a misspelt method does not wait for a large file.
-    labels = _labels(sections.methods)
-    made = [_method(section, label) for section, label in zip(sections.methods, labels, strict=True)]
-    work, work_config = _choose("work", "kind", sections.work.kind, _WORK, sections.work.parameters)
-    chosen = sections.participation
-    participation, participation_config = _choose(
-        "participation", "kind", chosen.kind, _PARTICIPATION, chosen.parameters
-    )
-    run = _run(sections.run)
-    pooled, data, test, data_config = _data(sections.data)
-    task, task_config = _task(sections.task, sections.data.name, pooled, data)
-    for name, validate in (
-        ("work", lambda: work.validate(data.sizes)),
-        ("participation", lambda: participation.validate(data.num_clients, run["rounds"])),
-    ):
-        _within(name, validate)
+    settings = [_settings(check(config)) for config in configs]
+    first = check(configs[0])
+    pooled, data, test, data_config = _data(first.data)
+    task, task_config = _task(first.task, first.data.name, pooled, data)
     if task.check is not None:
         task.check(data.examples)
-    resolved = {
-        "name": sections.name or sections.data.name,
-        "data": data_config,
-        "task": task_config,
-        "work": work_config,
-        "participation": participation_config,
-        "run": run,
-        "methods": [config for _, config in made],
-    }
-    methods = dict(zip(labels, (method for method, _ in made), strict=True))
-    return Experiment(resolved, data, test, _classes(data), task, work, participation, methods)
+    classes = _classes(data)
+
+    def experiment(own: _Settings) -> Experiment:
+        _within("work", lambda: own.work.validate(data.sizes))
+        _within("participation", lambda: own.participation.validate(data.num_clients, own.run["rounds"]))
+        resolved = {
+            "name": first.name or first.data.name,
+            "data": data_config,
+            "task": task_config,
+            "work": own.work_config,
+            "participation": own.participation_config,
+            "run": own.run,
+            "methods": own.methods_config,
+        }
+        return Experiment(resolved, data, test, classes, task, own.work, own.participation, own.methods)
+
+    return [experiment(own) for own in settings]
 
 
 def datasets() -> dict[str, str]:
@@ -328,6 +354,32 @@ def tasks() -> dict[str, str]:
 # ---- sections
 
 
+class _Settings(NamedTuple):
+    """What needs no data, made; and as it is written to config.toml."""
+
+    methods: dict[str, fedax.Algorithm]
+    methods_config: list[Table]
+    work: fedax.Work
+    work_config: Table
+    participation: fedax.Participation
+    participation_config: Table
+    run: Table
+
+
+def _settings(sections: ExperimentSection) -> _Settings:
+    names = labels(sections.methods)
+    made = [_method(section, label) for section, label in zip(sections.methods, names, strict=True)]
+    work, work_config = _choose("work", "kind", sections.work.kind, _WORK, sections.work.parameters)
+    chosen = sections.participation
+    participation, participation_config = _choose(
+        "participation", "kind", chosen.kind, _PARTICIPATION, chosen.parameters
+    )
+    methods = dict(zip(names, (method for method, _ in made), strict=True))
+    configs = [config for _, config in made]
+    run = _run(sections.run)
+    return _Settings(methods, configs, work, work_config, participation, participation_config, run)
+
+
 def _run(section: RunSection) -> Table:
     run = section.model_dump(exclude_none=True)
     given = section.seeds
@@ -339,12 +391,17 @@ def _run(section: RunSection) -> Table:
     return {**run, "seeds": seeds}
 
 
+def hyperparameters_of(section: MethodSection, label: str) -> Table:
+    """The method's hyper-parameters with their defaults."""
+    try:
+        return hyperparameters(section.name)
+    except ConfigError as error:
+        raise ConfigError(f"methods.{label}.name", section.name, error.way_out) from None
+
+
 def _method(section: MethodSection, label: str) -> tuple[fedax.Algorithm, Table]:
     place = f"methods.{label}"
-    try:
-        known = hyperparameters(section.name)
-    except ConfigError as error:
-        raise ConfigError(f"{place}.name", section.name, error.way_out) from None
+    known = hyperparameters_of(section, label)
     given = {}
     for name, value in section.parameters.items():
         if name not in known:
@@ -361,18 +418,18 @@ def _schedule(field: str, table: Table) -> fedax.Schedule:
         if name != "at":
             check_number(f"{field}.{name}", value)
     if "at" not in table:
-        return _call(field, fedax.PowerDecay, table)
+        return call(field, fedax.PowerDecay, table)
     at = table["at"]
     if not isinstance(at, dict) or not all(round_.isdecimal() for round_ in at):
         raise ConfigError(f"{field}.at", at, "give factors by round, such as {600 = 0.2, 900 = 0.2}")
     for round_, factor in at.items():
         check_number(f"{field}.at.{round_}", factor, 0, open_low=True)
-    return _call(field, fedax.Piecewise, {**table, "at": {int(round_): factor for round_, factor in at.items()}})
+    return call(field, fedax.Piecewise, {**table, "at": {int(round_): factor for round_, factor in at.items()}})
 
 
-def _labels(methods: Sequence[MethodSection]) -> list[str]:
+def labels(methods: Sequence[MethodSection]) -> list[str]:
     """Each method's label; of methods that come several times, with the settings in which they differ."""
-    labels = []
+    found: list[str] = []
     for section in methods:
         label = section.label or section.name
         same = [other for other in methods if other.name == section.name and not other.label]
@@ -380,11 +437,11 @@ def _labels(methods: Sequence[MethodSection]) -> list[str]:
             keys = dict.fromkeys(key for other in same for key in other.parameters)
             differ = [k for k in keys if len({repr(other.parameters.get(k)) for other in same}) > 1]
             label += "".join(f" {key}={section.parameters[key]}" for key in differ if key in section.parameters)
-        labels.append(label)
-    for i, label in enumerate(labels):
-        if slug(label) in map(slug, labels[:i]):  # file names are made of them
+        found.append(label)
+    for i, label in enumerate(found):
+        if slug(label) in map(slug, found[:i]):  # file names are made of them
             raise ConfigError(f"methods[{i}].label", label, "two methods have this label; give each its own label")
-    return labels
+    return found
 
 
 def _data(section: DataSection) -> tuple[Any, fedax.FederatedData, Table | None, Table]:
@@ -483,7 +540,8 @@ def _choose(section: str, key: str, name: str, choices: Mapping[str, Callable[..
     return made, {key: name, **parameters}
 
 
-def _call(section: str, make: Callable[..., Any], given: Table) -> Any:
+def call(section: str, make: Callable[..., Any], given: Table) -> Any:
+    """``make(**given)``; errors are reported as settings of ``section``."""
     return _bind(section, make, given)[0]
 
 
@@ -536,7 +594,7 @@ def _clear(error: Any) -> ConfigError:
     loc, kind = error["loc"], error["type"]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     if kind == "extra_forbidden":
-        model: Any = ExperimentSection if len(loc) == 1 else RunSection
+        model: Any = ExperimentSection if len(loc) == 1 else {"run": RunSection, "sweep": SweepSection}[loc[0]]
         return unknown(field, str(loc[-1]), model.model_fields)
     if kind in ("missing", "too_short"):
         return ConfigError(field, None, f"this is missing; add {_MISSING.get(field, 'it')}")

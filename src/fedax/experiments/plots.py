@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from fedax.experiments import summary
-from fedax.experiments.runs import Path, Record, write_atomic
+from fedax.experiments import summary, sweeps
+from fedax.experiments.runs import Path, Record, slug, write_atomic
 from fedax.experiments.style import CLASS_COLOURS, DASHES, colour, dash
 from fedax.experiments.summary import Method, metric_name, order
 
@@ -16,11 +18,14 @@ _LINES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 
 
 def write_plots(record: Record) -> None:
-    """Write ``plots/<metric>.png``, against rounds, and ``plots/clients.png`` into the run folder."""
+    """Write ``<metric>.png``, against rounds, ``clients.png``, and of a sweep ``sweep-<what>.png`` into plots/."""
     found = summary.methods([record])
     for column in summary.metrics(found):
         _save(_curves(found, column), record.folder / "plots" / f"{column}.png")
     _save(_clients(record.about["clients"]), record.folder / "plots" / "clients.png")
+    if "sweep" in record.config:
+        for panel in sweeps.panels(record):
+            _save(_panel(record, panel), record.folder / "plots" / f"sweep-{slug(panel['title'])}.png")
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -85,4 +90,60 @@ def _clients(clients: dict[str, Any]) -> Figure:
         axes.set_ylim(bottom=0)
     axes.set_xlabel("clients, largest first")
     axes.set_ylabel("examples")
+    return figure
+
+
+def _panel(record: Record, panel: dict[str, Any]) -> Figure:
+    """One drawing of a sweep: a curve, or a map with the good points dark."""
+    figure, axes = _figure(6.4, 4.0)
+    sweep, curve, cells = record.config["sweep"], panel["kind"] == "curve", panel["kind"] == "grid"
+    low, high, log = sweeps.scale(record) if curve else sweeps.scale(record, sweeps.SHOWN)
+    name = metric_name(sweep["criterion"])
+    places = {}
+    for side in ("x", "y"):
+        axis = panel.get(side)
+        if axis is None:
+            continue
+        # A grid has a cell for each value; elsewhere numbers lie where they are.
+        numeric = axis["numeric"] and not cells
+        places[side] = (lambda v: v) if numeric else axis["values"].index
+        getattr(axes, f"set_{side}label")(axis["name"])
+        if numeric and axis["log"]:
+            getattr(axes, f"set_{side}scale")("log")
+        elif not numeric:
+            getattr(axes, f"set_{side}ticks")(range(len(axis["values"])), list(map(str, axis["values"])))
+    if curve:
+        for line in panel["lines"]:
+            x, k = [places["x"](v) for v in line["x"]], line["k"]
+            axes.fill_between(x, line["low"], line["high"], color=colour(k), alpha=0.15, linewidth=0)
+            axes.plot(x, line["mean"], "o" + _LINES[dash(k)], color=colour(k), label=line["label"].replace("$", r"\$"))
+        if log:
+            axes.set_yscale("log")
+        pad = 1.1 if log else 0.05 * (high - low)
+        axes.set_ylim(*((low / pad, high * pad) if log else (low - pad, high + pad)))
+        axes.set_ylabel(name)
+        axes.legend(frameon=False)
+        return figure
+    done = [p for p in panel["points"] if p["value"] is not None]
+    gone = [p for p in panel["points"] if p["value"] is None]
+    scale = (LogNorm if log else Normalize)(low, high, clip=True)
+    colours = colormaps["Blues" if sweep["better"] == "higher" else "Blues_r"]
+    x, y = ([places[side](p[side]) for p in done] for side in ("x", "y"))
+    values = [p["value"] for p in done]
+    if cells:
+        table = np.full((len(panel["y"]["values"]), len(panel["x"]["values"])), np.nan)
+        table[y, x] = values
+        image = axes.imshow(table, norm=scale, cmap=colours, origin="lower", aspect="auto")
+        axes.grid(visible=False)
+        for i, j, p in zip(x, y, done, strict=True):
+            dark = sum(colours(scale(p["value"]))[:3]) < 1.5
+            text = f"★ {p['text']}" if p is panel["points"][0] else p["text"]
+            axes.text(i, j, text, ha="center", va="center", color="white" if dark else "black", fontsize=8)
+    else:
+        image = axes.scatter(x, y, c=values, norm=scale, cmap=colours, edgecolors="#8591a0")
+        if done and done[0] is panel["points"][0]:
+            axes.plot(x[0], y[0], "*", color="#d98200", markersize=14)
+    axes.plot([places["x"](p["x"]) for p in gone], [places["y"](p["y"]) for p in gone], "x", color="#a61b2b")
+    figure.colorbar(image, ax=axes, label=name, extend="max" if sweep["better"] == "lower" else "min")
+    axes.set_title(panel["title"].replace("$", r"\$"), fontsize=10)
     return figure

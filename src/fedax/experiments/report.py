@@ -11,7 +11,7 @@ import numpy as np
 import plotly.offline
 
 import fedax
-from fedax.experiments import diagnosis, summary, toml
+from fedax.experiments import diagnosis, summary, sweeps, toml
 from fedax.experiments.runs import Path, Record, finite, write_atomic
 from fedax.experiments.style import CLASS_COLOURS, colour, dash
 from fedax.experiments.summary import (
@@ -53,8 +53,9 @@ def render(records: Sequence[Record]) -> str:
         "subtitle": html.escape(_subtitle(records)),
         "verdict": "".join(f"<p>{html.escape(sentence)}</p>" for sentence in _verdict(found, columns)),
         "facts": "".join(f"<div><dt>{k}</dt><dd>{_breakable(v)}</dd></div>" for k, v in _facts(records).items()),
-        "results_note": _results_note(found, columns, seeds),
+        "results_note": _results_note(found, columns, seeds, any("sweep" in record.config for record in records)),
         "table": _table(found, columns),
+        "sweep": "".join(_sweep(record, k, len(records) > 1) for k, record in enumerate(records)),
         "curves_note": _curves_note(seeds, any(m.status == "diverged" for m in found)),
         "diagnosis": "".join(_diagnosis(record, len(records) > 1) for record in records),
         "clients": "".join(_clients(record, k, len(records) > 1) for k, record in enumerate(records)),
@@ -63,7 +64,7 @@ def render(records: Sequence[Record]) -> str:
         "plotly": plotly.offline.get_plotlyjs(),
         "data": _embed(_data(records, found, columns)),
     }
-    for name in ("verdict", "results_note", "table", "diagnosis", "clients"):
+    for name in ("verdict", "results_note", "table", "sweep", "diagnosis", "clients"):
         fields[name] = fields[name].replace(" %", "\u00a0%")  # no line breaks between a number and its unit
     return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
 
@@ -118,8 +119,9 @@ def _verdict(found: Sequence[Method], columns: Sequence[str]) -> list[str]:
     return sentences
 
 
-def _results_note(found: Sequence[Method], columns: Sequence[str], seeds: int) -> str:
-    note = "After the last round" + (f"; mean ± standard deviation over {seeds} seeds. " if seeds > 1 else ". ")
+def _results_note(found: Sequence[Method], columns: Sequence[str], seeds: int, swept: bool) -> str:
+    note = "Of a sweep, the best point of each method. " if swept else ""
+    note += "After the last round" + (f"; mean ± standard deviation over {seeds} seeds. " if seeds > 1 else ". ")
     if any(summary.best(found, c) for c in columns):
         note += "★ marks the best mean among the methods that finished. "
     return note + "Costs are those of one run, of all clients together; time leaves out compilation and evaluation."
@@ -191,6 +193,7 @@ def _data(records: Sequence[Record], found: Sequence[Method], columns: Sequence[
         "metrics": [_metric(found, column) for column in columns],
         "series": [_series(m, k, columns) for k, m in enumerate(found)],
         "clients": [_client_data(record) for record in records],
+        "sweeps": [_sweep_data(record) for record in records],
         "class_colours": CLASS_COLOURS,
     }
 
@@ -223,6 +226,75 @@ def _series(m: Method, k: int, columns: Sequence[str]) -> dict[str, Any]:
 
 def _rounded(values: np.ndarray) -> list[float]:
     return [float(f"{v:.6g}") for v in values]
+
+
+# ---- sweep
+
+
+def _sweep(record: Record, k: int, several: bool) -> str:
+    if "sweep" not in record.config:
+        return ""
+    title = f"Sweep of {html.escape(record.folder.name)}" if several else "Sweep"
+    diverged = any(trial.diverged for label in record.labels for trial in record.trials(label))
+    note = sweeps.about(record) + (" A cross marks where a seed diverged." if diverged else "")
+    text = f'<section><h2>{title}</h2><p class="note">{html.escape(note)}</p>'
+    if notes := sweeps.notes(record):
+        text += _list(notes)
+    panels = sweeps.panels(record)
+    if any(panel["kind"] != "curve" for panel in panels):
+        text += f'<div class="classes scale ramped" id="ramp-{k}"></div>'
+    plots = "".join(
+        f'<div><h3>{html.escape(panel["title"])}</h3><p class="note">{html.escape(panel["note"])}</p>'
+        f'<div class="plot" id="panel-{k}-{i}"></div></div>'
+        for i, panel in enumerate(panels)
+    )
+    return (
+        f'{text}<div class="grid">{plots}</div>{"".join(_trials(record, label) for label in record.labels)}</section>'
+    )
+
+
+def _trials(record: Record, label: str) -> str:
+    """All points of a method, folded; the best stands in the line that unfolds them."""
+    trials = record.trials(label)
+    if not trials:
+        return ""
+    column = metric_name(record.config["sweep"]["criterion"])
+    best = f"{label}: {sweeps.settings(trials[0].point)}"
+    rows = "".join(
+        f"<tr><td>{html.escape(sweeps.settings(trial.point))}</td>"
+        f'<td data-name="{html.escape(column)}">{html.escape(sweeps.score(record, trial))}</td>'
+        f'<td data-name="Diverged seeds">{trial.diverged or "–"}</td></tr>'
+        for trial in trials
+    )
+    head = f"<th>Point</th><th>{html.escape(column)}</th><th>Diverged seeds</th>"
+    number = f"{len(trials)} points" if len(trials) > 1 else "1 point"
+    return (
+        f"<details><summary>{html.escape(best)} <span class='spread'>{html.escape(sweeps.score(record, trials[0]))}, "
+        f"the best of {number}</span></summary>"
+        f"<div class='table'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _sweep_data(record: Record) -> dict[str, Any] | None:
+    if "sweep" not in record.config:
+        return None
+    column, way = record.config["sweep"]["criterion"], record.config["sweep"]["better"]
+    panels = sweeps.panels(record)
+    for panel in panels:
+        low, high, log = sweeps.scale(record) if panel["kind"] == "curve" else sweeps.scale(record, sweeps.SHOWN)
+        panel |= {"low": low, "high": high, "log": log}
+        for line in panel.get("lines", ()):
+            line |= {"colour": colour(line["k"]), "dash": dash(line["k"])}
+    low, high, _ = sweeps.scale(record, sweeps.SHOWN)
+    ends = [show(column, value) for value in (low, high)]
+    higher = way == "higher"
+    return {
+        "name": metric_name(column),
+        "percent": "accuracy" in column,
+        "higher": higher,
+        "ends": ends if higher else ends[::-1],
+        "panels": panels,
+    }
 
 
 # ---- diagnosis
@@ -285,9 +357,10 @@ def _clients(record: Record, k: int, several: bool) -> str:
         note += f"Each takes {low} local step{'s' if low > 1 else ''} in a round."
     else:
         ratio = max(steps["mean"]) / min(steps["mean"])
+        unlike = f"; the busiest client does {ratio:.3g} times the work of the idlest" if ratio > 1 else ""
         about = (
-            f"{low} to {high} steps in a round that it takes part in; the busiest client does {ratio:.3g} times the "
-            f"work of the idlest. Line: mean of {steps['draws']} rounds; band: lowest to highest."
+            f"{low} to {high} steps in a round that it takes part in{unlike}. "
+            f"Line: mean of {steps['draws']} rounds; band: lowest to highest."
         )
         parts.append(_plot("Local steps of each client", f"steps-{k}", "low", about))
     title = f"Clients of {html.escape(record.folder.name)}" if several else "Clients"

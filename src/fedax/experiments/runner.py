@@ -4,7 +4,7 @@ import datetime
 import math
 import platform
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,9 +36,7 @@ def execute(experiment: Experiment, folder: Path, watch: Watch | None = None) ->
         The run folder, read again. A method that diverges does not stop the others.
     """
     config = experiment.config
-    write_atomic(folder / "config.toml", toml.dumps(config))
-    write_json(folder / "about.json", _about(experiment))
-    (folder / "metrics.jsonl").touch()
+    begin(folder, config, [experiment])
     names = {method["label"]: method["name"] for method in config["methods"]}
     settings = {name: value for name, value in config["run"].items() if name != "seeds"}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
@@ -67,6 +65,18 @@ def execute(experiment: Experiment, folder: Path, watch: Watch | None = None) ->
                 )
             compiled[label] += run.compile_seconds
             write_model(folder / "models" / f"{slug(label)}-seed{seed}.safetensors", run.params)
+    return finish(folder, compiled)
+
+
+def begin(folder: Path, config: Mapping[str, Any], experiments: Sequence[Experiment]) -> None:
+    """Write what is known before the first run; ``experiments``: one, or of a sweep those of all points."""
+    write_atomic(folder / "config.toml", toml.dumps(config))
+    write_json(folder / "about.json", _about(experiments))
+    (folder / "metrics.jsonl").touch()
+
+
+def finish(folder: Path, compiled: Mapping[str, float]) -> Record:
+    """Write summary, plots and report; ``compiled``: label -> seconds of compilation."""
     record = read(folder)
     write_json(folder / "summary.json", _summary(record, compiled))
     write_plots(record)
@@ -80,7 +90,7 @@ def count_parameters(task: fedax.Task) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
 
 
-def _about(experiment: Experiment) -> dict[str, Any]:
+def _about(experiments: Sequence[Experiment]) -> dict[str, Any]:
     devices = jax.devices()
     return {
         "started": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -91,26 +101,28 @@ def _about(experiment: Experiment) -> dict[str, Any]:
             "numpy": np.__version__,
             "Python": platform.python_version(),
         },
-        "parameters": count_parameters(experiment.task),
-        "clients": _clients(experiment),
+        "parameters": count_parameters(experiments[0].task),
+        "clients": _clients(experiments),
     }
 
 
-def _clients(experiment: Experiment) -> dict[str, Any]:
-    data, classes = experiment.data, experiment.classes
+def _clients(experiments: Sequence[Experiment]) -> dict[str, Any]:
+    data, classes = experiments[0].data, experiments[0].classes
     counts = None
     if classes is not None:
         _, codes = np.unique(data.examples["y"], return_inverse=True)
         client = np.repeat(np.arange(data.num_clients), data.sizes)
         counts = np.zeros((data.num_clients, len(classes)), int)
         np.add.at(counts, (client, codes), 1)
-    steps = _steps(experiment)
+    # Of a sweep, all the kinds of work that are tried.
+    works = {(str(each.config["work"]), each.config["run"].get("batch_size")): each for each in experiments}
+    steps = np.concatenate([_steps(each) for each in works.values()])
     return {
         "sizes": data.sizes,
-        "uniform": experiment.config["data"]["weights"] == "uniform",
+        "uniform": experiments[0].config["data"]["weights"] == "uniform",
         "classes": classes,
         "counts": counts,
-        "steps": {"draws": _DRAWS, "low": steps.min(0), "mean": steps.mean(0), "high": steps.max(0)},
+        "steps": {"draws": len(steps), "low": steps.min(0), "mean": steps.mean(0), "high": steps.max(0)},
     }
 
 

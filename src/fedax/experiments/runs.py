@@ -8,7 +8,10 @@
 | models/ | the final models, one ``<label>-seed<k>.safetensors`` a run |
 | summary.json | status and final figures of every method |
 | diagnosis.json | what :mod:`fedax.experiments.diagnosis` measured, where asked |
+| sweep.json | of a sweep: the figures of every point |
 | plots/, report.html | the pictures |
+
+The configuration of a sweep has a section ``sweep``, and the rows of its metrics.jsonl tell their point.
 
 All files but metrics.jsonl, which only grows, are written whole or not at all.
 """
@@ -21,7 +24,7 @@ import re
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -44,6 +47,8 @@ class MethodRun:
         seed: of initial model, minibatches, cohorts.
         status: ``"finished"``, ``"diverged"`` or ``"unfinished"`` (the run was stopped, or still goes on).
         history: column -> [evaluations], not-a-number where a value was not finite.
+        point: of a sweep, the settings that were tried: hyper-parameters by their name, settings of other sections by
+            their path.
     """
 
     label: str
@@ -51,6 +56,42 @@ class MethodRun:
     seed: int
     status: str
     history: dict[str, np.ndarray]
+    point: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a sweep at which all seeds are over.
+
+    Attributes:
+        runs: one a seed.
+        scores: [seeds] the criterion in the end, not-a-number where the run diverged.
+    """
+
+    runs: list[MethodRun]
+    scores: np.ndarray
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """The settings that were tried."""
+        return self.runs[0].point
+
+    @property
+    def diverged(self) -> int:
+        """How many seeds diverged."""
+        return int(np.isnan(self.scores).sum())
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds that did not diverge."""
+        good = self.scores[~np.isnan(self.scores)]
+        return float(good.mean()) if good.size else math.nan
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation over the seeds that did not diverge; not-a-number if there are not two."""
+        good = self.scores[~np.isnan(self.scores)]
+        return float(good.std(ddof=1)) if good.size > 1 else math.nan
 
 
 @dataclass(frozen=True)
@@ -61,7 +102,8 @@ class Record:
         folder: where.
         config: the configuration, as in config.toml.
         about: as in about.json.
-        runs: every method with every seed that has begun, in the order of the configuration.
+        runs: every method with every seed (and of a sweep, at every point) that has begun, in the order in which they
+            began.
         diagnosis: as in diagnosis.json, one table a method; empty where there is none.
     """
 
@@ -82,8 +124,34 @@ class Record:
         return list(dict.fromkeys(run.label for run in self.runs))
 
     def of(self, label: str) -> list[MethodRun]:
-        """All seeds of one method."""
-        return [run for run in self.runs if run.label == label]
+        """All seeds of one method; of a sweep, at its best point, or where none is done, at the first."""
+        runs = [run for run in self.runs if run.label == label]
+        done = self.trials(label)
+        return done[0].runs if done else [run for run in runs if run.point == runs[0].point]
+
+    def trials(self, label: str) -> list[Trial]:
+        """The points of a sweep at which all seeds of a method are over, the best first; empty where none was asked.
+
+        Points of which a seed diverged come after all others, as in the table of :func:`fedax.sweep`.
+        """
+        sweep = self.config.get("sweep")
+        if sweep is None:
+            return []
+        points: dict[str, list[MethodRun]] = {}
+        for run in self.runs:
+            if run.label == label:
+                points.setdefault(json.dumps(run.point), []).append(run)
+        done = [
+            Trial(runs, np.array([_score(run, sweep["criterion"], sweep["last"]) for run in runs]))
+            for runs in points.values()
+            if len(runs) == len(self.config["run"]["seeds"]) and all(run.status != "unfinished" for run in runs)
+        ]
+        sign = -1 if sweep["better"] == "higher" else 1
+        return sorted(done, key=lambda trial: (math.isnan(trial.mean), trial.diverged, sign * trial.mean))
+
+
+def _score(run: MethodRun, criterion: str, last: int) -> float:
+    return math.nan if run.status == "diverged" else float(np.mean(run.history[criterion][-last:]))
 
 
 def new_folder(out: str | Path | None, name: str) -> Path:
@@ -162,10 +230,13 @@ def finite(content: Any) -> Any:
     return content
 
 
-def append_metrics(folder: Path, label: str, method: str, seed: int, row: Mapping[str, Any]) -> None:
+def append_metrics(
+    folder: Path, label: str, method: str, seed: int, row: Mapping[str, Any], point: Mapping[str, Any] | None = None
+) -> None:
     """Add one evaluation to metrics.jsonl, and see it on its way to the disk."""
     status = "ok" if math.isfinite(row["train_loss"]) else "diverged"
-    line = finite({"label": label, "method": method, "seed": seed, "status": status, **row})
+    at = {} if point is None else {"point": point}
+    line = finite({"label": label, "method": method, **at, "seed": seed, "status": status, **row})
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -241,9 +312,9 @@ def read(folder: str | Path) -> Record:
         diagnosis = json.loads(found.read_text(encoding="utf-8"))["methods"] if found.is_file() else []
     except ValueError as error:
         raise DataError(f"{folder}: config.toml or a JSON file of it cannot be read: {error}") from error
-    rows: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    rows: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for row in _lines(folder / "metrics.jsonl"):
-        rows.setdefault((row["label"], row["seed"]), []).append(row)
+        rows.setdefault((row["label"], json.dumps(row.get("point")), row["seed"]), []).append(row)
     if not rows:
         raise ConfigError("run", str(folder), "it has no evaluation yet; wait for the first, or run it again")
     runs = [_method_run(each, config["run"]["rounds"]) for each in rows.values()]
@@ -262,7 +333,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _method_run(rows: list[dict[str, Any]], rounds: int) -> MethodRun:
     first, last = rows[0], rows[-1]
-    columns = [name for name in first if name not in ("label", "method", "seed", "status")]
+    columns = [name for name in first if name not in ("label", "method", "point", "seed", "status")]
     history = {name: np.array([math.nan if row[name] is None else row[name] for row in rows]) for name in columns}
     done = "diverged" if last["status"] == "diverged" else "finished" if last["round"] == rounds else "unfinished"
-    return MethodRun(first["label"], first["method"], first["seed"], done, history)
+    return MethodRun(first["label"], first["method"], first["seed"], done, history, first.get("point", {}))

@@ -1,5 +1,6 @@
 """From the rows of single runs to what is shown: means over seeds, spreads, the best, the words for a number."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,32 +74,44 @@ class Method:
 
 
 def methods(records: Sequence[Record]) -> list[Method]:
-    """The methods of one or several run folders; of several, each label tells its folder."""
+    """The methods of one or several run folders, of sweeps at their best points; of several, labels tell the folder."""
     found = []
     for record in records:
         for settings in record.config["methods"]:
             runs = record.of(settings["label"])
             if runs:
                 label = settings["label"] if len(records) == 1 else f"{settings['label']} · {record.folder.name}"
-                found.append(Method(label, telling(settings), runs))
+                found.append(Method(label, telling(_at(settings, runs[0].point)), runs))
     return found
+
+
+def _at(settings: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
+    """A method's settings at a point of a sweep."""
+    settings = copy.deepcopy(settings)
+    for path, value in point.items():
+        table, keys = settings, path.split(".")
+        while len(keys) > 1 and isinstance(table.get(keys[0]), dict):
+            table = table[keys.pop(0)]
+        table[".".join(keys)] = value
+    return settings
 
 
 def telling(settings: dict[str, Any]) -> dict[str, Any]:
     """The hyper-parameters worth a line: numbers and schedules, and choices that are not the default."""
     default = hyperparameters(settings["name"])
     hyper = {k: v for k, v in settings.items() if k not in ("name", "label")}
-    return {k: v for k, v in hyper.items() if not isinstance(v, bool | str) or v != default[k]}
+    return {k: v for k, v in hyper.items() if not isinstance(v, bool | str) or v != default.get(k)}
 
 
 def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict[str, str]:
     """What was chosen, in a few words each.
 
     Args:
-        config: a whole configuration.
+        config: a whole configuration; of a sweep, what varies is shown with all its values.
         sizes: [N] examples of each client.
         parameters: of the model.
     """
+    config = _varied(config)
     data, run, who = config["data"], config["run"], config["participation"]
     hidden = ("name", "clients", "seed", "weights")
     dealt = f"by {data['column']}" if "column" in data else None
@@ -112,6 +125,28 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         "Local work": _settings(config["work"], "kind"),
         "Run": f"{run['rounds']} rounds, {_batch(run)}, {_seeds(run['seeds'])}",
     }
+
+
+def _varied(config: dict[str, Any]) -> dict[str, Any]:
+    config = copy.deepcopy(config)
+    for path, values in config.get("sweep", {}).get("grid", {}).items():
+        section, _, name = path.partition(".")
+        if section != "methods":
+            config[section][name] = axis(values)
+    return config
+
+
+def axis(values: Any) -> str:
+    """The values of an axis of a sweep, in words.
+
+    Example:
+        >>> axis([5, 10]), axis({"low": 0.01, "high": 1.0, "points": 3})
+        ('5 or 10', '0.01 to 1.0')
+    """
+    if isinstance(values, dict):
+        return f"{values['low']} to {values['high']}"
+    *some, last = map(short, values)
+    return f"{', '.join(some)} or {last}" if some else last
 
 
 def _settings(section: dict[str, Any], key: str, unnamed: str = "") -> str:

@@ -1,0 +1,217 @@
+"""What a sweep found, in words and as drawings: for the report, the plots and the command."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedax.experiments.runs import Record, Trial
+from fedax.experiments.summary import metric_name, short, show, show_spread, wide
+
+Panel = dict[str, Any]
+
+SHOWN = 0.75  # of the points have a colour of their own in a map; the worst ones are of no interest
+
+_BINS = 4  # of an axis with more than twice as many values, when axes are compared
+
+
+def settings(point: dict[str, Any]) -> str:
+    """A point in words.
+
+    Example:
+        >>> settings({"lr": 0.1, "work.steps": 5})
+        'lr 0.1 · work.steps 5'
+    """
+    return " · ".join(f"{name} {short(value)}" for name, value in point.items()) or "as configured"
+
+
+def score(record: Record, trial: Trial) -> str:
+    """The criterion at a point: mean and standard deviation over the seeds."""
+    column = record.config["sweep"]["criterion"]
+    if math.isnan(trial.mean):
+        return "diverged"
+    number, _, unit = show(column, trial.mean).partition(" ")
+    beside = "" if math.isnan(trial.std) else f" {show_spread(column, trial.std)}"
+    return f"{number}{beside} {unit}".strip()
+
+
+def about(record: Record) -> str:
+    """What was tried and how it is judged, as a sentence."""
+    sweep, run = record.config["sweep"], record.config["run"]
+    points = {label: len(record.trials(label)) for label in record.labels}
+    search = "grid search" if sweep["search"] == "grid" else f"random search (seed {sweep['seed']})"
+    last = "after the last round" if sweep["last"] == 1 else f"as the mean of the last {sweep['last']} evaluations"
+    seeds = f", mean ± standard deviation over {len(run['seeds'])} seeds" if len(run["seeds"]) > 1 else ""
+    judged = f"{metric_name(sweep['criterion'])} {last}{seeds}; {sweep['better']} is better."
+    return f"{sum(points.values())} points by {search}. {judged}"
+
+
+def notes(record: Record) -> list[str]:
+    """What to know before believing the best points."""
+    trials = {label: record.trials(label) for label in record.labels}
+    found = []
+    counts = {label: len(tried) for label, tried in trials.items()}
+    if len(set(counts.values())) > 1:
+        each = ", ".join(f"{label} {count}" for label, count in counts.items())
+        found.append(f"The methods had unequal numbers of points ({each}); more points find a better best.")
+    found += [
+        f"{label} diverged at every point, with one seed or more."
+        for label, tried in trials.items()
+        if tried and tried[0].diverged
+    ]
+    alike: dict[tuple[str, float, str], list[str]] = {}
+    for label, tried in trials.items():
+        for edge in edges(tried):
+            alike.setdefault(edge, []).append(label)
+    for (name, value, end), names in alike.items():
+        text = f"the best {name}, {short(value)}, is the {end} that was tried"
+        beyond = {"largest": "larger", "smallest": "smaller"}[end]
+        found.append(f"{', '.join(names)}: {text}; {beyond} ones may be better.")
+    if record.config["sweep"]["criterion"].startswith("test_"):
+        found.append("Points were chosen by held-out data: the best points' own figures on these data flatter them.")
+    return found
+
+
+def edges(trials: Sequence[Trial]) -> list[tuple[str, float, str]]:
+    """The numbers of the best point at an end of what was tried: name, value, ``"smallest"`` or ``"largest"``."""
+    if not trials or trials[0].diverged:
+        return []
+    found = []
+    for name, value in trials[0].point.items():
+        values = [trial.point[name] for trial in trials]
+        if all(map(_is_number, values)) and min(values) < max(values) and value in (min(values), max(values)):
+            found.append((name, value, "smallest" if value == min(values) else "largest"))
+    return found
+
+
+def panels(record: Record) -> list[Panel]:
+    """What to draw: of methods with one axis curves of the criterion, of others a map over two axes.
+
+    Each is a dictionary: ``kind`` (``"curve"``, ``"grid"``, ``"scatter"``), ``title``, ``note``, the axes ``x`` (and
+    ``y``) with name, values and whether they are logarithmic, and what is in it.
+    """
+    found: list[Panel] = []
+    curves: dict[str, Panel] = {}
+    for k, label in enumerate(record.labels):
+        trials = record.trials(label)
+        axes = [name for name in (trials[0].point if trials else ()) if len(_values(trials, name)) > 1]
+        if len(axes) == 1:
+            name = axes[0]
+            panel = curves.setdefault(name, {"kind": "curve", "title": name, "note": "", "lines": []})
+            panel["lines"].append(_line(label, k, trials, name))
+            if panel not in found:
+                found.append(panel)
+        elif axes:
+            found.append(_map(record, label, trials, axes))
+    for name, panel in curves.items():
+        panel["x"] = _axis(name, [x for line in panel["lines"] for x in line["x"] + line["diverged"]])
+    return found
+
+
+def scale(record: Record, share: float = 1.0) -> tuple[float, float, bool]:
+    """The lowest and highest criterion that are told apart, and whether on a logarithmic scale.
+
+    What is worse than the initial model is drawn as bad as that: one point that is far off would hide all others.
+
+    Args:
+        record: the sweep.
+        share: of the points, beginning with the best; the others are drawn alike.
+    """
+    sweep = record.config["sweep"]
+    trials = [trial for label in record.labels for trial in record.trials(label) if not trial.diverged]
+    if not trials:
+        return 0.0, 1.0, False
+    start = float(np.mean([run.history[sweep["criterion"]][0] for trial in trials for run in trial.runs]))
+    sign = -1 if sweep["better"] == "higher" else 1
+    values = np.sort([sign * trial.mean for trial in trials])
+    best, worst = float(values[0]), float(np.quantile(values, share, method="higher"))
+    if best < sign * start < worst:
+        worst = sign * start
+    low, high = sorted((sign * best, sign * worst))
+    return low, high, sweep["better"] == "lower" and 0 < 3 * low < high  # the good ones are to be told apart
+
+
+def _map(record: Record, label: str, trials: list[Trial], axes: list[str]) -> Panel:
+    """A panel over the two axes that matter most; of a grid, with the best over the others."""
+    if len(axes) > 2:
+        axes = sorted(sorted(axes, key=lambda name: -_matters(trials, name))[:2], key=axes.index)
+    x, y = axes
+    panel: Panel = {"title": label, "x": _axis(x, _values(trials, x)), "y": _axis(y, _values(trials, y))}
+    others = [name for name in trials[0].point if name not in axes and len(_values(trials, name)) > 1]
+    names = " and ".join(others)
+    if record.config["sweep"]["search"] == "random":
+        panel["note"] = f"Also varied: {names}." if others else ""
+        panel |= {"kind": "scatter", "points": [_spot(record, trial, x, y) for trial in trials]}
+        return panel
+    cells: dict[tuple[Any, Any], Panel] = {}
+    for trial in trials:  # the best first
+        spot = _spot(record, trial, x, y)
+        cells.setdefault((spot["x"], spot["y"]), spot)
+    panel["note"] = f"Each cell: the best over {names}." if others else ""
+    panel |= {"kind": "grid", "points": list(cells.values())}
+    return panel
+
+
+def _spot(record: Record, trial: Trial, x: str, y: str) -> Panel:
+    return {
+        "x": _place(trial.point[x]),
+        "y": _place(trial.point[y]),
+        "value": None if trial.diverged else trial.mean,
+        "text": "diverged" if trial.diverged else show(record.config["sweep"]["criterion"], trial.mean),
+        "about": f"{settings(trial.point)}: {score(record, trial)}",
+    }
+
+
+def _line(label: str, k: int, trials: list[Trial], name: str) -> Panel:
+    there = [trial for trial in trials if not trial.diverged]
+    if all(_is_number(trial.point[name]) for trial in there):
+        there.sort(key=lambda trial: trial.point[name])
+    return {
+        "label": label,
+        "k": k,
+        "x": [_place(trial.point[name]) for trial in there],
+        "mean": [trial.mean for trial in there],
+        "low": [float(trial.scores.min()) for trial in there],
+        "high": [float(trial.scores.max()) for trial in there],
+        "diverged": [_place(trial.point[name]) for trial in trials if trial.diverged],
+    }
+
+
+def _axis(name: str, values: list[Any]) -> Panel:
+    """An axis: numbers, on a logarithmic scale where they are wide apart, or words."""
+    places = list(dict.fromkeys(map(_place, values)))
+    numeric = all(map(_is_number, places))
+    if numeric:
+        places.sort()
+    return {"name": name, "values": places, "numeric": numeric, "log": numeric and wide(np.array(places, float))}
+
+
+def _place(value: Any) -> Any:
+    return value if _is_number(value) else short(value)
+
+
+def _values(trials: Sequence[Trial], name: str) -> list[Any]:
+    """The different values of an axis, in the order of the best point that has each."""
+    found: list[Any] = []
+    for trial in trials:
+        if trial.point[name] not in found:
+            found.append(trial.point[name])
+    return found
+
+
+def _matters(trials: Sequence[Trial], name: str) -> float:
+    """How much the best that can be reached changes along an axis."""
+    values = [trial.point[name] for trial in trials]
+    if all(map(_is_number, values)) and len(set(values)) > 2 * _BINS:
+        ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")
+        values = (ranks * _BINS // len(values)).tolist()
+    best: dict[str, float] = {}
+    for value, trial in zip(values, trials, strict=True):
+        if not trial.diverged:
+            best.setdefault(repr(value), trial.mean)  # the best first
+    return max(best.values()) - min(best.values()) if best else 0.0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,353 @@
+"""The search for good settings: every method of a configuration at the points of a grid, or at random ones.
+
+What may vary are hyper-parameters of the methods, the work, the participation and the batch size. All points have the
+same data, task, rounds and seeds: their figures can be compared.
+"""
+
+import copy
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import fedax
+from fedax.errors import ConfigError, DivergedWarning, unknown
+from fedax.experiments import sweeps, toml
+from fedax.experiments.config import (
+    SELECTORS,
+    Experiment,
+    ExperimentSection,
+    SweepSection,
+    Table,
+    build_all,
+    call,
+    check,
+    hyperparameters_of,
+    labels,
+    put,
+)
+from fedax.experiments.runner import begin, finish
+from fedax.experiments.runs import Path, Record, append_metrics, read, slug, write_atomic, write_json, write_model
+from fedax.experiments.summary import better
+
+Axis = list[Any] | fedax.Range
+Point = dict[str, Any]
+Watch = Callable[[str, Point, int, Mapping[str, Any]], None]
+
+MOST_POINTS = 1000  # of all methods together
+
+_FIXED = {
+    "data": "other data are another problem, and losses of two problems cannot be compared; sweep them one by one",
+    "task": "another task has another loss, and two losses cannot be compared; sweep them one by one",
+    "run": "all points have the same budget and measurements; of [run] only run.batch_size may vary",
+}
+_SHARED = ("work", "participation", "run")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A sweep that has passed every check.
+
+    Attributes:
+        config: the configuration with its section ``sweep``, all defaults filled in, every method at its first point.
+        points: label -> the points: hyper-parameters by their name, settings of other sections by their path.
+        experiments: label -> the experiment of each point, with this method alone.
+    """
+
+    config: Table
+    points: dict[str, list[Point]]
+    experiments: dict[str, list[Experiment]]
+
+
+def plan(config: Mapping[str, Any], grid: Mapping[str, Any] | None = None) -> Tuning:
+    """Check a configuration with a section ``sweep`` wholly, at all its points, and make all objects.
+
+    Args:
+        config: tables, as of :func:`fedax.experiments.read_toml`.
+        grid: more axes; of one that the configuration has, other values.
+
+    Raises:
+        ConfigError, DataError: as :func:`fedax.experiments.build`, of any point; and axes that cannot be.
+
+    Example:
+        >>> tuning = plan({
+        ...     "data": {"name": "digits", "clients": 4, "partition": "iid"},
+        ...     "run": {"rounds": 2, "batch_size": 32},
+        ...     "methods": [{"name": "fedavg"}, {"name": "fedprox"}],
+        ...     "sweep": {"grid": {"methods.*.lr": [0.1, 0.5], "methods.fedprox.prox": [0.01, 0.1, 1.0]}},
+        ... })
+        >>> tuning.points["fedavg"], len(tuning.points["fedprox"]), tuning.config["sweep"]["criterion"]
+        ([{'lr': 0.1}, {'lr': 0.5}], 6, 'test_loss')
+    """
+    tables = copy.deepcopy(dict(config))
+    sections = check(tables)
+    section = sections.sweep or SweepSection()
+    given = dict(_flat(section.grid)) | dict(grid or {})
+    if not given:
+        way_out = 'this is missing; add [sweep.grid] with "methods.*.lr" = [0.01, 0.1], or --grid methods.*.lr=0.01,0.1'
+        raise ConfigError("sweep.grid", None, way_out)
+    if (section.points is None) == (section.search == "random"):
+        way_out = "a grid takes all combinations; leave it out, or take search = 'random'"
+        raise ConfigError("sweep.points", section.points, way_out if section.points else "give how many to draw")
+    names = labels(sections.methods)
+    for row, label in zip(tables["methods"], names, strict=True):
+        row["label"] = label
+    spaces = _spaces(sections, names, {path: _axis(path, values) for path, values in given.items()})
+    _check_number(spaces, section.points, given)
+    points = {label: _points(label, space, section) for label, space in spaces.items()}
+    rows = dict(zip(names, tables.pop("methods"), strict=True))
+    configs = [_at(tables, rows[label], point) for label in names for point in points[label]]
+    built = iter(build_all(configs))
+    experiments = {label: [next(built) for _ in points[label]] for label in names}
+    firsts = [each[0] for each in experiments.values()]
+    resolved = firsts[0].config | {"methods": [first.config["methods"][0] for first in firsts]}
+    resolved["sweep"] = _judge(section, firsts) | {"grid": given}
+    return Tuning(resolved, points, experiments)
+
+
+def tune(tuning: Tuning, folder: Path, watch: Watch | None = None) -> tuple[Record, dict[str, Any]]:
+    """Run a sweep and fill its folder: as :func:`fedax.experiments.execute`, and sweep.json and best.toml.
+
+    Args:
+        tuning: from :func:`plan`.
+        folder: from :func:`fedax.experiments.new_folder`.
+        watch: called as ``watch(label, point, seed, row)`` with each row of the histories.
+
+    Returns:
+        The run folder, read again, and the content of sweep.json. Of the models, those of the best points are written.
+    """
+    config = tuning.config
+    begin(folder, config, [experiment for each in tuning.experiments.values() for experiment in each])
+    began, programs, compiled = time.perf_counter(), 0, {}
+    for method in config["methods"]:
+        label = method["label"]
+        found = _sweep(tuning, folder, method, watch)
+        programs += found.programs
+        compiled[label] = sum(run.compile_seconds for runs in found.runs for run in runs)
+        best = tuning.points[label].index(read(folder).trials(label)[0].point)
+        for seed, run in zip(found.seeds, found.runs[best], strict=True):
+            write_model(folder / "models" / f"{slug(label)}-seed{seed}.safetensors", run.params)
+    seconds = time.perf_counter() - began
+    record = finish(folder, compiled)
+    files = _write_best(tuning, record)
+    content = {
+        **{name: value for name, value in config["sweep"].items() if name != "grid"},
+        "programs": programs,
+        "seconds": seconds,
+        "best": files,
+        "notes": sweeps.notes(record),
+        "methods": [_table(record, label) for label in tuning.points],
+    }
+    write_json(folder / "sweep.json", content)
+    return record, content
+
+
+def _sweep(tuning: Tuning, folder: Path, method: Table, watch: Watch | None) -> fedax.Sweep:
+    """One method at all its points with all seeds."""
+    label = method["label"]
+    experiments, points = tuning.experiments[label], tuning.points[label]
+    run = tuning.config["run"]
+
+    def make(number: int) -> dict[str, Any]:
+        experiment = experiments[number]
+        return {
+            "algorithm": experiment.methods[label],
+            "work": experiment.work,
+            "participation": experiment.participation,
+            "batch_size": experiment.config["run"].get("batch_size"),
+        }
+
+    def on_row(at: dict[str, Any], seed: int, row: dict[str, Any]) -> None:
+        point = points[at["number"]]
+        append_metrics(folder, label, method["name"], seed, row, point)
+        if watch is not None:
+            watch(label, point, seed, row)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)  # the table says it
+        return fedax.sweep(
+            make,
+            [{"number": i} for i in range(len(points))],
+            experiments[0].task,
+            experiments[0].data,
+            seeds=run["seeds"],
+            callback=on_row,
+            test=experiments[0].test,
+            **{name: value for name, value in run.items() if name not in ("seeds", "batch_size")},
+        )
+
+
+def _write_best(tuning: Tuning, record: Record) -> dict[str, list[str]]:
+    """Configurations of the best points: one for all methods whose other settings agree; file -> labels."""
+    groups: dict[str, dict[str, Table]] = {}
+    for label, points in tuning.points.items():
+        best = record.trials(label)[0]
+        if best.diverged:
+            continue
+        config = tuning.experiments[label][points.index(best.point)].config
+        shared = repr([config[section] for section in _SHARED])
+        groups.setdefault(shared, {})[label] = config
+    files = {}
+    for group in groups.values():
+        name = "best.toml" if len(groups) == 1 else f"best-{slug(next(iter(group)))}.toml"
+        first = next(iter(group.values()))
+        methods = [config["methods"][0] for config in group.values()]
+        write_atomic(record.folder / name, toml.dumps(first | {"methods": methods}))
+        files[name] = list(group)
+    return files
+
+
+def _table(record: Record, label: str) -> Table:
+    rows = [
+        {"point": t.point, "mean": t.mean, "std": t.std, "diverged": t.diverged, "seeds": t.scores}
+        for t in record.trials(label)
+    ]
+    return {"label": label, "points": len(rows), "best": rows[0]["point"], "table": rows}
+
+
+# ---- points
+
+
+def _flat(grid: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Path -> values; TOML reads ``work.steps = [1, 2]`` without quotation marks as a table in a table."""
+    for key, values in grid.items():
+        if isinstance(values, Mapping) and values and "low" not in values:
+            yield from _flat(values, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", values
+
+
+def _axis(path: str, values: Any) -> Axis:
+    field = f"sweep.grid.{path}"
+    first, *rest = path.split(".")
+    if first == "methods":
+        if len(rest) < 2 or not all(rest):
+            raise ConfigError(
+                field, values, "name method and hyper-parameter, such as methods.fedavg.lr or methods.*.lr"
+            )
+        if rest[1] in ("name", "label"):
+            raise ConfigError(field, values, "list another method under [[methods]] instead")
+    elif first not in ("work", "participation") and path != "run.batch_size":
+        if first in _FIXED:
+            raise ConfigError(field, values, _FIXED[first])
+        raise unknown(field, first, ["methods", *_SHARED])
+    elif len(rest) != 1 or not rest[0]:
+        raise ConfigError(field, values, f"name one setting, such as {first}.{'steps' if first == 'work' else 'size'}")
+    if isinstance(values, Mapping) and values:
+        if not isinstance(values.get("log", True), bool):
+            raise ConfigError(f"{field}.log", values["log"], "give true or false")
+        return call(field, fedax.Range, dict(values))
+    if not isinstance(values, list) or not values:
+        raise ConfigError(field, values, "give a list of values, or {low = 0.01, high = 1.0, points = 5, log = true}")
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            raise ConfigError(field, values, f"{value!r} comes twice")
+    return values
+
+
+def _spaces(sections: ExperimentSection, names: list[str], axes: Mapping[str, Axis]) -> dict[str, dict[str, Axis]]:
+    """Label -> the axes of this method; the axis that names it is taken before that of all methods."""
+    found: dict[str, dict[str, Axis]] = {label: {} for label in names}
+    known = {label: hyperparameters_of(m, label) for label, m in zip(names, sections.methods, strict=True)}
+    # The methods' own come first; what names a method replaces what is for all.
+    ranks = {path: path.startswith("methods.") + path.startswith("methods.*.") for path in axes}
+    for path in sorted(axes, key=lambda path: -ranks[path]):
+        axis = axes[path]
+        first, who, *rest = path.split(".")
+        if first != "methods":
+            for space in found.values():
+                space[path] = axis
+            continue
+        matched = [label for label, m in zip(names, sections.methods, strict=True) if who in ("*", m.name, label)]
+        if not matched:
+            raise unknown(f"sweep.grid.{path}", who, names)
+        having = [label for label in matched if rest[0] in known[label]]
+        if not having or (who != "*" and having != matched):
+            lacking = next(label for label in matched if label not in having)
+            raise unknown(f"sweep.grid.{path}", rest[0], known[lacking])
+        for label in having:
+            found[label][".".join(rest)] = axis
+    return found
+
+
+def _size(axis: Axis) -> int:
+    return axis.points if isinstance(axis, fedax.Range) else len(axis)
+
+
+def _check_number(spaces: Mapping[str, Mapping[str, Axis]], drawn: int | None, given: Table) -> None:
+    if drawn is None:
+        number = sum(math.prod(map(_size, space.values())) for space in spaces.values())
+    else:
+        number = drawn * len(spaces)
+    if number > MOST_POINTS:
+        way_out = f"this makes {number} points of all methods together; at most {MOST_POINTS} are tried"
+        raise ConfigError("sweep.grid" if drawn is None else "sweep.points", given if drawn is None else drawn, way_out)
+
+
+def _points(label: str, space: Mapping[str, Axis], section: SweepSection) -> list[Point]:
+    if not space:
+        return [{}]
+    if section.points is None:
+        lists = {name: _values(axis) for name, axis in space.items()}
+        points: list[Point] = [{}]
+        for name, values in lists.items():
+            points = [point | {name: value} for point in points for value in values]
+        return points
+    combinations = math.prod(math.inf if isinstance(axis, fedax.Range) else len(axis) for axis in space.values())
+    if combinations < section.points:
+        way_out = f"{label} has only {combinations} combinations; search = 'grid' takes them all"
+        raise ConfigError("sweep.points", section.points, way_out)
+    drawn = section.points
+    while drawn <= 64 * section.points:
+        points = []
+        for point in fedax.random_points(space, drawn, section.seed):
+            rounded = {name: _round(value, space[name]) for name, value in point.items()}
+            if rounded not in points:
+                points.append(rounded)
+        if len(points) >= section.points:
+            return points[: section.points]
+        drawn *= 2  # the first ones stay as they are
+    raise ConfigError("sweep.points", section.points, f"the ranges of {label} are too narrow for so many points")
+
+
+def _values(axis: Axis) -> list[Any]:
+    return [_round(value, axis) for value in axis.values()] if isinstance(axis, fedax.Range) else axis
+
+
+def _round(value: Any, axis: Axis) -> Any:
+    """Four digits are enough of what is in a range, and can be copied."""
+    return min(max(float(f"{value:.4g}"), axis.low), axis.high) if isinstance(axis, fedax.Range) else value
+
+
+def _at(tables: Table, row: Table, point: Point) -> Table:
+    """The configuration of one method at one point."""
+    config = copy.deepcopy(tables | {"methods": [row]})
+    # What chooses among parameters comes before them.
+    for name in sorted(point, key=lambda name: name not in SELECTORS):
+        path = name if name.split(".")[0] in _SHARED else f"methods.*.{name}"
+        put(config, path, copy.deepcopy(point[name]))
+    return config
+
+
+def _judge(section: SweepSection, firsts: list[Experiment]) -> Table:
+    """The section's settings with their defaults: by which column points are judged, and which way."""
+    first = firsts[0]
+    run = first.config["run"]
+    columns = {"train_loss": True, "grad_norm_sq": run["grad_norm"], "density": "density" in run}
+    columns["objective"] = all("regularizer" in each.config["methods"][0] for each in firsts)
+    columns |= {f"test_{name}": first.test is not None for name in ("loss", *first.task.metrics)}
+    there = [column for column, measured in columns.items() if measured]
+    default = next(column for column in ("test_loss", "objective", "train_loss") if columns[column])
+    criterion = section.criterion or default
+    if criterion not in there:
+        raise unknown("sweep.criterion", criterion, there)
+    way = section.better or better(criterion)
+    if way is None:
+        raise ConfigError("sweep.better", None, f"the name {criterion} does not tell; give 'lower' or 'higher'")
+    evaluations = math.ceil(run["rounds"] / run.get("evaluate_every", math.ceil(run["rounds"] / 50)))
+    if section.last > evaluations:
+        raise ConfigError("sweep.last", section.last, f"there are only {evaluations} evaluations after the start")
+    drawn = {"points": section.points, "seed": section.seed} if section.search == "random" else {}
+    return {"criterion": criterion, "better": way, "last": section.last, "search": section.search, **drawn}

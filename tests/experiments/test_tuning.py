@@ -1,0 +1,385 @@
+"""Sweeps: the points of a configuration, what is found among them, the folder, the report, the command, bad input."""
+
+import copy
+import json
+import re
+import tomllib
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fedax
+from fedax.cli import app
+from fedax.errors import ConfigError
+from fedax.experiments import MethodRun, Record, build, plan, read, read_toml, summary, sweeps
+from fedax.experiments.report import render
+from fedax.experiments.runs import read_model
+
+CONFIG = """
+data = {name = "digits", clients = 3, partition = "dirichlet", alpha = 0.5}
+work = {kind = "steps", steps = 2}
+run = {rounds = 3, seeds = [3, 5], evaluate_every = 1}
+methods = [{name = "fedavg"}, {name = "fedavg", label = "a <b>", momentum = 0.5}, {name = "fedavg", label = "gone"}]
+
+[sweep]
+last = 2
+
+[sweep.grid]
+"methods.*.lr" = [0.05, 0.5, 1e38]
+"methods.gone.lr" = [1e38]
+run.batch_size = [8, 16]
+"""
+
+
+def fedax_(*arguments):
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A sweep: its folder and what was printed."""
+    here = tmp_path_factory.mktemp("sweep")
+    (here / "small.toml").write_text(CONFIG)
+    result = fedax_("sweep", str(here / "small.toml"), "--out", str(here / "run"))
+    assert result.exit_code == 1, result.output  # one method diverges wherever it is tried
+    return here / "run", result.stdout
+
+
+@pytest.fixture(scope="module")
+def record(done):
+    return read(done[0])
+
+
+@pytest.fixture(scope="module")
+def alone(record):
+    """fedavg at every point with every seed by ``simulate``: (lr, batch size) -> runs."""
+    base = build(record.config)
+    options = {"rounds": 3, "work": fedax.Steps(2), "test": base.test, "evaluate_every": 1}
+
+    def run(lr, batch_size, seed):
+        method = fedax.create("fedavg", lr=lr)
+        return fedax.simulate(method, base.task, base.data, batch_size=batch_size, seed=seed, **options)
+
+    return {(lr, batch): [run(lr, batch, seed) for seed in (3, 5)] for lr in (0.05, 0.5) for batch in (8, 16)}
+
+
+def test_the_best_is_the_best_by_single_runs(record, alone):
+    losses = {at: np.array([np.mean(run.history["test_loss"][-2:]) for run in runs]) for at, runs in alone.items()}
+    trials = record.trials("fedavg")
+    order = sorted(losses, key=lambda at: losses[at].mean())
+    assert [(t.point["lr"], t.point["run.batch_size"]) for t in trials[:4]] == order
+    for trial, at in zip(trials, order, strict=False):
+        np.testing.assert_allclose(trial.scores, losses[at], 1e-4)
+        assert trial.mean == pytest.approx(losses[at].mean(), rel=1e-4)
+        assert trial.std == pytest.approx(losses[at].std(ddof=1), rel=1e-2) and trial.diverged == 0
+    assert [(t.point["lr"], t.diverged) for t in trials[4:]] == [(1e38, 2), (1e38, 2)]
+    best, other, gone = summary.methods([record])
+    np.testing.assert_allclose(best.final("test_loss"), [run.history["test_loss"][-1] for run in alone[order[0]]], 1e-4)
+    assert best.hyper == {"lr": order[0][0], "run.batch_size": order[0][1]}
+    assert other.hyper["momentum"] == 0.5 and gone.status == "diverged"
+
+
+def test_the_models_are_those_of_the_best_point(record, alone):
+    best = record.trials("fedavg")[0].point
+    like = jax.eval_shape(build(record.config).task.init, jax.random.key(0))
+    for seed, run in zip((3, 5), alone[best["lr"], best["run.batch_size"]], strict=True):
+        model = read_model(record.folder / f"models/fedavg-seed{seed}.safetensors", like)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), model, run.params)
+    assert len(list((record.folder / "models").iterdir())) == 6
+
+
+def test_the_folder_has_the_table_and_the_best_settings(record):
+    content = json.loads((record.folder / "sweep.json").read_text())
+    assert (content["criterion"], content["better"], content["programs"]) == ("test_loss", "lower", 6)
+    assert sorted(label for labels in content["best"].values() for label in labels) == ["a <b>", "fedavg"]
+    for method in content["methods"][:2]:
+        trials = record.trials(method["label"])
+        assert method["points"] == 6 and method["best"] == trials[0].point
+        assert [row["mean"] for row in method["table"][:4]] == [trial.mean for trial in trials[:4]]
+        assert method["table"][4]["mean"] is None
+    for file, labels in content["best"].items():
+        config = build(tomllib.loads((record.folder / file).read_text())).config
+        assert [method["label"] for method in config["methods"]] == labels
+        for method in config["methods"]:
+            best = record.trials(method["label"])[0].point
+            assert (method["lr"], config["run"]["batch_size"]) == (best["lr"], best["run.batch_size"])
+    again = plan(read_toml(record.folder / "config.toml"))
+    assert again.config == record.config and len(again.points["a <b>"]) == 6
+
+
+def test_the_command_shows_the_best_points(done, record):
+    folder, printed = done
+    best = record.trials("fedavg")[0]
+    assert sweeps.settings(best.point) in printed and f"{best.mean:.4g}" in printed
+    assert "28 runs in 6 compiled programs" in printed and f"fedax run {folder}/best" in printed
+    assert f"Report: {folder}/report.html" in printed
+
+
+def test_the_report_draws_the_table_and_the_maps(record):
+    page = render([record])
+    assert page == render([read(record.folder)])
+    data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)[1])
+    first, second, third = data["sweeps"][0]["panels"]
+    assert (first["kind"], first["x"]["name"], first["y"]["name"]) == ("grid", "lr", "run.batch_size")
+    assert third["title"] == "run.batch_size" and third["lines"][0]["diverged"] == [8, 16]
+    assert first["x"]["values"] == [0.05, 0.5, 1e38] and first["y"]["values"] == [8, 16] and second["title"] == "a <b>"
+    means = {(t.point["lr"], t.point["run.batch_size"]): t.mean for t in record.trials("fedavg")}
+    for cell in first["points"]:
+        assert cell["value"] == (None if cell["x"] == 1e38 else means[cell["x"], cell["y"]])
+    assert page.count("<details>") == 3 and "a &lt;b&gt;: lr" in page and "the best of 6 points" in page
+    assert page.count('<td data-name="Diverged seeds">2</td>') == 6
+    assert data["series"][0]["values"]["test_loss"]["mean"][-1] == pytest.approx(
+        np.mean([run.history["test_loss"][-1] for run in record.trials("fedavg")[0].runs]), rel=1e-5
+    )
+    assert {path.name for path in (record.folder / "plots").iterdir()} >= {"sweep-fedavg.png", "sweep-a-b.png"}
+    assert render([record, record]).count("Sweep of run") == 2
+
+
+def test_a_sweep_that_was_stopped_has_its_finished_points(record, tmp_path):
+    lines = (record.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for name in ("config.toml", "about.json"):
+        (tmp_path / name).write_bytes((record.folder / name).read_bytes())
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[: len(lines) // 3]))
+    part = read(tmp_path)
+    trials = part.trials("fedavg")
+    assert 0 < len(trials) < 6 and part.trials("a <b>") == []
+    assert trials[0].point == min((t.point for t in trials), key=lambda p: [t.mean for t in trials if t.point == p])
+    assert "Sweep" in render([part])
+    (tmp_path / "metrics.jsonl").write_text(lines[0])
+    assert read(tmp_path).trials("fedavg") == [] and "stopped at round 0" in render([read(tmp_path)])
+
+
+def test_run_leaves_the_sweep_aside_and_diagnose_refuses_one(done, tmp_path):
+    (tmp_path / "small.toml").write_text(CONFIG)
+    config = build(read_toml(tmp_path / "small.toml")).config
+    assert "sweep" not in config and "batch_size" not in config["run"]
+    result = fedax_("diagnose", str(done[0]))
+    assert result.exit_code == 2 and "best.toml" in result.stderr
+
+
+# ---- points
+
+
+BASE = {
+    "data": {"name": "digits", "clients": 4, "partition": "iid"},
+    "work": {"kind": "epochs", "epochs": 1},
+    "run": {"rounds": 4, "batch_size": 16},
+    "methods": [{"name": "fedavg"}, {"name": "fedavg-m", "label": "mine"}, {"name": "fedprox", "prox": 0.01}],
+}
+
+
+def planned(grid, **changes):
+    sweep = changes.pop("sweep", {})
+    return plan(copy.deepcopy(BASE) | changes | {"sweep": {"grid": grid, **sweep}})
+
+
+def test_axes_go_where_they_belong():
+    grid = {
+        "work": {"steps": [1, 2], "kind": ["steps"]},
+        "methods.*.lr": [0.1, 0.2],
+        "methods.fedavg-m.lr": [0.3],
+        "methods.*.beta": {"low": 0.1, "high": 0.4, "points": 3},
+    }
+    tuning = planned(grid)
+    points = tuning.points
+    assert points["fedavg"] == [
+        {"lr": lr, "work.steps": steps, "work.kind": "steps"} for lr in (0.1, 0.2) for steps in (1, 2)
+    ]
+    assert len(points["mine"]) == 6 and {p["lr"] for p in points["mine"]} == {0.3}
+    assert {p["beta"] for p in points["mine"]} == {0.1, 0.2, 0.4}
+    for label, each in tuning.experiments.items():
+        for point, experiment in zip(points[label], each, strict=True):
+            assert list(experiment.methods) == [label] and experiment.work.fixed == point["work.steps"]
+            assert experiment.config["methods"][0]["lr"] == point["lr"] and experiment.data is each[0].data
+    assert tuning.config["sweep"] == {
+        "criterion": "test_loss", "better": "lower", "last": 1, "search": "grid",
+        "grid": {"work.steps": [1, 2], "work.kind": ["steps"], **{k: v for k, v in grid.items() if k != "work"}},
+    }  # fmt: skip
+
+
+def test_random_points_are_as_many_for_each_method_and_all_different():
+    grid = {"methods.*.lr": {"low": 0.01, "high": 1.0}, "methods.mine.beta": [0.1, 0.2], "run.batch_size": [8, 16]}
+    found = [planned(grid, sweep={"search": "random", "points": 30, "seed": seed}).points for seed in (7, 7, 8)]
+    assert found[0] == found[1] != found[2]
+    for label, points in found[0].items():
+        assert len(points) == 30 and all(point not in points[:i] for i, point in enumerate(points))
+        assert all(0.01 <= point["lr"] <= 1 for point in points) and ("beta" in points[0]) == (label == "mine")
+    few = planned({"methods.*.lr": [0.1, 0.2, 0.3]}, sweep={"search": "random", "points": 3})
+    assert sorted(point["lr"] for point in few.points["fedavg"]) == [0.1, 0.2, 0.3]
+
+
+def test_the_criterion_and_its_direction():
+    grid = {"methods.*.lr": [0.1, 0.2]}
+    sweep = planned(grid, sweep={"criterion": "test_accuracy"}).config["sweep"]
+    assert sweep["better"] == "higher"
+    quadratics = {"data": {"name": "quadratics", "clients": 3, "dimension": 2}, "run": {"rounds": 2, "density": 0.1}}
+    assert planned(grid, **quadratics).config["sweep"]["criterion"] == "train_loss"
+    given = {"criterion": "density", "better": "lower"}
+    assert planned(grid, **quadratics, sweep=given).config["sweep"]["better"] == "lower"
+    psi = [{"name": "fedavg", "regularizer": {"name": "l1", "weight": 0.1}}]
+    assert planned(grid, **quadratics, methods=psi).config["sweep"]["criterion"] == "objective"
+
+
+@pytest.mark.parametrize(
+    ("grid", "sweep", "message"),
+    [
+        ({}, {}, "sweep.grid = None"),
+        ({"methods.*.lr": []}, {}, "sweep.grid.methods.*.lr = []"),
+        ({"methods.*.lr": 0.1}, {}, "sweep.grid.methods.*.lr = 0.1"),
+        ({"methods.*.lr": {}}, {}, "sweep.grid.methods.*.lr = {}"),
+        ({"methods.*.lr": [0.1, 0.1]}, {}, "comes twice"),
+        ({"methods.*.lr": [0.1, -1]}, {}, "methods.fedavg.lr = -1"),
+        ({"methods.*.lrr": [0.1]}, {}, "did you mean 'lr'"),
+        ({"methods.fedavg.beta": [0.1]}, {}, "sweep.grid.methods.fedavg.beta = 'beta'"),
+        ({"methods.fedavgg.lr": [0.1]}, {}, "did you mean 'fedavg'"),
+        ({"methods.fedavg": [0.1]}, {}, "name method and hyper-parameter"),
+        ({"methods.fedavg.name": ["fedprox"]}, {}, "[[methods]]"),
+        ({"methods.*.lr": {"low": 0, "high": 1}}, {}, "sweep.grid.methods.*.lr.low = 0"),
+        ({"methods.*.lr": {"low": 1, "high": 1}}, {}, "sweep.grid.methods.*.lr.high = 1"),
+        ({"methods.*.lr": {"low": 0.1, "high": 1, "points": 1}}, {}, "sweep.grid.methods.*.lr.points = 1"),
+        ({"methods.*.lr": {"low": 0.1, "high": 1, "log": "no"}}, {}, "sweep.grid.methods.*.lr.log = 'no'"),
+        ({"methods.*.lr": {"low": 0.1, "hihg": 1}}, {}, "did you mean 'high'"),
+        ({"methods.*.lr": {"low": 0.1, "high": 1, "points": 10**9}}, {}, "3000000000 points"),
+        ({"methods.*.lr": {"low": 0.1, "high": 1}}, {"search": "random", "points": 334}, "1002 points"),
+        ({"methods.*.lr": {"low": 0.1, "high": 1}}, {"search": "random", "points": 0}, "sweep.points = 0"),
+        ({"methods.*.lr": {"low": 0.1, "high": 1}}, {"search": "random"}, "sweep.points = None"),
+        ({"methods.*.lr": [0.1]}, {"points": 3}, "sweep.points = 3"),
+        ({"methods.*.lr": [0.1]}, {"search": "random", "points": 2}, "only 1 combinations"),
+        ({"methods.*.lr": {"low": 1, "high": 1.00001}}, {"search": "random", "points": 9}, "too narrow"),
+        ({"methods.*.lr": [0.1]}, {"search": "optuna"}, "sweep.search = 'optuna'"),
+        ({"methods.*.lr": [0.1]}, {"seeds": 3}, "did you mean 'seed'"),
+        ({"methods.*.lr": [0.1]}, {"criterion": "accuracy"}, "did you mean 'test_accuracy'"),
+        ({"methods.*.lr": [0.1]}, {"last": 9}, "sweep.last = 9"),
+        ({"data.alpha": [0.1]}, {}, "another problem"),
+        ({"task.l2": [0.1]}, {}, "another task"),
+        ({"run.rounds": [1, 2]}, {}, "same budget"),
+        ({"work.stepps": [1, 2]}, {}, "work.stepps"),
+        ({"work": [1, 2]}, {}, "name one setting"),
+        ({"run.batch_size": [8, 0]}, {}, "run.batch_size = 0"),
+        ({"participation.kind": ["uniform"], "participation.size": [2, 9]}, {}, "participation.size = 9"),
+        ({"mehtods.*.lr": [1]}, {}, "did you mean 'methods'"),
+    ],
+)
+def test_bad_input_is_named_before_anything_runs(grid, sweep, message, monkeypatch):
+    monkeypatch.setattr(fedax, "sweep", None)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        planned(grid, sweep=sweep)
+
+
+def test_a_criterion_whose_name_does_not_tell_wants_a_direction():
+    with pytest.raises(ConfigError, match=r"sweep\.better"):
+        planned(
+            {"methods.*.lr": [0.1]}, run={"rounds": 2, "batch_size": 8, "density": 0.1}, sweep={"criterion": "density"}
+        )
+
+
+def test_the_command_takes_axes_and_refuses_bad_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    monkeypatch.setattr("fedax.experiments.plan", lambda tables, grid: seen.append(grid) or plan(tables, grid))
+    (tmp_path / "small.toml").write_text(CONFIG.partition("[sweep]")[0])
+    axes = ["methods.*.lr=0.01, 0.1", "methods.*.momentum = 0.5", "run.batch_size=[8]", "work.kind=steps,epochs",
+            "methods.*.prox={low = 0.1, high = 1.0}", "task.l2=1"]  # fmt: skip
+    result = fedax_("sweep", "small.toml", *(part for axis in axes for part in ("--grid", axis)))
+    assert result.exit_code == 2 and "sweep.grid.task.l2 = [1]" in result.stderr and result.stderr.count("\n") == 1
+    assert seen == [
+        {"methods.*.lr": [0.01, 0.1], "methods.*.momentum": [0.5], "run.batch_size": [8],
+         "work.kind": ["steps", "epochs"], "methods.*.prox": {"low": 0.1, "high": 1.0}, "task.l2": [1]}
+    ]  # fmt: skip
+    assert "fedax sweep experiment.toml" in fedax_("sweep", "--help").stdout
+    for arguments, message in ([["--grid", "lr"], "give KEY=VALUES"], [[], "sweep.grid = None"]):
+        result = fedax_("sweep", "small.toml", *arguments)
+        assert result.exit_code == 2 and message in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
+
+
+# ---- what is found
+
+
+def made(folder, scores, better="lower", search="grid", seeds=1):
+    """The record of a sweep; ``scores``: label -> pairs of a point and its final losses, one a seed."""
+    runs = []
+    for label, points in scores.items():
+        for point, losses in points:
+            for seed, loss in enumerate(losses):
+                status = "diverged" if np.isnan(loss) else "finished"
+                runs.append(MethodRun(label, "fedavg", seed, status, {"test_loss": np.array([2.0, loss])}, point))
+    sweep = {"criterion": "test_loss", "better": better, "last": 1, "search": search, "seed": 0}
+    return Record(folder, {"run": {"seeds": list(range(seeds))}, "sweep": sweep}, {}, runs, [])
+
+
+NAN = float("nan")
+
+
+def test_the_order_of_points_is_that_of_the_engine(tmp_path):
+    losses = [[0.3, 0.5], [0.1, NAN], [0.2, 0.4], [NAN, NAN], [0.1, 0.9]]
+    scores = [({"lr": i}, each) for i, each in enumerate(losses)]
+    for better in ("lower", "higher"):
+        record = made(tmp_path, {"m": scores}, better=better, seeds=2)
+        found = fedax.Sweep(
+            [point for point, _ in scores], [0, 1], [record.runs[2 * i : 2 * i + 2] for i in range(5)], 1
+        )
+        rows = found.table("test_loss", higher=better == "higher")
+        assert [trial.point["lr"] for trial in record.trials("m")] == [row["lr"] for row in rows]
+        for trial, row in zip(record.trials("m"), rows, strict=True):
+            np.testing.assert_array_equal(
+                [trial.mean, trial.std, trial.diverged], [row["mean"], row["std"], row["diverged"]]
+            )
+
+
+def test_the_edge_of_an_axis_and_unequal_numbers_are_told(tmp_path):
+    inner = [({"lr": lr, "kind": kind}, [loss]) for lr, kind, loss in [(0.1, "a", 1), (0.5, "b", 0.2), (1.0, "a", NAN)]]
+    edge = [({"lr": lr, "one": 1}, [loss]) for lr, loss in [(0.1, 1), (0.5, 0.5), (1.0, 0.4), (0.7, 0.6)]]
+    record = made(tmp_path, {"inner": inner, "edge": edge, "gone": [({"lr": 1.0}, [NAN])]})
+    assert sweeps.edges(record.trials("inner")) == []
+    assert sweeps.edges(record.trials("edge")) == [("lr", 1.0, "largest")]
+    assert sweeps.edges(made(tmp_path, {"m": edge}, better="higher").trials("m")) == [("lr", 0.1, "smallest")]
+    told = sweeps.notes(record)
+    assert "(inner 3, edge 4, gone 1)" in told[0] and told[1].startswith("gone diverged at every point")
+    assert told[2] == "edge: the best lr, 1.0, is the largest that was tried; larger ones may be better."
+    assert "held-out" in told[3] and len(told) == 4
+
+
+def test_a_map_has_the_two_axes_that_matter_and_the_best_over_the_others(tmp_path):
+    loss = lambda lr, beta, k: 1 + np.log10(lr) ** 2 + 0.5 * abs(beta - 0.5) + 0.001 * k  # noqa: E731
+    scores = [
+        ({"k": k, "lr": lr, "beta": beta}, [loss(lr, beta, k)])
+        for k in (1, 2)
+        for lr in (0.1, 1.0, 10.0)
+        for beta in (0.2, 0.5)
+    ]
+    record = made(tmp_path, {"m": scores})
+    (panel,) = sweeps.panels(record)
+    assert (panel["kind"], panel["x"]["name"], panel["y"]["name"]) == ("grid", "lr", "beta")
+    assert panel["x"] == {"name": "lr", "values": [0.1, 1.0, 10.0], "numeric": True, "log": True}
+    assert panel["note"] == "Each cell: the best over k." and len(panel["points"]) == 6
+    assert {(p["x"], p["y"]): p["value"] for p in panel["points"]} == {
+        (lr, beta): loss(lr, beta, 1) for lr in (0.1, 1.0, 10.0) for beta in (0.2, 0.5)
+    }
+    assert panel["points"][0]["x"] == 1.0 and panel["points"][0]["y"] == 0.5
+    (panel,) = sweeps.panels(made(tmp_path, {"m": scores}, search="random"))
+    assert panel["kind"] == "scatter" and len(panel["points"]) == 12 and panel["note"] == "Also varied: k."
+
+
+def test_methods_with_one_axis_share_a_drawing(tmp_path):
+    a = [({"lr": lr, "steps": 3}, [loss, loss + 1]) for lr, loss in [(1.0, 0.3), (0.01, 0.8), (0.1, 0.5), (9.0, NAN)]]
+    record = made(
+        tmp_path, {"a": a, "b": [({"lr": 0.2}, [1.0, 1.0]), ({"lr": 0.1}, [1.5, 1.5])], "c": [({}, [1, 1])]}, seeds=2
+    )
+    (panel,) = sweeps.panels(record)
+    first, second = panel["lines"]
+    assert panel["title"] == "lr" and panel["x"]["log"] and (second["label"], second["x"]) == ("b", [0.1, 0.2])
+    assert first["x"] == [0.01, 0.1, 1.0] and first["diverged"] == [9.0]
+    assert panel["x"]["values"] == [0.01, 0.1, 0.2, 1.0, 9.0]
+    assert (first["mean"], first["low"], first["high"]) == ([1.3, 1.0, 0.8], [0.8, 0.5, 0.3], [1.8, 1.5, 1.3])
+
+
+def test_the_scale_ends_at_the_initial_model(tmp_path):
+    scores = [({"lr": lr}, [loss]) for lr, loss in enumerate([0.1, 0.2, 0.4, 1e9, NAN])]
+    assert sweeps.scale(made(tmp_path, {"m": scores})) == (0.1, 2.0, True)
+    assert sweeps.scale(made(tmp_path, {"m": scores}), 0.6) == (0.1, 0.4, True)
+    assert sweeps.scale(made(tmp_path, {"m": scores}, better="higher")) == (2.0, 1e9, False)
+    assert sweeps.scale(made(tmp_path, {"m": scores[:2]})) == (0.1, 0.2, False)
+    assert sweeps.scale(made(tmp_path, {"m": scores[4:]})) == (0.0, 1.0, False)
