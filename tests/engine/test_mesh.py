@@ -74,6 +74,22 @@ def test_large_evaluations_are_shared_out():
 
 
 @FOUR
+def test_models_that_are_indexed():
+    """A table of embeddings is gathered from, in the clients' work and in evaluation."""
+    task = fedax.Task(
+        lambda key: {"table": jax.numpy.linspace(0, 1, 12).reshape(4, 3)},
+        lambda params, batch, key: (params["table"][batch["word"]].sum(1) - batch["y"]) ** 2,
+    )
+    rng = np.random.default_rng(0)
+    examples = {"word": rng.integers(0, 4, 9000), "y": rng.normal(size=9000)}
+    data = fedax.FederatedData(examples, [4000, 3000, 2000])
+    options = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 4, "grad_norm": True, "test": examples}
+    one, two = (fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, mesh=mesh(n), **options) for n in (1, 2))
+    for column in ("train_loss", "grad_norm_sq", "test_loss"):
+        np.testing.assert_allclose(two.history[column], one.history[column], 1e-5)
+
+
+@FOUR
 def test_a_sweep_on_a_mesh():
     options = {"rounds": 3, "work": UNEQUAL, "batch_size": 2, "participation": fedax.Uniform(3), "seeds": 2}
     make = lambda lr: fedax.create("scaffold", lr=lr)  # noqa: E731

@@ -66,18 +66,22 @@ def columns(task: Task, found: Mapping[str, Any]) -> list[str]:
 
 def _train(task: Task, model: Vector, fed: Federation, grad_norm: bool, mesh: Mesh | None) -> dict[str, Any]:
     """F(x) and, where asked, ‖∇F(x)‖², over all data."""
-    n = jax.tree.leaves(fed.examples)[0].shape[0]
-    # Each example's share of F: p_i / n_i.
-    share = jnp.repeat(fed.weights / fed.sizes, fed.sizes, total_repeat_length=n)
+
+    def weigh(around: Any, rows: Any) -> Any:
+        """What examples count in F, p_i/n_i."""
+        _, ends, each = around
+        return each[jnp.searchsorted(ends, rows, side="right")]
 
     def objective(tree: Any, batch: Any, weights: Any) -> Any:
         losses = task.loss(tree, batch, None)
         return jnp.sum(jnp.where(weights > 0, losses, 0) * weights.astype(losses.dtype))  # where: 0 · NaN is NaN
 
+    around = (model.tree, fed.offsets + fed.sizes, fed.weights / fed.sizes)
+    function = jax.value_and_grad(objective) if grad_norm else objective
+    found = _sum(lambda around, batch, w: function(around[0], batch, w), weigh, around, fed.examples, mesh)
     if not grad_norm:
-        return {"train_loss": _sum(lambda batch, w: objective(model.tree, batch, w), fed.examples, share, mesh)}
-    both = lambda batch, w: jax.value_and_grad(objective)(model.tree, batch, w)  # noqa: E731
-    loss, gradient = _sum(both, fed.examples, share, mesh)
+        return {"train_loss": found}
+    loss, gradient = found
     return {"train_loss": loss, "grad_norm_sq": Vector(gradient).dot(Vector(gradient))}
 
 
@@ -85,43 +89,43 @@ def _test(task: Task, model: Vector, test: Any, mesh: Mesh | None) -> dict[str, 
     """Means over held-out data, ``loss`` and the task's metrics."""
     n = jax.tree.leaves(test)[0].shape[0]
 
-    def values(batch: Any, weights: Any) -> Any:
-        columns = {"loss": task.loss(model.tree, batch, None)}
-        columns |= {name: metric(model.tree, batch) for name, metric in task.metrics.items()}
+    def values(tree: Any, batch: Any, weights: Any) -> Any:
+        columns = {"loss": task.loss(tree, batch, None)}
+        columns |= {name: metric(tree, batch) for name, metric in task.metrics.items()}
         return {name: jnp.sum(jnp.where(weights > 0, v * weights, 0)) for name, v in columns.items()}
 
-    return _sum(values, test, jnp.full(n, 1 / n), mesh)
+    return _sum(values, lambda _, rows: jnp.full(rows.shape, 1 / n), model.tree, test, mesh)
 
 
-def _sum(f: Callable[[Any, Any], Any], examples: Any, weights: Any, mesh: Mesh | None) -> Any:
-    """Σ over blocks of ``f(block of examples, block of weights)``; rows beyond the end have weight 0.
+def _sum(f: Callable[..., Any], weigh: Callable[..., Any], around: Any, examples: Any, mesh: Mesh | None) -> Any:
+    """Σ over blocks of ``f(around, block of examples, their weights)``; rows beyond the end have weight 0.
 
-    With a mesh, every device has all examples and takes its share of the blocks.
+    ``weigh(around, rows)`` gives weights. With a mesh, every device has everything and takes its share of the blocks.
     """
     leaves = jax.tree.leaves(examples)
     n = leaves[0].shape[0]
     widest = max(int(np.prod(leaf.shape[1:])) for leaf in leaves)
     block = min(n, max(16, min(4096, _BLOCK_ELEMENTS // max(widest, 1))))
     if block == n:
-        return f(examples, weights)
+        return f(around, examples, weigh(around, jnp.arange(n)))
     blocks = -(-n // block)
 
-    def some(first: Any, step: int, examples: Any, weights: Any) -> Any:
+    def some(first: Any, step: int, around: Any, examples: Any) -> Any:
         def part(i: Any) -> Any:
             rows = i * block + jnp.arange(block)
-            there = rows < n
-            known = jnp.where(there, rows, 0)
-            return f(jax.tree.map(lambda leaf: leaf[known], examples), jnp.where(there, weights[known], 0))
+            known = jnp.minimum(rows, n - 1)
+            weights = jnp.where(rows < n, weigh(around, known), 0)
+            return f(around, jax.tree.map(lambda leaf: leaf[known], examples), weights)
 
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
         add = lambda i, total: jax.tree.map(jnp.add, total, part(first + i * step))  # noqa: E731
         return jax.lax.fori_loop(0, -(-blocks // step), add, zero)
 
     if mesh is None:
-        return some(0, 1, examples, weights)
+        return some(0, 1, around, examples)
     (axis,) = mesh.axis_names
 
-    def share(examples: Any, weights: Any) -> Any:
-        return jax.lax.psum(some(jax.lax.axis_index(axis), mesh.size, examples, weights), axis)
+    def share(around: Any, examples: Any) -> Any:
+        return jax.lax.psum(some(jax.lax.axis_index(axis), mesh.size, around, examples), axis)
 
-    return jax.shard_map(share, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(examples, weights)
+    return jax.shard_map(share, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(around, examples)
