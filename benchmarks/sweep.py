@@ -18,7 +18,7 @@ def make(lr: float, beta: float) -> fedax.Algorithm:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     rng = np.random.default_rng(0)
