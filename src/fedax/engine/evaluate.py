@@ -29,7 +29,7 @@ def figures(
     grad_norm: bool,
     mesh: Mesh | None,
 ) -> dict[str, Any]:
-    """What is measured of the model after ``index`` rounds: numbers by column, to be put in order by :func:`columns`.
+    """What is measured of the model after ``index`` rounds: numbers by column, of which :func:`rows` makes rows.
 
     ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
     asked; ``test_loss`` and ``test_<metric>`` of held-out data.
@@ -42,8 +42,7 @@ def figures(
     if (penalty := method.penalty(model)) is not None:
         found["objective"] = found["train_loss"] + penalty
     if density is not None:
-        above = sum(jnp.sum(jnp.abs(leaf) > density) for leaf in jax.tree.leaves(model.tree))
-        found["density"] = above / model.size
+        found["density"] = sum(jnp.sum(jnp.abs(leaf) > density) for leaf in jax.tree.leaves(model.tree))
     return found
 
 
@@ -55,13 +54,18 @@ def measured(job: Any, server: Any, index: int) -> list[dict[str, Any]]:
     task = job.plan.task
     asked = {"task": task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
     found = _figures(job.hyper[0], server, index, job.fed, job.test, job.density, **asked)
-    return [{name: float(found[name]) for name in columns(task, found)}]
+    return rows(task, found, job.x.size)
 
 
-def columns(task: Task, found: Mapping[str, Any]) -> list[str]:
-    """The columns in the order of a row; what a compiled function returns is sorted by name."""
+def rows(task: Task, found: Mapping[str, Any], size: int) -> list[dict[str, Any]]:
+    """The rows of one job, or of several whose figures have an axis; ``size``: of the model.
+
+    What a compiled function returns is sorted by name, and density a count.
+    """
     tests = ("test_loss", *(f"test_{name}" for name in task.metrics))
-    return [name for name in ("train_loss", "grad_norm_sq", *tests, "objective", "density") if name in found]
+    names = [name for name in ("train_loss", "grad_norm_sq", *tests, "objective", "density") if name in found]
+    columns = [np.ravel(np.asarray(found[name], float) / (size if name == "density" else 1)).tolist() for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _train(task: Task, model: Vector, fed: Federation, grad_norm: bool, mesh: Mesh | None) -> dict[str, Any]:

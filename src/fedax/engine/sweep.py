@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedax.data.federated import FederatedData
-from fedax.engine.evaluate import columns, figures
+from fedax.engine.evaluate import figures, rows
 from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.round import Plan, State, Tally, prepare
 from fedax.engine.simulate import Run, drive, some_rounds
@@ -134,14 +134,14 @@ class Sweep:
         scores = self.scores(criterion, last)
         if higher is None:
             higher = isinstance(criterion, str) and "accuracy" in criterion
-        rows = []
+        found = []
         for point, values in zip(self.points, scores, strict=True):
             good = values[~np.isnan(values)]
             mean = float(good.mean()) if good.size else math.nan
             std = float(good.std(ddof=1)) if good.size > 1 else math.nan
-            rows.append(point | {"mean": mean, "std": std, "diverged": int(np.isnan(values).sum())})
+            found.append(point | {"mean": mean, "std": std, "diverged": int(np.isnan(values).sum())})
         key = lambda row: (row["diverged"], -row["mean"] if higher else row["mean"])  # noqa: E731
-        return sorted(rows, key=lambda row: (math.isnan(row["mean"]), *key(row)))
+        return sorted(found, key=lambda row: (math.isnan(row["mean"]), *key(row)))
 
     def best(
         self, criterion: str | Callable[[Run], float] = "train_loss", *, higher: bool | None = None, last: int = 1
@@ -227,8 +227,8 @@ def sweep(
                 i, k = places[which]
                 callback(dict(points[i]), chosen[k], row)
 
-        rows = [[jobs[i][k] for i in block.points] for k in block.seeds]
-        runs |= dict(zip(places, drive(alone(flat[0]) if len(flat) == 1 else _Lanes(rows), flat, watch), strict=True))
+        lanes = [[jobs[i][k] for i in block.points] for k in block.seeds]
+        runs |= dict(zip(places, drive(alone(flat[0]) if len(flat) == 1 else _Lanes(lanes), flat, watch), strict=True))
         programs += block.new
     return Sweep(points, chosen, [[runs[i, k] for k in range(len(chosen))] for i in range(len(points))], programs)
 
@@ -405,9 +405,7 @@ class _Lanes:
                 grad_norm=grad_norm, **self.static,
             )
         )  # fmt: skip
-        names = columns(self.task, found)
-        values = np.stack([np.asarray(found[name], float) for name in names], axis=1)
-        return [dict(zip(names, row, strict=True)) for row in values.tolist()]
+        return rows(self.task, found, self.jobs[0][0].x.size)
 
     def outcome(self, state: State, index: int, which: int) -> tuple[None, Any]:
         seed, point = divmod(which, self.points)
