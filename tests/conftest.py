@@ -13,6 +13,15 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; small runs take one
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _room_for_programs():
+    """Every compiled program has memory maps, of which Linux allows a process 65,530; beyond, compiling crashes."""
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
+        jax.clear_caches()
+    yield
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> pathlib.Path:
     """The folder of the big data sets; tests that need it skip where FEDAX_DATA does not name one."""
