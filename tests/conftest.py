@@ -1,5 +1,6 @@
 """Strict by default: no silent broadcasting between ranks; the big data sets only where they are."""
 
+import itertools
 import os
 import pathlib
 
@@ -13,11 +14,13 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; small runs take one
 
 
-@pytest.fixture(scope="module", autouse=True)
+_MAPS, _TESTS = pathlib.Path("/proc/self/maps"), itertools.count()
+
+
+@pytest.fixture(autouse=True)
 def _room_for_programs():
     """Every compiled program has memory maps, of which Linux allows a process 65,530; beyond, compiling crashes."""
-    maps = pathlib.Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
+    if next(_TESTS) % 25 == 0 and _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > 40_000:
         jax.clear_caches()
     yield
 
