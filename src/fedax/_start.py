@@ -30,7 +30,8 @@ def cores_as_devices() -> None:
 def keep_compiled() -> None:
     """Keep what XLA compiles for the next process: in JAX_COMPILATION_CACHE_DIR, or else in the user's cache.
 
-    JAX needs ``filelock`` to bound the folder's size. The folder's name has the processor's features in it: machines that share a home do not run each other's programs.
+    JAX needs ``filelock`` to bound the folder's size. The folder's name has the processor's features in it: machines
+    that share a home do not run each other's programs.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ or "jax" in sys.modules:
         return
