@@ -182,6 +182,7 @@ def compilations():
 def test_other_numbers_compile_nothing(compilations):
     method = lambda **hyper: fedax.create("fedprox", **({"lr": 0.05, "prox": 0.5, "server_lr": 0.9} | hyper))  # noqa: E731
     run(method(), rounds=5)
+    run(method(), params={"w": np.zeros(3), "b": 1.0})  # given models are copied by small programs of their own
     assert compilations() > 0
     for change in (
         {"seed": 9},
