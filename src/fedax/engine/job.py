@@ -23,7 +23,7 @@ from fedax.tasks.task import Task
 from fedax.vector import Vector
 from fedax.work import Epochs, Work
 
-_LARGE = 2**16  # parameters of a model that fills a CPU's cores by itself
+_LARGE = 2**16  # parameters of a model that keeps a core busy by itself
 _START = 3  # clients' worth of work that starting the operations of a local step costs on a CPU
 
 
@@ -89,6 +89,8 @@ def make_job(
     ``shared``: of several jobs, so that what they have in common is checked and made once.
     """
     shared = {} if shared is None else shared
+    # What is shared is named by identity, which another object may have once these are gone.
+    shared.setdefault("alive", []).append((task, data, test, params))
     work = Epochs(1) if work is None else work
     participation = Full() if participation is None else participation
     _check(algorithm, task, data, rounds, work, participation, until)
@@ -249,7 +251,7 @@ def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
     """How many clients run side by side.
 
     Small models are bound by the cost of starting an operation, and gain from wide ones; a large or a convolutional
-    model fills the cores by itself and gains from staying in the cache. A chunk takes as many steps as its slowest
+    model keeps a core busy by itself and gains from staying in the cache. A chunk takes as many steps as its slowest
     client, so where clients take unequal steps a narrower chunk wastes less: the width is the one that would take a
     cohort of usual clients the least time, if starting the operations of a step costs as much as ``_START`` clients'
     share of them.
@@ -257,12 +259,20 @@ def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
     """
     if jax.default_backend() != "cpu":
         return max(1, min(places, 2**28 // max(1, x.size)))
-    if x.size >= _LARGE or any(leaf.ndim >= 4 for leaf in jax.tree.leaves(x)):  # a kernel has four axes
+    if not is_small(x):
         return 1
     slowest_first = np.sort(usual_steps)[::-1]
     cohort = slowest_first[np.linspace(0, len(slowest_first) - 1, places).round().astype(int)]
     widths = [min(places, 2**k) for k in range(math.ceil(math.log2(places)) + 1)]
     return min(widths, key=lambda width: cohort[::width].sum() * (_START + width))
+
+
+def is_small(x: Any) -> bool:
+    """Whether a model, or its shapes, gains on a CPU from others that run beside it."""
+    leaves = jax.tree.leaves(x)
+    return sum(leaf.size for leaf in leaves) < _LARGE and all(
+        leaf.ndim < 4 for leaf in leaves
+    )  # a kernel has four axes
 
 
 def _federation(data: FederatedData) -> Federation:

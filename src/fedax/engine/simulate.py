@@ -249,7 +249,7 @@ class Alone:
         return _prepare(*job.hyper[:2], job.fed, job.key, job.x, job.plan)
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        return _advance(*self.job.hyper, self.job.fed, self.job.key, state, start, stop, self.job.plan)
+        return _advance(self.job.hyper, self.job.fed, self.job.key, state, start, stop, self.job.plan)
 
     def measure(self, state: State, index: int) -> list[dict[str, Any]]:
         return measured(self.job, state.server, index)
@@ -263,42 +263,20 @@ def _prepare(algorithm: Any, work: Any, fed: Any, key: Any, x: Any, plan: Plan) 
     return prepare(algorithm, work, fed, key, x, plan)
 
 
-@functools.partial(jax.jit, static_argnames="plan", donate_argnames="state")
-def _advance(
-    algorithm: Any,
-    work: Any,
-    participation: Any,
-    fed: Any,
-    key: Any,
-    state: State,
-    start: Any,
-    stop: Any,
-    plan: Plan,
-) -> tuple[State, Tally]:
-    return some_rounds(algorithm, work, participation, fed, key, state, start, stop, plan)
-
-
-def some_rounds(
-    algorithm: Any,
-    work: Any,
-    participation: Any,
-    fed: Any,
-    key: Any,
-    state: State,
-    start: Any,
-    stop: Any,
-    plan: Plan,
-) -> tuple[State, Tally]:
+def some_rounds(hyper: Any, fed: Any, key: Any, state: State, start: Any, stop: Any, plan: Plan) -> tuple[State, Tally]:
     """Rounds start … stop − 1, and what they did in all. Their number is no part of the program."""
 
     def body(index: Any, carry: Any) -> Any:
         state, tally = carry
-        state, done = one_round(algorithm, work, participation, fed, key, state, index, plan)
+        state, done = one_round(*hyper, fed, key, state, index, plan)
         return state, jax.tree.map(jnp.add, tally, done)
 
     zero = Tally(*(jnp.zeros((), jnp.int32) for _ in Tally._fields))
     state, tally = jax.lax.fori_loop(start, stop, body, (state, zero))
     return settle(state, plan), tally
+
+
+_advance = jax.jit(some_rounds, static_argnames="plan", donate_argnames="state")
 
 
 class _Costs:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedax.data.federated import FederatedData
 from fedax.engine.evaluate import figures, rows
-from fedax.engine.job import Job, make_job, with_seed
+from fedax.engine.job import Job, is_small, make_job, with_seed
 from fedax.engine.round import Plan, State, Tally, prepare
 from fedax.engine.simulate import Run, drive, some_rounds
 from fedax.engine.simulate import program as alone
@@ -27,7 +27,6 @@ from fedax.tasks.task import Task
 
 Point = dict[str, Any]
 
-_LARGE = 2**16  # parameters of a model that gains nothing from company on a CPU
 _NUMBERS = 300_000  # floating-point numbers of models at work side by side on a CPU: they stay in the cache
 
 
@@ -213,7 +212,7 @@ def sweep(
     for name in ("algorithm", "seed", "callback"):
         if name in options:
             raise ConfigError(name, options[name], f"sweep has it by another way: {_ELSEWHERE[name]}")
-    if len(points) > 1 and _small(jax.eval_shape(task.init, jax.random.key(0))):
+    if len(points) > 1 and jax.default_backend() == "cpu" and is_small(jax.eval_shape(task.init, jax.random.key(0))):
         options = {"mesh": Mesh(np.array(jax.local_devices()[:1]), ("clients",))} | options  # points are spread instead
     jobs = _jobs(make, points, chosen, task, data, options)
     runs: dict[tuple[int, int], Run] = {}
@@ -342,17 +341,10 @@ def _width(job: Job) -> int:
             1 + len(jax.tree.leaves(job.hyper[0].init_client(job.x))) * job.plan.num_clients
         )
         return max(1, 2**30 // (size * held))
-    if not _small(job.x):
+    if not is_small(job.x):
         return 1
     devices = 1 if job.plan.mesh else len(jax.local_devices())
     return max(1, devices * _NUMBERS // (size * job.plan.chunk_size))
-
-
-def _small(x: Any) -> bool:
-    """Whether a model of these shapes gains from company on a CPU."""
-    leaves = jax.tree.leaves(x)
-    on_cpu = jax.default_backend() == "cpu"
-    return on_cpu and sum(leaf.size for leaf in leaves) < _LARGE and all(leaf.ndim < 4 for leaf in leaves)
 
 
 class _Lanes:
@@ -448,8 +440,7 @@ def _advance(
     plan: Plan, mesh: Mesh | None,
 ) -> tuple[State, Tally]:  # fmt: skip
     def lane(varying: Any, common: Any, fed: Any, key: Any, state: State, start: Any, stop: Any) -> Any:
-        method, work, participation = eqx.combine(varying[1], common)
-        return some_rounds(method, work, participation, fed, key, state, start, stop, plan)
+        return some_rounds(eqx.combine(varying[1], common), fed, key, state, start, stop, plan)
 
     each = ("points", "none", "none", "seeds", "both", "none", "none")
     out: tuple[State, Tally] = _over_lanes(lane, mesh, each, varying, common, fed, keys, state, start, stop)
