@@ -20,7 +20,7 @@ from .algorithms import (
 from .data.federated import FederatedData
 from .engine.simulate import Run, simulate
 from .engine.sweep import Range, Sweep, random_points, sweep
-from .errors import ConfigError, DataError, DivergedWarning, FedaxError
+from .errors import ConfigError, DataError, DivergedWarning, FedaxError, ProcessError
 from .local import Solver, local_steps
 from .oracle import Oracle
 from .participation import Full, Participation, Proportional, Trace, Uniform, UniformNormalized
@@ -75,6 +75,7 @@ __all__ = [
     "Piecewise",
     "Plain",
     "PowerDecay",
+    "ProcessError",
     "Proportional",
     "RandomEpochs",
     "RandomSteps",

@@ -32,6 +32,10 @@ class DataError(FedaxError, ValueError):
     """Examples, sizes, weights or files that cannot be used; the message names which and where."""
 
 
+class ProcessError(FedaxError, RuntimeError):
+    """Of several processes that run one job together, another one is gone."""
+
+
 class DivergedWarning(UserWarning):
     """A run was stopped because its training loss was no longer finite."""
 

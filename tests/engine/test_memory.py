@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedax
-from fedax.engine import memory, store
+from fedax.engine import hosted, memory
 from fedax.errors import ConfigError
 
 from .problem import DATA, TASK, UNEQUAL, flat
@@ -42,7 +42,7 @@ def same(one, other):
 def test_the_place_of_the_memory_changes_nothing(name, tmp_path, monkeypatch):
     device = run(name, client_memory="device")
     same(device, run(name, client_memory="host"))
-    monkeypatch.setattr(store, "_BLOCK", 1)  # cohorts in blocks of one chunk
+    monkeypatch.setattr(hosted, "_BLOCK", 1)  # cohorts in blocks of one chunk
     same(device, run(name, client_memory=str(tmp_path), chunk_size=2))
     assert not os.listdir(tmp_path)  # the file has no name
 

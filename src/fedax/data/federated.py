@@ -10,6 +10,8 @@ from fedax.errors import DataError
 
 Examples = Any
 
+_BLOCK = 2**26  # bytes that are looked at at a time
+
 
 class FederatedData:
     """The data of N clients, and the weight of each in the objective F(x) = Σ_i p_i F_i(x).
@@ -20,6 +22,9 @@ class FederatedData:
         sizes: [N] whole numbers ≥ 1 that sum to n.
         weights: [N] p_i ≥ 0 that sum to one. Default: ``sizes / n``, every example counts the same. The objective
             belongs to the data: where a paper has 1/N, give ``np.full(N, 1 / N)``.
+
+    Arrays are not copied. Where they do not fit the memory, give memory maps, ``np.load("x.npy", mmap_mode="r")``: they
+    are read once to be checked, and then as runs need them.
 
     Raises:
         DataError: empty clients, sizes or leading axes that do not match, values that are not finite, bad weights.
@@ -53,9 +58,8 @@ class FederatedData:
                 raise DataError(f"{name}: shape {leaf.shape}, but the sizes of the clients sum to {n}")
             if leaf.dtype.kind not in "biufc":
                 raise DataError(f"{name}: an array of type {leaf.dtype}; give numbers")
-            if np.issubdtype(leaf.dtype, np.inexact) and not np.isfinite(leaf).all():
-                bad = int(np.argwhere(~np.isfinite(leaf))[0][0])
-                raise DataError(f"{name}: example {bad} holds a value that is not finite; clean the data first")
+            if np.issubdtype(leaf.dtype, np.inexact):
+                _check_finite(name, leaf)
         self.weights = _weights(weights, self.sizes)
         self.offsets = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
 
@@ -137,6 +141,15 @@ class FederatedData:
     def __repr__(self) -> str:
         low, high = self.sizes.min(), self.sizes.max()
         return f"FederatedData({self.num_clients} clients, {self.num_examples} examples, {low} to {high} a client)"
+
+
+def _check_finite(name: str, leaf: np.ndarray) -> None:
+    rows = max(1, _BLOCK * len(leaf) // max(1, leaf.nbytes))  # some at a time: they may be mapped from a large file
+    for start in range(0, len(leaf), rows):
+        block = leaf[start : start + rows]
+        if not np.isfinite(block).all():
+            bad = start + int(np.argwhere(~np.isfinite(block))[0][0])
+            raise DataError(f"{name}: example {bad} holds a value that is not finite; clean the data first")
 
 
 def _weights(weights: Any, sizes: np.ndarray) -> np.ndarray:

@@ -1,5 +1,7 @@
 """The devices that a run uses."""
 
+import os
+
 import jax
 import numpy as np
 from jax.sharding import Mesh
@@ -25,11 +27,28 @@ def cores(places: int, work: float) -> Mesh | None:
 
 
 def check_mesh(mesh: Mesh) -> Mesh | None:
-    """A mesh in the form that the engine uses; ``None`` where it has one device of the default kind."""
+    """This process's part of a mesh, in the engine's form; ``None`` where that is one device of the default kind."""
     if not isinstance(mesh, Mesh) or len(mesh.axis_names) != 1:
         raise ConfigError(
             "mesh", mesh, "give a jax.sharding.Mesh of one axis, such as Mesh(jax.devices(), ('clients',))"
         )
+    here = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    if not here:
+        raise ConfigError("mesh", mesh, f"no device of process {jax.process_index()} is in it")
+    mesh = Mesh(np.array(here), (AXIS,))  # whatever its axis was called; other processes' devices are theirs
     if mesh.size == 1 and mesh.devices.flat[0] == jax.local_devices()[0]:
         return None
-    return Mesh(mesh.devices, (AXIS,))  # whatever its axis was called, and how typed
+    return mesh
+
+
+def host_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def device_bytes() -> int:
+    """The memory of a device: on CPUs the machine's, which all of them share."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return host_bytes()
+    return int((device.memory_stats() or {}).get("bytes_limit", 2**34))

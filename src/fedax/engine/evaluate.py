@@ -24,6 +24,7 @@ def figures(
     fed: Federation,
     test: Any,
     density: Any,
+    train: Any = None,
     *,
     task: Task,
     grad_norm: bool,
@@ -32,11 +33,16 @@ def figures(
     """What is measured of the model after ``index`` rounds: numbers by column, of which :func:`rows` makes rows.
 
     ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
-    asked; ``test_loss`` and ``test_<metric>`` of held-out data.
+    asked; ``test_loss`` and ``test_<metric>`` of held-out data. ``train``: the :func:`train_sums` of all data, where
+    they are known.
     """
     method = resolve(algorithm, index)
     model = method.model(server)
-    found = _train(task, model, fed, grad_norm, mesh)
+    sums = train_sums(model, fed, task=task, grad_norm=grad_norm, mesh=mesh) if train is None else train
+    found = {"train_loss": sums[0]}
+    if grad_norm:
+        gradient = Vector(sums[1])
+        found["grad_norm_sq"] = gradient.dot(gradient)
     if test is not None:
         found |= {f"test_{name}": value for name, value in _test(task, model, test, mesh).items()}
     if (penalty := method.penalty(model)) is not None:
@@ -49,11 +55,11 @@ def figures(
 _figures = jax.jit(figures, static_argnames=("task", "grad_norm", "mesh"))
 
 
-def measured(job: Any, server: Any, index: int) -> list[dict[str, Any]]:
+def measured(job: Any, server: Any, index: int, train: Any = None) -> list[dict[str, Any]]:
     """The row of one job, in the form that the engine's programs give them."""
     task = job.plan.task
     asked = {"task": task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
-    found = _figures(job.hyper[0], server, index, job.fed, job.test, job.density, **asked)
+    found = _figures(job.hyper[0], server, index, job.fed, job.test, job.density, train, **asked)
     return rows(task, found, job.x.size)
 
 
@@ -68,8 +74,8 @@ def rows(task: Task, found: Mapping[str, Any], size: int) -> list[dict[str, Any]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _train(task: Task, model: Vector, fed: Federation, grad_norm: bool, mesh: Mesh | None) -> dict[str, Any]:
-    """F(x) and, where asked, ‖∇F(x)‖², over all data."""
+def train_sums(model: Vector, fed: Federation, *, task: Task, grad_norm: bool, mesh: Mesh | None) -> tuple[Any, ...]:
+    """Σ p_i F_i(x) over the clients of ``fed`` and, where asked, its gradient."""
 
     def weigh(around: Any, rows: Any) -> Any:
         """What examples count in F, p_i/n_i."""
@@ -81,12 +87,9 @@ def _train(task: Task, model: Vector, fed: Federation, grad_norm: bool, mesh: Me
         return jnp.sum(jnp.where(weights > 0, losses, 0) * weights.astype(losses.dtype))  # where: 0 · NaN is NaN
 
     around = (model.tree, fed.offsets + fed.sizes, fed.weights / fed.sizes)
-    function = jax.value_and_grad(objective) if grad_norm else objective
-    found = _sum(lambda around, batch, w: function(around[0], batch, w), weigh, around, fed.examples, mesh)
-    if not grad_norm:
-        return {"train_loss": found}
-    loss, gradient = found
-    return {"train_loss": loss, "grad_norm_sq": Vector(gradient).dot(Vector(gradient))}
+    function = jax.value_and_grad(objective) if grad_norm else lambda *given: (objective(*given),)
+    found: tuple[Any, ...] = _sum(lambda around, *block: function(around[0], *block), weigh, around, fed.examples, mesh)
+    return found
 
 
 def _test(task: Task, model: Vector, test: Any, mesh: Mesh | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import functools
 import math
 import numbers
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
-from fedax.engine.devices import check_mesh, cores
+from fedax.engine import processes
+from fedax.engine.devices import check_mesh, cores, device_bytes
 from fedax.engine.memory import where
 from fedax.engine.round import Federation, Plan, Traffic, first_state, one_round, prepare
 from fedax.errors import ConfigError, DataError
@@ -33,8 +35,11 @@ class Job(NamedTuple):
     Attributes:
         hyper: the method, the work and the participation, pytrees of numbers.
         fed, key, x: the data on the device, the run's random key, the initial model.
+        data: the data where they are on the host, and come to the device cohort by cohort, or ``None``.
+        own: the clients that belong to this process.
         plan: what is fixed before compilation.
-        memory: where client memory is: "device", "host", or the folder of its file.
+        memory: where client memory is: "device", "host", or the folder of its file; on the device only of a job
+            whose rounds are compiled, those of a job of one process whose data are there.
         traffic: bytes of the exchanges of the warm-up, and of a round.
         rounds: R.
         stops: the rounds after which the model is evaluated, in order; the last is R.
@@ -46,6 +51,8 @@ class Job(NamedTuple):
     fed: Federation
     key: Any
     x: Vector
+    data: FederatedData | None
+    own: slice
     plan: Plan
     memory: str
     traffic: tuple[list[Traffic], list[Traffic]]
@@ -55,6 +62,11 @@ class Job(NamedTuple):
     grad_norm: bool
     density: float | None
     until: Callable[[dict[str, Any]], bool] | None
+
+    @property
+    def hosted(self) -> bool:
+        """Whether its rounds are a loop on the host."""
+        return self.memory != "device"
 
     @property
     def rounds_a_call(self) -> int:
@@ -79,6 +91,7 @@ def make_job(
     chunk_size: int | None = None,
     mesh: Mesh | None = None,
     client_memory: str = "auto",
+    stream: bool | None = None,
     grad_norm: bool = False,
     density: float | None = None,
     until: Callable[[dict[str, Any]], bool] | None = None,
@@ -94,7 +107,8 @@ def make_job(
     work = Epochs(1) if work is None else work
     participation = Full() if participation is None else participation
     _check(algorithm, task, data, rounds, work, participation, until)
-    _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, data, test))
+    own = processes.own(data)
+    _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, data, own, test))
     rounds = check_count("rounds", rounds, 0)
     density = None if density is None else check_number("density", density, 0)
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
@@ -103,13 +117,36 @@ def make_job(
     algorithm = jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf, algorithm)
     key, x = _start(task, params, seed, shared)
     plan = _plan(task, data, work, batch_size, participation, x, chunk_size, mesh)
-    fed = _once(shared, ("data", id(data), plan.mesh), lambda: _on_devices(_federation(data), plan.mesh))
+    stream = _stream(stream, data, own, plan.devices)
+    fed = _once(
+        shared, ("data", id(data), plan.mesh, stream), lambda: _on_devices(_federation(data, own, stream), plan.mesh)
+    )
     held_out = _once(shared, ("test", id(test), plan.mesh), lambda: _on_devices(test, plan.mesh))
     hyper = (algorithm, work, participation)
-    traffic = _dry_run(*_signature((*hyper, fed, key, x)), plan, jax.config.read("jax_enable_x64"))
+    shapes = lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
+    pool = fed._replace(examples=jax.tree.map(shapes, data.examples))
+    traffic = _dry_run(*_signature((*hyper, pool, key, x)), plan, jax.config.read("jax_enable_x64"))
     row = jax.eval_shape(first_state, algorithm, x)[1]
-    memory = where(client_memory, data.num_clients, row, plan.devices, plan.full)
-    return Job(hyper, fed, key, x, plan, memory, traffic, rounds, stops, held_out, grad_norm, density, until)
+    hosted = stream or processes.count() > 1
+    memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
+    job = Job(
+        hyper, fed, key, x, data if stream else None, own, plan, memory, traffic, rounds, stops, held_out, grad_norm,
+        density, until,
+    )  # fmt: skip
+    processes.same("job", functools.partial(_fingerprint, job, data, seed))
+    return job
+
+
+def _fingerprint(job: Job, data: FederatedData, seed: int) -> str:
+    """What all processes have to agree on, as far as numbers and names can tell."""
+    plan = job.plan
+    fixed = (plan.num_clients, plan.max_size, plan.batch_size, plan.epochs, plan.steps, plan.max_steps, plan.full)
+    parts = (
+        [type(part).__name__ for part in job.hyper],
+        [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(job.hyper)],
+    )
+    sums = zlib.crc32(data.sizes.tobytes()), zlib.crc32(data.weights.tobytes())
+    return repr((fixed, parts, sums, job.x.size, job.rounds, job.stops, job.grad_norm, job.density, seed))
 
 
 def with_seed(job: Job, params: Any, seed: int, shared: dict[Any, Any]) -> Job:
@@ -168,9 +205,9 @@ def _check(
     participation.validate(data.num_clients, check_count("rounds", rounds, 0))
 
 
-def _check_examples(task: Task, data: FederatedData, test: Any) -> None:
+def _check_examples(task: Task, data: FederatedData, own: slice, test: Any) -> None:
     if task.check is not None:
-        task.check(data.examples)
+        task.check(_examples(data, own))
     if test is not None:
         _check_test(task, data, test)
 
@@ -225,10 +262,10 @@ def _plan(
     usual = work.usual(data.sizes, batch_size)
     if mesh is None:
         batch = float(np.mean(data.sizes)) if batch_size is None else batch_size
-        mesh = cores(places, float(np.mean(usual)) * batch * x.size)
+        mesh = cores(-(-places // processes.count()), float(np.mean(usual)) * batch * x.size)
     else:
         mesh = check_mesh(mesh)
-    places = -(-places // (1 if mesh is None else mesh.size))
+    places = -(-places // (processes.count() * (1 if mesh is None else mesh.size)))
     if chunk_size is None:
         chunk_size = _chunk_size(x, places, usual)
     else:
@@ -275,11 +312,30 @@ def is_small(x: Any) -> bool:
     )  # a kernel has four axes
 
 
-def _federation(data: FederatedData) -> Federation:
+def _examples(data: FederatedData, own: slice) -> Any:
+    """The examples of some clients that are neighbours."""
+    rows = slice(data.offsets[own.start], data.offsets[own.stop - 1] + data.sizes[own.stop - 1])
+    return jax.tree.map(lambda leaf: leaf[rows], data.examples)
+
+
+def _stream(asked: Any, data: FederatedData, own: slice, devices: int) -> bool:
+    """Whether examples come to the device cohort by cohort: where asked, and where all of them have no room there."""
+    if asked not in (None, True, False):
+        raise ConfigError("stream", asked, "give True, False, or None for: where the examples do not fit the device")
+    leaves = jax.tree.leaves(_examples(data, own))
+    if asked is None:
+        copies = devices if jax.default_backend() == "cpu" else 1  # of which each is in a memory of its own
+        return sum(leaf.nbytes for leaf in leaves) * copies > device_bytes() / 2
+    if not asked and len(leaves[0]) >= 2**31:
+        raise ConfigError("stream", asked, f"{len(leaves[0])} examples are more than a device can number: give True")
+    return bool(asked)
+
+
+def _federation(data: FederatedData, own: slice, stream: bool) -> Federation:
     dtype = jnp.zeros(()).dtype
     return Federation(
-        data.examples,
-        data.offsets.astype(np.int32),
+        None if stream else _examples(data, own),
+        np.where(stream, 0, data.offsets - data.offsets[own.start]).astype(np.int32),  # of other processes: not used
         data.sizes.astype(np.int32),
         data.weights.astype(dtype),
     )
@@ -294,19 +350,18 @@ def _on_devices(tree: Any, mesh: Mesh | None) -> Any:
 def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
     """The structure of a pytree, and the shape and type of its leaves: all that tracing depends on."""
     leaves, structure = jax.tree.flatten(arguments)
-    return structure, tuple(jax.eval_shape(lambda: tuple(map(jnp.asarray, leaves))))
+    return structure, tuple(jax.eval_shape(lambda *given: tuple(map(jnp.asarray, given)), *leaves))
 
 
 @functools.lru_cache(maxsize=256)
 def _dry_run(structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool) -> tuple[list[Traffic], list[Traffic]]:
     """Trace a round without compiling: the bytes of each exchange, and errors that shapes show."""
     algorithm, work, participation, fed, key, x = jax.tree.unflatten(structure, leaves)
-    example = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), fed.examples)
-    losses = jax.eval_shape(lambda tree, batch: plan.task.loss(tree, batch, None), x.tree, example)
+    losses = jax.eval_shape(lambda tree, batch: plan.task.loss(tree, batch, None), x.tree, fed.examples)
     if getattr(losses, "shape", None) != (2,):
         raise ConfigError("task.loss", losses, "return one loss per example, an array of shape [b]")
     for name, metric in plan.task.metrics.items():
-        values = jax.eval_shape(metric, x.tree, example)
+        values = jax.eval_shape(metric, x.tree, fed.examples)
         if getattr(values, "shape", None) != (2,):
             raise ConfigError(f"task.metrics[{name!r}]", values, "return one value per example, an array of shape [b]")
     warmup: list[Traffic] = []

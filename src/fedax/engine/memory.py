@@ -9,9 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedax.engine.devices import device_bytes, host_bytes
 from fedax.errors import ConfigError
 
-_DIRTY = 2**28  # bytes of a file's rows that may be resident before they are let go
+_DIRTY = 2**27  # bytes of a file's rows that may be resident before they are let go
 
 
 class ClientMemory:
@@ -24,16 +25,18 @@ class ClientMemory:
         number: N.
         row: the memory of a client before its first round, a pytree.
         folder: where a file is to be, which has no name and goes with the object; ``None``: in host memory.
+        room: of how many clients rows can be put, at most; default: all.
     """
 
-    def __init__(self, number: int, row: Any, folder: str | None = None):
+    def __init__(self, number: int, row: Any, folder: str | None = None, room: int | None = None):
         self._row, self._folder = jax.tree.map(np.asarray, row), folder
         leaves, self._structure = jax.tree.flatten(self._row)
         self.row_bytes = sum(leaf.nbytes for leaf in leaves)
         self._first, self._slots, self._used = leaves, np.full(number, -1), 0
         self._maps: list[mmap.mmap] = []
         self._dirty = 0
-        self._arrays = [self._array((number, *leaf.shape), leaf.dtype, folder) for leaf in leaves]
+        self._room = number if room is None else room
+        self._arrays = [self._array((self._room, *leaf.shape), leaf.dtype, folder) for leaf in leaves]
 
     def _array(self, shape: tuple[int, ...], dtype: Any, folder: str | None) -> np.ndarray:
         size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -86,10 +89,10 @@ class ClientMemory:
 
     def blank(self) -> "ClientMemory":
         """Another one like it, of clients before their first round."""
-        return ClientMemory(len(self), self._row, self._folder)
+        return ClientMemory(len(self), self._row, self._folder, self._room)
 
 
-def where(asked: str, number: int, row: Any, devices: int, full: bool) -> str:
+def where(asked: str, number: int, row: Any, devices: int, full: bool, on_device: bool = True) -> str:
     """Where client memory is to be: "device", "host", or the folder of a file.
 
     Args:
@@ -98,6 +101,7 @@ def where(asked: str, number: int, row: Any, devices: int, full: bool) -> str:
         row: a client's memory, or its shapes.
         devices: over how many the cohort is spread; each has all memory, unless every client takes part.
         full: whether it does.
+        on_device: whether it can be on the device.
     """
     if asked not in ("auto", "device", "host", "file"):
         if not isinstance(asked, str | os.PathLike) or not os.path.isdir(asked):
@@ -105,11 +109,13 @@ def where(asked: str, number: int, row: Any, devices: int, full: bool) -> str:
                 "client_memory", asked, "give 'auto', 'device', 'host', 'file', or a folder that is there"
             )
         return str(asked)
+    if asked == "device" and not on_device:
+        raise ConfigError(
+            "client_memory", asked, "examples that stream, and several processes, leave it 'host', 'file' or a folder"
+        )
     size = number * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
     if asked == "auto":
-        device = jax.local_devices()[0]
-        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        room = host if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit", 2**34)
-        copies = 1 if full or device.platform != "cpu" else devices
-        asked = "device" if size * copies <= room / 4 else "host" if size <= host / 2 else "file"
+        copies = 1 if full or jax.default_backend() != "cpu" else devices
+        fits = on_device and size * copies <= device_bytes() / 4
+        asked = "device" if fits else "host" if size <= host_bytes() / 2 else "file"
     return tempfile.gettempdir() if asked == "file" else asked

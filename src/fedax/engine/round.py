@@ -57,7 +57,10 @@ class Plan:
 
 
 class Federation(NamedTuple):
-    """The data of all clients on the device: pooled examples, and [N] offsets, sizes and weights."""
+    """The data of all clients on the device: pooled examples, and [N] offsets, sizes and weights.
+
+    ``examples`` is ``None`` where they come to the device cohort by cohort.
+    """
 
     examples: Any
     offsets: Any
@@ -153,12 +156,19 @@ def one_round(
 
 
 class Places(NamedTuple):
-    """The cohort, place by place: leaves [S]."""
+    """The cohort, place by place: leaves [S]; ``offsets`` and ``sizes``: where in the pool a client's examples are."""
 
     ids: Any
     weights: Any
     steps: Any
     present: Any
+    offsets: Any
+    sizes: Any
+
+
+def empty_place(plan: Plan) -> Places:
+    """A place that nobody has."""
+    return Places(plan.num_clients, 0, 0, False, 0, 1)
 
 
 def _exchanges(
@@ -230,13 +240,14 @@ def _places(cohort: Cohort, work: Work, fed: Federation, key: Any, plan: Plan) -
     present = cohort.ids < plan.num_clients
     ids = jnp.where(present, cohort.ids, plan.num_clients)
     weights = jnp.where(present, cohort.weights, 0)
+    known = jnp.minimum(ids, plan.num_clients - 1)  # an empty place runs as some client, with weight 0
+    offsets, sizes = fed.offsets[known], fed.sizes[known]
     if plan.steps is not None:
-        return Places(ids, weights, jnp.where(present, jnp.int32(plan.steps), 0), present)
-    known = jnp.minimum(ids, plan.num_clients - 1)
-    steps = work.draw(jax.random.fold_in(key, _WORK), known, fed.sizes[known], plan.batch_size)
+        return Places(ids, weights, jnp.where(present, jnp.int32(plan.steps), 0), present, offsets, sizes)
+    steps = work.draw(jax.random.fold_in(key, _WORK), known, sizes, plan.batch_size)
     steps = jnp.where(present, steps, 0)
     order = jnp.argsort(-steps)
-    return Places(ids[order], weights[order], steps[order], present[order])
+    return Places(*(leaf[order] for leaf in (ids, weights, steps, present, offsets, sizes)))
 
 
 def client_of(stage: str, number: int, wire: dict[str, int], plan: Plan, around: Any) -> Callable[..., Any]:
@@ -250,12 +261,12 @@ def client_of(stage: str, number: int, wire: dict[str, int], plan: Plan, around:
     key = jax.random.fold_in(key, _EXCHANGE + number)
 
     def run(memory: Any, place: Places) -> Any:
-        id_ = jnp.minimum(place.ids, plan.num_clients - 1)  # an empty place runs as some client, with weight 0
+        id_ = jnp.minimum(place.ids, plan.num_clients - 1)
         oracle = Oracle(
             plan.task,
             fed.examples,
-            offset=fed.offsets[id_],
-            size=fed.sizes[id_],
+            offset=place.offsets,
+            size=place.sizes,
             max_size=plan.max_size,
             batch_size=plan.batch_size,
             epochs=plan.epochs,
@@ -395,10 +406,8 @@ def _pad(leaf: Any, size: int) -> Any:
 
 def _pad_places(places: Places, size: int, plan: Plan) -> Places:
     extra = size - places.ids.shape[0]
-    fill = Places(plan.num_clients, 0, 0, False)
-    return Places(
-        *(jnp.concatenate([leaf, jnp.full(extra, value, leaf.dtype)]) for leaf, value in zip(places, fill, strict=True))
-    )
+    fill = [jnp.full(extra, value, leaf.dtype) for leaf, value in zip(places, empty_place(plan), strict=True)]
+    return Places(*(jnp.concatenate(pair) for pair in zip(places, fill, strict=True)))
 
 
 def _bytes(leaves: list[Any]) -> int:

@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine.evaluate import measured
+from fedax.engine.hosted import Hosted
 from fedax.engine.job import Job, make_job
 from fedax.engine.round import Plan, State, Tally, Traffic, one_round, prepare, settle
-from fedax.engine.store import Stored
 from fedax.errors import ConfigError, DivergedWarning
 from fedax.participation import Participation
 from fedax.schedule import resolve
@@ -83,6 +83,7 @@ def simulate(
     chunk_size: int | None = None,
     mesh: Mesh | None = None,
     client_memory: str = "auto",
+    stream: bool | None = None,
     grad_norm: bool = False,
     density: float | None = None,
     until: Callable[[dict[str, Any]], bool] | None = None,
@@ -113,6 +114,9 @@ def simulate(
         client_memory: where the clients' memory is, of methods that have one: ``"device"``, ``"host"``, ``"file"`` (in
             the folder for temporary files) or a folder; ``"auto"``: the first of these three that has room for it. A
             file has no name and goes with the run. The results are the same.
+        stream: whether the examples stay in host memory, or in the file that they are mapped from, and go to the device
+            cohort by cohort; default: where they would take more than half of the device's memory. The results are the
+            same.
         grad_norm: also record ‖∇F(x)‖², at the cost of a gradient over all data an evaluation.
         density: also record the share of parameters whose size is above this threshold, ≥ 0.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
@@ -148,6 +152,7 @@ def simulate(
         chunk_size=chunk_size,
         mesh=mesh,
         client_memory=client_memory,
+        stream=stream,
         grad_norm=grad_norm,
         density=density,
         until=until,
@@ -234,8 +239,8 @@ def drive(program: Program, jobs: Sequence[Job], callback: Callable[[int, dict[s
 
 
 def program(job: Job) -> Program:
-    """The program of one job, by where its client memory is."""
-    return Alone(job) if job.memory == "device" else Stored(job)
+    """The program of one job."""
+    return Hosted(job) if job.hosted else Alone(job)
 
 
 class Alone:
@@ -268,7 +273,8 @@ def some_rounds(hyper: Any, fed: Any, key: Any, state: State, start: Any, stop: 
 
     def body(index: Any, carry: Any) -> Any:
         state, tally = carry
-        state, done = one_round(*hyper, fed, key, state, index, plan)
+        method, work, participation = hyper
+        state, done = one_round(method, work, participation, fed, key, state, index, plan)
         return state, jax.tree.map(jnp.add, tally, done)
 
     zero = Tally(*(jnp.zeros((), jnp.int32) for _ in Tally._fields))

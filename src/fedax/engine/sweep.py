@@ -313,7 +313,7 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
     blocks = []
     for members in groups.values():
         job = jobs[members[0]][0]
-        most = 1 if job.memory != "device" else _width(job) if width is None else width
+        most = 1 if job.hosted else _width(job) if width is None else width
         # Points first: they share a seed's minibatches.
         across = _even(len(members), most)
         along = _even(seeds, max(1, most // across))

@@ -1,0 +1,348 @@
+"""The program of a job that does not fit one device, or one process.
+
+The rounds are a loop on the host, which takes to the device what a cohort needs, block of clients by block: rows of
+client memory, and examples where they are not there. While a block is at work, the rows of the one before it are
+written, and what the next one needs is read, over the end of a round too. With several processes each runs the clients
+that belong to it, and the uploads are summed over all. All else, the random numbers too, is that of the compiled
+program.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.algorithm import Round
+from fedax.data.federated import FederatedData
+from fedax.engine import processes
+from fedax.engine.evaluate import measured, train_sums
+from fedax.engine.job import Job
+from fedax.engine.memory import ClientMemory
+from fedax.engine.round import (
+    Federation,
+    Places,
+    Plan,
+    State,
+    Tally,
+    chosen,
+    client_of,
+    empty_place,
+    first_state,
+    gathering,
+    spread,
+    warmup_key,
+)
+from fedax.participation import Full
+from fedax.schedule import resolve
+
+_BLOCK = 2**28  # bytes of client memory, or of examples, that go to the device at a time
+
+
+class Hosted:
+    """The program of one job whose rounds are a loop on the host."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self._asked: tuple[int, Any] = (-1, None)  # a round, and its draw, which may be under way
+        self._next: tuple[int, Any] = (-1, None)  # a round, and its cohort
+        self._usual_size = float(np.mean(np.asarray(job.fed.sizes)))
+        self._room = 0  # examples in the pool of a block: the most so far, for another number is another program
+
+    def prepare(self) -> tuple[State, Tally]:
+        job = self.job
+        server, row = _first_state(job.hyper[0], job.x)
+        folder = None if job.memory == "host" else job.memory
+        store = ClientMemory(job.plan.num_clients, row, folder, room=job.own.stop - job.own.start)
+        desk = _Desk(store)
+        if resolve(job.hyper[0], 0).warmup():
+            server = self._stage("warmup", desk, server, 0)
+        return State(server, store), desk.finish()
+
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
+        if start == stop:  # to compile, a round with a memory that is thrown away
+            self._stage("exchanges", _Desk(state.memory.blank()), state.server, 0)
+        desk, server = _Desk(state.memory), state.server
+        for index in range(start, stop):
+            server = self._stage("exchanges", desk, server, index)
+        return State(server, state.memory), desk.finish()
+
+    def measure(self, state: State, index: int) -> list[dict[str, Any]]:
+        job, model = self.job, _model(self.job.hyper[0], state.server, index)
+        asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
+        found: Any = None
+        for piece in self._pieces():
+            part = jax.block_until_ready(_train_sums(model, piece, **asked))
+            found = part if found is None else jax.tree.map(jnp.add, found, part)
+        return processes.from_first(measured(job, state.server, index, processes.total(found)))
+
+    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
+        return state, _model(self.job.hyper[0], state.server, index).tree
+
+    def _stage(self, stage: str, desk: "_Desk", server: Any, index: int) -> Any:
+        """A round, or the warm-up: exchange by exchange, and block of clients by block. The server after it."""
+        plan, method = self.job.plan, self.job.hyper[0]
+        cohort = self._cohort(stage, desk, index)
+        if stage == "exchanges":
+            self._asked = index + 1, self._draw(stage, index + 1)  # on the device before this round's work
+        if jax.process_index() == 0:
+            desk.total[0] += cohort.clients
+        exchanges = getattr(resolve(method, index), stage)()
+        for number, exchange in enumerate(exchanges):
+            which = {"stage": stage, "number": number, "plan": plan}
+            meeting: Any = _contribute
+            visited = cohort.blocks
+            if exchange.who == "one":
+                at = int(_chosen(cohort.places, cohort.key))
+                found = [block for block in visited if at in block.positions]
+                visited = found or visited[:1]  # another process's client: then any does, as one that says 0
+                row = visited[0].positions.tolist().index(at) if found else 0
+                meeting = functools.partial(_alone, row=row, mine=bool(found))
+            mean: Any = None
+            for block, after in itertools.zip_longest(visited, visited[1:]):
+                self._pool(block)
+                outside = (method, server, self._fed(block), cohort.key, index)
+                upload, memory, done = meeting(outside, desk.take(block), block.places, **which)
+                desk.keep(block, memory, done)
+                mean = upload if mean is None else jax.tree.map(jnp.add, mean, upload)
+                if after is None and number + 1 == len(exchanges) and stage == "exchanges":
+                    after = self._cohort(stage, desk, index + 1).blocks[0]
+                if after is not None:
+                    self._pool(after)
+                    desk.fetch(after)
+            if exchange.server is not None:
+                server = _conclude(method, server, processes.total(mean), cohort.round, index, **which)
+        return server
+
+    def _draw(self, stage: str, index: int) -> Any:
+        """The key, the places and what the server knows of a round."""
+        job = self.job
+        warmup = stage == "warmup"
+        key = warmup_key(job.key) if warmup else jax.random.fold_in(job.key, index)
+        participation = Full() if warmup else job.hyper[2]
+        return key, *_gathering(job.hyper[1], participation, job.fed, key, index, plan=job.plan)
+
+    def _cohort(self, stage: str, desk: "_Desk", index: int) -> "_Cohort":
+        if stage == "exchanges" and self._next[0] == index:
+            return self._next[1]
+        asked = stage == "exchanges" and self._asked[0] == index
+        key, places, round_ = self._asked[1] if asked else self._draw(stage, index)
+        here = jax.tree.map(np.asarray, places)
+        cohort = _Cohort(key, places, round_, self._blocks(here, desk.store.row_bytes), int(here.present.sum()))
+        if stage == "exchanges":
+            self._next = index, cohort
+        return cohort
+
+    def _blocks(self, here: Places, row_bytes: int) -> list["_Block"]:
+        """The clients that belong to this process, cut to fit."""
+        job, plan, several = self.job, self.job.plan, processes.count()
+        granule = plan.chunk_size * plan.devices
+        examples = _example_bytes(job.data) * self._usual_size
+        width = max(granule, int(_BLOCK / max(row_bytes, examples, 1)) // granule * granule)
+        positions = np.arange(len(here.ids))
+        if several > 1:
+            positions = np.flatnonzero((here.ids >= job.own.start) & (here.ids < job.own.stop))
+            # Their number is random; empty places make it one of a few, for each of which a program is compiled.
+            step = max(granule, -(-len(here.ids) // (4 * several)))
+            empty = step * max(1, -(-len(positions) // step)) - len(positions)
+            positions = np.concatenate([positions, np.full(empty, -1)])
+        there, nobody = positions >= 0, empty_place(plan)
+        mine = [np.where(there, leaf[positions], fill) for leaf, fill in zip(here, nobody, strict=True)]
+        cuts = [slice(at, at + width) for at in range(0, len(positions), width)]
+        return [_Block(positions[cut], Places(*(leaf[cut] for leaf in mine))) for cut in cuts]
+
+    def _pool(self, block: "_Block") -> None:
+        """Fetch the examples of a block, unless all are on the device, or these are on their way."""
+        data, places = self.job.data, block.places
+        if data is None or block.pool is not None:
+            return
+        sizes = np.where(places.present, places.sizes, 0)
+        ends = np.cumsum(sizes)
+        first = data.offsets[np.minimum(places.ids, data.num_clients - 1)]
+        rows = np.arange(ends[-1]) + np.repeat(first - (ends - sizes), sizes)
+        self._room = max(self._room, _rounded_up(len(rows)))
+        block.pool = jax.tree.map(lambda leaf: _rows(leaf, rows, self._room), data.examples)
+        block.places = places._replace(offsets=np.where(places.present, ends - sizes, 0).astype(np.int32))
+
+    def _fed(self, block: "_Block") -> Federation:
+        return self.job.fed if block.pool is None else self.job.fed._replace(examples=block.pool)
+
+    def _pieces(self) -> Iterator[Federation]:
+        """The data of this process's clients, for evaluation: on the device as they are, or piece by piece."""
+        job, data = self.job, self.job.data
+        if data is None:
+            fed = job.fed
+            yield Federation(fed.examples, fed.offsets[job.own], fed.sizes[job.own], fed.weights[job.own])
+            return
+        most = max(1, _BLOCK // _example_bytes(data))
+        ends = data.offsets + data.sizes
+        cuts = [job.own.start]
+        while cuts[-1] < job.own.stop:
+            last = int(np.searchsorted(ends, data.offsets[cuts[-1]] + most, side="right"))
+            cuts.append(min(max(last, cuts[-1] + 1), job.own.stop))
+        clients = max(np.diff(cuts))
+        room = int(max(ends[b - 1] - data.offsets[a] for a, b in itertools.pairwise(cuts)))
+        for a, b in itertools.pairwise(cuts):
+            start, n = data.offsets[a], ends[b - 1] - data.offsets[a]
+            pool = jax.tree.map(lambda leaf, start=start, n=n: _padded(leaf[start : start + n], room), data.examples)
+            # Clients that are not there have the rows that are not, and no weight.
+            fill = np.full(clients - (b - a) + 1, room)
+            yield Federation(
+                pool,
+                np.concatenate([data.offsets[a:b] - start, fill]).astype(np.int32),
+                np.concatenate([data.sizes[a:b], np.ones_like(fill)]).astype(np.int32),
+                np.concatenate([data.weights[a:b], np.zeros(len(fill))]).astype(job.fed.weights.dtype),
+            )
+
+
+class _Block:
+    """Some clients of a cohort.
+
+    Attributes:
+        positions: [b] their places in it; −1 where there is none.
+        places: what is known of them.
+        pool: their examples, where not all are on the device.
+        memory: theirs, while between two exchanges it has another form than the store's.
+    """
+
+    def __init__(self, positions: np.ndarray, places: Places):
+        self.positions, self.places = positions, places
+        self.pool: Any = None
+        self.memory: Any = None
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Who is there."""
+        return self.places.ids[self.places.present]
+
+
+class _Cohort(NamedTuple):
+    key: Any
+    places: Places
+    round: Round
+    blocks: list[_Block]
+    clients: int
+
+
+class _Desk:
+    """The rows of client memory that are under way, and the count of what was done."""
+
+    def __init__(self, store: ClientMemory):
+        self.store, self.total = store, np.zeros(3, np.int32)
+        self._at_work: tuple[_Block, Any, Tally] | None = None
+        self._ready: tuple[_Block, Any, np.ndarray] | None = None
+
+    def fetch(self, block: _Block) -> None:
+        """Read a block's rows; those that the block at work will change have to be read again."""
+        ids = block.places.ids
+        stale = np.zeros(len(ids), bool)
+        if self._at_work is not None and jax.tree.leaves(self._at_work[1]):
+            stale = np.isin(ids, self._at_work[0].ids)
+        self._ready = block, self.store[np.minimum(ids, len(self.store) - 1)], stale
+
+    def take(self, block: _Block) -> Any:
+        """A block's rows as they are now."""
+        if self._ready is None or self._ready[0] is not block:
+            self.fetch(block)
+        assert self._ready is not None
+        (_, rows, stale), self._ready = self._ready, None
+        if stale.any():
+            self.write()
+            fresh = self.store[block.places.ids[stale]]
+            jax.tree.map(lambda leaf, new: leaf.__setitem__(stale, new), rows, fresh)
+        if block.memory is not None:
+            rows, block.memory = block.memory, None
+        return rows
+
+    def keep(self, block: _Block, memory: Any, done: Tally) -> None:
+        """Take note of what becomes of a block, which is at work now; write what became of the one before."""
+        self.write()
+        self._at_work = block, memory, done
+
+    def write(self) -> None:
+        """Wait for the block at work, and write its rows."""
+        if self._at_work is None:
+            return
+        (block, memory, done), self._at_work = self._at_work, None
+        memory, there = jax.tree.map(np.asarray, memory), block.places.present
+        if not self.store.fits(memory):
+            block.memory = memory
+        elif self.store.row_bytes:
+            self.store.put(block.ids, memory if there.all() else jax.tree.map(lambda leaf: leaf[there], memory))
+        self.total[1:] += int(done.local_steps), int(done.gradients)
+
+    def finish(self) -> Tally:
+        """What was done by all processes, when all is written."""
+        self.write()
+        return Tally(*np.asarray(processes.total(self.total)).tolist())
+
+
+def _example_bytes(data: FederatedData | None) -> int:
+    return 0 if data is None else sum(leaf[:1].nbytes for leaf in jax.tree.leaves(data.examples))
+
+
+def _rounded_up(n: int) -> int:
+    """To three binary digits."""
+    unit = 1 << max(0, n.bit_length() - 3)
+    return max(1, -(-n // unit) * unit)
+
+
+def _rows(leaf: np.ndarray, rows: np.ndarray, room: int) -> np.ndarray:
+    out = np.zeros((room, *leaf.shape[1:]), leaf.dtype)
+    np.take(leaf, rows, axis=0, out=out[: len(rows)], mode="clip")  # in range; other modes make a copy
+    return out
+
+
+def _padded(leaf: np.ndarray, room: int) -> np.ndarray:
+    if len(leaf) == room:
+        return leaf
+    out = np.zeros((room, *leaf.shape[1:]), leaf.dtype)
+    out[: len(leaf)] = leaf
+    return out
+
+
+_first_state = jax.jit(first_state)
+_gathering = jax.jit(gathering, static_argnames="plan")
+_chosen = jax.jit(chosen)
+_train_sums = jax.jit(train_sums, static_argnames=("task", "grad_norm", "mesh"))
+
+
+def _model(algorithm: Any, server: Any, index: int) -> Any:
+    return resolve(algorithm, index).model(server)
+
+
+def _around(outside: Any, stage: str, number: int) -> tuple[Any, ...]:
+    algorithm, server, fed, key, index = outside
+    method = resolve(algorithm, index)
+    exchange = getattr(method, stage)()[number]
+    return method, (exchange.download or method.download)(server), fed, key, index
+
+
+@functools.partial(jax.jit, static_argnames=("stage", "number", "plan"))
+def _contribute(outside: Any, memory: Any, places: Places, *, stage: str, number: int, plan: Plan) -> Any:
+    make = functools.partial(client_of, stage, number, {}, plan)
+    return spread(make, _around(outside, stage, number), memory, places, plan)
+
+
+@functools.partial(jax.jit, static_argnames=("stage", "number", "plan"))
+def _alone(
+    outside: Any, memory: Any, places: Places, *, row: Any, mine: Any, stage: str, number: int, plan: Plan
+) -> Any:
+    """One client's upload, the block's memory with its own in it, what it did; 0 and nothing new unless ``mine``."""
+    at = lambda leaf: leaf[row]  # noqa: E731
+    client = client_of(stage, number, {}, plan, _around(outside, stage, number))
+    upload, new, done = client(jax.tree.map(at, memory), jax.tree.map(at, places))
+    upload, done = jax.tree.map(lambda leaf: jnp.where(mine, leaf, 0), (upload, done))
+    kept = jax.tree.map(lambda all_, leaf: all_.at[row].set(jnp.where(mine, leaf, all_[row])), memory, new)
+    return upload, kept, done
+
+
+@functools.partial(jax.jit, static_argnames=("stage", "number", "plan"))
+def _conclude(
+    algorithm: Any, server: Any, mean: Any, round_: Round, index: Any, *, stage: str, number: int, plan: Plan
+) -> Any:
+    round_ = round_._replace(num_clients=plan.num_clients)  # a Python number in a method, that came as an array
+    return getattr(resolve(algorithm, index), stage)()[number].server(server, mean, round_)

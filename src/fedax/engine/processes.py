@@ -1,0 +1,157 @@
+"""Several processes that run one job together, as ``jax.distributed`` has connected them.
+
+Every process has the same server and draws the same cohorts. A client belongs to one process, which alone touches its
+examples and its memory; the sums over a cohort are the only thing that goes between processes.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedax.errors import ConfigError, ProcessError
+
+_AXIS = "processes"
+_HEARTBEAT = 10  # seconds without a sign of life after which a process counts as dead
+
+
+def connect(coordinator: str | None = None, number: int | None = None, index: int | None = None) -> None:
+    """Join the other processes of a job, before JAX has done anything.
+
+    Args:
+        coordinator: ``"host:port"`` of process 0; default, of all three: as SLURM, MPI or Kubernetes tell JAX.
+        number: how many processes there are.
+        index: which this is, from 0.
+
+    Raises:
+        ConfigError: nothing tells about the others, or they cannot be reached.
+    """
+    try:
+        jax.distributed.initialize(coordinator, number, index, heartbeat_timeout_seconds=_HEARTBEAT)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(
+            "distributed",
+            coordinator,
+            f"the processes cannot be joined ({_line(error)}); start all of them under SLURM, MPI or Kubernetes, or "
+            "give each --coordinator HOST:PORT, --num-processes N and --process-id K",
+        ) from error
+
+
+def count() -> int:
+    """How many there are."""
+    return jax.process_count()
+
+
+def share(sizes: np.ndarray, process: int, of: int) -> slice:
+    """The clients of a process: neighbours, so that all processes have about as many examples, and each a client.
+
+    Example:
+        >>> [share(np.array([5, 1, 1, 1, 4]), k, 3) for k in range(3)]
+        [slice(0, 1, None), slice(1, 4, None), slice(4, 5, None)]
+    """
+    if of > len(sizes):
+        raise ConfigError("processes", of, f"there are {len(sizes)} clients: run at most as many processes")
+    middles = np.cumsum(sizes) - sizes / 2
+    cuts = np.searchsorted(middles, sizes.sum() * np.arange(of + 1) / of)
+    cuts[0], cuts[-1] = 0, len(sizes)
+    for k in range(1, of):  # none is empty
+        cuts[k] = min(max(cuts[k], cuts[k - 1] + 1), len(sizes) - (of - k))
+    return slice(int(cuts[process]), int(cuts[process + 1]))
+
+
+def own(data: Any) -> slice:
+    """The clients of this process."""
+    return share(data.sizes, jax.process_index(), count())
+
+
+def total(tree: Any) -> Any:
+    """The sum of each leaf over all processes, the same bits everywhere; leaves that need no device stay NumPy's."""
+    if count() == 1:
+        return tree
+    try:
+        packed = _pack(tree)
+        spread = [
+            jax.make_array_from_single_device_arrays(
+                (count(), *part.shape),
+                NamedSharding(_mesh(), P(_AXIS)),
+                [jax.device_put(part, jax.local_devices()[0])[None]],
+            )
+            for part in packed
+        ]
+        summed = [np.asarray(part.addressable_data(0)) for part in _summed()(spread)]
+    except Exception as error:  # the backends have errors of their own
+        raise _lost(error) from error
+    return _unpack(tree, summed)
+
+
+def from_first(tree: Any) -> Any:
+    """Numbers as the first process has them: what is decided by them is decided alike."""
+    if count() == 1:
+        return tree
+    try:
+        return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
+    except Exception as error:
+        raise _lost(error) from error
+
+
+def same(what: str, describe: Callable[[], str]) -> None:
+    """Raise ConfigError in all processes where one was given something else than the first."""
+    if count() == 1:
+        return
+    mine = np.frombuffer(hashlib.sha256(describe().encode()).digest()[:4], np.uint32)
+    try:
+        found = np.asarray(multihost_utils.process_allgather(mine)).reshape(count())
+    except Exception as error:
+        raise _lost(error) from error
+    if others := np.flatnonzero(found != found[0]).tolist():
+        raise ConfigError(what, f"processes {others}", "they were given another job than process 0: give all the same")
+
+
+def _lost(error: Exception) -> ProcessError:
+    return ProcessError(
+        f"process {jax.process_index()} of {count()} lost the others ({_line(error)}): one of them has died, or the "
+        "network; start the run again"
+    )
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+@functools.cache
+def _mesh() -> Mesh:
+    first: dict[int, Any] = {}
+    for device in jax.devices():
+        first.setdefault(device.process_index, device)
+    return Mesh(np.array([first[k] for k in range(count())]), (_AXIS,))
+
+
+@functools.cache
+def _summed() -> Any:
+    return jax.jit(lambda parts: [jnp.sum(part, axis=0) for part in parts], out_shardings=NamedSharding(_mesh(), P()))
+
+
+@jax.jit
+def _pack(tree: Any) -> list[Any]:
+    """One array of each type: a message for each leaf would cost a network's latency each."""
+    leaves = jax.tree.leaves(tree)
+    kinds = list(dict.fromkeys(leaf.dtype for leaf in leaves))
+    return [jnp.concatenate([leaf.ravel() for leaf in leaves if leaf.dtype == kind]) for kind in kinds]
+
+
+def _unpack(tree: Any, parts: list[np.ndarray]) -> Any:
+    leaves, structure = jax.tree.flatten(tree)
+    rest = {part.dtype: part for part in parts}
+    out = []
+    for leaf in leaves:
+        part = rest[np.dtype(leaf.dtype)]
+        out.append(part[: leaf.size].reshape(leaf.shape))
+        rest[np.dtype(leaf.dtype)] = part[leaf.size :]
+    return jax.tree.unflatten(structure, out)

@@ -1,0 +1,82 @@
+"""Examples that come to the device cohort by cohort: the same runs, from host memory and from a memory map."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+import fedax
+from fedax.engine import hosted, job
+from fedax.errors import ConfigError
+
+from .problem import DATA, TASK, UNEQUAL, federation, flat
+
+TEST = federation([11], [1.0], seed=5)
+CASES = {
+    "fedavg": {"work": fedax.RandomEpochs(1, 4), "participation": fedax.Proportional(4)},
+    "scaffold": {"work": UNEQUAL, "participation": fedax.Uniform(3)},
+    "scaffold-m-vr": {"batch_size": None},  # warm-up, full gradients
+    "mime": {"participation": fedax.Uniform(3)},  # two exchanges
+    "ce-lsgd": {"participation": fedax.Trace([[4, 1], [0, 3, 2], [2], [3]])},  # one client; no fixed size
+}
+
+
+def run(name, data=DATA, **options):
+    options = {"rounds": 4, "work": fedax.Steps(2), "batch_size": 2, "evaluate_every": 2} | CASES[name] | options
+    return fedax.simulate(fedax.create(name, lr=0.05), TASK, data, test=TEST.examples, grad_norm=True, **options)
+
+
+def same(one, other):
+    for column in set(one.history) - {"seconds"}:
+        np.testing.assert_allclose(other.history[column], one.history[column], 1e-5, err_msg=column)
+    np.testing.assert_allclose(flat(other.params), flat(one.params), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_where_the_examples_are_changes_nothing(name, monkeypatch):
+    resident = run(name)
+    same(resident, run(name, stream=True))
+    monkeypatch.setattr(hosted, "_BLOCK", 1)  # cohorts in blocks of one chunk, evaluation client by client
+    same(resident, run(name, stream=True, chunk_size=2))
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
+def test_on_a_mesh():
+    same(run("scaffold"), run("scaffold", stream=True, mesh=Mesh(np.array(jax.devices()[:2]), ("clients",))))
+
+
+def test_from_a_memory_map(tmp_path):
+    mapped = {}
+    for name, leaf in DATA.examples.items():
+        np.save(tmp_path / f"{name}.npy", leaf)
+        mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+    data = fedax.FederatedData(mapped, DATA.sizes, DATA.weights)
+    assert all(np.shares_memory(leaf, mapped[name]) for name, leaf in data.examples.items())
+    same(run("fedavg"), run("fedavg", data, stream=True))
+
+
+def test_only_what_a_cohort_needs_is_read(monkeypatch):
+    """Rounds read the rows of their clients, and no others."""
+    read = []
+    rows_of = hosted._rows
+    monkeypatch.setattr(hosted, "_rows", lambda leaf, rows, room: read.append(rows) or rows_of(leaf, rows, room))
+    run("fedavg", stream=True, participation=fedax.Trace([[1], [3], [1]]), rounds=3)
+    offsets = [3, 8]  # clients 1 and 3 have 1 and 2 examples
+    for rows in read:
+        assert rows.tolist() in ([offsets[0]], [offsets[1], offsets[1] + 1], [3], [0, 1, 2])
+
+
+def test_examples_that_have_no_room_stream_by_themselves(monkeypatch):
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(DATA.examples))
+    for room, streams in ((2 * size, False), (2 * size - 2, True)):
+        monkeypatch.setattr(job, "device_bytes", lambda room=room: room)
+        assert job._stream(None, DATA, slice(0, 5), 1) is streams
+        assert job._stream(None, DATA, slice(0, 5), 2)  # on CPUs each device has a copy
+    assert job._stream(False, DATA, slice(0, 5), 1) is False
+
+
+def test_bad_settings():
+    with pytest.raises(ConfigError, match="stream = 'yes'"):
+        run("fedavg", stream="yes")
+    with pytest.raises(ConfigError, match="client_memory = 'device'"):
+        run("scaffold", stream=True, client_memory="device")

@@ -1,0 +1,51 @@
+"""One of several processes that run a job together; prints its history. Arguments: process, processes, port, JSON."""
+
+import json
+import os
+import sys
+
+os.environ["JAX_NUM_CPU_DEVICES"] = sys.argv[5] if len(sys.argv) > 5 else "1"
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true")
+
+import jax
+import numpy as np
+
+import fedax
+from fedax.engine import processes
+from tests.engine.problem import DATA, TASK, UNEQUAL, federation, flat
+
+WORK = {"steps": fedax.Steps(3), "unequal": UNEQUAL, "epochs": fedax.RandomEpochs(1, 4)}
+COHORT = {"full": fedax.Full(), "uniform": fedax.Uniform(3), "trace": fedax.Trace([[4, 1], [0, 3, 2], [2], [3]])}
+
+
+def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
+    found = {}
+    for label, case in cases.items():
+        run = fedax.simulate(
+            fedax.create(case["method"], lr=0.05),
+            TASK,
+            DATA,
+            rounds=4,
+            work=WORK[case.get("work", "steps")],
+            participation=COHORT[case.get("cohort", "full")],
+            batch_size=case.get("batch_size", 2),
+            test=federation([11], [1.0], seed=5).examples,
+            grad_norm=True,
+            evaluate_every=2,
+            stream=case.get("stream"),
+        )
+        found[label] = {name: column.tolist() for name, column in run.history.items() if name != "seconds"}
+        found[label]["params"] = flat(run.params).tolist()
+        mine = np.arange(DATA.num_clients)[processes.own(DATA)]
+        rows = run.memory[mine] if jax.process_count() > 1 or case.get("stream") else run.memory
+        found[label]["memory"] = {
+            i: [np.asarray(leaf[k]).tolist() for leaf in jax.tree.leaves(rows)] for k, i in enumerate(mine.tolist())
+        }
+    return found
+
+
+if __name__ == "__main__":
+    process, number, port = (int(word) for word in sys.argv[1:4])
+    if number > 1:
+        processes.connect(f"localhost:{port}", number, process)
+    print(json.dumps(histories(json.loads(sys.argv[4]))), flush=True)
