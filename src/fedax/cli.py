@@ -3,7 +3,10 @@
 import enum
 import functools
 import math
+import os
 import pathlib
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -58,6 +61,26 @@ def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
+def _leaves_others(command: Callable[[], None]) -> None:
+    """Run what several processes do together; one that fails ends at once, so that the others see it."""
+    from fedax.errors import FedaxError, ProcessError
+
+    try:
+        return command()
+    except BaseException as error:
+        # Not by an exception: at its exit JAX would wait for the others, who wait for this process.
+        if isinstance(error, typer.Exit) and error.exit_code == 1:
+            raise  # a method diverged, in all of them
+        if isinstance(error, FedaxError):
+            typer.echo(f"error: {error}", err=True)
+        elif not isinstance(error, typer.Exit | KeyboardInterrupt):
+            traceback.print_exc()
+        code = {ProcessError: 3, KeyboardInterrupt: 130}.get(type(error), 2 if isinstance(error, FedaxError) else 1)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.exit_code if isinstance(error, typer.Exit) else code)
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         import fedax
@@ -81,6 +104,14 @@ def run(
     config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
     out: Out = None,
     settings: Set = None,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="Run with the other processes of SLURM, MPI or Kubernetes.")
+    ] = False,
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Elsewhere: where process 0 is.", show_default=False)
+    ] = None,
+    num_processes: Annotated[int | None, typer.Option(help="How many there are.", show_default=False)] = None,
+    process_id: Annotated[int | None, typer.Option(help="Which this is, from 0.", show_default=False)] = None,
 ) -> None:
     """Run the experiment of a configuration file, or a paper's.
 
@@ -96,16 +127,37 @@ def run(
       fedax run experiment.toml --set run.rounds=200 --set "methods.*.lr=0.05"
       fedax run fednova-figure-2-equal
       fedax run runs/digits-1/config.toml --out runs/again
+      srun --ntasks=4 fedax run experiment.toml --distributed
+      fedax run experiment.toml --coordinator node1:7000 --num-processes 4 --process-id 0
 
     Exit code 1: a method diverged (the others are finished, all is written).
     Exit code 2: bad input.
+    Exit code 3: another process was lost.
     """
+    from fedax.errors import ConfigError
     from fedax.experiments import override, read_toml
 
-    tables = read_toml(config)
-    for setting in settings or []:
-        override(tables, setting)
-    _run(tables, out)
+    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    missing = [name for name, value in given.items() if value is None]
+    if 0 < len(missing) < 3:
+        raise ConfigError(missing[0], None, "give --coordinator, --num-processes and --process-id together")
+
+    def configured() -> None:
+        tables = read_toml(config)
+        for setting in settings or []:
+            override(tables, setting)
+        _run(tables, out)
+
+    if not distributed and missing:
+        return configured()
+
+    def together() -> None:
+        from fedax.engine.processes import connect
+
+        connect(coordinator, num_processes, process_id)
+        configured()
+
+    _leaves_others(together)
 
 
 @app.command()
@@ -144,11 +196,11 @@ def compare(
     Exit code 2: bad input.
     """
     from fedax.errors import ConfigError, unknown
-    from fedax.experiments import datasets, override
-    from fedax.experiments.defaults import comparison
+    from fedax.experiments import override
+    from fedax.experiments.defaults import TASKS_OF, comparison
 
-    if dataset not in datasets():
-        raise unknown("dataset", dataset, datasets())
+    if dataset not in TASKS_OF:
+        raise unknown("dataset", dataset, TASKS_OF)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ConfigError("methods", methods, "give at least one method; see: fedax list methods")
@@ -354,9 +406,15 @@ def report(
 
 
 def _run(tables: Mapping[str, Any], out: pathlib.Path | None) -> None:
-    from fedax.experiments import build
+    import jax
 
-    record = _train(build(tables), out)
+    from fedax.experiments import build, execute
+
+    experiment = build(tables)
+    if jax.process_index() > 0:  # the first of several processes writes and shows
+        execute(experiment, None)
+        return
+    record = _train(experiment, out)
     console = _console()
     _show_results(console, record)
     _show_report(console, record)
@@ -370,7 +428,9 @@ def _train(experiment: "Experiment", out: pathlib.Path | None) -> "Record":
     _show_choices(console, experiment, folder)
     try:
         with _Progress(console, experiment) as watch:
-            return execute(experiment, folder, watch)
+            record = execute(experiment, folder, watch)
+            assert record is not None
+            return record
     except KeyboardInterrupt:
         _stopped(folder)
 

@@ -1,8 +1,10 @@
 """FederatedData: what each client holds, however it was put together."""
 
 import numpy as np
+import pytest
 
 import fedax
+from fedax.errors import DataError
 
 POOL = {"x": np.arange(12.0).reshape(6, 2), "y": np.arange(6)}
 PARTS = [np.array([4, 0, 2]), [5], np.array([1, 0])]  # 0 belongs to two clients, 3 to none
@@ -36,3 +38,42 @@ def test_any_pytree_of_arrays_will_do_and_keeps_its_types():
     image, (label,) = data.client(1)
     assert image.dtype == np.uint8 and image.shape == (2, 2, 2, 1) and label.tolist() == [1, 2]
     assert fedax.FederatedData(np.arange(3.0), [1, 2]).client(0).tolist() == [0.0]
+
+
+def test_saved_data_are_mapped_as_they_were(tmp_path):
+    data = fedax.FederatedData.from_partition(POOL, PARTS, [0.2, 0.5, 0.3])
+    data.save(tmp_path / "new" / "data")
+    again = fedax.FederatedData.open(tmp_path / "new" / "data")
+    assert again.sizes.tolist() == [3, 1, 2] and again.weights.tolist() == [0.2, 0.5, 0.3]
+    assert list(again.examples) == ["x", "y"]
+    for name, leaf in data.examples.items():
+        assert again.examples[name].dtype == leaf.dtype and again.examples[name].tolist() == leaf.tolist()
+        assert not again.examples[name].flags.owndata and not again.examples[name].flags.writeable  # the file's
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["data"]  # nothing else is left
+    uniform = again.with_weights(np.full(3, 1 / 3))
+    assert uniform.weights.tolist() == [1 / 3] * 3 and again.weights.tolist() == [0.2, 0.5, 0.3]
+    with pytest.raises(DataError, match="already"):
+        data.save(tmp_path / "new" / "data")
+
+
+def test_what_cannot_be_saved_or_opened(tmp_path):
+    with pytest.raises(DataError, match="dict of arrays"):
+        fedax.FederatedData(np.arange(3.0), [1, 2]).save(tmp_path / "a")
+    with pytest.raises(DataError, match="dict of arrays"):
+        fedax.FederatedData({"../x": np.arange(3.0)}, [1, 2]).save(tmp_path / "a")
+    with pytest.raises(DataError, match="no examples"):
+        fedax.FederatedData.open(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot be written"):
+        fedax.FederatedData(POOL, [6]).save(tmp_path / "file" / "below")
+    fedax.FederatedData(POOL, [6]).save(tmp_path / "good")
+    x = tmp_path / "good" / "examples" / "x.npy"
+    whole = x.read_bytes()
+    for broken in (whole[:-1], whole[:20], b"", whole.replace(b"'<f8'", b"'|O8'"), whole.replace(b"(6, 2)", b"(5, 2)")):
+        x.write_bytes(broken)
+        with pytest.raises(DataError, match="x"):
+            fedax.FederatedData.open(tmp_path / "good")
+    x.write_bytes(whole)
+    (tmp_path / "good" / "sizes.npy").unlink()
+    with pytest.raises(DataError, match=r"sizes\.npy"):
+        fedax.FederatedData.open(tmp_path / "good")

@@ -1,5 +1,11 @@
 """FederatedData: the examples of all clients in one pytree of arrays, sorted by client."""
 
+import copy
+import os
+import pathlib
+import re
+import stat
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +43,9 @@ class FederatedData:
         [[2.0, 3.0], [4.0, 5.0]]
     """
 
-    def __init__(self, examples: Examples, sizes: Sequence[int] | np.ndarray, weights: Any = None):
+    def __init__(
+        self, examples: Examples, sizes: Sequence[int] | np.ndarray, weights: Any = None, *, _finite: bool = False
+    ):
         leaves = jax.tree.leaves(examples)
         if not leaves:
             raise DataError("examples: there is no array in it; give a pytree such as {'x': ..., 'y': ...}")
@@ -58,7 +66,7 @@ class FederatedData:
                 raise DataError(f"{name}: shape {leaf.shape}, but the sizes of the clients sum to {n}")
             if leaf.dtype.kind not in "biufc":
                 raise DataError(f"{name}: an array of type {leaf.dtype}; give numbers")
-            if np.issubdtype(leaf.dtype, np.inexact):
+            if np.issubdtype(leaf.dtype, np.inexact) and not _finite:
                 _check_finite(name, leaf)
         self.weights = _weights(weights, self.sizes)
         self.offsets = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
@@ -118,6 +126,71 @@ class FederatedData:
         order = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
         return cls(jax.tree.map(lambda leaf: np.asarray(leaf)[order], examples), [len(part) for part in parts], weights)
 
+    def with_weights(self, weights: Any) -> "FederatedData":
+        """The same examples with other weights p [N], which make another objective; ``None``: sizes / n.
+
+        Example:
+            >>> FederatedData({"y": np.zeros(3)}, sizes=[1, 2]).with_weights(np.array([0.5, 0.5])).weights.tolist()
+            [0.5, 0.5]
+        """
+        other = copy.copy(self)
+        other.weights = _weights(weights, self.sizes)
+        return other
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write a folder that :meth:`open` maps into memory: an .npy file for each array.
+
+        Args:
+            folder: a new one. The examples have to be a dict of arrays.
+
+        Raises:
+            DataError: the folder is there already or cannot be made, or the examples have another form.
+        """
+        folder = pathlib.Path(folder)
+        examples = self.examples
+        if not isinstance(examples, dict) or not all(
+            isinstance(name, str) and re.fullmatch(r"\w+", name) and isinstance(leaf, np.ndarray)
+            for name, leaf in examples.items()
+        ):
+            raise DataError("examples: to be saved they have to be a dict of arrays, with letters and digits as names")
+        if folder.exists():
+            raise DataError(f"{folder}: this is there already; name a new folder")
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+                whole = pathlib.Path(scratch) / "whole"
+                (whole / "examples").mkdir(parents=True)
+                np.save(whole / "sizes.npy", self.sizes)
+                np.save(whole / "weights.npy", self.weights)
+                for name, leaf in examples.items():
+                    np.save(whole / "examples" / f"{name}.npy", leaf)
+                os.rename(whole, folder)
+        except OSError as error:
+            raise DataError(f"{folder}: cannot be written ({error.strerror})") from error
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike) -> "FederatedData":
+        """What :meth:`save` wrote, mapped into memory: a run reads only the examples that it needs.
+
+        What was saved had been checked; whether all values are finite is not looked at again.
+
+        Raises:
+            DataError: files are missing, broken, or do not fit together.
+
+        Example:
+            >>> with tempfile.TemporaryDirectory() as there:
+            ...     FederatedData({"y": np.arange(3)}, sizes=[1, 2]).save(f"{there}/mine")
+            ...     FederatedData.open(f"{there}/mine").client(1)["y"].tolist()
+            [1, 2]
+        """
+        folder = pathlib.Path(folder)
+        files = sorted((folder / "examples").glob("*.npy"))
+        if not files:
+            raise DataError(f"{folder}: no examples/*.npy in it; give a folder that FederatedData.save wrote")
+        examples = {file.stem: _mapped(file) for file in files}
+        sizes, weights = (np.array(_mapped(folder / f"{name}.npy")) for name in ("sizes", "weights"))
+        return cls(examples, sizes, weights, _finite=True)
+
     @property
     def num_clients(self) -> int:
         """N."""
@@ -141,6 +214,17 @@ class FederatedData:
     def __repr__(self) -> str:
         low, high = self.sizes.min(), self.sizes.max()
         return f"FederatedData({self.num_clients} clients, {self.num_examples} examples, {low} to {high} a client)"
+
+
+def _mapped(file: pathlib.Path) -> np.ndarray:
+    try:
+        if not stat.S_ISREG(os.stat(file).st_mode):
+            raise DataError(f"{file}: not a file")
+        return np.load(file, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, TypeError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError) as error:
+        raise DataError(f"{file}: not an array that fedax wrote ({error})") from error
 
 
 def _check_finite(name: str, leaf: np.ndarray) -> None:

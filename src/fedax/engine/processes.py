@@ -4,9 +4,12 @@ Every process has the same server and draws the same cohorts. A client belongs t
 examples and its memory; the sums over a cohort are the only thing that goes between processes.
 """
 
+import contextlib
 import functools
 import hashlib
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -35,6 +38,8 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
     """
     try:
         jax.distributed.initialize(coordinator, number, index, heartbeat_timeout_seconds=_HEARTBEAT)
+        with _library_words_aside():
+            multihost_utils.sync_global_devices("fedax")  # who cannot talk to the others fails here
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(
             "distributed",
@@ -64,6 +69,19 @@ def share(sizes: np.ndarray, process: int, of: int) -> slice:
     for k in range(1, of):  # none is empty
         cuts[k] = min(max(cuts[k], cuts[k - 1] + 1), len(sizes) - (of - k))
     return slice(int(cuts[process]), int(cuts[process + 1]))
+
+
+@contextlib.contextmanager
+def _library_words_aside() -> Iterator[None]:
+    """What libraries print on the standard output, below Python, goes to the error output."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def own(data: Any) -> slice:

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedax.data.federated import FederatedData
+from fedax.engine import processes
 from fedax.engine.evaluate import figures, rows
 from fedax.engine.job import Job, is_small, make_job, with_seed
 from fedax.engine.round import Plan, State, Tally, prepare
@@ -212,6 +213,8 @@ def sweep(
     for name in ("algorithm", "seed", "callback"):
         if name in options:
             raise ConfigError(name, options[name], f"sweep has it by another way: {_ELSEWHERE[name]}")
+    if processes.count() > 1:
+        raise ConfigError("processes", processes.count(), "a sweep runs in one process; give each some of the points")
     if len(points) > 1 and jax.default_backend() == "cpu" and is_small(jax.eval_shape(task.init, jax.random.key(0))):
         options = {"mesh": Mesh(np.array(jax.local_devices()[:1]), ("clients",))} | options  # points are spread instead
     jobs = _jobs(make, points, chosen, task, data, options)

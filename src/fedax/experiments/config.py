@@ -26,9 +26,17 @@ from fedax.numbers import check_number
 
 Table = dict[str, Any]
 
+
+def _folder(path: str, test: str | None = None) -> Any:
+    """Clients' data, and held-out examples where ``test`` names another folder of the kind."""
+    data = fedax.FederatedData.open(path)
+    return data if test is None else (data, fedax.FederatedData.open(test))
+
+
 _GENERATED: dict[str, tuple[str, Callable[..., Any]]] = {
     "synthetic": ("FedProx's Synthetic(alpha, beta): softmax labels, a model for each client", generators.synthetic),
     "sparse_regression": ("linear models that agree on which few features matter", generators.sparse_regression),
+    "folder": ("your own clients' data, as FederatedData.save writes them", _folder),
     "quadratics": ("quadratic objectives whose optimum is known in closed form", generators.quadratics),
 }
 _PARTITIONS: dict[str, Callable[..., Any]] = {
@@ -449,12 +457,13 @@ def _data(section: DataSection) -> tuple[Any, fedax.FederatedData, Table | None,
     if section.name in _GENERATED:
         if section.partition is not None:
             raise ConfigError("data.partition", section.partition, f"{section.name} comes in clients; leave it out")
-        given = section.parameters | {"seed": section.seed}
+        make = _GENERATED[section.name][1]
+        given = section.parameters | ({} if make is _folder else {"seed": section.seed})
         if section.clients is not None:
             given["clients"] = section.clients
-        made, parameters = _bind("data", _GENERATED[section.name][1], given, skip=("H", "e", "weights"))
+        made, parameters = _bind("data", make, given, skip=("H", "e", "weights"))
         data, test = made if isinstance(made, tuple) else (made, None)
-        data = _weighted(data, section.weights)
+        data = data if make is _folder and section.weights == "sizes" else _weighted(data, section.weights)
         test = None if test is None else test.examples
         return None, data, test, {"name": section.name, **parameters, "weights": section.weights}
     if section.name not in datasets():
@@ -495,13 +504,14 @@ def _by_column(section: DataSection, pooled: Any) -> tuple[list[np.ndarray], Tab
 
 
 def _weighted(data: fedax.FederatedData, weights: str) -> fedax.FederatedData:
-    if weights == "sizes":
-        return fedax.FederatedData(data.examples, data.sizes)
-    return fedax.FederatedData(data.examples, data.sizes, np.full(data.num_clients, 1 / data.num_clients))
+    return data.with_weights(None if weights == "sizes" else np.full(data.num_clients, 1 / data.num_clients))
 
 
 def _task(section: TaskSection, data_name: str, pooled: Any, data: fedax.FederatedData) -> tuple[fedax.Task, Table]:
-    name = section.name or TASKS_OF[data_name]
+    usual = TASKS_OF.get(data_name)
+    name = section.name or usual
+    if name is None:
+        raise ConfigError("task.name", None, f"this is missing; name one: {', '.join(tasks())}")
     if name not in tasks():
         raise unknown("task.name", name, tasks())
     make, examples = getattr(fedax.tasks, name), data.examples
@@ -515,7 +525,7 @@ def _task(section: TaskSection, data_name: str, pooled: Any, data: fedax.Federat
     wanted = [key for key in inspect.signature(make).parameters if key in _FROM_DATA]
     for key in wanted:
         if derived.get(key) is None:
-            raise ConfigError("task.name", name, f"this does not fit {data_name}; try {TASKS_OF[data_name]!r}")
+            raise ConfigError("task.name", name, f"this does not fit {data_name}; try {usual or 'another'!r}")
         if key in section.parameters:
             raise ConfigError(f"task.{key}", section.parameters[key], "the data set tells this; leave it out")
     task, parameters = _bind("task", make, section.parameters | {key: derived[key] for key in wanted})

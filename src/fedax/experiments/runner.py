@@ -24,19 +24,21 @@ Watch = Callable[[str, int, Mapping[str, Any] | None], None]
 _DRAWS = 50  # rounds for which local work is drawn, to show how it is spread
 
 
-def execute(experiment: Experiment, folder: Path, watch: Watch | None = None) -> Record:
+def execute(experiment: Experiment, folder: Path | None, watch: Watch | None = None) -> Record | None:
     """Run an experiment and fill its folder.
 
     Args:
         experiment: from :func:`fedax.experiments.build`.
-        folder: from :func:`fedax.experiments.new_folder`.
+        folder: from :func:`fedax.experiments.new_folder`; ``None``: nothing is written, as by all but the first of
+            several processes that run it together.
         watch: called as ``watch(label, seed, row)``; the row is ``None`` when a run begins, then each of its history.
 
     Returns:
-        The run folder, read again. A method that diverges does not stop the others.
+        The run folder, read again, if there is one. A method that diverges does not stop the others.
     """
     config = experiment.config
-    begin(folder, config, [experiment])
+    if folder is not None:
+        begin(folder, config, [experiment])
     names = {method["label"]: method["name"] for method in config["methods"]}
     settings = {name: value for name, value in config["run"].items() if name != "seeds"}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
@@ -44,7 +46,8 @@ def execute(experiment: Experiment, folder: Path, watch: Watch | None = None) ->
         for seed in config["run"]["seeds"]:
 
             def on_row(row: dict[str, Any], label: str = label, seed: int = seed) -> None:
-                append_metrics(folder, label, names[label], seed, row)
+                if folder is not None:
+                    append_metrics(folder, label, names[label], seed, row)
                 if watch is not None:
                     watch(label, seed, row)
 
@@ -64,8 +67,9 @@ def execute(experiment: Experiment, folder: Path, watch: Watch | None = None) ->
                     **settings,
                 )
             compiled[label] += run.compile_seconds
-            write_model(folder / "models" / f"{slug(label)}-seed{seed}.safetensors", run.params)
-    return finish(folder, compiled)
+            if folder is not None:
+                write_model(folder / "models" / f"{slug(label)}-seed{seed}.safetensors", run.params)
+    return None if folder is None else finish(folder, compiled)
 
 
 def begin(folder: Path, config: Mapping[str, Any], experiments: Sequence[Experiment]) -> None:
