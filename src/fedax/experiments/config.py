@@ -458,7 +458,9 @@ def _data(section: DataSection) -> tuple[Any, fedax.FederatedData, Table | None,
         if section.partition is not None:
             raise ConfigError("data.partition", section.partition, f"{section.name} comes in clients; leave it out")
         make = _GENERATED[section.name][1]
-        given = section.parameters | ({} if make is _folder else {"seed": section.seed})
+        given = section.parameters
+        if make is not _folder or "seed" in section.model_fields_set:
+            given = given | {"seed": section.seed}
         if section.clients is not None:
             given["clients"] = section.clients
         made, parameters = _bind("data", make, given, skip=("H", "e", "weights"))
