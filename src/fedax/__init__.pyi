@@ -18,9 +18,10 @@ from .algorithms import (
     hyperparameters,
 )
 from .data.federated import FederatedData
+from .engine.checkpoint import Checkpoints
 from .engine.simulate import Run, simulate
 from .engine.sweep import Range, Sweep, random_points, sweep
-from .errors import ConfigError, DataError, DivergedWarning, FedaxError, ProcessError
+from .errors import CheckpointError, ConfigError, DataError, DivergedWarning, FedaxError, ProcessError
 from .local import Solver, local_steps
 from .oracle import Oracle
 from .participation import Full, Participation, Proportional, Trace, Uniform, UniformNormalized
@@ -49,6 +50,8 @@ __all__ = [
     "Adaptive",
     "Algorithm",
     "Box",
+    "CheckpointError",
+    "Checkpoints",
     "ConfigError",
     "DataError",
     "Deadline",

@@ -32,6 +32,10 @@ class DataError(FedaxError, ValueError):
     """Examples, sizes, weights or files that cannot be used; the message names which and where."""
 
 
+class CheckpointError(FedaxError, RuntimeError):
+    """A checkpoint that cannot be written, cannot be read, or is of another run."""
+
+
 class ProcessError(FedaxError, RuntimeError):
     """Of several processes that run one job together, another one is gone."""
 

@@ -84,6 +84,26 @@ def test_the_number_of_processes_changes_nothing(number, cases, devices, alone):
                 np.testing.assert_allclose(other, one, 1e-5, 1e-6, err_msg=f"{label}: memory of client {i}")
 
 
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path, alone):
+    """Of two, then of one, then of three: their files are read by those to whom the clients belong now."""
+    case = MORE["scaffold-m-vr"] | {"checkpoint": str(tmp_path)}
+    together(2, {"a": case | {"rounds": 2}})
+    assert sorted(path.name[16:] for path in tmp_path.iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
+    histories({"a": case | {"rounds": 3}})
+    found = together(3, {"a": case})
+    assert len(list(tmp_path.glob("round-000000004.*-of-3.*"))) == 3
+    known = dict(alone["scaffold-m-vr"])
+    memory = known.pop("memory")
+    rows = [at in (0, 2, 4) for at in found[0]["a"]["round"]]  # round 3 was an end, and has a row
+    for each in found:
+        for column, values in known.items():
+            seen = each["a"][column] if column == "params" else np.array(each["a"][column])[rows]
+            np.testing.assert_allclose(seen, values, 1e-5, 1e-6, err_msg=column)
+        for i, leaves in each["a"]["memory"].items():
+            for one, other in zip(memory[i], leaves, strict=True):
+                np.testing.assert_allclose(other, one, 1e-5, 1e-6)
+
+
 def test_one_that_dies_ends_the_others(tmp_path):
     """Which were at work; and only the first has written."""
     config, at = tmp_path / "config.toml", port()

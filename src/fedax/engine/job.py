@@ -1,8 +1,10 @@
 """A job: one run, with everything about it checked and made before anything is compiled."""
 
+import dataclasses
 import functools
 import math
 import numbers
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -41,6 +43,7 @@ class Job(NamedTuple):
         memory: where client memory is: "device", "host", or the folder of its file; on the device only of a job
             whose rounds are compiled, those of a job of one process whose data are there.
         traffic: bytes of the exchanges of the warm-up, and of a round.
+        settings: what makes the run, by name, as text: the same for the same run.
         rounds: R.
         stops: the rounds after which the model is evaluated, in order; the last is R.
         test: held-out examples on the device, or ``None``.
@@ -56,6 +59,7 @@ class Job(NamedTuple):
     plan: Plan
     memory: str
     traffic: tuple[list[Traffic], list[Traffic]]
+    settings: dict[str, str]
     rounds: int
     stops: tuple[int, ...]
     test: Any
@@ -130,23 +134,40 @@ def make_job(
     hosted = stream or processes.count() > 1
     memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
     job = Job(
-        hyper, fed, key, x, data if stream else None, own, plan, memory, traffic, rounds, stops, held_out, grad_norm,
-        density, until,
+        hyper, fed, key, x, data if stream else None, own, plan, memory, traffic, _settings(hyper, data, plan, seed, x),
+        rounds, stops, held_out, grad_norm, density, until,
     )  # fmt: skip
-    processes.same("job", functools.partial(_fingerprint, job, data, seed))
+    processes.same("job", f"{job.settings} {rounds} {stops} {grad_norm} {density}")
     return job
 
 
-def _fingerprint(job: Job, data: FederatedData, seed: int) -> str:
-    """What all processes have to agree on, as far as numbers and names can tell."""
-    plan = job.plan
-    fixed = (plan.num_clients, plan.max_size, plan.batch_size, plan.epochs, plan.steps, plan.max_steps, plan.full)
-    parts = (
-        [type(part).__name__ for part in job.hyper],
-        [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(job.hyper)],
-    )
-    sums = zlib.crc32(data.sizes.tobytes()), zlib.crc32(data.weights.tobytes())
-    return repr((fixed, parts, sums, job.x.size, job.rounds, job.stops, job.grad_norm, job.density, seed))
+def _settings(hyper: Any, data: FederatedData, plan: Plan, seed: int, x: Vector) -> dict[str, str]:
+    """What makes a run, as far as names and numbers can tell: of the data their form, sizes and weights."""
+    forms = jax.tree_util.tree_leaves_with_path(data.examples)
+    sums = [f"{zlib.crc32(part.tobytes()):08x}" for part in (data.sizes, data.weights)]
+    found = {
+        "data": f"{data.num_clients} clients, {data.num_examples} examples",
+        "examples": ", ".join(f"{jax.tree_util.keystr(at)} {leaf.dtype}{list(leaf.shape[1:])}" for at, leaf in forms),
+        "sizes and weights": " ".join(sums),
+        "model": f"{jax.tree.map(lambda leaf: f'{leaf.dtype}{list(leaf.shape)}', x.tree)}",
+        "batch_size": str(plan.batch_size),
+        "seed": str(seed),
+    }
+    for name, part in zip(("method", "work", "participation"), hyper, strict=True):
+        found |= _spelled(name, part)
+    return found
+
+
+def _spelled(name: str, value: Any) -> dict[str, str]:
+    if dataclasses.is_dataclass(value):
+        parts = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        inner = [_spelled(f"{name}.{key}", part) for key, part in parts.items()]
+        return {name: type(value).__name__} | {key: text for each in inner for key, text in each.items()}
+    if isinstance(value, np.ndarray | jax.Array):
+        array = np.asarray(value)
+        return {name: f"{array.tolist()}" if array.size < 10 else f"{zlib.crc32(array.tobytes()):08x}{array.shape}"}
+    # Functions say where they lie in memory, which is elsewhere in another process.
+    return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
 
 
 def with_seed(job: Job, params: Any, seed: int, shared: dict[Any, Any]) -> Job:

@@ -32,7 +32,7 @@ class ClientMemory:
         self._row, self._folder = jax.tree.map(np.asarray, row), folder
         leaves, self._structure = jax.tree.flatten(self._row)
         self.row_bytes = sum(leaf.nbytes for leaf in leaves)
-        self._first, self._slots, self._used = leaves, np.full(number, -1), 0
+        self.first, self._slots, self._used = leaves, np.full(number, -1), 0
         self._maps: list[mmap.mmap] = []
         self._dirty = 0
         self._room = number if room is None else room
@@ -64,7 +64,7 @@ class ClientMemory:
             out[seen], out[~seen] = array[slots[seen]], first
             return out
 
-        found = [rows(array, first) for array, first in zip(self._arrays, self._first, strict=True)]
+        found = [rows(array, first) for array, first in zip(self._arrays, self.first, strict=True)]
         return jax.tree.unflatten(self._structure, found)
 
     def put(self, ids: np.ndarray, rows: Any) -> None:
@@ -81,11 +81,16 @@ class ClientMemory:
                 each.madvise(mmap.MADV_DONTNEED)
             self._dirty = 0
 
+    def kept(self) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The clients of which rows were put, in the order in which they first came, and their rows leaf by leaf."""
+        (seen,) = np.nonzero(self._slots >= 0)
+        return seen[np.argsort(self._slots[seen])], [array[: self._used] for array in self._arrays]
+
     def fits(self, rows: Any) -> bool:
         """Whether some clients' memory has the form of this one."""
         structure: Any = jax.tree.structure(rows)
         forms = [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(rows)]
-        return bool(structure == self._structure) and forms == [(leaf.shape, leaf.dtype) for leaf in self._first]
+        return bool(structure == self._structure) and forms == [(leaf.shape, leaf.dtype) for leaf in self.first]
 
     def blank(self) -> "ClientMemory":
         """Another one like it, of clients before their first round."""

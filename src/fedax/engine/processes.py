@@ -9,7 +9,7 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -119,11 +119,11 @@ def from_first(tree: Any) -> Any:
         raise _lost(error) from error
 
 
-def same(what: str, describe: Callable[[], str]) -> None:
+def same(what: str, description: str) -> None:
     """Raise ConfigError in all processes where one was given something else than the first."""
     if count() == 1:
         return
-    mine = np.frombuffer(hashlib.sha256(describe().encode()).digest()[:4], np.uint32)
+    mine = np.frombuffer(hashlib.sha256(description.encode()).digest()[:4], np.uint32)
     try:
         found = np.asarray(multihost_utils.process_allgather(mine)).reshape(count())
     except Exception as error:

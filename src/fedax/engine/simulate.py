@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 
 from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
+from fedax.engine.checkpoint import Checkpoints, Keeper, Saved
 from fedax.engine.evaluate import measured
 from fedax.engine.hosted import Hosted
 from fedax.engine.job import Job, make_job
@@ -88,6 +90,7 @@ def simulate(
     density: float | None = None,
     until: Callable[[dict[str, Any]], bool] | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
+    checkpoint: Checkpoints | str | os.PathLike | None = None,
 ) -> Run:
     """Train ``task`` on ``data`` with ``algorithm`` for some rounds.
 
@@ -120,13 +123,19 @@ def simulate(
         grad_norm: also record ‖∇F(x)‖², at the cost of a gradient over all data an evaluation.
         density: also record the share of parameters whose size is above this threshold, ≥ 0.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
-        callback: called with each row of the history as it is made.
+        callback: called with each row of the history as it is made, and by a run that goes on from a checkpoint with
+            those that it had.
+        checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
+            the newest, bit-identical to one that never stopped, on as many devices; on another number of devices or
+            processes up to the order of summation. The number of rounds and the evaluations may be others than before.
 
     Returns:
         :class:`Run`; where the training loss stops being finite, the run ends there with status ``"diverged"``.
 
     Raises:
         ConfigError, DataError: input that cannot be used, before anything is compiled.
+        CheckpointError: a checkpoint cannot be written, is broken, or is of another run.
+        ProcessError: of several processes another one is gone.
 
     Example:
         >>> import fedax
@@ -158,7 +167,10 @@ def simulate(
         until=until,
     )
     watch = callback or (lambda row: None)
-    return drive(program(job), [job], lambda _, row: watch(row))[0]
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
+        checkpoint = Checkpoints(checkpoint)
+    keeper = None if checkpoint is None else Keeper(checkpoint, job)
+    return drive(program(job), [job], lambda _, row: watch(row), keeper)[0]
 
 
 class Program(Protocol):
@@ -177,10 +189,16 @@ class Program(Protocol):
         """What a run keeps in the end of job ``which``: the state, and the model."""
 
 
-def drive(program: Program, jobs: Sequence[Job], callback: Callable[[int, dict[str, Any]], None]) -> list[Run]:
+def drive(
+    program: Program,
+    jobs: Sequence[Job],
+    callback: Callable[[int, dict[str, Any]], None],
+    keeper: Keeper | None = None,
+) -> list[Run]:
     """Run jobs side by side: the rounds from evaluation to evaluation, the histories, and who is done.
 
     A job that diverged or stopped gets no more rows, whatever becomes of its numbers; when all are done, all end.
+    ``keeper``: of a job alone.
     """
     began = time.perf_counter()
     state, tally = program.prepare()
@@ -210,22 +228,42 @@ def drive(program: Program, jobs: Sequence[Job], callback: Callable[[int, dict[s
                 del going[i]
                 kept[i] = program.outcome(state, index, i)
 
-    record(0)
-    compile_seconds = (time.perf_counter() - began) / len(jobs)
+    def save() -> None:
+        if keeper is not None:
+            keeper.save(Saved(state, index, rows[0], costs[0].row(), status[0]))
+
     index = 0
-    for stop in jobs[0].stops:
+    if (found := keeper.find(state) if keeper is not None else None) is None:
+        record(0)
+    else:
+        state, index, rows[0], had, status[0] = found
+        costs[0].take(had)
+        for row in rows[0]:
+            callback(0, dict(row))
+            _ = (until := jobs[0].until) is not None and until(dict(row))  # it may count, for early stopping
+        if status[0] != "finished" or index == jobs[0].rounds:
+            del going[0]
+            kept[0] = program.outcome(state, index, 0)
+    compile_seconds = (time.perf_counter() - began) / len(jobs)
+    pace: float | None = None
+    for stop in [stop for stop in jobs[0].stops if stop > index]:
         if not going:
             break
-        start = time.perf_counter()
         while index < stop:
             to = min(stop, index + jobs[0].rounds_a_call)
+            to = to if keeper is None else keeper.stop(index, to, pace)
+            start = time.perf_counter()
             state, tally = program.advance(state, index, to)
             _count(costs, jax.block_until_ready(tally), to - index)
-            index = to
-        seconds = (time.perf_counter() - start) / len(jobs)
-        for each in costs:
-            each.seconds += seconds
+            seconds = time.perf_counter() - start
+            pace, index = seconds / (to - index), to
+            for each in costs:
+                each.seconds += seconds / len(jobs)
+            if index < stop and keeper is not None and keeper.due(index):
+                save()
         record(index)
+        if keeper is not None and (not going or keeper.due(index)):
+            save()
     for i, word in enumerate(status):
         if word == "diverged":
             last = rows[i][-1]
@@ -303,6 +341,11 @@ class _Costs:
             answered = rounds if exchange.one else clients
             self.bytes_down += answered * exchange.down
             self.bytes_up += answered * exchange.up
+
+    def take(self, row: dict[str, Any]) -> None:
+        """Go on from what :meth:`row` gave."""
+        for name, value in row.items():
+            setattr(self, name, value)
 
     def row(self) -> dict[str, Any]:
         names = ("clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds")

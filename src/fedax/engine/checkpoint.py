@@ -1,0 +1,307 @@
+"""Checkpoints of a run: all that it takes to go on as if it had never stopped.
+
+A checkpoint is a safetensors file, of several processes one each, and holds no code: the server's state, the rows of
+client memory, and as text the history, the costs and the settings. Files appear whole or not at all.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import struct
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import safetensors
+
+import fedax
+from fedax.engine import processes
+from fedax.engine.job import Job
+from fedax.engine.memory import ClientMemory
+from fedax.engine.round import State
+from fedax.errors import CheckpointError, ConfigError
+from fedax.numbers import check_count, check_number
+
+_FORMAT = "fedax checkpoint 1"
+_ROWS = 2**26  # bytes of client memory that are read at a time
+_NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
+_KINDS = {"f": "F", "i": "I", "u": "U"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """Where a run keeps checkpoints, and when it makes them; a run that finds its own there goes on from the newest.
+
+    One is made at the end of a run in any case.
+
+    Args:
+        folder: of this run alone; made where it is not there.
+        rounds: ≥ 1, a checkpoint after every so many rounds; ``None``: by time only.
+        minutes: > 0, a checkpoint when so long has passed since the last one; ``None``: by rounds only.
+        keep: how many of the newest stay, ≥ 1.
+
+    Raises:
+        ConfigError: values out of range.
+
+    Example:
+        >>> Checkpoints("run-1", rounds=100).keep
+        2
+    """
+
+    folder: str | os.PathLike
+    rounds: int | None = None
+    minutes: float | None = 10.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike):
+            raise ConfigError("checkpoint.folder", self.folder, "give the path of a folder")
+        if self.rounds is not None:
+            check_count("checkpoint.rounds", self.rounds)
+        if self.minutes is not None:
+            check_number("checkpoint.minutes", self.minutes, 0, open_low=True)
+        check_count("checkpoint.keep", self.keep)
+
+
+class Saved(NamedTuple):
+    """What a run goes on from: after ``done`` rounds, with the rows of its history and its costs so far."""
+
+    state: State
+    done: int
+    rows: list[dict[str, Any]]
+    costs: dict[str, Any]
+    status: str
+
+
+class Keeper:
+    """Makes the checkpoints of one job, and finds them again."""
+
+    def __init__(self, wanted: Checkpoints, job: Job):
+        self.wanted, self.job = wanted, job
+        self.folder = pathlib.Path(wanted.folder)
+        self._time, self._round = time.monotonic(), 0  # of the last one
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder, prefix=".writing-"):
+                pass
+        except OSError as error:
+            way_out = f"cannot write there ({error.strerror}); give another folder"
+            raise ConfigError("checkpoint.folder", str(self.folder), way_out) from error
+
+    def find(self, state: State) -> Saved | None:
+        """The newest checkpoint that all processes have written; ``state``: one of this job, which is used up.
+
+        Raises:
+            CheckpointError: it is another job's, of a round after the last of this one, or broken.
+        """
+        complete = self._complete()
+        index = int(processes.from_first(np.int32(max(complete, default=-1))))
+        if index < 0:
+            return None
+        paths = complete.get(index, [])
+        if not paths:
+            raise CheckpointError(f"{self.folder}: process 0 has a checkpoint of round {index} there: share the folder")
+        with _opened(paths[0]) as file:
+            meta = self._text(paths[0], file)
+            leaves, form = jax.tree.flatten(state.server)
+            server = [_read(paths[0], file, f"server.{k}", leaf.shape, leaf.dtype) for k, leaf in enumerate(leaves)]
+        if index > self.job.rounds:
+            raise CheckpointError(
+                f"{paths[0]}: the run was at round {index} already, and is to have {self.job.rounds}: "
+                "ask for at least as many, or give another folder"
+            )
+        put = [jax.device_put(new, leaf.sharding) for new, leaf in zip(server, leaves, strict=True)]
+        memory = self._memory(state.memory, paths)
+        self._time, self._round = time.monotonic(), index
+        return Saved(State(jax.tree.unflatten(form, put), memory), index, meta["rows"], meta["costs"], meta["status"])
+
+    def stop(self, index: int, to: int, pace: float | None) -> int:
+        """Up to which round, at most ``to``, to go before one may be due; ``pace``: seconds a round, where known."""
+        if self.wanted.rounds is not None:
+            to = min(to, index + self.wanted.rounds - index % self.wanted.rounds)
+        if self.wanted.minutes is not None:
+            left = self.wanted.minutes * 60 - (time.monotonic() - self._time)
+            to = min(to, index + (1 if pace is None else max(1, int(left / max(pace, 1e-9)))))
+        return int(processes.from_first(np.int32(to)))
+
+    def due(self, index: int) -> bool:
+        """Whether to make one now."""
+        by_rounds = self.wanted.rounds is not None and index % self.wanted.rounds == 0
+        by_time = self.wanted.minutes is not None and time.monotonic() - self._time >= self.wanted.minutes * 60
+        return bool(processes.from_first(np.bool_(index > self._round and (by_rounds or by_time))))
+
+    def save(self, saved: Saved) -> None:
+        """Write a checkpoint, and remove those that are too old.
+
+        Raises:
+            CheckpointError: it cannot be written; earlier ones are as they were.
+        """
+        number, process = processes.count(), jax.process_index()
+        memory = saved.state.memory
+        if isinstance(memory, ClientMemory):
+            ids, rows = memory.kept()
+        else:
+            rows = [np.asarray(leaf) for leaf in jax.tree.leaves(memory)]
+            ids = np.arange(self.job.plan.num_clients)
+        tensors = {"ids": ids} | {f"memory.{k}": leaf for k, leaf in enumerate(rows)}
+        if process == 0:
+            tensors |= {f"server.{k}": np.asarray(leaf) for k, leaf in enumerate(jax.tree.leaves(saved.state.server))}
+        meta = {
+            "format": _FORMAT,
+            "versions": {"fedax": fedax.__version__, "jax": jax.__version__, "numpy": np.__version__},
+            "job": self.job.settings,
+            "status": saved.status,
+            "rows": saved.rows,
+            "costs": saved.costs,
+        }
+        path = self.folder / f"round-{saved.done:09}.{process}-of-{number}.safetensors"
+        try:
+            if process == 0:
+                for left in self.folder.glob(".writing-*"):  # by a process that was killed
+                    if time.time() - left.stat().st_mtime > 3600:
+                        left.unlink(missing_ok=True)
+            _write(path, tensors, json.dumps(meta))
+            complete = sorted(self._complete())
+            oldest = complete[-self.wanted.keep :][0] if complete else 0
+            for old in self.folder.iterdir() if process == 0 else ():
+                if (found := _NAME.fullmatch(old.name)) and int(found[1]) < oldest:
+                    old.unlink(missing_ok=True)
+        except OSError as error:
+            why = f"cannot be written ({error.strerror}); earlier ones are as they were"
+            raise CheckpointError(f"{path}: {why}") from error
+        self._time, self._round = time.monotonic(), saved.done
+
+    def _complete(self) -> dict[int, list[pathlib.Path]]:
+        """Round -> the files of its checkpoint, of those that all their processes have written."""
+        found: dict[tuple[int, int], dict[int, pathlib.Path]] = {}
+        for path in self.folder.iterdir():
+            if match := _NAME.fullmatch(path.name):
+                index, process, number = map(int, match.groups())
+                found.setdefault((index, number), {})[process] = path
+        whole = [key for key, files in found.items() if len(files) == key[1] and max(files) < key[1]]
+        return {index: [found[index, number][k] for k in range(number)] for index, number in sorted(whole)}
+
+    def _text(self, path: pathlib.Path, file: Any) -> dict[str, Any]:
+        """What a checkpoint says about itself, if it is this job's."""
+        try:
+            meta: dict[str, Any] = json.loads((file.metadata() or {})["fedax"])
+            was: dict[str, str] = dict(meta["job"])
+            if meta["format"] != _FORMAT or not {"status", "rows", "costs"} <= meta.keys():
+                raise ValueError(f"format {meta['format']!r}")
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"{path}: no checkpoint that this version can read ({error})") from error
+        now = self.job.settings
+        if differs := [
+            f"{name} was {was.get(name)}, is {now.get(name)}"
+            for name in dict.fromkeys([*now, *was])
+            if was.get(name) != now.get(name)
+        ]:
+            raise CheckpointError(
+                f"{path}: of a run with other settings ({'; '.join(differs)}): use the same, or give another folder"
+            )
+        return meta
+
+    def _memory(self, memory: Any, paths: list[pathlib.Path]) -> Any:
+        """Client memory with the rows of a checkpoint in it, as far as they are of this process's clients."""
+        own = self.job.own
+        if isinstance(memory, ClientMemory):
+            form = [(leaf.shape, leaf.dtype) for leaf in memory.first]
+        else:
+            leaves, structure = jax.tree.flatten(memory)
+            whole, form = [np.array(leaf) for leaf in leaves], [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
+        if not form:
+            return memory
+        step = max(1, _ROWS // sum(int(np.prod(shape)) * kind.itemsize for shape, kind in form))
+        for path in paths:
+            with _opened(path) as file:
+                self._text(path, file)
+                ids = _read(path, file, "ids", None, np.dtype(np.int64))
+                if ids.ndim != 1 or ((ids < 0) | (ids >= self.job.plan.num_clients)).any():
+                    raise CheckpointError(f"{path}: its clients are not this run's")
+                for start in range(0, len(ids), step):
+                    rows = slice(start, min(start + step, len(ids)))
+                    mine = (ids[rows] >= own.start) & (ids[rows] < own.stop)
+                    some = [
+                        _read(path, file, f"memory.{k}", (len(ids), *shape), kind, rows)[mine]
+                        for k, (shape, kind) in enumerate(form)
+                    ]
+                    if isinstance(memory, ClientMemory):
+                        memory.put(ids[rows][mine], some)
+                    else:
+                        for leaf, new in zip(whole, some, strict=True):
+                            leaf[ids[rows][mine]] = new
+        if isinstance(memory, ClientMemory):
+            return memory
+        put = [jax.device_put(new, leaf.sharding) for new, leaf in zip(whole, leaves, strict=True)]
+        return jax.tree.unflatten(structure, put)
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[Any]:
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            yield file
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path}: broken ({error}); remove it to go on from an older one") from error
+
+
+def _read(
+    path: pathlib.Path, file: Any, name: str, shape: tuple[int, ...] | None, kind: np.dtype, rows: slice | None = None
+) -> np.ndarray:
+    """A tensor, or rows of one, of the form that it has to have."""
+    found = file.get_slice(name)
+    stored = _stored(kind)
+    if found.get_dtype() != _label(stored) or (shape is not None and tuple(found.get_shape()) != shape):
+        was = f"{found.get_dtype()} {found.get_shape()}"
+        raise CheckpointError(f"{path}: {name} is {was}, and should be {_label(stored)} {list(shape or ())}")
+    values = file.get_tensor(name) if rows is None else found[rows]
+    return np.asarray(values).view(kind) if kind != stored else np.asarray(values)
+
+
+def _stored(kind: np.dtype) -> np.dtype:
+    """The type under which a file has numbers: types that NumPy knows by name only go as whole numbers."""
+    return kind if kind.kind in "fiub" and kind.isbuiltin == 1 else np.dtype(f"u{kind.itemsize}")
+
+
+def _label(kind: np.dtype) -> str:
+    return "BOOL" if kind.kind == "b" else f"{_KINDS[kind.kind]}{8 * kind.itemsize}"
+
+
+def _write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> None:
+    """A safetensors file, whole or not at all. The library would hold a second copy of everything in memory."""
+    header: dict[str, Any] = {"__metadata__": {"fedax": text}}
+    at = 0
+    arrays = {name: np.ascontiguousarray(leaf).reshape(leaf.shape) for name, leaf in tensors.items()}
+    for name, leaf in arrays.items():
+        header[name] = {
+            "dtype": _label(_stored(leaf.dtype)),
+            "shape": list(leaf.shape),
+            "data_offsets": [at, at + leaf.nbytes],
+        }
+        at += leaf.nbytes
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % 8)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(struct.pack("<Q", len(words)))
+            file.write(words)
+            for leaf in arrays.values():
+                file.write(leaf.reshape(-1).view(np.uint8).data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException:
+        pathlib.Path(temporary).unlink(missing_ok=True)
+        raise

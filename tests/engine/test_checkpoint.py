@@ -1,0 +1,216 @@
+"""A run that goes on from a checkpoint is the run that never stopped, bit by bit; and what is refused."""
+
+import json
+import os
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import fedax
+from fedax.engine import checkpoint
+from fedax.errors import CheckpointError, ConfigError
+
+from .problem import DATA, TASK, UNEQUAL, federation
+
+TEST = federation([11], [1.0], seed=5)
+CASES = {
+    "fedavg": {"work": fedax.RandomEpochs(1, 4), "participation": fedax.Uniform(3)},
+    "scaffold": {"work": UNEQUAL, "participation": fedax.Uniform(2)},
+    "scaffold-m-vr": {"participation": fedax.Uniform(3), "client_memory": "host"},  # warm-up
+    "mime": {"participation": fedax.Uniform(3), "stream": True},  # two exchanges
+    "fedadam": {},  # moments at the server
+}
+
+
+class Killed(Exception):
+    pass
+
+
+def run(name, folder=None, rounds=8, at=None, **options):
+    def callback(row):
+        if row["round"] == at:
+            raise Killed
+
+    options = {"work": fedax.Steps(2), "batch_size": 2, "evaluate_every": 2} | CASES[name] | options
+    kept = None if folder is None else fedax.Checkpoints(folder, rounds=3, minutes=None)
+    method = fedax.create(name, lr=options.pop("lr", 0.05))
+    return fedax.simulate(
+        method, TASK, DATA, rounds=rounds, test=TEST.examples, checkpoint=kept, callback=callback, **options
+    )
+
+
+def identical(one, other):
+    assert one.status == other.status
+    for column in set(one.history) - {"seconds"}:
+        assert one.history[column].tolist() == other.history[column].tolist(), column
+    ids = np.arange(DATA.num_clients)
+    rows = [each.memory[ids] if hasattr(each.memory, "kept") else each.memory for each in (one, other)]
+    for a, b in ((one.params, other.params), (one.state, other.state), rows):
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_goes_on_as_if_it_had_never_stopped(name, tmp_path):
+    whole = run(name)
+    with pytest.raises(Killed):
+        run(name, tmp_path, at=8)
+    assert [path.name[:15] for path in sorted(tmp_path.iterdir())] == ["round-000000003", "round-000000006"]
+    identical(whole, run(name, tmp_path))
+    identical(whole, run(name, tmp_path))  # which finds the end, and has nothing to do
+
+
+def test_a_run_may_be_prolonged_and_looked_at_more_often(tmp_path):
+    whole = run("scaffold", evaluate_every=[4, 5, 6])
+    assert run("scaffold", tmp_path, rounds=4, evaluate_every=4).history["round"].tolist() == [0, 4]
+    identical(whole, run("scaffold", tmp_path, evaluate_every=[5, 6]))
+    with pytest.raises(CheckpointError, match="round 8 already, and is to have 4"):
+        run("scaffold", tmp_path, rounds=4)
+
+
+def test_memory_may_be_elsewhere_than_before(tmp_path):
+    """With several rows at a time, of clients in the order in which they came."""
+    with pytest.raises(Killed):
+        run("scaffold", tmp_path, at=8, client_memory="host")
+    one, other = run("scaffold"), run("scaffold", tmp_path, client_memory="device")
+    for column in set(one.history) - {"seconds"}:
+        np.testing.assert_allclose(other.history[column], one.history[column], 1e-5, err_msg=column)
+    for a, b in zip(jax.tree.leaves(one.memory), jax.tree.leaves(other.memory), strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+
+
+def test_rows_are_read_some_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_ROWS", 1)
+    whole = run("scaffold", client_memory="host")
+    run("scaffold", tmp_path, rounds=4, client_memory="host")
+    identical(whole, run("scaffold", tmp_path, client_memory="host"))
+
+
+def test_callbacks_and_until_get_the_rows_again(tmp_path):
+    """Early stopping counts on."""
+    run("fedavg", tmp_path, rounds=4)
+    seen = []
+    again = fedax.simulate(
+        fedax.create("fedavg", lr=0.05),
+        TASK,
+        DATA,
+        rounds=8,
+        batch_size=2,
+        evaluate_every=2,
+        test=TEST.examples,
+        callback=seen.append,
+        until=lambda row: len(seen) == 4,
+        checkpoint=str(tmp_path),
+        **CASES["fedavg"],
+    )
+    assert [row["round"] for row in seen] == again.history["round"].tolist() == [0, 2, 4, 6]
+    assert again.status == "stopped"
+    assert run("fedavg", tmp_path).history["round"].tolist() == [0, 2, 4, 6]  # it stays so
+
+
+def test_other_settings_are_refused_by_name(tmp_path):
+    run("scaffold", tmp_path)
+    for options, differs in (
+        ({"lr": 0.1}, "method.lr was 0.05, is 0.1"),
+        ({"seed": 3}, "seed was 0, is 3"),
+        ({"work": fedax.Steps(2)}, "work.fixed was None, is 2; work.each was [2, 5, 1, 3, 4], is None"),
+        ({"participation": fedax.Full()}, "participation was Uniform, is Full; participation.size was 2, is None"),
+        ({"batch_size": 3}, "batch_size was 2, is 3"),
+    ):
+        with pytest.raises(CheckpointError) as error:
+            run("scaffold", tmp_path, **options)
+        assert differs in str(error.value)
+    with pytest.raises(CheckpointError, match="method was Scaffold, is FedAvg"):
+        run("fedavg", tmp_path, **CASES["scaffold"])
+    with pytest.raises(CheckpointError, match="sizes and weights was"):
+        data = DATA.with_weights(np.full(5, 0.2))
+        fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, data, rounds=8, checkpoint=tmp_path)
+
+
+def test_broken_files_are_named(tmp_path):
+    run("scaffold", tmp_path)
+    path = max(tmp_path.iterdir())
+    whole = path.read_bytes()
+    for broken in (
+        whole[:-4],
+        whole[:50],
+        b"",
+        b"\xff" * 100,
+        whole.replace(b"fedax checkpoint 1", b"fedax checkpoint 9"),
+    ):
+        path.write_bytes(broken)
+        with pytest.raises(CheckpointError, match=path.name):
+            run("scaffold", tmp_path)
+    path.write_bytes(whole.replace(b'"memory.0"', b'"memory.9"'))
+    with pytest.raises(CheckpointError, match=path.name):
+        run("scaffold", tmp_path)
+    path.unlink()  # the older one is there
+    assert run("scaffold", tmp_path).status == "finished"
+
+
+def test_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch):
+    """Leaves the earlier ones, and nothing else."""
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    run("scaffold", tmp_path, rounds=3)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        run("scaffold", tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_they_come_by_time(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(checkpoint, "time", types.SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    made = []
+
+    class Watched(checkpoint.Keeper):
+        """A round takes half a minute."""
+
+        def stop(self, index, to, pace):
+            found = super().stop(index, to, None if pace is None else 30.0)
+            now[0] += 30.0 * (found - index)
+            return found
+
+        def save(self, saved):
+            made.append(saved.done)
+            super().save(saved)
+
+    monkeypatch.setattr("fedax.engine.simulate.Keeper", Watched)
+    kept = fedax.Checkpoints(tmp_path, minutes=2, keep=1)
+    fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=18, evaluate_every=18, checkpoint=kept)
+    assert made == [4, 8, 12, 16, 18]
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000000018.0-of-1.safetensors"]
+
+
+def test_types_that_numpy_knows_by_name_only(tmp_path):
+    tensors = {"a": np.arange(6).reshape(2, 3).astype(jax.numpy.bfloat16), "b": np.array(True), "c": np.zeros((0, 2))}
+    checkpoint._write(tmp_path / "x", tensors, json.dumps({"é": 1}))
+    with checkpoint._opened(tmp_path / "x") as file:
+        assert json.loads(file.metadata()["fedax"]) == {"é": 1}
+        for name, leaf in tensors.items():
+            found = checkpoint._read(tmp_path / "x", file, name, leaf.shape, leaf.dtype)
+            assert found.dtype == leaf.dtype and found.tolist() == leaf.tolist()
+        with pytest.raises(CheckpointError, match="should be"):
+            checkpoint._read(tmp_path / "x", file, "a", (3, 2), tensors["a"].dtype)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"folder": 3}, {"rounds": 0}, {"minutes": 0}, {"minutes": -1.0}, {"keep": 0}, {"rounds": 1.5}]
+)
+def test_bad_settings(settings):
+    (name,) = settings
+    with pytest.raises(ConfigError, match=f"checkpoint.{name}"):
+        fedax.Checkpoints(**{"folder": "x"} | settings)
+
+
+def test_a_folder_that_cannot_be(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"checkpoint\.folder"):
+        run("fedavg", tmp_path / "file" / "below")
