@@ -169,7 +169,7 @@ def read_libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
         most, content = room(regular(path)), bytearray()
         opened: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
         with opened.get(path.suffix, open)(path, "rb") as file:
-            while chunk := file.read(1 << 20):
+            while chunk := file.read(1 << 16):
                 content += chunk
                 if len(content) > most:
                     raise DataError(f"{path}: unpacks to more than {most} bytes, too many for its size")
@@ -358,7 +358,7 @@ def _tar_members(file: Any, path: Path, wanted: set[str], most: int) -> Iterator
         if left < 0:
             raise DataError(f"{path}: unpacks to more than {6 * _BATCH} bytes; CIFAR-10 has 186 million")
         while rest > 0:
-            if not (skipped := file.read(min(rest, 1 << 20))):
+            if not (skipped := file.read(min(rest, 1 << 16))):
                 raise EOFError("it ends in the middle of a file")
             rest -= len(skipped)
 

@@ -10,10 +10,10 @@ from typing import Any
 _LONGEST = 1 << 24  # bytes; the lists in a configuration have a number a client or round
 _DEPTH = 16
 # Python takes time that grows with the square of a dotted key, and a kilobyte for each table and key.
-_LONG_KEY = re.compile(
-    rb"""(?:^|[{,])[ \t]*\[{0,2}[ \t]*(?:(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*\.[ \t]*){16}""", re.MULTILINE
-)
-_TABLE = re.compile(rb"^[ \t]*\[.*\][ \t]*(?:#.*)?$", re.MULTILINE)
+_PART = rb"""(?:[\w-]++|"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+_LONG_KEY = re.compile(rb"(?:^|[{,])[ \t]*+\[{0,2}[ \t]*+(?:" + _PART + rb"\.[ \t]*+){16}", re.MULTILINE)
+_TABLE = re.compile(rb"^[ \t]*+\[.*\][ \t]*+(?:#.*)?$", re.MULTILINE)
+_LONG_WORD = re.compile(rb"[\w+-]{1000}")  # as a number, it would take 150 times its length
 _MOST_KEYS = 10_000
 
 
@@ -34,6 +34,8 @@ def loads(content: bytes) -> dict[str, Any]:
         raise ValueError(f"too many tables, keys or lists for a configuration; it has at most {_MOST_KEYS} keys")
     if _LONG_KEY.search(content):
         raise ValueError("a key with more than 16 parts")
+    if _LONG_WORD.search(content):
+        raise ValueError("a word or number of more than 1000 characters")
     try:
         tables = tomllib.loads(content.decode("utf-8-sig"))
     except RecursionError:
