@@ -291,7 +291,13 @@ search = "grid"
 "methods.*.lr" = [0.1, 0.5]
 "work.low" = {low = 1, high = 2, points = 2}
 """
-OVERRIDES = b'run.rounds=3\nmethods.good.lr.value=0.25\nmethods.*.lr=0.1\ndata.partition=iid\nname="x"\nwork.kind=steps\nwork.steps=2'
+OVERRIDES = b"""run.rounds=3
+methods.good.lr.value=0.25
+methods.*.lr=0.1
+data.partition=iid
+name="x"
+work.kind=steps
+work.steps=2"""
 
 
 def about() -> bytes:
