@@ -186,7 +186,7 @@ def test_pickles(tmp_path, batch, message):
     ("text", "message"),
     [
         ("[" * 10**5, "too many"),
-        ("[" + " " * 20 * 10**5 + "[" * 10**5, "nested too deep"),
+        ("[" + " " * 40 * 10**5 + "[" * 10**5, "nested too deep"),
         ("[" + "{}," * 10**5, "too many"),
         ('{"users": NaN}', "NaN is no JSON"),
         ('{"users": ' + "9" * 5000 + "}", "cannot be read as LEAF JSON"),
