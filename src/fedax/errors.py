@@ -24,8 +24,10 @@ class ConfigError(FedaxError, ValueError):
 
     def __init__(self, field: str, value: object, way_out: str):
         self.field, self.value, self.way_out = field, value, way_out
-        shown = repr(value)
-        super().__init__(f"{field} = {shown if len(shown) <= 200 else shown[:200] + '…'}: {way_out}")
+        name, shown = (text if len(text) <= 200 else f"{text[:200]}…" for text in (field, repr(value)))
+        text = f"{name} = {shown}: {way_out if len(way_out) <= 1000 else f'{way_out[:1000]}…'}"
+        # Names from files: no control characters for the terminal.
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
 
 
 class DataError(FedaxError, ValueError):

@@ -138,7 +138,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path):
         for content in (Attack(), {"data": [Attack()]}):
             attack = pickle.dumps(content, protocol=protocol)
             path = tar(tmp_path / "attack.tar.gz", {"data_batch_1": attack})
-            with pytest.raises(DataError, match=r"asks for \w+\.mkdir, which is refused"):
+            with pytest.raises(DataError, match=r"asks for '\w+\.mkdir', which is refused"):
                 read_cifar10(path)
             assert not marker.exists()
             pickle.loads(attack)  # it does run where nothing forbids it
@@ -166,6 +166,7 @@ def test_no_other_name_is_admitted(tmp_path, content):
         ("data_batch_1", python_batch(*planes(0))[:-9], "cannot be read as CIFAR-10"),
         ("data_batch_1", pickle.dumps([1, 2]), "cannot be read as CIFAR-10"),
         ("data_batch_1", b"\x80\x02Nr\xff\xff\xff\xff.", "made to exhaust memory"),
+        ("data_batch_1", b"\x80\x02" + b"]" * 2000 + b".", "made to exhaust memory"),
         ("data_batch_1", python_batch(planes(0)[0][:2], [1, 2, 3]), "not one row of 3072 bytes for each"),
         ("data_batch_1", python_batch(planes(0)[0], [1, 2, 10]), "labels from 1 to 10"),
         ("data_batch_1", python_batch(*planes(0)).replace(b"u1", b"i1"), "not one row of 3072 bytes"),
@@ -190,9 +191,9 @@ def test_cut_off_archive(tmp_path):
 
 def test_an_archive_that_declares_too_much(tmp_path):
     info = tarfile.TarInfo("data_batch_1")
-    info.size = 2**40
+    info.size = 8**11 - 1
     write(tmp_path / "cifar.tar.gz", gzip.compress(info.tobuf()))
-    with pytest.raises(DataError, match="data_batch_1: 1099511627776 bytes; a batch of CIFAR-10 has 31 million"):
+    with pytest.raises(DataError, match="data_batch_1: 8589934591 bytes; a batch of CIFAR-10 has 31 million"):
         read_cifar10(tmp_path / "cifar.tar.gz")
 
 
@@ -250,7 +251,7 @@ def test_leaf(tmp_path):
         (b'{"users": []}', "cannot be read as LEAF JSON"),
         (json.dumps(leaf(a=([1], [1])) | {"num_samples": [2]}).encode(), "'a' has not the 2 examples"),
         (json.dumps(leaf(a=([1, 2], [1]))).encode(), "'a' has not the 2 examples"),
-        (json.dumps(leaf(a=([1], [1])) | {"users": ["b"]}).encode(), "cannot be read as LEAF JSON: KeyError"),
+        (json.dumps(leaf(a=([1], [1])) | {"users": ["b"]}).encode(), "'b' has not the 1 examples"),
         (
             json.dumps(leaf(a=([1], [1])) | {"users": ["a", "a"], "num_samples": [1, 1]}).encode(),
             "user 'a' occurs twice",
@@ -288,16 +289,16 @@ def test_bad_npz(tmp_path):
     path = tmp_path / "set.npz"
     good = b"{'descr': '|u1', 'fortran_order': False, 'shape': (4,), }"
     assert read_npz(npz(path, good, b"1234"), ["a"])["a"].tobytes() == b"1234"
-    with pytest.raises(DataError, match=r"set\.npz: no array 'b' in it; it has a\.npy"):
+    with pytest.raises(DataError, match=r"set\.npz: no array 'b' in it; it has \['a\.npy'\]"):
         read_npz(path, ["b"])
     whole = path.read_bytes()
     for header, content, message in (
         (good, b"123", "is not what the file holds"),
         (good, b"12345", "is not what the file holds"),
         (good.replace(b"(4,)", b"(40000000000,)"), b"1234", "is not what the file holds"),
-        (good.replace(b"(4,)", b"(-4,)"), b"1234", "is not what the file holds"),
+        (good.replace(b"(4,)", b"(-4,)"), b"1234", "has not the header of an array"),
         (good.replace(b"|u1", b"|O"), b"1234", "Python objects"),
-        (b"[open]", b"1234", "cannot be read as a NumPy archive"),
+        (b"[open]", b"1234", "has not the header of an array"),
     ):
         with pytest.raises(DataError, match=message):
             read_npz(npz(path, header, content), ["a"])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedax.data.formats import npz_names, read_cifar10, read_idx, read_leaf, read_libsvm, read_npz
+from fedax.data.formats import npz_names, read_cifar10, read_idx, read_leaf, read_libsvm, read_npz, regular, room
 from fedax.errors import DataError, unknown
 
 Arrays = dict[str, np.ndarray]
@@ -89,7 +89,11 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
     given = folder if folder is not None else os.environ.get("FEDAX_DATA")
     if given:
         for read in known.readers:
-            if (found := read(Path(given))) is not None:
+            try:
+                found = read(Path(given))
+            except OSError as error:  # no permission, a name that is too long, a broken disk
+                raise DataError(f"{name}: {given} cannot be read ({error.strerror or error})") from error
+            if found is not None:
                 train, test, groups = found
                 return Dataset(name, train, test, known.classes, groups)
     looked = f"nothing of it in {Path(given).absolute()}" if given else "no folder given, and FEDAX_DATA is not set"
@@ -126,7 +130,7 @@ def _image_npz(
 ) -> Found | None:
     """``keys`` are the names of the training images and labels and of the test images and labels."""
     path = folder / file
-    if not path.is_file():
+    if not path.exists():
         return None
     x, y, x_test, y_test = read_npz(path, keys).values()
     groups = {}
@@ -152,7 +156,7 @@ def _image_idx(folder: Path, subfolders: tuple[str, ...]) -> Found | None:
 def _cifar10_npz(folder: Path) -> Found | None:
     """Five parts, each with the places of its images in the original order."""
     paths = [folder / f"cifar10_part{i}.npz" for i in range(5)]
-    if not any(path.is_file() for path in paths):
+    if not any(path.exists() for path in paths):
         return None
     return _ordered(paths, "train"), _ordered(paths, "test"), {}
 
@@ -182,7 +186,7 @@ def _cifar10_original(folder: Path) -> Found | None:
 
 def _csr_npz(folder: Path, file: str, features: int) -> Found | None:
     path = folder / file
-    if not path.is_file():
+    if not path.exists():
         return None
     train, test = (
         _dense(path, split, features) if f"{split}_y" in npz_names(path) else None for split in ("train", "test")
@@ -202,6 +206,10 @@ def _dense(path: Path, split: str, features: int) -> Arrays:
     in_range = ends[0] == 0 and (np.diff(ends) >= 0).all() and (indices >= 0).all() and (indices < features).all()
     if not in_range or shape.tolist() != [n, features] or data.shape != indices.shape or data.dtype.kind not in "iuf":
         raise DataError(f"{path}: the {split} arrays are not a sparse matrix [{n}, {features}]")
+    if not (np.abs(data.astype(np.float64)) <= np.finfo(np.float32).max).all():
+        raise DataError(f"{path}: {split}_data holds values that are not finite")
+    if 4 * n * features > (most := room(regular(path))):
+        raise DataError(f"{path}: [{n}, {features}] takes more than {most} bytes, too many for a file of its size")
     x = np.zeros((n, features), np.float32)
     x[np.repeat(np.arange(n), np.diff(ends)), indices] = data
     return _signed(x, y, path)
@@ -224,7 +232,7 @@ def _shakespeare_npz(folder: Path) -> Found | None:
     last fifth of each role's lines in the same way.
     """
     path = folder / "shakespeare_roles.npz"
-    if not path.is_file():
+    if not path.exists():
         return None
     text, ends = read_npz(path, ["text", "role_ptr"]).values()
     ends = _column(ends, ends.size, f"{path}: role_ptr")
@@ -254,26 +262,31 @@ def _leaf(folder: Path, name: str, group: str, convert: Callable[[list, list, st
     place = _first(folder, f"{name}/data/train", f"{name}/train")
     if place is None:
         return None
-    train = [convert(x, y, f"{place}: user {user!r}") for user, x, y in read_leaf(place)]
+    train = [convert(x, y, f"{place}: user {user[:100]!r}") for user, x, y in read_leaf(place)]
     ids = np.repeat(np.arange(len(train)), [len(user["y"]) for user in train])
     held_out = place.with_name("test")
     if not held_out.is_dir():
         return _stacked(train), None, {group: ids}
-    test = [convert(x, y, f"{held_out}: user {user!r}") for user, x, y in read_leaf(held_out)]
+    test = [convert(x, y, f"{held_out}: user {user[:100]!r}") for user, x, y in read_leaf(held_out)]
     return _stacked(train), _stacked(test), {group: ids}
 
 
 def _leaf_image(x: list, y: list, where: str) -> Arrays:
     """LEAF stores grey values, 0 to 255, divided by 255."""
-    try:
-        values = np.array(x, np.float64).reshape(len(x), 28, 28) * 255
-        labels = np.array(y)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"{where}: x is not 784 numbers an example: {error}") from error
-    grey = np.rint(values)
-    if not ((np.abs(values - grey) < 0.01) & (grey >= 0) & (grey <= 255)).all():
-        raise DataError(f"{where}: x holds values that are not 0, 1, … 255 divided by 255")
-    return _images(grey.astype(np.uint8), labels, _WRITTEN, where)
+    images = np.empty((len(x), 28, 28), np.uint8)
+    for image, row in zip(images, x, strict=True):  # one by one, for as numbers they take four and eight times as much
+        if not isinstance(row, list) or len(row) != 784 or not {*map(type, row)} <= {int, float}:
+            raise DataError(f"{where}: x is not 784 numbers an example")
+        if not (min(row) >= 0 and max(row) <= 1.0001):  # not-a-number passes neither here nor below
+            raise DataError(f"{where}: x holds values that are not 0, 1, … 255 divided by 255")
+        values = 255 * np.array(row, np.float64).reshape(28, 28)
+        grey = np.rint(values)
+        if not (np.abs(values - grey) < 0.01).all():
+            raise DataError(f"{where}: x holds values that are not 0, 1, … 255 divided by 255")
+        image[:] = grey
+    if not all(type(label) is int and 0 <= label < _WRITTEN.classes for label in y):
+        raise DataError(f"{where}: labels that are not whole numbers from 0 to {_WRITTEN.classes - 1}")
+    return _images(images, np.array(y, np.int64), _WRITTEN, where)
 
 
 def _leaf_text(x: list, y: list, where: str) -> Arrays:

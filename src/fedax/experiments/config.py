@@ -8,7 +8,7 @@ functions of that name.
 import difflib
 import inspect
 import pathlib
-import tomllib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -19,9 +19,10 @@ import pydantic
 import fedax
 from fedax.algorithms import hyperparameters
 from fedax.data import generators, partitions
+from fedax.data.formats import regular
 from fedax.errors import ConfigError, DataError, unknown
+from fedax.experiments import toml
 from fedax.experiments.defaults import TASKS_OF
-from fedax.experiments.runs import slug
 from fedax.numbers import check_number
 
 Table = dict[str, Any]
@@ -154,8 +155,43 @@ class ExperimentSection(_Section):
     work: WorkSection = WorkSection(kind="epochs", epochs=1)  # type: ignore[call-arg]
     participation: ParticipationSection = ParticipationSection()
     run: RunSection
-    methods: list[MethodSection] = pydantic.Field(min_length=1)
+    methods: list[MethodSection] = pydantic.Field(min_length=1, max_length=1000)
     sweep: SweepSection | None = None
+
+
+class _WrittenData(DataSection):
+    weights: Literal["sizes", "uniform"]
+
+
+class _WrittenTask(TaskSection):
+    name: str
+
+
+class _WrittenRun(RunSection):
+    seeds: list[Seed] = pydantic.Field(min_length=1, max_length=_MOST_SEEDS)
+
+
+class _WrittenMethod(MethodSection):
+    label: str
+
+
+class _WrittenSweep(SweepSection):
+    criterion: str
+    better: Literal["lower", "higher"]
+    search: Literal["grid", "random"]
+
+
+class WrittenSection(ExperimentSection):
+    """The configuration of a run folder, in which every default is filled in."""
+
+    name: str
+    data: _WrittenData
+    task: _WrittenTask
+    work: WorkSection
+    participation: ParticipationSection
+    run: _WrittenRun
+    methods: list[_WrittenMethod] = pydantic.Field(min_length=1, max_length=1000)  # type: ignore[assignment]
+    sweep: _WrittenSweep | None = None
 
 
 SELECTORS: dict[str, type[_Open]] = {
@@ -202,13 +238,16 @@ def read_toml(source: str | pathlib.Path) -> Table:
     """
     path = pathlib.Path(source)
     known = recipes()
-    if not path.exists() and str(source) in known:
+    if str(source) in known and not path.exists():
         path = _RECIPES / f"{source}.toml"
+    near = difflib.get_close_matches(str(source)[-100:], known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "give a TOML file, or a recipe (fedax list recipes)"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        regular(path)
+        return toml.loads(path.read_bytes())
+    except DataError as error:
+        raise ConfigError("config", str(source), f"{str(error).removeprefix(f'{path}: ')}; {hint}") from error
     except OSError as error:
-        near = difflib.get_close_matches(str(source), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "give a TOML file, or a recipe (fedax list recipes)"
         raise ConfigError("config", str(source), f"cannot be read ({error.strerror}); {hint}") from error
     except ValueError as error:
         raise ConfigError("config", str(source), f"is no TOML: {error}") from error
@@ -256,8 +295,8 @@ def value_of(text: str) -> Any:
         ([1, 2], 'iid')
     """
     try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+        return toml.loads(f"value = {text.strip()}".encode())["value"]
+    except ValueError:
         return text.strip()
 
 
@@ -269,6 +308,8 @@ def put(config: Table, path: str, value: Any) -> None:
         if len(keys) < 3:
             raise ConfigError("set", path, "name the method too: methods.fedavg.lr=0.1, or methods.*.lr=0.1 for all")
         rows = config.get("methods", [])
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ConfigError("methods", rows, "give tables: [[methods]] and the settings of each below it")
         tables = [row for row in rows if keys[1] in ("*", row.get("name"), row.get("label"))]
         if not tables:
             raise unknown(f"methods.{keys[1]}", keys[1], [str(row.get("label", row.get("name"))) for row in rows])
@@ -288,14 +329,14 @@ def put(config: Table, path: str, value: Any) -> None:
         table[keys[-1]] = value
 
 
-def check(config: Mapping[str, Any]) -> ExperimentSection:
+def check(config: Mapping[str, Any], form: type[ExperimentSection] = ExperimentSection) -> ExperimentSection:
     """The form of a configuration: sections, names, types and ranges of the settings.
 
     Raises:
         ConfigError: for the first thing that is wrong.
     """
     try:
-        return ExperimentSection.model_validate(config)
+        return form.model_validate(config)
     except pydantic.ValidationError as error:
         raise _clear(error.errors()[0]) from None
 
@@ -435,21 +476,43 @@ def _schedule(field: str, table: Table) -> fedax.Schedule:
     return call(field, fedax.Piecewise, {**table, "at": {int(round_): factor for round_, factor in at.items()}})
 
 
+def slug(label: str) -> str:
+    """A label as a part of a file name.
+
+    Example:
+        >>> slug("FedProx μ=0.01 (2)")
+        'FedProx-μ-0.01-2'
+    """
+    return re.sub(r"[^\w.]+", "-", label).strip("-.") or "run"
+
+
 def labels(methods: Sequence[MethodSection]) -> list[str]:
     """Each method's label; of methods that come several times, with the settings in which they differ."""
     found: list[str] = []
+    unlabelled: dict[str, list[MethodSection]] = {section.name: [] for section in methods}
+    for section in methods:
+        if not section.label:
+            unlabelled[section.name].append(section)
+    differ = {name: _differing(same) for name, same in unlabelled.items()}
     for section in methods:
         label = section.label or section.name
-        same = [other for other in methods if other.name == section.name and not other.label]
-        if not section.label and len(same) > 1:
-            keys = dict.fromkeys(key for other in same for key in other.parameters)
-            differ = [k for k in keys if len({repr(other.parameters.get(k)) for other in same}) > 1]
-            label += "".join(f" {key}={section.parameters[key]}" for key in differ if key in section.parameters)
+        if not section.label:
+            given = section.parameters
+            label += "".join(f" {key}={given[key]}" for key in differ[section.name] if key in given)
         found.append(label)
+    seen = set()
     for i, label in enumerate(found):
-        if slug(label) in map(slug, found[:i]):  # file names are made of them
+        if slug(label) in seen:  # file names are made of them
             raise ConfigError(f"methods[{i}].label", label, "two methods have this label; give each its own label")
+        seen.add(slug(label))
     return found
+
+
+def _differing(same: Sequence[MethodSection]) -> list[str]:
+    """The settings that are not the same in all."""
+    given = [section.parameters for section in same]
+    keys = dict.fromkeys(key for each in given for key in each)
+    return [key for key in keys if len({repr(each.get(key)) for each in given}) > 1]
 
 
 def _data(section: DataSection) -> tuple[Any, fedax.FederatedData, Table | None, Table]:

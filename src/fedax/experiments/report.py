@@ -3,6 +3,7 @@
 import html
 import importlib.resources
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +40,7 @@ def write_report(records: Sequence[Record], path: Path) -> None:
     write_atomic(path, render(records))
 
 
+@np.errstate(all="ignore")  # means of numbers near the largest there are
 def render(records: Sequence[Record]) -> str:
     """The report's HTML."""
     found = summary.methods(records)
@@ -356,7 +358,7 @@ def _clients(record: Record, k: int, several: bool) -> str:
     if low == high:
         note += f"Each takes {low} local step{'s' if low > 1 else ''} in a round."
     else:
-        ratio = max(steps["mean"]) / min(steps["mean"])
+        ratio = max(steps["mean"]) / (min(steps["mean"]) or math.inf)
         unlike = f"; the busiest client does {ratio:.3g} times the work of the idlest" if ratio > 1 else ""
         about = (
             f"{low} to {high} steps in a round that it takes part in{unlike}. "

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
-from fedax.errors import DivergedWarning
+from fedax.errors import ConfigError, DivergedWarning
 from fedax.experiments import summary, toml
 from fedax.experiments.config import Experiment
 from fedax.experiments.plots import write_plots
@@ -74,7 +74,12 @@ def execute(experiment: Experiment, folder: Path | None, watch: Watch | None = N
 
 def begin(folder: Path, config: Mapping[str, Any], experiments: Sequence[Experiment]) -> None:
     """Write what is known before the first run; ``experiments``: one, or of a sweep those of all points."""
-    write_atomic(folder / "config.toml", toml.dumps(config))
+    text = toml.dumps(config)
+    try:
+        toml.loads(text.encode())  # or the report could not be drawn in the end
+    except ValueError as error:
+        raise ConfigError("config", config["name"], f"cannot be kept in a run folder: {error}") from error
+    write_atomic(folder / "config.toml", text)
     write_json(folder / "about.json", _about(experiments))
     (folder / "metrics.jsonl").touch()
 

@@ -20,21 +20,28 @@ import json
 import math
 import os
 import pathlib
-import re
 import tempfile
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Self
 
 import jax
 import numpy as np
+import pydantic
 import safetensors
 import safetensors.numpy
 
+from fedax.data.formats import parse_json, regular
 from fedax.errors import ConfigError, DataError
+from fedax.experiments import toml
+from fedax.experiments.config import WrittenSection, check, slug
 
 Path = pathlib.Path
+
+COSTS = ("round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds")
+
+_LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
+_OF_A_RUN = ("label", "method", "point", "seed", "status")
 
 
 @dataclass(frozen=True)
@@ -182,16 +189,6 @@ def new_folder(out: str | Path | None, name: str) -> Path:
     return folder
 
 
-def slug(label: str) -> str:
-    """A label as a part of a file name.
-
-    Example:
-        >>> slug("FedProx μ=0.01 (2)")
-        'FedProx-μ-0.01-2'
-    """
-    return re.sub(r"[^\w.]+", "-", label).strip("-.") or "run"
-
-
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all: into a temporary neighbour first, which then takes the name."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
@@ -273,6 +270,8 @@ def read_model(path: Path, like: Any) -> Any:
         [array([0., 0.]), {'b': array(1.)}]
     """
     try:
+        if path.exists():
+            regular(path)
         tensors = safetensors.numpy.load(path.read_bytes())
     except OSError as error:
         raise ConfigError("model", str(path), f"cannot be read ({error.strerror})") from error
@@ -299,41 +298,193 @@ def read(folder: str | Path) -> Record:
 
     Raises:
         ConfigError: no run folder, or one without a single evaluation.
-        DataError: a file of it that cannot be read.
+        DataError: a file of it that cannot be read, or holds what no run writes.
     """
     folder = Path(folder)
-    for file in ("config.toml", "about.json", "metrics.jsonl"):
-        if not (folder / file).is_file():
-            raise ConfigError("run", str(folder), f"no run folder, for it has no {file}; name one that fedax run wrote")
     try:
-        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        for file in ("config.toml", "about.json", "metrics.jsonl"):
+            if not (folder / file).is_file():
+                way_out = f"no run folder, for it has no {file}; name one that fedax run wrote"
+                raise ConfigError("run", str(folder), way_out)
+        config = _config(folder / "config.toml")
+        about = _json(folder / "about.json", _About)
         found = folder / "diagnosis.json"
-        diagnosis = json.loads(found.read_text(encoding="utf-8"))["methods"] if found.is_file() else []
-    except ValueError as error:
-        raise DataError(f"{folder}: config.toml or a JSON file of it cannot be read: {error}") from error
-    rows: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
-    for row in _lines(folder / "metrics.jsonl"):
-        rows.setdefault((row["label"], json.dumps(row.get("point")), row["seed"]), []).append(row)
-    if not rows:
+        diagnosis = _json(found, _Diagnoses)["methods"] if found.exists() else []
+        runs = _runs(folder / "metrics.jsonl", config)
+    except OSError as error:
+        raise ConfigError("run", str(folder), f"cannot be read ({error.strerror})") from error
+    if not runs:
         raise ConfigError("run", str(folder), "it has no evaluation yet; wait for the first, or run it again")
-    runs = [_method_run(each, config["run"]["rounds"]) for each in rows.values()]
     return Record(folder, config, about, runs, diagnosis)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    text = path.read_text(encoding="utf-8")
-    whole, _, _ = text.rpartition("\n")  # the last line of a run that was killed may be half written
-    for number, line in enumerate(whole.splitlines(), 1):
+def _config(path: Path) -> dict[str, Any]:
+    regular(path)
+    try:
+        config = toml.loads(path.read_bytes())
+        sections = check(config, WrittenSection)
+    except ValueError as error:
+        raise DataError(f"{path}: no configuration of a run: {error}") from error
+    if sections.sweep is not None:
+        if sections.sweep.search == "random" and "seed" not in config["sweep"]:
+            raise DataError(f"{path}: no configuration of a run: sweep.seed is missing")
+        for name, values in sections.sweep.grid.items():
+            section, _, key = name.partition(".")
+            ends = isinstance(values, dict) and {"low", "high"} <= {*values}
+            if not (
+                key and section in ("methods", "work", "participation", "run") and (ends or isinstance(values, list))
+            ):
+                raise DataError(f"{path}: no configuration of a run: sweep.grid.{name[:100]!r} is no axis")
+            if not values:
+                raise DataError(f"{path}: no configuration of a run: sweep.grid.{name[:100]!r} has no values")
+    return config
+
+
+def _json(path: Path, form: type[pydantic.BaseModel]) -> dict[str, Any]:
+    regular(path)
+    try:
+        content = parse_json(path.read_bytes())
+        toml.check_plain(content)
+        form.model_validate(content)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))[:100]
+        raise DataError(f"{path}: not as a run writes it: {place!r}: {first['msg'][:200]}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    return content
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    left, number = regular(path), 0  # what is written meanwhile is left for the next time
+    with path.open("rb") as file:
+        # The last line of a run that was killed may be half written.
+        while (line := file.readline(min(left, _LONGEST_LINE))).endswith(b"\n"):
+            left, number = left - len(line), number + 1
+            yield number, line
+    if len(line) == _LONGEST_LINE:
+        raise DataError(f"{path}, line {number + 1}: longer than {_LONGEST_LINE} bytes; no run writes that")
+
+
+def _runs(path: Path, config: dict[str, Any]) -> list[MethodRun]:
+    labels, seeds = {method["label"] for method in config["methods"]}, {*config["run"]["seeds"]}
+    sweep = config.get("sweep")
+    rows: dict[tuple[str, str, int], tuple[dict[str, Any], list[str], list[tuple]]] = {}
+    axes: dict[str, set[str]] = {}
+    for number, line in _lines(path):
         try:
-            yield json.loads(line)
+            row = parse_json(line)
+            toml.check_plain(row)
         except ValueError as error:
             raise DataError(f"{path}, line {number}: not JSON ({error})") from error
+        if wrong := _wrong(row, labels, seeds, sweep):
+            raise DataError(f"{path}, line {number}: {wrong}; no run writes that")
+        at = (row["label"], json.dumps(row.get("point")), row["seed"])
+        columns = [name for name in row if name not in _OF_A_RUN]
+        first, names, values = rows.setdefault(at, (row, columns, []))
+        if names != columns or axes.setdefault(at[0], {*row.get("point", ())}) != {*row.get("point", ())}:
+            raise DataError(f"{path}, line {number}: other columns than in the rows before; no run writes that")
+        values.append(tuple(math.nan if row[name] is None else row[name] for name in names))
+        first["status"] = row["status"]
+    runs = []
+    for first, names, values in rows.values():
+        history = {name: np.array(column) for name, column in zip(names, zip(*values, strict=True), strict=True)}
+        over = "finished" if values[-1][names.index("round")] == config["run"]["rounds"] else "unfinished"
+        status = "diverged" if first["status"] == "diverged" else over
+        runs.append(MethodRun(first["label"], first["method"], first["seed"], status, history, first.get("point", {})))
+    return runs
 
 
-def _method_run(rows: list[dict[str, Any]], rounds: int) -> MethodRun:
-    first, last = rows[0], rows[-1]
-    columns = [name for name in first if name not in ("label", "method", "point", "seed", "status")]
-    history = {name: np.array([math.nan if row[name] is None else row[name] for row in rows]) for name in columns}
-    done = "diverged" if last["status"] == "diverged" else "finished" if last["round"] == rounds else "unfinished"
-    return MethodRun(first["label"], first["method"], first["seed"], done, history, first.get("point", {}))
+def _wrong(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | None) -> str | None:
+    """What is wrong with a row of metrics.jsonl."""
+    if not isinstance(row, dict) or not {"label", "method", "seed", "status", "train_loss", *COSTS} <= {*row}:
+        return "a column is missing"
+    if not isinstance(row["label"], str) or row["label"] not in labels or not isinstance(row["method"], str):
+        return "a method that is not in config.toml"
+    if type(row["seed"]) is not int or row["seed"] not in seeds or row["status"] not in ("ok", "diverged"):
+        return "a seed that is not in config.toml, or no status"
+    if "point" in row and (sweep is None or not isinstance(row["point"], dict)):
+        return "a point, but config.toml has no sweep"
+    for name, value in row.items():
+        if name in _OF_A_RUN:
+            continue
+        good = type(value) is int or (type(value) is float and math.isfinite(value))
+        if not (value is None or good) or (name in COSTS and (value is None or value < 0)):
+            return f"{name[:100]!r} is no number"
+    if sweep is not None and sweep["criterion"] not in {*row} - {*_OF_A_RUN}:
+        return f"the criterion {sweep['criterion'][:100]!r} is missing"
+    return None
+
+
+Whole = Annotated[int, pydantic.Field(ge=0, lt=2**53)]
+Number = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+
+
+class _Form(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+
+
+class _Steps(_Form):
+    draws: Whole
+    low: list[Whole]
+    mean: list[Annotated[Number, pydantic.Field(ge=0)]]
+    high: list[Whole]
+
+
+class _Clients(_Form):
+    sizes: list[Annotated[Whole, pydantic.Field(ge=1)]] = pydantic.Field(min_length=1)
+    uniform: bool
+    classes: list[str] | None
+    counts: list[list[Whole]] | None
+    steps: _Steps
+
+    @pydantic.model_validator(mode="after")
+    def _fit(self) -> Self:
+        clients, classes = len(self.sizes), len(self.classes or ())
+        lengths = {len(self.steps.low), len(self.steps.mean), len(self.steps.high)}
+        if self.counts is not None:
+            lengths.add(len(self.counts))
+            if not classes or {*map(len, self.counts)} != {classes}:
+                raise ValueError("counts must have a number for each client and class")
+        if lengths != {clients}:
+            raise ValueError("steps and counts must have a row for each client")
+        return self
+
+
+class _About(_Form):
+    started: str
+    device: str
+    versions: dict[str, str]
+    parameters: Whole
+    clients: _Clients
+
+
+class _Point(_Form):
+    smoothness: Number | None
+    objective_smoothness: Number | None
+    variance: Number | None
+    dissimilarity: Number | None
+    gradient: Number | None
+    surrogate_gradient: Number | None
+    drift: Number | None
+    move: Number | None
+
+
+class _Diagnosis(_Form):
+    label: str
+    models: list[str] = pydantic.Field(min_length=1)
+    steps: list[Whole] = pydantic.Field(min_length=2, max_length=2)
+    points: list[_Point] = pydantic.Field(min_length=1)
+    constant: Number | None
+    line: list[Number | None] = pydantic.Field(min_length=2, max_length=2)
+    weights: Any
+    chi2: Number | None
+    floor: Number | None
+    lr: Number | None
+    max_lr: Number | None
+    advice: list[str]
+    unknown: list[str]
+
+
+class _Diagnoses(_Form):
+    methods: list[_Diagnosis]

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedax.algorithms import hyperparameters
-from fedax.experiments.runs import MethodRun, Record
+from fedax.experiments.runs import COSTS, MethodRun, Record
 
-COSTS = ("round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds")
 _NAMES = {
     "train_loss": "Train loss",
     "objective": "Objective F + ψ",

@@ -1,10 +1,69 @@
-"""Writes the TOML of a run folder: the part of the format that a configuration needs."""
+"""Reads and writes TOML: the part of the format that a configuration needs."""
 
 import json
 import math
 import re
+import tomllib
 from collections.abc import Mapping
 from typing import Any
+
+_LONGEST = 1 << 24  # bytes; the lists in a configuration have a number a client or round
+_DEPTH = 16
+# Python takes time that grows with the square of a dotted key, and a kilobyte for each table and key.
+_PART = rb"""(?:[\w-]++|"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+')[ \t]*+"""
+_LONG_KEY = re.compile(rb"(?:^|[{,])[ \t]*+\[{0,2}[ \t]*+(?:" + _PART + rb"\.[ \t]*+){16}", re.MULTILINE)
+_TABLE = re.compile(rb"^[ \t]*+\[.*\][ \t]*+(?:#.*)?$", re.MULTILINE)
+_LONG_WORD = re.compile(rb"[\w+-]{1000}")  # as a number, it would take 150 times its length
+_MOST_KEYS = 10_000
+
+
+def loads(content: bytes) -> dict[str, Any]:
+    """The tables of a TOML text, without dates, with whole numbers of 64 bits, in time and memory of its length.
+
+    Raises:
+        ValueError: it is not, is too long or nested too deep, or has too many keys.
+
+    Example:
+        >>> loads(b"a = [1, 2.5]")
+        {'a': [1, 2.5]}
+    """
+    if len(content) > _LONGEST:
+        raise ValueError(f"{len(content)} bytes; a configuration has at most {_LONGEST}")
+    keys = content.count(b"=") + content.count(b"{") + len(_TABLE.findall(content))
+    if keys > _MOST_KEYS or content.count(b"[") > _MOST_KEYS + len(content) // 16:
+        raise ValueError(f"too many tables, keys or lists for a configuration; it has at most {_MOST_KEYS} keys")
+    if _LONG_KEY.search(content):
+        raise ValueError("a key with more than 16 parts")
+    if _LONG_WORD.search(content):
+        raise ValueError("a word or number of more than 1000 characters")
+    try:
+        tables = tomllib.loads(content.decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    check_plain(tables)
+    return tables
+
+
+def check_plain(content: Any) -> None:
+    """Texts, truth values, numbers of 64 bits, and tables and lists of them that are not nested deeply.
+
+    Raises:
+        ValueError: there is something else.
+    """
+    level = [content]
+    for _ in range(_DEPTH):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict | list):
+                inner.extend(value.values() if isinstance(value, dict) else value)
+            elif not isinstance(value, str | int | float | None):
+                raise ValueError(f"{value} is a date or time, which no setting is")
+            elif type(value) is int and not -(2**63) <= value < 2**63:
+                raise ValueError("a whole number of more than 64 bits")
+        if not inner:
+            return
+        level = inner
+    raise ValueError("nested too deep")
 
 
 def dumps(config: Mapping[str, Any]) -> str:

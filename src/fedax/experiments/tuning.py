@@ -241,6 +241,8 @@ def _axis(path: str, values: Any) -> Axis:
         return call(field, fedax.Range, dict(values))
     if not isinstance(values, list) or not values:
         raise ConfigError(field, values, "give a list of values, or {low = 0.01, high = 1.0, points = 5, log = true}")
+    if len(values) > MOST_POINTS:
+        raise ConfigError(field, len(values), f"a sweep has at most {MOST_POINTS} points")
     for i, value in enumerate(values):
         if value in values[:i]:
             raise ConfigError(field, values, f"{value!r} comes twice")

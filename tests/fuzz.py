@@ -1,0 +1,667 @@
+"""Broken and hostile files, made from small good ones: a few of each in the tests, very many by hand.
+
+``python -m tests.fuzz npz 100000 150`` runs a reader on so many inputs, or for so many seconds, guided by coverage
+where atheris is installed (``pip install atheris``), else at random. Each input has to be read, or to end in an error
+of fedax's own, in 2 s and in 4 times the memory of what it holds. ``python -m tests.fuzz`` lists the readers.
+"""
+
+import bz2
+import collections
+import contextlib
+import gzip
+import importlib
+import io
+import itertools
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import signal
+import struct
+import sys
+import tarfile
+import tempfile
+import time
+import traceback
+import tracemalloc
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SECONDS = 2.0
+DEFLATE = 1032  # the most that deflate packs into a byte
+
+Path = pathlib.Path
+
+# ---- changes
+
+
+INTEGERS = (0, 1, 2, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1)
+WORDS = [
+    *(str(n).encode() for n in (*INTEGERS, -1, 10**12, 10**30, 10**309)),
+    *(b"9" * 5000, b"-0.0", b"1e999", b"1e-999", b"0x" + b"f" * 6000, b"1_0", b"nan", b"NaN", b"-Infinity", b"inf"),
+    *(b"true", b"null", b'""', b"''", b"[]", b"{}", b'{"a": [1]}', b"1979-05-27", b"07:32:00", b"\xff\xfe", b"\x00"),
+    *(b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800", b"\\u0000", b"\n", b"\r", b",", b":", b"#", b"=", b".", b" "),
+    *(b"[" * 300, b"{" * 300, b'{"a":' * 300, b"[" * 50 + b"]" * 50, b"a." * 300 + b"a = 1\n", b"(" * 300, b"-" * 300),
+    *(b"[[a]]\n", b"[a]\n", b"|O", b"<f8", b">u4", b"<U9", b"|S0", b"<U0", b"|V8", b"<M8[ns]", b"<c16", b"<f2", b"?"),
+    *(b"[('a', '<i4')]", b"(0, 18446744073709551615)", b"(-1,)", b"()", b"(1,) * 9", b"'fortran_order': True"),
+]
+
+
+def change(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """One to four small changes, blind to what the bytes mean."""
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        at = rng.randrange(len(data) + 1)
+        end = min(len(data), at + rng.choice((1, 1, 2, 4, 8, 16, 64, 512)))
+        kind = rng.randrange(9)
+        if kind == 0 and at < len(data):
+            data = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+        elif kind == 1:
+            data = data[:at] if rng.random() < 0.5 else data[at:]
+        elif kind == 2:
+            data = data[:at] + data[end:]
+        elif kind == 3:
+            data = data[:at] + rng.choice(WORDS) + data[at:]
+        elif kind == 4:
+            size, order = rng.choice((1, 2, 4, 8)), rng.choice(("little", "big"))
+            number = rng.choice(INTEGERS) % 256**size
+            data = data[:at] + number.to_bytes(size, order) + data[at + size :]
+        elif kind == 5:
+            data = data[:end] + data[at:end] * rng.choice((1, 1, 2, 50)) + data[end:]
+        elif kind == 6:
+            other = rng.choice(others)
+            data = data[:at] + other[rng.randrange(len(other) + 1) :]
+        elif kind == 7:  # a word or a number in a text becomes another
+            words = list(itertools.islice(re.finditer(rb"[+-]?[\w.]+|\"[^\"]*\"|'[^']*'|\([^()]*\)", data), 2000))
+            if words:
+                word = rng.choice(words)
+                data = data[: word.start()] + rng.choice(WORDS) + data[word.end() :]
+        elif kind == 8:
+            data = data[:at] + bytes(rng.randrange(256) for _ in range(rng.choice((1, 2, 8)))) + data[at:]
+        data = data[:40_000]
+    return data
+
+
+def plain(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    return change(rng, data, others)
+
+
+def packed(inner: Callable[..., bytes], pack: Callable, unpack: Callable) -> Callable[..., bytes]:
+    """Change what is inside, and pack it again; or the packed bytes themselves."""
+
+    def changed(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+        if rng.random() < 0.75:
+            with contextlib.suppress(Exception):
+                return pack(inner(rng, unpack(data), others))
+        return change(rng, data, others)
+
+    return changed
+
+
+def array(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """Of a .npy file: another header with the length that belongs to it, or another content."""
+    if len(data) < 10 or rng.random() < 0.3:
+        return change(rng, data, others)
+    end = 10 + struct.unpack("<H", data[8:10])[0]
+    header, content = data[10:end], data[end:]
+    if rng.random() < 0.6:
+        header = change(rng, header, others)
+    if rng.random() < 0.5:
+        content = change(rng, content, others)
+    return data[:8] + struct.pack("<H", min(len(header), 65535)) + header + content
+
+
+def archive(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """Of a zip file: other members, once more or under other names, packed in another way; or a flag of one."""
+    if rng.random() < 0.3:
+        return change(rng, data, others)
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
+            members = [(info.filename, file.read(info)) for info in file.infolist()[:20]]
+        i = rng.randrange(len(members))
+        name, content = members[i]
+        kind = rng.randrange(8)
+        if kind == 0:
+            members.insert(rng.randrange(len(members) + 1), members[i])
+        elif kind == 1:
+            members.pop(i)
+        elif kind == 2:
+            members[i] = (rng.choice(("/", "../", "", "\0")) + name + rng.choice(("", "/", "é", ".npy")), content)
+        else:
+            members[i] = (name, array(rng, content, others))
+        out = io.BytesIO()
+        methods = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+        with zipfile.ZipFile(out, "w", rng.choice(methods)) as file:
+            for name, content in members:
+                file.writestr(name, content)
+        data = out.getvalue()
+        if rng.random() < 0.2:  # encrypted, or sizes that are not so
+            at = data.find(b"PK\x01\x02", rng.randrange(len(data))) + rng.choice((8, 10, 16, 20, 24, 28, 30, 42))
+            data = data[:at] + rng.choice((1, 255, 9)).to_bytes(1, "little") + data[at + 1 :]
+    return data
+
+
+def opcodes(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """Of a pickle: operations put in or taken out."""
+    import pickletools
+
+    if rng.random() < 0.4:
+        return change(rng, data, others)
+    with contextlib.suppress(ValueError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        places = [place for _, _, place in pickletools.genops(data)]
+        at = rng.choice(places)
+        code = rng.choice(pickletools.opcodes).code.encode("latin-1")
+        extra = code * rng.choice((1, 1, 1, 1000)) + rng.choice((b"", b"\x01", b"\xff\xff\xff\x7f", b"a\nb\n", b"9\n"))
+        return data[:at] + extra + data[at + rng.choice((0, 1)) :]
+    return change(rng, data, others)
+
+
+def tagged(inner: Callable[..., bytes]) -> Callable[..., bytes]:
+    """The first byte says which file it is, and stays."""
+    return lambda rng, data, others: data[:1] + inner(rng, data[1:], [other[1:] for other in others])
+
+
+def by_start(choices: dict[bytes, Callable[..., bytes]]) -> Callable[..., bytes]:
+    """Change it as what it begins like."""
+
+    def changed(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+        inner = next((inner for start, inner in choices.items() if data.startswith(start)), plain)
+        return inner(rng, data, others)
+
+    return changed
+
+
+# ---- good files
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def npz(save: Callable = np.savez, **arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    save(file, **arrays)
+    return file.getvalue()
+
+
+def pictures(n: int, *shape: int) -> np.ndarray:
+    return (np.arange(n * np.prod(shape)) % 7).astype(np.uint8).reshape(n, *shape)
+
+
+def images_npz(*shape: int) -> dict[str, np.ndarray]:
+    x, y = pictures(2, *shape), np.array([1, 0], np.uint8)
+    return {"x_train": x, "y_train": y, "x_test": x[:1], "y_test": y[:1]}
+
+
+def rows_npz() -> dict[str, np.ndarray]:
+    return {
+        "train_y": np.array([-1, 1, -1], np.int8),
+        "train_data": np.ones(4, np.uint8),
+        "train_indices": np.array([2, 10, 4, 122], np.int16),
+        "train_indptr": np.array([0, 2, 4, 4], np.int32),
+        "train_shape": np.array([3, 123]),
+    }
+
+
+def roles_npz() -> dict[str, np.ndarray]:
+    text = np.frombuffer(b"To be, or not to be\n" * 20, np.uint8)
+    return {"text": text, "role_ptr": np.array([0, 170, 400], np.int32)}
+
+
+def binary_batch(n: int = 2) -> bytes:
+    return b"".join(bytes([i]) + bytes(3072) for i in range(n))
+
+
+def python_batch(n: int = 2) -> bytes:
+    """As Python 2 and the NumPy of 2009 pickled it."""
+    number, pixels = (lambda value: b"J" + struct.pack("<i", value)), bytes(3072 * n)
+    head = b"cnumpy.core.multiarray\n_reconstruct\nq\x02cnumpy\nndarray\nq\x03K\x00\x85U\x01b\x87R(K\x01"
+    dtype = b"\x86cnumpy\ndtype\nq\x04U\x02u1K\x00K\x01\x87R(K\x03U\x01|NNN" + number(-1) * 2 + b"K\x00tb\x89T"
+    data = head + number(n) + number(3072) + dtype + struct.pack("<i", len(pixels)) + pixels + b"tb"
+    labels = b"](" + b"".join(number(i) for i in range(n)) + b"e"
+    return b"\x80\x02}q\x01(U\x04data" + data + b"U\x06labels" + labels + b"u."
+
+
+BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+
+
+def tar(ending: str, batch: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as file:
+        for name in BATCHES:
+            info = tarfile.TarInfo(f"cifar-10-batches/{name}{ending}")
+            info.size = len(batch)
+            file.addfile(info, io.BytesIO(batch))
+    return out.getvalue()
+
+
+def leaf(x: list, y: list) -> bytes:
+    users = {"a": (x, y), "b": (x[:1], y[:1])}
+    data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+    return json.dumps({"users": list(users), "num_samples": [len(x), 1], "user_data": data}).encode()
+
+
+CONFIG = b"""name = "tiny"
+[data]
+name = "digits"
+clients = 3
+partition = "dirichlet"
+alpha = 0.5
+seed = 0
+weights = "sizes"
+[task]
+name = "mlp"
+hidden = [4]
+[work]
+kind = "random-epochs"
+low = 1
+high = 2
+[participation]
+kind = "uniform"
+size = 2
+[run]
+rounds = 4
+batch_size = 8
+seeds = [0, 1]
+grad_norm = false
+[[methods]]
+name = "fedavg"
+label = "good"
+lr = {value = 0.5, at = {2 = 0.1}}
+[[methods]]
+name = "fedprox"
+label = "other"
+lr = 0.1
+prox = 0.01
+"""
+SWEEP = b"""[sweep]
+criterion = "test_loss"
+better = "lower"
+last = 1
+search = "grid"
+[sweep.grid]
+"methods.*.lr" = [0.1, 0.5]
+"work.low" = {low = 1, high = 2, points = 2}
+"""
+OVERRIDES = b"""run.rounds=3
+methods.good.lr.value=0.25
+methods.*.lr=0.1
+data.partition=iid
+name="x"
+work.kind=steps
+work.steps=2"""
+
+
+def about() -> bytes:
+    clients = {
+        "sizes": [3, 4, 5],
+        "uniform": False,
+        "classes": ["0", "1"],
+        "counts": [[1, 2], [2, 2], [5, 0]],
+        "steps": {"draws": 50, "low": [1, 1, 1], "mean": [1.0, 1.5, 2.0], "high": [1, 2, 2]},
+    }
+    versions = {"fedax": "0", "jax": "0"}
+    top = {"started": "2026-01-01", "device": "1 × cpu", "versions": versions, "parameters": 650, "clients": clients}
+    return json.dumps(top, ensure_ascii=False).encode()
+
+
+def metrics(points: tuple = (None,)) -> bytes:
+    lines = []
+    for label, method in (("good", "fedavg"), ("other", "fedprox")):
+        for point, seed, k in itertools.product(points, (0, 1), (0, 2, 4)):
+            costs = {"clients": 2 * k, "local_steps": k, "gradients": k, "bytes_down": k, "bytes_up": k, "seconds": 0.5}
+            losses = {"train_loss": 1 / (k + seed + 1), "test_loss": 0.5, "test_accuracy": 0.5}
+            at = {} if point is None else {"point": point}
+            row = {"label": label, "method": method, **at, "seed": seed, "status": "ok", "round": k, **losses, **costs}
+            lines.append(json.dumps(row))
+    return "\n".join([*lines, ""]).encode()
+
+
+def diagnosis() -> bytes:
+    point = {
+        "smoothness": 1.0,
+        "objective_smoothness": 0.5,
+        "variance": 0.1,
+        "dissimilarity": 0.2,
+        "gradient": 0.3,
+        "surrogate_gradient": 0.3,
+        "drift": None,
+        "move": 0.1,
+    }
+    found = {"label": "good", "models": ["the initial model", "the final one of seed 0"], "points": [point, point]}
+    found |= {"steps": [1, 2], "constant": 0.1, "line": [1.0, None], "weights": True, "chi2": 0.1, "floor": 0.0}
+    found |= {"lr": 0.1, "max_lr": 0.2, "advice": ["Wait."], "unknown": ["The weather."]}
+    return json.dumps({"methods": [found]}).encode()
+
+
+def model() -> bytes:
+    header = (
+        b'{"0":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"1.b":{"dtype":"F32","shape":[],"data_offsets":[8,12]}}'
+    )
+    return struct.pack("<Q", len(header)) + header + bytes(12)
+
+
+# ---- readers
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def load(name: str) -> Callable:
+    from fedax import data
+
+    return lambda folder: data.load(name, folder)
+
+
+def read_idx(folder: Path, content: bytes) -> Any:
+    from fedax.data.formats import read_idx
+
+    return read_idx(write(folder / "images", content))
+
+
+def read_cifar_archive(folder: Path, content: bytes) -> Any:
+    write(folder / "cifar-10-python.tar.gz", content)
+    return load("cifar10")(folder)
+
+
+def read_cifar_batch(folder: Path, content: bytes) -> Any:
+    from fedax.data.formats import read_cifar10
+
+    kind = "bin" if content[:1] == b"b" else "py"
+    place = folder / f"batches-{kind}"
+    for name in BATCHES[1:] if not place.exists() else ():
+        write(place / (f"{name}.bin" if kind == "bin" else name), binary_batch() if kind == "bin" else python_batch())
+    write(place / ("data_batch_1.bin" if kind == "bin" else "data_batch_1"), content[1:])
+    return read_cifar10(place)
+
+
+def read_libsvm(folder: Path, content: bytes) -> Any:
+    ending = {b"\x1f\x8b": ".gz", b"BZ": ".bz2"}.get(content[:2], "")
+    return load("a9a")(write(folder / f"svm{ending}" / f"a9a{ending}", content).parent)
+
+
+def read_leaf(folder: Path, content: bytes) -> Any:
+    name = "femnist" if content[:1] == b"f" else "shakespeare"
+    write(folder / name / "train" / "all.json", content[1:])
+    return load(name)(folder)
+
+
+def read_npz(folder: Path, content: bytes) -> Any:
+    name, file = {
+        b"m": ("mnist", "mnist.npz"),
+        b"a": ("a9a", "a9a.npz"),
+        b"s": ("shakespeare", "shakespeare_roles.npz"),
+    }.get(content[:1], ("mnist", "mnist.npz"))
+    write(folder / file, content[1:])
+    return load(name)(folder)
+
+
+def read_cifar_npz(folder: Path, content: bytes) -> Any:
+    if not (folder / "cifar10_part4.npz").exists():
+        for i in range(1, 5):
+            write(folder / f"cifar10_part{i}.npz", cifar_npz(i))
+    write(folder / "cifar10_part0.npz", content)
+    return load("cifar10")(folder)
+
+
+def cifar_npz(i: int) -> bytes:
+    arrays = images_npz(32, 32, 3)
+    indices = {"index_train": np.array([2 * i, 2 * i + 1]), "index_test": np.array([i])}
+    return npz(np.savez_compressed, **arrays, **indices)
+
+
+def read_medmnist(folder: Path, content: bytes) -> Any:
+    write(folder / "pathmnist.npz", content)
+    return load("pathmnist")(folder)
+
+
+def read_config(folder: Path, content: bytes) -> Any:
+    from fedax.experiments import config as module
+    from fedax.experiments import toml
+
+    text, _, settings = content.partition(b"\x00set\n")
+    tables = module.read_toml(write(folder / "config.toml", text))
+    for setting in settings.decode("utf-8", "replace").split("\n") if settings else ():
+        module.override(tables, setting)
+    sections = module.check(tables)
+    module._settings(sections)
+    toml.dumps(tables)
+    return None
+
+
+RUN_FILES = {b"c": "config.toml", b"a": "about.json", b"m": "metrics.jsonl", b"d": "diagnosis.json"}
+
+
+def read_run(folder: Path, content: bytes) -> Any:
+    """Read, and drawn as a report."""
+    import plotly.offline
+
+    from fedax.experiments import report, runs
+
+    plotly.offline.get_plotlyjs = lambda: ""  # four megabytes that are always the same
+    swept = content[:1].isupper()
+    place = folder / f"run-{swept}"
+    name = RUN_FILES.get(content[:1].lower(), "metrics.jsonl")
+    good = (CONFIG + SWEEP * swept, about(), metrics(POINTS if swept else (None,)), diagnosis())
+    for file, whole in zip(RUN_FILES.values(), good, strict=True):
+        write(place / file, content[1:] if file == name else whole)
+    record = runs.read(place)
+    report.render([record])
+    return None
+
+
+POINTS = ({"lr": 0.1, "work.low": 1}, {"lr": 0.5, "work.low": 1}, {"lr": 0.1, "work.low": 2})
+
+
+def read_model(folder: Path, content: bytes) -> Any:
+    from fedax.experiments.runs import read_model
+
+    return read_model(write(folder / "model", content), [np.zeros(2), {"b": np.zeros(())}])
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader: its good files, how they are changed, and what it may take.
+
+    Attributes:
+        read: reads a content, after writing it into a folder.
+        good: small files that it reads.
+        changed: makes another file of one.
+        ratio: bytes that a byte of the file may rightly stand for.
+        slack: bytes that it may take whatever the file.
+    """
+
+    read: Callable[[Path, bytes], Any]
+    good: list[bytes]
+    changed: Callable[..., bytes]
+    ratio: int = 1
+    slack: int = 200_000
+
+
+def readers() -> dict[str, Reader]:
+    gz = packed(plain, lambda data: gzip.compress(data, 1), gzip.decompress)
+    bz = packed(plain, lambda data: bz2.compress(data, 1), bz2.decompress)
+    text = b"+1 1:1 4:0.5\n-1 2:-3\n-1 # none\n+1 100:1e-3 123:2\n"
+    compressed = np.savez_compressed
+    small = images_npz(28, 28)
+    tissue = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
+    slides = images_npz(28, 28, 3)
+    slides = {name: slides[key][:, None] if "label" in name else slides[key] for name, key in tissue.items()}
+    squares = [[round(i % 256 / 255, 6) for i in range(784)]] * 2
+    lines = ["To be, or not to be, that is the question: Whether 'tis nobler in the mind to su"] * 2
+    runs = [(b"c", CONFIG), (b"a", about()), (b"m", metrics()), (b"d", diagnosis())]
+    runs += [(b"C", CONFIG + SWEEP), (b"M", metrics(POINTS))]
+    return {
+        "idx": Reader(
+            read_idx,
+            [idx(pictures(5, 4, 3)), idx(pictures(9)), *(gzip.compress(idx(pictures(n))) for n in (9, 3000))],
+            by_start({b"\x1f\x8b": gz}),
+            DEFLATE,
+        ),
+        "cifar-archive": Reader(
+            read_cifar_archive,
+            [gzip.compress(tar("", python_batch(1))), gzip.compress(tar(".bin", binary_batch(1)))],
+            gz,
+            DEFLATE,
+            400_000,
+        ),
+        "cifar-batch": Reader(
+            read_cifar_batch,
+            [b"b" + binary_batch(), b"p" + python_batch(), b"p" + python_batch(1)],
+            by_start({b"p": tagged(opcodes), b"b": tagged(plain)}),
+            1,
+            400_000,
+        ),
+        "cifar-npz": Reader(read_cifar_npz, [cifar_npz(0)], archive, DEFLATE, 400_000),
+        "libsvm": Reader(
+            read_libsvm,
+            [text, gzip.compress(text), bz2.compress(text)],
+            by_start({b"\x1f\x8b": gz, b"BZ": bz}),
+            DEFLATE,
+        ),
+        "leaf": Reader(read_leaf, [b"f" + leaf(squares, [3, 61]), b"s" + leaf(lines, ["f", "e"])], tagged(plain), 2),
+        "npz": Reader(
+            read_npz,
+            [
+                *(b"m" + npz(save, **small, writer_train=np.array([7, 2])) for save in (np.savez, compressed)),
+                *(b"a" + npz(save, **rows_npz()) for save in (np.savez, compressed)),
+                *(b"s" + npz(save, **roles_npz()) for save in (np.savez, compressed)),
+            ],
+            tagged(archive),
+            DEFLATE,
+        ),
+        "medmnist": Reader(read_medmnist, [npz(save, **slides) for save in (np.savez, compressed)], archive, DEFLATE),
+        "config": Reader(read_config, [CONFIG, CONFIG + SWEEP, CONFIG + b"\x00set\n" + OVERRIDES], plain, 1, 8_000_000),
+        "run": Reader(read_run, [tag + content for tag, content in runs], tagged(plain), 8, 8_000_000),
+        "model": Reader(read_model, [model()], plain),
+    }
+
+
+# ---- the check
+
+
+class TooSlow(BaseException):
+    pass
+
+
+def _stop(*_: Any) -> None:
+    raise TooSlow
+
+
+def nbytes(result: Any) -> int:
+    import jax
+
+    parts = [result.train, result.test] if hasattr(result, "train") else result
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(parts) if hasattr(leaf, "nbytes"))
+
+
+def check(reader: Reader, folder: Path, content: bytes, measured: bool = True) -> str | None:
+    """What is wrong with the reading of a file, or ``None``; to measure memory takes most of the time."""
+    from fedax.errors import FedaxError
+
+    error, result = None, None
+    signal.signal(signal.SIGALRM, _stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    if measured:
+        tracemalloc.start()
+    try:
+        result = reader.read(folder, content)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except FedaxError as caught:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if len(str(caught)) > 2000 or not str(caught).isprintable():
+            error = f"message {type(caught).__name__} of {len(str(caught))}: {str(caught)[:80]!r}"
+    except (Exception, TooSlow) as caught:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        frames = [f for f in traceback.extract_tb(caught.__traceback__) if "fedax" in f.filename]
+        at = f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "?"
+        error = f"{type(caught).__name__} in {at}: {str(caught)[:60]}"
+        caught.__traceback__ = None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _, peak = tracemalloc.get_traced_memory()  # 0 if not started
+        tracemalloc.stop()
+    allowed = reader.slack + 4 * max(nbytes(result), len(content) * reader.ratio)
+    if error is None and peak > allowed:
+        error = f"memory: {peak} bytes, {allowed} allowed"
+    return error
+
+
+def at_random(reader: Reader, number: int, seed: int = 0) -> Iterator[bytes]:
+    """Changed files, one after another; what is changed is a good file, or a changed one."""
+    rng = random.Random(seed)
+    last = reader.good[0]
+    for _ in range(number):
+        start = last if rng.random() < 0.3 else rng.choice(reader.good)
+        last = reader.changed(rng, start, reader.good)
+        yield last
+
+
+def main(name: str, number: int, most: float = math.inf) -> None:
+    try:
+        import atheris
+    except ImportError:
+        atheris = None
+    watched = ["fedax.data.formats", "fedax.data.readers", "fedax.experiments.runs", "fedax.experiments.config"]
+    watched += ["fedax.experiments.toml", "fedax.experiments.report", "fedax.experiments.summary"]
+    watched += ["fedax.experiments.sweeps", "fedax.experiments.diagnosis"]
+    with atheris.instrument_imports(include=watched) if atheris else contextlib.nullcontext():
+        for module in watched:
+            importlib.import_module(module)
+    warnings.simplefilter("error")
+    reader, counts = readers()[name], collections.Counter()
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fedax-fuzz-"))
+    for content in reader.good:
+        reader.read(folder, content)
+        print("good file:", check(reader, folder, content) or "read")
+    began, done = time.perf_counter(), 0
+
+    def one(content: bytes) -> None:
+        nonlocal done
+        found = check(reader, folder, content, measured=done % 8 == 0)
+        done += 1
+        if found is not None:
+            found = re.sub(r"\d+", "0", found)
+            counts[found] += 1
+            if counts[found] == 1:
+                path = write(Path(tempfile.gettempdir()) / "fuzz" / name / str(len(counts)), content)
+                print(f"FOUND {found} ({path})", flush=True)
+        seconds = time.perf_counter() - began
+        if done == number or seconds > most:
+            print(f"\n{name}: {done} inputs in {seconds:.0f} s, {len(counts)} findings, guided: {bool(atheris)}")
+            for text, times in counts.most_common():
+                print(f"  {times} × {text}", flush=True)
+            os._exit(0)  # atheris would not return either
+
+    if atheris is None:
+        for content in at_random(reader, number, seed=int(time.time())):
+            one(content)
+        return
+    corpus = Path(tempfile.gettempdir()) / "fuzz-corpus" / name  # what reached new lines is kept for the next time
+    for i, content in enumerate(reader.good):
+        write(corpus / f"good-{i}", content)
+
+    def changed(data: bytes, most: int, seed: int) -> bytes:
+        return reader.changed(random.Random(seed), data, reader.good)[:most]
+
+    options = [f"-runs={number + 1000}", "-timeout=60", "-rss_limit_mb=4000", "-max_len=40000", "-print_final_stats=0"]
+    atheris.Setup([sys.argv[0], *options, "-verbosity=0", str(corpus)], one, custom_mutator=changed)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        print("\n".join(readers()))
+    else:
+        main(sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:]))
