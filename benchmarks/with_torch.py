@@ -8,7 +8,7 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
-from cases import Case, cases
+from cases import RESNET18, Case, cases
 from protocol import Contender, serve
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -18,15 +18,38 @@ TO_TORCH = {1: (0,), 2: (1, 0), 4: (3, 2, 0, 1)}
 FROM_TORCH = {1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
 
 
+def normed(kernel: int, below: int, width: int, stride: int = 1) -> nn.Sequential:
+    """Convolution and group normalisation, padded like "SAME": with stride 2 and even sides, behind the image alone."""
+    pads = nn.ZeroPad2d((0, kernel // 2, 0, kernel // 2)) if stride > 1 else nn.Identity()
+    conv = nn.Conv2d(below, width, kernel, stride, padding=kernel // 2 if stride == 1 else 0, bias=False)
+    return nn.Sequential(pads, conv, nn.GroupNorm(32, width))
+
+
+class Block(nn.Module):
+    def __init__(self, below: int, width: int, stride: int):
+        super().__init__()
+        self.first = normed(3, below, width, stride)
+        self.second = normed(3, width, width)
+        self.shortcut = normed(1, below, width, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
+
+
 def network(case: Case) -> nn.Module:
     """The case's model with its initial parameters."""
     *hidden, last = case.layers
     layers: list[nn.Module] = []
-    for shape in hidden:
-        if case.model == "cnn":
-            layers += [nn.Conv2d(shape[2], shape[3], shape[0], padding="same"), nn.ReLU(), nn.MaxPool2d(2)]
-        else:
-            layers += [nn.Linear(*shape), nn.ReLU()]
+    if case.model == "resnet":
+        widths = [width for width, _ in RESNET18]
+        blocks = [Block(below, *block) for below, block in zip([widths[0], *widths], RESNET18, strict=False)]
+        layers += [normed(3, case.shape[-1], widths[0]), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    else:
+        for shape in hidden:
+            if case.model == "cnn":
+                layers += [nn.Conv2d(shape[2], shape[3], shape[0], padding="same"), nn.ReLU(), nn.MaxPool2d(2)]
+            else:
+                layers += [nn.Linear(*shape), nn.ReLU()]
     if case.model == "cnn":
         layers.append(nn.Flatten())
     layers.append(nn.Linear(math.prod(last[:-1]), last[-1], bias=case.model != "logistic"))
@@ -43,7 +66,7 @@ class Loop(Contender):
     def __init__(self, case: Case):
         self.case = case
         x, y = (torch.from_numpy(array) for array in case.examples())
-        self.x = x.movedim(-1, 1).contiguous() if case.model == "cnn" else x
+        self.x = x.movedim(-1, 1).contiguous() if x.ndim == 4 else x
         self.y = y[:, None].float() if case.model == "logistic" else y
         self.loss = F.binary_cross_entropy_with_logits if case.model == "logistic" else F.cross_entropy
         self.offsets = np.concatenate([[0], np.cumsum(case.sizes)])
