@@ -87,6 +87,18 @@ class Loop(Contender):
             return torch.randperm(size)[: steps * case.batch].view(steps, case.batch)
         return torch.randint(size, (steps, case.batch))
 
+    def local(self, client: int) -> None:
+        """The local steps of one client, from the present model."""
+        parameters = list(self.model.parameters())
+        own = slice(self.offsets[client], self.offsets[client + 1])
+        x, y = self.x[own], self.y[own]
+        for rows in self.minibatches(client):
+            loss = self.loss(self.model(x[rows]), y[rows])
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                for p, g in zip(parameters, gradients, strict=True):
+                    p.sub_(g, alpha=self.case.lr)
+
     def round(self, cohort: np.ndarray) -> None:
         parameters = list(self.model.parameters())
         weights = self.case.weights[cohort] / self.case.weights[cohort].sum()
@@ -94,17 +106,10 @@ class Loop(Contender):
             start = [p.clone() for p in parameters]
             mean = [torch.zeros_like(p) for p in parameters]
         for client, weight in zip(cohort, weights, strict=True):
-            own = slice(self.offsets[client], self.offsets[client + 1])
-            x, y = self.x[own], self.y[own]
             with torch.no_grad():
                 for p, s in zip(parameters, start, strict=True):
                     p.copy_(s)
-            for rows in self.minibatches(client):
-                loss = self.loss(self.model(x[rows]), y[rows])
-                gradients = torch.autograd.grad(loss, parameters)
-                with torch.no_grad():
-                    for p, g in zip(parameters, gradients, strict=True):
-                        p.sub_(g, alpha=self.case.lr)
+            self.local(client)
             with torch.no_grad():
                 for m, p in zip(mean, parameters, strict=True):
                     m.add_(p, alpha=weight)
