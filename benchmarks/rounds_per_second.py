@@ -18,7 +18,7 @@ from protocol import process
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-# Package -> whose interpreter has it. Those with a default are looked for in the one that runs this script.
+# Package -> whose interpreter has it.
 PACKAGES = {"fedax": "fedax", "jax": "fedax", "torch": "torch", "fedjax": "fedjax", "pfl": "pfl", "flwr": "flower"}
 
 
@@ -50,9 +50,8 @@ def contenders(case: Case, options: argparse.Namespace) -> dict[str, list[str]]:
             found[name] = [options.python_pfl, "with_pfl.py", f"--threads={threads}"]
     if options.versions["flwr"]:
         found["Flower"] = [options.python_flower, "with_flower.py"]
-    if options.versions["torch"]:
-        if case.model == "mlp":
-            found["matrix products alone"] = [*torch, "products", f"--threads={CORES}"]
+    if options.versions["torch"] and case.model == "mlp":
+        found["matrix products alone"] = [*torch, "products", f"--threads={CORES}"]
     return found
 
 
@@ -135,15 +134,11 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (
-        ("fedax", sys.executable),
-        ("torch", sys.executable),
-        ("fedjax", None),
-        ("pfl", None),
-        ("flower", None),
-    ):
-        meant = "default: this one" if default else "default: none, it is left out"
-        parser.add_argument(f"--python-{name}", default=default, help=f"interpreter with {name} ({meant})")
+    for name in dict.fromkeys(PACKAGES.values()):
+        here = name in ("fedax", "torch")
+        meant = "this one" if here else "none, it is left out"
+        default = sys.executable if here else None
+        parser.add_argument(f"--python-{name}", default=default, help=f"interpreter with {name} (default: {meant})")
     parser.add_argument("--cases", nargs="+", choices=list(cases()), default=list(cases()))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="about how long one measurement takes")

@@ -4,6 +4,7 @@ import argparse
 import time
 from typing import Any
 
+import jax
 import numpy as np
 from cases import RESNET18, Case, cases
 from protocol import Contender, serve
@@ -110,5 +111,7 @@ if __name__ == "__main__":
     parser.add_argument("case", choices=list(cases()))
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
+    if jax.default_backend() == "gpu":
+        jax.config.update("jax_default_matmul_precision", "float32")  # not TF32, in which the others do not compute
     case = cases()[options.case]
     serve(Fedax(case.small() if options.small else case))

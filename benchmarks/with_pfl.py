@@ -14,7 +14,7 @@ from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 from protocol import serve
-from with_torch import Loop
+from with_torch import Loop, finish
 
 
 class Client(Dataset):
@@ -65,6 +65,7 @@ class Pfl(Loop):
             NNTrainHyperParams(local_num_epochs=1, local_learning_rate=case.lr, local_batch_size=case.batch),
             send_metrics_to_platform=False,
         )
+        finish()
         seconds = time.perf_counter() - begin
         return {"seconds": seconds / rounds, "steps": sum(int(case.steps[cohort].sum()) for cohort in cohorts) / rounds}
 

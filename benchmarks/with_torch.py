@@ -13,6 +13,9 @@ from protocol import Contender, serve
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.backends.cudnn.allow_tf32 = False  # float32 means float32 here, as it does by default for products
+
 # From [in, out] and [h, w, in, out] to PyTorch's [out, in] and [out, in, h, w], and back.
 TO_TORCH = {1: (0,), 2: (1, 0), 4: (3, 2, 0, 1)}
 FROM_TORCH = {1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
@@ -60,19 +63,25 @@ def network(case: Case) -> nn.Module:
     return model
 
 
+def finish() -> None:
+    """Wait for the device, which works on while Python is ahead of it."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 class Loop(Contender):
     """Clients one after another; autograd and plain SGD in place."""
 
     def __init__(self, case: Case):
         self.case = case
-        x, y = (torch.from_numpy(array) for array in case.examples())
+        x, y = (torch.from_numpy(array).to(DEVICE) for array in case.examples())
         self.x = x.movedim(-1, 1).contiguous() if x.ndim == 4 else x
         self.y = y[:, None].float() if case.model == "logistic" else y
         self.loss = F.binary_cross_entropy_with_logits if case.model == "logistic" else F.cross_entropy
         self.offsets = np.concatenate([[0], np.cumsum(case.sizes)])
         self.rng = np.random.default_rng(3)
         torch.manual_seed(3)
-        self.model = network(case)
+        self.model = network(case).to(DEVICE)
 
     def cohort(self) -> np.ndarray:
         clients = len(self.case.sizes)
@@ -82,10 +91,10 @@ class Loop(Contender):
         """[steps, batch] rows of the client's examples, one minibatch a local step."""
         case, size, steps = self.case, int(self.case.sizes[client]), int(self.case.steps[client])
         if case.batch is None:
-            return torch.arange(size).expand(steps, size)
+            return torch.arange(size, device=DEVICE).expand(steps, size)
         if case.epoch:
-            return torch.randperm(size)[: steps * case.batch].view(steps, case.batch)
-        return torch.randint(size, (steps, case.batch))
+            return torch.randperm(size, device=DEVICE)[: steps * case.batch].view(steps, case.batch)
+        return torch.randint(size, (steps, case.batch), device=DEVICE)
 
     def local(self, client: int) -> None:
         """The local steps of one client, from the present model."""
@@ -128,6 +137,7 @@ class Loop(Contender):
             cohort = self.cohort()
             steps += int(self.case.steps[cohort].sum())
             self.round(cohort)
+        finish()
         seconds = time.perf_counter() - begin
         return {"seconds": seconds / rounds, "steps": steps / rounds}
 
@@ -146,7 +156,7 @@ class Loop(Contender):
         arrays = []
         for parameter, like in zip(self.model.parameters(), self.case.initial(), strict=True):
             shape = like.transpose(TO_TORCH[like.ndim]).shape
-            arrays.append(parameter.detach().numpy().reshape(shape).transpose(FROM_TORCH[like.ndim]))
+            arrays.append(parameter.detach().cpu().numpy().reshape(shape).transpose(FROM_TORCH[like.ndim]))
         return [array.ravel().tolist() for array in arrays]
 
 
@@ -159,7 +169,7 @@ class Vmap(Loop):
     def round(self, cohort: np.ndarray) -> None:
         case = self.case
         cohort = cohort[np.argsort(-case.steps[cohort], kind="stable")]
-        weights = torch.from_numpy(case.weights[cohort] / case.weights[cohort].sum()).float()
+        weights = torch.from_numpy(case.weights[cohort] / case.weights[cohort].sum()).float().to(DEVICE)
         drawn = [self.minibatches(client) + int(self.offsets[client]) for client in cohort]
         rows = nn.utils.rnn.pad_sequence(drawn)
         start = dict(self.model.named_parameters())
@@ -189,8 +199,9 @@ class Products(Loop):
 
     @torch.no_grad()
     def multiply(self, steps: int) -> None:
+        batch = self.case.batch
         layers = [
-            (torch.randn(shape), torch.randn(self.case.batch, shape[0]), torch.randn(self.case.batch, shape[1]))
+            [torch.randn(sides, device=DEVICE) for sides in (shape, (batch, shape[0]), (batch, shape[1]))]
             for shape in self.case.layers
         ]
         out = [[torch.empty_like(array) for array in layer] for layer in layers]
