@@ -11,9 +11,9 @@ class Case:
 
     Args:
         title: what is measured, in words.
-        model: ``logistic``, ``softmax``, ``mlp`` or ``cnn``.
+        model: ``logistic``, ``softmax``, ``mlp``, ``cnn`` or ``resnet``.
         layers: shapes of the kernels, [in, out] of a dense layer, [h, w, in, out] of a convolution or of a dense layer
-            behind one. Each but that of ``logistic`` has a bias.
+            behind one. Each but that of ``logistic`` has a bias, a convolution of ``resnet`` a scale and an offset.
         shape: of one example.
         sizes: [N] examples of each client.
         steps: [N] local steps of each client in a round.
@@ -22,7 +22,7 @@ class Case:
         batch: examples in a minibatch; ``None`` is all of the client's.
         cohort: clients in a round, drawn uniformly and weighted by p_i / Σ p_j over the cohort; ``None`` is all.
         lr: of the local SGD.
-        given: [N] weights p_i; ``None`` is proportional to the sizes.
+        given: [N] weights p_i, up to a factor; ``None`` is the sizes.
     """
 
     title: str
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def weights(self) -> np.ndarray:
-        return self.sizes / self.sizes.sum() if self.given is None else self.given
+        return self.sizes if self.given is None else self.given
 
     @property
     def classes(self) -> int:
@@ -54,26 +54,21 @@ class Case:
         return x, (flat @ teacher).argmax(axis=1)
 
     def initial(self) -> list[np.ndarray]:
-        """Kernel and bias of each layer in turn; none is zero, so that a check sees them all."""
+        """Kernel, scale and bias of each layer in turn; none is zero, so that a check sees them all."""
         rng = np.random.default_rng(2)
         arrays = []
         for shape in self.layers:
             arrays.append(rng.standard_normal(shape) * np.sqrt(2 / np.prod(shape[:-1])))
+            if self.model == "resnet" and len(shape) == 4:
+                arrays.append(rng.uniform(0.5, 1, shape[-1]))
             if self.model != "logistic":
                 arrays.append(rng.standard_normal(shape[-1]) * 0.01)
         return [array.astype(np.float32) for array in arrays]
 
     def small(self) -> "Case":
         """The same model on few examples with full-batch gradients, unequal steps and unequal weights."""
-        return replace(
-            self,
-            sizes=np.full(4, 12),
-            steps=np.array([3, 1, 2, 5]),
-            batch=None,
-            epoch=False,
-            cohort=None,
-            given=np.array([0.1, 0.2, 0.3, 0.4]),
-        )
+        sizes, steps, given = np.full(4, 12), np.array([3, 1, 2, 5]), np.array([1, 2, 3, 4])
+        return replace(self, sizes=sizes, steps=steps, batch=None, epoch=False, cohort=None, given=given)
 
 
 def power_law(clients: int, low: float, high: float, exponent: float) -> np.ndarray:
@@ -81,6 +76,21 @@ def power_law(clients: int, low: float, high: float, exponent: float) -> np.ndar
     u, a = (np.arange(clients) + 0.5) / clients, 1 - exponent
     sizes = ((1 - u) * low**a + u * high**a) ** (1 / a)
     return np.random.default_rng(0).permutation(sizes.astype(np.int64))
+
+
+# ResNet-18's eight blocks: channels and stride. A block has a shortcut of its own where its shape changes.
+RESNET18 = ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1))
+
+
+def resnet18(channels: int, classes: int) -> tuple[tuple[int, ...], ...]:
+    """The stem; first, second and shortcut of each block; the head."""
+    layers: list[tuple[int, ...]] = [(3, 3, channels, 64)]
+    below = 64
+    for width, stride in RESNET18:
+        layers += [(3, 3, below, width), (3, 3, width, width)]
+        layers += [(1, 1, below, width)] if stride > 1 else []
+        below = width
+    return (*layers, (below, classes))
 
 
 def cases() -> dict[str, Case]:
@@ -131,6 +141,16 @@ def cases() -> dict[str, Case]:
             shape=(32, 32, 3),
             sizes=ten,
             steps=np.full(10, 5),
+            batch=16,
+            lr=0.002,
+        ),
+        "resnet": Case(
+            title="ResNet-18 with group normalisation, 32 x 32 x 3, 4 clients, 2 steps, batch 16",
+            model="resnet",
+            layers=resnet18(3, 10),
+            shape=(32, 32, 3),
+            sizes=np.full(4, 100),
+            steps=np.full(4, 2),
             batch=16,
             lr=0.002,
         ),

@@ -1,4 +1,4 @@
-"""Seconds a round of FedAvg: fedax against the same rounds written in PyTorch. See README.md."""
+"""Seconds a round of FedAvg: fedax, PyTorch, FedJAX, pfl-research and Flower. See README.md."""
 
 import argparse
 import contextlib
@@ -18,9 +18,15 @@ from protocol import process
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def version(python: str, module: str) -> str | None:
-    """The version of a module in another environment, ``None`` where it is not there."""
-    code = f"import {module}; print({module}.__version__)"
+# Package -> whose interpreter has it.
+PACKAGES = {"fedax": "fedax", "jax": "fedax", "torch": "torch", "fedjax": "fedjax", "pfl": "pfl", "flwr": "flower"}
+
+
+def version(python: str | None, package: str) -> str | None:
+    """The version of a package in another environment, ``None`` where it is not there."""
+    if python is None:
+        return None
+    code = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"
     run = subprocess.run([python, "-c", code], capture_output=True, text=True)
     return None if run.returncode else run.stdout.strip()
 
@@ -35,8 +41,17 @@ def contenders(case: Case, options: argparse.Namespace) -> dict[str, list[str]]:
         for threads in sorted({1, CORES}):
             for way in ("loop", "vmap"):
                 found[f"torch {way}, {threads} thread{'s' * (threads > 1)}"] = [*torch, way, f"--threads={threads}"]
-        if case.model == "mlp":
-            found["matrix products alone"] = [*torch, "products", f"--threads={CORES}"]
+    if options.versions["fedjax"]:
+        for backend in ("jit", "pmap"):
+            found[f"FedJAX, {backend}"] = [options.python_fedjax, "with_fedjax.py", backend]
+    if options.versions["pfl"]:
+        for threads in sorted({1, CORES}):
+            name = f"pfl-research, {threads} thread{'s' * (threads > 1)}"
+            found[name] = [options.python_pfl, "with_pfl.py", f"--threads={threads}"]
+    if options.versions["flwr"]:
+        found["Flower"] = [options.python_flower, "with_flower.py"]
+    if options.versions["torch"] and case.model == "mlp":
+        found["matrix products alone"] = [*torch, "products", f"--threads={CORES}"]
     return found
 
 
@@ -119,22 +134,22 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python-torch", default=sys.executable, help="interpreter with PyTorch (default: this one)")
-    parser.add_argument("--python-fedax", default=sys.executable, help="interpreter with fedax (default: this one)")
+    for name in dict.fromkeys(PACKAGES.values()):
+        here = name in ("fedax", "torch")
+        meant = "this one" if here else "none, it is left out"
+        default = sys.executable if here else None
+        parser.add_argument(f"--python-{name}", default=default, help=f"interpreter with {name} (default: {meant})")
     parser.add_argument("--cases", nargs="+", choices=list(cases()), default=list(cases()))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="about how long one measurement takes")
     parser.add_argument("--check", action="store_true", help="compare the models of all contenders, measure nothing")
     parser.add_argument("--json", type=Path, default=Path("rounds_per_second.json"), help="where the figures go")
     options = parser.parse_args()
-    options.versions = {
-        "fedax": version(options.python_fedax, "fedax"),
-        "jax": version(options.python_fedax, "jax"),
-        "torch": version(options.python_torch, "torch"),
-    }
-    for module, option in (("fedax", "--python-fedax"), ("torch", "--python-torch")):
-        if options.versions[module] is None:
-            print(f"{module} is left out: not found; give {option} an interpreter that has it", file=sys.stderr)
+    interpreters = {package: getattr(options, f"python_{owner}") for package, owner in PACKAGES.items()}
+    options.versions = {package: version(python, package) for package, python in interpreters.items()}
+    for package, python in interpreters.items():
+        if python and options.versions[package] is None:
+            print(f"{package} is left out: {python} does not have it", file=sys.stderr)
 
     chosen = {name: case for name, case in cases().items() if name in options.cases}
     if options.check:

@@ -4,11 +4,14 @@ import argparse
 import time
 from typing import Any
 
+import jax
 import numpy as np
-from cases import Case, cases
+from cases import RESNET18, Case, cases
 from protocol import Contender, serve
 
 import fedax
+
+BLOCK = ("first", "second", "shortcut")
 
 
 def task(case: Case) -> fedax.Task:
@@ -18,13 +21,22 @@ def task(case: Case) -> fedax.Task:
         return fedax.tasks.softmax_regression(*case.shape, case.classes)
     if case.model == "mlp":
         return fedax.tasks.mlp(*case.shape, case.classes, hidden=(200, 200))
-    return fedax.tasks.cnn(case.shape, case.classes, filters=64)
+    if case.model == "cnn":
+        return fedax.tasks.cnn(case.shape, case.classes, filters=64)
+    return fedax.tasks.resnet18(case.shape, case.classes)
 
 
 def to_params(case: Case, arrays: list[np.ndarray]) -> Any:
-    """Kernels and biases as the task's parameters."""
+    """Kernels, scales and biases as the task's parameters."""
     if case.model == "logistic":
         return {"w": arrays[0][:, 0]}
+    if case.model == "resnet":
+        rest = iter(arrays)
+        stem, *blocks = [
+            {part: {name: next(rest) for name in ("w", "scale", "offset")} for part in parts}
+            for parts in [("stem",), *(BLOCK[: 2 + (stride > 1)] for _, stride in RESNET18)]
+        ]
+        return stem | {"blocks": blocks, "head": {"w": next(rest), "b": next(rest)}}
     layers = [{"w": w, "b": b} for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
     if case.model == "softmax":
         return layers[0]
@@ -35,11 +47,17 @@ def to_params(case: Case, arrays: list[np.ndarray]) -> Any:
 
 
 def from_params(case: Case, params: Any) -> list[Any]:
-    """The task's parameters as kernels and biases."""
-    if case.model == "logistic":
-        return [params["w"]]
-    layers = {"softmax": lambda: [params], "mlp": lambda: params, "cnn": lambda: [*params["convs"], params["head"]]}
-    return [layer[name] for layer in layers[case.model]() for name in ("w", "b")]
+    """The task's parameters as kernels, scales and biases."""
+    if case.model in ("logistic", "softmax"):
+        layers = [params]
+    elif case.model == "mlp":
+        layers = params
+    elif case.model == "cnn":
+        layers = [*params["convs"], params["head"]]
+    else:
+        blocks = [block[part] for block in params["blocks"] for part in BLOCK if part in block]
+        layers = [params["stem"], *blocks, params["head"]]
+    return [layer[name] for layer in layers for name in ("w", "scale", "offset", "b") if name in layer]
 
 
 class Fedax(Contender):
@@ -47,7 +65,7 @@ class Fedax(Contender):
         self.case = case
         x, y = case.examples()
         y = 2 * y.astype(np.float32) - 1 if case.model == "logistic" else y.astype(np.int32)
-        self.data = fedax.FederatedData({"x": x, "y": y}, case.sizes, case.weights)
+        self.data = fedax.FederatedData({"x": x, "y": y}, case.sizes, case.weights / case.weights.sum())
         self.task = task(case)
         self.params: Any = None
 
@@ -93,5 +111,7 @@ if __name__ == "__main__":
     parser.add_argument("case", choices=list(cases()))
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
+    if jax.default_backend() == "gpu":
+        jax.config.update("jax_default_matmul_precision", "float32")  # not TF32, in which the others do not compute
     case = cases()[options.case]
     serve(Fedax(case.small() if options.small else case))

@@ -8,25 +8,51 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
-from cases import Case, cases
+from cases import RESNET18, Case, cases
 from protocol import Contender, serve
 from torch import nn
 from torch.func import functional_call, grad, vmap
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.backends.cudnn.allow_tf32 = False  # float32 means float32 here, as it does by default for products
 
 # From [in, out] and [h, w, in, out] to PyTorch's [out, in] and [out, in, h, w], and back.
 TO_TORCH = {1: (0,), 2: (1, 0), 4: (3, 2, 0, 1)}
 FROM_TORCH = {1: (0,), 2: (1, 0), 4: (2, 3, 1, 0)}
 
 
+def normed(kernel: int, below: int, width: int, stride: int = 1) -> nn.Sequential:
+    """Convolution and group normalisation, padded like "SAME": with stride 2 and even sides, behind the image alone."""
+    pads = nn.ZeroPad2d((0, kernel // 2, 0, kernel // 2)) if stride > 1 else nn.Identity()
+    conv = nn.Conv2d(below, width, kernel, stride, padding=kernel // 2 if stride == 1 else 0, bias=False)
+    return nn.Sequential(pads, conv, nn.GroupNorm(32, width))
+
+
+class Block(nn.Module):
+    def __init__(self, below: int, width: int, stride: int):
+        super().__init__()
+        self.first = normed(3, below, width, stride)
+        self.second = normed(3, width, width)
+        self.shortcut = normed(1, below, width, stride) if stride > 1 else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
+
+
 def network(case: Case) -> nn.Module:
     """The case's model with its initial parameters."""
     *hidden, last = case.layers
     layers: list[nn.Module] = []
-    for shape in hidden:
-        if case.model == "cnn":
-            layers += [nn.Conv2d(shape[2], shape[3], shape[0], padding="same"), nn.ReLU(), nn.MaxPool2d(2)]
-        else:
-            layers += [nn.Linear(*shape), nn.ReLU()]
+    if case.model == "resnet":
+        widths = [width for width, _ in RESNET18]
+        blocks = [Block(below, *block) for below, block in zip([widths[0], *widths], RESNET18, strict=False)]
+        layers += [normed(3, case.shape[-1], widths[0]), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    else:
+        for shape in hidden:
+            if case.model == "cnn":
+                layers += [nn.Conv2d(shape[2], shape[3], shape[0], padding="same"), nn.ReLU(), nn.MaxPool2d(2)]
+            else:
+                layers += [nn.Linear(*shape), nn.ReLU()]
     if case.model == "cnn":
         layers.append(nn.Flatten())
     layers.append(nn.Linear(math.prod(last[:-1]), last[-1], bias=case.model != "logistic"))
@@ -37,19 +63,25 @@ def network(case: Case) -> nn.Module:
     return model
 
 
+def finish() -> None:
+    """Wait for the device, which works on while Python is ahead of it."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
 class Loop(Contender):
     """Clients one after another; autograd and plain SGD in place."""
 
     def __init__(self, case: Case):
         self.case = case
-        x, y = (torch.from_numpy(array) for array in case.examples())
-        self.x = x.movedim(-1, 1).contiguous() if case.model == "cnn" else x
+        x, y = (torch.from_numpy(array).to(DEVICE) for array in case.examples())
+        self.x = x.movedim(-1, 1).contiguous() if x.ndim == 4 else x
         self.y = y[:, None].float() if case.model == "logistic" else y
         self.loss = F.binary_cross_entropy_with_logits if case.model == "logistic" else F.cross_entropy
         self.offsets = np.concatenate([[0], np.cumsum(case.sizes)])
         self.rng = np.random.default_rng(3)
         torch.manual_seed(3)
-        self.model = network(case)
+        self.model = network(case).to(DEVICE)
 
     def cohort(self) -> np.ndarray:
         clients = len(self.case.sizes)
@@ -59,10 +91,22 @@ class Loop(Contender):
         """[steps, batch] rows of the client's examples, one minibatch a local step."""
         case, size, steps = self.case, int(self.case.sizes[client]), int(self.case.steps[client])
         if case.batch is None:
-            return torch.arange(size).expand(steps, size)
+            return torch.arange(size, device=DEVICE).expand(steps, size)
         if case.epoch:
-            return torch.randperm(size)[: steps * case.batch].view(steps, case.batch)
-        return torch.randint(size, (steps, case.batch))
+            return torch.randperm(size, device=DEVICE)[: steps * case.batch].view(steps, case.batch)
+        return torch.randint(size, (steps, case.batch), device=DEVICE)
+
+    def local(self, client: int) -> None:
+        """The local steps of one client, from the present model."""
+        parameters = list(self.model.parameters())
+        own = slice(self.offsets[client], self.offsets[client + 1])
+        x, y = self.x[own], self.y[own]
+        for rows in self.minibatches(client):
+            loss = self.loss(self.model(x[rows]), y[rows])
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                for p, g in zip(parameters, gradients, strict=True):
+                    p.sub_(g, alpha=self.case.lr)
 
     def round(self, cohort: np.ndarray) -> None:
         parameters = list(self.model.parameters())
@@ -71,17 +115,10 @@ class Loop(Contender):
             start = [p.clone() for p in parameters]
             mean = [torch.zeros_like(p) for p in parameters]
         for client, weight in zip(cohort, weights, strict=True):
-            own = slice(self.offsets[client], self.offsets[client + 1])
-            x, y = self.x[own], self.y[own]
             with torch.no_grad():
                 for p, s in zip(parameters, start, strict=True):
                     p.copy_(s)
-            for rows in self.minibatches(client):
-                loss = self.loss(self.model(x[rows]), y[rows])
-                gradients = torch.autograd.grad(loss, parameters)
-                with torch.no_grad():
-                    for p, g in zip(parameters, gradients, strict=True):
-                        p.sub_(g, alpha=self.case.lr)
+            self.local(client)
             with torch.no_grad():
                 for m, p in zip(mean, parameters, strict=True):
                     m.add_(p, alpha=weight)
@@ -100,6 +137,7 @@ class Loop(Contender):
             cohort = self.cohort()
             steps += int(self.case.steps[cohort].sum())
             self.round(cohort)
+        finish()
         seconds = time.perf_counter() - begin
         return {"seconds": seconds / rounds, "steps": steps / rounds}
 
@@ -118,7 +156,7 @@ class Loop(Contender):
         arrays = []
         for parameter, like in zip(self.model.parameters(), self.case.initial(), strict=True):
             shape = like.transpose(TO_TORCH[like.ndim]).shape
-            arrays.append(parameter.detach().numpy().reshape(shape).transpose(FROM_TORCH[like.ndim]))
+            arrays.append(parameter.detach().cpu().numpy().reshape(shape).transpose(FROM_TORCH[like.ndim]))
         return [array.ravel().tolist() for array in arrays]
 
 
@@ -131,7 +169,7 @@ class Vmap(Loop):
     def round(self, cohort: np.ndarray) -> None:
         case = self.case
         cohort = cohort[np.argsort(-case.steps[cohort], kind="stable")]
-        weights = torch.from_numpy(case.weights[cohort] / case.weights[cohort].sum()).float()
+        weights = torch.from_numpy(case.weights[cohort] / case.weights[cohort].sum()).float().to(DEVICE)
         drawn = [self.minibatches(client) + int(self.offsets[client]) for client in cohort]
         rows = nn.utils.rnn.pad_sequence(drawn)
         start = dict(self.model.named_parameters())
@@ -161,8 +199,9 @@ class Products(Loop):
 
     @torch.no_grad()
     def multiply(self, steps: int) -> None:
+        batch = self.case.batch
         layers = [
-            (torch.randn(shape), torch.randn(self.case.batch, shape[0]), torch.randn(self.case.batch, shape[1]))
+            [torch.randn(sides, device=DEVICE) for sides in (shape, (batch, shape[0]), (batch, shape[1]))]
             for shape in self.case.layers
         ]
         out = [[torch.empty_like(array) for array in layer] for layer in layers]
