@@ -104,6 +104,13 @@ def run(
     config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
     out: Out = None,
     settings: Set = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the last run of this configuration that was stopped.")
+    ] = False,
+    checkpoint_rounds: Annotated[
+        int | None, typer.Option(min=1, help="Make a checkpoint after every so many rounds.", show_default=False)
+    ] = None,
+    checkpoint_minutes: Annotated[float, typer.Option(help="Make one as soon as so long has passed.")] = 10.0,
     distributed: Annotated[
         bool, typer.Option("--distributed", help="Run with the other processes of SLURM, MPI or Kubernetes.")
     ] = False,
@@ -127,6 +134,7 @@ def run(
       fedax run experiment.toml --set run.rounds=200 --set "methods.*.lr=0.05"
       fedax run fednova-figure-2-equal
       fedax run runs/digits-1/config.toml --out runs/again
+      fedax run experiment.toml --resume
       srun --ntasks=4 fedax run experiment.toml --distributed
       fedax run experiment.toml --coordinator node1:7000 --num-processes 4 --process-id 0
 
@@ -146,7 +154,7 @@ def run(
         tables = read_toml(config)
         for setting in settings or []:
             override(tables, setting)
-        _run(tables, out)
+        _run(tables, out, resume, checkpoint_rounds=checkpoint_rounds, checkpoint_minutes=checkpoint_minutes)
 
     if not distributed and missing:
         return configured()
@@ -274,7 +282,7 @@ def sweep(
         with _SweepProgress(console, tuning) as watch:
             record, found = tune(tuning, folder, watch)
     except KeyboardInterrupt:
-        _stopped(folder)
+        _stopped(folder, "a sweep begins anew")
     _show_sweep(console, record, found)
     _show_report(console, record)
 
@@ -405,38 +413,48 @@ def report(
 # ---- what run and compare share
 
 
-def _run(tables: Mapping[str, Any], out: pathlib.Path | None) -> None:
+def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = False, **kept: Any) -> None:
     import jax
 
+    from fedax.engine import processes
     from fedax.experiments import build, execute
 
     experiment = build(tables)
     if jax.process_index() > 0:  # the first of several processes writes and shows
-        execute(experiment, None)
+        execute(experiment, pathlib.Path(processes.text_from_first("")), **kept)
         return
-    record = _train(experiment, out)
+    record = _train(experiment, out, resume, **kept)
     console = _console()
     _show_results(console, record)
     _show_report(console, record)
 
 
-def _train(experiment: "Experiment", out: pathlib.Path | None) -> "Record":
-    from fedax.experiments import execute, new_folder
+def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = False, **kept: Any) -> "Record":
+    from fedax.engine import processes
+    from fedax.errors import ConfigError
+    from fedax.experiments import begun_folder, execute, locked, new_folder
 
     console = _console()
-    folder = new_folder(out, experiment.config["name"])
-    _show_choices(console, experiment, folder)
-    try:
-        with _Progress(console, experiment) as watch:
-            record = execute(experiment, folder, watch)
-            assert record is not None
-            return record
-    except KeyboardInterrupt:
-        _stopped(folder)
+    folder = begun_folder(out, experiment.config) if resume or out is not None else None
+    if folder is None and resume:
+        raise ConfigError("resume", True, "no run of this configuration has begun there; leave --resume out")
+    if folder is not None:
+        console.print(f"Going on with {folder}", highlight=False, soft_wrap=True)
+    folder = folder or new_folder(out, experiment.config["name"])
+    with locked(folder):
+        processes.text_from_first(str(folder.absolute()))
+        _show_choices(console, experiment, folder)
+        try:
+            with _Progress(console, experiment) as watch:
+                record = execute(experiment, folder, watch, **kept)
+                assert record is not None
+                return record
+        except KeyboardInterrupt:
+            _stopped(folder, f"to go on: the same command with --out {folder}")
 
 
-def _stopped(folder: pathlib.Path) -> NoReturn:
-    typer.echo(f"stopped; what was done is in {folder}; to see it: fedax report {folder}", err=True)
+def _stopped(folder: pathlib.Path, way_on: str) -> NoReturn:
+    typer.echo(f"stopped; what was done is in {folder}; to see it: fedax report {folder}; {way_on}", err=True)
     raise typer.Exit(130) from None
 
 

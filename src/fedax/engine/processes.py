@@ -119,6 +119,14 @@ def from_first(tree: Any) -> Any:
         raise _lost(error) from error
 
 
+def text_from_first(text: str) -> str:
+    """A text of at most 4,096 bytes, as the first process has it."""
+    if count() == 1:
+        return text
+    given = np.frombuffer(text.encode().ljust(4096, b"\0"), np.uint8)
+    return bytes(from_first(given).astype(np.uint8)).rstrip(b"\0").decode()
+
+
 def same(what: str, description: str) -> None:
     """Raise ConfigError in all processes where one was given something else than the first."""
     if count() == 1:

@@ -3,7 +3,7 @@
 from fedax.experiments.config import Experiment, build, datasets, override, read_toml, recipes, tasks
 from fedax.experiments.report import write_report
 from fedax.experiments.runner import execute
-from fedax.experiments.runs import MethodRun, Record, Trial, new_folder, read
+from fedax.experiments.runs import MethodRun, Record, Trial, begun_folder, locked, new_folder, read
 from fedax.experiments.tuning import Tuning, plan, tune
 
 __all__ = [
@@ -12,9 +12,11 @@ __all__ = [
     "Record",
     "Trial",
     "Tuning",
+    "begun_folder",
     "build",
     "datasets",
     "execute",
+    "locked",
     "new_folder",
     "override",
     "plan",

@@ -3,6 +3,7 @@
 import datetime
 import math
 import platform
+import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,59 +18,88 @@ from fedax.experiments import summary, toml
 from fedax.experiments.config import Experiment
 from fedax.experiments.plots import write_plots
 from fedax.experiments.report import write_report
-from fedax.experiments.runs import Path, Record, append_metrics, read, slug, write_atomic, write_json, write_model
+from fedax.experiments.runs import (
+    Path,
+    Record,
+    append_metrics,
+    keep_rows,
+    read,
+    slug,
+    write_atomic,
+    write_json,
+    write_model,
+)
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
 
 _DRAWS = 50  # rounds for which local work is drawn, to show how it is spread
 
 
-def execute(experiment: Experiment, folder: Path | None, watch: Watch | None = None) -> Record | None:
-    """Run an experiment and fill its folder.
+def execute(
+    experiment: Experiment,
+    folder: Path,
+    watch: Watch | None = None,
+    *,
+    checkpoint_rounds: int | None = None,
+    checkpoint_minutes: float | None = 10.0,
+) -> Record | None:
+    """Run an experiment and fill its folder; or go on with it, where it was stopped.
+
+    What is over stays as it is, and what was under way goes on from its last checkpoint.
 
     Args:
         experiment: from :func:`fedax.experiments.build`.
-        folder: from :func:`fedax.experiments.new_folder`; ``None``: nothing is written, as by all but the first of
-            several processes that run it together.
+        folder: from :func:`fedax.experiments.new_folder`, or that of the same configuration. Of several processes that
+            run it together, all give the same; the first writes there, and all their checkpoints.
         watch: called as ``watch(label, seed, row)``; the row is ``None`` when a run begins, then each of its history.
 
     Returns:
-        The run folder, read again, if there is one. A method that diverges does not stop the others.
+        The run folder, read again by the process that writes it. A method that diverges does not stop the others.
     """
-    config = experiment.config
-    if folder is not None:
-        begin(folder, config, [experiment])
+    config, writes = experiment.config, jax.process_index() == 0
+    runs = [(label, seed) for label in experiment.methods for seed in config["run"]["seeds"]]
+    models = {each: folder / "models" / f"{slug(each[0])}-seed{each[1]}.safetensors" for each in runs}
+    over = {each for each in runs if models[each].exists()}
+    if writes:
+        if all((folder / file).exists() for file in ("config.toml", "about.json", "metrics.jsonl")):
+            keep_rows(folder, over)
+        else:
+            begin(folder, config, [experiment])
     names = {method["label"]: method["name"] for method in config["methods"]}
     settings = {name: value for name, value in config["run"].items() if name != "seeds"}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
-    for label, algorithm in experiment.methods.items():
-        for seed in config["run"]["seeds"]:
+    for label, seed in runs:
 
-            def on_row(row: dict[str, Any], label: str = label, seed: int = seed) -> None:
-                if folder is not None:
-                    append_metrics(folder, label, names[label], seed, row)
-                if watch is not None:
-                    watch(label, seed, row)
-
+        def on_row(row: dict[str, Any], label: str = label, seed: int = seed) -> None:
+            if writes:
+                append_metrics(folder, label, names[label], seed, row)
             if watch is not None:
-                watch(label, seed, None)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DivergedWarning)  # the report says it
-                run = fedax.simulate(
-                    algorithm,
-                    experiment.task,
-                    experiment.data,
-                    work=experiment.work,
-                    participation=experiment.participation,
-                    test=experiment.test,
-                    seed=seed,
-                    callback=on_row,
-                    **settings,
-                )
-            compiled[label] += run.compile_seconds
-            if folder is not None:
-                write_model(folder / "models" / f"{slug(label)}-seed{seed}.safetensors", run.params)
-    return None if folder is None else finish(folder, compiled)
+                watch(label, seed, row)
+
+        if watch is not None:
+            watch(label, seed, None)
+        if (label, seed) in over:
+            continue
+        kept = folder / "checkpoints" / f"{slug(label)}-seed{seed}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DivergedWarning)  # the report says it
+            run = fedax.simulate(
+                experiment.methods[label],
+                experiment.task,
+                experiment.data,
+                work=experiment.work,
+                participation=experiment.participation,
+                test=experiment.test,
+                seed=seed,
+                callback=on_row,
+                checkpoint=fedax.Checkpoints(kept, checkpoint_rounds, checkpoint_minutes),
+                **settings,
+            )
+        compiled[label] += run.compile_seconds
+        if writes:
+            write_model(models[label, seed], run.params)
+            shutil.rmtree(kept, ignore_errors=True)
+    return finish(folder, compiled) if writes else None
 
 
 def begin(folder: Path, config: Mapping[str, Any], experiments: Sequence[Experiment]) -> None:

@@ -5,6 +5,7 @@
 | config.toml | the whole configuration, defaults included; ``fedax run config.toml`` runs it again |
 | about.json | versions, device, start, and the clients: sizes, weights, classes, local steps |
 | metrics.jsonl | one line an evaluation, as the run goes |
+| checkpoints/ | of runs that are not over, what they go on from; see :class:`fedax.Checkpoints` |
 | models/ | the final models, one ``<label>-seed<k>.safetensors`` a run |
 | summary.json | status and final figures of every method |
 | diagnosis.json | what :mod:`fedax.experiments.diagnosis` measured, where asked |
@@ -20,11 +21,13 @@ import json
 import math
 import os
 import pathlib
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
+import filelock
 import jax
 import numpy as np
 import pydantic
@@ -38,6 +41,7 @@ from fedax.experiments.config import WrittenSection, check, slug
 
 Path = pathlib.Path
 
+LOCK = ".lock"
 COSTS = ("round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds")
 
 _LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
@@ -179,14 +183,81 @@ def new_folder(out: str | Path | None, name: str) -> Path:
         folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
+        if any(path.name != LOCK for path in folder.iterdir()):
             raise ConfigError("out", str(folder), "this folder is not empty; name another with --out, or empty it")
-        (folder / "models").mkdir()
-        (folder / "plots").mkdir()
+        for name in ("models", "plots", "checkpoints"):
+            (folder / name).mkdir()
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError("out", str(folder), f"cannot write there ({reason}); name another with --out") from error
     return folder
+
+
+def begun_folder(out: str | Path | None, config: Mapping[str, Any]) -> Path | None:
+    """The folder in which the run of this configuration has begun, if there is one.
+
+    Args:
+        out: the folder; ``None``: the last of ``runs/<name>-<number>`` with this configuration.
+        config: the whole configuration, as :func:`fedax.experiments.build` gives it.
+
+    Raises:
+        ConfigError: ``out`` holds the run of another configuration.
+    """
+    begun = [] if out is None else [Path(out)]
+    if out is None:
+        numbered = (
+            (re.fullmatch(rf"{re.escape(slug(config['name']))}-(\d+)", p.name), p) for p in Path("runs").glob("*")
+        )
+        begun = [path for _, path in sorted(((int(m[1]), path) for m, path in numbered if m), reverse=True)]
+    wanted = toml.loads(toml.dumps(config).encode())
+    for folder in begun:
+        if not (folder / "config.toml").exists():
+            continue
+        differ = list(_differences("", wanted, _config(folder / "config.toml")))
+        if not differ:
+            return folder
+        if out is not None:
+            few = "; ".join(differ[:5]) + ("; …" if len(differ) > 5 else "")
+            raise ConfigError("out", str(folder), f"it holds another run ({few}); name another folder with --out")
+    return None
+
+
+def _differences(path: str, new: Any, old: Any) -> Iterator[str]:
+    if isinstance(new, dict) and isinstance(old, dict):
+        for key in dict.fromkeys([*new, *old]):
+            yield from _differences(f"{path}.{key}" if path else key, new.get(key), old.get(key))
+    elif isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
+        for i, (one, other) in enumerate(zip(new, old, strict=True)):
+            yield from _differences(f"{path}[{i}]", one, other)
+    elif new != old:
+        yield f"{path} was {old!r}, is {new!r}"
+
+
+def locked(folder: Path) -> filelock.BaseFileLock:
+    """Held while a run writes its folder.
+
+    Raises:
+        ConfigError: another process does.
+    """
+    lock = filelock.FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ConfigError("out", str(folder), "another process is writing this run; wait for it, or stop it") from None
+    return lock
+
+
+def keep_rows(folder: Path, over: Collection[tuple[str, int]]) -> None:
+    """Leave in metrics.jsonl only the rows of runs that are over, named by label and seed; others are written again."""
+    kept = []
+    for number, line in _lines(folder / "metrics.jsonl"):
+        try:
+            row = parse_json(line)
+            if (row["label"], row["seed"]) in over:
+                kept.append(line)
+        except (ValueError, LookupError, TypeError) as error:
+            raise DataError(f"{folder / 'metrics.jsonl'}, line {number}: not as a run writes it ({error})") from error
+    write_atomic(folder / "metrics.jsonl", b"".join(kept))
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
