@@ -28,6 +28,7 @@ from fedax.vector import Vector
 from fedax.work import Epochs, Work
 
 _LARGE = 2**16  # parameters of a model that keeps a core busy by itself
+_CACHED = 50_000  # parameters of the models that run side by side on a CPU's core, and stay in its cache
 _START = 3  # clients' worth of work that starting the operations of a local step costs on a CPU
 
 
@@ -310,9 +311,9 @@ def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
 
     Small models are bound by the cost of starting an operation, and gain from wide ones; a large or a convolutional
     model keeps a core busy by itself and gains from staying in the cache. A chunk takes as many steps as its slowest
-    client, so where clients take unequal steps a narrower chunk wastes less: the width is the one that would take a
-    cohort of usual clients the least time, if starting the operations of a step costs as much as ``_START`` clients'
-    share of them.
+    client, so where clients take unequal steps a narrower chunk wastes less: of those that stay in the cache, the width
+    is the one that would take a cohort of usual clients the least time, if starting the operations of a step costs as
+    much as ``_START`` clients' share of them.
     On accelerators wide chunks win until memory is full.
     """
     if jax.default_backend() != "cpu":
@@ -321,7 +322,8 @@ def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
         return 1
     slowest_first = np.sort(usual_steps)[::-1]
     cohort = slowest_first[np.linspace(0, len(slowest_first) - 1, places).round().astype(int)]
-    widths = [min(places, 2**k) for k in range(math.ceil(math.log2(places)) + 1)]
+    most = max(1, min(places, _CACHED // x.size))
+    widths = [min(most, 2**k) for k in range(math.ceil(math.log2(most)) + 1)]
     return min(widths, key=lambda width: cohort[::width].sum() * (_START + width))
 
 
