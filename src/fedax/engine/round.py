@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -294,15 +295,15 @@ def spread(
     if plan.mesh is None:
         return _cohort(make(around), memory, places, plan)
     size, (axis,) = places.ids.shape[0], plan.mesh.axis_names
-    each = -(-size // plan.devices)
+    order = np.arange(-(-size // plan.devices) * plan.devices) if plan.steps is not None else _deal(size, plan)
+    back = np.argsort(order)[:size]
     xs = (memory, places)
-    if each * plan.devices > size:
-        padded = jax.tree.map(lambda leaf: _pad(leaf, each * plan.devices), memory)
-        xs = (padded, _pad_places(places, each * plan.devices, plan))
-    deal = plan.steps is None  # places are sorted by their steps then, and dealt one by one
+    if len(order) > size:
+        padded = jax.tree.map(lambda leaf: _pad(leaf, len(order)), memory)
+        xs = (padded, _pad_places(places, len(order), plan))
 
-    def dealt(leaf: Any, shape: tuple[int, int]) -> Any:
-        return leaf.reshape(*shape, *leaf.shape[1:]).swapaxes(0, 1).reshape(leaf.shape) if deal else leaf
+    def put(leaf: Any, order: np.ndarray) -> Any:
+        return leaf if plan.steps is not None else leaf[order]
 
     def local(around: Any, memory: Any, places: Places) -> Any:
         total, memory, done = _cohort(make(around), memory, places, plan)
@@ -313,8 +314,20 @@ def spread(
     over = jax.shard_map(
         local, mesh=plan.mesh, in_specs=(P(), P(axis), P(axis)), out_specs=(P(), P(axis)), check_vma=False
     )
-    (total, done), memory = over(around, *jax.tree.map(lambda leaf: dealt(leaf, (each, plan.devices)), xs))
-    return total, jax.tree.map(lambda leaf: dealt(leaf, (plan.devices, each))[:size], memory), done
+    (total, done), memory = over(around, *jax.tree.map(lambda leaf: put(leaf, order), xs))
+    return total, jax.tree.map(lambda leaf: put(leaf, back)[:size], memory), done
+
+
+def _deal(size: int, plan: Plan) -> np.ndarray:
+    """Which places each device gets, one device after another, where they are sorted by their steps.
+
+    Chunks of neighbours, whose steps are alike, go to the devices in turn, to and fro: 0, 1, 1, 0, 0, 1, ….
+    """
+    each = -(-size // plan.devices)
+    width = min(plan.chunk_size, each)
+    chunks = np.arange(-(-each // width) * plan.devices).reshape(-1, plan.devices)
+    chunks[1::2] = chunks[1::2, ::-1]
+    return (chunks.T.reshape(-1, 1) * width + np.arange(width)).reshape(-1)
 
 
 def _cohort(client: Callable[..., Any], memory: Any, places: Places, plan: Plan) -> tuple[Any, Any, Tally]:
