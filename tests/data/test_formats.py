@@ -92,6 +92,7 @@ def test_idx(tmp_path, array):
         (gzip.compress(idx(IMAGES))[:-10], "cannot be read as an idx file"),
         (gzip.compress(struct.pack(">HBBI", 0, 8, 1, 2**32 - 1)), "but the file has only"),
         (gzip.compress(idx(IMAGES)[:-2]), "but holds only 58"),
+        (struct.pack(">HBB4I", 0, 8, 4, 0, *[2**32 - 1] * 3), "cannot be read as an idx file"),
     ],
 )
 def test_bad_idx(tmp_path, content, message):
