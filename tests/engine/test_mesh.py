@@ -1,5 +1,7 @@
 """Cohorts spread over devices: the same runs, whatever the number of devices."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from jax.sharding import Mesh
 
 import fedax
 from fedax.engine import devices
+from fedax.engine.round import _deal
 from fedax.engine.simulate import _advance
 from fedax.errors import ConfigError
 
@@ -48,6 +51,14 @@ def test_the_number_of_devices_changes_nothing(name):
         np.testing.assert_allclose(flat(other.params), flat(one.params), 1e-5, 1e-6)
         for a, b in zip(jax.tree.leaves(one.memory), jax.tree.leaves(other.memory), strict=True):
             np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+
+
+def test_clients_with_like_steps_stay_together_and_devices_have_alike():
+    """To and fro: the device with the longest chunk gets the shortest of the next ones."""
+    plan = types.SimpleNamespace(devices=2, chunk_size=2)
+    assert _deal(8, plan).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
+    assert _deal(5, plan).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]  # 5 to 7 are empty places
+    assert _deal(3, types.SimpleNamespace(devices=4, chunk_size=7)).tolist() == [0, 1, 2, 3]
 
 
 @FOUR
