@@ -66,7 +66,9 @@ def alone():
     return json.loads(json.dumps(histories(CASES | MORE)))
 
 
-@pytest.mark.parametrize(("number", "cases", "devices"), [(2, CASES | MORE, 2), (4, CASES, 1)])
+@pytest.mark.parametrize(
+    ("number", "cases", "devices"), [(2, CASES | MORE, 2), (4, {"scaffold": CASES["scaffold"]}, 1)]
+)
 def test_the_number_of_processes_changes_nothing(number, cases, devices, alone):
     found = together(number, cases, devices)
     for label in cases:

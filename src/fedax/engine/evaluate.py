@@ -1,5 +1,6 @@
 """Evaluation: the exact training objective, its gradient, and metrics on held-out data, block by block."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,26 +19,34 @@ _BLOCK_ELEMENTS = 2**19  # numbers of input that are evaluated at a time
 
 
 def figures(
-    algorithm: Any,
-    server: Any,
-    index: Any,
-    fed: Federation,
-    test: Any,
-    density: Any,
-    train: Any = None,
-    *,
-    task: Task,
-    grad_norm: bool,
-    mesh: Mesh | None,
+    method: Any, server: Any, fed: Federation, test: Any, density: Any, train: Any = None, **asked: Any
 ) -> dict[str, Any]:
-    """What is measured of the model after ``index`` rounds: numbers by column, of which :func:`rows` makes rows.
+    """What is measured of a model: numbers by column, of which :func:`rows` makes rows.
 
     ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
     asked; ``test_loss`` and ``test_<metric>`` of held-out data. ``train``: the :func:`train_sums` of all data, where
     they are known.
     """
-    method = resolve(algorithm, index)
     model = method.model(server)
+    found = _of_model(model, fed, test, density, train, **asked)
+    if (penalty := method.penalty(model)) is not None:
+        found["objective"] = found["train_loss"] + penalty
+    return found
+
+
+@functools.partial(jax.jit, static_argnames=("task", "grad_norm", "mesh"))
+def _of_model(
+    model: Vector,
+    fed: Federation,
+    test: Any,
+    density: Any,
+    train: Any,
+    *,
+    task: Task,
+    grad_norm: bool,
+    mesh: Mesh | None,
+) -> dict[str, Any]:
+    """What needs no method; so that methods that are compared have one program for it."""
     sums = train_sums(model, fed, task=task, grad_norm=grad_norm, mesh=mesh) if train is None else train
     found = {"train_loss": sums[0]}
     if grad_norm:
@@ -45,22 +54,17 @@ def figures(
         found["grad_norm_sq"] = gradient.dot(gradient)
     if test is not None:
         found |= {f"test_{name}": value for name, value in _test(task, model, test, mesh).items()}
-    if (penalty := method.penalty(model)) is not None:
-        found["objective"] = found["train_loss"] + penalty
     if density is not None:
         found["density"] = sum(jnp.sum(jnp.abs(leaf) > density) for leaf in jax.tree.leaves(model.tree))
     return found
 
 
-_figures = jax.jit(figures, static_argnames=("task", "grad_norm", "mesh"))
-
-
 def measured(job: Any, server: Any, index: int, train: Any = None) -> list[dict[str, Any]]:
     """The row of one job, in the form that the engine's programs give them."""
-    task = job.plan.task
-    asked = {"task": task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
-    found = _figures(job.hyper[0], server, index, job.fed, job.test, job.density, train, **asked)
-    return rows(task, found, job.x.size)
+    asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
+    method = resolve(job.hyper[0], index)
+    found = figures(method, server, job.fed, job.test, job.density, train, **asked)
+    return rows(job.plan.task, found, job.x.size)
 
 
 def rows(task: Task, found: Mapping[str, Any], size: int) -> list[dict[str, Any]]:

@@ -456,8 +456,8 @@ def _figures(
     plan: Plan, mesh: Mesh | None, grad_norm: bool,
 ) -> dict[str, Any]:  # fmt: skip
     def lane(varying: Any, common: Any, server: Any, index: Any, fed: Any, test: Any, density: Any) -> Any:
-        method = eqx.combine(varying[1], common)[0]
-        return figures(method, server, index, fed, test, density, task=plan.task, grad_norm=grad_norm, mesh=plan.mesh)
+        method = resolve(eqx.combine(varying[1], common)[0], index)
+        return figures(method, server, fed, test, density, task=plan.task, grad_norm=grad_norm, mesh=plan.mesh)
 
     each = ("points", "none", "both", "none", "none", "none", "none")
     found: dict[str, Any] = _over_lanes(lane, mesh, each, varying, common, server, index, fed, test, density)
