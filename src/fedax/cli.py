@@ -142,6 +142,7 @@ def run(
     Exit code 2: bad input.
     Exit code 3: another process was lost.
     """
+    from fedax import Checkpoints
     from fedax.errors import ConfigError
     from fedax.experiments import override, read_toml
 
@@ -149,6 +150,8 @@ def run(
     missing = [name for name, value in given.items() if value is None]
     if 0 < len(missing) < 3:
         raise ConfigError(missing[0], None, "give --coordinator, --num-processes and --process-id together")
+
+    Checkpoints("", checkpoint_rounds, checkpoint_minutes)  # refuses bad values before anything begins
 
     def configured() -> None:
         tables = read_toml(config)

@@ -1,5 +1,7 @@
 """Examples that come to the device cohort by cohort: the same runs, from host memory and from a memory map."""
 
+import weakref
+
 import jax
 import numpy as np
 import pytest
@@ -64,6 +66,22 @@ def test_only_what_a_cohort_needs_is_read(monkeypatch):
     offsets = [3, 8]  # clients 1 and 3 have 1 and 2 examples
     for rows in read:
         assert rows.tolist() in ([offsets[0]], [offsets[1], offsets[1] + 1], [3], [0, 1, 2])
+
+
+def test_blocks_are_let_go(monkeypatch):
+    """However many there are in a round, three are in memory at most: done, at work, and the next."""
+    monkeypatch.setattr(hosted, "_BLOCK", 1)
+    kept, alive = [], []
+    rows_of = hosted._rows
+
+    def watched(leaf, rows, room):
+        kept.append(weakref.ref(found := rows_of(leaf, rows, room)))
+        alive.append(sum(each() is not None for each in kept))
+        return found
+
+    monkeypatch.setattr(hosted, "_rows", watched)
+    run("mime", stream=True, participation=fedax.Full(), chunk_size=1)  # two exchanges of five blocks of x and y
+    assert len(kept) > 4 * 2 * 5 and max(alive) <= 3 * 2
 
 
 def test_examples_that_have_no_room_stream_by_themselves(monkeypatch):

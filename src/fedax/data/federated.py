@@ -4,7 +4,6 @@ import copy
 import os
 import pathlib
 import re
-import stat
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedax.data.formats import regular
 from fedax.errors import DataError
 
 Examples = Any
@@ -218,8 +218,7 @@ class FederatedData:
 
 def _mapped(file: pathlib.Path) -> np.ndarray:
     try:
-        if not stat.S_ISREG(os.stat(file).st_mode):
-            raise DataError(f"{file}: not a file")
+        regular(file)
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror or error})") from error

@@ -108,6 +108,7 @@ class Hosted:
                 self._pool(block)
                 outside = (method, server, self._fed(block), cohort.key, index)
                 upload, memory, done = meeting(outside, desk.take(block), block.places, **which)
+                block.pool = None  # or a round would gather all data
                 desk.keep(block, memory, done)
                 mean = upload if mean is None else jax.tree.map(jnp.add, mean, upload)
                 if after is None and number + 1 == len(exchanges) and stage == "exchanges":
@@ -206,7 +207,7 @@ class _Block:
     Attributes:
         positions: [b] their places in it; −1 where there is none.
         places: what is known of them.
-        pool: their examples, where not all are on the device.
+        pool: their examples, where not all are on the device, until they are at work.
         memory: theirs, while between two exchanges it has another form than the store's.
     """
 
