@@ -128,7 +128,7 @@ def test_rows_that_are_small_and_dense_are_not(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("set.gz", gzip.compress(b"1\n" * 34 * MEGABYTE, 1)),
+        ("set.gz", gzip.compress(b"1\n" * 34 * MEGABYTE, 1, mtime=0)),
         ("set.bz2", bz2.compress(b"1\n" * 500_000)),
         ("set", b"1\n" * 500_000),
         ("set", b"1 1000000000000:1\n"),
@@ -149,17 +149,17 @@ def test_libsvm(tmp_path, name, content):
 
 
 def test_bombs(tmp_path):
-    big = write(tmp_path / "idx", gzip.compress(struct.pack(">HBBI", 0, 8, 1, 10**9) + bytes(MEGABYTE)))
+    big = write(tmp_path / "idx", gzip.compress(struct.pack(">HBBI", 0, 8, 1, 10**9) + bytes(MEGABYTE), mtime=0))
     with refused("but the file has only"):
         read_idx(big)
     header = tarfile.TarInfo("data_batch_1")
     header.size = 60 * MEGABYTE
-    cut = write(tmp_path / "a.tar.gz", gzip.compress(header.tobuf()))
+    cut = write(tmp_path / "a.tar.gz", gzip.compress(header.tobuf(), mtime=0))
     with refused("in the middle of a batch"):
         read_cifar10(cut)
     extension = tarfile.TarInfo("x")  # a header that tarfile would read as a whole, and in quadratic time
     extension.size, extension.type = 30 * MEGABYTE, b"x"
-    extended = write(tmp_path / "b.tar.gz", gzip.compress(extension.tobuf() + b"1" * 30 * MEGABYTE))
+    extended = write(tmp_path / "b.tar.gz", gzip.compress(extension.tobuf() + b"1" * 30 * MEGABYTE, mtime=0))
     with refused(r"data_batch_1, .* not in it"):
         read_cifar10(extended)
 
