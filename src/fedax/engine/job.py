@@ -330,9 +330,8 @@ def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
 def is_small(x: Any) -> bool:
     """Whether a model, or its shapes, gains on a CPU from others that run beside it."""
     leaves = jax.tree.leaves(x)
-    return sum(leaf.size for leaf in leaves) < _LARGE and all(
-        leaf.ndim < 4 for leaf in leaves
-    )  # a kernel has four axes
+    kernels = any(leaf.ndim >= 4 for leaf in leaves)
+    return sum(leaf.size for leaf in leaves) < _LARGE and not kernels
 
 
 def _examples(data: FederatedData, own: slice) -> Any:
