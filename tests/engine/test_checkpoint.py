@@ -130,6 +130,13 @@ def test_other_settings_are_refused_by_name(tmp_path):
         fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, data, rounds=8, checkpoint=tmp_path)
 
 
+def test_a_file_may_vanish_while_another_process_writes(tmp_path):
+    """Its temporary file gets its name at any moment; here one that is listed, and is not there."""
+    (tmp_path / ".writing-gone").symlink_to(tmp_path / "nowhere")
+    run("fedavg", tmp_path)
+    assert len(list(tmp_path.glob("round-*"))) == 2
+
+
 def test_broken_files_are_named(tmp_path):
     run("scaffold", tmp_path)
     path = max(tmp_path.iterdir())

@@ -163,9 +163,10 @@ class Keeper:
         path = self.folder / f"round-{saved.done:09}.{process}-of-{number}.safetensors"
         try:
             if process == 0:
-                for left in self.folder.glob(".writing-*"):  # by a process that was killed
-                    if time.time() - left.stat().st_mtime > 3600:
-                        left.unlink(missing_ok=True)
+                for left in self.folder.glob(".writing-*"):
+                    with contextlib.suppress(FileNotFoundError):  # another process is just giving it its name
+                        if time.time() - left.stat().st_mtime > 3600:  # of one that was killed
+                            left.unlink()
             _write(path, tensors, json.dumps(meta))
             complete = sorted(self._complete())
             oldest = complete[-self.wanted.keep :][0] if complete else 0
