@@ -1,4 +1,13 @@
 from . import data, tasks, theory
+from .aggregation import (
+    Aggregator,
+    ClippedMean,
+    CoordinateMedian,
+    Faults,
+    GeometricMedian,
+    Guard,
+    TrimmedMean,
+)
 from .algorithm import Algorithm, Exchange, Round
 from .algorithms import (
     SGD,
@@ -21,10 +30,10 @@ from .data.federated import FederatedData
 from .engine.checkpoint import Checkpoints
 from .engine.simulate import Run, simulate
 from .engine.sweep import Range, Sweep, random_points, sweep
-from .errors import CheckpointError, ConfigError, DataError, DivergedWarning, FedaxError, ProcessError
+from .errors import BadClientWarning, CheckpointError, ConfigError, DataError, DivergedWarning, FedaxError, ProcessError
 from .local import Solver, local_steps
 from .oracle import Oracle
-from .participation import Full, Participation, Proportional, Trace, Uniform, UniformNormalized
+from .participation import Dropout, Full, Participation, Proportional, Trace, Uniform, UniformNormalized
 from .regularizers import (
     L1,
     Box,
@@ -48,24 +57,32 @@ __all__ = [
     "SGD",
     "VRLSGD",
     "Adaptive",
+    "Aggregator",
     "Algorithm",
+    "BadClientWarning",
     "Box",
     "CheckpointError",
     "Checkpoints",
+    "ClippedMean",
     "ConfigError",
+    "CoordinateMedian",
     "DataError",
     "Deadline",
     "DivergedWarning",
+    "Dropout",
     "ElasticNet",
     "Epochs",
     "Exchange",
+    "Faults",
     "FedAvg",
     "FedNovaVR",
     "FedaxError",
     "FederatedData",
     "FromFunction",
     "Full",
+    "GeometricMedian",
     "GeometricSteps",
+    "Guard",
     "L1Ball",
     "L2Ball",
     "Momentum",
@@ -94,6 +111,7 @@ __all__ = [
     "Sweep",
     "Task",
     "Trace",
+    "TrimmedMean",
     "Unconstrained",
     "Uniform",
     "UniformNormalized",

@@ -25,6 +25,7 @@ class Round(NamedTuple):
         present: [S] whether the place holds a client.
         total: Σ ω_i (1 where all ω are 0); divide by it where a convex combination is needed (models, second
             moments).
+        missing: why a round may lack some of the N clients; ``None``: it never does.
     """
 
     index: Any
@@ -36,6 +37,7 @@ class Round(NamedTuple):
     present: Any
     total: Any
     cohort_share: Any = None
+    missing: str | None = None
 
     @property
     def share(self) -> Any:
@@ -43,9 +45,9 @@ class Round(NamedTuple):
         if self.cohort_share is None:
             raise ConfigError(
                 "participation",
-                "Proportional",
-                "this method keeps a sum over all clients, of which a cohort drawn with replacement gives no share; "
-                "use Full, Uniform or UniformNormalized",
+                "Proportional, or rates of dropping out",
+                "this method keeps a sum over all clients, of which cohorts that are drawn with replacement, or whose "
+                "clients drop out at different rates, give no share; use Full, Uniform or UniformNormalized",
             )
         return self.cohort_share
 
@@ -56,11 +58,11 @@ class Round(NamedTuple):
 
     def require_full(self, method: str) -> None:
         """Raise a ConfigError unless all N clients are in every cohort."""
-        if self.weights.shape[0] < self.num_clients:
+        if self.missing is not None:
             raise ConfigError(
                 "participation",
-                f"{self.weights.shape[0]} of {self.num_clients} clients",
-                f"{method} is defined for full participation only; use Full()",
+                self.missing,
+                f"{method} is defined for full participation only; use Full(), and no guard that leaves clients out",
             )
 
 

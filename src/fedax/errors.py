@@ -46,6 +46,10 @@ class DivergedWarning(UserWarning):
     """A run was stopped because its training loss was no longer finite."""
 
 
+class BadClientWarning(UserWarning):
+    """A run was stopped by its guard, because of what clients sent."""
+
+
 def unknown(field: str, name: str, choices: Iterable[str]) -> ConfigError:
     """The error for a name that is not among ``choices``, with the nearest one.
 

@@ -1,7 +1,7 @@
 """Participation: who takes part in a round, and with which weight."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedax.errors import ConfigError
 from fedax.indices import shuffled
-from fedax.numbers import check_count
+from fedax.numbers import check_count, check_number
 
 
 class Cohort(NamedTuple):
@@ -28,7 +28,16 @@ class Cohort(NamedTuple):
 
 
 class Participation(eqx.Module):
-    """Draws the cohort of each round."""
+    """Draws the cohort of each round.
+
+    Attributes:
+        counts: whether clients are weighted by how many there are, as in :class:`Uniform`, so that the weights of those
+            that are left grow by S/S' where S' of S are; else the sum of the weights is kept.
+        may_fail: whether a cohort may be empty. Such a round is skipped.
+    """
+
+    counts: ClassVar[bool] = False
+    may_fail: ClassVar[bool] = False
 
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         """The cohort of round ``index``; ``weights`` are p [N]."""
@@ -37,6 +46,10 @@ class Participation(eqx.Module):
     def places(self, num_clients: int) -> int:
         """S, the most clients that a cohort holds."""
         raise NotImplementedError
+
+    def everyone(self, num_clients: int) -> bool:
+        """Whether all N clients are in every cohort."""
+        return False
 
     def validate(self, num_clients: int, rounds: int) -> None:
         """Raise :class:`fedax.errors.ConfigError` where this does not fit N clients and so many rounds."""
@@ -56,6 +69,9 @@ class Full(Participation):
     def places(self, num_clients: int) -> int:
         return num_clients
 
+    def everyone(self, num_clients: int) -> bool:
+        return True
+
 
 class Uniform(Participation):
     """``size`` clients, uniformly without replacement, ω_i = p_i·N/S: unbiased for Σ p_i v_i, but Σω ≠ 1 in general.
@@ -70,6 +86,7 @@ class Uniform(Participation):
         [0.5, 0.5]
     """
 
+    counts: ClassVar[bool] = True
     size: int = eqx.field(static=True)
 
     def __init__(self, size: int):
@@ -82,6 +99,9 @@ class Uniform(Participation):
 
     def places(self, num_clients: int) -> int:
         return self.size
+
+    def everyone(self, num_clients: int) -> bool:
+        return self.size == num_clients
 
     def validate(self, num_clients: int, rounds: int) -> None:
         _check_size(self.size, num_clients)
@@ -111,6 +131,9 @@ class UniformNormalized(Participation):
 
     def places(self, num_clients: int) -> int:
         return self.size
+
+    def everyone(self, num_clients: int) -> bool:
+        return self.size == num_clients
 
     def validate(self, num_clients: int, rounds: int) -> None:
         _check_size(self.size, num_clients)
@@ -199,9 +222,97 @@ class Trace(Participation):
             raise ConfigError("cohorts", worst, f"there are {num_clients} clients, numbered from 0")
 
 
+class Dropout(Participation):
+    """Clients that are drawn, and then do not answer; a round in which none does is skipped.
+
+    With a ``rate`` each client drops out by chance, independently of all else. Over ``Full``, ``Uniform`` and
+    ``Proportional``, ω_i becomes ω_i / (1 − q_i), so that Σ ω_i v_i stays unbiased for Σ p_i v_i; over
+    ``UniformNormalized`` and ``Trace``, whose weights have the sum 1, they keep it. With ``available``, of which
+    nothing is known in advance, the weights of those who are there are scaled as for clients that a
+    :class:`fedax.Guard` leaves out, and the estimate is biased toward who is there often.
+
+    Methods that keep a sum over all clients need one ``rate`` for all of them, or ``available``. What a client does in
+    vain is not in the costs.
+
+    Args:
+        of: who is drawn.
+        rate: q, the probability of dropping out, 0 ≤ q < 1; or one for each client, [N].
+        available: in place of a rate, [R, N] booleans: whether a client answers in a round; at least a row a round.
+
+    Source: inverse-probability weights, Horvitz and Thompson 1952.
+
+    Example:
+        >>> cohort = Dropout(Full(), 0.5).draw(jax.random.key(1), jnp.full(4, 0.25), 0)
+        >>> cohort.ids.tolist(), cohort.weights.tolist(), cohort.share.tolist()
+        ([4, 1, 2, 3], [0.0, 0.5, 0.5, 0.5], 0.5)
+    """
+
+    may_fail: ClassVar[bool] = True
+    of: Participation
+    rate: Any
+    available: Any
+
+    def __init__(self, of: Participation, rate: Any = None, available: Any = None):
+        if not isinstance(of, Participation) or isinstance(of, Dropout):
+            raise ConfigError("dropout.of", of, "give the participation that draws the clients, such as Uniform(10)")
+        if (rate is None) == (available is None):
+            raise ConfigError("dropout.rate", rate, "give a rate or a table of who is available, one of them")
+        self.of, self.rate, self.available = of, rate, available
+        if available is not None:
+            self.available = np.asarray(available)
+            if self.available.ndim != 2 or not self.available.size or self.available.dtype != bool:
+                raise ConfigError("dropout.available", available, "give booleans [rounds, clients]")
+        elif isinstance(rate, Sequence | np.ndarray) and not isinstance(rate, str) and np.ndim(rate) == 1:
+            self.rate = np.array([float(check_number("dropout.rate", q, 0, 1, open_high=True)) for q in rate])
+        elif rate is not None:
+            check_number("dropout.rate", rate, 0, 1, open_high=True)
+
+    @property
+    def counts(self) -> bool:  # type: ignore[override]
+        return self.of.counts
+
+    def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
+        drawn, n = self.of.draw(key, weights, index), weights.shape[0]
+        here, known = drawn.ids < n, jnp.minimum(drawn.ids, n - 1)
+        if self.available is not None:
+            return _without(drawn, here & jnp.asarray(self.available)[index, known], here, n, self.counts)
+        rate = jnp.asarray(self.rate, weights.dtype)
+        stays = 1 - (rate[known] if rate.ndim else rate)
+        kept = here & (jax.random.uniform(jax.random.fold_in(key, n), known.shape) < stays)
+        if isinstance(self.of, UniformNormalized | Trace):
+            return _without(drawn, kept, here, n, counts=False)
+        share = None if rate.ndim or drawn.share is None else drawn.share * stays
+        return Cohort(jnp.where(kept, drawn.ids, n), jnp.where(kept, drawn.weights / stays, 0), share)
+
+    def places(self, num_clients: int) -> int:
+        return self.of.places(num_clients)
+
+    def validate(self, num_clients: int, rounds: int) -> None:
+        self.of.validate(num_clients, rounds)
+        if self.available is not None:
+            found, clients = self.available.shape
+            if clients != num_clients or found < rounds:
+                way_out = f"there are {num_clients} clients, and {rounds} rounds at most"
+                raise ConfigError("dropout.available", f"{found} rounds of {clients} clients", way_out)
+        elif np.ndim(self.rate) and len(self.rate) != num_clients:
+            raise ConfigError("dropout.rate", f"{len(self.rate)} rates", f"give one for each of {num_clients} clients")
+
+
+def left(weights: Any, kept: Any, present: Any, counts: bool) -> Any:
+    """By how much the weights of those clients grow that are ``kept`` of those that were ``present``; 1 if none is."""
+    before, after = [jnp.sum(there if counts else jnp.where(there, weights, 0)) for there in (present, kept)]
+    return jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 1.0).astype(weights.dtype)
+
+
 def _without_replacement(key: Any, n: int, size: int) -> jax.Array:
     """The first ``size`` positions of a random permutation of n, in O(size): nothing of length n is sorted."""
     return shuffled(jnp.arange(size), n, key, max_size=n)
+
+
+def _without(cohort: Cohort, kept: Any, present: Any, n: int, counts: bool) -> Cohort:
+    grow = left(cohort.weights, kept, present, counts)
+    weights = jnp.where(kept, cohort.weights * grow, 0)
+    return Cohort(jnp.where(kept, cohort.ids, n), weights, None if cohort.share is None else cohort.share / grow)
 
 
 def _normalized(ids: Any, weights: Any) -> Cohort:

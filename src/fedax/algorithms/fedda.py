@@ -125,7 +125,7 @@ class FedDA(Algorithm):
         return penalty(self.regularizer, x)
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g: server._replace(nu=g))
+        return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(nu=g))
 
     def validate(self) -> None:
         _validate(self)
@@ -183,7 +183,7 @@ class FedDADistributed(Algorithm):
         return penalty(self.regularizer, x)
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g: server._replace(nu=g))
+        return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(nu=g))
 
     def validate(self) -> None:
         _validate(self)

@@ -152,7 +152,7 @@ class FedAvgWithMomentumVR(Algorithm):
         return Server(*_step(self, server.x, mean, round))
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g: server._replace(g=g))
+        return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(g=g))
 
     def validate(self) -> None:
         _validate(self)
@@ -211,7 +211,7 @@ class ScaffoldWithMomentum(Algorithm):
         return ControlledServer(*_step(self, server.x, mean.dx, round), server.c + round.share * mean.dc)
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g: server._replace(c=g), remember=True)
+        return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(c=c), remember=True)
 
     def validate(self) -> None:
         _validate(self)
@@ -267,7 +267,7 @@ class ScaffoldWithMomentumVR(Algorithm):
         return ControlledServer(*_step(self, server.x, mean.dx, round), server.c + round.share * mean.dc)
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g: server._replace(g=g, c=g), remember=True)
+        return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(g=g, c=c), remember=True)
 
     def validate(self) -> None:
         _validate(self)

@@ -82,7 +82,7 @@ class Scaffold(Algorithm):
         return Server(server.x + self.server_lr * mean.dx, server.c + round.share * mean.dc)
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g: server._replace(c=g), remember=True)
+        return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(c=c), remember=True)
 
     def validate(self) -> None:
         check_number("lr", self.lr, 0, open_low=True)

@@ -87,7 +87,7 @@ class STEM(Algorithm):
         return State(server.x + mean.x / round.total, mean.d / round.total)
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g: server._replace(d=g))
+        return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(d=g))
 
     def validate(self) -> None:
         check_number("lr", self.lr, 0, open_low=True)

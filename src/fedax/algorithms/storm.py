@@ -78,7 +78,7 @@ class MBStorm(Algorithm):
         return Server(server.x - self.lr * v, server.x, v)
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g: server._replace(v=g))
+        return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(v=g))
 
     def validate(self) -> None:
         check_number("lr", self.lr, 0, open_low=True)
@@ -122,7 +122,7 @@ class CELSGD(Algorithm):
         return _exchanges(self)
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g: server._replace(v=g))
+        return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(v=g))
 
     def validate(self) -> None:
         check_number("lr", self.lr, 0, open_low=True)

@@ -10,13 +10,14 @@ from fedax.vector import Vector
 
 
 def first_gradients(
-    batches: int | None, start: Callable[[Any, Vector], Any], *, remember: bool = False
+    batches: int | None, start: Callable[[Any, Vector, Vector], Any], *, remember: bool = False
 ) -> tuple[Exchange, ...]:
     """Every client sends the mean of B minibatch gradients at x^0; ``None``: no warm-up.
 
     Args:
         batches: B ≥ 1, or ``None``.
-        start: ``(server, mean) -> server``, the server's state with the clients' weighted mean gradient.
+        start: ``(server, mean, sum) -> server``, the server's state with the clients' weighted mean gradient; ``sum``
+            is Σ p_i g_i over the clients that were heard: another vector where some were left out.
         remember: whether a client keeps its gradient as its memory, a control variate.
     """
     if batches is None:
@@ -27,7 +28,7 @@ def first_gradients(
         return g, g if remember else memory
 
     def server(server: Any, mean: Vector, round: Round) -> Any:
-        return start(server, mean)
+        return start(server, mean, round.share * mean)
 
     return (Exchange(client, server, lambda server: server.x),)
 

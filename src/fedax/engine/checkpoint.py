@@ -111,6 +111,8 @@ class Keeper:
             meta = self._text(paths[0], file)
             leaves, form = jax.tree.flatten(state.server)
             server = [_read(paths[0], file, f"server.{k}", leaf.shape, leaf.dtype) for k, leaf in enumerate(leaves)]
+            lost, losses = jax.tree.flatten(state.losses)
+            lost = [_read(paths[0], file, f"losses.{k}", leaf.shape, leaf.dtype) for k, leaf in enumerate(lost)]
         if index > self.job.rounds:
             raise CheckpointError(
                 f"{paths[0]}: the run was at round {index} already, and is to have {self.job.rounds}: "
@@ -119,7 +121,8 @@ class Keeper:
         put = [jax.device_put(new, leaf.sharding) for new, leaf in zip(server, leaves, strict=True)]
         memory = self._memory(state.memory, paths)
         self._time, self._round = time.monotonic(), index
-        return Saved(State(jax.tree.unflatten(form, put), memory), index, meta["rows"], meta["costs"], meta["status"])
+        whole = State(jax.tree.unflatten(form, put), memory, jax.tree.unflatten(losses, lost))
+        return Saved(whole, index, meta["rows"], meta["costs"], meta["status"])
 
     def stop(self, index: int, to: int, pace: float | None) -> int:
         """Up to which round, at most ``to``, to go before one may be due; ``pace``: seconds a round, where known."""
@@ -151,7 +154,9 @@ class Keeper:
             ids = np.arange(self.job.plan.num_clients)
         tensors = {"ids": ids} | {f"memory.{k}": leaf for k, leaf in enumerate(rows)}
         if process == 0:
-            tensors |= {f"server.{k}": np.asarray(leaf) for k, leaf in enumerate(jax.tree.leaves(saved.state.server))}
+            for name in ("server", "losses"):
+                leaves = jax.tree.leaves(getattr(saved.state, name))
+                tensors |= {f"{name}.{k}": np.asarray(leaf) for k, leaf in enumerate(leaves)}
         meta = {
             "format": _FORMAT,
             "versions": {"fedax": fedax.__version__, "jax": jax.__version__, "numpy": np.__version__},

@@ -15,6 +15,7 @@ from fedax.schedule import resolve
 from fedax.tasks.task import Task
 from fedax.vector import Vector
 
+MOST_NAMES = 100  # clients that a row of the history names
 _BLOCK_ELEMENTS = 2**19  # numbers of input that are evaluated at a time
 
 
@@ -65,6 +66,15 @@ def measured(job: Any, server: Any, index: int, train: Any = None) -> list[dict[
     method = resolve(job.hyper[0], index)
     found = figures(method, server, job.fed, job.test, job.density, train, **asked)
     return rows(job.plan.task, found, job.x.size)
+
+
+def told(losses: Any) -> dict[str, Any]:
+    """What the history says of :class:`fedax.engine.round.Losses`; nothing where there can be none."""
+    if not losses:
+        return {}
+    left_out = np.asarray(losses.left_out)
+    ids = np.flatnonzero(left_out)[:MOST_NAMES].tolist()
+    return {"left_out": int(left_out.sum()), "bad_clients": ids, "skipped": int(losses.skipped)}
 
 
 def rows(task: Task, found: Mapping[str, Any], size: int) -> list[dict[str, Any]]:

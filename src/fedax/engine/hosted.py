@@ -9,7 +9,7 @@ program.
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -23,16 +23,20 @@ from fedax.engine.evaluate import measured, train_sums
 from fedax.engine.job import Job
 from fedax.engine.memory import ClientMemory
 from fedax.engine.round import (
+    Answer,
     Federation,
+    Losses,
     Places,
     Plan,
     State,
     Tally,
     chosen,
     client_of,
+    conclude,
     empty_place,
     first_state,
     gathering,
+    no_losses,
     spread,
     warmup_key,
 )
@@ -57,18 +61,18 @@ class Hosted:
         server, row = _first_state(job.hyper[0], job.x)
         folder = None if job.memory == "host" else job.memory
         store = ClientMemory(job.plan.num_clients, row, folder, room=job.own.stop - job.own.start)
-        desk = _Desk(store)
+        state, desk = State(server, store, jax.tree.map(np.array, no_losses(job.plan))), _Desk(store)
         if resolve(job.hyper[0], 0).warmup():
-            server = self._stage("warmup", desk, server, 0)
-        return State(server, store), desk.finish()
+            state = self._stage("warmup", desk, state, 0)
+        return state, desk.finish()
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
         if start == stop:  # to compile, a round with a memory that is thrown away
-            self._stage("exchanges", _Desk(state.memory.blank()), state.server, 0)
-        desk, server = _Desk(state.memory), state.server
+            self._stage("exchanges", _Desk(state.memory.blank()), state, 0)
+        desk = _Desk(state.memory)
         for index in range(start, stop):
-            server = self._stage("exchanges", desk, server, index)
-        return State(server, state.memory), desk.finish()
+            state = self._stage("exchanges", desk, state, index)
+        return state, desk.finish()
 
     def measure(self, state: State, index: int) -> list[dict[str, Any]]:
         job, model = self.job, _model(self.job.hyper[0], state.server, index)
@@ -81,44 +85,76 @@ class Hosted:
         words = np.array(list(row.values()), float).view(np.uint32)  # whole, for JAX would halve the floats
         return [dict(zip(row, processes.from_first(words).view(float).tolist(), strict=True))]
 
+    def losses(self, state: State) -> list[Any]:
+        return [state.losses]
+
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
         return state, _model(self.job.hyper[0], state.server, index).tree
 
-    def _stage(self, stage: str, desk: "_Desk", server: Any, index: int) -> Any:
-        """A round, or the warm-up: exchange by exchange, and block of clients by block. The server after it."""
-        plan, method = self.job.plan, self.job.hyper[0]
+    def _stage(self, stage: str, desk: "_Desk", state: State, index: int) -> State:
+        """A round, or the warm-up: exchange by exchange, and block of clients by block. The state after it."""
+        plan, method, server = self.job.plan, self.job.hyper[0], state.server
         cohort = self._cohort(stage, desk, index)
         if stage == "exchanges":
             self._asked = index + 1, self._draw(stage, index + 1)  # on the device before this round's work
         if jax.process_index() == 0:
             desk.total[0] += cohort.clients
         exchanges = getattr(resolve(method, index), stage)()
+        # What clients keep is written when it is certain that they are not left out of a later exchange.
+        desk.holds = plan.watched and len(exchanges) > 1
+        good, failed = np.array(cohort.present), False
         for number, exchange in enumerate(exchanges):
             which = {"stage": stage, "number": number, "plan": plan}
             meeting: Any = _contribute
             visited = cohort.blocks
             if exchange.who == "one":
-                at = int(_chosen(cohort.places, cohort.key))
+                at = int(_chosen(_weighing(cohort.places, good, plan), cohort.key))
                 found = [block for block in visited if at in block.positions]
                 visited = found or visited[:1]  # another process's client: then any does, as one that says 0
                 row = visited[0].positions.tolist().index(at) if found else 0
                 meeting = functools.partial(_alone, row=row, mine=bool(found))
-            mean: Any = None
+            total: Any = None
             for block, after in itertools.zip_longest(visited, visited[1:]):
                 self._pool(block)
                 outside = (method, server, self._fed(block), cohort.key, index)
-                upload, memory, done = meeting(outside, desk.take(block), block.places, **which)
+                places = _weighing(block.places, block.good, plan)
+                upload, block.answer, done = meeting(outside, desk.take(block), places, **which)
                 block.pool = None  # or a round would gather all data
-                desk.keep(block, memory, done)
-                mean = upload if mean is None else jax.tree.map(jnp.add, mean, upload)
+                desk.keep(block, done)
+                total = upload if total is None else jax.tree.map(jnp.add, total, upload)
                 if after is None and number + 1 == len(exchanges) and stage == "exchanges":
                     after = self._cohort(stage, desk, index + 1).blocks[0]
+                    if desk.holds:
+                        self._pool(after)
+                        continue
                 if after is not None:
                     self._pool(after)
                     desk.fetch(after)
+            if plan.guard is not None and exchange.who == "one":
+                fine = bool(processes.total(np.int32(bool(found) and bool(visited[0].answer.fine))))
+                good[at] &= fine
+                failed |= not fine
+            elif plan.guard is not None:
+                good &= _assembled(visited, [block.answer.fine for block in visited], len(good)) > 0
+            for block in cohort.blocks if plan.guard is not None else ():
+                block.good = good[block.positions] & block.places.present
             if exchange.server is not None:
-                server = _conclude(method, server, processes.total(mean), cohort.round, index, **which)
-        return server
+                uploads: Any = ()
+                if plan.gathers:
+                    leaves = zip(*(jax.tree.leaves(block.answer.upload) for block in visited), strict=True)
+                    form = jax.tree.structure(visited[0].answer.upload)
+                    uploads = jax.tree.unflatten(form, [_assembled(visited, each, len(good)) for each in leaves])
+                heard = (processes.total(total), uploads, cohort.round, good)
+                server = _conclude(method, server, *heard, index, **which)
+        skipped = plan.watched and (failed or not good.any())
+        if desk.holds:
+            desk.release(cohort.blocks, skipped)
+        if not plan.watched:
+            return State(server, state.memory)
+        gone = np.array(state.losses.left_out)
+        gone[np.asarray(cohort.places.ids)[cohort.present & ~good]] += 1
+        losses = Losses(gone, state.losses.skipped + np.int32(skipped))
+        return State(state.server if skipped else server, state.memory, losses)
 
     def _draw(self, stage: str, index: int) -> Any:
         """The key, the places and what the server knows of a round."""
@@ -134,7 +170,7 @@ class Hosted:
         asked = stage == "exchanges" and self._asked[0] == index
         key, places, round_ = self._asked[1] if asked else self._draw(stage, index)
         here = jax.tree.map(np.asarray, places)
-        cohort = _Cohort(key, places, round_, self._blocks(here, desk.store.row_bytes), int(here.present.sum()))
+        cohort = _Cohort(key, places, round_, self._blocks(here, desk.store.row_bytes), here.present)
         if stage == "exchanges":
             self._next = index, cohort
         return cohort
@@ -207,14 +243,17 @@ class _Block:
     Attributes:
         positions: [b] their places in it; −1 where there is none.
         places: what is known of them.
+        good: [b] who of them counts.
         pool: their examples, where not all are on the device, until they are at work.
-        memory: theirs, while between two exchanges it has another form than the store's.
+        memory: theirs, while between two exchanges it has another form than the store's, or is not to be written yet.
+        answer: what became of them in their last exchange.
     """
 
     def __init__(self, positions: np.ndarray, places: Places):
-        self.positions, self.places = positions, places
+        self.positions, self.places, self.good = positions, places, places.present
         self.pool: Any = None
         self.memory: Any = None
+        self.answer: Any = None
 
     @property
     def ids(self) -> np.ndarray:
@@ -227,22 +266,26 @@ class _Cohort(NamedTuple):
     places: Places
     round: Round
     blocks: list[_Block]
-    clients: int
+    present: np.ndarray
+
+    @property
+    def clients(self) -> int:
+        return int(self.present.sum())
 
 
 class _Desk:
     """The rows of client memory that are under way, and the count of what was done."""
 
     def __init__(self, store: ClientMemory):
-        self.store, self.total = store, np.zeros(3, np.int32)
-        self._at_work: tuple[_Block, Any, Tally] | None = None
+        self.store, self.total, self.holds = store, np.zeros(3, np.int32), False
+        self._at_work: tuple[_Block, Tally] | None = None
         self._ready: tuple[_Block, Any, np.ndarray] | None = None
 
     def fetch(self, block: _Block) -> None:
         """Read a block's rows; those that the block at work will change have to be read again."""
         ids = block.places.ids
         stale = np.zeros(len(ids), bool)
-        if self._at_work is not None and jax.tree.leaves(self._at_work[1]):
+        if self._at_work is not None and jax.tree.leaves(self._at_work[0].answer.memory):
             stale = np.isin(ids, self._at_work[0].ids)
         self._ready = block, self.store[np.minimum(ids, len(self.store) - 1)], stale
 
@@ -260,27 +303,57 @@ class _Desk:
             rows, block.memory = block.memory, None
         return rows
 
-    def keep(self, block: _Block, memory: Any, done: Tally) -> None:
+    def keep(self, block: _Block, done: Tally) -> None:
         """Take note of what becomes of a block, which is at work now; write what became of the one before."""
         self.write()
-        self._at_work = block, memory, done
+        self._at_work = block, done
 
     def write(self) -> None:
         """Wait for the block at work, and write its rows."""
         if self._at_work is None:
             return
-        (block, memory, done), self._at_work = self._at_work, None
-        memory, there = jax.tree.map(np.asarray, memory), block.places.present
-        if not self.store.fits(memory):
+        (block, done), self._at_work = self._at_work, None
+        memory, fine = jax.tree.map(np.asarray, (block.answer.memory, block.answer.fine))
+        if isinstance(fine, np.ndarray) and fine.ndim:
+            block.good = block.good & fine
+        if self.holds or not self.store.fits(memory):
             block.memory = memory
-        elif self.store.row_bytes:
-            self.store.put(block.ids, memory if there.all() else jax.tree.map(lambda leaf: leaf[there], memory))
+        else:
+            self._put(block, memory)
         self.total[1:] += int(done.local_steps), int(done.gradients)
+
+    def release(self, blocks: list[_Block], skipped: bool) -> None:
+        """Write the rows that were held back, unless nothing of the round counts."""
+        self.write()
+        for block in blocks:
+            if not skipped:
+                self._put(block, block.memory)
+            block.memory = None
+
+    def _put(self, block: _Block, memory: Any) -> None:
+        if self.store.row_bytes:
+            there, ids = block.good, block.places.ids
+            self.store.put(ids[there], memory if there.all() else jax.tree.map(lambda leaf: leaf[there], memory))
 
     def finish(self) -> Tally:
         """What was done by all processes, when all is written."""
         self.write()
         return Tally(*np.asarray(processes.total(self.total)).tolist())
+
+
+def _weighing(places: Places, good: Any, plan: Plan) -> Places:
+    """Without the weights of those that a guard has left out."""
+    return places if plan.guard is None else places._replace(weights=jnp.where(good, places.weights, 0))
+
+
+def _assembled(blocks: list[_Block], parts: Iterable[Any], size: int) -> np.ndarray:
+    """What blocks of all processes have of each client, in the order of the cohort."""
+    whole: Any = None
+    for block, part in zip(blocks, map(np.asarray, parts), strict=True):
+        kind = np.int32 if part.dtype == bool else part.dtype
+        whole = np.zeros((size, *part.shape[1:]), kind) if whole is None else whole
+        whole[block.positions[block.places.present]] = part[block.places.present]
+    return processes.total(whole)
 
 
 def _example_bytes(data: FederatedData | None) -> int:
@@ -339,13 +412,14 @@ def _alone(
     client = client_of(stage, number, {}, plan, _around(outside, stage, number))
     upload, new, done = client(jax.tree.map(at, memory), jax.tree.map(at, places))
     upload, done = jax.tree.map(lambda leaf: jnp.where(mine, leaf, 0), (upload, done))
-    kept = jax.tree.map(lambda all_, leaf: all_.at[row].set(jnp.where(mine, leaf, all_[row])), memory, new)
-    return upload, kept, done
+    kept = jax.tree.map(lambda all_, leaf: all_.at[row].set(jnp.where(mine, leaf, all_[row])), memory, new.memory)
+    return upload, Answer(kept, new.fine, ()), done
 
 
 @functools.partial(jax.jit, static_argnames=("stage", "number", "plan"))
 def _conclude(
-    algorithm: Any, server: Any, mean: Any, round_: Round, index: Any, *, stage: str, number: int, plan: Plan
-) -> Any:
-    round_ = round_._replace(num_clients=plan.num_clients)  # a Python number in a method, that came as an array
-    return getattr(resolve(algorithm, index), stage)()[number].server(server, mean, round_)
+    algorithm: Any, server: Any, total: Any, uploads: Any, round_: Round, good: Any, index: Any, *,
+    stage: str, number: int, plan: Plan,
+) -> Any:  # fmt: skip
+    exchange = getattr(resolve(algorithm, index), stage)()[number]
+    return conclude(exchange, server, total, uploads, round_, good, plan)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from fedax.aggregation import Aggregator, Faults, Guard
 from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
@@ -22,7 +23,8 @@ from fedax.engine.memory import where
 from fedax.engine.round import Federation, Plan, Traffic, first_state, one_round, prepare
 from fedax.errors import ConfigError, DataError
 from fedax.numbers import check_count, check_number
-from fedax.participation import Full, Participation
+from fedax.participation import Dropout, Full, Participation
+from fedax.schedule import resolve
 from fedax.tasks.task import Task
 from fedax.vector import Vector
 from fedax.work import Epochs, Work
@@ -75,7 +77,12 @@ class Job(NamedTuple):
 
     @property
     def rounds_a_call(self) -> int:
-        """So many rounds that counts of 32 bits hold what they do (a step asks some gradients, a full one more)."""
+        """So many rounds that counts of 32 bits hold what they do (a step asks some gradients, a full one more).
+
+        One where the run may have to end after any.
+        """
+        if self.plan.guard is not None and self.plan.guard.stop:
+            return 1
         places = self.hyper[2].places(self.plan.num_clients)
         return max(1, 2**31 // (places * max(self.plan.max_steps, self.plan.max_size) * 64))
 
@@ -100,6 +107,9 @@ def make_job(
     grad_norm: bool = False,
     density: float | None = None,
     until: Callable[[dict[str, Any]], bool] | None = None,
+    guard: Guard | bool | None = None,
+    aggregate: Aggregator | None = None,
+    faults: Faults | None = None,
     shared: dict[Any, Any] | None = None,
 ) -> Job:
     """Check what :func:`fedax.simulate` is given, and make a job of it.
@@ -111,7 +121,8 @@ def make_job(
     shared.setdefault("alive", []).append((task, data, test, params))
     work = Epochs(1) if work is None else work
     participation = Full() if participation is None else participation
-    _check(algorithm, task, data, rounds, work, participation, until)
+    guard = Guard() if guard is True else guard or None
+    _check(algorithm, task, data, rounds, work, participation, until, guard, aggregate, faults)
     own = processes.own(data)
     _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, data, own, test))
     rounds = check_count("rounds", rounds, 0)
@@ -122,6 +133,15 @@ def make_job(
     algorithm = jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf, algorithm)
     key, x = _start(task, params, seed, shared)
     plan = _plan(task, data, work, batch_size, participation, x, chunk_size, mesh)
+    plan = dataclasses.replace(
+        plan,
+        missing=_missing(participation, data.num_clients, guard),
+        counts=participation.counts,
+        may_fail=participation.may_fail,
+        guard=guard,
+        aggregator=aggregate,
+        faulty=None if faults is None else (faults.of(data.num_clients), faults),
+    )
     stream = _stream(stream, data, own, plan.devices)
     fed = _once(
         shared, ("data", id(data), plan.mesh, stream), lambda: _on_devices(_federation(data, own, stream), plan.mesh)
@@ -130,6 +150,7 @@ def make_job(
     hyper = (algorithm, work, participation)
     shapes = lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
     pool = fed._replace(examples=jax.tree.map(shapes, data.examples))
+    _check_aggregator(aggregate, algorithm, x)
     traffic = _dry_run(*_signature((*hyper, pool, key, x)), plan, jax.config.read("jax_enable_x64"))
     row = jax.eval_shape(first_state, algorithm, x)[1]
     hosted = stream or processes.count() > 1
@@ -156,6 +177,9 @@ def _settings(hyper: Any, data: FederatedData, plan: Plan, seed: int, x: Vector)
     }
     for name, part in zip(("method", "work", "participation"), hyper, strict=True):
         found |= _spelled(name, part)
+    asked = {"guard": plan.guard, "aggregate": plan.aggregator, "faults": plan.faulty and plan.faulty[1]}
+    for name, part in asked.items():
+        found |= {} if part is None else _spelled(name, part)
     return found
 
 
@@ -209,6 +233,9 @@ def _check(
     work: Any,
     participation: Any,
     until: Any,
+    guard: Any,
+    aggregate: Any,
+    faults: Any,
 ) -> None:
     """Everything that can be wrong with the input and be seen without compiling."""
     for name, value, kind, way_out in (
@@ -217,6 +244,9 @@ def _check(
         ("data", data, FederatedData, "give a fedax.FederatedData"),
         ("work", work, Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
         ("participation", participation, Participation, "give Full, Uniform, Proportional, ... or Trace"),
+        ("guard", guard or Guard(), Guard, "give True or fedax.Guard(...)"),
+        ("aggregate", aggregate or Aggregator(), Aggregator, "give CoordinateMedian, TrimmedMean, ... or ClippedMean"),
+        ("faults", faults or Faults([], 0), Faults, "give fedax.Faults(...)"),
     ):
         if not isinstance(value, kind):
             raise ConfigError(name, value, way_out)
@@ -225,6 +255,30 @@ def _check(
     algorithm.validate()
     work.validate(data.sizes)
     participation.validate(data.num_clients, check_count("rounds", rounds, 0))
+
+
+def _missing(participation: Participation, num_clients: int, guard: Guard | None) -> str | None:
+    """Why a round may lack some of the clients."""
+    if guard is not None:
+        return "a guard may leave clients out"
+    if isinstance(participation, Dropout):
+        return "clients may drop out"
+    if participation.everyone(num_clients):
+        return None
+    return f"{participation.places(num_clients)} of {num_clients} clients"
+
+
+def _check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vector) -> None:
+    """That the method's uploads are what an average that is no mean may be taken of."""
+    if aggregate is None:
+        return
+    method = resolve(algorithm, 0)
+    refused = functools.partial(ConfigError, "aggregate", type(aggregate).__name__)
+    kind = f"{type(algorithm).__name__}: "
+    if jax.tree.leaves(jax.eval_shape(method.init_client, x)):
+        raise refused(kind + "its clients keep something between rounds that assumes that their uploads entered a mean")
+    if any(exchange.who == "one" for exchange in method.exchanges()):
+        raise refused(kind + "one client of the cohort moves the model alone, and there is nothing to average")
 
 
 def _check_examples(task: Task, data: FederatedData, own: slice, test: Any) -> None:

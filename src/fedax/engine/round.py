@@ -11,12 +11,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedax.aggregation import Aggregator, Faults, Guard
 from fedax.algorithm import Algorithm, Exchange, Round
 from fedax.errors import ConfigError
 from fedax.oracle import Oracle
-from fedax.participation import Cohort, Full, Participation
+from fedax.participation import Cohort, Full, Participation, left
 from fedax.schedule import resolve
 from fedax.tasks.task import Task
+from fedax.vector import Vector
 from fedax.work import Work
 
 # Branches of the tree of random keys; each number is folded into the key above it.
@@ -38,6 +40,12 @@ class Plan:
         chunk_size: clients that run side by side, on each device.
         full: whether all clients take part in every round.
         mesh: the devices over which cohorts are spread, along its only axis; ``None``: there is one.
+        missing: why a round may lack some of the clients, or ``None``.
+        counts: whether the weights of those that are left grow by their number, or by their weight.
+        may_fail: whether nobody may be left of a cohort.
+        guard: which uploads count; ``None``: all.
+        aggregator: what stands in the place of the mean; ``None``: nothing.
+        faulty: clients that send something else, in order, and what: ``faults.send``.
     """
 
     task: Task
@@ -50,11 +58,27 @@ class Plan:
     chunk_size: int
     full: bool
     mesh: Mesh | None = None
+    missing: str | None = None
+    counts: bool = False
+    may_fail: bool = False
+    guard: Guard | None = None
+    aggregator: Aggregator | None = None
+    faulty: tuple[tuple[int, ...], Faults] | None = None
 
     @property
     def devices(self) -> int:
         """How many there are."""
         return 1 if self.mesh is None else self.mesh.size
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the server looks at the uploads one by one."""
+        return self.aggregator is not None and self.aggregator.gathers
+
+    @property
+    def watched(self) -> bool:
+        """Whether clients may be left out, or rounds be skipped."""
+        return self.may_fail or self.guard is not None
 
 
 class Federation(NamedTuple):
@@ -69,11 +93,22 @@ class Federation(NamedTuple):
     weights: Any
 
 
+class Losses(NamedTuple):
+    """How often the uploads of each client were left out, [N], and how many rounds were skipped."""
+
+    left_out: Any
+    skipped: Any
+
+
 class State(NamedTuple):
-    """What goes from round to round: the server's state, and the memory of all N clients, leaves [N, ...]."""
+    """What goes from round to round: the server's state, and the memory of all N clients, leaves [N, ...].
+
+    ``losses``: what was lost, :class:`Losses`; ``()`` where nothing can be.
+    """
 
     server: Any
     memory: Any
+    losses: Any = ()
 
 
 class Tally(NamedTuple):
@@ -98,7 +133,7 @@ def prepare(
     """Server state and client memory at round 0, after the method's warm-up over all clients."""
     server, row = first_state(algorithm, x)
     memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (plan.num_clients, *leaf.shape)), row)
-    state, tally = State(server, memory), _nothing()
+    state, tally = State(server, memory, no_losses(plan)), _nothing()
     method = resolve(algorithm, 0)
     if method.warmup():
         state, tally = _exchanges("warmup", method, work, Full(), fed, warmup_key(key), state, 0, plan, ledger)
@@ -111,6 +146,11 @@ def first_state(algorithm: Algorithm, x: Any) -> tuple[Any, Any]:
     # Strong types: a Python number's weak one would change after the first rounds, and compile them a second time.
     strong = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)  # noqa: E731
     return strong(method.init(x)), strong(method.init_client(x))
+
+
+def no_losses(plan: Plan) -> Any:
+    """Before everything."""
+    return Losses(jnp.zeros(plan.num_clients, jnp.int32), jnp.zeros((), jnp.int32)) if plan.watched else ()
 
 
 def warmup_key(key: Any) -> Any:
@@ -132,6 +172,7 @@ def settle(state: State, plan: Plan) -> State:
     return State(
         jax.tree.map(lambda leaf: put(leaf, everywhere), state.server),
         jax.tree.map(lambda leaf: put(leaf, own), state.memory),
+        jax.tree.map(lambda leaf: put(leaf, everywhere), state.losses),
     )
 
 
@@ -167,6 +208,14 @@ class Places(NamedTuple):
     sizes: Any
 
 
+class Answer(NamedTuple):
+    """What becomes of a client: its memory; whether its upload counts, ``()`` if it must; the upload, if looked at."""
+
+    memory: Any
+    fine: Any
+    upload: Any
+
+
 def empty_place(plan: Plan) -> Places:
     """A place that nobody has."""
     return Places(plan.num_clients, 0, 0, False, 0, 1)
@@ -188,8 +237,9 @@ def _exchanges(
     places, round_ = gathering(work, participation, fed, key, index, plan)
     full = isinstance(participation, Full)
     # Under full participation memory is taken and put back whole, in the order of the places.
-    memory = jax.tree.map(lambda leaf: leaf.at[places.ids].get(mode="clip"), state.memory)
+    memory = before = jax.tree.map(lambda leaf: leaf.at[places.ids].get(mode="clip"), state.memory)
     server, tally = state.server, _nothing()
+    good, failed = places.present, jnp.zeros((), bool)
     sent: list[Any] = []
     for number, exchange in enumerate(getattr(method, stage)()):
         if exchange.who not in ("cohort", "one"):
@@ -199,9 +249,15 @@ def _exchanges(
         around = (method, download, fed, key, index)
         make = functools.partial(client_of, stage, number, wire, plan)
         if exchange.who == "one":
-            mean, memory, done = _one(make(around), memory, places, chosen(places, key))
+            at = chosen(places, key)
+            total, answers, done = _one(make(around), memory, places, at)
+            if plan.guard is not None:
+                good, failed = good.at[at].set(good[at] & answers.fine), failed | ~answers.fine
         else:
-            mean, memory, done = spread(make, around, memory, places, plan)
+            total, answers, done = spread(make, around, memory, places, plan)
+            if plan.guard is not None:
+                good = good & answers.fine
+        memory = answers.memory
         if ledger is not None:
             free = full and exchange.server is None
             fresh = [] if free else [leaf for leaf in jax.tree.leaves(download) if not any(leaf is s for s in sent)]
@@ -209,12 +265,50 @@ def _exchanges(
                 sent += fresh
             ledger.append(Traffic(_bytes(fresh), wire["up"], exchange.who == "one"))
         if exchange.server is not None:
-            server = exchange.server(server, mean, round_)
+            server = conclude(exchange, server, total, answers.upload, round_, good, plan)
+        if plan.guard is not None:
+            places = places._replace(weights=jnp.where(good, places.weights, 0))
         tally = Tally(*(a + b for a, b in zip(tally, done, strict=True)))
     _check_memory(method, state.memory, memory)
     tally = tally._replace(clients=jnp.sum(places.present, dtype=jnp.int32))
+    losses = state.losses
+    if plan.watched:
+        skipped = failed | ~jnp.any(good)
+        server = jax.tree.map(lambda old, new: jnp.where(skipped, old, new), state.server, server)
+        stays = good & ~skipped
+        memory = jax.tree.map(lambda old, new: jnp.where(_along(stays, new), new, old), before, memory)
+        gone = losses.left_out.at[places.ids].add((places.present & ~good).astype(jnp.int32), mode="drop")
+        losses = Losses(gone, losses.skipped + skipped)
     kept = jax.tree.map(lambda all_, part: all_.at[places.ids].set(part, mode="drop"), state.memory, memory)
-    return State(server, kept), tally
+    return State(server, kept, losses), tally
+
+
+def conclude(exchange: Exchange, server: Any, total: Any, uploads: Any, round_: Round, good: Any, plan: Plan) -> Any:
+    """The server's state after an exchange.
+
+    ``total``: Σ ω_i v_i over those that are ``good``, [S]; or the one upload of an exchange with one client.
+    ``uploads``: leaves [S, ...], where the server looks at them one by one.
+    """
+    mean = total
+    if plan.guard is not None:
+        grow = left(round_.weights, good, round_.present, plan.counts)
+        weights = jnp.where(good, round_.weights * grow, 0)
+        if exchange.who == "cohort":
+            mean = jax.tree.map(lambda leaf: leaf * grow.astype(leaf.dtype), total)
+        round_ = round_._replace(
+            weights=weights,
+            steps=jnp.where(good, round_.steps, 0),
+            present=round_.present & good,
+            total=_nonzero(jnp.sum(weights)),
+            cohort_share=None if round_.cohort_share is None else round_.cohort_share / grow,
+        )
+    if plan.gathers:
+        assert plan.aggregator is not None
+        average = plan.aggregator.average(uploads, round_.weights)
+        mean = jax.tree.map(lambda leaf: leaf * round_.total.astype(leaf.dtype), average)
+    assert exchange.server is not None
+    # What a program of its own was given as arrays is static again.
+    return exchange.server(server, mean, round_._replace(num_clients=plan.num_clients, missing=plan.missing))
 
 
 def gathering(
@@ -252,7 +346,7 @@ def _places(cohort: Cohort, work: Work, fed: Federation, key: Any, plan: Plan) -
 
 
 def client_of(stage: str, number: int, wire: dict[str, int], plan: Plan, around: Any) -> Callable[..., Any]:
-    """``run(memory, place) -> (upload, memory, tally)`` for one client in exchange ``number`` of a stage.
+    """``run(memory, place) -> (upload, answer, tally)`` for one client in exchange ``number`` of a stage.
 
     ``around``: method, download, data, the round's key and index. While JAX traces it, ``wire["up"]`` becomes the bytes
     of the upload.
@@ -279,8 +373,26 @@ def client_of(stage: str, number: int, wire: dict[str, int], plan: Plan, around:
         )
         upload, memory = exchange.client(download, memory, oracle)
         wire["up"] = _bytes(jax.tree.leaves(upload))
+        fine: Any = ()
+        if plan.faulty is not None:
+            ids, faults = jnp.asarray(plan.faulty[0], jnp.int32), plan.faulty[1]
+            lies = ids.at[jnp.searchsorted(ids, id_)].get(mode="clip") == id_
+            upload = jax.tree.map(lambda bad, own: jnp.where(lies, bad, own), faults.send(upload), upload)
+        if plan.guard is not None:
+            fine = plan.guard.accepts(upload)
+            upload = jax.tree.map(lambda leaf: jnp.where(fine, leaf, 0), upload)
+        if plan.aggregator is not None:
+            if not plan.gathers and (not isinstance(upload, Vector) or number):
+                way_out = f"{type(method).__name__} uploads more than an update of the model; use another, or none"
+                raise ConfigError("aggregate", type(plan.aggregator).__name__, way_out)
+            upload = plan.aggregator.each(upload)
+        upload, shown = ((), upload) if plan.gathers else (upload, ())
         there = place.present.astype(jnp.int32)
-        return upload, memory, Tally(jnp.zeros_like(there), oracle.local_steps * there, oracle.gradients * there)
+        return (
+            upload,
+            Answer(memory, fine, shown),
+            Tally(jnp.zeros_like(there), oracle.local_steps * there, oracle.gradients * there),
+        )
 
     return run
 
@@ -306,16 +418,16 @@ def spread(
         return leaf if plan.steps is not None else leaf[order]
 
     def local(around: Any, memory: Any, places: Places) -> Any:
-        total, memory, done = _cohort(make(around), memory, places, plan)
-        return jax.lax.psum((total, done), axis), memory
+        total, answers, done = _cohort(make(around), memory, places, plan)
+        return jax.lax.psum((total, done), axis), answers
 
     # Without the check of replication: with it, the gradient at a model that all devices have in common would be summed
     # over the devices in every local step.
     over = jax.shard_map(
         local, mesh=plan.mesh, in_specs=(P(), P(axis), P(axis)), out_specs=(P(), P(axis)), check_vma=False
     )
-    (total, done), memory = over(around, *jax.tree.map(lambda leaf: put(leaf, order), xs))
-    return total, jax.tree.map(lambda leaf: put(leaf, back)[:size], memory), done
+    (total, done), answers = over(around, *jax.tree.map(lambda leaf: put(leaf, order), xs))
+    return total, jax.tree.map(lambda leaf: put(leaf, back)[:size], answers), done
 
 
 def _deal(size: int, plan: Plan) -> np.ndarray:
@@ -331,7 +443,7 @@ def _deal(size: int, plan: Plan) -> np.ndarray:
 
 
 def _cohort(client: Callable[..., Any], memory: Any, places: Places, plan: Plan) -> tuple[Any, Any, Tally]:
-    """All clients of the cohort, chunk by chunk: the weighted sum of their uploads, their new memory, their work."""
+    """All clients of the cohort, chunk by chunk: the weighted sum of their uploads, their answers, their work."""
     size = places.ids.shape[0]
     chunk = min(plan.chunk_size, size)
     chunks = -(-size // chunk)
@@ -340,13 +452,13 @@ def _cohort(client: Callable[..., Any], memory: Any, places: Places, plan: Plan)
         xs = (jax.tree.map(lambda leaf: _pad(leaf, chunks * chunk), memory), _pad_places(places, chunks * chunk, plan))
 
     def one(memory: Any, place: Places) -> Any:
-        upload, memory, done = client(memory, place)
-        return jax.tree.map(lambda leaf: _scaled(place.weights, leaf), upload), memory, done
+        upload, answer, done = client(memory, place)
+        return jax.tree.map(lambda leaf: _scaled(place.weights, leaf), upload), answer, done
 
     def many(memory: Any, place: Places) -> Any:
-        upload, memory, done = jax.vmap(client)(memory, place)
+        upload, answers, done = jax.vmap(client)(memory, place)
         total = jax.tree.map(lambda leaf: jnp.sum(_scaled(place.weights, leaf), axis=0), upload)
-        return total, memory, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), done)
+        return total, answers, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), done)
 
     if chunks == 1 and chunk > 1:
         return many(*xs)
@@ -357,15 +469,15 @@ def _cohort(client: Callable[..., Any], memory: Any, places: Places, plan: Plan)
         xs = jax.tree.map(lambda leaf: leaf.reshape(chunks, chunk, *leaf.shape[1:]), xs)
 
     def step(total: Any, x: Any) -> Any:
-        part, memory, done = run(*x)
-        return jax.tree.map(jnp.add, total, (part, done)), memory
+        part, answers, done = run(*x)
+        return jax.tree.map(jnp.add, total, (part, done)), answers
 
     part, _, done = jax.eval_shape(run, *jax.tree.map(lambda leaf: leaf[0], xs))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (part, done))
-    (total, done), memory = jax.lax.scan(step, zero, xs)
+    (total, done), answers = jax.lax.scan(step, zero, xs)
     if chunk > 1:
-        memory = jax.tree.map(lambda leaf: leaf.reshape(chunks * chunk, *leaf.shape[2:]), memory)
-    return total, jax.tree.map(lambda leaf: leaf[:size], memory), done
+        answers = jax.tree.map(lambda leaf: leaf.reshape(chunks * chunk, *leaf.shape[2:]), answers)
+    return total, jax.tree.map(lambda leaf: leaf[:size], answers), done
 
 
 def chosen(places: Places, key: Any) -> Any:
@@ -376,8 +488,8 @@ def chosen(places: Places, key: Any) -> Any:
 def _one(client: Callable[..., Any], memory: Any, places: Places, at: Any) -> tuple[Any, Any, Tally]:
     """One client of the cohort: its upload is the mean."""
     upload, new, done = client(*jax.tree.map(lambda leaf: leaf[at], (memory, places)))
-    memory = jax.tree.map(lambda all_, leaf: all_.at[at].set(leaf), memory, new)
-    return upload, memory, done
+    memory = jax.tree.map(lambda all_, leaf: all_.at[at].set(leaf), memory, new.memory)
+    return upload, new._replace(memory=memory), done
 
 
 def _check_memory(method: Algorithm, before: Any, after: Any) -> None:
@@ -408,9 +520,13 @@ def _nothing() -> Tally:
 
 def _scaled(weight: Any, leaf: Any) -> Any:
     """ω v, and 0 where ω is: what an empty place computes may not be finite."""
-    dtype = jnp.result_type(leaf, jnp.float32)
-    weight = jnp.asarray(weight, dtype).reshape(weight.shape + (1,) * (jnp.ndim(leaf) - weight.ndim))
+    weight = _along(jnp.asarray(weight, jnp.result_type(leaf, jnp.float32)), leaf)
     return jnp.where(weight == 0, 0, weight * leaf)
+
+
+def _along(places: Any, leaf: Any) -> Any:
+    """Values of places, for leaves that have more axes."""
+    return places.reshape(places.shape + (1,) * (jnp.ndim(leaf) - places.ndim))
 
 
 def _pad(leaf: Any, size: int) -> Any:

@@ -13,14 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from fedax.aggregation import Aggregator, Faults, Guard
 from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine.checkpoint import Checkpoints, Keeper, Saved
-from fedax.engine.evaluate import measured
+from fedax.engine.evaluate import measured, told
 from fedax.engine.hosted import Hosted
 from fedax.engine.job import Job, make_job
 from fedax.engine.round import Plan, State, Tally, Traffic, one_round, prepare, settle
-from fedax.errors import ConfigError, DivergedWarning
+from fedax.errors import BadClientWarning, ConfigError, DivergedWarning
 from fedax.participation import Participation
 from fedax.schedule import resolve
 from fedax.tasks.task import Task
@@ -41,9 +42,12 @@ class Run:
             ``test_<metric>``, means over the held-out examples; and the cost so far: ``clients`` (participations),
             ``local_steps``, ``gradients`` (minibatch gradients), ``bytes_down``, ``bytes_up`` (over all clients) and
             ``seconds`` (of training; compilation and evaluation are not in it; of runs side by side, each one's
-            share).
+            share). With a guard, and where clients may drop out: ``left_out``, how many uploads have been left out so
+            far; ``bad_clients``, a list of those whose they were, of the first hundred; ``skipped``, how many rounds
+            changed nothing for want of clients.
         status: ``"finished"``; ``"stopped"`` where ``until`` was true before the last round; ``"diverged"`` where the
-            loss was no longer finite.
+            loss was no longer finite; ``"failed"`` where a guard stopped it.
+        left_out: client -> how often its uploads were left out; ``None`` in a sweep.
         compile_seconds: time spent on tracing and compiling.
     """
 
@@ -53,7 +57,8 @@ class Run:
         self.params = params
         self.state = None if state is None else state.server
         self.memory = None if state is None else state.memory
-        self.history = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
+        self.left_out = None if state is None else _often(state.losses)
+        self.history = {name: _column([row[name] for row in rows]) for name in rows[0]}
         self.status, self.compile_seconds = status, compile_seconds
 
     def to_pandas(self) -> Any:
@@ -67,6 +72,21 @@ class Run:
     def __repr__(self) -> str:
         last = {name: column[-1] for name, column in self.history.items()}
         return f"Run({self.status} at round {last['round']}, train_loss={last['train_loss']:.6g})"
+
+
+def _column(values: list[Any]) -> np.ndarray:
+    if not isinstance(values[0], list):
+        return np.asarray(values)
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column
+
+
+def _often(losses: Any) -> dict[int, int]:
+    """Client -> how often its uploads were left out."""
+    times = np.asarray(losses.left_out) if losses else np.zeros(0, np.int32)
+    ids = np.flatnonzero(times)
+    return dict(zip(ids.tolist(), times[ids].tolist(), strict=True))
 
 
 def simulate(
@@ -89,6 +109,9 @@ def simulate(
     grad_norm: bool = False,
     density: float | None = None,
     until: Callable[[dict[str, Any]], bool] | None = None,
+    guard: Guard | bool | None = None,
+    aggregate: Aggregator | None = None,
+    faults: Faults | None = None,
     callback: Callable[[dict[str, Any]], None] | None = None,
     checkpoint: Checkpoints | str | os.PathLike | None = None,
 ) -> Run:
@@ -123,6 +146,10 @@ def simulate(
         grad_norm: also record ‖∇F(x)‖², at the cost of a gradient over all data an evaluation.
         density: also record the share of parameters whose size is above this threshold, ≥ 0.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
+        guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
+            count, as the papers have it, and a run whose model is no longer finite has diverged.
+        aggregate: what stands in the place of the mean of the uploads, for instance :class:`fedax.CoordinateMedian`.
+        faults: clients that send something else than they should, :class:`fedax.Faults`.
         callback: called with each row of the history as it is made, and by a run that goes on from a checkpoint with
             those that it had.
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
@@ -165,6 +192,9 @@ def simulate(
         grad_norm=grad_norm,
         density=density,
         until=until,
+        guard=guard,
+        aggregate=aggregate,
+        faults=faults,
     )
     watch = callback or (lambda row: None)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
@@ -184,6 +214,9 @@ class Program(Protocol):
 
     def measure(self, state: State, index: int) -> list[dict[str, Any]]:
         """What evaluation gives after ``index`` rounds, of each job."""
+
+    def losses(self, state: State) -> list[Any]:
+        """What was lost so far, of each job."""
 
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
         """What a run keeps in the end of job ``which``: the state, and the model."""
@@ -214,14 +247,17 @@ def drive(
     kept: dict[int, tuple[State | None, Any]] = {}
 
     def record(index: int) -> None:
+        losses = program.losses(state)
         for i, found in enumerate(program.measure(state, index)):
             if i not in going:
                 continue
-            row = {"round": index} | found | costs[i].row()
+            row = {"round": index} | found | told(losses[i]) | costs[i].row()
             rows[i].append(row)
             callback(i, dict(row))
             if not math.isfinite(row["train_loss"]):
                 status[i] = "diverged"
+            elif (guard := jobs[i].plan.guard) is not None and guard.stop and row["left_out"]:
+                status[i] = "failed"
             elif index < jobs[i].rounds and (until := jobs[i].until) is not None and until(dict(row)):
                 status[i] = "stopped"
             if status[i] != "finished" or index == jobs[i].rounds:
@@ -259,6 +295,8 @@ def drive(
             pace, index = seconds / (to - index), to
             for each in costs:
                 each.seconds += seconds / len(jobs)
+            if (guard := jobs[0].plan.guard) is not None and guard.stop and np.any(state.losses.left_out):
+                break
             if index < stop and keeper is not None and keeper.due(index):
                 save()
         record(index)
@@ -271,6 +309,13 @@ def drive(
                 f"the training loss is {last['train_loss']} at round {last['round']}: stopped; "
                 "try a smaller learning rate",
                 DivergedWarning,
+                stacklevel=3,
+            )
+        if word == "failed":
+            last = rows[i][-1]
+            warnings.warn(
+                f"what clients {last['bad_clients']} sent was left out by round {last['round']}: stopped, as asked",
+                BadClientWarning,
                 stacklevel=3,
             )
     return [Run(rows[i], *kept[i], status[i], compile_seconds) for i in range(len(jobs))]
@@ -296,6 +341,9 @@ class Alone:
 
     def measure(self, state: State, index: int) -> list[dict[str, Any]]:
         return measured(self.job, state.server, index)
+
+    def losses(self, state: State) -> list[Any]:
+        return [state.losses]
 
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
         return state, resolve(self.job.hyper[0], index).model(state.server).tree

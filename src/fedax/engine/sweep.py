@@ -402,6 +402,11 @@ class _Lanes:
         )  # fmt: skip
         return rows(self.task, found, self.jobs[0][0].x.size)
 
+    def losses(self, state: State) -> list[Any]:
+        every = jax.tree.map(np.asarray, state.losses)
+        places = itertools.product(range(len(self.jobs)), range(self.points))
+        return [jax.tree.map(lambda leaf, at=at: leaf[at], every) for at in places]
+
     def outcome(self, state: State, index: int, which: int) -> tuple[None, Any]:
         seed, point = divmod(which, self.points)
         server = jax.tree.map(lambda leaf: leaf[seed, point], state.server)

@@ -1,0 +1,413 @@
+"""Clients that send nonsense, or nothing: who is left out, what the others then weigh, and averages that bear it."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+from jax.sharding import Mesh
+
+import fedax
+
+from .problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
+
+ROUNDS, N = 3, DATA.num_clients
+NAN = fedax.Faults([1], sends=np.nan)
+OTHERS = [0, 2, 3, 4]
+WITHOUT_1 = fedax.Trace([OTHERS] * ROUNDS)  # ω_i = p_i over their sum, as what is left of all clients has
+ELSEWHERE = {
+    "device": {},
+    "chunks": {"chunk_size": 2},
+    "host": {"client_memory": "host"},
+    "streamed": {"stream": True},
+    "mesh": {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))},
+}
+
+
+def run(name="fedavg", rounds=ROUNDS, lr=LR, **options):
+    options = {"work": UNEQUAL, "batch_size": 2, "evaluate_every": 1} | options
+    method = fedax.create(name, lr=lr) if isinstance(name, str) else name
+    return fedax.simulate(method, TASK, DATA, rounds=rounds, **options)
+
+
+def alike(one, other, rtol=1e-5, columns=("train_loss",)):
+    for column in columns:
+        np.testing.assert_allclose(one.history[column], other.history[column], rtol)
+    everyone = np.arange(N)
+    memory = [each.memory[everyone] if hasattr(each.memory, "kept") else each.memory for each in (one, other)]
+    for a, b in ((one.params, other.params), (one.state, other.state), memory):
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            np.testing.assert_allclose(x, y, rtol, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fednova", "scaffold", "fednova-vr", "feddyn", "mime"])
+def test_what_is_left_out_is_as_if_it_had_not_been_drawn(name):
+    """Weights, sums over all clients and memory are those of the cohort without it."""
+    hyper = {"work": fedax.Steps(2)} if name in ("mime", "feddyn") else {}
+    one = run(name, guard=True, faults=NAN, **hyper)
+    alike(one, run(name, participation=WITHOUT_1, **hyper))
+    assert one.left_out == {1: ROUNDS}
+    assert one.history["left_out"].tolist() == [0, 1, 2, 3]
+    assert one.history["bad_clients"].tolist() == [[], [1], [1], [1]]
+    assert one.history["skipped"].tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("name", ["scaffold-m", "fedda-mvr"])
+def test_a_warm_up_leaves_out_too(name):
+    """What is summed over all clients is the sum of what they keep, from the warm-up on."""
+    one = run(name, guard=True, faults=NAN, work=fedax.Steps(2))
+    assert np.isfinite(one.history["train_loss"]).all()
+    assert one.left_out == {1: ROUNDS + 1}
+    if name == "scaffold-m":
+        for kept, summed in zip(jax.tree.leaves(one.memory), jax.tree.leaves(one.state.c), strict=True):
+            assert (kept[1] == 0).all()
+            if kept.ndim == 2:
+                np.testing.assert_allclose(summed, P @ np.asarray(kept), 1e-4)
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+@pytest.mark.parametrize("name", ["scaffold", "mime"])
+def test_wherever_it_runs(name, where):
+    options = {"work": fedax.Steps(2), "participation": fedax.Uniform(3), "guard": True, "faults": NAN}
+    one, other = run(name, **options), run(name, **options, **ELSEWHERE[where])
+    alike(one, other)
+    assert one.left_out == other.left_out
+    assert 0 < one.left_out[1] < ROUNDS  # it was not in every cohort
+
+
+@pytest.mark.parametrize("sends", [np.nan, np.inf, -np.inf, 1e30, -1e11])
+def test_what_counts_as_nonsense(sends):
+    assert run(guard=True, faults=fedax.Faults([1], sends=sends)).left_out == {1: ROUNDS}
+    assert run(guard=fedax.Guard(largest=1e32), faults=fedax.Faults([1], sends=1e9), rounds=1).left_out == {}
+
+
+def test_without_a_guard_one_client_spoils_all():
+    with pytest.warns(fedax.DivergedWarning):
+        assert run(faults=NAN).status == "diverged"
+
+
+def test_a_guard_that_finds_nothing_changes_nothing():
+    one, other = (
+        run("scaffold", participation=fedax.Uniform(3)),
+        run("scaffold", participation=fedax.Uniform(3), guard=True),
+    )
+    alike(one, other, rtol=0)
+    assert other.left_out == {}
+
+
+@pytest.mark.parametrize("participation", [fedax.Uniform(3), fedax.UniformNormalized(3), fedax.Proportional(4)])
+def test_the_others_weigh_more(participation):
+    """One full step: Uniform's S becomes the number that is left; the others keep the sum of their weights."""
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0)  # of the first cohort
+    cohort = participation.draw(key, jnp.asarray(P, jnp.float32), 0)
+    bad = int(cohort.ids[0])
+    left = [(int(i), float(w)) for i, w in zip(cohort.ids, cohort.weights, strict=True) if i not in (bad, N)]
+    if isinstance(participation, fedax.Uniform):
+        weights = {i: P[i] * N / len(left) for i, _ in left}
+    else:
+        weights = {i: w * float(cohort.weights.sum()) / sum(w for _, w in left) for i, w in left}
+    step = -LR * sum(w * gradient(i, X0) for i, w in weights.items())
+    found = run(
+        participation=participation, work=fedax.Steps(1), batch_size=None, rounds=1,
+        guard=True, faults=fedax.Faults([bad], sends=1e30),
+    )  # fmt: skip
+    np.testing.assert_allclose(flat(found.params), X0 + step, 1e-5)
+
+
+@pytest.mark.parametrize("where", ["device", "streamed"])
+@pytest.mark.parametrize("name", ["fedadam", "scaffold", "mime", "ce-lsgd"])
+def test_a_round_of_which_nothing_is_left_changes_nothing(name, where):
+    """Not even the server's momentum."""
+    if where == "streamed" and name != "mime":
+        pytest.skip("the other engine is tried with one of them")
+    options = {"guard": True, "faults": fedax.Faults(range(N), sends=np.inf), "stream": where == "streamed"}
+    start, found = (run(name, rounds, work=fedax.Steps(2), **options) for rounds in (0, ROUNDS))
+    warmup = int(name == "ce-lsgd")
+    assert found.history["skipped"].tolist() == [warmup + r for r in range(4)]
+    assert found.history["left_out"][-1] == N * (ROUNDS + warmup)
+    for a, b in ((found.params, start.params), (found.state, start.state)):
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            np.testing.assert_array_equal(x, y)
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(found.memory) if where == "device")
+
+
+def test_one_client_that_moves_the_model_alone():
+    """CE-LSGD: the round is lost where it is the bad one, who was heard before."""
+
+    class Late(fedax.Algorithm):
+        inner: fedax.Algorithm
+
+        def exchanges(self):
+            first, second = self.inner.exchanges()
+            broken = lambda download, memory, oracle: (  # noqa: E731
+                jax.tree.map(
+                    lambda leaf: jnp.where(oracle._size == 6, jnp.nan, leaf), second.client(download, memory, oracle)[0]
+                ),
+                memory,
+            )
+            return first, second._replace(client=broken)
+
+        def init(self, x):
+            return self.inner.init(x)
+
+        def warmup(self):
+            return self.inner.warmup()
+
+    found = run(Late(fedax.create("ce-lsgd", lr=LR)), rounds=12, work=fedax.Steps(2), guard=True)
+    times = found.left_out[4]  # the client of six examples
+    assert found.left_out == {4: times}
+    assert found.history["skipped"][-1] == times
+    assert 0 < times < 12
+    assert np.isfinite(found.history["train_loss"]).all()
+
+
+def test_a_guard_may_stop_the_run(tmp_path):
+    options = {"participation": fedax.Trace([[0, 2], [2, 3], [0, 1], [3, 4]]), "rounds": 4, "evaluate_every": 4}
+    for _ in range(2):  # the second finds that it is over
+        with pytest.warns(fedax.BadClientWarning, match=r"what clients \[1\] sent was left out by round 3"):
+            found = run(faults=NAN, guard=fedax.Guard(stop=True), checkpoint=tmp_path, **options)
+        assert found.status == "failed"
+        assert found.history["round"].tolist() == [0, 3]
+    alike(found, run(participation=fedax.Trace([[0, 2], [2, 3], [0]]), evaluate_every=3), columns=())
+
+
+def test_a_run_with_losses_goes_on_bit_by_bit(tmp_path):
+    options = {"participation": fedax.Dropout(fedax.Uniform(3), 0.4), "guard": True, "faults": NAN}
+    for where in ({}, {"client_memory": "host"}):
+        folder = tmp_path / "-".join(["run", *where])
+        whole = run("scaffold", rounds=6, **options, **where)
+        run("scaffold", rounds=3, checkpoint=folder, **options, **where)
+        again = run("scaffold", rounds=6, checkpoint=folder, **options, **where)
+        alike(whole, again, rtol=0, columns=("train_loss", "left_out", "skipped", "clients"))
+        assert whole.left_out == again.left_out
+    with pytest.raises(fedax.CheckpointError, match=r"guard.largest was 10000000000.0, is 5.0"):
+        run("scaffold", rounds=6, checkpoint=folder, **(options | {"guard": fedax.Guard(largest=5.0)}))
+
+
+def test_side_by_side():
+    options = {"work": UNEQUAL, "batch_size": 2, "evaluate_every": 1, "rounds": ROUNDS, "guard": True, "faults": NAN}
+    options["participation"] = fedax.Uniform(2)
+    found = fedax.sweep(lambda lr: fedax.create("scaffold", lr=lr), {"lr": [0.01, LR]}, TASK, DATA, seeds=2, **options)
+    for i, lr in enumerate([0.01, LR]):
+        for seed in range(2):
+            alone = run("scaffold", lr=lr, seed=seed, **options)
+            together = found.runs[i][seed]
+            for column in ("left_out", "skipped", "bad_clients"):
+                assert together.history[column].tolist() == alone.history[column].tolist()
+            np.testing.assert_allclose(together.history["train_loss"], alone.history["train_loss"], 1e-5)
+
+
+# ---- clients that drop out
+
+
+@pytest.mark.parametrize(
+    ("participation", "rate"),
+    [
+        (fedax.Full(), 0.5),
+        (fedax.Uniform(3), 0.5),
+        (fedax.Proportional(3), 0.5),
+        (fedax.Uniform(3), [0.0, 0.9, 0.3, 0.5, 0.1]),
+    ],
+)
+def test_dropping_out_leaves_the_estimate_unbiased(participation, rate):
+    """Σ ω_i v_i over 100,000 cohorts has the mean Σ p_i v_i, within four standard errors; so has the share's sum."""
+    values, p = jnp.asarray([3.0, -1.0, 10.0, 2.0, 7.0]), jnp.asarray(P, jnp.float32)
+    dropout = fedax.Dropout(participation, rate)
+
+    def estimates(key):
+        cohort = dropout.draw(key, p, 0)
+        found = jnp.sum(cohort.weights * values.at[cohort.ids].get(mode="fill", fill_value=0))
+        there = cohort.ids < N
+        known = jnp.sum(jnp.where(there, p[jnp.minimum(cohort.ids, N - 1)] * values[jnp.minimum(cohort.ids, N - 1)], 0))
+        return found, 0.0 if cohort.share is None else cohort.share * found - known, jnp.sum(there)
+
+    found, wrong, number = jax.jit(jax.vmap(estimates))(jax.random.split(jax.random.key(1), 100_000))
+    error = np.std(found, ddof=1) / np.sqrt(len(found))
+    assert abs(np.mean(found) - P @ np.asarray(values)) < 4 * error
+    np.testing.assert_allclose(wrong, 0, atol=1e-5)
+    if rate == 0.5 and not isinstance(participation, fedax.Proportional):
+        assert np.mean(number) == pytest.approx(participation.places(N) / 2, rel=0.02)
+
+
+def test_normalised_weights_stay_so():
+    for participation in (fedax.UniformNormalized(4), fedax.Trace([[0, 1, 2]])):
+        numbers = set()
+        for seed in range(6):
+            cohort = fedax.Dropout(participation, 0.5).draw(jax.random.key(seed), jnp.asarray(P, jnp.float32), 0)
+            there = [int(i) for i in cohort.ids if i < N]
+            expected = [P[i] / P[there].sum() if i < N else 0 for i in cohort.ids]
+            np.testing.assert_allclose(cohort.weights, expected, 1e-6)
+            if there:
+                np.testing.assert_allclose(cohort.share, P[there].sum(), 1e-6)
+            numbers.add(len(there))
+        assert len(numbers) > 1
+
+
+def test_who_is_available():
+    """All clients, of whom some answer, are the cohorts that answer; a round in which none does is skipped."""
+    cohorts = [[4, 1], [0, 3, 2], [], [2]]
+    table = np.array([[i in cohort for i in range(N)] for cohort in cohorts])
+    found = run("scaffold", rounds=4, participation=fedax.Dropout(fedax.Full(), available=table))
+    assert found.history["skipped"].tolist() == [0, 0, 0, 1, 1]
+    assert found.history["clients"].tolist() == [0, 2, 5, 5, 6]
+    assert found.history["train_loss"][2] == found.history["train_loss"][3]
+    whole = run("scaffold", rounds=2, participation=fedax.Trace(cohorts[:2]))
+    np.testing.assert_allclose(found.history["train_loss"][:3], whole.history["train_loss"], 1e-5)
+    some = fedax.Dropout(fedax.Uniform(4), available=table[:2]).draw(jax.random.key(0), jnp.asarray(P, jnp.float32), 1)
+    there = [int(i) for i in some.ids if i < N]
+    np.testing.assert_allclose(some.weights, [P[i] * N / len(there) if i < N else 0 for i in some.ids], 1e-6)
+
+
+def test_no_one_drops_out():
+    for participation in (fedax.Full(), fedax.Uniform(3), fedax.UniformNormalized(3)):
+        one = run("scaffold", participation=participation)
+        alike(one, run("scaffold", participation=fedax.Dropout(participation, 0)), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fedax.Dropout(fedax.Full()), "dropout.rate = None: give a rate or a table"),
+        (lambda: fedax.Dropout(fedax.Full(), 0.5, [[True]]), "dropout.rate = 0.5: give a rate or a table"),
+        (lambda: fedax.Dropout(fedax.Full(), 1.0), r"dropout.rate = 1.0: give a number in \[0, 1\)"),
+        (lambda: fedax.Dropout(fedax.Full(), [0.1, -1]), r"dropout.rate = -1: give a number in \[0, 1\)"),
+        (lambda: fedax.Dropout(fedax.Dropout(fedax.Full(), 0.5), 0.5), "dropout.of = Dropout"),
+        (lambda: fedax.Dropout(fedax.Full(), available=[1, 0]), "dropout.available"),
+        (
+            lambda: run(participation=fedax.Dropout(fedax.Full(), [0.5])),
+            "dropout.rate = '1 rates': give one for each of 5",
+        ),
+        (
+            lambda: run(participation=fedax.Dropout(fedax.Full(), available=np.ones((2, 5), bool))),
+            "dropout.available = '2 rounds of 5 clients'",
+        ),
+        (lambda: run("scaffold", participation=fedax.Dropout(fedax.Full(), [0.5] * 5)), "drop out at different rates"),
+        (lambda: run("vrl-sgd", participation=fedax.Dropout(fedax.Full(), 0.5)), "'clients may drop out': VRL-SGD is"),
+        (lambda: run("vrl-sgd", guard=True), "'a guard may leave clients out': VRL-SGD is defined for full"),
+        (lambda: run("vrl-sgd", participation=fedax.Uniform(3)), "'3 of 5 clients': VRL-SGD is defined for full"),
+        (lambda: run("vrl-sgd", participation=fedax.Proportional(5)), "'5 of 5 clients': VRL-SGD is defined for full"),
+        (lambda: fedax.Guard(largest=0), r"guard.largest = 0: give a number in \(0, ∞\)"),
+        (lambda: fedax.Guard(stop=1), "guard.stop = 1: give True or False"),
+        (lambda: run(guard=3), "guard = 3: give True or fedax.Guard"),
+        (lambda: run(aggregate="median"), "aggregate = 'median': give CoordinateMedian"),
+        (lambda: run(faults=[1]), r"faults = \[1\]: give fedax.Faults"),
+        (lambda: fedax.Faults([1]), "faults = .*: give either sends or times"),
+        (lambda: fedax.Faults([1], sends="nan"), "faults.sends = 'nan': give a number"),
+        (lambda: fedax.Faults(0, sends=1), r"faults.clients = 0: give a number in \(0, 1\]"),
+        (lambda: run(faults=fedax.Faults([5], sends=1)), "faults.clients = 5: there are 5 clients, from 0"),
+        (lambda: fedax.TrimmedMean(0.5), r"aggregate.share = 0.5: give a number in \(0, 0.5\)"),
+        (lambda: fedax.GeometricMedian(0), "aggregate.steps = 0"),
+        (lambda: fedax.ClippedMean(0), "aggregate.norm = 0"),
+        (lambda: run("scaffold", aggregate=fedax.CoordinateMedian()), "Scaffold: its clients keep something"),
+        (
+            lambda: run("ce-lsgd", aggregate=fedax.TrimmedMean(), work=fedax.Steps(2)),
+            "CELSGD: one client of the cohort",
+        ),
+        (lambda: run("fednova", aggregate=fedax.ClippedMean(1.0)), "FedAvg uploads more than an update of the model"),
+        (
+            lambda: run("mime", aggregate=fedax.ClippedMean(1.0), work=fedax.Steps(2)),
+            "Mime uploads more than an update",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(make, message):
+    with pytest.raises(fedax.ConfigError, match=message):
+        make()
+
+
+# ---- averages
+
+
+UPLOADS = np.random.default_rng(0).normal(size=(9, 4, 2))
+EQUAL = np.full(9, 0.2)  # which need not have the sum 1
+UNEQUAL_WEIGHTS = np.array([3, 1, 2, 1, 1, 2, 1, 1, 2]) / 14
+
+
+def test_medians_are_those_of_others():
+    median = fedax.CoordinateMedian()
+    np.testing.assert_allclose(median.average(UPLOADS, EQUAL), np.median(UPLOADS, axis=0), 1e-6)
+    np.testing.assert_allclose(median.average(UPLOADS[:8], EQUAL[:8]), np.median(UPLOADS[:8], axis=0), 1e-6)
+    copies = np.repeat(UPLOADS, np.rint(14 * UNEQUAL_WEIGHTS).astype(int), axis=0)
+    np.testing.assert_allclose(median.average(UPLOADS, UNEQUAL_WEIGHTS), np.median(copies, axis=0), 1e-6)
+    absent = np.concatenate([np.full((2, 4, 2), 99.0), UPLOADS]), np.append([0, 0], EQUAL)
+    np.testing.assert_allclose(median.average(*absent), np.median(UPLOADS, axis=0), 1e-6)
+
+
+def test_trimmed_means_are_those_of_others():
+    ninth = fedax.TrimmedMean(2 / 9)
+    np.testing.assert_allclose(ninth.average(UPLOADS, EQUAL), scipy.stats.trim_mean(UPLOADS, 2.1 / 9, axis=0), 1e-5)
+    copies = np.repeat(UPLOADS, np.rint(14 * UNEQUAL_WEIGHTS).astype(int), axis=0)
+    found = fedax.TrimmedMean(3 / 14).average(UPLOADS, UNEQUAL_WEIGHTS)
+    np.testing.assert_allclose(found, scipy.stats.trim_mean(copies, 3.1 / 14, axis=0), 1e-5)
+    spoilt = np.where(np.arange(9)[:, None, None] < 2, [[[np.nan, np.inf]]], UPLOADS)
+    assert np.isfinite(ninth.average(spoilt, EQUAL)).all()
+
+
+def test_the_geometric_median_is_where_the_distances_are_least():
+    def distances(z):
+        return np.sum(UNEQUAL_WEIGHTS * np.linalg.norm(UPLOADS.reshape(9, 8) - z, axis=1))
+
+    tree = {"a": UPLOADS[:, :, 0], "b": UPLOADS[:, :, 1]}  # together one vector
+    found = fedax.GeometricMedian(steps=200).average(tree, jnp.asarray(UNEQUAL_WEIGHTS))
+    best = scipy.optimize.minimize(distances, np.zeros(8), method="BFGS", tol=1e-10).x.reshape(4, 2)
+    np.testing.assert_allclose(np.stack([found["a"], found["b"]], axis=-1), best, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1e30, 1e30])
+@pytest.mark.parametrize("aggregate", [fedax.CoordinateMedian(), fedax.TrimmedMean(0.4), fedax.GeometricMedian()])
+def test_a_minority_does_not_move_them_far(aggregate, bad):
+    lies = UPLOADS.copy()
+    lies[[1, 4, 6]] = bad
+    found = np.asarray(aggregate.average(lies, EQUAL))
+    honest = np.delete(UPLOADS, [1, 4, 6], axis=0)
+    assert (found >= honest.min(axis=0)).all()
+    assert (found <= honest.max(axis=0)).all()
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_round_with_a_median(where):
+    """Two rounds of two full steps, in NumPy; the weights have another sum than 1."""
+    participation, x = fedax.Trace([[3, 1, 4], [1, 2, 4, 0]]), X0
+    for cohort in ([3, 1, 4], [1, 2, 4, 0]):
+        p = P[cohort] / P[cohort].sum()
+        updates = []
+        for i in cohort:
+            y = x - LR * gradient(i, x)
+            updates.append(y - LR * gradient(i, y) - x)
+        order = np.argsort(updates, axis=0)
+        ends = np.cumsum(p[order], axis=0)
+        x = x + np.take_along_axis(np.array(updates), order, 0)[np.argmax(ends > 0.5, axis=0), np.arange(4)]
+    found = run(
+        rounds=2, work=fedax.Steps(2), batch_size=None, participation=participation, aggregate=fedax.CoordinateMedian(),
+        **ELSEWHERE[where],
+    )  # fmt: skip
+    np.testing.assert_allclose(flat(found.params), x, 1e-5)
+
+
+def test_the_weights_keep_their_sum():
+    cohort = fedax.Uniform(3).draw(jax.random.fold_in(jax.random.fold_in(jax.random.key(0), 0), 0), jnp.asarray(P), 0)
+    ids, weights = np.asarray(cohort.ids), np.asarray(cohort.weights)
+    assert abs(weights.sum() - 1) > 0.05
+    updates = -LR * np.array([gradient(i, X0) for i in ids])
+    clipped = updates * np.minimum(1, 0.02 / np.linalg.norm(updates, axis=1))[:, None]
+    point = fedax.GeometricMedian(steps=100).average(updates, jnp.asarray(weights))
+    options = {"rounds": 1, "work": fedax.Steps(1), "batch_size": None, "participation": fedax.Uniform(3)}
+    found = run(aggregate=fedax.ClippedMean(0.02), **options)
+    np.testing.assert_allclose(flat(found.params), X0 + weights @ clipped, 1e-5)
+    found = run(aggregate=fedax.GeometricMedian(steps=100), **options)
+    np.testing.assert_allclose(flat(found.params), X0 + weights.sum() * np.asarray(point), 1e-4)
+
+
+def test_a_lie_is_no_nonsense_and_a_median_bears_it():
+    """A client that sends its update times −30 passes a guard."""
+    options = {"rounds": 30, "work": fedax.Steps(2), "batch_size": None, "lr": 0.02, "evaluate_every": 30}
+    options["faults"] = fedax.Faults([0], times=-30.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedax.DivergedWarning)
+        spoilt = run(guard=True, **options)
+    borne = run(aggregate=fedax.CoordinateMedian(), **options)
+    assert not spoilt.history["train_loss"][-1] < 2 * spoilt.history["train_loss"][0]
+    assert borne.history["train_loss"][-1] < 0.5 * borne.history["train_loss"][0]
