@@ -37,9 +37,9 @@ class Guard:
     stop: bool = False
 
     def __post_init__(self) -> None:
-        check_number("guard.largest", self.largest, 0, open_low=True)
+        check_number("largest", self.largest, 0, open_low=True)
         if not isinstance(self.stop, bool):
-            raise ConfigError("guard.stop", self.stop, "give True or False")
+            raise ConfigError("stop", self.stop, "give True or False")
 
     def accepts(self, upload: Any) -> Any:
         """Whether one client's upload counts."""
@@ -71,22 +71,22 @@ class Faults:
 
     def __post_init__(self) -> None:
         if isinstance(self.clients, Sequence | np.ndarray) and not isinstance(self.clients, str):
-            ids = tuple(check_count("faults.clients", id_, 0) for id_ in self.clients)
+            ids = tuple(check_count("clients", id_, 0) for id_ in self.clients)
             object.__setattr__(self, "clients", tuple(sorted({*ids})))
         else:
-            check_number("faults.clients", self.clients, 0, 1, open_low=True)
+            check_number("clients", self.clients, 0, 1, open_low=True)
         if (self.sends is None) == (self.times is None):
-            raise ConfigError("faults", (self.sends, self.times), "give either sends or times")
+            raise ConfigError("sends", (self.sends, self.times), "give either sends or times")
         for name, value in (("sends", self.sends), ("times", self.times)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise ConfigError(f"faults.{name}", value, "give a number")
-        check_count("faults.seed", self.seed, 0)
+                raise ConfigError(name, value, "give a number")
+        check_count("seed", self.seed, 0)
 
     def of(self, num_clients: int) -> tuple[int, ...]:
         """Who they are among N clients, in order."""
         if isinstance(self.clients, tuple):
             if self.clients and self.clients[-1] >= num_clients:
-                raise ConfigError("faults.clients", self.clients[-1], f"there are {num_clients} clients, from 0")
+                raise ConfigError("clients", self.clients[-1], f"there are {num_clients} clients, from 0")
             return self.clients
         number = math.ceil(self.clients * num_clients)  # type: ignore[operator]
         drawn = np.random.default_rng(self.seed).choice(num_clients, number, replace=False)
@@ -157,7 +157,7 @@ class TrimmedMean(Aggregator):
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        check_number("aggregate.share", self.share, 0, 0.5, open_low=True, open_high=True)
+        check_number("share", self.share, 0, 0.5, open_low=True, open_high=True)
 
     def average(self, uploads: Any, weights: Any) -> Any:
         def mean(values: Any, own: Any, ends: Any) -> Any:
@@ -190,8 +190,8 @@ class GeometricMedian(Aggregator):
     eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        check_count("aggregate.steps", self.steps)
-        check_number("aggregate.eps", self.eps, 0, open_low=True)
+        check_count("steps", self.steps)
+        check_number("eps", self.eps, 0, open_low=True)
 
     def average(self, uploads: Any, weights: Any) -> Any:
         def nearer(_: Any, z: Any) -> Any:
@@ -226,7 +226,7 @@ class ClippedMean(Aggregator):
     gathers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("aggregate.norm", self.norm, 0, open_low=True)
+        check_number("norm", self.norm, 0, open_low=True)
 
     def each(self, upload: Any) -> Any:
         leaves = jax.tree.leaves(upload)

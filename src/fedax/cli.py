@@ -645,9 +645,9 @@ class _SweepProgress:
 
 
 def _figures(row: Mapping[str, Any]) -> str:
-    from fedax.experiments.summary import COSTS, metric_name, show
+    from fedax.experiments.summary import COSTS, LOSSES, metric_name, show
 
-    shown = [name for name in row if name not in (*COSTS, *_NOT_SHOWN)]
+    shown = [name for name in row if name not in (*COSTS, *LOSSES, *_NOT_SHOWN)]
     return ", ".join(f"{metric_name(name)} {show(name, row[name])}" for name in shown)
 
 
@@ -678,6 +678,9 @@ def _show_results(console: "Console", record: "Record") -> None:
         traffic = summary.show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
         table.add_row(escape(m.label), *cells, traffic, summary.show("seconds", m.cost("seconds")))
     console.print(table)
+    for m in found:
+        if m.losses_text:
+            console.print(f"{escape(m.label)}: {m.losses_text}", soft_wrap=True)
 
 
 def _show_diagnosis(console: "Console", found: list[dict[str, Any]]) -> None:

@@ -103,6 +103,22 @@ def test_methods_that_come_twice_are_told_apart_by_what_differs():
     assert list(build({**GOOD, "methods": methods}).methods) == ["fedprox prox=0.1", "fedprox prox=1.0", "fedavg"]
 
 
+def test_clients_that_fail_and_averages_that_bear_it():
+    faults, run = {"clients": 0.5, "sends": float("nan")}, {"guard": {"largest": 9.0}, "aggregate": "geometric-median"}
+    first = build(put(run=run | {"faults": faults}, participation={"kind": "uniform", "size": 2, "dropout": 0.1}))
+    experiment = build(tomllib.loads(toml.dumps(first.config)))
+    options = experiment.options
+    assert options["guard"] == fedax.Guard(largest=9.0)
+    assert options["aggregate"] == fedax.GeometricMedian()
+    assert len(options["faults"].of(4)) == 2 and np.isnan(options["faults"].sends)
+    assert {name: options[name] for name in ("rounds", "batch_size")} == {"rounds": 3, "batch_size": 16}
+    assert experiment.participation.rate == 0.1 and experiment.participation.of.size == 2
+    listed = build(put(run={"aggregate": {"name": "trimmed-mean", "share": 0.2}, "guard": True}))
+    assert listed.options["aggregate"] == fedax.TrimmedMean(0.2) and listed.options["guard"] is True
+    table = build(put(participation={"available": [[True, True, False, True]] * 3})).participation
+    assert table.available.shape == (3, 4)
+
+
 def without(*path):
     config = copy.deepcopy(GOOD)
     table = config
@@ -167,6 +183,20 @@ BAD = [
     (put(participation={"kind": "unifrm"}), "participation.kind", "did you mean 'uniform'"),
     (put(participation={"kind": "full", "size": 3}), "participation.size = 3", "leave it out"),
     (put(participation={"kind": "trace", "cohorts": [[0]]}), "participation.cohorts", "3 rounds"),
+    (put(participation={"dropout": 1.0}), "participation.dropout.rate = 1.0", "[0, 1)"),
+    (put(participation={"dropout": [0.5]}), "participation.dropout.rate", "4 clients"),
+    (put(participation={"dropout": 0.5, "available": [[True]]}), "participation.dropout.rate", "one of them"),
+    (put(participation={"available": [[True] * 4]}), "participation.dropout.available", "3 rounds"),
+    (put(participation={"available": [[1, 0]]}), "participation.dropout.available", "booleans"),
+    (put(run={"guard": {"largest": 0}}), "run.guard.largest = 0", "(0, ∞)"),
+    (put(run={"guard": {"most": 1}}), "run.guard.most", "There are: largest, stop"),
+    (put(run={"guard": "yes"}), "run.guard", "valid"),
+    (put(run={"aggregate": "coordinate-medain"}), "run.aggregate", "did you mean 'coordinate-median'"),
+    (put(run={"aggregate": {"name": "trimmed-mean", "share": 1}}), "run.aggregate.share = 1", "(0, 0.5)"),
+    (put(run={"aggregate": {"name": "clipped-mean"}}), "run.aggregate.norm", "missing"),
+    (put(run={"aggregate": {"share": 0.1}}), "run.aggregate", "no such name"),
+    (put(run={"faults": {"clients": [4], "sends": 1.0}}), "run.faults.clients = 4", "4 clients"),
+    (put(run={"faults": {"clients": 0.5}}), "run.faults.sends", "either"),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 
 import fedax
-from fedax.experiments import build, execute, new_folder, read
+from fedax.experiments import build, execute, new_folder, read, summary
 from fedax.experiments.runs import write_atomic
 
 CONFIG = {
@@ -68,6 +68,19 @@ def test_metrics_are_strict_json_with_null_and_a_status_where_the_loss_is_not_fi
     assert [(line["seed"], line["round"]) for line in good] == [(s, r) for s in (0, 1) for r in (0, 2, 4)]
     assert all(line["status"] == "ok" and line["method"] == "fedavg" for line in good)
     assert {"test_accuracy", "bytes_up", "seconds", "local_steps", "gradients", "clients"} < set(good[0])
+
+
+def test_what_was_left_out_is_told(tmp_path):
+    run = {"guard": True, "faults": {"clients": [1], "sends": float("inf")}, "seeds": 2}
+    config = CONFIG | {"run": CONFIG["run"] | run, "methods": [{"name": "fedavg", "lr": 0.1}]}
+    record = execute(build(config), new_folder(tmp_path / "bad", "bad"))
+    history = record.runs[0].history
+    assert history["left_out"].tolist() == [0, 2, 4]
+    assert history["bad_clients"].tolist() == [[], [1], [1]]
+    (method,) = summary.methods([record])
+    assert method.losses_text == "8 uploads of client 1 left out"
+    assert "8 uploads of client 1 left out" in (record.folder / "report.html").read_text()
+    assert summary.metrics([method]) == ["train_loss", "test_accuracy", "test_loss"]
 
 
 def test_the_history_is_that_of_simulate(done):

@@ -230,7 +230,14 @@ def test_weights_of_cohorts():
     assert_allclose(_expected(fedax.UniformNormalized(3), p), p)
     assert_allclose(_expected(fedax.UniformNormalized(2), np.full(5, 0.2)), 0.2, rtol=1e-12)
     assert_allclose(_expected(fedax.Trace([[0, 2], [1]]), p), np.array([0.125, 1, 0.875]) / 2)
-    for unbiased in (fedax.Uniform(2), fedax.Proportional(2), fedax.Full()):
+    table = np.array([[True, False, True], [True, True, True]])
+    some = _expected(fedax.Dropout(fedax.Full(), available=table), p)
+    assert_allclose(some, np.array([0.1 / 0.8 + 0.1, 0.2, 0.7 / 0.8 + 0.7]) / 2, rtol=1e-6)
+    pairs = _expected(fedax.Dropout(fedax.UniformNormalized(3), 0.5), p)  # each set but the empty one, alike often
+    sets = [each for size in (1, 2, 3) for each in itertools.combinations(range(3), size)]
+    exact = sum(p * np.isin(range(3), each) / p[list(each)].sum() for each in sets) / 7
+    assert_allclose(pairs, exact, rtol=0.05)
+    for unbiased in (fedax.Uniform(2), fedax.Proportional(2), fedax.Full(), fedax.Dropout(fedax.Uniform(2), 0.5)):
         assert_allclose(_expected(unbiased, p), p)
 
 

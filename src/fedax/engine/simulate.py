@@ -58,7 +58,7 @@ class Run:
         self.state = None if state is None else state.server
         self.memory = None if state is None else state.memory
         self.left_out = None if state is None else _often(state.losses)
-        self.history = {name: _column([row[name] for row in rows]) for name in rows[0]}
+        self.history = {name: column_of([row[name] for row in rows]) for name in rows[0]}
         self.status, self.compile_seconds = status, compile_seconds
 
     def to_pandas(self) -> Any:
@@ -74,7 +74,8 @@ class Run:
         return f"Run({self.status} at round {last['round']}, train_loss={last['train_loss']:.6g})"
 
 
-def _column(values: list[Any]) -> np.ndarray:
+def column_of(values: Sequence[Any]) -> np.ndarray:
+    """A column of the history; of lists, an array of objects."""
     if not isinstance(values[0], list):
         return np.asarray(values)
     column = np.empty(len(values), object)

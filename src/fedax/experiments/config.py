@@ -64,6 +64,12 @@ _PARTICIPATION: dict[str, Callable[..., Any]] = {
     "uniform-normalized": fedax.UniformNormalized,
     "trace": fedax.Trace,
 }
+_AGGREGATES: dict[str, Callable[..., Any]] = {
+    "coordinate-median": fedax.CoordinateMedian,
+    "trimmed-mean": fedax.TrimmedMean,
+    "geometric-median": fedax.GeometricMedian,
+    "clipped-mean": fedax.ClippedMean,
+}
 _FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of tasks that the data set tells
 
 _RECIPES = pathlib.Path(__file__).parent / "recipes"
@@ -110,9 +116,11 @@ class WorkSection(_Open):
 
 
 class ParticipationSection(_Open):
-    """Who takes part in a round."""
+    """Who takes part in a round, and who of them does not answer."""
 
     kind: str = "full"
+    dropout: Any = None  # a rate, or one for each client
+    available: list[Any] | None = None  # of each round, a truth value for each client
 
 
 class RunSection(_Section):
@@ -125,6 +133,9 @@ class RunSection(_Section):
     grad_norm: bool = False
     density: pydantic.NonNegativeFloat | None = None
     chunk_size: Count | None = None
+    guard: bool | Table | None = None
+    aggregate: str | Table | None = None
+    faults: Table | None = None
 
 
 class MethodSection(_Open):
@@ -215,6 +226,7 @@ class Experiment:
         work: local work.
         participation: who takes part.
         methods: label -> method.
+        options: the section ``run`` as arguments of :func:`fedax.simulate`, without the seeds.
     """
 
     config: Table
@@ -225,6 +237,7 @@ class Experiment:
     work: fedax.Work
     participation: fedax.Participation
     methods: dict[str, fedax.Algorithm]
+    options: dict[str, Any]
 
 
 def read_toml(source: str | pathlib.Path) -> Table:
@@ -385,7 +398,9 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
             "run": own.run,
             "methods": own.methods_config,
         }
-        return Experiment(resolved, data, test, classes, task, own.work, own.participation, own.methods)
+        if (faults := own.options.get("faults")) is not None:
+            _within("run.faults", lambda: faults.of(data.num_clients))
+        return Experiment(resolved, data, test, classes, task, own.work, own.participation, own.methods, own.options)
 
     return [experiment(own) for own in settings]
 
@@ -413,6 +428,7 @@ class _Settings(NamedTuple):
     participation: fedax.Participation
     participation_config: Table
     run: Table
+    options: Table
 
 
 def _settings(sections: ExperimentSection) -> _Settings:
@@ -423,10 +439,31 @@ def _settings(sections: ExperimentSection) -> _Settings:
     participation, participation_config = _choose(
         "participation", "kind", chosen.kind, _PARTICIPATION, chosen.parameters
     )
+    absent = {name: value for name in ("dropout", "available") if (value := getattr(chosen, name)) is not None}
+    if absent:
+        drawn = participation
+        participation = _within("participation", lambda: fedax.Dropout(drawn, chosen.dropout, chosen.available))
+        participation_config |= absent
     methods = dict(zip(names, (method for method, _ in made), strict=True))
     configs = [config for _, config in made]
     run = _run(sections.run)
-    return _Settings(methods, configs, work, work_config, participation, participation_config, run)
+    return _Settings(methods, configs, work, work_config, participation, participation_config, run, _options(run))
+
+
+def _options(run: Table) -> Table:
+    """The section ``run`` as arguments of :func:`fedax.simulate`, without the seeds."""
+    options = {name: value for name, value in run.items() if name != "seeds"}
+    if isinstance(guard := run.get("guard"), dict):
+        options["guard"] = call("run.guard", fedax.Guard, guard)
+    if (aggregate := run.get("aggregate")) is not None:
+        given = {"name": aggregate} if isinstance(aggregate, str) else dict(aggregate)
+        name = given.pop("name", None)
+        if name not in _AGGREGATES:
+            raise unknown("run.aggregate", str(name), _AGGREGATES)
+        options["aggregate"] = call("run.aggregate", _AGGREGATES[name], given)
+    if (faults := run.get("faults")) is not None:
+        options["faults"] = call("run.faults", fedax.Faults, faults)
+    return options
 
 
 def _run(section: RunSection) -> Table:

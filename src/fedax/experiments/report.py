@@ -118,6 +118,8 @@ def _verdict(found: Sequence[Method], columns: Sequence[str]) -> list[str]:
     for m in found:
         if m.status != "finished":
             sentences.append(f"{m.label}: {m.status_text}.")
+        if m.losses_text:
+            sentences.append(f"{m.label}: {m.losses_text}.")
     return sentences
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
-from fedax.errors import ConfigError, DivergedWarning
+from fedax.errors import BadClientWarning, ConfigError, DivergedWarning
 from fedax.experiments import summary, toml
 from fedax.experiments.config import Experiment
 from fedax.experiments.plots import write_plots
@@ -66,7 +66,6 @@ def execute(
         else:
             begin(folder, config, [experiment])
     names = {method["label"]: method["name"] for method in config["methods"]}
-    settings = {name: value for name, value in config["run"].items() if name != "seeds"}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
     for label, seed in runs:
 
@@ -82,7 +81,8 @@ def execute(
             continue
         kept = folder / "checkpoints" / f"{slug(label)}-seed{seed}"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DivergedWarning)  # the report says it
+            for said in (DivergedWarning, BadClientWarning):  # by the report
+                warnings.simplefilter("ignore", said)
             run = fedax.simulate(
                 experiment.methods[label],
                 experiment.task,
@@ -93,7 +93,7 @@ def execute(
                 seed=seed,
                 callback=on_row,
                 checkpoint=fedax.Checkpoints(kept, checkpoint_rounds, checkpoint_minutes),
-                **settings,
+                **experiment.options,
             )
         compiled[label] += run.compile_seconds
         if writes:

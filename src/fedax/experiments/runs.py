@@ -35,6 +35,7 @@ import safetensors
 import safetensors.numpy
 
 from fedax.data.formats import parse_json, regular
+from fedax.engine.simulate import column_of
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
 from fedax.experiments.config import WrittenSection, check, slug
@@ -43,6 +44,8 @@ Path = pathlib.Path
 
 LOCK = ".lock"
 COSTS = ("round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds")
+
+LOSSES = ("left_out", "bad_clients", "skipped")
 
 _LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
 _OF_A_RUN = ("label", "method", "point", "seed", "status")
@@ -459,7 +462,7 @@ def _runs(path: Path, config: dict[str, Any]) -> list[MethodRun]:
         first["status"] = row["status"]
     runs = []
     for first, names, values in rows.values():
-        history = {name: np.array(column) for name, column in zip(names, zip(*values, strict=True), strict=True)}
+        history = {name: column_of(each) for name, each in zip(names, zip(*values, strict=True), strict=True)}
         over = "finished" if values[-1][names.index("round")] == config["run"]["rounds"] else "unfinished"
         status = "diverged" if first["status"] == "diverged" else over
         runs.append(MethodRun(first["label"], first["method"], first["seed"], status, history, first.get("point", {})))
@@ -478,6 +481,10 @@ def _wrong(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | 
         return "a point, but config.toml has no sweep"
     for name, value in row.items():
         if name in _OF_A_RUN:
+            continue
+        if name == "bad_clients":
+            if not isinstance(value, list) or not all(type(id_) is int and id_ >= 0 for id_ in value):
+                return f"{name!r} is no list of clients"
             continue
         good = type(value) is int or (type(value) is float and math.isfinite(value))
         if not (value is None or good) or (name in COSTS and (value is None or value < 0)):

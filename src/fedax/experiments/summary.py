@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedax.algorithms import hyperparameters
-from fedax.experiments.runs import COSTS, MethodRun, Record
+from fedax.experiments.runs import COSTS, LOSSES, MethodRun, Record
 
 _NAMES = {
     "train_loss": "Train loss",
@@ -55,6 +55,17 @@ class Method:
         if self.status == "diverged":
             return f"diverged by round {min(at)}{seeds}"
         return f"stopped at round {min(at)}{seeds}"
+
+    @property
+    def losses_text(self) -> str:
+        """Which uploads were left out of all runs, and how many rounds were skipped; empty where none."""
+        last = [{name: run.history[name][-1] for name in LOSSES if name in run.history} for run in self.runs]
+        left_out, skipped = (sum(int(row.get(name, 0)) for row in last) for name in ("left_out", "skipped"))
+        ids = sorted({id_ for row in last for id_ in row.get("bad_clients", ())})
+        whose = f"client{'s' * (len(ids) > 1)} {', '.join(map(str, ids[:10]))}{', …' * (len(ids) > 10)}"
+        said = [f"{left_out} upload{'s' * (left_out > 1)} of {whose} left out"] if left_out else []
+        said += [f"{skipped} round{'s' * (skipped > 1)} skipped for want of clients"] if skipped else []
+        return "; ".join(said)
 
     def values(self, column: str) -> np.ndarray:
         """[seeds, evaluations] as far as all seeds have come with a finite objective."""
@@ -116,14 +127,20 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     dealt = f"by {data['column']}" if "column" in data else None
     dealt = dealt or _settings({k: v for k, v in data.items() if k not in hidden}, "partition", "generated")
     cohort = f"{who['size']} a round, {who['kind']}" if "size" in who else "all in every round"
+    if "trace" in who["kind"]:
+        cohort = "as in the trace"
+    if "dropout" in who:
+        cohort += f", of whom {short(who['dropout'])} drop out"
+    elif "available" in who:
+        cohort += ", as far as available"
     return {
         "Data": f"{data['name']}, {thousands(sum(sizes))} training examples",
         "Partition": dealt + (", all clients weigh the same" if data["weights"] == "uniform" else ""),
-        "Clients": f"{len(sizes)}, {cohort if who['kind'] != 'trace' else 'as in the trace'}",
+        "Clients": f"{len(sizes)}, {cohort}",
         "Task": f"{_settings(config['task'], 'name')}, {thousands(parameters)} parameters",
         "Local work": _settings(config["work"], "kind"),
         "Run": f"{run['rounds']} rounds, {_batch(run)}, {_seeds(run['seeds'])}",
-    }
+    } | {name.capitalize(): _named(run[name]) for name in ("guard", "aggregate", "faults") if run.get(name)}
 
 
 def _varied(config: dict[str, Any]) -> dict[str, Any]:
@@ -151,6 +168,10 @@ def axis(values: Any) -> str:
 def _settings(section: dict[str, Any], key: str, unnamed: str = "") -> str:
     rest = [f"{k.replace('_', ' ')} {short(v)}" for k, v in section.items() if k != key]
     return ", ".join([section.get(key, unnamed), *rest])
+
+
+def _named(setting: Any) -> str:
+    return "on" if setting is True else short(setting)
 
 
 def _batch(run: dict[str, Any]) -> str:
@@ -208,7 +229,7 @@ def with_spread(m: Method, column: str) -> str:
 def metrics(found: Sequence[Method]) -> list[str]:
     """The columns to compare, those that all methods have: the objective, held-out metrics, losses, gradient norm."""
     common = [c for c in found[0].runs[0].history if all(c in run.history for m in found for run in m.runs)]
-    measured = [c for c in common if c not in COSTS]
+    measured = [c for c in common if c not in (*COSTS, *LOSSES)]
     rank = {"objective": 0, "train_loss": 0, "test_loss": 2, "grad_norm_sq": 3, "density": 4}
     return sorted(measured, key=lambda column: rank.get(column, 1))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import fedax
-from fedax.errors import ConfigError, DivergedWarning, unknown
+from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
 from fedax.experiments import sweeps, toml
 from fedax.experiments.config import (
     SELECTORS,
@@ -166,7 +166,8 @@ def _sweep(tuning: Tuning, folder: Path, method: Table, watch: Watch | None) -> 
             watch(label, point, seed, row)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DivergedWarning)  # the table says it
+        for said in (DivergedWarning, BadClientWarning):  # by the table
+            warnings.simplefilter("ignore", said)
         return fedax.sweep(
             make,
             [{"number": i} for i in range(len(points))],
@@ -175,7 +176,7 @@ def _sweep(tuning: Tuning, folder: Path, method: Table, watch: Watch | None) -> 
             seeds=run["seeds"],
             callback=on_row,
             test=experiments[0].test,
-            **{name: value for name, value in run.items() if name not in ("seeds", "batch_size")},
+            **{name: value for name, value in experiments[0].options.items() if name != "batch_size"},
         )
 
 

@@ -23,7 +23,7 @@ from fedax.data.federated import FederatedData
 from fedax.errors import ConfigError
 from fedax.local import SGD, Solver, check_linear
 from fedax.numbers import check_count
-from fedax.participation import Full, Participation, Trace, UniformNormalized
+from fedax.participation import Dropout, Full, Participation, Trace, UniformNormalized
 from fedax.schedule import Stepwise, resolve
 from fedax.tasks.task import Task
 from fedax.theory.checks import number
@@ -281,6 +281,17 @@ def _steps(work: Work, data: FederatedData, batch_size: int | None, seed: int) -
 
 def _expected(participation: Participation, p: np.ndarray) -> np.ndarray:
     """The mean weights E ω_i of cohorts, over their sum: p, unless each cohort's weights are divided by their sum."""
+    if isinstance(participation, Dropout):
+        drawn_by, table = participation.of, participation.available
+        if table is None and not isinstance(drawn_by, UniformNormalized | Trace):
+            return p
+        rounds = len(table) if table is not None else len(drawn_by.lengths) if isinstance(drawn_by, Trace) else 1
+        number = max(_COHORTS, rounds) // rounds * rounds
+        keys, indices = jax.random.split(jax.random.key(0), number), np.arange(number) % rounds
+        found = jax.vmap(participation.draw, in_axes=(0, None, 0))(keys, jnp.asarray(p), indices)
+        total = np.zeros(len(p) + 1)
+        np.add.at(total, np.asarray(found.ids), np.asarray(found.weights, np.float64))
+        return total[:-1] / total.sum()
     if isinstance(participation, Trace):
         total = np.zeros(len(p) + 1)
         for index in range(len(participation.lengths)):
@@ -368,7 +379,7 @@ def _objective(f: Diagnosis, view: _View, p: np.ndarray, participation: Particip
     )
     if cause is cohorts:
         return f"{text}Uniform participation, which does not divide, removes that."
-    if isinstance(participation, UniformNormalized | Trace):
+    if isinstance(participation, UniformNormalized | Trace | Dropout):
         text += f"Part of it is that {cohorts}; uniform participation does not divide. "
     return text + view.remedy
 
