@@ -2,6 +2,7 @@
 
 import warnings
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ import scipy.stats
 from jax.sharding import Mesh
 
 import fedax
+from fedax.engine import hosted
 
 from .problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
 
@@ -20,8 +22,8 @@ OTHERS = [0, 2, 3, 4]
 WITHOUT_1 = fedax.Trace([OTHERS] * ROUNDS)  # ω_i = p_i over their sum, as what is left of all clients has
 ELSEWHERE = {
     "chunks": {"chunk_size": 2},
-    "host": {"client_memory": "host"},
-    "streamed": {"stream": True},
+    "host": {"client_memory": "host", "chunk_size": 1},
+    "streamed": {"stream": True, "chunk_size": 1},
     "mesh": {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))},
 }
 
@@ -70,7 +72,8 @@ def test_a_warm_up_leaves_out_too(name):
 @pytest.mark.parametrize(
     ("name", "where"), [("scaffold", "chunks"), ("scaffold", "host"), ("scaffold", "mesh"), ("mime", "streamed")]
 )
-def test_wherever_it_runs(name, where):
+def test_wherever_it_runs(name, where, monkeypatch):
+    monkeypatch.setattr(hosted, "_BLOCK", 1)  # cohorts in blocks of one chunk
     options = {"work": fedax.Steps(2), "participation": fedax.Uniform(3), "guard": True, "faults": NAN}
     one, other = run(name, **options), run(name, **options, **ELSEWHERE[where])
     alike(one, other)
@@ -133,30 +136,44 @@ def test_a_round_of_which_nothing_is_left_changes_nothing(name, where):
     assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(found.memory) if where != "streamed")
 
 
-def test_one_client_that_moves_the_model_alone():
+class BrokenAt(fedax.Algorithm):
+    """A method of two exchanges, of which the client of six examples, number 4, sends NaN in one."""
+
+    inner: fedax.Algorithm
+    number: int = eqx.field(static=True)
+
+    def init(self, x):
+        return self.inner.init(x)
+
+    def warmup(self):
+        return self.inner.warmup()
+
+    def exchanges(self):
+        exchanges = list(self.inner.exchanges())
+        own = exchanges[self.number].client
+
+        def client(download, memory, oracle):
+            upload, memory = own(download, memory, oracle)
+            return jax.tree.map(lambda leaf: jnp.where(oracle._size == 6, jnp.nan, leaf), upload), memory
+
+        exchanges[self.number] = exchanges[self.number]._replace(client=client)
+        return tuple(exchanges)
+
+
+@pytest.mark.parametrize("where", ["device", "streamed"])
+def test_who_is_left_out_stays_out_of_the_round(where):
+    method, options = fedax.create("mime", lr=LR), {"work": fedax.Steps(2), "stream": where == "streamed"}
+    found = run(BrokenAt(method, 0), guard=True, **options)
+    alike(found, run(method, participation=fedax.Trace([[0, 1, 2, 3]] * ROUNDS), work=fedax.Steps(2)))
+    assert found.left_out == {4: ROUNDS}
+
+
+@pytest.mark.parametrize("where", ["device", "streamed"])
+def test_one_client_that_moves_the_model_alone(where):
     """CE-LSGD: the round is lost where it is the bad one, who was heard before."""
-
-    class Late(fedax.Algorithm):
-        inner: fedax.Algorithm
-
-        def exchanges(self):
-            first, second = self.inner.exchanges()
-            broken = lambda download, memory, oracle: (  # noqa: E731
-                jax.tree.map(
-                    lambda leaf: jnp.where(oracle._size == 6, jnp.nan, leaf), second.client(download, memory, oracle)[0]
-                ),
-                memory,
-            )
-            return first, second._replace(client=broken)
-
-        def init(self, x):
-            return self.inner.init(x)
-
-        def warmup(self):
-            return self.inner.warmup()
-
-    found = run(Late(fedax.create("ce-lsgd", lr=LR)), rounds=12, work=fedax.Steps(2), guard=True)
-    times = found.left_out[4]  # the client of six examples
+    options = {"rounds": 12, "work": fedax.Steps(2), "stream": where == "streamed"}
+    found = run(BrokenAt(fedax.create("ce-lsgd", lr=LR), 1), guard=True, **options)
+    times = found.left_out[4]
     assert found.left_out == {4: times}
     assert found.history["skipped"][-1] == times
     assert 0 < times < 12

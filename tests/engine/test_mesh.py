@@ -54,11 +54,14 @@ def test_the_number_of_devices_changes_nothing(name):
 
 
 def test_clients_with_like_steps_stay_together_and_devices_have_alike():
-    """To and fro: the device with the longest chunk gets the shortest of the next ones."""
-    plan = types.SimpleNamespace(devices=2, chunk_size=2)
-    assert _deal(8, plan).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
+    """The next chunk goes to the device that is done first, as long as there is room."""
+    plan = types.SimpleNamespace(devices=2, chunk_size=2, usual=(9.0, 2.0))
+    assert _deal(8, plan).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]  # 9 + 3.75 and 7.25 + 5.5
     assert _deal(5, plan).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]  # 5 to 7 are empty places
-    assert _deal(3, types.SimpleNamespace(devices=4, chunk_size=7)).tolist() == [0, 1, 2, 3]
+    steep = types.SimpleNamespace(devices=2, chunk_size=1, usual=(100.0, 4.0, 3.0, 2.0, 1.0))
+    assert _deal(4, steep).tolist() == [0, 3, 1, 2]
+    assert _deal(6, steep).tolist() == [0, 4, 5, 1, 2, 3]
+    assert _deal(3, types.SimpleNamespace(devices=4, chunk_size=7, usual=(1.0,))).tolist() == [0, 1, 2, 3]
 
 
 @FOUR

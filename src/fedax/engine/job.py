@@ -31,6 +31,7 @@ from fedax.work import Epochs, Work
 
 _LARGE = 2**16  # parameters of a model that keeps a core busy by itself
 _CACHED = 50_000  # parameters of the models that run side by side on a CPU's core, and stay in its cache
+_QUANTILES = 129  # of clients' usual steps, by which chunks are dealt to devices
 _START = 3  # clients' worth of work that starting the operations of a local step costs on a CPU
 
 
@@ -356,6 +357,7 @@ def _plan(
         max_steps=work.largest(data.sizes, batch_size),
         chunk_size=min(chunk_size, places),
         full=isinstance(participation, Full),
+        usual=tuple(np.quantile(usual, np.linspace(1, 0, _QUANTILES)).tolist()),
         mesh=mesh,
     )
 

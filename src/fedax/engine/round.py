@@ -39,6 +39,7 @@ class Plan:
         max_steps: the most steps that a client takes.
         chunk_size: clients that run side by side, on each device.
         full: whether all clients take part in every round.
+        usual: quantiles of the steps that clients usually take, the most first.
         mesh: the devices over which cohorts are spread, along its only axis; ``None``: there is one.
         missing: why a round may lack some of the clients, or ``None``.
         counts: whether the weights of those that are left grow by their number, or by their weight.
@@ -57,6 +58,7 @@ class Plan:
     max_steps: int
     chunk_size: int
     full: bool
+    usual: tuple[float, ...] = (1.0,)
     mesh: Mesh | None = None
     missing: str | None = None
     counts: bool = False
@@ -433,13 +435,20 @@ def spread(
 def _deal(size: int, plan: Plan) -> np.ndarray:
     """Which places each device gets, one device after another, where they are sorted by their steps.
 
-    Chunks of neighbours, whose steps are alike, go to the devices in turn, to and fro: 0, 1, 1, 0, 0, 1, ….
+    Chunks of neighbours, whose steps are alike, go one by one to the device that would be done first with what it has,
+    if steps were as usual; all get as many.
     """
     each = -(-size // plan.devices)
     width = min(plan.chunk_size, each)
-    chunks = np.arange(-(-each // width) * plan.devices).reshape(-1, plan.devices)
-    chunks[1::2] = chunks[1::2, ::-1]
-    return (chunks.T.reshape(-1, 1) * width + np.arange(width)).reshape(-1)
+    number = -(-each // width)
+    slowest = np.interp(np.arange(number * plan.devices) * width / size, np.linspace(0, 1, len(plan.usual)), plan.usual)
+    chunks: list[list[int]] = [[] for _ in range(plan.devices)]
+    load = [0.0] * plan.devices
+    for chunk, steps in enumerate(slowest):
+        to = min((d for d in range(plan.devices) if len(chunks[d]) < number), key=load.__getitem__)
+        chunks[to].append(chunk)
+        load[to] += float(steps)
+    return (np.array(chunks).reshape(-1, 1) * width + np.arange(width)).reshape(-1)
 
 
 def _cohort(client: Callable[..., Any], memory: Any, places: Places, plan: Plan) -> tuple[Any, Any, Tally]:
