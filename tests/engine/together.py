@@ -5,7 +5,6 @@ import os
 import sys
 
 os.environ["JAX_NUM_CPU_DEVICES"] = sys.argv[5] if len(sys.argv) > 5 else "1"
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 import jax
 import numpy as np
