@@ -4,11 +4,13 @@ import itertools
 import os
 import pathlib
 
-# Compile time is test time, and the tests' programs are small: let XLA optimise less, and give LLVM one module a program
-# instead of one a kernel, which takes it a third of the time. Before JAX starts; the tests' own processes inherit it.
-_LESS = {"backend_optimization_level": "0", "llvm_disable_expensive_passes": "true"}
-_FEWER_MODULES = {"cpu_use_fusion_emitters": "false", "cpu_parallel_codegen_split_count": "1"}
-os.environ.setdefault("XLA_FLAGS", " ".join(f"--xla_{k}={v}" for k, v in (_LESS | _FEWER_MODULES).items()))
+# Compile time is test time, and the tests' programs are small: let XLA optimise less, and give LLVM one module a
+# program instead of one a kernel, which takes a third of the time. Before JAX starts; processes of tests inherit it.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+)
 
 import jax
 import pytest

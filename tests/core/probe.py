@@ -1,5 +1,6 @@
 """A method that asks its oracle anything and keeps the answers, and a task whose gradients name the examples."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -42,6 +43,7 @@ class Probe(fedax.Algorithm):
         return tuple(fedax.Exchange(client(n), lambda server, mean, round: server) for n in range(self.times))
 
 
+@functools.cache  # a task compares by identity: one object, one compilation
 def named(n: int) -> fedax.Task:
     """∂/∂w_j of a mean loss is the share of example j in the batch; examples are {"id": [n]}."""
     return fedax.Task(lambda key: jnp.zeros(n), lambda w, batch, key: w[batch["id"]])

@@ -66,16 +66,26 @@ def alone():
     return json.loads(json.dumps(histories(CASES | MORE)))
 
 
-@pytest.mark.parametrize(
-    ("number", "cases", "devices"), [(2, CASES | MORE, 2), (4, {"scaffold": CASES["scaffold"]}, 1)]
-)
-def test_the_number_of_processes_changes_nothing(number, cases, devices, alone):
-    found = together(number, cases, devices)
-    for label in cases:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Of two processes, then of four: their number -> what each found. Case "a" goes from two over one to four."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    case = MORE["scaffold-m-vr"] | {"checkpoint": str(folder)}
+    found = {2: together(2, CASES | MORE | {"a": case | {"rounds": 2}}, devices=2)}
+    assert sorted(path.name[16:] for path in folder.iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
+    histories({"a": case | {"rounds": 3}})
+    found[4] = together(4, {"scaffold": CASES["scaffold"], "a": case})
+    assert len(list(folder.glob("round-000000004.*-of-4.*"))) == 4
+    return found
+
+
+@pytest.mark.parametrize(("number", "labels"), [(2, [*CASES, *MORE]), (4, ["scaffold"])])
+def test_the_number_of_processes_changes_nothing(number, labels, alone, runs):
+    for label in labels:
         known = dict(alone[label])
         memory = known.pop("memory")
         owners = {}
-        for each in found:
+        for each in runs[number]:
             for column, values in known.items():
                 np.testing.assert_allclose(each[label][column], values, 1e-5, 1e-6, err_msg=f"{label} {column}")
             assert not owners.keys() & each[label]["memory"].keys()
@@ -86,18 +96,12 @@ def test_the_number_of_processes_changes_nothing(number, cases, devices, alone):
                 np.testing.assert_allclose(other, one, 1e-5, 1e-6, err_msg=f"{label}: memory of client {i}")
 
 
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path, alone):
-    """Of two, then of one, then of three: their files are read by those to whom the clients belong now."""
-    case = MORE["scaffold-m-vr"] | {"checkpoint": str(tmp_path)}
-    together(2, {"a": case | {"rounds": 2}})
-    assert sorted(path.name[16:] for path in tmp_path.iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
-    histories({"a": case | {"rounds": 3}})
-    found = together(3, {"a": case})
-    assert len(list(tmp_path.glob("round-000000004.*-of-3.*"))) == 3
+def test_a_run_goes_on_with_another_number_of_processes(alone, runs):
+    """Of two, then of one, then of four: their files are read by those to whom the clients belong now."""
     known = dict(alone["scaffold-m-vr"])
     memory = known.pop("memory")
-    rows = [at in (0, 2, 4) for at in found[0]["a"]["round"]]  # round 3 was an end, and has a row
-    for each in found:
+    rows = [at in (0, 2, 4) for at in runs[4][0]["a"]["round"]]  # round 3 was an end, and has a row
+    for each in runs[4]:
         for column, values in known.items():
             seen = each["a"][column] if column == "params" else np.array(each["a"][column])[rows]
             np.testing.assert_allclose(seen, values, 1e-5, 1e-6, err_msg=column)
