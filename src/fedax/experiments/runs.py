@@ -35,6 +35,7 @@ import safetensors
 import safetensors.numpy
 
 from fedax.data.formats import parse_json, regular
+from fedax.engine.checkpoint import tensor_name
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
 from fedax.experiments.config import WrittenSection, check, slug
@@ -320,7 +321,7 @@ def write_model(path: Path, params: Any) -> None:
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     # Contiguous copies: safetensors would write a transposed array's memory as it lies.
-    write_atomic(path, safetensors.numpy.save({_tensor(at): np.array(leaf, order="C") for at, leaf in leaves}))
+    write_atomic(path, safetensors.numpy.save({tensor_name(at): np.array(leaf, order="C") for at, leaf in leaves}))
 
 
 def read_model(path: Path, like: Any) -> Any:
@@ -349,7 +350,7 @@ def read_model(path: Path, like: Any) -> Any:
     except safetensors.SafetensorError as error:
         raise DataError(f"{path}: no safetensors file ({error})") from error
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    wanted = {_tensor(at): leaf.shape for at, leaf in leaves}
+    wanted = {tensor_name(at): leaf.shape for at, leaf in leaves}
     found = {name: tensor.shape for name, tensor in tensors.items()}
     if wanted != found:
         name = min(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
@@ -357,11 +358,6 @@ def read_model(path: Path, like: Any) -> Any:
             f"{path}: another model: {name} is {found.get(name)} in it, and {wanted.get(name)} in the task's"
         )
     return jax.tree.unflatten(structure, [tensors[name] for name in wanted])
-
-
-def _tensor(path: Any) -> str:
-    """A leaf's name."""
-    return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
 
 
 def read(folder: str | Path) -> Record:
