@@ -44,7 +44,7 @@ def stopped(experiment, folder, at):
             raise Stopped
 
     with pytest.raises(Stopped):
-        execute(experiment, folder, watch, checkpoint_rounds=1)
+        execute(experiment, folder, watch, rounds=1)
 
 
 @pytest.fixture(scope="module")

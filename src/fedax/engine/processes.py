@@ -37,7 +37,14 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
         ConfigError: nothing tells about the others, or they cannot be reached.
     """
     try:
-        jax.distributed.initialize(coordinator, number, index, heartbeat_timeout_seconds=_HEARTBEAT)
+        jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
+        jax.distributed.initialize(
+            coordinator,
+            number,
+            index,
+            heartbeat_timeout_seconds=_HEARTBEAT,
+            shutdown_timeout_seconds=_HEARTBEAT,
+        )
         with _library_words_aside():
             multihost_utils.sync_global_devices("fedax")  # who cannot talk to the others fails here
     except (ValueError, TypeError, RuntimeError) as error:
@@ -47,6 +54,13 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
             f"the processes cannot be joined ({_line(error)}); start all of them under SLURM, MPI or Kubernetes, or "
             "give each --coordinator HOST:PORT, --num-processes N and --process-id K",
         ) from error
+
+
+def part() -> None:
+    """Take leave of the others, who do so too; or wait for them in vain for some seconds."""
+    if count() > 1:
+        with contextlib.suppress(RuntimeError):
+            jax.distributed.shutdown()
 
 
 def count() -> int:
