@@ -349,7 +349,7 @@ def sweep(
     except KeyboardInterrupt as error:
         _stopped(error, folder, "a sweep begins anew")
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _unwritable(folder, error, "a sweep begins anew") from error
     _show_sweep(console, record, found)
     _show_report(console, record)
 
@@ -485,9 +485,13 @@ def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = Fal
     import jax
 
     from fedax.engine import processes
+    from fedax.errors import unknown
     from fedax.experiments import build, execute
+    from fedax.experiments.runner import columns
 
     experiment = build(tables)
+    if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
+        raise unknown("checkpoint-best", best, known)
     if jax.process_index() > 0:  # the first of several processes writes and shows
         execute(experiment, pathlib.Path(processes.text_from_first("")), **kept)
         return
@@ -521,7 +525,7 @@ def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = Fa
             processes.part()
             _stopped(error, folder, f"to go on: {_way_on(folder)}")
         except OSError as error:
-            raise _unwritable(folder, error) from error
+            raise _unwritable(folder, error, f"once it can: {_way_on(folder)}") from error
 
 
 def _way_on(folder: pathlib.Path) -> str:
@@ -542,12 +546,11 @@ def _stopped(error: KeyboardInterrupt, folder: pathlib.Path, way_on: str) -> NoR
     raise typer.Exit(_exit_code(error)) from None
 
 
-def _unwritable(folder: pathlib.Path, error: OSError) -> Exception:
+def _unwritable(folder: pathlib.Path, error: OSError, way_on: str) -> Exception:
     from fedax.errors import ConfigError
 
     where = f": {error.filename}" if error.filename else ""
-    way_out = f"it cannot be written ({error.strerror or error}{where}); what was there before stays"
-    return ConfigError("out", str(folder), way_out)
+    return ConfigError("out", str(folder), f"it cannot be written ({error.strerror or error}{where}); {way_on}")
 
 
 def _show_report(console: "Console", record: "Record") -> None:

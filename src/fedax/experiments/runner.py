@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
-from fedax.errors import ConfigError, DivergedWarning, unknown
+from fedax.errors import ConfigError, DivergedWarning
 from fedax.experiments import summary, toml
 from fedax.experiments.config import Experiment
 from fedax.experiments.plots import write_plots
@@ -57,8 +57,6 @@ def execute(
         The run folder, read again by the process that writes it. A method that diverges does not stop the others.
     """
     config, writes = experiment.config, jax.process_index() == 0
-    if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
-        raise unknown("checkpoint.best", best, known)  # some methods may have it, after others that have not
     runs = [(label, seed) for label in experiment.methods for seed in config["run"]["seeds"]]
     models = {each: folder / "models" / f"{slug(each[0])}-seed{each[1]}.safetensors" for each in runs}
     over = {each for each in runs if models[each].exists()}

@@ -238,13 +238,15 @@ def locked(folder: Path) -> filelock.BaseFileLock:
     """Held while a run writes its folder.
 
     Raises:
-        ConfigError: another process does.
+        ConfigError: another process does, or the folder cannot be written to.
     """
     lock = filelock.FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         raise ConfigError("out", str(folder), "another process is writing this run; wait for it, or stop it") from None
+    except OSError as error:
+        raise ConfigError("out", str(folder), f"cannot write there ({error.strerror or error})") from error
     return lock
 
 
