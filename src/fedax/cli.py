@@ -110,7 +110,7 @@ def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 def _leaves_others(command: Callable[[], None]) -> None:
     """Run what several processes do together; one that fails ends at once, so that the others see it."""
-    from fedax.engine import processes
+    from fedax.engine import processes, signals
     from fedax.errors import FedaxError, ProcessError
 
     try:
@@ -122,7 +122,8 @@ def _leaves_others(command: Callable[[], None]) -> None:
         if isinstance(error, FedaxError):
             typer.echo(f"error: {error}", err=True)
         elif isinstance(error, KeyboardInterrupt):
-            processes.part()
+            if signals.kept(error):
+                processes.part()
         elif not isinstance(error, typer.Exit):
             traceback.print_exc()
         code = 3 if isinstance(error, ProcessError) else 2 if isinstance(error, FedaxError) else 1
@@ -502,7 +503,7 @@ def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = Fal
 
 
 def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = False, **kept: Any) -> "Record":
-    from fedax.engine import processes
+    from fedax.engine import processes, signals
     from fedax.errors import ConfigError
     from fedax.experiments import begun_folder, execute, locked, new_folder
 
@@ -522,7 +523,8 @@ def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = Fa
                 assert record is not None
                 return record
         except KeyboardInterrupt as error:
-            processes.part()
+            if signals.kept(error):
+                processes.part()
             _stopped(error, folder, f"to go on: {_way_on(folder)}")
         except OSError as error:
             raise _unwritable(folder, error, f"once it can: {_way_on(folder)}") from error

@@ -55,8 +55,9 @@ def names(folder):
 
 
 def test_ctrl_c_waits_for_a_checkpoint(whole, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as error:
         run(tmp_path, at=4)
+    assert signals.kept(error.value) and "the same call goes on" in error.value.__notes__[0]
     assert names(tmp_path) == ["round-000000004"]
     identical(whole, run(tmp_path))
 
@@ -95,9 +96,9 @@ def test_a_handler_of_ones_own_decides(whole, tmp_path):
 
 
 def test_before_the_first_round_and_without_checkpoints_nothing_waits(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as error:
         run(tmp_path, at=0)
-    assert not names(tmp_path)
+    assert not signals.kept(error.value) and not names(tmp_path)
     rows = []
     with pytest.raises(KeyboardInterrupt):
         run(at=4, until=rows.append)
@@ -162,9 +163,11 @@ def test_runs_that_are_killed_or_terminated(tmp_path, monkeypatch):
 
 
 BUSY = """
-import hashlib, sys
+import hashlib, signal
 from fedax import cli
 cli._listen()
+for each in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(each, lambda number, frame: None)
 print("at work", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes, in which Python handles no signal
 """

@@ -38,13 +38,7 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
     """
     try:
         jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
-        jax.distributed.initialize(
-            coordinator,
-            number,
-            index,
-            heartbeat_timeout_seconds=_HEARTBEAT,
-            shutdown_timeout_seconds=_HEARTBEAT,
-        )
+        jax.distributed.initialize(coordinator, number, index, heartbeat_timeout_seconds=_HEARTBEAT)
         with _library_words_aside():
             multihost_utils.sync_global_devices("fedax")  # who cannot talk to the others fails here
     except (ValueError, TypeError, RuntimeError) as error:
@@ -57,10 +51,9 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
 
 
 def part() -> None:
-    """Take leave of the others, who do so too; or wait for them in vain for some seconds."""
+    """Take leave of the others, who do so too: none is missed then, however long the first goes on."""
     if count() > 1:
-        with contextlib.suppress(RuntimeError):
-            jax.distributed.shutdown()
+        jax.distributed.shutdown()
 
 
 def count() -> int:

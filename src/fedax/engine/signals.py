@@ -12,6 +12,13 @@ from fedax.engine import processes
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 ONE = 0.5  # seconds within which two signals are one: timeout(1) and others signal a process and its group too
 
+_KEPT = "a checkpoint was made before; the same call goes on from it"
+
+
+def kept(error: KeyboardInterrupt) -> bool:
+    """Whether a checkpoint was made before; if so, by all processes, which end alike."""
+    return _KEPT in getattr(error, "__notes__", ())
+
 
 class Held:
     """SIGINT and SIGTERM between :meth:`hold` and :meth:`release`: noted, and handled as ever when that is safe.
@@ -40,7 +47,11 @@ class Held:
         """Handle what was noted, by any process in all: of both signals SIGTERM."""
         asked = [each for each, votes in zip(_ENDING, processes.total(self.votes()), strict=True) if votes]
         if asked:
-            self._handle(asked[-1])
+            try:
+                self._handle(asked[-1])
+            except KeyboardInterrupt as error:
+                error.add_note(_KEPT)
+                raise
 
     def release(self) -> None:
         """Handle signals as before; first what was noted and not delivered."""

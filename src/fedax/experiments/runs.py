@@ -6,7 +6,7 @@
 | about.json | versions, device, start, and the clients: sizes, weights, classes, local steps |
 | metrics.jsonl | one line an evaluation, as the run goes |
 | checkpoints/ | of runs that are not over, what they go on from; see :class:`fedax.Checkpoints` |
-| models/ | the final models, one ``<label>-seed<k>.safetensors`` a run |
+| models/ | the final models, one ``<label>-seed<k>.safetensors`` a run; where asked, the best, ``…-best.safetensors`` |
 | summary.json | status and final figures of every method |
 | diagnosis.json | what :mod:`fedax.experiments.diagnosis` measured, where asked |
 | sweep.json | of a sweep: the figures of every point |
