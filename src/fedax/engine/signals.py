@@ -72,5 +72,6 @@ class Held:
         if callable(before):
             before(signum, None)
         else:  # the system's way, which is the end
-            signal.signal(signum, before)
+            if signum in self._before:
+                signal.signal(signum, before)
             signal.raise_signal(signum)
