@@ -59,8 +59,8 @@ class Checkpoints:
         ConfigError: values out of range; by the run, before anything is compiled: no such column.
 
     Example:
-        >>> Checkpoints("run-1", rounds=100).keep
-        2
+        >>> Checkpoints("run-1", rounds=100, best="test_accuracy").upwards
+        True
     """
 
     folder: str | os.PathLike
