@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments and started again, against runs that were left alone. See README.md."""
+"""Runs that are ended at random moments and started again, against runs that were left alone. See README.md."""
 
 import argparse
 import hashlib
@@ -20,14 +20,19 @@ CASES = {
     "mime": ({"stream": False}, {"stream": True}),
     "fedadam": ({"stream": False}, {"stream": True}),
 }
-ROUNDS = 400
+LONGEST = 120  # seconds that a process may take to end by SIGTERM, on a machine that is busy
 
 
-def run(method: str, options: dict[str, object], folder: str) -> str:
-    """The checksum of all that a run gives, but its seconds."""
+def run(method: str, options: dict[str, object], rounds: int, folder: str) -> str:
+    """The checksum of all that a run gives, but its seconds. The first rows come with a line of output."""
     import jax
 
     import fedax
+
+    def callback(row):
+        if row["round"] == 0:
+            print("at work", flush=True)
+        time.sleep(0.05)  # so that a run takes seconds, and is killed while it writes as well as while it computes
 
     rng = np.random.default_rng(0)
     data = fedax.FederatedData({"x": rng.normal(size=(400, 30)), "y": rng.integers(0, 10, 400)}, np.full(20, 20))
@@ -35,69 +40,87 @@ def run(method: str, options: dict[str, object], folder: str) -> str:
         fedax.create(method, lr=0.05),
         fedax.tasks.softmax_regression(30, 10),
         data,
-        rounds=ROUNDS,
+        rounds=rounds,
         work=fedax.Steps(3),
         batch_size=5,
         participation=fedax.Uniform(6),
         evaluate_every=7,
-        checkpoint=fedax.Checkpoints(folder, rounds=2, minutes=None),
-        # So that a run takes seconds, and is killed while it writes as well as while it computes.
-        callback=lambda row: time.sleep(0.05),
+        checkpoint=fedax.Checkpoints(folder, rounds=2, minutes=None, best="train_loss"),
+        callback=callback,
         **options,
     )
     sums = hashlib.sha256(json.dumps({k: v.tolist() for k, v in run.history.items() if k != "seconds"}).encode())
     rows = run.memory[np.arange(20)] if hasattr(run.memory, "kept") else run.memory
-    for leaf in jax.tree.leaves((run.params, run.state, rows)):
+    for leaf in jax.tree.leaves((run.params, run.state, rows, run.best)):
         sums.update(np.ascontiguousarray(leaf).tobytes())
     return sums.hexdigest()
 
 
-def started(method: str, which: int, folder: pathlib.Path) -> subprocess.Popen:
-    command = [sys.executable, __file__, "--one", method, str(which), str(folder)]
+def started(method: str, which: int, rounds: int, folder: pathlib.Path) -> subprocess.Popen:
+    command = [sys.executable, __file__, "--rounds", str(rounds), "--one", method, str(which), str(folder)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def case(method: str, which: int, rounds: int, kills: int, scratch: pathlib.Path, luck: random.Random) -> int:
+    """How many runs ended otherwise than one that was left alone, or did not end by SIGTERM."""
+    alone = started(method, which, rounds, scratch / "alone")
+    alone.stdout.readline()
+    begun = time.monotonic()
+    expected, _ = alone.communicate()
+    whole = time.monotonic() - begun
+    ended = {signal.SIGKILL: 0, signal.SIGTERM: 0}
+    runs = bad = 0
+    while sum(ended.values()) < kills:
+        folder, runs = scratch / str(runs), runs + 1
+        while True:
+            process = started(method, which, rounds, folder)
+            at_work = process.stdout.readline()
+            # Up to somewhat after its end.
+            limit = luck.uniform(0, 1.1) * whole if sum(ended.values()) < kills else None
+            try:
+                out, error = process.communicate(timeout=limit)
+            except subprocess.TimeoutExpired:
+                way = luck.choice(list(ended))
+                process.send_signal(way)
+                try:
+                    out, error = process.communicate(timeout=LONGEST)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    out, error = process.communicate()
+                if process.returncode == -way:
+                    ended[way] += 1
+                    continue
+            # SIGTERM may have come when the run was over.
+            if not at_work or process.returncode != 0 or out != expected:
+                bad += 1
+                print(error[-1000:], file=sys.stderr)
+            break
+    by = ", ".join(f"{number} by {way.name}" for way, number in ended.items())
+    print(f"{method}, {CASES[method][which]}: {runs} runs ended {by}; {bad} otherwise than one left alone", flush=True)
+    return bad
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="in all")
+    parser.add_argument("--rounds", type=int, default=400, help="of each run")
+    parser.add_argument("--methods", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--one", nargs=3, metavar=("METHOD", "PLACE", "FOLDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         method, which, folder = given.one
-        print(run(method, CASES[method][int(which)], folder))
+        print(run(method, CASES[method][int(which)], given.rounds, folder))
         return
-    luck = random.Random(given.seed)
-    each = -(-given.kills // (2 * len(CASES)))
+    luck, bad = random.Random(given.seed), 0
+    places = [(method, which) for method in given.methods for which in range(len(CASES[method]))]
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{scratch}/compiled"
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        for method in CASES:
-            for which, options in enumerate(CASES[method]):
-                left_alone, _ = started(method, which, pathlib.Path(scratch, f"{method}-{which}")).communicate()
-                begun = time.monotonic()
-                started(method, which, pathlib.Path(scratch, f"{method}-{which}-timed")).communicate()
-                whole = time.monotonic() - begun
-                kills = runs = bad = 0
-                while kills < each:
-                    folder, runs = pathlib.Path(scratch, f"{method}-{which}-{runs}"), runs + 1
-                    while True:
-                        process = started(method, which, folder)
-                        # From the time at which it begins to compute, to somewhat after its end.
-                        limit = luck.uniform(0.2, 1.1) * whole if kills < each else None
-                        try:
-                            out, error = process.communicate(timeout=limit)
-                        except subprocess.TimeoutExpired:
-                            process.send_signal(signal.SIGKILL)
-                            process.communicate()
-                            kills += 1
-                            continue
-                        if process.returncode != 0 or out != left_alone:
-                            bad += 1
-                            print(error[-1000:], file=sys.stderr)
-                        break
-                found = f"{kills} kills in {runs} runs, {bad} ended otherwise than one left alone"
-                print(f"{method}, {options}: {found}", flush=True)
+        for method, which in places:
+            each = -(-given.kills // len(places))
+            bad += case(method, which, given.rounds, each, pathlib.Path(scratch, f"{method}-{which}"), luck)
+    sys.exit(bad > 0)
 
 
 if __name__ == "__main__":

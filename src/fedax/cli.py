@@ -1,11 +1,16 @@
 """The command ``fedax``. What is slow to import is imported where it is used."""
 
+import contextlib
 import enum
 import functools
 import math
 import os
 import pathlib
+import shlex
+import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -41,11 +46,51 @@ Set = Annotated[
 
 def main() -> None:
     """The entry point of the command."""
+    _listen()
     app()
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: an end like Ctrl-C, with an exit code of its own."""
+
+
+def _exit_code(error: KeyboardInterrupt) -> int:
+    """As shells have it, 128 and the signal's number."""
+    return 128 + (signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT)
+
+
+def _listen() -> None:
+    """Let SIGTERM end the command as Ctrl-C does, and a second signal at once, whatever is at work."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+    # Python's handlers wait for compiled programs; this pipe does not.
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    threading.Thread(target=_end_at_second, args=(told,), daemon=True).start()
+
+
+def _terminate(signum: int, frame: Any) -> NoReturn:
+    raise _Terminated
+
+
+def _end_at_second(told: int) -> None:
+    first: float | None = None
+    while number := os.read(told, 1):
+        if number[0] not in (signal.SIGINT, signal.SIGTERM):
+            continue
+        if first is None:
+            first = time.monotonic()
+            os.write(2, b"stopping; a second signal does it at once\n")
+        # Sooner it is the same: timeout(1), say, signals both a process and its group.
+        elif time.monotonic() - first > 0.5:
+            if os.isatty(1):
+                os.write(1, b"\x1b[?25h")  # the progress bar has hidden the cursor
+            os._exit(128 + number[0])
+
+
 def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Bad input ends in one line on stderr and exit code 2."""
+    """Bad input ends in one line on stderr and exit code 2; a signal in its own."""
 
     @functools.wraps(command)
     def checked(*args: Any, **kwargs: Any) -> None:
@@ -57,12 +102,15 @@ def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
         except FedaxError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(2) from None
+        except KeyboardInterrupt as error:
+            raise typer.Exit(_exit_code(error)) from None
 
     return checked
 
 
 def _leaves_others(command: Callable[[], None]) -> None:
     """Run what several processes do together; one that fails ends at once, so that the others see it."""
+    from fedax.engine import processes, signals
     from fedax.errors import FedaxError, ProcessError
 
     try:
@@ -73,9 +121,13 @@ def _leaves_others(command: Callable[[], None]) -> None:
             raise  # a method diverged, in all of them
         if isinstance(error, FedaxError):
             typer.echo(f"error: {error}", err=True)
-        elif not isinstance(error, typer.Exit | KeyboardInterrupt):
+        elif isinstance(error, KeyboardInterrupt):
+            if signals.kept(error):
+                processes.part()
+        elif not isinstance(error, typer.Exit):
             traceback.print_exc()
-        code = {ProcessError: 3, KeyboardInterrupt: 130}.get(type(error), 2 if isinstance(error, FedaxError) else 1)
+        code = 3 if isinstance(error, ProcessError) else 2 if isinstance(error, FedaxError) else 1
+        code = _exit_code(error) if isinstance(error, KeyboardInterrupt) else code
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(error.exit_code if isinstance(error, typer.Exit) else code)
@@ -111,6 +163,10 @@ def run(
         int | None, typer.Option(min=1, help="Make a checkpoint after every so many rounds.", show_default=False)
     ] = None,
     checkpoint_minutes: Annotated[float, typer.Option(help="Make one as soon as so long has passed.")] = 10.0,
+    checkpoint_best: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Keep the model at its best too, as by test_loss.", show_default=False),
+    ] = None,
     distributed: Annotated[
         bool, typer.Option("--distributed", help="Run with the other processes of SLURM, MPI or Kubernetes.")
     ] = False,
@@ -139,8 +195,10 @@ def run(
       fedax run experiment.toml --coordinator node1:7000 --num-processes 4 --process-id 0
 
     Exit code 1: a method diverged (the others are finished, all is written).
-    Exit code 2: bad input.
+    Exit code 2: bad input, or a folder that cannot be written.
     Exit code 3: another process was lost.
+    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
+    with a checkpoint and a report; --resume goes on. A second one ends it at once.
     """
     from fedax import Checkpoints
     from fedax.errors import ConfigError
@@ -151,13 +209,14 @@ def run(
     if 0 < len(missing) < 3:
         raise ConfigError(missing[0], None, "give --coordinator, --num-processes and --process-id together")
 
-    Checkpoints("", checkpoint_rounds, checkpoint_minutes)  # refuses bad values before anything begins
+    kept: dict[str, Any] = {"rounds": checkpoint_rounds, "minutes": checkpoint_minutes, "best": checkpoint_best}
+    Checkpoints("", **kept)  # refuses bad values before anything begins
 
     def configured() -> None:
         tables = read_toml(config)
         for setting in settings or []:
             override(tables, setting)
-        _run(tables, out, resume, checkpoint_rounds=checkpoint_rounds, checkpoint_minutes=checkpoint_minutes)
+        _run(tables, out, resume, **kept)
 
     if not distributed and missing:
         return configured()
@@ -204,7 +263,9 @@ def compare(
       fedax compare mnist --by writer --set run.rounds=100
 
     Exit code 1: a method diverged (the others are finished, all is written).
-    Exit code 2: bad input.
+    Exit code 2: bad input, or a folder that cannot be written.
+    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
+    with a checkpoint and a report; the last line says how to go on.
     """
     from fedax.errors import ConfigError, unknown
     from fedax.experiments import override
@@ -258,7 +319,9 @@ def sweep(
       fedax sweep experiment.toml --set sweep.search=random --set sweep.points=20
 
     Exit code 1: a method diverged wherever it was tried (all is written).
-    Exit code 2: bad input.
+    Exit code 2: bad input, or a folder that cannot be written.
+    Exit code 130 or 143: ended by Ctrl-C or SIGTERM; there are no checkpoints, but
+    a report of what was done.
     """
     from fedax.errors import ConfigError
     from fedax.experiments import new_folder, override, plan, read_toml, tune
@@ -284,8 +347,10 @@ def sweep(
     try:
         with _SweepProgress(console, tuning) as watch:
             record, found = tune(tuning, folder, watch)
-    except KeyboardInterrupt:
-        _stopped(folder, "a sweep begins anew")
+    except KeyboardInterrupt as error:
+        _stopped(error, folder, "a sweep begins anew")
+    except OSError as error:
+        raise _unwritable(folder, error, "a sweep begins anew") from error
     _show_sweep(console, record, found)
     _show_report(console, record)
 
@@ -325,7 +390,8 @@ def diagnose(
       fedax diagnose runs/digits-1
 
     Exit code 1: a method diverged (the others are finished, all is written).
-    Exit code 2: bad input.
+    Exit code 2: bad input, or a folder that cannot be written.
+    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, as fedax run.
     """
     from fedax.errors import ConfigError
     from fedax.experiments import build, override, read, read_toml, write_report
@@ -420,9 +486,13 @@ def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = Fal
     import jax
 
     from fedax.engine import processes
+    from fedax.errors import unknown
     from fedax.experiments import build, execute
+    from fedax.experiments.runner import columns
 
     experiment = build(tables)
+    if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
+        raise unknown("checkpoint-best", best, known)
     if jax.process_index() > 0:  # the first of several processes writes and shows
         execute(experiment, pathlib.Path(processes.text_from_first("")), **kept)
         return
@@ -433,7 +503,7 @@ def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = Fal
 
 
 def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = False, **kept: Any) -> "Record":
-    from fedax.engine import processes
+    from fedax.engine import processes, signals
     from fedax.errors import ConfigError
     from fedax.experiments import begun_folder, execute, locked, new_folder
 
@@ -452,13 +522,37 @@ def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = Fa
                 record = execute(experiment, folder, watch, **kept)
                 assert record is not None
                 return record
-        except KeyboardInterrupt:
-            _stopped(folder, f"to go on: the same command with --out {folder}")
+        except KeyboardInterrupt as error:
+            if signals.kept(error):
+                processes.part()
+            _stopped(error, folder, f"to go on: {_way_on(folder)}")
+        except OSError as error:
+            raise _unwritable(folder, error, f"once it can: {_way_on(folder)}") from error
 
 
-def _stopped(folder: pathlib.Path, way_on: str) -> NoReturn:
-    typer.echo(f"stopped; what was done is in {folder}; to see it: fedax report {folder}; {way_on}", err=True)
-    raise typer.Exit(130) from None
+def _way_on(folder: pathlib.Path) -> str:
+    """The command that goes on with a run, whatever command began it."""
+    return f"fedax run {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
+
+
+def _stopped(error: KeyboardInterrupt, folder: pathlib.Path, way_on: str) -> NoReturn:
+    """The report of what there is, and how to go on."""
+    from fedax.errors import FedaxError
+    from fedax.experiments import read, write_report
+
+    seen = f"what was done is in {folder}"
+    with contextlib.suppress(FedaxError, OSError):  # no evaluation yet; no room on the disk
+        write_report([read(folder)], folder / "report.html")
+        seen = f"report: {folder / 'report.html'}"
+    typer.echo(f"stopped; {seen}; {way_on}", err=True)
+    raise typer.Exit(_exit_code(error)) from None
+
+
+def _unwritable(folder: pathlib.Path, error: OSError, way_on: str) -> Exception:
+    from fedax.errors import ConfigError
+
+    where = f": {error.filename}" if error.filename else ""
+    return ConfigError("out", str(folder), f"it cannot be written ({error.strerror or error}{where}); {way_on}")
 
 
 def _show_report(console: "Console", record: "Record") -> None:

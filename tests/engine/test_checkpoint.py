@@ -8,9 +8,11 @@ import types
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import fedax
-from fedax.engine import checkpoint
+from fedax.engine import checkpoint, evaluate
+from fedax.engine.job import make_job
 from fedax.errors import CheckpointError, ConfigError
 
 from .problem import DATA, TASK, UNEQUAL, federation
@@ -35,7 +37,7 @@ def run(name, folder=None, rounds=8, at=None, **options):
             raise Killed
 
     options = {"work": fedax.Steps(2), "batch_size": 2, "evaluate_every": 2} | CASES[name] | options
-    kept = None if folder is None else fedax.Checkpoints(folder, rounds=3, minutes=None)
+    kept = None if folder is None else fedax.Checkpoints(folder, 3, None, best=options.pop("best", None))
     method = fedax.create(name, lr=options.pop("lr", 0.05))
     return fedax.simulate(
         method, TASK, DATA, rounds=rounds, test=TEST.examples, checkpoint=kept, callback=callback, **options
@@ -178,12 +180,11 @@ def test_they_come_by_time(tmp_path, monkeypatch):
     made = []
 
     class Watched(checkpoint.Keeper):
-        """A round takes half a minute."""
+        """A round takes half a minute, which is longer than a call may take."""
 
-        def stop(self, index, to, pace):
-            found = super().stop(index, to, None if pace is None else 30.0)
-            now[0] += 30.0 * (found - index)
-            return found
+        def stop(self, index, to):
+            now[0] += 30.0
+            return super().stop(index, index + 1)
 
         def save(self, saved):
             made.append(saved.done)
@@ -209,7 +210,17 @@ def test_types_that_numpy_knows_by_name_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"folder": 3}, {"rounds": 0}, {"minutes": 0}, {"minutes": -1.0}, {"keep": 0}, {"rounds": 1.5}]
+    "settings",
+    [
+        {"folder": 3},
+        {"rounds": 0},
+        {"minutes": 0},
+        {"minutes": -1.0},
+        {"keep": 0},
+        {"rounds": 1.5},
+        {"best": 3},
+        {"higher": 1},
+    ],
 )
 def test_bad_settings(settings):
     (name,) = settings
@@ -221,3 +232,115 @@ def test_a_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"checkpoint\.folder"):
         run("fedavg", tmp_path / "file" / "below")
+
+
+def best(folder, at=None, rounds=12, every=5, **options):
+    """A run that is noisy, so that its best model is in the middle; ``at``: the round at which it is killed."""
+
+    def callback(row):
+        if row["round"] == at:
+            raise Killed
+
+    kept = fedax.Checkpoints(folder, rounds=every, minutes=None, **{"keep": 1, "best": "test_loss"} | options)
+    return fedax.simulate(
+        fedax.create("fedavg", lr=0.25),
+        TASK,
+        DATA,
+        rounds=rounds,
+        work=fedax.Steps(3),
+        batch_size=1,
+        participation=fedax.Uniform(2),
+        test=TEST.examples,
+        evaluate_every=1,
+        checkpoint=kept,
+        callback=callback,
+    )
+
+
+@pytest.fixture(scope="module")
+def kept_best(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("best")
+    return best(folder), (folder / "best.safetensors").read_bytes()
+
+
+def test_the_best_model_is_kept(kept_best, tmp_path):
+    run, _ = kept_best
+    losses = run.history["test_loss"]
+    at = int(np.argmin(losses))
+    assert 0 < at < 12 and run.best.round == at and run.best.value == losses[at]
+    then = best(tmp_path, rounds=at)  # ends there
+    assert np.array_equal(run.best.params["w"], then.params["w"]) and run.best.params["b"] == then.params["b"]
+    assert not np.array_equal(run.best.params["w"], run.params["w"])
+    tensors = safetensors.numpy.load_file(tmp_path / "best.safetensors")
+    assert tensors.keys() == {"w", "b"} and np.array_equal(tensors["w"], run.best.params["w"])
+    assert fedax.simulate(fedax.create("fedavg", lr=0.1), TASK, DATA, rounds=0).best is None
+
+
+def test_higher_may_be_better(tmp_path):
+    run = best(tmp_path, best="test_error", higher=True)
+    assert run.best.round == int(np.argmax(run.history["test_error"]))
+    assert (
+        not fedax.Checkpoints("x", best="test_error").upwards and fedax.Checkpoints("x", best="test_accuracy").upwards
+    )
+
+
+@pytest.mark.parametrize("every", [1, 5, 100])  # 100: killed before there is any checkpoint
+def test_the_best_model_of_a_run_that_was_killed(every, kept_best, tmp_path):
+    """Killed after its best round, which is one after the newest checkpoint, and before it."""
+    run, content = kept_best
+    for at in (run.best.round + 1, run.best.round - 1):
+        with pytest.raises(Killed):
+            best(tmp_path, at=at, every=every)
+    again = best(tmp_path, every=every)
+    identical(run, again)
+    assert again.best.round == run.best.round and again.best.value == run.best.value
+    assert (tmp_path / "best.safetensors").read_bytes() == content
+    identical(run, best(tmp_path, every=every))  # which finds all, and has nothing to do
+    assert best(tmp_path, every=every).best.params["w"].tolist() == run.best.params["w"].tolist()
+    assert len(list(tmp_path.iterdir())) == 2  # the newest, and the best
+
+
+def test_the_best_since_it_was_asked(tmp_path):
+    with pytest.raises(Killed):
+        best(tmp_path, at=8, best=None)
+    assert best(tmp_path).best.round >= 6
+
+
+def test_columns_of_the_best(tmp_path):
+    with pytest.raises(ConfigError, match=r"checkpoint\.best = 'test_los': did you mean 'test_loss'.*: test_error, "):
+        best(tmp_path, best="test_los")
+    with pytest.raises(ConfigError, match=r"There are: train_loss$"):
+        kept = fedax.Checkpoints(tmp_path, best="test_loss")
+        fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=1, checkpoint=kept)
+    assert not list(tmp_path.iterdir())
+    l1 = fedax.create("fedavg", lr=0.05, regularizer=fedax.L1(0.1))
+    for method, options in ((l1, {"density": 0.1, "grad_norm": True}), (fedax.create("fedavg", lr=0.05), {})):
+        options |= {"rounds": 0, "test": TEST.examples}
+        job = make_job(method, TASK, DATA, **options)
+        costs = ["round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds"]
+        assert {*evaluate.columns(job)} == {*fedax.simulate(method, TASK, DATA, **options).history} - {*costs}
+
+
+def test_a_best_model_that_is_not_this_jobs(tmp_path):
+    best(tmp_path)
+    for path in tmp_path.glob("round-*"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"best\.safetensors: of a run with other settings"):
+        run("fedavg", tmp_path, best="test_loss")
+    (tmp_path / "best.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(CheckpointError, match=r"best\.safetensors: broken"):
+        best(tmp_path)
+
+
+def test_a_best_model_that_cannot_be_written(tmp_path, monkeypatch):
+    with pytest.raises(Killed):
+        best(tmp_path, at=0)
+    before = (tmp_path / "best.safetensors").read_bytes()
+
+    def full(*paths):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(CheckpointError, match=r"best\.safetensors: cannot be written \(No space left"):
+        best(tmp_path)
+    assert (tmp_path / "best.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1

@@ -130,6 +130,29 @@ def test_one_that_dies_ends_the_others(tmp_path):
     assert not (tmp_path / "out1").exists()
 
 
+@pytest.mark.parametrize("told", [[1], [0, 1]])
+def test_sigterm_to_any_ends_all_with_one_checkpoint(told, tmp_path):
+    config, at = tmp_path / "config.toml", port()
+    config.write_text(CONFIG)
+    begin = [start(_run(config, tmp_path / "out", 2, k, at)) for k in range(2)]
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    try:
+        _until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, begin)
+        for k in told:
+            begin[k].send_signal(signal.SIGTERM)
+        ended = [process.communicate(timeout=60) for process in begin]
+    finally:
+        for process in begin:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in begin] == [143, 143], ended
+    assert "stopped; report: " in ended[0][1] and "stopped; " not in ended[1][1]
+    kept = sorted(path.name for path in (tmp_path / "out" / "checkpoints" / "scaffold-seed0").iterdir())
+    assert [name[16:] for name in kept] == ["0-of-2.safetensors", "1-of-2.safetensors"]
+    assert kept[0][:15] == kept[1][:15]
+    assert "stopped at round" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_processes_that_were_given_different_jobs(tmp_path):
     config, at = tmp_path / "config.toml", port()
     config.write_text(CONFIG)

@@ -1,13 +1,20 @@
 """A run folder whose run was stopped: the same command goes on with it, and ends with the same figures."""
 
 import json
+import os
+import shlex
+import shutil
+import signal
 
+import filelock
 import pytest
 from typer.testing import CliRunner
 
 import fedax
+from fedax import cli
 from fedax.cli import app
-from fedax.experiments import begun_folder, build, execute, locked, new_folder
+from fedax.engine import checkpoint
+from fedax.experiments import begun_folder, build, execute, locked, new_folder, runner
 
 TABLES = {
     "name": "small",
@@ -44,7 +51,7 @@ def stopped(experiment, folder, at):
             raise Stopped
 
     with pytest.raises(Stopped):
-        execute(experiment, folder, watch, checkpoint_rounds=1)
+        execute(experiment, folder, watch, rounds=1)
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +132,116 @@ def test_a_run_that_never_wrote_a_row_begins_anew(whole, tmp_path):
     assert begun_folder(folder, experiment.config) == folder
     execute(experiment, folder)
     assert rows(folder) == rows(expected)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(CONFIG)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """``at(label, seed, round, do)``: do something after that row is written."""
+    append_metrics = runner.append_metrics
+
+    def arrange(*arguments):
+        *when, do = arguments
+
+        def append(folder, label, method, seed, row):
+            append_metrics(folder, label, method, seed, row)
+            if [label, seed, row["round"]] == when:
+                do()
+
+        monkeypatch.setattr(runner, "append_metrics", append)
+
+    return arrange
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+@pytest.mark.parametrize(
+    ("which", "handler", "code"),
+    [(signal.SIGINT, signal.default_int_handler, 130), (signal.SIGTERM, cli._terminate, 143)],
+)
+def test_signals_end_a_run_with_a_checkpoint_and_a_report(which, handler, code, whole, here, at, monkeypatch):
+    before = signal.signal(which, handler)
+    at("scaffold", 0, 2, lambda: signal.raise_signal(which))
+    try:
+        result = command("run", "small.toml", "--out", "run")
+    finally:
+        assert signal.signal(which, before) is handler
+    assert result.exit_code == code
+    assert (here / "checkpoints" / "scaffold-seed0" / "round-000000002.0-of-1.safetensors").is_file()
+    assert "stopped at round 2" in (here / "report.html").read_text()
+    assert result.stderr.startswith("stopped; report: run/report.html; to go on: fedax run ")
+    at(None, lambda: None)
+    again = command(*shlex.split(result.stderr.partition("to go on: fedax ")[2]))
+    assert again.exit_code == 0 and rows(here) == rows(whole[1])
+
+
+def test_interrupted_before_there_is_a_row(here, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "begin", interrupted)
+    result = command("run", "small.toml", "--out", "run")
+    assert result.exit_code == 130 and "what was done is in run; to go on: " in result.stderr
+    monkeypatch.setattr("fedax.experiments.tuning.begin", interrupted)
+    result = command("sweep", "small.toml", "--grid", "methods.*.lr=0.1,0.2", "--out", "tried")
+    assert result.exit_code == 130 and result.stderr.endswith("a sweep begins anew\n")
+
+
+def full(*arguments, **options):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(runner, "append_metrics"), (runner, "write_model"), (runner, "finish"), (checkpoint, "_write")],
+)
+def test_a_disk_that_is_full(module, name, whole, here, monkeypatch):
+    """One line, and what there is goes on as if nothing had been."""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, full)
+        result = command("run", "small.toml", "--out", "run")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: ") and "(No space left on device)" in result.stderr
+    assert command("run", "small.toml", "--out", "run", "--resume").exit_code == 0
+    assert rows(here) == rows(whole[1])
+
+
+@pytest.mark.parametrize("rounds", [1, 100])
+def test_a_folder_that_is_removed(rounds, here, at):
+    """Seen by the next checkpoint, or by the next row."""
+    at("fedavg", 0, 2, lambda: shutil.rmtree(here))
+    result = command("run", "small.toml", "--out", "run", "--checkpoint-rounds", rounds)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "No such file or directory" in result.stderr
+    assert not here.exists()
+
+
+def test_a_folder_that_may_be_read_only(whole, here, monkeypatch):
+    def read_only(*arguments, **options):
+        raise OSError(30, os.strerror(30))
+
+    shutil.copytree(whole[1], here)
+    for target, name in ((filelock.FileLock, "acquire"), (runner, "keep_rows")):
+        with monkeypatch.context() as patch:
+            patch.setattr(target, name, read_only)
+            result = command("run", "small.toml", "--out", "run")
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "Read-only file system" in result.stderr
+    assert rows(here) == rows(whole[1])
+
+
+def test_the_best_model_is_among_the_models(here, at):
+    result = command("run", "small.toml", "--out", "run", "--checkpoint-best", "train_los")
+    assert result.exit_code == 2 and "checkpoint-best = 'train_los': did you mean 'train_loss'?" in result.stderr
+    assert not here.exists()
+    assert command("run", "small.toml", "--out", "run", "--checkpoint-best", "train_loss").exit_code == 0
+    found = sorted(path.name for path in (here / "models").iterdir())
+    assert found[:2] == ["fedavg-seed0-best.safetensors", "fedavg-seed0.safetensors"] and len(found) == 8
+    # The loss falls here: the best is the last.
+    assert (here / "models" / found[0]).read_bytes() == (here / "models" / found[1]).read_bytes()

@@ -1,19 +1,21 @@
 """Checkpoints of a run: all that it takes to go on as if it had never stopped.
 
 A checkpoint is a safetensors file, of several processes one each, and holds no code: the server's state, the rows of
-client memory, and as text the history, the costs and the settings. Files appear whole or not at all.
+client memory, and as text the history, the costs and the settings. Files appear whole or not at all. The best model,
+where one is asked for, is a file of its own.
 """
 
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
 import struct
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,14 +24,17 @@ import safetensors
 
 import fedax
 from fedax.engine import processes
+from fedax.engine.evaluate import columns
 from fedax.engine.job import Job
 from fedax.engine.memory import ClientMemory
 from fedax.engine.round import State
-from fedax.errors import CheckpointError, ConfigError
+from fedax.engine.signals import Held
+from fedax.errors import CheckpointError, ConfigError, unknown
 from fedax.numbers import check_count, check_number
 
 _FORMAT = "fedax checkpoint 1"
 _ROWS = 2**26  # bytes of client memory that are read at a time
+_BEST = "best.safetensors"
 _NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
 _KINDS = {"f": "F", "i": "I", "u": "U"}
 
@@ -38,26 +43,32 @@ _KINDS = {"f": "F", "i": "I", "u": "U"}
 class Checkpoints:
     """Where a run keeps checkpoints, and when it makes them; a run that finds its own there goes on from the newest.
 
-    One is made at the end of a run in any case.
+    One is made at the end of a run in any case, and before SIGINT (Ctrl-C) or SIGTERM ends it.
 
     Args:
         folder: of this run alone; made where it is not there.
         rounds: ≥ 1, a checkpoint after every so many rounds; ``None``: by time only.
         minutes: > 0, a checkpoint when so long has passed since the last one; ``None``: by rounds only.
         keep: how many of the newest stay, ≥ 1.
+        best: a column of the history that measures the model, such as ``"test_loss"``: the model of the evaluated round
+            at which it was best stays too, in ``best.safetensors``, and is the run's ``best``; of equals the first.
+            Asked of a run that goes on, it is the best since then. ``None``: none is kept.
+        higher: whether higher is better; ``None``: of accuracies it is, of all else it is not.
 
     Raises:
-        ConfigError: values out of range.
+        ConfigError: values out of range; by the run, before anything is compiled: no such column.
 
     Example:
-        >>> Checkpoints("run-1", rounds=100).keep
-        2
+        >>> Checkpoints("run-1", rounds=100, best="test_accuracy").upwards
+        True
     """
 
     folder: str | os.PathLike
     rounds: int | None = None
     minutes: float | None = 10.0
     keep: int = 2
+    best: str | None = None
+    higher: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):
@@ -67,6 +78,23 @@ class Checkpoints:
         if self.minutes is not None:
             check_number("checkpoint.minutes", self.minutes, 0, open_low=True)
         check_count("checkpoint.keep", self.keep)
+        if self.best is not None and not isinstance(self.best, str):
+            raise ConfigError("checkpoint.best", self.best, "give the name of a column, such as 'test_loss'")
+        if self.higher is not None and not isinstance(self.higher, bool):
+            raise ConfigError("checkpoint.higher", self.higher, "give True or False")
+
+    @property
+    def upwards(self) -> bool:
+        """Whether higher is better."""
+        return "accuracy" in (self.best or "") if self.higher is None else self.higher
+
+
+class Best(NamedTuple):
+    """The model of the round at which a column was best, on the host."""
+
+    round: int
+    value: float
+    params: Any
 
 
 class Saved(NamedTuple):
@@ -80,12 +108,16 @@ class Saved(NamedTuple):
 
 
 class Keeper:
-    """Makes the checkpoints of one job, and finds them again."""
+    """Makes the checkpoints of one job, and finds them again; a context, at whose end signals are as before."""
 
     def __init__(self, wanted: Checkpoints, job: Job):
         self.wanted, self.job = wanted, job
         self.folder = pathlib.Path(wanted.folder)
+        self.best: Best | None = None
+        self._held = Held()
         self._time, self._round = time.monotonic(), 0  # of the last one
+        if wanted.best is not None and wanted.best not in (known := columns(job)):
+            raise unknown("checkpoint.best", wanted.best, known)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder, prefix=".writing-"):
@@ -94,12 +126,19 @@ class Keeper:
             way_out = f"cannot write there ({error.strerror}); give another folder"
             raise ConfigError("checkpoint.folder", str(self.folder), way_out) from error
 
+    def __enter__(self) -> "Keeper":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._held.release()
+
     def find(self, state: State) -> Saved | None:
         """The newest checkpoint that all processes have written; ``state``: one of this job, which is used up.
 
         Raises:
             CheckpointError: it is another job's, of a round after the last of this one, or broken.
         """
+        self.best = self._find_best()
         complete = self._complete()
         index = int(processes.from_first(np.int32(max(complete, default=-1))))
         if index < 0:
@@ -108,7 +147,7 @@ class Keeper:
         if not paths:
             raise CheckpointError(f"{self.folder}: process 0 has a checkpoint of round {index} there: share the folder")
         with _opened(paths[0]) as file:
-            meta = self._text(paths[0], file)
+            meta = self._text(paths[0], file, {"status", "rows", "costs"})
             leaves, form = jax.tree.flatten(state.server)
             server = [_read(paths[0], file, f"server.{k}", leaf.shape, leaf.dtype) for k, leaf in enumerate(leaves)]
             lost, losses = jax.tree.flatten(state.losses)
@@ -124,23 +163,43 @@ class Keeper:
         whole = State(jax.tree.unflatten(form, put), memory, jax.tree.unflatten(losses, lost))
         return Saved(whole, index, meta["rows"], meta["costs"], meta["status"])
 
-    def stop(self, index: int, to: int, pace: float | None) -> int:
-        """Up to which round, at most ``to``, to go before one may be due; ``pace``: seconds a round, where known."""
-        if self.wanted.rounds is not None:
-            to = min(to, index + self.wanted.rounds - index % self.wanted.rounds)
-        if self.wanted.minutes is not None:
-            left = self.wanted.minutes * 60 - (time.monotonic() - self._time)
-            to = min(to, index + (1 if pace is None else max(1, int(left / max(pace, 1e-9)))))
-        return int(processes.from_first(np.int32(to)))
+    def hold(self) -> None:
+        """From now on, signals wait for a checkpoint."""
+        self._held.hold()
+
+    def stop(self, index: int, to: int) -> int:
+        """Up to which round, at most ``to``, to go before one is due."""
+        rounds = self.wanted.rounds
+        return to if rounds is None else min(to, index + rounds - index % rounds)
 
     def due(self, index: int) -> bool:
-        """Whether to make one now."""
-        by_rounds = self.wanted.rounds is not None and index % self.wanted.rounds == 0
+        """Whether to make one now, all processes alike: by rounds, by the first one's time, or for any one's signal."""
         by_time = self.wanted.minutes is not None and time.monotonic() - self._time >= self.wanted.minutes * 60
-        return bool(processes.from_first(np.bool_(index > self._round and (by_rounds or by_time))))
+        asked = np.append(self._held.votes(), np.int32(by_time and jax.process_index() == 0))
+        by_rounds = self.wanted.rounds is not None and index % self.wanted.rounds == 0
+        return bool(processes.total(asked).any() or by_rounds) and index > self._round
+
+    def compare(self, row: Mapping[str, Any], model: Callable[[], Any]) -> None:
+        """Keep the model that a row is about, if it is the best so far.
+
+        Raises:
+            CheckpointError: it cannot be written; the one before is as it was.
+        """
+        column = self.wanted.best
+        if column is None or not math.isfinite(row[column]):
+            return
+        sign = -1 if self.wanted.upwards else 1
+        if self.best is not None and sign * row[column] >= sign * self.best.value:
+            return
+        # Copies: the next rounds use up what the model may share with the server.
+        self.best = Best(row["round"], row[column], jax.tree.map(np.array, model()))
+        if jax.process_index() == 0:
+            tensors = {tensor_name(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(self.best.params)}
+            about = {"of": [column, self.wanted.upwards], "round": self.best.round, "value": self.best.value}
+            self._put(self.folder / _BEST, tensors, about)
 
     def save(self, saved: Saved) -> None:
-        """Write a checkpoint, and remove those that are too old.
+        """Write a checkpoint, and remove those that are too old; then handle the signals that waited for it.
 
         Raises:
             CheckpointError: it cannot be written; earlier ones are as they were.
@@ -157,31 +216,44 @@ class Keeper:
             for name in ("server", "losses"):
                 leaves = jax.tree.leaves(getattr(saved.state, name))
                 tensors |= {f"{name}.{k}": np.asarray(leaf) for k, leaf in enumerate(leaves)}
-        meta = {
-            "format": _FORMAT,
-            "versions": {"fedax": fedax.__version__, "jax": jax.__version__, "numpy": np.__version__},
-            "job": self.job.settings,
-            "status": saved.status,
-            "rows": saved.rows,
-            "costs": saved.costs,
-        }
         path = self.folder / f"round-{saved.done:09}.{process}-of-{number}.safetensors"
-        try:
+        self._put(path, tensors, {"status": saved.status, "rows": saved.rows, "costs": saved.costs})
+        with _writing(path):
             if process == 0:
-                for left in self.folder.glob(".writing-*"):
-                    with contextlib.suppress(FileNotFoundError):  # another process is just giving it its name
-                        if time.time() - left.stat().st_mtime > 3600:  # of one that was killed
-                            left.unlink()
-            _write(path, tensors, json.dumps(meta))
-            complete = sorted(self._complete())
-            oldest = complete[-self.wanted.keep :][0] if complete else 0
-            for old in self.folder.iterdir() if process == 0 else ():
-                if (found := _NAME.fullmatch(old.name)) and int(found[1]) < oldest:
-                    old.unlink(missing_ok=True)
-        except OSError as error:
-            why = f"cannot be written ({error.strerror}); earlier ones are as they were"
-            raise CheckpointError(f"{path}: {why}") from error
+                self._clean()
         self._time, self._round = time.monotonic(), saved.done
+        self._held.deliver()
+
+    def _put(self, path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+        versions = {"fedax": fedax.__version__, "jax": jax.__version__, "numpy": np.__version__}
+        meta = {"format": _FORMAT, "versions": versions, "job": self.job.settings, **about}
+        with _writing(path):
+            _write(path, tensors, json.dumps(meta))
+
+    def _clean(self) -> None:
+        """Remove what is too old, and what a process that was killed has left."""
+        for left in self.folder.glob(".writing-*"):
+            with contextlib.suppress(FileNotFoundError):  # another process is just giving it its name
+                if time.time() - left.stat().st_mtime > 3600:
+                    left.unlink()
+        complete = sorted(self._complete())
+        oldest = complete[-self.wanted.keep :][0] if complete else 0
+        for old in self.folder.iterdir():
+            if (found := _NAME.fullmatch(old.name)) and int(found[1]) < oldest:
+                old.unlink(missing_ok=True)
+
+    def _find_best(self) -> Best | None:
+        """The best model so far, where there is a file of it; it may be of a later round than the checkpoints."""
+        path = self.folder / _BEST
+        if self.wanted.best is None or not path.exists():
+            return None
+        with _opened(path) as file:
+            meta = self._text(path, file, {"of", "round", "value"})
+            if meta["of"] != [self.wanted.best, self.wanted.upwards]:
+                return None
+            leaves, form = jax.tree_util.tree_flatten_with_path(self.job.x.tree)
+            params = [_read(path, file, tensor_name(at), leaf.shape, leaf.dtype) for at, leaf in leaves]
+        return Best(meta["round"], meta["value"], jax.tree.unflatten(form, params))
 
     def _complete(self) -> dict[int, list[pathlib.Path]]:
         """Round -> the files of its checkpoint, of those that all their processes have written."""
@@ -193,12 +265,12 @@ class Keeper:
         whole = [key for key, files in found.items() if len(files) == key[1] and max(files) < key[1]]
         return {index: [found[index, number][k] for k in range(number)] for index, number in sorted(whole)}
 
-    def _text(self, path: pathlib.Path, file: Any) -> dict[str, Any]:
+    def _text(self, path: pathlib.Path, file: Any, wanted: set[str]) -> dict[str, Any]:
         """What a checkpoint says about itself, if it is this job's."""
         try:
             meta: dict[str, Any] = json.loads((file.metadata() or {})["fedax"])
             was: dict[str, str] = dict(meta["job"])
-            if meta["format"] != _FORMAT or not {"status", "rows", "costs"} <= meta.keys():
+            if meta["format"] != _FORMAT or not wanted <= meta.keys():
                 raise ValueError(f"format {meta['format']!r}")
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path}: no checkpoint that this version can read ({error})") from error
@@ -226,7 +298,7 @@ class Keeper:
         step = max(1, _ROWS // sum(int(np.prod(shape)) * kind.itemsize for shape, kind in form))
         for path in paths:
             with _opened(path) as file:
-                self._text(path, file)
+                self._text(path, file, set())
                 ids = _read(path, file, "ids", None, np.dtype(np.int64))
                 if ids.ndim != 1 or ((ids < 0) | (ids >= self.job.plan.num_clients)).any():
                     raise CheckpointError(f"{path}: its clients are not this run's")
@@ -246,6 +318,20 @@ class Keeper:
             return memory
         put = [jax.device_put(new, leaf.sharding) for new, leaf in zip(whole, leaves, strict=True)]
         return jax.tree.unflatten(structure, put)
+
+
+def tensor_name(path: Any) -> str:
+    """How a file calls a leaf of a model: by its path in the tree, such as ``layers.0.weight``."""
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
+
+
+@contextlib.contextmanager
+def _writing(path: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = f"cannot be written ({error.strerror}); earlier ones are as they were"
+        raise CheckpointError(f"{path}: {why}") from error
 
 
 @contextlib.contextmanager

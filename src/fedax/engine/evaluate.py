@@ -60,6 +60,14 @@ def _of_model(
     return found
 
 
+def columns(job: Any) -> list[str]:
+    """What the rows of a job have besides the round and the costs."""
+    names = {"train_loss": True, "grad_norm_sq": job.grad_norm, "density": job.density is not None}
+    names |= {f"test_{name}": job.test is not None for name in ("loss", *job.plan.task.metrics)}
+    names["objective"] = resolve(job.hyper[0], 0).penalty(job.x) is not None
+    return [name for name, there in names.items() if there]
+
+
 def measured(job: Any, server: Any, index: int, train: Any = None) -> list[dict[str, Any]]:
     """The row of one job, in the form that the engine's programs give them."""
     asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}

@@ -37,6 +37,7 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
         ConfigError: nothing tells about the others, or they cannot be reached.
     """
     try:
+        jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
         jax.distributed.initialize(coordinator, number, index, heartbeat_timeout_seconds=_HEARTBEAT)
         with _library_words_aside():
             multihost_utils.sync_global_devices("fedax")  # who cannot talk to the others fails here
@@ -47,6 +48,12 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
             f"the processes cannot be joined ({_line(error)}); start all of them under SLURM, MPI or Kubernetes, or "
             "give each --coordinator HOST:PORT, --num-processes N and --process-id K",
         ) from error
+
+
+def part() -> None:
+    """Take leave of the others, who do so too: none is missed then, however long the first goes on."""
+    if count() > 1:
+        jax.distributed.shutdown()
 
 
 def count() -> int:

@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 from fedax.aggregation import Aggregator, Faults, Guard
 from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
-from fedax.engine.checkpoint import Checkpoints, Keeper, Saved
+from fedax.engine import processes
+from fedax.engine.checkpoint import Best, Checkpoints, Keeper, Saved
 from fedax.engine.evaluate import measured, told
 from fedax.engine.hosted import Hosted
 from fedax.engine.job import Job, make_job
@@ -26,6 +27,8 @@ from fedax.participation import Participation
 from fedax.schedule import resolve
 from fedax.tasks.task import Task
 from fedax.work import Work
+
+_CALL = 2.0  # seconds that a call takes at most, by the pace so far: Python sees signals between calls only
 
 
 class Run:
@@ -49,7 +52,11 @@ class Run:
             loss was no longer finite; ``"failed"`` where a guard stopped it.
         left_out: client -> how often its uploads were left out; ``None`` in a sweep.
         compile_seconds: time spent on tracing and compiling.
+        best: with ``Checkpoints(best=…)``, the ``round`` at which that column was best, its ``value`` and the model
+            then, ``params``; else ``None``.
     """
+
+    best: Best | None = None
 
     def __init__(
         self, rows: list[dict[str, Any]], state: State | None, params: Any, status: str, compile_seconds: float
@@ -156,6 +163,8 @@ def simulate(
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
             the newest, bit-identical to one that never stopped, on as many devices; on another number of devices or
             processes up to the order of summation. The number of rounds and the evaluations may be others than before.
+            SIGINT and SIGTERM wait for the rounds under way, about two seconds or one round, and for a checkpoint; then
+            they do what they do elsewhere, as ``KeyboardInterrupt`` for Ctrl-C. A second one does not wait.
 
     Returns:
         :class:`Run`; where the training loss stops being finite, the run ends there with status ``"diverged"``.
@@ -200,8 +209,12 @@ def simulate(
     watch = callback or (lambda row: None)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
         checkpoint = Checkpoints(checkpoint)
-    keeper = None if checkpoint is None else Keeper(checkpoint, job)
-    return drive(program(job), [job], lambda _, row: watch(row), keeper)[0]
+    if checkpoint is None:
+        return drive(program(job), [job], lambda _, row: watch(row))[0]
+    with Keeper(checkpoint, job) as keeper:
+        run = drive(program(job), [job], lambda _, row: watch(row), keeper)[0]
+    run.best = keeper.best
+    return run
 
 
 class Program(Protocol):
@@ -254,6 +267,8 @@ def drive(
                 continue
             row = {"round": index} | found | told(losses[i]) | costs[i].row()
             rows[i].append(row)
+            if keeper is not None:
+                keeper.compare(row, lambda: program.outcome(state, index, 0)[1])
             callback(i, dict(row))
             if not math.isfinite(row["train_loss"]):
                 status[i] = "diverged"
@@ -283,12 +298,15 @@ def drive(
             kept[0] = program.outcome(state, index, 0)
     compile_seconds = (time.perf_counter() - began) / len(jobs)
     pace: float | None = None
+    if keeper is not None:
+        keeper.hold()
     for stop in [stop for stop in jobs[0].stops if stop > index]:
         if not going:
             break
         while index < stop:
-            to = min(stop, index + jobs[0].rounds_a_call)
-            to = to if keeper is None else keeper.stop(index, to, pace)
+            some = 1 if pace is None else max(1, int(_CALL / max(pace, 1e-9)))
+            to = min(stop, index + min(some, jobs[0].rounds_a_call))
+            to = int(processes.from_first(np.int32(to if keeper is None else keeper.stop(index, to))))
             start = time.perf_counter()
             state, tally = program.advance(state, index, to)
             _count(costs, jax.block_until_ready(tally), to - index)

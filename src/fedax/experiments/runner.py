@@ -39,9 +39,7 @@ def execute(
     experiment: Experiment,
     folder: Path,
     watch: Watch | None = None,
-    *,
-    checkpoint_rounds: int | None = None,
-    checkpoint_minutes: float | None = 10.0,
+    **kept: Any,
 ) -> Record | None:
     """Run an experiment and fill its folder; or go on with it, where it was stopped.
 
@@ -52,6 +50,8 @@ def execute(
         folder: from :func:`fedax.experiments.new_folder`, or that of the same configuration. Of several processes that
             run it together, all give the same; the first writes there, and all their checkpoints.
         watch: called as ``watch(label, seed, row)``; the row is ``None`` when a run begins, then each of its history.
+        kept: settings of the :class:`fedax.Checkpoints`, but their folder. Where they ask for the best model, that is
+            ``models/<label>-seed<k>-best.safetensors``.
 
     Returns:
         The run folder, read again by the process that writes it. A method that diverges does not stop the others.
@@ -79,7 +79,7 @@ def execute(
             watch(label, seed, None)
         if (label, seed) in over:
             continue
-        kept = folder / "checkpoints" / f"{slug(label)}-seed{seed}"
+        place = folder / "checkpoints" / f"{slug(label)}-seed{seed}"
         with warnings.catch_warnings():
             for said in (DivergedWarning, BadClientWarning):  # by the report
                 warnings.simplefilter("ignore", said)
@@ -92,13 +92,15 @@ def execute(
                 test=experiment.test,
                 seed=seed,
                 callback=on_row,
-                checkpoint=fedax.Checkpoints(kept, checkpoint_rounds, checkpoint_minutes),
+                checkpoint=fedax.Checkpoints(place, **kept),
                 **experiment.options,
             )
         compiled[label] += run.compile_seconds
         if writes:
+            if run.best is not None:
+                write_model(models[label, seed].with_stem(f"{models[label, seed].stem}-best"), run.best.params)
             write_model(models[label, seed], run.params)
-            shutil.rmtree(kept, ignore_errors=True)
+            shutil.rmtree(place, ignore_errors=True)
     return finish(folder, compiled) if writes else None
 
 
@@ -121,6 +123,15 @@ def finish(folder: Path, compiled: Mapping[str, float]) -> Record:
     write_plots(record)
     write_report([record], folder / "report.html")
     return record
+
+
+def columns(experiments: Sequence[Experiment]) -> list[str]:
+    """The columns, besides the costs, that all methods of some experiments on the same data have."""
+    first, run = experiments[0], experiments[0].config["run"]
+    there = {"train_loss": True, "grad_norm_sq": run["grad_norm"], "density": "density" in run}
+    there["objective"] = all("regularizer" in method for each in experiments for method in each.config["methods"])
+    there |= {f"test_{name}": first.test is not None for name in ("loss", *first.task.metrics)}
+    return [name for name, measured in there.items() if measured]
 
 
 def count_parameters(task: fedax.Task) -> int:

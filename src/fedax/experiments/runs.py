@@ -6,7 +6,7 @@
 | about.json | versions, device, start, and the clients: sizes, weights, classes, local steps |
 | metrics.jsonl | one line an evaluation, as the run goes |
 | checkpoints/ | of runs that are not over, what they go on from; see :class:`fedax.Checkpoints` |
-| models/ | the final models, one ``<label>-seed<k>.safetensors`` a run |
+| models/ | the final models, one ``<label>-seed<k>.safetensors`` a run; where asked, the best, ``…-best.safetensors`` |
 | summary.json | status and final figures of every method |
 | diagnosis.json | what :mod:`fedax.experiments.diagnosis` measured, where asked |
 | sweep.json | of a sweep: the figures of every point |
@@ -35,6 +35,7 @@ import safetensors
 import safetensors.numpy
 
 from fedax.data.formats import parse_json, regular
+from fedax.engine.checkpoint import tensor_name
 from fedax.engine.simulate import column_of
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
@@ -240,13 +241,15 @@ def locked(folder: Path) -> filelock.BaseFileLock:
     """Held while a run writes its folder.
 
     Raises:
-        ConfigError: another process does.
+        ConfigError: another process does, or the folder cannot be written to.
     """
     lock = filelock.FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
         raise ConfigError("out", str(folder), "another process is writing this run; wait for it, or stop it") from None
+    except OSError as error:
+        raise ConfigError("out", str(folder), f"cannot write there ({error.strerror or error})") from error
     return lock
 
 
@@ -323,7 +326,7 @@ def write_model(path: Path, params: Any) -> None:
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     # Contiguous copies: safetensors would write a transposed array's memory as it lies.
-    write_atomic(path, safetensors.numpy.save({_tensor(at): np.array(leaf, order="C") for at, leaf in leaves}))
+    write_atomic(path, safetensors.numpy.save({tensor_name(at): np.array(leaf, order="C") for at, leaf in leaves}))
 
 
 def read_model(path: Path, like: Any) -> Any:
@@ -352,7 +355,7 @@ def read_model(path: Path, like: Any) -> Any:
     except safetensors.SafetensorError as error:
         raise DataError(f"{path}: no safetensors file ({error})") from error
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    wanted = {_tensor(at): leaf.shape for at, leaf in leaves}
+    wanted = {tensor_name(at): leaf.shape for at, leaf in leaves}
     found = {name: tensor.shape for name, tensor in tensors.items()}
     if wanted != found:
         name = min(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
@@ -360,11 +363,6 @@ def read_model(path: Path, like: Any) -> Any:
             f"{path}: another model: {name} is {found.get(name)} in it, and {wanted.get(name)} in the task's"
         )
     return jax.tree.unflatten(structure, [tensors[name] for name in wanted])
-
-
-def _tensor(path: Any) -> str:
-    """A leaf's name."""
-    return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
 
 
 def read(folder: str | Path) -> Record:

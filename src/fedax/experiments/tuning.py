@@ -28,7 +28,7 @@ from fedax.experiments.config import (
     labels,
     put,
 )
-from fedax.experiments.runner import begin, finish
+from fedax.experiments.runner import begin, columns, finish
 from fedax.experiments.runs import Path, Record, append_metrics, read, slug, write_atomic, write_json, write_model
 from fedax.experiments.summary import better
 
@@ -336,13 +336,8 @@ def _at(tables: Table, row: Table, point: Point) -> Table:
 
 def _judge(section: SweepSection, firsts: list[Experiment]) -> Table:
     """The section's settings with their defaults: by which column points are judged, and which way."""
-    first = firsts[0]
-    run = first.config["run"]
-    columns = {"train_loss": True, "grad_norm_sq": run["grad_norm"], "density": "density" in run}
-    columns["objective"] = all("regularizer" in each.config["methods"][0] for each in firsts)
-    columns |= {f"test_{name}": first.test is not None for name in ("loss", *first.task.metrics)}
-    there = [column for column, measured in columns.items() if measured]
-    default = next(column for column in ("test_loss", "objective", "train_loss") if columns[column])
+    run, there = firsts[0].config["run"], columns(firsts)
+    default = next(column for column in ("test_loss", "objective", "train_loss") if column in there)
     criterion = section.criterion or default
     if criterion not in there:
         raise unknown("sweep.criterion", criterion, there)
