@@ -15,6 +15,7 @@ from tests.engine.problem import DATA, TASK, UNEQUAL, federation, flat
 
 WORK = {"steps": fedax.Steps(3), "unequal": UNEQUAL, "epochs": fedax.RandomEpochs(1, 4)}
 COHORT = {"full": fedax.Full(), "uniform": fedax.Uniform(3), "trace": fedax.Trace([[4, 1], [0, 3, 2], [2], [3]])}
+COHORT["dropout"] = fedax.Dropout(fedax.Uniform(4), 0.3)
 
 
 def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
@@ -33,8 +34,13 @@ def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
             grad_norm=True,
             evaluate_every=2,
             stream=case.get("stream"),
+            guard=case.get("guard"),
+            faults=fedax.Faults([3], sends=np.nan) if case.get("guard") else None,
+            aggregate=fedax.CoordinateMedian() if case.get("median") else None,
         )
-        found[label] = {name: column.tolist() for name, column in run.history.items() if name != "seconds"}
+        columns = [name for name in run.history if name not in ("seconds", "bad_clients")]
+        found[label] = {name: run.history[name].tolist() for name in columns}
+        found[label]["times"] = [run.left_out.get(i, 0) for i in range(DATA.num_clients)]
         found[label]["params"] = flat(run.params).tolist()
         mine = np.arange(DATA.num_clients)[processes.own(DATA)]
         rows = run.memory[mine] if jax.process_count() > 1 or case.get("stream") else run.memory
