@@ -17,7 +17,7 @@ import pytest
 
 from fedax import data
 from fedax.data.formats import read_cifar10, read_idx, read_leaf, read_libsvm, read_npz
-from fedax.errors import ConfigError, DataError, FedaxError
+from fedax.errors import CheckpointError, ConfigError, DataError, FedaxError
 from fedax.experiments import override, read, read_toml, toml
 from fedax.experiments.runs import read_model
 from tests import fuzz
@@ -39,7 +39,7 @@ def refused(message):
 
 @pytest.mark.parametrize("name", fuzz.readers())
 def test_changed_files_are_read_or_refused(tmp_path, name):
-    reader = fuzz.readers()[name]
+    reader = fuzz.readers()[name]()
     for content in reader.good:
         reader.read(tmp_path, content)
     found = {fuzz.check(reader, tmp_path, content, i % 8 == 0) for i, content in enumerate(fuzz.at_random(reader, 200))}
@@ -254,6 +254,7 @@ CHANGES = [
     ("config.toml", b"weights = ", b"weigths = ", "data.weights"),
     ("config.toml", b"rounds = 4", b"rounds = 1979-05-27", "date"),
     ("config.toml", b'label = "good"', b"", "label"),
+    ("config.toml", b'kind = "uniform"', b"", "participation.kind"),
     ("config.toml", b"seeds = [0, 1]", b"seeds = 2", "run.seeds"),
     ("config.toml", b'"methods.*.lr" = [0.1, 0.5]', b'"methods.*.lr" = []', "no values"),
     ("config.toml", b"high = 2, points", b"hihg = 2, points", "no axis"),
@@ -304,6 +305,63 @@ def test_a_line_without_end(tmp_path):
         read(tmp_path)
 
 
+def changed(content, change):
+    """A checkpoint whose header, or the text in it, has become another."""
+    end = 8 + struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8:end])
+    text = json.loads(header["__metadata__"]["fedax"])
+    change(header, text)
+    if "fedax" in header.get("__metadata__", {}):
+        header["__metadata__"]["fedax"] = text if isinstance(text, str) else json.dumps(text)
+    words = json.dumps(header).encode()
+    return struct.pack("<Q", len(words)) + words + content[end:]
+
+
+CHECKPOINTS = {
+    "no text": (lambda head, text: head.pop("__metadata__"), "no checkpoint"),
+    "another form": (lambda head, text: text.update(format="\x1b[31m" * 1000), "no checkpoint"),
+    "settings in pairs": (lambda head, text: text.update(job=[*text["job"].items()]), "no checkpoint"),
+    "settings": (lambda head, text: text["job"].update(seed="9" * 5000), "seed was 9"),
+    "lists": (lambda head, text: text.update(more=[[]] * 30_000), "too many lists"),
+    "status": (lambda head, text: text.update(status=["finished"]), "status"),
+    "over before": (lambda head, text: (text.update(status="stopped"), text["rows"].pop()), "stopped with figures"),
+    "no rows": (lambda head, text: text.update(rows=[]), "no checkpoint"),
+    "rows that are none": (lambda head, text: text.update(rows={"0": {}}), "no checkpoint"),
+    "rounds to come": (lambda head, text: text["rows"][2].update(round=5), "up to round 5"),
+    "rounds again": (lambda head, text: text["rows"][1].update(round=0), "do not ascend"),
+    "other columns": (lambda head, text: text["rows"][1].update(more=0.5), "other columns"),
+    "columns for all": (lambda head, text: [row.update(more=0.5) for row in text["rows"]], "the columns more"),
+    "a loss that is text": (lambda head, text: text["rows"][1].update(train_loss="0.5"), "train_loss is '0.5'"),
+    "half a client": (lambda head, text: text["rows"][1].update(clients=0.5), "clients is 0.5"),
+    "costs without end": (lambda head, text: text["costs"].update(bytes_up=10**400), "bytes_up is 1"),
+    "costs below 0": (lambda head, text: text["costs"].update(clients=-1), "clients is -1"),
+    "no time": (lambda head, text: text["costs"].update(seconds=float("nan")), "seconds is nan"),
+    "costs by name": (lambda head, text: text["costs"].update(add=1), "columns are missing"),
+    "shapes": (lambda head, text: head["ids"].update(shape=[2**62, 4]), "broken"),
+    "axes": (lambda head, text: head["ids"].update(shape=[1] * 30_000 + [5]), "ids should be I64"),
+    "types": (lambda head, text: head["memory.0"].update(dtype="U32"), "memory.0 should be .* and is U32"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoints(tmp_path, name):
+    change, message = CHECKPOINTS[name]
+    content = changed(fuzz.checkpointed(b"d")[2][0][1], change)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        fuzz.read_checkpoint(tmp_path, b"d" + content)
+    assert len(str(caught.value)) < 2000 and str(caught.value).isprintable() and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("tag", "ids"), [(b"h", [3, 3]), (b"h", [3, 5]), (b"h", [-1, 1]), (b"p", [0, 1, 3])])
+def test_checkpoints_of_other_clients(tmp_path, tag, ids):
+    """Host memory has room for five clients' rows; of two processes, 3 is the other one's."""
+    good = fuzz.checkpointed(tag)[2][0][1]
+    old = struct.pack("<2q" if tag == b"h" else "<3q", *([3, 1] if tag == b"h" else [0, 1, 2]))
+    assert good.count(old) == 1
+    with pytest.raises(CheckpointError, match="client"):
+        fuzz.read_checkpoint(tmp_path, tag + good.replace(old, struct.pack(f"<{len(ids)}q", *ids)))
+
+
 def hidden(path, kind):
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "folder":
@@ -327,6 +385,9 @@ READ = {
     "a.toml": read_toml,
     "model": lambda path: read_model(path, []),
     "about.json": lambda path: read(path.parent),
+    "checkpoint-d/round-000000005.0-of-1.safetensors": lambda path: fuzz.read_checkpoint(
+        path.parent.parent, fuzz.checkpointed(b"d")[2][0][1]
+    ),
 }
 
 
