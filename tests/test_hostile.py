@@ -2,6 +2,7 @@
 
 import bz2
 import contextlib
+import fractions
 import gzip
 import io
 import json
@@ -12,14 +13,17 @@ import tarfile
 import tracemalloc
 import zipfile
 
+import jax
 import numpy as np
 import pytest
 
-from fedax import data
+import fedax
+from fedax import data, experiments, numbers
 from fedax.data.formats import read_cifar10, read_idx, read_leaf, read_libsvm, read_npz
 from fedax.errors import CheckpointError, ConfigError, DataError, FedaxError
 from fedax.experiments import override, read, read_toml, toml
 from fedax.experiments.runs import read_model
+from fedax.numbers import check_number
 from tests import fuzz
 from tests.fuzz import write
 
@@ -360,6 +364,71 @@ def test_checkpoints_of_other_clients(tmp_path, tag, ids):
     assert good.count(old) == 1
     with pytest.raises(CheckpointError, match="client"):
         fuzz.read_checkpoint(tmp_path, tag + good.replace(old, struct.pack(f"<{len(ids)}q", *ids)))
+
+
+TINY = data.quadratics(clients=2, dimension=1)
+ABSURD = [
+    ("clients", lambda: data.quadratics(clients=10**12, dimension=2)),
+    ("dimension", lambda: data.quadratics(clients=1, dimension=10**9)),
+    ("clients", lambda: data.quadratics(clients=10**5000, dimension=2)),
+    ("clients", lambda: data.quadratics(clients=np.int64(2**40), dimension=np.int64(2**20))),
+    ("clients", lambda: data.synthetic(1.0, 1.0, clients=10**12)),
+    ("clients", lambda: data.sparse_regression(10**12)),
+    ("features", lambda: data.sparse_regression(2, features=10**12)),
+    ("examples", lambda: data.sparse_regression(2, examples=10**12)),
+    ("n", lambda: data.iid(10**12, 10**12)),
+    ("n", lambda: data.power_law(10**12, 2)),
+    ("clients", lambda: data.dirichlet(np.arange(30_000), 30_000, 0.1, min_size=1)),
+    ("clients", lambda: data.dirichlet_labels(np.arange(30_000), 30_000, 0.1)),
+    ("clients", lambda: data.dominant(np.arange(30_000), 30_000, 0.1)),
+    ("lr", lambda: check_number("lr", 10**400)),
+    ("lr", lambda: check_number("lr", fractions.Fraction(10**5000))),
+    ("steps", lambda: fedax.Steps([1, 10**12])),
+    ("high", lambda: fedax.RandomEpochs(1, 10**12)),
+    ("high", lambda: fedax.GeometricSteps(1e12)),
+    ("size", lambda: fedax.Proportional(10**12)),
+    ("epochs", lambda: simulate(work=fedax.Epochs(1e300))),
+    ("rounds", lambda: simulate(rounds=10**400)),
+    ("batch_size", lambda: simulate(batch_size=10**12)),
+    ("parameters", lambda: jax.eval_shape(fedax.tasks.mlp(1, 2, hidden=(10**12, 10**12)).init, jax.random.key(0))),
+    ("data.clients", lambda: build({"data": {"name": "synthetic", "alpha": 1.0, "beta": 1.0, "clients": 10**12}})),
+    ("data.dimension", lambda: build({"data": {"name": "quadratics", "clients": 2, "dimension": 10**9}})),
+    ("data.features", lambda: build({"data": {"name": "sparse_regression", "clients": 2, "features": 10**9}})),
+]
+
+
+def simulate(rounds=1, **settings):
+    fedax.simulate(fedax.create("fedavg", lr=0.1), fedax.tasks.quadratic(1), TINY, rounds=rounds, **settings)
+
+
+def build(given):
+    experiments.build(given | {"run": {"rounds": 1}, "methods": [{"name": "fedavg", "lr": 0.1}]})
+
+
+@pytest.mark.parametrize(("field", "make"), ABSURD, ids=range(len(ABSURD)))
+def test_absurd_sizes(field, make):
+    with pytest.raises(ConfigError, match=rf"^{re.escape(field)} = "):
+        make()
+
+
+def test_what_fits_the_memory_is_made(monkeypatch):
+    """The estimates are above what is taken, and not far."""
+    for make, size in (
+        (lambda: data.quadratics(clients=5000, dimension=8), 5000 * 8 * 8 * 8),
+        (lambda: data.sparse_regression(100, features=50, examples=100), 100 * 100 * 50 * 8),
+        (lambda: data.synthetic(1.0, 1.0, clients=50), 50 * 450 * 61 * 4),
+        (lambda: data.iid(200_000, 100), 200_000 * 8),
+    ):
+        tracemalloc.start()
+        make()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        monkeypatch.setattr(numbers, "host_bytes", lambda peak=peak: int(peak * 0.8))
+        with pytest.raises(ConfigError, match="this would take more than"):
+            make()
+        monkeypatch.setattr(numbers, "host_bytes", lambda size=size: 8 * size)
+        make()
+        monkeypatch.undo()
 
 
 def hidden(path, kind):

@@ -24,7 +24,7 @@ class ConfigError(FedaxError, ValueError):
 
     def __init__(self, field: str, value: object, way_out: str):
         self.field, self.value, self.way_out = field, value, way_out
-        super().__init__(f"{_shown(field, 200)} = {_shown(repr(value), 200)}: {_shown(way_out, 1000)}")
+        super().__init__(f"{_shown(field, 200)} = {_shown(_spelled(value), 200)}: {_shown(way_out, 1000)}")
 
 
 class DataError(FedaxError, ValueError):
@@ -44,6 +44,13 @@ class ProcessError(FedaxError, RuntimeError):
 
 class DivergedWarning(UserWarning):
     """A run was stopped because its training loss was no longer finite."""
+
+
+def _spelled(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # a whole number of more than 4300 digits
+        return f"of type {type(value).__name__}, too long to show"
 
 
 def _shown(text: str, most: int) -> str:
