@@ -2,12 +2,15 @@
 
 ``python -m tests.fuzz npz 100000 150`` runs a reader on so many inputs, or for so many seconds, guided by coverage
 where atheris is installed (``pip install atheris``), else at random. Each input has to be read, or to end in an error
-of fedax's own, in 2 s and in 4 times the memory of what it holds. ``python -m tests.fuzz`` lists the readers.
+of fedax's own, in 2 s of the processor's time and in 4 times the memory of what it holds. ``python -m tests.fuzz``
+lists the readers.
 """
 
 import bz2
 import collections
 import contextlib
+import copy
+import functools
 import gzip
 import importlib
 import io
@@ -138,7 +141,7 @@ def archive(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
         else:
             members[i] = (name, array(rng, content, others))
         out = io.BytesIO()
-        methods = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+        methods = [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED] * 9 + [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]  # slow
         with zipfile.ZipFile(out, "w", rng.choice(methods)) as file:
             for name, content in members:
                 file.writestr(name, content)
@@ -168,6 +171,83 @@ def opcodes(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 def tagged(inner: Callable[..., bytes]) -> Callable[..., bytes]:
     """The first byte says which file it is, and stays."""
     return lambda rng, data, others: data[:1] + inner(rng, data[1:], [other[1:] for other in others])
+
+
+VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    3,
+    2**31,
+    2**63,
+    10**30,
+    0.5,
+    -0.5,
+    math.nan,
+    math.inf,
+    "",
+    "a",
+    "F64",
+    [],
+    {},
+    [[]],
+    [0, 0],
+)
+
+
+def node(rng: random.Random, tree: Any) -> None:
+    """Another value, another name, or nothing, somewhere in the lists and tables of a JSON text."""
+    inner = tree
+    while True:
+        keys = [*inner] if isinstance(inner, dict) else [*range(len(inner))]
+        if not keys:
+            return
+        key = rng.choice(keys)
+        if not isinstance(inner[key], dict | list) or not inner[key] or rng.random() < 0.2:
+            break
+        inner = inner[key]
+    kind = rng.randrange(5)
+    if kind == 0:
+        del inner[key]
+    elif kind == 1 and isinstance(inner, dict):
+        inner[rng.choice(("", "a", "server.0", "ids", "round", "é\n", "add"))] = inner[key]
+    elif kind == 1 or (kind == 2 and isinstance(inner, list)):
+        inner.insert(rng.randrange(len(inner) + 1), inner[key])
+    elif kind == 2:
+        inner[key] = inner[rng.choice(keys)]
+    elif kind == 3 and isinstance(inner[key], int | float):
+        inner[key] += rng.choice((-1, 1, 8, 0.5, 2**40))
+    else:
+        inner[key] = copy.deepcopy(rng.choice(VALUES))
+
+
+def tensors(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """Of a safetensors file: what its header, or the text in it, says, with the length that belongs to it."""
+    if len(data) < 8 or rng.random() < 0.15:
+        return change(rng, data, others)
+    end = 8 + struct.unpack("<Q", data[:8])[0] % 2**32
+    header, content = data[8:end], data[end:]
+    kind = rng.randrange(8)
+    if kind == 0:
+        header = change(rng, header, others)
+    elif kind == 1:
+        content = change(rng, content, others)
+    elif kind == 2 and len(content) >= 8:  # of the numbers, whole ones of 64 bits
+        at = rng.randrange(0, len(content) - 7, 8)
+        content = content[:at] + struct.pack("<q", rng.choice((-1, 0, 1, 2, 3, 2**31, 2**63 - 1))) + content[at + 8 :]
+    else:
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            tree = json.loads(header)
+            if kind < 5:
+                node(rng, {name: form for name, form in tree.items() if name != "__metadata__"} if kind == 4 else tree)
+            else:
+                text = json.loads(tree["__metadata__"]["fedax"])
+                for _ in range(rng.choice((1, 1, 2))):
+                    node(rng, text)
+                tree["__metadata__"]["fedax"] = json.dumps(text)
+            header = json.dumps(tree).encode()
+    return struct.pack("<Q", len(header)) + header + content
 
 
 def by_start(choices: dict[bytes, Callable[..., bytes]]) -> Callable[..., bytes]:
@@ -471,6 +551,92 @@ def read_model(folder: Path, content: bytes) -> Any:
     return read_model(write(folder / "model", content), [np.zeros(2), {"b": np.zeros(())}])
 
 
+@functools.cache
+def checkpointed(tag: bytes) -> tuple[Any, Callable[[], Any], list[tuple[str, bytes]]]:
+    """A job, what makes a state of it, and the files of its checkpoint, of which the first is changed.
+
+    ``d``: client memory on the device; ``h``: in host memory; ``p``: a checkpoint of two processes.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    import fedax
+    from fedax.engine import checkpoint
+    from fedax.engine.job import make_job
+    from fedax.engine.memory import ClientMemory
+    from fedax.engine.round import State, first_state
+
+    data, place = fedax.data.quadratics(clients=5, dimension=2), "host" if tag == b"h" else "device"
+    method, task = fedax.create("scaffold", lr=0.1), fedax.tasks.quadratic(2)
+    job = make_job(method, task, data, rounds=6, participation=fedax.Uniform(2), client_memory=place)
+    server, row = first_state(method, job.x)
+
+    def state() -> State:
+        if tag == b"h":
+            return State(server, ClientMemory(5, row))
+        return State(server, jax.tree.map(lambda leaf: jnp.asarray(np.stack([leaf] * 5)), memory))
+
+    memory = jax.tree.map(np.asarray, row)
+    costs = {"clients": 4, "local_steps": 8, "gradients": 8, "bytes_down": 64, "bytes_up": 64, "seconds": 0.5}
+    rows = [{"round": k, "train_loss": 0.5 + k, **costs} for k in (0, 2, 4)]
+    with tempfile.TemporaryDirectory() as folder:
+        keeper = checkpoint.Keeper(fedax.Checkpoints(folder), job)
+        begun = state()
+        if tag == b"h":
+            begun.memory.put(np.array([3, 1]), jax.tree.map(lambda leaf: np.stack([leaf, leaf]), memory))
+        keeper.save(checkpoint.Saved(begun, 4, rows, costs, "finished"))
+        (path,) = Path(folder).iterdir()
+        content = path.read_bytes()
+        files = [(path.name, content)]
+        if tag == b"p":
+            with checkpoint._opened(path) as file:
+                whole = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                text = file.metadata()["fedax"]
+            files = []
+            for k, ids in enumerate(([0, 1, 2], [3, 4])):
+                part = {name: leaf[ids] if name[:6] != "server" else leaf for name, leaf in whole.items()}
+                checkpoint._write(path, part, text)
+                files.append((f"round-000000004.{k}-of-2.safetensors", path.read_bytes()))
+    return job, state, files
+
+
+def read_checkpoint(folder: Path, content: bytes) -> Any:
+    """Found, and gone on from to the end, in rounds that do nothing."""
+    import jax
+
+    from fedax.engine.checkpoint import Checkpoints, Keeper
+    from fedax.engine.round import Tally
+    from fedax.engine.simulate import drive
+
+    tag = content[:1] if content[:1] in (b"h", b"p") else b"d"
+    job, state, files = checkpointed(tag)
+    place = folder / f"checkpoint-{tag.decode()}"
+    for i, (name, good) in enumerate(files):
+        write(place / name, good if i else content[1:])
+
+    class Program:
+        def prepare(self) -> Any:
+            return state(), Tally(0, 0, 0)
+
+        def advance(self, state: Any, start: int, stop: int) -> Any:
+            return state, Tally(0, 0, 0)
+
+        def measure(self, state: Any, index: int) -> Any:
+            return [{"train_loss": 1.0}]
+
+        def outcome(self, state: Any, index: int, which: int) -> Any:
+            return state, state.server
+
+    class Reading(Keeper):
+        def save(self, saved: Any) -> None:
+            pass
+
+    run = drive(Program(), [job], lambda i, row: None, Reading(Checkpoints(place), job))[0]
+    repr(run)
+    memory = run.memory if tag != b"h" else run.memory[np.arange(5)]
+    return jax.tree.map(np.asarray, (run.params, memory, run.history))
+
+
 @dataclass(frozen=True)
 class Reader:
     """One reader: its good files, how they are changed, and what it may take.
@@ -490,7 +656,7 @@ class Reader:
     slack: int = 200_000
 
 
-def readers() -> dict[str, Reader]:
+def readers() -> dict[str, Callable[[], Reader]]:
     gz = packed(plain, lambda data: gzip.compress(data, 1), gzip.decompress)
     bz = packed(plain, lambda data: bz2.compress(data, 1), bz2.decompress)
     text = b"+1 1:1 4:0.5\n-1 2:-3\n-1 # none\n+1 100:1e-3 123:2\n"
@@ -504,35 +670,37 @@ def readers() -> dict[str, Reader]:
     runs = [(b"c", CONFIG), (b"a", about()), (b"m", metrics()), (b"d", diagnosis())]
     runs += [(b"C", CONFIG + SWEEP), (b"M", metrics(POINTS))]
     return {
-        "idx": Reader(
+        "idx": lambda: Reader(
             read_idx,
             [idx(pictures(5, 4, 3)), idx(pictures(9)), *(gzip.compress(idx(pictures(n))) for n in (9, 3000))],
             by_start({b"\x1f\x8b": gz}),
             DEFLATE,
         ),
-        "cifar-archive": Reader(
+        "cifar-archive": lambda: Reader(
             read_cifar_archive,
             [gzip.compress(tar("", python_batch(1))), gzip.compress(tar(".bin", binary_batch(1)))],
             gz,
             DEFLATE,
             400_000,
         ),
-        "cifar-batch": Reader(
+        "cifar-batch": lambda: Reader(
             read_cifar_batch,
             [b"b" + binary_batch(), b"p" + python_batch(), b"p" + python_batch(1)],
             by_start({b"p": tagged(opcodes), b"b": tagged(plain)}),
             1,
             400_000,
         ),
-        "cifar-npz": Reader(read_cifar_npz, [cifar_npz(0)], archive, DEFLATE, 400_000),
-        "libsvm": Reader(
+        "cifar-npz": lambda: Reader(read_cifar_npz, [cifar_npz(0)], archive, DEFLATE, 400_000),
+        "libsvm": lambda: Reader(
             read_libsvm,
             [text, gzip.compress(text), bz2.compress(text)],
             by_start({b"\x1f\x8b": gz, b"BZ": bz}),
             DEFLATE,
         ),
-        "leaf": Reader(read_leaf, [b"f" + leaf(squares, [3, 61]), b"s" + leaf(lines, ["f", "e"])], tagged(plain), 2),
-        "npz": Reader(
+        "leaf": lambda: Reader(
+            read_leaf, [b"f" + leaf(squares, [3, 61]), b"s" + leaf(lines, ["f", "e"])], tagged(plain), 2
+        ),
+        "npz": lambda: Reader(
             read_npz,
             [
                 *(b"m" + npz(save, **small, writer_train=np.array([7, 2])) for save in (np.savez, compressed)),
@@ -542,10 +710,21 @@ def readers() -> dict[str, Reader]:
             tagged(archive),
             DEFLATE,
         ),
-        "medmnist": Reader(read_medmnist, [npz(save, **slides) for save in (np.savez, compressed)], archive, DEFLATE),
-        "config": Reader(read_config, [CONFIG, CONFIG + SWEEP, CONFIG + b"\x00set\n" + OVERRIDES], plain, 1, 8_000_000),
-        "run": Reader(read_run, [tag + content for tag, content in runs], tagged(plain), 8, 8_000_000),
-        "model": Reader(read_model, [model()], plain),
+        "medmnist": lambda: Reader(
+            read_medmnist, [npz(save, **slides) for save in (np.savez, compressed)], archive, DEFLATE
+        ),
+        "config": lambda: Reader(
+            read_config, [CONFIG, CONFIG + SWEEP, CONFIG + b"\x00set\n" + OVERRIDES], plain, 1, 8_000_000
+        ),
+        "run": lambda: Reader(read_run, [tag + content for tag, content in runs], tagged(plain), 8, 8_000_000),
+        "model": lambda: Reader(read_model, [model()], tensors),
+        "checkpoint": lambda: Reader(
+            read_checkpoint,
+            [tag + checkpointed(tag)[2][0][1] for tag in (b"d", b"h", b"p")],
+            tagged(tensors),
+            4,
+            400_000,
+        ),
     }
 
 
@@ -572,25 +751,25 @@ def check(reader: Reader, folder: Path, content: bytes, measured: bool = True) -
     from fedax.errors import FedaxError
 
     error, result = None, None
-    signal.signal(signal.SIGALRM, _stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.signal(signal.SIGPROF, _stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     if measured:
         tracemalloc.start()
     try:
         result = reader.read(folder, content)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     except FedaxError as caught:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         if len(str(caught)) > 2000 or not str(caught).isprintable():
             error = f"message {type(caught).__name__} of {len(str(caught))}: {str(caught)[:80]!r}"
     except (Exception, TooSlow) as caught:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         frames = [f for f in traceback.extract_tb(caught.__traceback__) if "fedax" in f.filename]
         at = f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else "?"
         error = f"{type(caught).__name__} in {at}: {str(caught)[:60]}"
         caught.__traceback__ = None
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _, peak = tracemalloc.get_traced_memory()  # 0 if not started
         tracemalloc.stop()
     allowed = reader.slack + 4 * max(nbytes(result), len(content) * reader.ratio)
@@ -616,12 +795,12 @@ def main(name: str, number: int, most: float = math.inf) -> None:
         atheris = None
     watched = ["fedax.data.formats", "fedax.data.readers", "fedax.experiments.runs", "fedax.experiments.config"]
     watched += ["fedax.experiments.toml", "fedax.experiments.report", "fedax.experiments.summary"]
-    watched += ["fedax.experiments.sweeps", "fedax.experiments.diagnosis"]
+    watched += ["fedax.experiments.sweeps", "fedax.experiments.diagnosis", "fedax.engine.checkpoint"]
     with atheris.instrument_imports(include=watched) if atheris else contextlib.nullcontext():
         for module in watched:
             importlib.import_module(module)
     warnings.simplefilter("error")
-    reader, counts = readers()[name], collections.Counter()
+    reader, counts = readers()[name](), collections.Counter()
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fedax-fuzz-"))
     for content in reader.good:
         reader.read(folder, content)

@@ -2,6 +2,7 @@
 
 import bz2
 import contextlib
+import fractions
 import gzip
 import io
 import json
@@ -12,14 +13,17 @@ import tarfile
 import tracemalloc
 import zipfile
 
+import jax
 import numpy as np
 import pytest
 
-from fedax import data
+import fedax
+from fedax import data, experiments, numbers
 from fedax.data.formats import read_cifar10, read_idx, read_leaf, read_libsvm, read_npz
-from fedax.errors import ConfigError, DataError, FedaxError
+from fedax.errors import CheckpointError, ConfigError, DataError, FedaxError
 from fedax.experiments import override, read, read_toml, toml
 from fedax.experiments.runs import read_model
+from fedax.numbers import check_number
 from tests import fuzz
 from tests.fuzz import write
 
@@ -39,7 +43,7 @@ def refused(message):
 
 @pytest.mark.parametrize("name", fuzz.readers())
 def test_changed_files_are_read_or_refused(tmp_path, name):
-    reader = fuzz.readers()[name]
+    reader = fuzz.readers()[name]()
     for content in reader.good:
         reader.read(tmp_path, content)
     found = {fuzz.check(reader, tmp_path, content, i % 8 == 0) for i, content in enumerate(fuzz.at_random(reader, 200))}
@@ -215,12 +219,13 @@ def test_leaf_pictures(tmp_path, x):
     [
         (b"a." * 50_000 + b"a = 1", "more than 16 parts"),
         (b'"=".' + b"a." * 50_000 + b"a = 1", "more than 16 parts"),
-        (b"[" + b"a." * 50_000 + b"a]\n" + b"b = 1\n" * 5000, "more than 16 parts"),
+        (b"[" + b"a." * 50_000 + b"a]\n" + b"b = 1\n" * 5000, "too many"),
         (b"a = " + b"[" * 5000, "nested too deep"),
         (b"a = " + b"{a=" * 3000, "nested too deep"),
         (b"a = " + b"[" * 20 + b"]" * 20, "nested too deep"),
         (b"a = [" + b"[]," * 50_000 + b"]", "too many"),
         (b"".join(b"[a%d]\n" % i for i in range(10_001)), "too many"),
+        (b"".join(b"[a%d.b.c.d.e.f.g.h.i.j.k]\n" % i for i in range(1000)), "too many"),
         (b"a = 1" + b"0" * 400, "more than 64 bits"),
         (b"a = " + b"9" * 900, "more than 64 bits"),
         (b"a = 0x" + b"f" * 10**6, "more than 1000 characters"),
@@ -229,7 +234,7 @@ def test_leaf_pictures(tmp_path, x):
         (b"a = '\x00'", "invalid character"),
         (b"#" * (1 << 24) + b"#", "at most"),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_toml(tmp_path, text, message):
     with pytest.raises(ConfigError, match=f"config = .*is no TOML: .*{message}|{message}.*at most"):
@@ -254,6 +259,7 @@ CHANGES = [
     ("config.toml", b"weights = ", b"weigths = ", "data.weights"),
     ("config.toml", b"rounds = 4", b"rounds = 1979-05-27", "date"),
     ("config.toml", b'label = "good"', b"", "label"),
+    ("config.toml", b'kind = "uniform"', b"", "participation.kind"),
     ("config.toml", b"seeds = [0, 1]", b"seeds = 2", "run.seeds"),
     ("config.toml", b'"methods.*.lr" = [0.1, 0.5]', b'"methods.*.lr" = []', "no values"),
     ("config.toml", b"high = 2, points", b"hihg = 2, points", "no axis"),
@@ -304,6 +310,128 @@ def test_a_line_without_end(tmp_path):
         read(tmp_path)
 
 
+def changed(content, change):
+    """A checkpoint whose header, or the text in it, has become another."""
+    end = 8 + struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8:end])
+    text = json.loads(header["__metadata__"]["fedax"])
+    change(header, text)
+    if "fedax" in header.get("__metadata__", {}):
+        header["__metadata__"]["fedax"] = text if isinstance(text, str) else json.dumps(text)
+    words = json.dumps(header).encode()
+    return struct.pack("<Q", len(words)) + words + content[end:]
+
+
+CHECKPOINTS = {
+    "no text": (lambda head, text: head.pop("__metadata__"), "no checkpoint"),
+    "another form": (lambda head, text: text.update(format="\x1b[31m" * 1000), "no checkpoint"),
+    "settings in pairs": (lambda head, text: text.update(job=[*text["job"].items()]), "no checkpoint"),
+    "settings": (lambda head, text: text["job"].update(seed="9" * 5000), "seed was 9"),
+    "lists": (lambda head, text: text.update(more=[[]] * 30_000), "too many lists"),
+    "status": (lambda head, text: text.update(status=["finished"]), "status"),
+    "over before": (lambda head, text: (text.update(status="stopped"), text["rows"].pop()), "stopped with figures"),
+    "no rows": (lambda head, text: text.update(rows=[]), "no checkpoint"),
+    "rows that are none": (lambda head, text: text.update(rows={"0": {}}), "no checkpoint"),
+    "rounds to come": (lambda head, text: text["rows"][2].update(round=5), "up to round 5"),
+    "rounds again": (lambda head, text: text["rows"][1].update(round=0), "do not ascend"),
+    "other columns": (lambda head, text: text["rows"][1].update(more=0.5), "other columns"),
+    "columns for all": (lambda head, text: [row.update(more=0.5) for row in text["rows"]], "the columns more"),
+    "a loss that is text": (lambda head, text: text["rows"][1].update(train_loss="0.5"), "train_loss is '0.5'"),
+    "half a client": (lambda head, text: text["rows"][1].update(clients=0.5), "clients is 0.5"),
+    "costs without end": (lambda head, text: text["costs"].update(bytes_up=10**400), "bytes_up is 1"),
+    "costs below 0": (lambda head, text: text["costs"].update(clients=-1), "clients is -1"),
+    "no time": (lambda head, text: text["costs"].update(seconds=float("nan")), "seconds is nan"),
+    "costs by name": (lambda head, text: text["costs"].update(add=1), "columns are missing"),
+    "shapes": (lambda head, text: head["ids"].update(shape=[2**62, 4]), "broken"),
+    "axes": (lambda head, text: head["ids"].update(shape=[1] * 30_000 + [5]), "ids should be I64"),
+    "types": (lambda head, text: head["memory.0"].update(dtype="U32"), "memory.0 should be .* and is U32"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoints(tmp_path, name):
+    change, message = CHECKPOINTS[name]
+    content = changed(fuzz.checkpointed(b"d")[2][0][1], change)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        fuzz.read_checkpoint(tmp_path, b"d" + content)
+    assert len(str(caught.value)) < 2000 and str(caught.value).isprintable() and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("tag", "ids"), [(b"h", [3, 3]), (b"h", [3, 5]), (b"h", [-1, 1]), (b"p", [0, 1, 3])])
+def test_checkpoints_of_other_clients(tmp_path, tag, ids):
+    """Host memory has room for five clients' rows; of two processes, 3 is the other one's."""
+    good = fuzz.checkpointed(tag)[2][0][1]
+    old = struct.pack("<2q" if tag == b"h" else "<3q", *([3, 1] if tag == b"h" else [0, 1, 2]))
+    assert good.count(old) == 1
+    with pytest.raises(CheckpointError, match="client"):
+        fuzz.read_checkpoint(tmp_path, tag + good.replace(old, struct.pack(f"<{len(ids)}q", *ids)))
+
+
+TINY = data.quadratics(clients=2, dimension=1)
+ABSURD = [
+    ("clients", lambda: data.quadratics(clients=10**12, dimension=2)),
+    ("dimension", lambda: data.quadratics(clients=1, dimension=10**9)),
+    ("clients", lambda: data.quadratics(clients=10**5000, dimension=2)),
+    ("clients", lambda: data.quadratics(clients=np.int64(2**40), dimension=np.int64(2**20))),
+    ("clients", lambda: data.synthetic(1.0, 1.0, clients=10**12)),
+    ("clients", lambda: data.sparse_regression(10**12)),
+    ("features", lambda: data.sparse_regression(2, features=10**12)),
+    ("examples", lambda: data.sparse_regression(2, examples=10**12)),
+    ("n", lambda: data.iid(10**12, 10**12)),
+    ("n", lambda: data.power_law(10**12, 2)),
+    ("clients", lambda: data.dirichlet(np.arange(30_000), 30_000, 0.1, min_size=1)),
+    ("clients", lambda: data.dirichlet_labels(np.arange(30_000), 30_000, 0.1)),
+    ("clients", lambda: data.dominant(np.arange(30_000), 30_000, 0.1)),
+    ("lr", lambda: check_number("lr", 10**400)),
+    ("lr", lambda: check_number("lr", fractions.Fraction(10**5000))),
+    ("steps", lambda: fedax.Steps([1, 10**12])),
+    ("high", lambda: fedax.RandomEpochs(1, 10**12)),
+    ("high", lambda: fedax.GeometricSteps(1e12)),
+    ("size", lambda: fedax.Proportional(10**12)),
+    ("epochs", lambda: simulate(work=fedax.Epochs(1e300))),
+    ("rounds", lambda: simulate(rounds=10**400)),
+    ("batch_size", lambda: simulate(batch_size=10**12)),
+    ("parameters", lambda: jax.eval_shape(fedax.tasks.mlp(1, 2, hidden=(10**12, 10**12)).init, jax.random.key(0))),
+    ("data.clients", lambda: build({"data": {"name": "synthetic", "alpha": 1.0, "beta": 1.0, "clients": 10**12}})),
+    ("data.dimension", lambda: build({"data": {"name": "quadratics", "clients": 2, "dimension": 10**9}})),
+    ("data.features", lambda: build({"data": {"name": "sparse_regression", "clients": 2, "features": 10**9}})),
+]
+
+
+def simulate(rounds=1, **settings):
+    fedax.simulate(fedax.create("fedavg", lr=0.1), fedax.tasks.quadratic(1), TINY, rounds=rounds, **settings)
+
+
+def build(given):
+    experiments.build(given | {"run": {"rounds": 1}, "methods": [{"name": "fedavg", "lr": 0.1}]})
+
+
+@pytest.mark.parametrize(("field", "make"), ABSURD, ids=range(len(ABSURD)))
+def test_absurd_sizes(field, make):
+    with pytest.raises(ConfigError, match=rf"^{re.escape(field)} = "):
+        make()
+
+
+def test_what_fits_the_memory_is_made(monkeypatch):
+    """The estimates are above what is taken, and not far."""
+    for make, size in (
+        (lambda: data.quadratics(clients=5000, dimension=8), 5000 * 8 * 8 * 8),
+        (lambda: data.sparse_regression(100, features=50, examples=100), 100 * 100 * 50 * 8),
+        (lambda: data.synthetic(1.0, 1.0, clients=50), 50 * 450 * 61 * 4),
+        (lambda: data.iid(200_000, 100), 200_000 * 8),
+    ):
+        tracemalloc.start()
+        make()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        monkeypatch.setattr(numbers, "host_bytes", lambda peak=peak: int(peak * 0.8))
+        with pytest.raises(ConfigError, match="this would take more than"):
+            make()
+        monkeypatch.setattr(numbers, "host_bytes", lambda size=size: 8 * size)
+        make()
+        monkeypatch.undo()
+
+
 def hidden(path, kind):
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "folder":
@@ -327,6 +455,9 @@ READ = {
     "a.toml": read_toml,
     "model": lambda path: read_model(path, []),
     "about.json": lambda path: read(path.parent),
+    "checkpoint-d/round-000000005.0-of-1.safetensors": lambda path: fuzz.read_checkpoint(
+        path.parent.parent, fuzz.checkpointed(b"d")[2][0][1]
+    ),
 }
 
 

@@ -24,10 +24,7 @@ class ConfigError(FedaxError, ValueError):
 
     def __init__(self, field: str, value: object, way_out: str):
         self.field, self.value, self.way_out = field, value, way_out
-        name, shown = (text if len(text) <= 200 else f"{text[:200]}…" for text in (field, repr(value)))
-        text = f"{name} = {shown}: {way_out if len(way_out) <= 1000 else f'{way_out[:1000]}…'}"
-        # Names from files: no control characters for the terminal.
-        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+        super().__init__(f"{_shown(field, 200)} = {_shown(_spelled(value), 200)}: {_shown(way_out, 1000)}")
 
 
 class DataError(FedaxError, ValueError):
@@ -36,6 +33,9 @@ class DataError(FedaxError, ValueError):
 
 class CheckpointError(FedaxError, RuntimeError):
     """A checkpoint that cannot be written, cannot be read, or is of another run."""
+
+    def __init__(self, text: str):
+        super().__init__(_shown(text, 1500))
 
 
 class ProcessError(FedaxError, RuntimeError):
@@ -48,6 +48,19 @@ class DivergedWarning(UserWarning):
 
 class BadClientWarning(UserWarning):
     """A run was stopped by its guard, because of what clients sent."""
+
+
+def _spelled(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # a whole number of more than 4300 digits
+        return f"of type {type(value).__name__}, too long to show"
+
+
+def _shown(text: str, most: int) -> str:
+    """A text that may be from a file: not too long, and without control characters for the terminal."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:most])
+    return shown if len(text) <= most and len(shown) <= most else f"{shown[:most]}…"
 
 
 def unknown(field: str, name: str, choices: Iterable[str]) -> ConfigError:

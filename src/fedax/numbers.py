@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import os
 from typing import Any
 
 import jax
@@ -9,6 +10,8 @@ import numpy as np
 
 from fedax.errors import ConfigError
 from fedax.schedule import Schedule, Stepwise
+
+MOST = 10**9 - 1  # of rounds, steps and draws: devices count in 32 bits, and names of checkpoints have nine digits
 
 
 def check_number(
@@ -47,7 +50,10 @@ def check_number(
     scalar_array = isinstance(value, np.ndarray | jax.Array) and value.ndim == 0 and value.dtype != bool
     if not scalar_array and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise ConfigError(field, value, way_out)
-    given = float(value)
+    try:
+        given = float(value)
+    except OverflowError:  # of a whole number or a fraction
+        given = math.inf
     below = given <= low if open_low else given < low
     above = given >= high if open_high else given > high
     if not math.isfinite(given) or below or above:
@@ -55,14 +61,35 @@ def check_number(
     return value
 
 
-def check_count(field: str, value: Any, low: int = 1) -> int:
-    """Return ``value`` as an int if it is a whole number of at least ``low``, else raise a ConfigError.
+def check_count(field: str, value: Any, low: int = 1, high: int | None = None) -> int:
+    """Return ``value`` as an int if it is a whole number from ``low`` to ``high``, else raise a ConfigError.
 
     Example:
         >>> check_count("rounds", 2.5)
         Traceback (most recent call last):
         fedax.errors.ConfigError: rounds = 2.5: give a whole number of at least 1
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < low:
-        raise ConfigError(field, value, f"give a whole number of at least {low}")
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        most = "" if high is None else f" and at most {high}"
+        raise ConfigError(field, value, f"give a whole number of at least {low}{most}")
     return int(value)
+
+
+def check_room(size: int, /, **asked: int) -> None:
+    """Raise a ConfigError if ``size`` bytes, which these settings ask for, are more than the machine's memory.
+
+    The largest setting is the one that is named.
+
+    Example:
+        >>> check_room(8 * 10**6, clients=10**6)
+    """
+    if size > host_bytes():
+        field = max(asked, key=lambda name: asked[name])
+        room = f"the {host_bytes() / 2**30:.0f} GiB of memory that this machine has"
+        raise ConfigError(field, asked[field], f"this would take more than {room}; choose less")
+
+
+def host_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

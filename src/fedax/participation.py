@@ -10,7 +10,7 @@ import numpy as np
 
 from fedax.errors import ConfigError
 from fedax.indices import shuffled
-from fedax.numbers import check_count, check_number
+from fedax.numbers import MOST, check_count, check_number, check_room
 
 
 class Cohort(NamedTuple):
@@ -157,7 +157,8 @@ class Proportional(Participation):
     size: int = eqx.field(static=True)
 
     def __init__(self, size: int):
-        self.size = check_count("size", size)
+        self.size = check_count("size", size, high=MOST)
+        check_room(100 * self.size, size=self.size)
 
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         n = weights.shape[0]

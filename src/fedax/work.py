@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.errors import ConfigError
-from fedax.numbers import check_count, check_number
+from fedax.numbers import MOST, check_count, check_number
 from fedax.schedule import Schedule
 
 
@@ -60,8 +60,15 @@ class Steps(Work):
             each = np.asarray(steps)
         except ValueError:  # lists of unlike lengths
             each = np.empty(0)
-        if each.ndim > 1 or not np.issubdtype(each.dtype, np.integer) or each.size == 0 or each.min() < 1:
-            raise ConfigError("steps", steps, "give a whole number of at least 1, or one for each client")
+        if (
+            each.ndim > 1
+            or not np.issubdtype(each.dtype, np.integer)
+            or not each.size
+            or not (1 <= each.min() <= each.max() <= MOST)
+        ):
+            raise ConfigError(
+                "steps", steps, f"give a whole number of at least 1 and at most {MOST}, or one for each client"
+            )
         same = each.ndim == 0
         self.fixed = int(each) if same else None
         self.each = None if same else each.astype(np.int32)
@@ -141,7 +148,7 @@ class RandomEpochs(Work):
     high: int = eqx.field(static=True)
 
     def __init__(self, low: int, high: int):
-        self.low, self.high = check_count("low", low), check_count("high", high)
+        self.low, self.high = check_count("low", low), check_count("high", high, high=MOST)
         if self.high < self.low:
             raise ConfigError("high", high, f"give at least low = {low}")
 
@@ -182,7 +189,7 @@ class RandomSteps(Work):
     def __init__(self, mean: float, std: float, low: int, high: int):
         self.mean = check_number("mean", mean, 0, open_low=True)
         self.std = check_number("std", std, 0)
-        self.low, self.high = check_count("low", low), check_count("high", high)
+        self.low, self.high = check_count("low", low), check_count("high", high, high=MOST)
         if self.high < self.low:
             raise ConfigError("high", high, f"give at least low = {low}")
 
@@ -222,7 +229,7 @@ class GeometricSteps(Work):
         if isinstance(mean, Schedule):
             raise ConfigError("mean", mean, "give a number; work does not follow a schedule")
         self.mean = check_number("mean", mean, 1)
-        self.high = math.ceil(12 * float(mean)) if high is None else check_count("high", high)
+        self.high = check_count("high", math.ceil(12 * float(mean)) if high is None else high, high=MOST)
 
     def draw(self, key: Any, ids: Any, sizes: Any, batch_size: int | None) -> jax.Array:
         tosses = jax.random.geometric(key, 1 / jnp.asarray(self.mean, float))
@@ -286,6 +293,8 @@ def _epochs_to_steps(epochs: Any, sizes: Any, batch_size: int | None) -> Any:
         examples = sizes
     # The small excess keeps ⌊e·n/B⌋ whole where e·n/B is, in spite of rounding.
     steps = numpy.floor(epochs * examples / batch_size * (1 + 1e-6))
+    if numpy is np and not (steps <= MOST).all():
+        raise ConfigError("epochs", epochs, f"a client would take {steps.max():.3g} steps, and takes at most {MOST}")
     return numpy.maximum(1, steps).astype(numpy.int32)
 
 

@@ -73,6 +73,18 @@ def test_a_run_may_be_prolonged_and_looked_at_more_often(tmp_path):
         run("scaffold", tmp_path, rounds=4)
 
 
+def test_a_run_may_be_shortened_to_a_round_without_evaluation(tmp_path):
+    with pytest.raises(Killed):
+        run("fedavg", tmp_path, evaluate_every=8, at=8)
+    identical(run("fedavg", rounds=6, evaluate_every=8), run("fedavg", tmp_path, rounds=6, evaluate_every=8))
+
+
+def test_other_columns_are_refused_before_work_begins(tmp_path):
+    run("fedavg", tmp_path, rounds=4)
+    with pytest.raises(CheckpointError, match="has the columns grad_norm_sq: ask for the same test"):
+        run("fedavg", tmp_path, grad_norm=True)
+
+
 def test_memory_may_be_elsewhere_than_before(tmp_path):
     """With several rows at a time, of clients in the order in which they came."""
     with pytest.raises(Killed):

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedax.data.federated import FederatedData
 from fedax.errors import ConfigError, DataError
-from fedax.numbers import check_count, check_number
+from fedax.numbers import check_count, check_number, check_room
 
 
 def quadratics(
@@ -40,7 +40,8 @@ def quadratics(
         One example a client: ``{"H": [N, d, d], "e": [N, d]}`` in float64.
 
     Raises:
-        ConfigError: numbers out of range, or not one of the pairs (clients, dimension) and (H, e).
+        ConfigError: numbers out of range, or more than the memory holds; not one of the pairs (clients, dimension) and
+            (H, e).
         DataError: ``H`` and ``e`` of other shapes, an H_i that is not symmetric positive semidefinite, bad weights.
 
     Source:
@@ -69,6 +70,7 @@ def _draw_quadratics(
     clients: int, dimension: int, mu: float, L: float, spread: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     N, d = check_count("clients", clients), check_count("dimension", dimension)
+    check_room(8 * N * (4 * d * d + 2 * d), clients=N, dimension=d)
     check_number("mu", mu, 0, open_low=True)
     check_number("L", L, mu)
     check_number("spread", spread, 0)
@@ -109,6 +111,9 @@ def synthetic(alpha: float, beta: float, clients: int = 30, seed: int = 0) -> tu
         ``(train, test)``: nine tenths of each client's examples, and the held-out tenth of the same clients. Both hold
         ``{"x": float32 [n, 60], "y": int32 [n]}``.
 
+    Raises:
+        ConfigError: numbers out of range, or more clients than the memory holds.
+
     Source:
         Li et al. 2020 (FedProx), section 5.1, and its published generator; FedNova's Figure 5 has Synthetic(1, 1).
 
@@ -119,7 +124,7 @@ def synthetic(alpha: float, beta: float, clients: int = 30, seed: int = 0) -> tu
     """
     check_number("alpha", alpha, 0)
     check_number("beta", beta, 0)
-    check_count("clients", clients)
+    check_room(250_000 * check_count("clients", clients), clients=clients)  # some 450 examples each, twice
     generator = np.random.default_rng(check_count("seed", seed, 0))
     features, classes = 60, 10
     std = np.arange(1, features + 1) ** -0.6
@@ -163,7 +168,7 @@ def sparse_regression(
         ``{"x": float32 [n, d], "y": float32 [n]}`` of each client.
 
     Raises:
-        ConfigError: numbers out of range.
+        ConfigError: numbers out of range, or more than the memory holds.
 
     Source: after the federated lasso of Yuan et al. 2021, "Federated composite optimization".
 
@@ -171,8 +176,9 @@ def sparse_regression(
         >>> sparse_regression(clients=4, features=20, support=3).examples["x"].shape
         (200, 20)
     """
-    for field, value in (("clients", clients), ("features", features), ("support", support), ("examples", examples)):
-        check_count(field, value)
+    N, d, m = (check_count(k, v) for k, v in (("clients", clients), ("features", features), ("examples", examples)))
+    check_count("support", support)
+    check_room(12 * N * (m * d + m + d), clients=N, features=d, examples=m)
     if support > features:
         raise ConfigError("support", support, f"give at most the number of features, {features}")
     check_number("spread", spread, 0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedax.errors import ConfigError, DataError
-from fedax.numbers import check_count, check_number
+from fedax.numbers import check_count, check_number, check_room
 
 _DRAWS = 1000
 _TINY = np.finfo(np.float64).tiny
@@ -24,13 +24,13 @@ def iid(n: int, clients: int, seed: int = 0) -> list[np.ndarray]:
         seed: ≥ 0, of NumPy's generator.
 
     Raises:
-        ConfigError: more clients than examples.
+        ConfigError: more clients than examples, or more of either than the memory holds.
 
     Example:
         >>> [len(part) for part in iid(5, clients=2)]
         [3, 2]
     """
-    n = check_count("n", n)
+    check_room(24 * check_count("n", n), n=n)
     _check_clients(clients, n)
     return _sorted(np.array_split(_generator(seed).permutation(n), clients))
 
@@ -63,7 +63,7 @@ def dirichlet(labels: np.ndarray, clients: int, alpha: float, min_size: int = 10
     rows = _rows_by_class(labels)
     sizes = np.array([len(of_class) for of_class in rows])
     n = int(sizes.sum())
-    _check_clients(clients, n)
+    _check_clients(clients, n, len(rows))
     _check_min_size(min_size, clients, n)
     check_number("alpha", alpha, 0, open_low=True)
     generator, reached = _generator(seed), 0
@@ -103,7 +103,7 @@ def dirichlet_labels(labels: np.ndarray, clients: int, alpha: float, seed: int =
     rows = _rows_by_class(labels)
     left = np.array([len(of_class) for of_class in rows])
     n = int(left.sum())
-    _check_clients(clients, n)
+    _check_clients(clients, n, len(rows))
     check_number("alpha", alpha, 0, open_low=True)
     generator = _generator(seed)
     # A small α can make a ratio underflow to 0; with _TINY a client can take from any class once its own are gone.
@@ -184,7 +184,7 @@ def dominant(labels: np.ndarray, clients: int, share: float, seed: int = 0) -> l
     classes = len(rows)
     if classes < 2:
         raise DataError("labels: there is one class only; a dominant class needs at least two")
-    _check_clients(clients, sum(map(len, rows)))
+    _check_clients(clients, sum(map(len, rows)), classes)
     if clients < classes:
         raise ConfigError("clients", clients, f"there are {classes} classes; give at least one client a class")
     check_number("share", share, 0, 1, open_low=True)
@@ -238,7 +238,7 @@ def power_law(n: int, clients: int, exponent: float = 1.0, min_size: int = 10, s
         >>> [len(part) for part in power_law(1000, clients=4, exponent=2.0)]
         [684, 179, 85, 52]
     """
-    n = check_count("n", n)
+    check_room(24 * check_count("n", n), n=n)
     _check_clients(clients, n)
     _check_min_size(min_size, clients, n)
     check_number("exponent", exponent, 0)
@@ -292,9 +292,11 @@ def _generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(check_count("seed", seed, 0))
 
 
-def _check_clients(clients: int, n: int) -> None:
+def _check_clients(clients: int, n: int, pieces: int = 1) -> None:
+    """``pieces``: into how many each client's examples are cut at first."""
     if check_count("clients", clients) > n:
         raise ConfigError("clients", clients, f"there are {n} examples; give at most one client an example")
+    check_room(160 * int(clients) * pieces, clients=clients)
 
 
 def _check_min_size(min_size: int, clients: int, n: int) -> None:

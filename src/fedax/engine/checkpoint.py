@@ -37,6 +37,7 @@ _ROWS = 2**26  # bytes of client memory that are read at a time
 _BEST = "best.safetensors"
 _NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
 _KINDS = {"f": "F", "i": "I", "u": "U"}
+_COUNTS = ("round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "left_out", "skipped")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +149,9 @@ class Keeper:
             raise CheckpointError(f"{self.folder}: process 0 has a checkpoint of round {index} there: share the folder")
         with _opened(paths[0]) as file:
             meta = self._text(paths[0], file, {"status", "rows", "costs"})
+            last = meta["rows"][-1]["round"]
+            if last > index or (last < index and meta["status"] != "finished"):
+                raise CheckpointError(f"{paths[0]}: {meta['status']} with figures up to round {last}; remove it")
             leaves, form = jax.tree.flatten(state.server)
             server = [_read(paths[0], file, f"server.{k}", leaf.shape, leaf.dtype) for k, leaf in enumerate(leaves)]
             lost, losses = jax.tree.flatten(state.losses)
@@ -251,6 +255,8 @@ class Keeper:
             meta = self._text(path, file, {"of", "round", "value"})
             if meta["of"] != [self.wanted.best, self.wanted.upwards]:
                 return None
+            if type(meta["round"]) is not int or type(meta["value"]) is not float or not math.isfinite(meta["value"]):
+                raise CheckpointError(f"{path}: best {meta['value']!r} at round {meta['round']!r}; remove it")
             leaves, form = jax.tree_util.tree_flatten_with_path(self.job.x.tree)
             params = [_read(path, file, tensor_name(at), leaf.shape, leaf.dtype) for at, leaf in leaves]
         return Best(meta["round"], meta["value"], jax.tree.unflatten(form, params))
@@ -268,11 +274,15 @@ class Keeper:
     def _text(self, path: pathlib.Path, file: Any, wanted: set[str]) -> dict[str, Any]:
         """What a checkpoint says about itself, if it is this job's."""
         try:
-            meta: dict[str, Any] = json.loads((file.metadata() or {})["fedax"])
-            was: dict[str, str] = dict(meta["job"])
-            if meta["format"] != _FORMAT or not wanted <= meta.keys():
+            text = (file.metadata() or {})["fedax"]
+            if text.count("[") + text.count("{") > 1000 + len(text) // 16:  # each takes 60 bytes and more
+                raise ValueError("too many lists and tables for its length")
+            meta: dict[str, Any] = json.loads(text)
+            if meta["format"] != _FORMAT or not isinstance(was := meta["job"], dict) or not wanted <= meta.keys():
                 raise ValueError(f"format {meta['format']!r}")
-        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            if "rows" in wanted:
+                _check_figures(**{name: meta[name] for name in ("status", "rows", "costs")})
+        except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path}: no checkpoint that this version can read ({error})") from error
         now = self.job.settings
         if differs := [
@@ -281,7 +291,7 @@ class Keeper:
             if was.get(name) != now.get(name)
         ]:
             raise CheckpointError(
-                f"{path}: of a run with other settings ({'; '.join(differs)}): use the same, or give another folder"
+                f"{path}: of a run with other settings: use the same, or give another folder ({'; '.join(differs)})"
             )
         return meta
 
@@ -295,13 +305,17 @@ class Keeper:
             whole, form = [np.array(leaf) for leaf in leaves], [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
         if not form:
             return memory
-        step = max(1, _ROWS // sum(int(np.prod(shape)) * kind.itemsize for shape, kind in form))
+        step = max(1, _ROWS // max(1, sum(int(np.prod(shape)) * kind.itemsize for shape, kind in form)))
+        seen = np.zeros(self.job.plan.num_clients, bool)
         for path in paths:
             with _opened(path) as file:
                 self._text(path, file, set())
                 ids = _read(path, file, "ids", None, np.dtype(np.int64))
-                if ids.ndim != 1 or ((ids < 0) | (ids >= self.job.plan.num_clients)).any():
+                if ids.ndim != 1 or ((ids < 0) | (ids >= len(seen))).any():
                     raise CheckpointError(f"{path}: its clients are not this run's")
+                if seen[ids].any() or len(np.unique(ids)) < len(ids):
+                    raise CheckpointError(f"{path}: it has a client that was there before; remove it")
+                seen[ids] = True
                 for start in range(0, len(ids), step):
                     rows = slice(start, min(start + step, len(ids)))
                     mine = (ids[rows] >= own.start) & (ids[rows] < own.stop)
@@ -336,6 +350,8 @@ def _writing(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[Any]:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: not a regular file; remove it")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             yield file
@@ -343,15 +359,40 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
         raise CheckpointError(f"{path}: broken ({error}); remove it to go on from an older one") from error
 
 
+def _check_figures(status: Any, rows: Any, costs: Any) -> None:
+    """Refuse a history that no run writes, with a ValueError or what its form leads to."""
+    if status not in ("finished", "stopped", "diverged", "failed"):
+        raise ValueError(f"status {status!r}")
+    if costs.keys() != {*_COUNTS[1:6], "seconds"} or not {"round", "train_loss", *costs} <= rows[0].keys():
+        raise ValueError("columns are missing")
+    for row in (*rows, costs):
+        if row is not costs and row.keys() != rows[0].keys():
+            raise ValueError("rows with other columns than the first")
+        for name, value in row.items():
+            whole = name in _COUNTS
+            if name == "bad_clients" and isinstance(value, list):
+                if not all(type(id_) is int and id_ >= 0 for id_ in value):
+                    raise ValueError(f"{name} is {value!r}")
+                continue
+            if type(value) is not (int if whole else float) or (whole and not 0 <= value < 2**63):
+                raise ValueError(f"{name} is {value!r}")
+        if not 0 <= row["seconds"] < float("inf"):
+            raise ValueError(f"seconds is {row['seconds']}")
+    rounds = [row["round"] for row in rows]
+    if rounds[0] != 0 or rounds != sorted({*rounds}):
+        raise ValueError("rounds that do not ascend from 0")
+
+
 def _read(
     path: pathlib.Path, file: Any, name: str, shape: tuple[int, ...] | None, kind: np.dtype, rows: slice | None = None
 ) -> np.ndarray:
-    """A tensor, or rows of one, of the form that it has to have."""
+    """A tensor, or rows of one, of the form that it has to have; ``shape`` None: of one axis, or none."""
     found = file.get_slice(name)
-    stored = _stored(kind)
-    if found.get_dtype() != _label(stored) or (shape is not None and tuple(found.get_shape()) != shape):
-        was = f"{found.get_dtype()} {found.get_shape()}"
-        raise CheckpointError(f"{path}: {name} is {was}, and should be {_label(stored)} {list(shape or ())}")
+    stored, there = _stored(kind), found.get_shape()
+    wanted = there[:1] if shape is None else list(shape)  # NumPy has no arrays of more than 64 axes
+    if found.get_dtype() != _label(stored) or there != wanted:
+        should = f"{_label(stored)} {wanted}"
+        raise CheckpointError(f"{path}: {name} should be {should}, and is {found.get_dtype()} {there}")
     values = file.get_tensor(name) if rows is None else found[rows]
     return np.asarray(values).view(kind) if kind != stored else np.asarray(values)
 

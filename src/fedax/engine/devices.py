@@ -1,12 +1,11 @@
 """The devices that a run uses."""
 
-import os
-
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from fedax.errors import ConfigError
+from fedax.numbers import host_bytes
 
 AXIS = "clients"
 _WORTH = 2**17  # multiply-adds of a device's share of a round from which on spreading it pays
@@ -39,11 +38,6 @@ def check_mesh(mesh: Mesh) -> Mesh | None:
     if mesh.size == 1 and mesh.devices.flat[0] == jax.local_devices()[0]:
         return None
     return mesh
-
-
-def host_bytes() -> int:
-    """The machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def device_bytes() -> int:

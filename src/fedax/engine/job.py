@@ -22,7 +22,7 @@ from fedax.engine.devices import check_mesh, cores, device_bytes
 from fedax.engine.memory import where
 from fedax.engine.round import Federation, Plan, Traffic, first_state, one_round, prepare
 from fedax.errors import ConfigError, DataError
-from fedax.numbers import check_count, check_number
+from fedax.numbers import MOST, check_count, check_number, check_room
 from fedax.participation import Dropout, Full, Participation
 from fedax.schedule import resolve
 from fedax.tasks.task import Task
@@ -126,9 +126,9 @@ def make_job(
     _check(algorithm, task, data, rounds, work, participation, until, guard, aggregate, faults)
     own = processes.own(data)
     _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, data, own, test))
-    rounds = check_count("rounds", rounds, 0)
+    rounds = int(rounds)
     density = None if density is None else check_number("density", density, 0)
-    batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+    batch_size = None if batch_size is None else _batch_size(batch_size, data)
     stops = _stops(rounds, evaluate_every)
     # One type for all numbers: whether 1, 1.0 or np.float64(1.0) is given, the program is the same.
     algorithm = jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf, algorithm)
@@ -218,11 +218,18 @@ def _once(shared: dict[Any, Any], name: Any, make: Callable[[], Any]) -> Any:
     return shared[name]
 
 
+def _batch_size(asked: Any, data: FederatedData) -> int:
+    batch_size = check_count("batch_size", asked, high=MOST)
+    check_room(batch_size * sum(leaf[:1].nbytes for leaf in jax.tree.leaves(data.examples)), batch_size=batch_size)
+    return batch_size
+
+
 def _stops(rounds: int, every: Any) -> tuple[int, ...]:
     if isinstance(every, Sequence | np.ndarray) and not isinstance(every, str):
         stops = sorted({check_count("evaluate_every", int(r) if isinstance(r, np.integer) else r) for r in every})
         return (*(r for r in stops if r < rounds), rounds) if rounds else ()
     step = max(1, math.ceil(rounds / 50)) if every is None else check_count("evaluate_every", every)
+    check_room(600 * (rounds // step), rounds=rounds)  # bytes of a row
     return (*range(step, rounds, step), rounds) if rounds else ()
 
 
@@ -255,7 +262,7 @@ def _check(
         raise ConfigError("until", until, "give a function of one row of the history that tells whether to stop")
     algorithm.validate()
     work.validate(data.sizes)
-    participation.validate(data.num_clients, check_count("rounds", rounds, 0))
+    participation.validate(data.num_clients, check_count("rounds", rounds, 0, MOST))
 
 
 def _missing(participation: Participation, num_clients: int, guard: Guard | None) -> str | None:

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedax.engine.devices import device_bytes, host_bytes
+from fedax.engine.devices import device_bytes
 from fedax.errors import ConfigError
+from fedax.numbers import host_bytes
 
 _DIRTY = 2**27  # bytes of a file's rows that may be resident before they are let go
 

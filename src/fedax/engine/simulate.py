@@ -22,7 +22,7 @@ from fedax.engine.evaluate import measured, told
 from fedax.engine.hosted import Hosted
 from fedax.engine.job import Job, make_job
 from fedax.engine.round import Plan, State, Tally, Traffic, one_round, prepare, settle
-from fedax.errors import BadClientWarning, ConfigError, DivergedWarning
+from fedax.errors import BadClientWarning, CheckpointError, ConfigError, DivergedWarning
 from fedax.participation import Participation
 from fedax.schedule import resolve
 from fedax.tasks.task import Task
@@ -285,17 +285,25 @@ def drive(
             keeper.save(Saved(state, index, rows[0], costs[0].row(), status[0]))
 
     index = 0
-    if (found := keeper.find(state) if keeper is not None else None) is None:
+    if keeper is None or (found := keeper.find(state)) is None:
         record(0)
     else:
         state, index, rows[0], had, status[0] = found
         costs[0].take(had)
+        if (asked := {"round", *had, *program.measure(state, index)[0]}) != rows[0][0].keys():
+            differs = ", ".join(sorted(asked ^ rows[0][0].keys()))
+            raise CheckpointError(
+                f"{keeper.folder}: only one of this run and the one that wrote it has the columns {differs}: "
+                "ask for the same test, grad_norm and density, or give another folder"
+            )
         for row in rows[0]:
             callback(0, dict(row))
             _ = (until := jobs[0].until) is not None and until(dict(row))  # it may count, for early stopping
-        if status[0] != "finished" or index == jobs[0].rounds:
+        if status[0] != "finished" or rows[0][-1]["round"] == jobs[0].rounds:
             del going[0]
             kept[0] = program.outcome(state, index, 0)
+        elif index == jobs[0].rounds:  # the run was to be longer, and was not evaluated here
+            record(index)
     compile_seconds = (time.perf_counter() - began) / len(jobs)
     pace: float | None = None
     if keeper is not None:

@@ -178,6 +178,10 @@ class _WrittenTask(TaskSection):
     name: str
 
 
+class _WrittenParticipation(ParticipationSection):
+    kind: str
+
+
 class _WrittenRun(RunSection):
     seeds: list[Seed] = pydantic.Field(min_length=1, max_length=_MOST_SEEDS)
 
@@ -199,7 +203,7 @@ class WrittenSection(ExperimentSection):
     data: _WrittenData
     task: _WrittenTask
     work: WorkSection
-    participation: ParticipationSection
+    participation: _WrittenParticipation
     run: _WrittenRun
     methods: list[_WrittenMethod] = pydantic.Field(min_length=1, max_length=1000)  # type: ignore[assignment]
     sweep: _WrittenSweep | None = None

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from fedax.numbers import check_room
+
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
@@ -51,6 +53,7 @@ def draw(key: Any, plan: PyTree[Any]) -> PyTree[Any]:
     leaves, tree = jax.tree.flatten(plan)
     drawn = [leaf for leaf in leaves if isinstance(leaf, Uniform)]
     ends = list(itertools.accumulate(math.prod(leaf.shape) for leaf in drawn))
+    check_room(8 * ends[-1], parameters=ends[-1])
     values = jax.random.uniform(key, (ends[-1],), minval=-1.0)
     pieces = iter(jnp.split(values, ends[:-1]))
     filled = [leaf.bound * next(pieces).reshape(leaf.shape) if isinstance(leaf, Uniform) else leaf for leaf in leaves]
