@@ -290,7 +290,7 @@ def drive(
     else:
         state, index, rows[0], had, status[0] = found
         costs[0].take(had)
-        if (asked := {"round", *had, *program.measure(state, index)[0]}) != rows[0][0].keys():
+        if (asked := {"round", *had, *told(state.losses), *program.measure(state, index)[0]}) != rows[0][0].keys():
             differs = ", ".join(sorted(asked ^ rows[0][0].keys()))
             raise CheckpointError(
                 f"{keeper.folder}: only one of this run and the one that wrote it has the columns {differs}: "
