@@ -556,11 +556,11 @@ def _unwritable(folder: pathlib.Path, error: OSError, way_on: str) -> Exception:
 
 
 def _show_report(console: "Console", record: "Record") -> None:
-    """Where it is; and exit code 1 where a method diverged."""
+    """Where it is; and exit code 1 where a method did not come to its end."""
     from fedax.experiments import summary
 
     console.print(f"\nReport: [bold]{record.folder / 'report.html'}[/]", highlight=False, soft_wrap=True)
-    if any(each.status == "diverged" for each in summary.methods([record])):
+    if any(each.status != "finished" for each in summary.methods([record])):
         raise typer.Exit(1)
 
 

@@ -83,6 +83,16 @@ def test_what_was_left_out_is_told(tmp_path):
     assert summary.metrics([method]) == ["train_loss", "test_accuracy", "test_loss"]
 
 
+def test_a_method_that_cannot_is_refused_before_another_one_runs(tmp_path):
+    methods = [{"name": "fedavg", "lr": 0.1}, {"name": "scaffold", "lr": 0.1, "label": "second"}]
+    config = CONFIG | {"run": CONFIG["run"] | {"aggregate": "coordinate-median"}, "methods": methods}
+    with pytest.raises(
+        fedax.ConfigError, match=r"methods.second.aggregate = 'CoordinateMedian': Scaffold: its clients"
+    ):
+        execute(build(config), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_history_is_that_of_simulate(done):
     experiment, record, _ = done
     run = fedax.simulate(

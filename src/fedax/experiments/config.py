@@ -391,8 +391,8 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
     classes = _classes(data)
 
     def experiment(own: _Settings) -> Experiment:
-        _within("work", lambda: own.work.validate(data.sizes))
-        _within("participation", lambda: own.participation.validate(data.num_clients, own.run["rounds"]))
+        within("work", lambda: own.work.validate(data.sizes))
+        within("participation", lambda: own.participation.validate(data.num_clients, own.run["rounds"]))
         resolved = {
             "name": first.name or first.data.name,
             "data": data_config,
@@ -403,7 +403,7 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
             "methods": own.methods_config,
         }
         if (faults := own.options.get("faults")) is not None:
-            _within("run.faults", lambda: faults.of(data.num_clients))
+            within("run.faults", lambda: faults.of(data.num_clients))
         return Experiment(resolved, data, test, classes, task, own.work, own.participation, own.methods, own.options)
 
     return [experiment(own) for own in settings]
@@ -446,7 +446,7 @@ def _settings(sections: ExperimentSection) -> _Settings:
     absent = {name: value for name in ("dropout", "available") if (value := getattr(chosen, name)) is not None}
     if absent:
         drawn = participation
-        participation = _within("participation", lambda: fedax.Dropout(drawn, chosen.dropout, chosen.available))
+        participation = within("participation", lambda: fedax.Dropout(drawn, chosen.dropout, chosen.available))
         participation_config |= absent
     methods = dict(zip(names, (method for method, _ in made), strict=True))
     configs = [config for _, config in made]
@@ -498,7 +498,7 @@ def _method(section: MethodSection, label: str) -> tuple[fedax.Algorithm, Table]
             raise unknown(f"{place}.{name}", name, known)
         schedule = isinstance(value, dict) and name != "regularizer"
         given[name] = _schedule(f"{place}.{name}", value) if schedule else value
-    method = _within(place, lambda: fedax.create(section.name, **given))
+    method = within(place, lambda: fedax.create(section.name, **given))
     defaults = {name: value for name, value in known.items() if value is not None}
     return method, {"name": section.name, "label": label, **defaults, **section.parameters}
 
@@ -679,12 +679,12 @@ def _bind(
     for p in known:
         if p.default is p.empty and p.name not in given:
             raise ConfigError(f"{section}.{p.name}", None, f"this is missing; {section} needs {', '.join(names)}")
-    made = _within(section, lambda: make(*first, **given))
+    made = within(section, lambda: make(*first, **given))
     defaults = {p.name: p.default for p in known if p.default is not p.empty and p.default is not None}
     return made, {name: (defaults | given)[name] for name in names if name in defaults or name in given}
 
 
-def _within(section: str, call: Callable[[], Any]) -> Any:
+def within(section: str, call: Callable[[], Any]) -> Any:
     """The call's result; an error's field gets the section's name in front."""
     try:
         return call()

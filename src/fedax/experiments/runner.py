@@ -1,6 +1,7 @@
 """Runs an experiment: every method with every seed, written to its folder as it goes."""
 
 import datetime
+import functools
 import math
 import platform
 import shutil
@@ -13,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
+from fedax.engine.job import make_job
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning
 from fedax.experiments import summary, toml
-from fedax.experiments.config import Experiment
+from fedax.experiments.config import Experiment, within
 from fedax.experiments.plots import write_plots
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import (
@@ -57,6 +59,7 @@ def execute(
         The run folder, read again by the process that writes it. A method that diverges does not stop the others.
     """
     config, writes = experiment.config, jax.process_index() == 0
+    _check_methods(experiment)
     runs = [(label, seed) for label in experiment.methods for seed in config["run"]["seeds"]]
     models = {each: folder / "models" / f"{slug(each[0])}-seed{each[1]}.safetensors" for each in runs}
     over = {each for each in runs if models[each].exists()}
@@ -102,6 +105,14 @@ def execute(
             write_model(models[label, seed], run.params)
             shutil.rmtree(place, ignore_errors=True)
     return finish(folder, compiled) if writes else None
+
+
+def _check_methods(experiment: Experiment) -> None:
+    """That each method can be run as is asked, before the first one is."""
+    parts = {"work": experiment.work, "participation": experiment.participation, "test": experiment.test}
+    given = {"task": experiment.task, "data": experiment.data, "shared": {}} | parts | experiment.options
+    for label, algorithm in experiment.methods.items() if len(experiment.methods) > 1 else ():
+        within(f"methods.{label}", functools.partial(make_job, algorithm, **given))
 
 
 def begin(folder: Path, config: Mapping[str, Any], experiments: Sequence[Experiment]) -> None:
