@@ -110,7 +110,9 @@ def execute(
 def _check_methods(experiment: Experiment) -> None:
     """That each method can be run as is asked, before the first one is."""
     parts = {"work": experiment.work, "participation": experiment.participation, "test": experiment.test}
-    given = {"task": experiment.task, "data": experiment.data, "shared": {}} | parts | experiment.options
+    given: dict[str, Any] = (
+        {"task": experiment.task, "data": experiment.data, "shared": {}} | parts | experiment.options
+    )
     for label, algorithm in experiment.methods.items() if len(experiment.methods) > 1 else ():
         within(f"methods.{label}", functools.partial(make_job, algorithm, **given))
 
