@@ -45,7 +45,7 @@ def test_convolution_and_its_gradients_are_those_of_xla(kernel, stride, padding)
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
-@pytest.mark.parametrize(("examples", "h", "w", "i", "o"), [(6, 8, 8, 16, 24), (3, 9, 11, 32, 16), (4, 36, 33, 16, 16)])
+@pytest.mark.parametrize(("examples", "h", "w", "i", "o"), [(6, 8, 8, 32, 40), (3, 9, 11, 64, 32), (4, 36, 33, 32, 32)])
 def test_convolution_by_tiles_and_its_gradients(examples, h, w, i, o, padding):
     # Even and odd sides; blocks of all examples, of one and of some.
     x, weights = normal(examples, h, w, i), normal(3, 3, i, o)
@@ -60,7 +60,8 @@ def test_convolution_by_tiles_and_its_gradients(examples, h, w, i, o, padding):
 
 
 @pytest.mark.parametrize(
-    ("x", "weights"), [((1, 4, 4, 64), (3, 3, 64, 64)), ((9, 8, 8, 8), (3, 3, 8, 64)), ((9, 8, 8, 64), (3, 2, 64, 64))]
+    ("x", "weights"),
+    [((1, 4, 4, 64), (3, 3, 64, 64)), ((9, 8, 8, 16), (3, 3, 16, 64)), ((9, 8, 8, 64), (3, 2, 64, 64))],
 )
 def test_tiles_are_for_3x3_kernels_between_many_channels_and_for_more_tiles_than_channels(x, weights):
     assert not _tiles_are_faster(jnp.zeros(x), jnp.zeros(weights))
@@ -72,11 +73,11 @@ def net(conv, weights, x):
     return (x**2).sum()
 
 
-@pytest.mark.parametrize(("size", "filters"), [(3, 2), (5, 2), (3, 16)])  # the last: by tiles in the second layer
+@pytest.mark.parametrize(("size", "filters"), [(3, 2), (5, 2), (3, 32)])  # the last: by tiles in the second layer
 def test_local_steps_of_clients_with_their_own_weights(size, filters):
     clients, steps = 3, 4
     weights = [0.6 / size / i**0.5 * normal(clients, size, size, i, filters) for i in (1, filters)]
-    x = normal(steps, clients, 2, 6, 6, 1)
+    x = normal(steps, clients, 4, 6, 6, 1)
 
     @jax.jit
     def vectorised(weights, x):
@@ -96,9 +97,9 @@ def test_local_steps_of_clients_with_their_own_weights(size, filters):
     close(vectorised(weights, x), jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected))
 
 
-@pytest.mark.parametrize(("size", "filters"), [(3, 2), (5, 2), (3, 16)])
+@pytest.mark.parametrize(("size", "filters"), [(3, 2), (5, 2), (3, 32)])
 def test_hessian_vector_products_by_either_mode(size, filters):
-    weights, x = [0.6 / size / i**0.5 * normal(size, size, i, filters) for i in (1, filters)], normal(2, 6, 6, 1)
+    weights, x = [0.6 / size / i**0.5 * normal(size, size, i, filters) for i in (1, filters)], normal(4, 6, 6, 1)
     direction = jax.tree.map(lambda w: normal(*w.shape), weights)
 
     def forward_over_reverse(conv):
@@ -168,7 +169,7 @@ def test_gradients_inside_shard_map(layer):
         params = {"input": normal(3, 8), "state": normal(2, 8), "offset": normal(8)}
         x, run = normal(2, 4, 3), lambda params, x: lstm(x, params)
     elif layer == "tiles":
-        params, x, run = normal(3, 3, 16, 16), normal(2, 6, 6, 16), lambda w, x: conv2d(x, w)
+        params, x, run = normal(3, 3, 32, 32), normal(4, 6, 6, 32), lambda w, x: conv2d(x, w)
     else:
         params, x, run = normal(int(layer[0]), int(layer[0]), 1, 2), normal(2, 6, 6, 1), lambda w, x: conv2d(x, w)
 
