@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fedax.errors import ConfigError
-from fedax.tasks.layers import conv2d, dropout, group_norm, lstm, max_pool
+from fedax.tasks.layers import _tiles_are_faster, conv2d, dropout, group_norm, lstm, max_pool
 
 RNG = np.random.default_rng(0)
 
@@ -44,17 +44,40 @@ def test_convolution_and_its_gradients_are_those_of_xla(kernel, stride, padding)
     close(jax.jit(lambda: run(conv2d))(), run(reference))
 
 
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize(("examples", "h", "w", "i", "o"), [(6, 8, 8, 32, 40), (3, 9, 11, 64, 32), (4, 36, 33, 32, 32)])
+def test_convolution_by_tiles_and_its_gradients(examples, h, w, i, o, padding):
+    # Even and odd sides; blocks of all examples, of one and of some.
+    x, weights = normal(examples, h, w, i), normal(3, 3, i, o)
+    assert _tiles_are_faster(x, weights)
+    g = normal(*reference(x, weights, padding=padding).shape)
+
+    def run(conv):
+        out, pull = jax.vjp(lambda x, weights: conv(x, weights, padding=padding), x, weights)
+        return out, pull(g)
+
+    close(jax.jit(lambda: run(conv2d))(), run(reference))
+
+
+@pytest.mark.parametrize(
+    ("x", "weights"),
+    [((1, 4, 4, 64), (3, 3, 64, 64)), ((9, 8, 8, 16), (3, 3, 16, 64)), ((9, 8, 8, 64), (3, 2, 64, 64))],
+)
+def test_tiles_are_for_3x3_kernels_between_many_channels_and_for_more_tiles_than_channels(x, weights):
+    assert not _tiles_are_faster(jnp.zeros(x), jnp.zeros(weights))
+
+
 def net(conv, weights, x):
     for w in weights:
         x = jnp.tanh(conv(x, w))
     return (x**2).sum()
 
 
-@pytest.mark.parametrize("size", [3, 5])
-def test_local_steps_of_clients_with_their_own_weights(size):
+@pytest.mark.parametrize(("size", "filters"), [(3, 2), (5, 2), (3, 32)])  # the last: by tiles in the second layer
+def test_local_steps_of_clients_with_their_own_weights(size, filters):
     clients, steps = 3, 4
-    weights = [0.2 * normal(clients, size, size, i, 2) for i in (1, 2)]
-    x = normal(steps, clients, 2, 6, 6, 1)
+    weights = [0.6 / size / i**0.5 * normal(clients, size, size, i, filters) for i in (1, filters)]
+    x = normal(steps, clients, 4, 6, 6, 1)
 
     @jax.jit
     def vectorised(weights, x):
@@ -74,9 +97,9 @@ def test_local_steps_of_clients_with_their_own_weights(size):
     close(vectorised(weights, x), jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected))
 
 
-@pytest.mark.parametrize("size", [3, 5])
-def test_hessian_vector_products_by_either_mode(size):
-    weights, x = [0.2 * normal(size, size, i, 2) for i in (1, 2)], normal(2, 6, 6, 1)
+@pytest.mark.parametrize(("size", "filters"), [(3, 2), (5, 2), (3, 32)])
+def test_hessian_vector_products_by_either_mode(size, filters):
+    weights, x = [0.6 / size / i**0.5 * normal(size, size, i, filters) for i in (1, filters)], normal(4, 6, 6, 1)
     direction = jax.tree.map(lambda w: normal(*w.shape), weights)
 
     def forward_over_reverse(conv):
@@ -140,11 +163,13 @@ def test_lstm_step_by_step():
     close(lstm(x, params), np.stack(expected, axis=1))
 
 
-@pytest.mark.parametrize("layer", ["lstm", "3x3", "5x5"])
+@pytest.mark.parametrize("layer", ["lstm", "3x3", "5x5", "tiles"])
 def test_gradients_inside_shard_map(layer):
     if layer == "lstm":
         params = {"input": normal(3, 8), "state": normal(2, 8), "offset": normal(8)}
         x, run = normal(2, 4, 3), lambda params, x: lstm(x, params)
+    elif layer == "tiles":
+        params, x, run = normal(3, 3, 32, 32), normal(4, 6, 6, 32), lambda w, x: conv2d(x, w)
     else:
         params, x, run = normal(int(layer[0]), int(layer[0]), 1, 2), normal(2, 6, 6, 1), lambda w, x: conv2d(x, w)
 
