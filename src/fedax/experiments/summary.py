@@ -130,9 +130,12 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     if "trace" in who["kind"]:
         cohort = "as in the trace"
     if "dropout" in who:
-        cohort += f", of whom {short(who['dropout'])} drop out"
+        rate = who["dropout"]
+        cohort += f", of whom {'some' if isinstance(rate, list) else f'{100 * rate:g} %'} drop out"
     elif "available" in who:
         cohort += ", as far as available"
+    asked = {name: run[name] for name in ("guard", "aggregate", "faults") if run.get(name)}
+    uploads = "; ".join(f"{name} {'on' if what is True else short(what)}" for name, what in asked.items())
     return {
         "Data": f"{data['name']}, {thousands(sum(sizes))} training examples",
         "Partition": dealt + (", all clients weigh the same" if data["weights"] == "uniform" else ""),
@@ -140,7 +143,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         "Task": f"{_settings(config['task'], 'name')}, {thousands(parameters)} parameters",
         "Local work": _settings(config["work"], "kind"),
         "Run": f"{run['rounds']} rounds, {_batch(run)}, {_seeds(run['seeds'])}",
-    } | {name.capitalize(): _named(run[name]) for name in ("guard", "aggregate", "faults") if run.get(name)}
+    } | ({"Uploads": uploads} if uploads else {})
 
 
 def _varied(config: dict[str, Any]) -> dict[str, Any]:
@@ -168,10 +171,6 @@ def axis(values: Any) -> str:
 def _settings(section: dict[str, Any], key: str, unnamed: str = "") -> str:
     rest = [f"{k.replace('_', ' ')} {short(v)}" for k, v in section.items() if k != key]
     return ", ".join([section.get(key, unnamed), *rest])
-
-
-def _named(setting: Any) -> str:
-    return "on" if setting is True else short(setting)
 
 
 def _batch(run: dict[str, Any]) -> str:
