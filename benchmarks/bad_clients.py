@@ -10,27 +10,29 @@ import fedax
 from fedax.data import load, partitions
 
 CLIENTS = 100
+SAME, UNEQUAL = fedax.Steps(5), fedax.RandomSteps(5, 2, 2, 9)
 METHODS = {
-    "fedavg": {"lr": 0.3},
-    "fednova": {"lr": 0.3},
-    "scaffold-m": {"lr": 0.3, "beta": 0.5},
-    "fedda-mvr": {"lr": 0.03},
+    "fedavg": ({"lr": 0.3}, SAME),
+    "fednova": ({"lr": 0.3}, UNEQUAL),
+    "scaffold-m": ({"lr": 0.3, "beta": 0.5}, SAME),
+    "fedda-mvr": ({"lr": 0.03}, SAME),
 }
 NONSENSE = {"NaN": math.nan, "inf": math.inf, "1e30": 1e30}
 
 
 def accuracies(method: str, seeds: int, rounds: int, **options: object) -> np.ndarray:
     """[seeds] on held-out digits, after the last round; NaN where the run diverged."""
+    hyper, work = METHODS[method]
     digits = load("digits")
     parts = partitions.dirichlet(digits.train["y"], clients=CLIENTS, alpha=1.0, min_size=2, seed=0)
     found = fedax.sweep(
-        lambda: fedax.create(method, **METHODS[method]),
+        lambda: fedax.create(method, **hyper),
         [{}],
         fedax.tasks.softmax_regression(64, 10),
         fedax.FederatedData.from_partition(digits.train, parts),
         seeds=seeds,
         rounds=rounds,
-        work=fedax.Steps(5),
+        work=work,
         batch_size=8,
         participation=fedax.Uniform(50),
         test=digits.test,
