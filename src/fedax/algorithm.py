@@ -45,7 +45,7 @@ class Round(NamedTuple):
         if self.cohort_share is None:
             raise ConfigError(
                 "participation",
-                "Proportional, or rates of dropping out",
+                "Dropout" if self.missing is not None and "drop" in self.missing else "Proportional",
                 "this method keeps a sum over all clients, of which cohorts that are drawn with replacement, or whose "
                 "clients drop out at different rates, give no share; use Full, Uniform or UniformNormalized",
             )

@@ -325,12 +325,13 @@ def _onto_simplex(u: jax.Array, h: jax.Array, radius: jax.Array) -> jax.Array:
     With κ_j = h_j u_j in descending order, Σ_j x_j is Σ_{j<m} (κ_j − κ_m)/h_j at θ = κ_m, which grows with m. The
     last m where it is below ρ is the last component that stays; what is left of ρ is shared in proportion to 1/h_j.
     """
-    kappa, inverse = h * u, 1 / h
-    descending, of_these = jax.lax.sort((-kappa, inverse), num_keys=1)
-    reached = jnp.cumsum(jnp.diff(descending) * jnp.cumsum(of_these)[:-1])
-    last = -descending[jnp.sum(reached < radius)]
-    stays = kappa >= last
-    above = (kappa - last) * inverse
-    left = radius - jnp.sum(jnp.where(stays, above, 0))
-    x = jnp.maximum(above + left * (inverse / jnp.sum(jnp.where(stays, inverse, 0))), 0)
-    return jnp.where(kappa < last, 0, x)
+    # By rank, not by κ_j ≥ κ_m: compilers may compute h_j u_j again, with another last digit.
+    places = jnp.arange(u.size)
+    descending, inverse, which = jax.lax.sort((-h * u, 1 / h, places), num_keys=1)
+    reached = jnp.cumsum(jnp.diff(descending) * jnp.cumsum(inverse)[:-1])
+    last = jnp.sum(reached < radius)
+    stays = places <= last
+    above = jnp.where(stays, (descending[last] - descending) * inverse, 0)
+    left = radius - jnp.sum(above)
+    share = jnp.where(stays, inverse, 0)
+    return jnp.zeros_like(u).at[which].set(jnp.maximum(above + left * (share / jnp.sum(share)), 0))

@@ -319,6 +319,6 @@ def test_a_method_that_changes_its_state_or_talks_to_nobody_is_refused(wrong):
 
 def test_a_sum_over_all_clients_refuses_draws_with_replacement():
     with pytest.raises(
-        fedax.ConfigError, match=r"participation = 'Proportional, or.*use Full, Uniform or UniformNormalized"
+        fedax.ConfigError, match=r"participation = 'Proportional'.*use Full, Uniform or UniformNormalized"
     ):
         run(methods.Scaffold(LR), participation=fedax.Proportional(3))
