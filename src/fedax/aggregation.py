@@ -201,7 +201,7 @@ class GeometricMedian(Aggregator):
             far = jnp.sqrt(sum(jax.tree.leaves(squares)))
             pull = jnp.where(jnp.isfinite(far), weights / jnp.maximum(far, self.eps), 0)
             pull = pull / jnp.sum(pull)
-            return jax.tree.map(lambda leaf: jnp.sum(_times(pull, leaf), axis=0), uploads)
+            return jax.tree.map(lambda leaf: jnp.sum(scaled(pull, leaf), axis=0), uploads)
 
         return jax.lax.fori_loop(0, self.steps, nearer, CoordinateMedian().average(uploads, weights))
 
@@ -247,7 +247,12 @@ def _in_order(leaf: Any, weights: Any) -> tuple[Any, Any, Any]:
     return jnp.take_along_axis(values, order, axis=0), own, jnp.cumsum(own, axis=0)
 
 
-def _times(weights: Any, leaf: Any) -> Any:
-    """ω_i v_i, and 0 where ω_i is, whatever v_i."""
-    weights = weights.reshape(weights.shape + (1,) * (leaf.ndim - 1)).astype(jnp.result_type(leaf, jnp.float32))
-    return jnp.where(weights == 0, 0, weights * leaf)
+def scaled(weight: Any, leaf: Any) -> Any:
+    """ω v, and 0 where ω is: what an empty place computes, or a bad client sends, may not be finite."""
+    weight = along(jnp.asarray(weight, jnp.result_type(leaf, jnp.float32)), leaf)
+    return jnp.where(weight == 0, 0, weight * leaf)
+
+
+def along(places: Any, leaf: Any) -> Any:
+    """Values of places, for leaves that have more axes."""
+    return places.reshape(places.shape + (1,) * (jnp.ndim(leaf) - places.ndim))

@@ -194,7 +194,8 @@ def run(
       srun --ntasks=4 fedax run experiment.toml --distributed
       fedax run experiment.toml --coordinator node1:7000 --num-processes 4 --process-id 0
 
-    Exit code 1: a method diverged (the others are finished, all is written).
+    Exit code 1: a method diverged, or its guard stopped it (the others are finished,
+    all is written).
     Exit code 2: bad input, or a folder that cannot be written.
     Exit code 3: another process was lost.
     Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,

@@ -39,6 +39,7 @@ from fedax.engine.round import (
     no_losses,
     spread,
     warmup_key,
+    weighing,
 )
 from fedax.participation import Full
 from fedax.schedule import resolve
@@ -108,7 +109,7 @@ class Hosted:
             meeting: Any = _contribute
             visited = cohort.blocks
             if exchange.who == "one":
-                at = int(_chosen(_weighing(cohort.places, good, plan), cohort.key))
+                at = int(_chosen(weighing(cohort.places, good, plan), cohort.key))
                 found = [block for block in visited if at in block.positions]
                 visited = found or visited[:1]  # another process's client: then any does, as one that says 0
                 row = visited[0].positions.tolist().index(at) if found else 0
@@ -117,7 +118,7 @@ class Hosted:
             for block, after in itertools.zip_longest(visited, visited[1:]):
                 self._pool(block)
                 outside = (method, server, self._fed(block), cohort.key, index)
-                places = _weighing(block.places, block.good, plan)
+                places = weighing(block.places, block.good, plan)
                 upload, block.answer, done = meeting(outside, desk.take(block), places, **which)
                 block.pool = None  # or a round would gather all data
                 desk.keep(block, done)
@@ -339,11 +340,6 @@ class _Desk:
         """What was done by all processes, when all is written."""
         self.write()
         return Tally(*np.asarray(processes.total(self.total)).tolist())
-
-
-def _weighing(places: Places, good: Any, plan: Plan) -> Places:
-    """Without the weights of those that a guard has left out."""
-    return places if plan.guard is None else places._replace(weights=jnp.where(good, places.weights, 0))
 
 
 def _assembled(blocks: list[_Block], parts: Iterable[Any], size: int) -> np.ndarray:

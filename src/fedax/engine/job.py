@@ -82,7 +82,7 @@ class Job(NamedTuple):
 
         One where the run may have to end after any.
         """
-        if self.plan.guard is not None and self.plan.guard.stop:
+        if self.plan.stops:
             return 1
         places = self.hyper[2].places(self.plan.num_clients)
         return max(1, 2**31 // (places * max(self.plan.max_steps, self.plan.max_size) * 64))
@@ -122,7 +122,7 @@ def make_job(
     shared.setdefault("alive", []).append((task, data, test, params))
     work = Epochs(1) if work is None else work
     participation = Full() if participation is None else participation
-    guard = Guard() if guard is True else guard or None
+    guard = Guard() if guard is True else None if guard is False else guard
     _check(algorithm, task, data, rounds, work, participation, until, guard, aggregate, faults)
     own = processes.own(data)
     _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, data, own, test))
@@ -246,16 +246,19 @@ def _check(
     faults: Any,
 ) -> None:
     """Everything that can be wrong with the input and be seen without compiling."""
-    for name, value, kind, way_out in (
+    required = (
         ("algorithm", algorithm, Algorithm, "give a method, for instance fedax.create('fedavg', lr=0.1)"),
         ("task", task, Task, "give a fedax.Task, for instance one of fedax.tasks"),
         ("data", data, FederatedData, "give a fedax.FederatedData"),
         ("work", work, Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
         ("participation", participation, Participation, "give Full, Uniform, Proportional, ... or Trace"),
-        ("guard", guard or Guard(), Guard, "give True or fedax.Guard(...)"),
-        ("aggregate", aggregate or Aggregator(), Aggregator, "give CoordinateMedian, TrimmedMean, ... or ClippedMean"),
-        ("faults", faults or Faults([], 0), Faults, "give fedax.Faults(...)"),
-    ):
+    )
+    optional = (
+        ("guard", guard, Guard, "give True or fedax.Guard(...)"),
+        ("aggregate", aggregate, Aggregator, "give CoordinateMedian, TrimmedMean, ... or ClippedMean"),
+        ("faults", faults, Faults, "give fedax.Faults(...)"),
+    )
+    for name, value, kind, way_out in (*required, *(each for each in optional if each[1] is not None)):
         if not isinstance(value, kind):
             raise ConfigError(name, value, way_out)
     if until is not None and not callable(until):

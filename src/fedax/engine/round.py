@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedax.aggregation import Aggregator, Faults, Guard
+from fedax.aggregation import Aggregator, Faults, Guard, along, scaled
 from fedax.algorithm import Algorithm, Exchange, Round
 from fedax.errors import ConfigError
 from fedax.oracle import Oracle
@@ -76,6 +76,11 @@ class Plan:
     def gathers(self) -> bool:
         """Whether the server looks at the uploads one by one."""
         return self.aggregator is not None and self.aggregator.gathers
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run ends where an upload is left out."""
+        return self.guard is not None and self.guard.stop
 
     @property
     def watched(self) -> bool:
@@ -218,6 +223,11 @@ class Answer(NamedTuple):
     upload: Any
 
 
+def weighing(places: Places, good: Any, plan: Plan) -> Places:
+    """Without the weights of those that a guard has left out."""
+    return places if plan.guard is None else places._replace(weights=jnp.where(good, places.weights, 0))
+
+
 def empty_place(plan: Plan) -> Places:
     """A place that nobody has."""
     return Places(plan.num_clients, 0, 0, False, 0, 1)
@@ -268,8 +278,7 @@ def _exchanges(
             ledger.append(Traffic(_bytes(fresh), wire["up"], exchange.who == "one"))
         if exchange.server is not None:
             server = conclude(exchange, server, total, answers.upload, round_, good, plan)
-        if plan.guard is not None:
-            places = places._replace(weights=jnp.where(good, places.weights, 0))
+        places = weighing(places, good, plan)
         tally = Tally(*(a + b for a, b in zip(tally, done, strict=True)))
     _check_memory(method, state.memory, memory)
     tally = tally._replace(clients=jnp.sum(places.present, dtype=jnp.int32))
@@ -278,7 +287,7 @@ def _exchanges(
         skipped = failed | ~jnp.any(good)
         server = jax.tree.map(lambda old, new: jnp.where(skipped, old, new), state.server, server)
         stays = good & ~skipped
-        memory = jax.tree.map(lambda old, new: jnp.where(_along(stays, new), new, old), before, memory)
+        memory = jax.tree.map(lambda old, new: jnp.where(along(stays, new), new, old), before, memory)
         gone = losses.left_out.at[places.ids].add((places.present & ~good).astype(jnp.int32), mode="drop")
         losses = Losses(gone, losses.skipped + skipped)
     kept = jax.tree.map(lambda all_, part: all_.at[places.ids].set(part, mode="drop"), state.memory, memory)
@@ -462,11 +471,11 @@ def _cohort(client: Callable[..., Any], memory: Any, places: Places, plan: Plan)
 
     def one(memory: Any, place: Places) -> Any:
         upload, answer, done = client(memory, place)
-        return jax.tree.map(lambda leaf: _scaled(place.weights, leaf), upload), answer, done
+        return jax.tree.map(lambda leaf: scaled(place.weights, leaf), upload), answer, done
 
     def many(memory: Any, place: Places) -> Any:
         upload, answers, done = jax.vmap(client)(memory, place)
-        total = jax.tree.map(lambda leaf: jnp.sum(_scaled(place.weights, leaf), axis=0), upload)
+        total = jax.tree.map(lambda leaf: jnp.sum(scaled(place.weights, leaf), axis=0), upload)
         return total, answers, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), done)
 
     if chunks == 1 and chunk > 1:
@@ -525,17 +534,6 @@ def _nonzero(total: Any) -> Any:
 
 def _nothing() -> Tally:
     return Tally(*(jnp.zeros((), jnp.int32) for _ in Tally._fields))
-
-
-def _scaled(weight: Any, leaf: Any) -> Any:
-    """ω v, and 0 where ω is: what an empty place computes may not be finite."""
-    weight = _along(jnp.asarray(weight, jnp.result_type(leaf, jnp.float32)), leaf)
-    return jnp.where(weight == 0, 0, weight * leaf)
-
-
-def _along(places: Any, leaf: Any) -> Any:
-    """Values of places, for leaves that have more axes."""
-    return places.reshape(places.shape + (1,) * (jnp.ndim(leaf) - places.ndim))
 
 
 def _pad(leaf: Any, size: int) -> Any:

@@ -18,7 +18,7 @@ from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.checkpoint import Best, Checkpoints, Keeper, Saved
-from fedax.engine.evaluate import measured, told
+from fedax.engine.evaluate import columns, measured, told
 from fedax.engine.hosted import Hosted
 from fedax.engine.job import Job, make_job
 from fedax.engine.round import Plan, State, Tally, Traffic, one_round, prepare, settle
@@ -272,7 +272,7 @@ def drive(
             callback(i, dict(row))
             if not math.isfinite(row["train_loss"]):
                 status[i] = "diverged"
-            elif (guard := jobs[i].plan.guard) is not None and guard.stop and row["left_out"]:
+            elif jobs[i].plan.stops and row["left_out"]:
                 status[i] = "failed"
             elif index < jobs[i].rounds and (until := jobs[i].until) is not None and until(dict(row)):
                 status[i] = "stopped"
@@ -290,7 +290,7 @@ def drive(
     else:
         state, index, rows[0], had, status[0] = found
         costs[0].take(had)
-        if (asked := {"round", *had, *told(state.losses), *program.measure(state, index)[0]}) != rows[0][0].keys():
+        if (asked := {"round", *had, *told(state.losses), *columns(jobs[0])}) != rows[0][0].keys():
             differs = ", ".join(sorted(asked ^ rows[0][0].keys()))
             raise CheckpointError(
                 f"{keeper.folder}: only one of this run and the one that wrote it has the columns {differs}: "
@@ -322,7 +322,7 @@ def drive(
             pace, index = seconds / (to - index), to
             for each in costs:
                 each.seconds += seconds / len(jobs)
-            if (guard := jobs[0].plan.guard) is not None and guard.stop and np.any(state.losses.left_out):
+            if jobs[0].plan.stops and np.any(state.losses.left_out):
                 break
             if index < stop and keeper is not None and keeper.due(index):
                 save()
