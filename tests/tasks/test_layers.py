@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fedax.errors import ConfigError
-from fedax.tasks.layers import _tiles_are_faster, conv2d, dropout, group_norm, lstm, max_pool
+from fedax.tasks.layers import _FEW, _tiles_are_faster, conv2d, dense, dropout, group_norm, lstm, max_pool
 
 RNG = np.random.default_rng(0)
 
@@ -163,11 +163,13 @@ def test_lstm_step_by_step():
     close(lstm(x, params), np.stack(expected, axis=1))
 
 
-@pytest.mark.parametrize("layer", ["lstm", "3x3", "5x5", "tiles"])
+@pytest.mark.parametrize("layer", ["dense", "lstm", "3x3", "5x5", "tiles"])
 def test_gradients_inside_shard_map(layer):
     if layer == "lstm":
         params = {"input": normal(3, 8), "state": normal(2, 8), "offset": normal(8)}
         x, run = normal(2, 4, 3), lambda params, x: lstm(x, params)
+    elif layer == "dense":
+        params, x, run = normal(5, 3), normal(4, 5), lambda w, x: dense(x, w, jnp.zeros(3))
     elif layer == "tiles":
         params, x, run = normal(3, 3, 32, 32), normal(4, 6, 6, 32), lambda w, x: conv2d(x, w)
     else:
@@ -185,6 +187,30 @@ def test_gradients_inside_shard_map(layer):
         one_device, mesh=mesh, in_specs=(PartitionSpec(), PartitionSpec("clients")), out_specs=PartitionSpec()
     )
     close(jax.jit(sharded)(params, x), jax.jit(gradient)(params, x))
+
+
+@pytest.mark.parametrize("leading", [(6,), (2, 3)])
+@pytest.mark.parametrize("outputs", [1, 10, _FEW, _FEW + 1])
+def test_dense_and_its_derivatives_in_every_mode(leading, outputs):
+    x, weights, offset = normal(*leading, 12), normal(12, outputs), normal(outputs)
+    at, direction, g = (x, weights, offset), (normal(*x.shape), normal(12, outputs), normal(outputs)), normal(outputs)
+
+    def plain(x, weights, offset):
+        return jnp.einsum("...i,io->...o", x, weights) + offset.reshape((1,) * len(leading) + (-1,))
+
+    def derivatives(layer):
+        def loss(*at):
+            return jnp.einsum("...o,o->...", jnp.tanh(layer(*at)), g).mean()
+
+        slope = jax.grad(loss, (0, 1, 2))
+        curved = jax.grad(lambda *at: sum(map(jnp.vdot, slope(*at), direction)), (0, 1, 2))
+        only_weights = jax.jvp(lambda w: layer(x, w, offset), (weights,), (direction[1],))
+        return jax.jvp(layer, at, direction), only_weights, slope(*at), jax.jvp(slope, at, direction)[1], curved(*at)
+
+    close(jax.jit(lambda: derivatives(dense))(), derivatives(plain))
+    each = jax.vmap(jax.grad(lambda w, x: (dense(x, w, offset) ** 2).sum()))
+    several = normal(5, 12, outputs), normal(5, *leading, 12)  # clients with weights of their own
+    close(each(*several), jax.vmap(jax.grad(lambda w, x: (plain(x, w, offset) ** 2).sum()))(*several))
 
 
 def test_dropout_keeps_the_mean_and_is_off_without_a_key():

@@ -5,12 +5,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from optax import softmax_cross_entropy_with_integer_labels
 
 from fedax.errors import ConfigError, DataError
 from fedax.tasks import checks
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
-from fedax.tasks.losses import correct, ridge
+from fedax.tasks.losses import correct, cross_entropy, ridge
 from fedax.tasks.task import Task
 
 
@@ -63,7 +62,7 @@ def classification(
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
         logits = apply(params, scale(batch["x"]), key)
-        return softmax_cross_entropy_with_integer_labels(logits, batch["y"]) + ridge(params, l2)
+        return cross_entropy(logits, batch["y"]) + ridge(params, l2)
 
     def accuracy(params: Any, batch: Any) -> Any:
         return correct(apply(params, scale(batch["x"]), None), batch["y"])

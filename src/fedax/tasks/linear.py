@@ -10,6 +10,7 @@ from fedax.errors import DataError
 from fedax.tasks import checks
 from fedax.tasks.classification import flat_classification
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
+from fedax.tasks.layers import dense
 from fedax.tasks.losses import ridge
 from fedax.tasks.task import Task
 
@@ -163,6 +164,6 @@ def softmax_regression(
         return {"w": jnp.zeros((features, classes)), "b": jnp.zeros(classes)}
 
     def apply(params: Any, x: Any, key: Any) -> Any:
-        return x @ params["w"] + params["b"][None]
+        return dense(x, params["w"], params["b"])
 
     return flat_classification(init, apply, features, classes, mean, std, l2, "softmax_regression")

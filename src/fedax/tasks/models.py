@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from optax import softmax_cross_entropy_with_integer_labels
 
 from fedax.errors import ConfigError
 from fedax.tasks import checks
@@ -18,7 +17,7 @@ from fedax.tasks.classification import flat_classification, image_classification
 from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
 from fedax.tasks.initial import Uniform, draw, glorot, he, readout
 from fedax.tasks.layers import conv2d, dense, dropout, group_norm, lstm, max_pool
-from fedax.tasks.losses import correct
+from fedax.tasks.losses import correct, cross_entropy
 from fedax.tasks.task import Task
 
 
@@ -310,7 +309,7 @@ def char_lstm(vocabulary: int, embedding: int = 8, hidden: int = 256, layers: in
         return dense(states, params["head"]["w"], params["head"]["b"])
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        return softmax_cross_entropy_with_integer_labels(logits(params, batch["x"]), batch["y"]).mean(axis=1)
+        return cross_entropy(logits(params, batch["x"]), batch["y"]).mean(axis=1)
 
     def accuracy(params: Any, batch: Any) -> Any:
         return correct(logits(params, batch["x"]), batch["y"]).mean(axis=1)
