@@ -3,6 +3,7 @@
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
@@ -54,14 +55,16 @@ def test_the_number_of_devices_changes_nothing(name):
 
 
 def test_clients_with_like_steps_stay_together_and_devices_have_alike():
-    """The next chunk goes to the device that is done first, as long as there is room."""
-    plan = types.SimpleNamespace(devices=2, chunk_size=2, usual=(9.0, 2.0))
-    assert _deal(8, plan).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]  # 9 + 3.75 and 7.25 + 5.5
-    assert _deal(5, plan).tolist() == [0, 1, 6, 7, 2, 3, 4, 5]  # 5 to 7 are empty places
-    steep = types.SimpleNamespace(devices=2, chunk_size=1, usual=(100.0, 4.0, 3.0, 2.0, 1.0))
-    assert _deal(4, steep).tolist() == [0, 3, 1, 2]
-    assert _deal(6, steep).tolist() == [0, 4, 5, 1, 2, 3]
-    assert _deal(3, types.SimpleNamespace(devices=4, chunk_size=7, usual=(1.0,))).tolist() == [0, 1, 2, 3]
+    """The next chunk goes to the device with the least to do, as long as there is room. Told: where each place goes."""
+
+    def deal(devices, chunk_size, *steps):
+        return _deal(jnp.array(steps), types.SimpleNamespace(devices=devices, chunk_size=chunk_size)).tolist()
+
+    assert deal(2, 2, 9, 9, 8, 7, 4, 4, 2, 1) == [0, 1, 4, 5, 6, 7, 2, 3]  # 9 + 2 and 8 + 4
+    assert deal(2, 2, 9, 9, 5, 5, 2) == [0, 1, 4, 5, 6, 7, 2, 3]  # the last three are empty places
+    assert deal(2, 1, 100, 3, 2, 1) == [0, 2, 3, 1]
+    assert deal(2, 1, 100, 4, 3, 2, 1, 1) == [0, 3, 4, 5, 1, 2]
+    assert deal(4, 7, 3, 2, 1) == [0, 1, 2, 3]
 
 
 @FOUR

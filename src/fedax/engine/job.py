@@ -31,8 +31,8 @@ from fedax.work import Epochs, Work
 
 _LARGE = 2**16  # parameters of a model that keeps a core busy by itself
 _CACHED = 50_000  # parameters of the models that run side by side on a CPU's core, and stay in its cache
-_QUANTILES = 129  # of clients' usual steps, by which chunks are dealt to devices
-_START = 3  # clients' worth of work that starting the operations of a local step costs on a CPU
+_START = 3  # clients' worth of work that starting the operations of a local step costs on a CPU, if models are tiny
+_TINY = 2**13  # parameters × examples of a step, whose arithmetic takes as long as all else that a step does
 
 
 class Job(NamedTuple):
@@ -347,14 +347,14 @@ def _plan(
 ) -> Plan:
     places = participation.places(data.num_clients)
     usual = work.usual(data.sizes, batch_size)
+    batch = float(np.mean(data.sizes)) if batch_size is None else batch_size
     if mesh is None:
-        batch = float(np.mean(data.sizes)) if batch_size is None else batch_size
         mesh = cores(-(-places // processes.count()), float(np.mean(usual)) * batch * x.size)
     else:
         mesh = check_mesh(mesh)
     places = -(-places // (processes.count() * (1 if mesh is None else mesh.size)))
     if chunk_size is None:
-        chunk_size = _chunk_size(x, places, usual)
+        chunk_size = _chunk_size(x, places, usual, batch)
     else:
         check_count("chunk_size", chunk_size)
     return Plan(
@@ -367,19 +367,18 @@ def _plan(
         max_steps=work.largest(data.sizes, batch_size),
         chunk_size=min(chunk_size, places),
         full=isinstance(participation, Full),
-        usual=tuple(np.quantile(usual, np.linspace(1, 0, _QUANTILES)).tolist()),
         mesh=mesh,
     )
 
 
-def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
+def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray, batch: float) -> int:
     """How many clients run side by side.
 
     Small models are bound by the cost of starting an operation, and gain from wide ones; a large or a convolutional
     model keeps a core busy by itself and gains from staying in the cache. A chunk takes as many steps as its slowest
     client, so where clients take unequal steps a narrower chunk wastes less: of those that stay in the cache, the width
     is the one that would take a cohort of usual clients the least time, if starting the operations of a step costs as
-    much as ``_START`` clients' share of them.
+    much as ``_START`` clients' share of them, and less where that share is more than that of a ``_TINY`` step.
     On accelerators wide chunks win until memory is full.
     """
     if jax.default_backend() != "cpu":
@@ -390,7 +389,8 @@ def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray) -> int:
     cohort = slowest_first[np.linspace(0, len(slowest_first) - 1, places).round().astype(int)]
     most = max(1, min(places, _CACHED // x.size))
     widths = [min(most, 2**k) for k in range(math.ceil(math.log2(most)) + 1)]
-    return min(widths, key=lambda width: cohort[::width].sum() * (_START + width))
+    start = _START / (1 + x.size * batch / _TINY)
+    return min(widths, key=lambda width: cohort[::width].sum() * (start + width))
 
 
 def is_small(x: Any) -> bool:

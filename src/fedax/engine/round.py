@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -39,7 +38,6 @@ class Plan:
         max_steps: the most steps that a client takes.
         chunk_size: clients that run side by side, on each device.
         full: whether all clients take part in every round.
-        usual: quantiles of the steps that clients usually take, the most first.
         mesh: the devices over which cohorts are spread, along its only axis; ``None``: there is one.
         missing: why a round may lack some of the clients, or ``None``.
         counts: whether the weights of those that are left grow by their number, or by their weight.
@@ -58,7 +56,6 @@ class Plan:
     max_steps: int
     chunk_size: int
     full: bool
-    usual: tuple[float, ...] = (1.0,)
     mesh: Mesh | None = None
     missing: str | None = None
     counts: bool = False
@@ -418,15 +415,14 @@ def spread(
     if plan.mesh is None:
         return _cohort(make(around), memory, places, plan)
     size, (axis,) = places.ids.shape[0], plan.mesh.axis_names
-    order = np.arange(-(-size // plan.devices) * plan.devices) if plan.steps is not None else _deal(size, plan)
-    back = np.argsort(order)[:size]
+    at = None if plan.steps is not None else _deal(places.steps, plan)  # else all stay where they are
+    whole = -(-size // plan.devices) * plan.devices if at is None else at.shape[0]
     xs = (memory, places)
-    if len(order) > size:
-        padded = jax.tree.map(lambda leaf: _pad(leaf, len(order)), memory)
-        xs = (padded, _pad_places(places, len(order), plan))
-
-    def put(leaf: Any, order: np.ndarray) -> Any:
-        return leaf if plan.steps is not None else leaf[order]
+    if whole > size:
+        xs = (jax.tree.map(lambda leaf: _pad(leaf, whole), memory), _pad_places(places, whole, plan))
+    if at is not None:
+        order = jnp.zeros_like(at).at[at].set(jnp.arange(whole))
+        xs = jax.tree.map(lambda leaf: leaf[order], xs)
 
     def local(around: Any, memory: Any, places: Places) -> Any:
         total, answers, done = _cohort(make(around), memory, places, plan)
@@ -437,27 +433,29 @@ def spread(
     over = jax.shard_map(
         local, mesh=plan.mesh, in_specs=(P(), P(axis), P(axis)), out_specs=(P(), P(axis)), check_vma=False
     )
-    (total, done), answers = over(around, *jax.tree.map(lambda leaf: put(leaf, order), xs))
-    return total, jax.tree.map(lambda leaf: put(leaf, back)[:size], answers), done
+    (total, done), answers = over(around, *xs)
+    return total, jax.tree.map(lambda leaf: leaf[:size] if at is None else leaf[at[:size]], answers), done
 
 
-def _deal(size: int, plan: Plan) -> np.ndarray:
-    """Which places each device gets, one device after another, where they are sorted by their steps.
+def _deal(steps: Any, plan: Plan) -> Any:
+    """Where each place goes, one device after another; [n] with n ≥ S, for the last may be empty.
 
-    Chunks of neighbours, whose steps are alike, go one by one to the device that would be done first with what it has,
-    if steps were as usual; all get as many.
+    Places are sorted by their steps, the most first. Chunks of neighbours, whose steps are alike, go one by one to the
+    device that has the least to do yet; all get as many.
     """
-    each = -(-size // plan.devices)
+    each = -(-steps.shape[0] // plan.devices)
     width = min(plan.chunk_size, each)
     number = -(-each // width)
-    slowest = np.interp(np.arange(number * plan.devices) * width / size, np.linspace(0, 1, len(plan.usual)), plan.usual)
-    chunks: list[list[int]] = [[] for _ in range(plan.devices)]
-    load = [0.0] * plan.devices
-    for chunk, steps in enumerate(slowest):
-        to = min((d for d in range(plan.devices) if len(chunks[d]) < number), key=load.__getitem__)
-        chunks[to].append(chunk)
-        load[to] += float(steps)
-    return (np.array(chunks).reshape(-1, 1) * width + np.arange(width)).reshape(-1)
+    slowest = jnp.zeros(number * width * plan.devices, steps.dtype).at[: steps.shape[0]].set(steps)[::width]
+
+    def give(given: Any, slow: Any) -> Any:
+        load, chunks = given
+        to = jnp.argmin(jnp.where(chunks < number, load, jnp.iinfo(load.dtype).max))
+        return (load.at[to].add(slow), chunks.at[to].add(1)), to * number + chunks[to]
+
+    nothing = jnp.zeros(plan.devices, steps.dtype)
+    _, chunk = jax.lax.scan(give, (nothing, nothing), slowest)
+    return (chunk[:, None] * width + jnp.arange(width)[None]).reshape(-1)
 
 
 def _cohort(client: Callable[..., Any], memory: Any, places: Places, plan: Plan) -> tuple[Any, Any, Tally]:
