@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fedax.algorithm import Round
 from fedax.data.federated import FederatedData
@@ -37,6 +39,7 @@ from fedax.engine.round import (
     first_state,
     gathering,
     no_losses,
+    server_key,
     spread,
     warmup_key,
     weighing,
@@ -44,6 +47,7 @@ from fedax.engine.round import (
 from fedax.participation import Full
 from fedax.schedule import resolve
 
+_AHEAD = 16  # rounds whose cohorts are drawn at a time
 _BLOCK = 2**28  # bytes of client memory, or of examples, that go to the device at a time
 
 
@@ -52,7 +56,7 @@ class Hosted:
 
     def __init__(self, job: Job):
         self.job = job
-        self._asked: tuple[int, Any] = (-1, None)  # a round, and its draw, which may be under way
+        self._drawn: tuple[int, Any] = (0, None)  # a round, and the draws of it and of those that follow
         self._next: tuple[int, Any] = (-1, None)  # a round, and its cohort
         self._usual_size = float(np.mean(np.asarray(job.fed.sizes)))
         self._room = 0  # examples in the pool of a block: the most so far, for another number is another program
@@ -96,8 +100,6 @@ class Hosted:
         """A round, or the warm-up: exchange by exchange, and block of clients by block. The state after it."""
         plan, method, server = self.job.plan, self.job.hyper[0], state.server
         cohort = self._cohort(stage, desk, index)
-        if stage == "exchanges":
-            self._asked = index + 1, self._draw(stage, index + 1)  # on the device before this round's work
         if jax.process_index() == 0:
             desk.total[0] += cohort.clients
         exchanges = getattr(resolve(method, index), stage)()
@@ -108,8 +110,14 @@ class Hosted:
             which = {"stage": stage, "number": number, "plan": plan}
             meeting: Any = _contribute
             visited = cohort.blocks
+            # One program then, and nobody waits here for the uploads.
+            at_once = (
+                exchange.who == "cohort" and exchange.server is not None and len(visited) == processes.count() == 1
+            )
+            if at_once:
+                meeting = functools.partial(_contribute, heard=(cohort.round, good))
             if exchange.who == "one":
-                at = int(_chosen(weighing(cohort.places, good, plan), cohort.key))
+                at = int(_chosen(weighing(cohort.places, good, plan), self.job.key, index, stage=stage))
                 found = [block for block in visited if at in block.positions]
                 visited = found or visited[:1]  # another process's client: then any does, as one that says 0
                 row = visited[0].positions.tolist().index(at) if found else 0
@@ -117,9 +125,9 @@ class Hosted:
             total: Any = None
             for block, after in itertools.zip_longest(visited, visited[1:]):
                 self._pool(block)
-                outside = (method, server, self._fed(block), cohort.key, index)
+                outside: Any = (method, server, self._fed(block), self.job.key, index)
                 places = weighing(block.places, block.good, plan)
-                upload, block.answer, done = meeting(outside, desk.take(block), places, **which)
+                upload, block.answer, done = meeting(outside, self._cut(desk.take(block)), places, **which)
                 block.pool = None  # or a round would gather all data
                 desk.keep(block, done)
                 total = upload if total is None else jax.tree.map(jnp.add, total, upload)
@@ -139,14 +147,16 @@ class Hosted:
                 good &= _assembled(visited, [block.answer.fine for block in visited], len(good)) > 0
             for block in cohort.blocks if plan.guard is not None else ():
                 block.good = good[block.positions] & block.places.present
-            if exchange.server is not None:
+            if at_once:
+                server = total
+            elif exchange.server is not None:
                 uploads: Any = ()
                 if plan.gathers:
                     leaves = zip(*(jax.tree.leaves(block.answer.upload) for block in visited), strict=True)
                     form = jax.tree.structure(visited[0].answer.upload)
                     uploads = jax.tree.unflatten(form, [_assembled(visited, each, len(good)) for each in leaves])
-                heard = (processes.total(total), uploads, cohort.round, good)
-                server = _conclude(method, server, *heard, index, **which)
+                outside = (method, server, None, self.job.key, index)
+                server = _conclude(outside, processes.total(total), uploads, cohort.round, good, **which)
         skipped = plan.watched and (failed or not good.any())
         if desk.holds:
             desk.release(cohort.blocks, skipped)
@@ -158,20 +168,23 @@ class Hosted:
         return State(state.server if skipped else server, state.memory, losses)
 
     def _draw(self, stage: str, index: int) -> Any:
-        """The key, the places and what the server knows of a round."""
+        """The places and what the server knows of a round, on the host."""
         job = self.job
-        warmup = stage == "warmup"
-        key = warmup_key(job.key) if warmup else jax.random.fold_in(job.key, index)
-        participation = Full() if warmup else job.hyper[2]
-        return key, *_gathering(job.hyper[1], participation, job.fed, key, index, plan=job.plan)
+        asked = functools.partial(_gathering, job.hyper[1], fed=job.fed, key=job.key, plan=job.plan, stage=stage)
+        if stage == "warmup":
+            return jax.tree.map(lambda leaf: np.asarray(leaf[0]), asked(Full(), indices=np.zeros(1, np.int32)))
+        first, draws = self._drawn
+        if draws is None or not first <= index < first + _AHEAD:
+            # Many at a time: a program as small as this waits for the clients that are at work.
+            draws = jax.tree.map(np.asarray, asked(job.hyper[2], indices=index + np.arange(_AHEAD, dtype=np.int32)))
+            self._drawn = first, _ = index, draws
+        return jax.tree.map(lambda leaf: leaf[index - first], draws)
 
     def _cohort(self, stage: str, desk: "_Desk", index: int) -> "_Cohort":
         if stage == "exchanges" and self._next[0] == index:
             return self._next[1]
-        asked = stage == "exchanges" and self._asked[0] == index
-        key, places, round_ = self._asked[1] if asked else self._draw(stage, index)
-        here = jax.tree.map(np.asarray, places)
-        cohort = _Cohort(key, places, round_, self._blocks(here, desk.store.row_bytes), here.present)
+        here, round_ = self._draw(stage, index)
+        cohort = _Cohort(here, round_, self._blocks(here, desk.store.row_bytes), here.present)
         if stage == "exchanges":
             self._next = index, cohort
         return cohort
@@ -206,6 +219,13 @@ class Hosted:
         self._room = max(self._room, _rounded_up(len(rows)))
         block.pool = jax.tree.map(lambda leaf: _rows(leaf, rows, self._room), data.examples)
         block.places = places._replace(offsets=np.where(places.present, ends - sizes, 0).astype(np.int32))
+
+    def _cut(self, rows: Any) -> Any:
+        """Client memory on its way to the devices: to each the rows of its own clients alone, where these are known."""
+        plan = self.job.plan
+        if plan.mesh is None or plan.steps is None or any(len(leaf) % plan.devices for leaf in jax.tree.leaves(rows)):
+            return rows
+        return jax.device_put(rows, NamedSharding(plan.mesh, P(*plan.mesh.axis_names)))
 
     def _fed(self, block: "_Block") -> Federation:
         return self.job.fed if block.pool is None else self.job.fed._replace(examples=block.pool)
@@ -263,7 +283,6 @@ class _Block:
 
 
 class _Cohort(NamedTuple):
-    key: Any
     places: Places
     round: Round
     blocks: list[_Block]
@@ -314,11 +333,11 @@ class _Desk:
         if self._at_work is None:
             return
         (block, done), self._at_work = self._at_work, None
-        memory, fine = jax.tree.map(np.asarray, (block.answer.memory, block.answer.fine))
+        memory, fine = block.answer.memory, jax.tree.map(np.asarray, block.answer.fine)
         if isinstance(fine, np.ndarray) and fine.ndim:
             block.good = block.good & fine
         if self.holds or not self.store.fits(memory):
-            block.memory = memory
+            block.memory = jax.tree.map(np.asarray, memory)
         else:
             self._put(block, memory)
         self.total[1:] += int(done.local_steps), int(done.gradients)
@@ -334,7 +353,9 @@ class _Desk:
     def _put(self, block: _Block, memory: Any) -> None:
         if self.store.row_bytes:
             there, ids = block.good, block.places.ids
-            self.store.put(ids[there], memory if there.all() else jax.tree.map(lambda leaf: leaf[there], memory))
+            self.store.put(
+                ids[there], memory if there.all() else jax.tree.map(lambda leaf: np.asarray(leaf)[there], memory)
+            )
 
     def finish(self) -> Tally:
         """What was done by all processes, when all is written."""
@@ -377,9 +398,30 @@ def _padded(leaf: np.ndarray, room: int) -> np.ndarray:
 
 
 _first_state = jax.jit(first_state)
-_gathering = jax.jit(gathering, static_argnames="plan")
-_chosen = jax.jit(chosen)
 _train_sums = jax.jit(train_sums, static_argnames=("task", "grad_norm", "mesh"))
+
+
+@functools.partial(jax.jit, static_argnames=("plan", "stage"))
+def _gathering(
+    work: Any, participation: Any, *, fed: Federation, key: Any, indices: Any, plan: Plan, stage: str
+) -> Any:
+    """The places and what the server knows, but its key, of some rounds; leaves [rounds, ...]."""
+
+    def one(index: Any) -> tuple[Places, Round]:
+        places, round_ = gathering(work, participation, fed, _key(key, index, stage), index, plan)
+        return places, round_._replace(key=None)
+
+    return jax.lax.map(one, indices)
+
+
+@functools.partial(jax.jit, static_argnames="stage")
+def _chosen(places: Places, key: Any, index: Any, *, stage: str) -> Any:
+    return chosen(places, _key(key, index, stage))
+
+
+def _key(key: Any, index: Any, stage: str) -> Any:
+    """A round's, of the run's."""
+    return warmup_key(key) if stage == "warmup" else jax.random.fold_in(key, index)
 
 
 def _model(algorithm: Any, server: Any, index: int) -> Any:
@@ -390,13 +432,35 @@ def _around(outside: Any, stage: str, number: int) -> tuple[Any, ...]:
     algorithm, server, fed, key, index = outside
     method = resolve(algorithm, index)
     exchange = getattr(method, stage)()[number]
-    return method, (exchange.download or method.download)(server), fed, key, index
+    return method, (exchange.download or method.download)(server), fed, _key(key, index, stage), index
+
+
+def _concluded(
+    outside: Any, total: Any, uploads: Any, round_: Round, good: Any, stage: str, number: int, plan: Plan
+) -> Any:
+    algorithm, server, _, key, index = outside
+    exchange = getattr(resolve(algorithm, index), stage)()[number]
+    round_ = round_._replace(key=server_key(_key(key, index, stage)))
+    return conclude(exchange, server, total, uploads, round_, good, plan)
 
 
 @functools.partial(jax.jit, static_argnames=("stage", "number", "plan"))
-def _contribute(outside: Any, memory: Any, places: Places, *, stage: str, number: int, plan: Plan) -> Any:
-    make = functools.partial(client_of, stage, number, {}, plan)
-    return spread(make, _around(outside, stage, number), memory, places, plan)
+def _contribute(
+    outside: Any, memory: Any, places: Places, heard: Any = None, *, stage: str, number: int, plan: Plan
+) -> Any:
+    """The sum of a block's uploads, what becomes of its clients, what they did.
+
+    ``heard``: if the block is all of the cohort, what the server knows, and who counts so far. Then the server's new
+    state stands in the place of the sum.
+    """
+    around = _around(outside, stage, number)
+    total, answer, done = spread(functools.partial(client_of, stage, number, {}, plan), around, memory, places, plan)
+    if heard is not None:
+        round_, good = heard
+        good = good if plan.guard is None else good & answer.fine
+        total = _concluded(outside, total, answer.upload, round_, good, stage, number, plan)
+        answer = answer._replace(upload=())
+    return total, answer, done
 
 
 @functools.partial(jax.jit, static_argnames=("stage", "number", "plan"))
@@ -412,10 +476,4 @@ def _alone(
     return upload, Answer(kept, new.fine, ()), done
 
 
-@functools.partial(jax.jit, static_argnames=("stage", "number", "plan"))
-def _conclude(
-    algorithm: Any, server: Any, total: Any, uploads: Any, round_: Round, good: Any, index: Any, *,
-    stage: str, number: int, plan: Plan,
-) -> Any:  # fmt: skip
-    exchange = getattr(resolve(algorithm, index), stage)()[number]
-    return conclude(exchange, server, total, uploads, round_, good, plan)
+_conclude = jax.jit(_concluded, static_argnames=("stage", "number", "plan"))

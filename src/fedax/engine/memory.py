@@ -74,7 +74,9 @@ class ClientMemory:
         self._slots[new] = self._used + np.arange(len(new))
         self._used += len(new)
         for array, leaf in zip(self._arrays, jax.tree.leaves(rows), strict=True):
-            array[self._slots[ids]] = leaf
+            slots = self._slots[ids]
+            for which, part in _parts(leaf):
+                array[slots[which]] = part
             self._dirty += leaf.nbytes
         if self._maps and self._dirty > _DIRTY:
             # The pages stay in the system's cache as long as there is room, but are this process's no more.
@@ -96,6 +98,13 @@ class ClientMemory:
     def blank(self) -> "ClientMemory":
         """Another one like it, of clients before their first round."""
         return ClientMemory(len(self), self._row, self._folder, self._room)
+
+
+def _parts(leaf: Any) -> list[tuple[Any, np.ndarray]]:
+    """Rows of an array, and what they hold: device by device, as to bring them together would copy them once more."""
+    if isinstance(leaf, np.ndarray):
+        return [(slice(None), leaf)]
+    return [(part.index[0], np.asarray(part.data)) for part in leaf.addressable_shards if part.replica_id == 0]
 
 
 def where(asked: str, number: int, row: Any, devices: int, full: bool, on_device: bool = True) -> str:

@@ -162,6 +162,11 @@ def warmup_key(key: Any) -> Any:
     return jax.random.fold_in(key, jnp.iinfo(jnp.int32).max)
 
 
+def server_key(key: Any) -> Any:
+    """The server's, in a round whose key is ``key``."""
+    return jax.random.fold_in(key, _SERVER)
+
+
 def settle(state: State, plan: Plan) -> State:
     """Where the state lives between rounds: the server's on every device; memory where its client's work is, if known.
 
@@ -328,7 +333,7 @@ def gathering(
     return places, Round(
         index=index,
         t=index * plan.max_steps,
-        key=jax.random.fold_in(key, _SERVER),
+        key=server_key(key),
         num_clients=plan.num_clients,
         weights=places.weights,
         steps=places.steps,
