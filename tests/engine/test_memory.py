@@ -1,6 +1,7 @@
 """Client memory on the device, in host memory and in a file: the same runs; and who gets which."""
 
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import fedax
 from fedax.engine import hosted, memory
 from fedax.errors import ConfigError
 
+from .methods import Scaffold
 from .problem import DATA, TASK, UNEQUAL, flat
 
 METHODS = {
@@ -48,9 +50,27 @@ def test_the_place_of_the_memory_changes_nothing(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
-def test_on_a_mesh():
+@pytest.mark.parametrize("options", [{}, {"work": fedax.Steps(2), "participation": fedax.Uniform(4)}])
+def test_on_a_mesh(options):
     mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
-    same(run("scaffold", client_memory="device"), run("scaffold", client_memory="host", mesh=mesh))
+    one = run("scaffold", client_memory="device", **options)
+    same(one, run("scaffold", client_memory="host", mesh=mesh, **options))
+
+
+class Noisy(Scaffold):
+    """Its server draws random numbers."""
+
+    def server(self, server, mean, round):
+        new = super().server(server, mean, round)
+        return new._replace(x=new.x + jax.random.normal(round.key, ()))
+
+
+def test_the_server_has_the_same_random_numbers():
+    options = {"rounds": 3, "work": fedax.Steps(1), "batch_size": 2, "participation": fedax.Uniform(3)}
+    one, other = (
+        fedax.simulate(Noisy(0.05), TASK, DATA, client_memory=place, **options) for place in ("device", "host")
+    )
+    np.testing.assert_allclose(flat(one.params), flat(other.params), 1e-5)
 
 
 def test_a_sweep_runs_them_one_after_another():
@@ -64,7 +84,7 @@ def test_a_sweep_runs_them_one_after_another():
 
 
 def test_rows_of_strangers_are_the_first_and_take_no_space(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "_DIRTY", 100)  # let go of what was written at once
+    monkeypatch.setattr(memory, "_RESIDENT", 100)  # let go of what was written at once
     row = {"c": jnp.full(250, 2.0), "n": jnp.int32(7)}
     kept = memory.ClientMemory(10**6, row, str(tmp_path))  # 1 GB, of which nothing is written
     ids = np.array([999_999, 3])
@@ -74,6 +94,30 @@ def test_rows_of_strangers_are_the_first_and_take_no_space(tmp_path, monkeypatch
     assert found["c"][:, 0].tolist() == [250.0, 2.0, 0.0] and found["c"].dtype == np.float32
     assert kept.blank()[ids]["n"].tolist() == [7, 7]
     assert kept.fits(found) and not kept.fits(found["c"]) and not kept.fits({"c": found["c"], "n": found["c"]})
+
+
+@pytest.mark.parametrize("most", [2**20, 1000])
+def test_a_file_has_what_was_put_last(tmp_path, monkeypatch, most):
+    rng, write = np.random.default_rng(0), os.pwrite
+    monkeypatch.setattr(memory.os, "pwrite", lambda file, content, at: write(file, content[:most], at))  # as it may
+    row = {"c": np.zeros((7, 60), np.float32), "none": np.zeros(0), "n": np.int32(0)}
+    kept = {place: memory.ClientMemory(50, row, place) for place in (None, str(tmp_path))}
+    for size in (8, 1, 0, 20, 50):  # neighbours, and rows that lie apart
+        ids = rng.choice(50, size, replace=False)
+        rows = jax.tree.map(lambda leaf: rng.integers(1, 99, (len(ids), *leaf.shape)).astype(leaf.dtype), row)  # noqa: B023
+        for each in kept.values():
+            each.put(ids, rows)
+    jax.tree.map(np.testing.assert_array_equal, *(each[np.arange(50)] for each in kept.values()))
+
+
+def test_a_disk_that_is_full_is_an_error(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    kept = memory.ClientMemory(10, np.zeros(4), str(tmp_path))
+    monkeypatch.setattr(memory.os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left on device.*" + re.escape(str(tmp_path))):
+        kept.put(np.arange(2), np.ones((2, 4)))
 
 
 def test_the_first_place_with_room_is_taken(monkeypatch):

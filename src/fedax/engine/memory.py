@@ -1,9 +1,11 @@
 """Client memory outside of the device: in host memory, or in a memory-mapped file."""
 
+import itertools
 import math
 import mmap
 import os
 import tempfile
+import weakref
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ from fedax.engine.devices import device_bytes
 from fedax.errors import ConfigError
 from fedax.numbers import host_bytes
 
-_DIRTY = 2**27  # bytes of a file's rows that may be resident before they are let go
+_RESIDENT = 2**27  # bytes of a file's rows that may be resident before they are let go
 
 
 class ClientMemory:
@@ -34,19 +36,24 @@ class ClientMemory:
         leaves, self._structure = jax.tree.flatten(self._row)
         self.row_bytes = sum(leaf.nbytes for leaf in leaves)
         self.first, self._slots, self._used = leaves, np.full(number, -1), 0
+        self._files: list[int | None] = []
         self._maps: list[mmap.mmap] = []
-        self._dirty = 0
+        self._seen = 0
         self._room = number if room is None else room
         self._arrays = [self._array((self._room, *leaf.shape), leaf.dtype, folder) for leaf in leaves]
 
     def _array(self, shape: tuple[int, ...], dtype: Any, folder: str | None) -> np.ndarray:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if folder is None or size == 0:
+            self._files.append(None)
             return np.empty(shape, dtype)
         try:
             with tempfile.TemporaryFile(dir=folder, prefix="fedax-memory-") as file:
                 file.truncate(size)  # holes take no space until they are written
-                self._maps.append(mmap.mmap(file.fileno(), size))
+                self._maps.append(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+                again = os.dup(file.fileno())
+            self._files.append(again)
+            weakref.finalize(self, os.close, again)
         except OSError as error:
             raise ConfigError("client_memory", folder, f"no file can be made there ({error.strerror})") from error
         return np.ndarray(shape, dtype, self._maps[-1])
@@ -73,16 +80,32 @@ class ClientMemory:
         new = ids[self._slots[ids] < 0]
         self._slots[new] = self._used + np.arange(len(new))
         self._used += len(new)
-        for array, leaf in zip(self._arrays, jax.tree.leaves(rows), strict=True):
-            slots = self._slots[ids]
+        for array, file, leaf in zip(self._arrays, self._files, jax.tree.leaves(rows), strict=True):
             for which, part in _parts(leaf):
-                array[slots[which]] = part
-            self._dirty += leaf.nbytes
-        if self._maps and self._dirty > _DIRTY:
+                slots = self._slots[ids[which]]
+                if file is None:
+                    array[slots] = part
+                else:
+                    self._write(file, slots, part)
+            self._seen += leaf.nbytes
+        if self._maps and self._seen > _RESIDENT:
             # The pages stay in the system's cache as long as there is room, but are this process's no more.
             for each in self._maps:
                 each.madvise(mmap.MADV_DONTNEED)
-            self._dirty = 0
+            self._seen = 0
+
+    def _write(self, file: int, slots: np.ndarray, rows: np.ndarray) -> None:
+        """Not through the map: there the system fills each new page with zeros first, and a full disk is our end."""
+        cuts = np.flatnonzero(np.diff(slots) != 1) + 1
+        for start, stop in itertools.pairwise([0, *cuts.tolist(), len(slots)] if len(slots) else []):
+            content = np.ascontiguousarray(rows[start:stop]).reshape(-1).view(np.uint8).data
+            at = int(slots[start]) * (len(content) // (stop - start))
+            while content:
+                try:
+                    written = os.pwrite(file, content, at)
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, self._folder) from error
+                content, at = content[written:], at + written
 
     def kept(self) -> tuple[np.ndarray, list[np.ndarray]]:
         """The clients of which rows were put, in the order in which they first came, and their rows leaf by leaf."""
