@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 import fedax
 from fedax.engine import devices
+from fedax.engine.hosted import _contribute
 from fedax.engine.round import _deal
 from fedax.engine.simulate import _advance
 from fedax.errors import ConfigError
@@ -72,6 +73,13 @@ def test_a_run_compiles_its_rounds_once_on_a_mesh():
     before = _advance._cache_size()
     run(fedax.create("scaffold", lr=0.02), 2, rounds=6, work=fedax.Steps(2))
     assert _advance._cache_size() == before + 1
+
+
+@FOUR
+def test_so_does_one_with_client_memory_on_the_host():
+    before = _contribute._cache_size()
+    run(fedax.create("scaffold", lr=0.02), 2, rounds=3, work=fedax.Steps(2), client_memory="host")
+    assert _contribute._cache_size() == before + 1
 
 
 @FOUR

@@ -47,7 +47,8 @@ from fedax.engine.round import (
 from fedax.participation import Full
 from fedax.schedule import resolve
 
-_AHEAD = 16  # rounds whose cohorts are drawn at a time
+_AHEAD = 16  # rounds whose cohorts are drawn at a time, if they are small
+_PLACES = 2**18  # of all of these
 _BLOCK = 2**28  # bytes of client memory, or of examples, that go to the device at a time
 
 
@@ -72,6 +73,10 @@ class Hosted:
         return state, desk.finish()
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
+        if self.job.plan.mesh is not None:
+            # Where a round leaves it: else the second one would be compiled anew.
+            everywhere = NamedSharding(self.job.plan.mesh, P())
+            state = State(jax.device_put(state.server, everywhere), state.memory, state.losses)
         if start == stop:  # to compile, a round with a memory that is thrown away
             self._stage("exchanges", _Desk(state.memory.blank()), state, 0)
         desk = _Desk(state.memory)
@@ -174,9 +179,10 @@ class Hosted:
         if stage == "warmup":
             return jax.tree.map(lambda leaf: np.asarray(leaf[0]), asked(Full(), indices=np.zeros(1, np.int32)))
         first, draws = self._drawn
-        if draws is None or not first <= index < first + _AHEAD:
+        ahead = max(1, min(_AHEAD, _PLACES // job.hyper[2].places(job.plan.num_clients)))
+        if draws is None or not first <= index < first + ahead:
             # Many at a time: a program as small as this waits for the clients that are at work.
-            draws = jax.tree.map(np.asarray, asked(job.hyper[2], indices=index + np.arange(_AHEAD, dtype=np.int32)))
+            draws = jax.tree.map(np.asarray, asked(job.hyper[2], indices=index + np.arange(ahead, dtype=np.int32)))
             self._drawn = first, _ = index, draws
         return jax.tree.map(lambda leaf: leaf[index - first], draws)
 

@@ -275,8 +275,10 @@ def dense(x: Float[Array, "*b i"], weights: Float[Array, "i o"], offset: Float[A
         >>> dense(jnp.ones((1, 3)), jnp.ones((3, 2)), jnp.array([0.0, 1.0])).tolist()
         [[3.0, 4.0]]
     """
-    on_cpu = _few_outputs if weights.shape[1] <= _FEW else jnp.matmul
-    product = lax.platform_dependent(x, weights, cpu=on_cpu, default=jnp.matmul)
+    if weights.shape[1] <= _FEW:
+        product = lax.platform_dependent(x, weights, cpu=_few_outputs, default=jnp.matmul)
+    else:
+        product = x @ weights
     return product + offset.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
