@@ -113,14 +113,10 @@ class Hosted:
         good, failed = np.array(cohort.present), False
         for number, exchange in enumerate(exchanges):
             which = {"stage": stage, "number": number, "plan": plan}
-            meeting: Any = _contribute
             visited = cohort.blocks
-            # One program then, and nobody waits here for the uploads.
-            at_once = (
-                exchange.who == "cohort" and exchange.server is not None and len(visited) == processes.count() == 1
-            )
-            if at_once:
-                meeting = functools.partial(_contribute, heard=(cohort.round, good))
+            alone = exchange.who == "cohort" and len(visited) == processes.count() == 1
+            at_once = alone and exchange.server is not None  # in one program, and nobody waits here for the uploads
+            meeting: Any = functools.partial(_contribute, heard=(cohort.round, good) if at_once else None)
             if exchange.who == "one":
                 at = int(_chosen(weighing(cohort.places, good, plan), self.job.key, index, stage=stage))
                 found = [block for block in visited if at in block.positions]
@@ -183,7 +179,7 @@ class Hosted:
         if draws is None or not first <= index < first + ahead:
             # Many at a time: a program as small as this waits for the clients that are at work.
             draws = jax.tree.map(np.asarray, asked(job.hyper[2], indices=index + np.arange(ahead, dtype=np.int32)))
-            self._drawn = first, _ = index, draws
+            first, self._drawn = index, (index, draws)
         return jax.tree.map(lambda leaf: leaf[index - first], draws)
 
     def _cohort(self, stage: str, desk: "_Desk", index: int) -> "_Cohort":
