@@ -8,7 +8,7 @@ from .aggregation import (
     Guard,
     TrimmedMean,
 )
-from .algorithm import Algorithm, Exchange, Round
+from .algorithm import Algorithm, Change, Exchange, Round
 from .algorithms import (
     SGD,
     VRLSGD,
@@ -33,7 +33,7 @@ from .engine.sweep import Range, Sweep, random_points, sweep
 from .errors import BadClientWarning, CheckpointError, ConfigError, DataError, DivergedWarning, FedaxError, ProcessError
 from .local import Solver, local_steps
 from .oracle import Oracle
-from .participation import Dropout, Full, Participation, Proportional, Trace, Uniform, UniformNormalized
+from .participation import Dropout, Full, Participation, Proportional, Systematic, Trace, Uniform, UniformNormalized
 from .regularizers import (
     L1,
     Box,
@@ -61,6 +61,7 @@ __all__ = [
     "Algorithm",
     "BadClientWarning",
     "Box",
+    "Change",
     "CheckpointError",
     "Checkpoints",
     "ClippedMean",
@@ -109,6 +110,7 @@ __all__ = [
     "Solver",
     "Steps",
     "Sweep",
+    "Systematic",
     "Task",
     "Trace",
     "TrimmedMean",

@@ -10,6 +10,26 @@ from fedax.errors import ConfigError
 from fedax.vector import Vector
 
 
+class Change(eqx.Module):
+    """A part of an upload that is the change of what its client keeps, such as SCAFFOLD's c_i⁺ − c_i.
+
+    The other parts of an upload estimate a mean over all clients, and count with the cohort's weights ω_i. A change
+    counts with the data's weights p_i: in its place the server finds Σ p_i · change_i over the clients that were
+    heard. So a server that adds up all changes has Σ p_i · memory_i over *all* clients, to rounding, whoever is drawn,
+    drops out or is left out by a guard. An array that an upload holds both inside of a ``Change`` and outside is sent
+    once.
+
+    Args:
+        value: the change, any pytree of arrays and Vectors.
+
+    Example:
+        >>> Change(jnp.array([1.0, 2.0])).value.tolist()
+        [1.0, 2.0]
+    """
+
+    value: Any
+
+
 class Round(NamedTuple):
     """What a server knows about the round whose uploads it aggregates.
 
@@ -23,6 +43,7 @@ class Round(NamedTuple):
         weights: [S] ω_i, such that the aggregate is Σ ω_i v_i (0 on padding).
         steps: [S] τ_i.
         present: [S] whether the place holds a client.
+        data_weights: [S] p_i (0 on padding, and for a client that a guard leaves out).
         total: Σ ω_i (1 where all ω are 0); divide by it where a convex combination is needed (models, second
             moments).
         missing: why a round may lack some of the N clients; ``None``: it never does.
@@ -35,21 +56,23 @@ class Round(NamedTuple):
     weights: Any
     steps: Any
     present: Any
+    data_weights: Any
     total: Any
-    cohort_share: Any = None
     missing: str | None = None
 
     @property
-    def share(self) -> Any:
-        """The number with Σ_S p_i v_i = share · mean: |S|/N for uniform sampling, 1 for full participation."""
-        if self.cohort_share is None:
-            raise ConfigError(
-                "participation",
-                "Dropout" if self.missing is not None and "drop" in self.missing else "Proportional",
-                "this method keeps a sum over all clients, of which cohorts that are drawn with replacement, or whose "
-                "clients drop out at different rates, give no share; use Full, Uniform or UniformNormalized",
-            )
-        return self.cohort_share
+    def heard(self) -> Any:
+        """Σ p_i over the clients that were heard: their share of the objective, in [0, 1]."""
+        return jnp.sum(self.data_weights)
+
+    @property
+    def shortfall(self) -> Any:
+        """1 − Σ ω_i, which is 0 in each round or on average.
+
+        A vector b that is in every upload comes to (Σ ω_i) b in the mean. A server that knows b need not estimate it:
+        it adds ``shortfall * b``, and has b exactly.
+        """
+        return 1 - jnp.sum(self.weights)
 
     @property
     def mean_steps(self) -> Any:
@@ -110,7 +133,7 @@ class Algorithm(eqx.Module):
         raise NotImplementedError
 
     def server(self, server: Any, mean: Any, round: Round) -> Any:
-        """The new server state; ``mean`` is Σ ω_i · upload_i over the cohort."""
+        """The new server state; ``mean`` is Σ ω_i · upload_i over the cohort, Σ p_i · change_i for each Change."""
         raise NotImplementedError
 
     def model(self, server: Any) -> Vector:

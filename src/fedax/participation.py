@@ -12,6 +12,8 @@ from fedax.errors import ConfigError
 from fedax.indices import shuffled
 from fedax.numbers import MOST, check_count, check_number, check_room
 
+_BLOCKS = 1024  # of clients that systematic sampling puts in a new order in every round
+
 
 class Cohort(NamedTuple):
     """The clients of one round.
@@ -19,12 +21,10 @@ class Cohort(NamedTuple):
     Attributes:
         ids: [S] client numbers, each at most once; N where a place is empty.
         weights: [S] ω_i of the aggregate Σ ω_i v_i; 0 where a place is empty.
-        share: the number with Σ_S p_i v_i = share · Σ ω_i v_i, or ``None`` where there is none.
     """
 
     ids: Any
     weights: Any
-    share: Any
 
 
 class Participation(eqx.Module):
@@ -42,6 +42,10 @@ class Participation(eqx.Module):
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         """The cohort of round ``index``; ``weights`` are p [N]."""
         raise NotImplementedError
+
+    def bind(self, weights: np.ndarray) -> "Participation":
+        """The same for a run on data with weights p [N], with what can be computed once for all rounds."""
+        return self
 
     def places(self, num_clients: int) -> int:
         """S, the most clients that a cohort holds."""
@@ -64,7 +68,7 @@ class Full(Participation):
     """
 
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
-        return Cohort(jnp.arange(weights.shape[0]), weights, jnp.ones((), weights.dtype))
+        return Cohort(jnp.arange(weights.shape[0]), weights)
 
     def places(self, num_clients: int) -> int:
         return num_clients
@@ -76,7 +80,8 @@ class Full(Participation):
 class Uniform(Participation):
     """``size`` clients, uniformly without replacement, ω_i = p_i·N/S: unbiased for Σ p_i v_i, but Σω ≠ 1 in general.
 
-    "Scheme II" of Li et al. 2020 and of papers on FedNova; with p_i = 1/N it is the plain mean over the cohort.
+    "Scheme II" of Li et al. 2020 and of papers on FedNova; with p_i = 1/N it is the plain mean over the cohort. Where
+    the p_i differ much, Σω varies from round to round and so does the length of each step: take :class:`Systematic`.
 
     Args:
         size: S, 1 ≤ S ≤ N.
@@ -95,7 +100,7 @@ class Uniform(Participation):
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         n = weights.shape[0]
         ids = _without_replacement(key, n, self.size)
-        return Cohort(ids, weights[ids] * (n / self.size), jnp.asarray(self.size / n, weights.dtype))
+        return Cohort(ids, weights[ids] * (n / self.size))
 
     def places(self, num_clients: int) -> int:
         return self.size
@@ -143,7 +148,7 @@ class Proportional(Participation):
     """``size`` draws with replacement with probabilities p_i, 1/S each: unbiased for Σ p_i v_i.
 
     "Scheme I" of Li et al. 2020; the sampling of FedProx and of FedNova's analysis. A client drawn several times runs
-    once, with the sum of its weights. Methods that keep a sum over all clients (control variates) refuse it.
+    once, with the sum of its weights.
 
     Args:
         size: S ≥ 1 draws; the cohort has at most S clients.
@@ -171,10 +176,125 @@ class Proportional(Participation):
         place = jnp.cumsum(first) - 1
         count = jnp.zeros(self.size, weights.dtype).at[place].add(1.0)
         merged = jnp.full(self.size, n, ids.dtype).at[place].set(ids)
-        return Cohort(merged, count / self.size, None)
+        return Cohort(merged, count / self.size)
 
     def places(self, num_clients: int) -> int:
         return self.size
+
+
+class Systematic(Participation):
+    """``size`` different clients, drawn with probabilities in proportion to p_i: unbiased for Σ p_i v_i, and Σω = 1.
+
+    A client is in a cohort with probability π_i = S p_i, and has the weight ω_i = p_i/π_i = 1/S. Where S p_i would
+    exceed 1 the client is in every cohort with ω_i = p_i, and the others share the places that are left. Each client is
+    drawn at most once, and the weights sum to 1 in every round, so that a step is as long in one round as in the next.
+    This is the design to take where the p_i differ. With p_i = 1/N it is :class:`Uniform`.
+
+    The clients stand in random order, with their π_i as lengths on a line; with one random start u the cohort is the
+    clients at u, u + 1, …, u + S − 1. Beyond 1,024 clients, blocks of neighbours in a fixed random order change places
+    instead of single clients, which costs a round nothing that grows with N; two clients of one block, one pair in
+    about 1,024, are then rarely or never drawn together. The π_i are multiples of S/2³¹, and the Σ p_i v_i that is met
+    is exact up to as much; a client with weight 0 is never drawn.
+
+    Args:
+        size: S, from 1 to the number of clients with p_i > 0 (or S = N: all of them).
+
+    Source: Madow 1949, "On the theory of systematic sampling, II"; weights of Horvitz and Thompson 1952.
+
+    Example:
+        >>> cohort = Systematic(2).draw(jax.random.key(0), jnp.array([0.125, 0.125, 0.25, 0.5]), 0)
+        >>> cohort.ids.tolist(), cohort.weights.tolist()
+        ([2, 3], [0.5, 0.5])
+    """
+
+    size: int = eqx.field(static=True)
+
+    def __init__(self, size: int):
+        self.size = check_count("size", size)
+
+    def bind(self, weights: np.ndarray) -> "Participation":
+        return _Systematic(self.size, np.asarray(weights, float))
+
+    def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
+        return self.bind(weights).draw(key, weights, index)
+
+    def places(self, num_clients: int) -> int:
+        return self.size
+
+    def everyone(self, num_clients: int) -> bool:
+        return self.size == num_clients
+
+    def validate(self, num_clients: int, rounds: int) -> None:
+        _check_size(self.size, num_clients)
+
+
+class _Systematic(Participation):
+    """Systematic sampling on known weights. Lengths are whole numbers: sums of floats could draw a client twice.
+
+    Attributes:
+        size: S.
+        one: the length that stands for π = 1.
+        each: ω of the clients that are not in every cohort; the others' weights p_i are larger.
+        ids: [B, W] clients in a fixed random order, B blocks of W; N where there is none.
+        ends: [B, W] where their lengths end, from the start of the block.
+    """
+
+    size: int = eqx.field(static=True)
+    one: int = eqx.field(static=True)
+    each: Any
+    ids: Any
+    ends: Any
+
+    def __init__(self, size: int, weights: np.ndarray):
+        n, some = len(weights), np.flatnonzero(weights > 0)
+        if len(some) < size < n:
+            raise ConfigError("size", size, f"only {len(some)} clients have a weight above 0; draw at most as many")
+        always = weights > 0 if size < n else np.ones(n, bool)
+        if size < len(some):
+            falling = some[np.argsort(-weights[some], kind="stable")]
+            p = weights[falling]
+            # The first k are in every cohort, where the next one's share of the S − k places that are left is below 1.
+            left_over = np.cumsum(p[::-1])[::-1]
+            k = int(np.argmax(np.append((size - np.arange(size)) * p[:size] < left_over[:size], True)))
+            always[falling[k:]] = False
+        self.size, self.one = size, (2**31 - 1) // size
+        places = size - int(always.sum())
+        rest = float(weights[~always].sum())
+        self.each = np.asarray(rest / places if places else 0.0)
+        exact = np.where(always, self.one, weights / (rest or 1.0) * places * self.one)
+        lengths = np.floor(exact).astype(np.int64)
+        short = size * self.one - int(lengths.sum())
+        lengths[np.argsort(lengths - exact, kind="stable")[:short]] += 1
+        blocks = min(n, _BLOCKS)
+        width = -(-n // blocks)
+        order = np.full(blocks * width, n)
+        order[:n] = np.random.default_rng(0).permutation(n)
+        self.ids = order.reshape(blocks, width).astype(np.int32)
+        ends = np.cumsum(np.append(lengths, 0)[self.ids], axis=1)
+        self.ends = ends.astype(np.int32)
+
+    def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
+        ids, ends = jnp.asarray(self.ids), jnp.asarray(self.ends)
+        order_key, start_key = jax.random.split(key)
+        blocks = shuffled(jnp.arange(ids.shape[0]), ids.shape[0], order_key, max_size=ids.shape[0])
+        block_ends = jnp.cumsum(ends[blocks, -1])
+        points = jax.random.randint(start_key, (), 0, self.one) + self.one * jnp.arange(self.size)
+        at = jnp.searchsorted(block_ends, points, side="right")
+        block = blocks[at]
+        within = points - (block_ends[at] - ends[block, -1])
+        place, high = jnp.zeros_like(at), jnp.full_like(at, ids.shape[1])  # the first whose end is beyond
+        for _ in range(ids.shape[1].bit_length()):
+            middle = (place + high) // 2
+            beyond = ends[block, middle] > within
+            place, high = jnp.where(beyond, place, middle + 1), jnp.where(beyond, middle, high)
+        drawn = ids[block, place]
+        return Cohort(drawn, jnp.maximum(weights[drawn], jnp.asarray(self.each, weights.dtype)))
+
+    def places(self, num_clients: int) -> int:
+        return self.size
+
+    def everyone(self, num_clients: int) -> bool:
+        return self.size == num_clients
 
 
 class Trace(Participation):
@@ -226,14 +346,13 @@ class Trace(Participation):
 class Dropout(Participation):
     """Clients that are drawn, and then do not answer; a round in which none does is skipped.
 
-    With a ``rate`` each client drops out by chance, independently of all else. Over ``Full``, ``Uniform`` and
-    ``Proportional``, ω_i becomes ω_i / (1 − q_i), so that Σ ω_i v_i stays unbiased for Σ p_i v_i; over
-    ``UniformNormalized`` and ``Trace``, whose weights have the sum 1, they keep it. With ``available``, of which
+    With a ``rate`` each client drops out by chance, independently of all else. Over ``Full``, ``Uniform``,
+    ``Proportional`` and ``Systematic``, ω_i becomes ω_i / (1 − q_i), so that Σ ω_i v_i stays unbiased for Σ p_i v_i;
+    over ``UniformNormalized`` and ``Trace``, whose weights have the sum 1, they keep it. With ``available``, of which
     nothing is known in advance, the weights of those who are there are scaled as for clients that a
     :class:`fedax.Guard` leaves out, and the estimate is biased toward who is there often.
 
-    Methods that keep a sum over all clients need one ``rate`` for all of them, or ``available``. What a client does in
-    vain is not in the costs.
+    What a client does in vain is not in the costs.
 
     Args:
         of: who is drawn.
@@ -244,8 +363,8 @@ class Dropout(Participation):
 
     Example:
         >>> cohort = Dropout(Full(), 0.5).draw(jax.random.key(1), jnp.full(4, 0.25), 0)
-        >>> cohort.ids.tolist(), cohort.weights.tolist(), cohort.share.tolist()
-        ([4, 1, 2, 3], [0.0, 0.5, 0.5, 0.5], 0.5)
+        >>> cohort.ids.tolist(), cohort.weights.tolist()
+        ([4, 1, 2, 3], [0.0, 0.5, 0.5, 0.5])
     """
 
     may_fail: ClassVar[bool] = True
@@ -272,6 +391,9 @@ class Dropout(Participation):
     def counts(self) -> bool:  # type: ignore[override]
         return self.of.counts
 
+    def bind(self, weights: np.ndarray) -> Participation:
+        return Dropout(self.of.bind(weights), self.rate, self.available)
+
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         drawn, n = self.of.draw(key, weights, index), weights.shape[0]
         here, known = drawn.ids < n, jnp.minimum(drawn.ids, n - 1)
@@ -282,8 +404,7 @@ class Dropout(Participation):
         kept = here & (jax.random.uniform(jax.random.fold_in(key, n), known.shape) < stays)
         if isinstance(self.of, UniformNormalized | Trace):
             return _without(drawn, kept, here, n, counts=False)
-        share = None if rate.ndim or drawn.share is None else drawn.share * stays
-        return Cohort(jnp.where(kept, drawn.ids, n), jnp.where(kept, drawn.weights / stays, 0), share)
+        return Cohort(jnp.where(kept, drawn.ids, n), jnp.where(kept, drawn.weights / stays, 0))
 
     def places(self, num_clients: int) -> int:
         return self.of.places(num_clients)
@@ -313,13 +434,13 @@ def _without_replacement(key: Any, n: int, size: int) -> jax.Array:
 def _without(cohort: Cohort, kept: Any, present: Any, n: int, counts: bool) -> Cohort:
     grow = left(cohort.weights, kept, present, counts)
     weights = jnp.where(kept, cohort.weights * grow, 0)
-    return Cohort(jnp.where(kept, cohort.ids, n), weights, None if cohort.share is None else cohort.share / grow)
+    return Cohort(jnp.where(kept, cohort.ids, n), weights)
 
 
 def _normalized(ids: Any, weights: Any) -> Cohort:
     total = jnp.sum(weights)
     # A cohort of clients that all have weight 0 moves nothing.
-    return Cohort(ids, weights / jnp.where(total > 0, total, 1.0), total)
+    return Cohort(ids, weights / jnp.where(total > 0, total, 1.0))
 
 
 def _check_size(size: int, num_clients: int) -> None:

@@ -310,15 +310,11 @@ def test_schedules_are_taken_for_numbers(name):
 @pytest.mark.parametrize(
     "name, participation, message",
     [
-        ("fednova-vr", fedax.Proportional(3), "participation = 'Proportional': .*use Full, Uniform or"),
         ("vrl-sgd", fedax.Uniform(3), "participation = '3 of 7 clients': VRL-SGD .*use Full"),
         ("led", fedax.Uniform(3), "participation = '3 of 7 clients': LED .*use Full"),
         ("scaffnew", fedax.Uniform(3), "participation = '3 of 7 clients': Scaffnew .*use Full"),
         ("nesterov-fedavg", fedax.Uniform(3), "participation = '3 of 7 clients': Nesterov FedAvg .*use Full"),
         ("fedpd", fedax.Uniform(3), "participation = '3 of 7 clients': FedPD .*use Full"),
-        ("scaffold", fedax.Proportional(3), "participation = 'Proportional': .*use Full, Uniform or"),
-        ("scaffold-m", fedax.Proportional(3), "participation = 'Proportional': .*use Full, Uniform or"),
-        ("feddyn", fedax.Proportional(3), "participation = 'Proportional': .*use Full, Uniform or"),
     ],
 )
 def test_cohorts_that_a_method_cannot_use(name, participation, message):

@@ -21,9 +21,9 @@ def _draw(participation, keys, p):
 
 
 def draws(participation, p):
-    """ids, weights [DRAWS, S] and share of independent draws."""
-    cohort = _draw(participation, jax.random.split(jax.random.key(3), DRAWS), jnp.asarray(p, jnp.float32))
-    return tuple(None if leaf is None else np.asarray(leaf) for leaf in cohort)
+    """ids and weights [DRAWS, S] of independent draws."""
+    keys = jax.random.split(jax.random.key(3), DRAWS)
+    return tuple(map(np.asarray, _draw(participation.bind(p), keys, jnp.asarray(p, jnp.float32))))
 
 
 def weights_by_client(ids, weights, clients=6):
@@ -48,41 +48,89 @@ def within(sample, expected, errors=4):
         (fedax.Uniform(6), P),
         (fedax.Proportional(4), P),
         (fedax.Proportional(9), P),
+        (fedax.Systematic(1), P),
+        (fedax.Systematic(3), P),
+        (fedax.Systematic(2), EQUAL),
         (fedax.UniformNormalized(2), EQUAL),
     ],
     ids=repr,
 )
 def test_mean_weight_is_the_clients_weight_and_nobody_comes_twice(participation, p):
-    ids, weights, share = draws(participation, p)
+    ids, weights = draws(participation, p)
     places = participation.places(6)
     assert ids.shape == weights.shape == (DRAWS, places) and weights.min() >= 0
     padded = np.sort(ids, axis=1)
     assert ((np.diff(padded, axis=1) > 0) | (padded[:, 1:] == 6)).all() and ids.min() >= 0 and ids.max() <= 6
     table = weights_by_client(ids, weights)
     assert within(table, p).all()
-    proportional = isinstance(participation, fedax.Proportional)
-    assert (ids < 6).all() or proportional
-    if share is not None:  # Σ_S p_i v_i = share · Σ ω_i v_i for every v, so for every coordinate
-        present = table > 0
-        np.testing.assert_allclose(np.where(present, p, 0), share[:, None] * table, atol=1e-6)
-    assert (share is None) == proportional
+    assert (ids < 6).all() or isinstance(participation, fedax.Proportional)
 
 
 def test_uniform_cohorts_are_uniform_over_clients_and_pairs_and_weigh_by_n_over_size():
-    ids, weights, share = draws(fedax.Uniform(2), P)
+    ids, weights = draws(fedax.Uniform(2), P)
     present = np.zeros((DRAWS, 6))
     np.put_along_axis(present, ids, 1.0, axis=1)
     assert within(present, 2 / 6).all()
     both = np.stack([present[:, a] * present[:, b] for a, b in itertools.combinations(range(6), 2)], axis=1)
     assert within(both, 1 / 15).all()
     np.testing.assert_allclose(weights, P[ids] * 3, rtol=1e-6)
-    np.testing.assert_allclose(share, 1 / 3, rtol=1e-6)
+
+
+def one_heavy(n: int) -> np.ndarray:
+    return np.r_[0.9, np.full(n - 1, 0.1 / (n - 1))]
+
+
+LOGNORMAL = np.random.default_rng(1).lognormal(sigma=2.0, size=50)
+
+
+@pytest.mark.parametrize(
+    ("p", "size"),
+    [
+        (np.full(10, 0.1), 3),
+        (np.arange(1, 13) / 78, 4),
+        (LOGNORMAL / LOGNORMAL.sum(), 5),
+        (one_heavy(10), 3),
+        (one_heavy(2), 1),
+        (np.array([0.5, 0.0, 0.3, 0.2]), 3),
+        (np.array([0.5, 0.0, 0.3, 0.2]), 4),
+        (np.random.default_rng(2).lognormal(sigma=1.0, size=1500), 40),  # in blocks
+    ],
+    ids=["equal", "linear", "lognormal", "heavy", "two", "as many as have weight", "all", "many"],
+)
+def test_systematic_cohorts_have_weights_that_sum_to_one_and_the_inclusion_probabilities_that_are_promised(p, size):
+    p = p / p.sum()
+    ids, weights = draws(fedax.Systematic(size), p)
+    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)
+    assert (np.diff(np.sort(ids, axis=1), axis=1) > 0).all() and ids.max() < len(p)  # each at most once
+    chance = np.ones(len(p))  # π by its definition: cut what is above 1, share the rest out anew
+    if size < len(p):
+        chance = size * p
+        while chance.max() > 1 + 1e-12:
+            chance[chance > 1] = 1.0
+            free = chance < 1
+            chance[free] = p[free] * (size - np.sum(~free)) / max(p[free].sum(), 1e-300)
+    frequency = np.bincount(ids.ravel(), minlength=len(p)) / DRAWS
+    assert (np.abs(frequency - chance) <= 4 * np.sqrt(chance * (1 - chance) / DRAWS) + 1e-9).all()
+    of_client = np.divide(p, chance, out=np.zeros_like(p), where=chance > 0)
+    np.testing.assert_allclose(weights, of_client[ids], rtol=1e-5)
+
+
+def test_systematic_cohorts_of_equal_clients_are_uniform_over_pairs():
+    ids, _ = draws(fedax.Systematic(2), EQUAL)
+    present = np.zeros((DRAWS, 6))
+    np.put_along_axis(present, ids, 1.0, axis=1)
+    both = np.stack([present[:, a] * present[:, b] for a, b in itertools.combinations(range(6), 2)], axis=1)
+    assert within(both, 1 / 15).all()
+
+
+def test_systematic_cohorts_need_enough_clients_that_weigh_something():
+    with pytest.raises(fedax.ConfigError, match="size = 3: only 2 clients have a weight above 0; draw at most as many"):
+        fedax.Systematic(3).bind(np.array([0.5, 0.5, 0.0, 0.0]))
 
 
 def test_uniform_normalized_has_exactly_its_documented_bias():
-    ids, weights, share = draws(fedax.UniformNormalized(2), P)
+    ids, weights = draws(fedax.UniformNormalized(2), P)
     np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(share, P[ids].sum(axis=1), rtol=1e-5)
     np.testing.assert_allclose(weights, P[ids] / P[ids].sum(axis=1, keepdims=True), rtol=1e-5)
     expected = np.zeros(6)
     subsets = list(itertools.combinations(range(6), 2))
@@ -93,7 +141,7 @@ def test_uniform_normalized_has_exactly_its_documented_bias():
 
 
 def test_proportional_merges_repeated_clients_and_never_draws_weight_zero():
-    ids, weights, _ = draws(fedax.Proportional(4), P)
+    ids, weights = draws(fedax.Proportional(4), P)
     counts = weights * 4
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-5)
     np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)
@@ -107,17 +155,17 @@ def test_proportional_merges_repeated_clients_and_never_draws_weight_zero():
 
 def test_a_trace_replays_ragged_cohorts():
     for index, cohort in enumerate([[4, 1], [0, 3, 2], [5]]):
-        ids, weights, share = TRACE.draw(None, jnp.asarray(P, jnp.float32), index)
+        ids, weights = TRACE.draw(None, jnp.asarray(P, jnp.float32), index)
         there = np.asarray(ids) < 6
         assert np.asarray(ids)[there].tolist() == cohort and ids.shape == (3,) and (np.asarray(ids)[~there] == 6).all()
         total = P[cohort].sum()
         np.testing.assert_allclose(np.asarray(weights)[there], P[cohort] / (total or 1), rtol=1e-6)
-        assert (np.asarray(weights)[~there] == 0).all() and float(share) == pytest.approx(total)
+        assert (np.asarray(weights)[~there] == 0).all()
     assert TRACE.places(6) == 3
     TRACE.validate(6, 3)
 
 
-@pytest.mark.parametrize("kind", [fedax.Uniform, fedax.UniformNormalized])
+@pytest.mark.parametrize("kind", [fedax.Uniform, fedax.UniformNormalized, fedax.Systematic])
 def test_a_cohort_larger_than_the_federation_is_refused(kind):
     kind(6).validate(6, 1)
     with pytest.raises(fedax.ConfigError, match="size = 7: a cohort has at most all 6 clients"):
@@ -125,7 +173,7 @@ def test_a_cohort_larger_than_the_federation_is_refused(kind):
 
 
 @pytest.mark.usefixtures("unchecked_types")
-@pytest.mark.parametrize("kind", [fedax.Uniform, fedax.UniformNormalized, fedax.Proportional])
+@pytest.mark.parametrize("kind", [fedax.Uniform, fedax.UniformNormalized, fedax.Proportional, fedax.Systematic])
 @pytest.mark.parametrize("size", [0, -1, 2.0, True, "2", None])
 def test_a_size_that_is_no_count_is_refused(kind, size):
     with pytest.raises(fedax.ConfigError, match=r"^size = .*: give a whole number of at least 1"):

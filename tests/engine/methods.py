@@ -24,14 +24,13 @@ class WithControl(NamedTuple):
     c: Any
 
 
-def omega(cohort: list[int]) -> tuple[np.ndarray, float]:
-    """ω of the cohort, and the share."""
-    total = P[cohort].sum()
-    return P[cohort] / total, total
+def omega(cohort: list[int]) -> np.ndarray:
+    """ω of the cohort."""
+    return P[cohort] / P[cohort].sum()
 
 
 class Scaffold(fedax.Algorithm):
-    """Option II: client memory, two uploads, ``share``."""
+    """Option II: client memory, two uploads, of which one is a change of memory."""
 
     lr: Any
     server_lr: Any = 1.0
@@ -46,16 +45,16 @@ class Scaffold(fedax.Algorithm):
         x, c = server.x, server.c
         y = fedax.local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) - c_i + c), x, oracle)
         c_new = c_i - c + (x - y) / (oracle.steps * self.lr)
-        return WithControl(y - x, c_new - c_i), c_new
+        return WithControl(y - x, fedax.Change(c_new - c_i)), c_new
 
     def server(self, server, mean, round):
-        return WithControl(server.x + self.server_lr * mean.x, server.c + round.share * mean.c)
+        return WithControl(server.x + self.server_lr * mean.x, server.c + mean.c)
 
 
 def scaffold(cohorts, lr, server_lr=1.0, taus=TAUS):
     x, c, memory = X0.copy(), np.zeros(4), np.zeros((5, 4))
     for cohort in cohorts:
-        weights, share = omega(cohort)
+        weights = omega(cohort)
         dx, dc = [], []
         for i in cohort:
             y = x.copy()
@@ -65,7 +64,7 @@ def scaffold(cohorts, lr, server_lr=1.0, taus=TAUS):
             dx.append(y - x)
             dc.append(new - memory[i])
             memory[i] = new
-        x, c = x + server_lr * weights @ np.array(dx), c + share * (weights @ np.array(dc))
+        x, c = x + server_lr * weights @ np.array(dx), c + P[cohort] @ np.array(dc)
     return x, memory
 
 
@@ -178,10 +177,10 @@ class Warm(fedax.Algorithm):
         step = lambda y, k: y - self.lr * (0.5 * oracle.grad(y, k) + 0.5 * server.c)  # noqa: E731
         y = fedax.local_steps(step, server.x, oracle)
         g = oracle.grad(y)
-        return WithControl(y - server.x, g - kept), g
+        return WithControl(y - server.x, fedax.Change(g - kept)), g
 
     def server(self, server, mean, round):
-        return WithControl(server.x + mean.x, server.c + round.share * mean.c)
+        return WithControl(server.x + mean.x, server.c + mean.c)
 
 
 def warm(cohorts, lr, taus=TAUS):
@@ -189,7 +188,7 @@ def warm(cohorts, lr, taus=TAUS):
     memory = np.array([gradient(i, x) for i in range(5)])
     c = P @ memory
     for cohort in cohorts:
-        weights, share = omega(cohort)
+        weights = omega(cohort)
         dx, dc = [], []
         for i in cohort:
             y = x.copy()
@@ -199,7 +198,7 @@ def warm(cohorts, lr, taus=TAUS):
             dx.append(y - x)
             dc.append(g - memory[i])
             memory[i] = g
-        x, c = x + weights @ np.array(dx), c + share * (weights @ np.array(dc))
+        x, c = x + weights @ np.array(dx), c + P[cohort] @ np.array(dc)
     return x, memory
 
 
@@ -296,7 +295,7 @@ class Watching(fedax.Algorithm):
         return jnp.asarray(oracle.steps, float), memory
 
     def server(self, server, mean, round):
-        row = [round.index, round.t, round.num_clients, round.total, round.share, round.weights.sum()]
+        row = [round.index, round.t, round.num_clients, round.total, round.heard, round.weights.sum()]
         row += [round.present.sum(), jnp.sum(round.steps * round.present), jnp.sum(round.weights * round.steps), mean]
         return Seen(server.x, jnp.stack([jnp.asarray(number, float) for number in row]))
 

@@ -147,9 +147,9 @@ def test_the_server_is_told_about_its_cohort():
         expected = [r - 1, (r - 1) * TAUS.max(), N, 1, total, 1, len(cohort), work.sum(), mean, mean]
         np.testing.assert_allclose(got.state.row, expected, rtol=1e-5)
     got = run(methods.Watching(), participation=fedax.Uniform(2), rounds=1)
-    index, t, n, total, share, weights, present, *_ = np.asarray(got.state.row)
+    index, t, n, total, heard, weights, present, *_ = np.asarray(got.state.row)
     assert (index, t, n, present) == (0, 0, N, 2)
-    assert share == pytest.approx(2 / N) and total == pytest.approx(weights) and total != pytest.approx(1)
+    assert heard == pytest.approx(weights * 2 / N) and total == pytest.approx(weights) and total != pytest.approx(1)
 
 
 WEIGHTS = np.array([0.1, 0.3, 0.0, 0.25, 0.35])
@@ -315,10 +315,3 @@ class Misbehaving(methods.Listening):
 def test_a_method_that_changes_its_state_or_talks_to_nobody_is_refused(wrong):
     with pytest.raises(fedax.ConfigError, match=r"Misbehaving.*(state|memory)|who = 'some'"):
         run(Misbehaving(LR, **wrong))
-
-
-def test_a_sum_over_all_clients_refuses_draws_with_replacement():
-    with pytest.raises(
-        fedax.ConfigError, match=r"participation = 'Proportional'.*use Full, Uniform or UniformNormalized"
-    ):
-        run(methods.Scaffold(LR), participation=fedax.Proportional(3))

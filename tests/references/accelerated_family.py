@@ -61,7 +61,9 @@ def nesterov_fedavg(
     for r in range(rounds):
         w_change = np.zeros_like(w)
         v_change = np.zeros_like(w)
-        for i, omega in _cohort(cohorts, r):
+        cohort = _cohort(cohorts, r)
+        total = sum(omega for _, omega in cohort) if sync == "both" else 1.0  # two sequences are averaged: ω/Σω
+        for i, omega in cohort:
             w_i = w
             v_i = v_local[i] if sync == "paper" else v
             for k in range(K):
@@ -70,8 +72,8 @@ def nesterov_fedavg(
                 v_i = w_i - _at(lr, t) * grads[i](w_i, k, r)
                 w_i = v_i + _at(momentum, t) * (v_i - v_old)
             v_local[i] = v_i
-            w_change = w_change + omega * (w_i - w)
-            v_change = v_change + omega * (v_i - v)
+            w_change = w_change + omega / total * (w_i - w)
+            v_change = v_change + omega / total * (v_i - v)
         w = w + w_change
         v = w if sync == "restart" else v + v_change
         iterates.append(w)
@@ -109,7 +111,9 @@ def fedmass(
         w_change = np.zeros_like(w)
         u_change = np.zeros_like(w)
         last = {}
-        for i, omega in _cohort(cohorts, r):
+        cohort = _cohort(cohorts, r)
+        total = sum(omega for _, omega in cohort) if sync == "both" else 1.0  # two sequences are averaged: ω/Σω
+        for i, omega in cohort:
             w_i = w
             u_i = u_local[i] if sync == "paper" else u
             for k in range(K):
@@ -119,8 +123,8 @@ def fedmass(
                 w_i = u_i - _at(lr, t) * g
                 u_i = w_i + _at(momentum, t) * (w_i - w_old) + _at(lr2, t) * g
             last[i] = w_old, g
-            w_change = w_change + omega * (w_i - w)
-            u_change = u_change + omega * (u_i - u)
+            w_change = w_change + omega / total * (w_i - w)
+            u_change = u_change + omega / total * (u_i - u)
         w, u = w + w_change, u + u_change
         if sync == "restart":
             w = u

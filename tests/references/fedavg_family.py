@@ -247,7 +247,7 @@ def fednova_vr(
     """FedNova with cross-client variance reduction, with or without momentum (Nova Algorithm 2, corrected).
 
     c_i = h̄ − h_i is added to each local gradient; d_i = (x^r − x_{i,τ_i}) / (η‖a_i‖₁); h_i ← d_i − c_i;
-    x ← x − γ_m τ_eff η Σ ω_i d_i; h̄ ← h̄ + Σ_{S_r} p_i (d_i − h̄), h̄ being the old one on the right.
+    x ← x − γ_m τ_eff η Σ ω_i d_i / Σ ω_i; h̄ ← h̄ + Σ_{S_r} p_i (d_i − h̄), h̄ being the old one on the right.
     h_i starts at zero, or at h0[i], and h̄ at Σ p_i h_i. Final states: h [N, …], h_mean.
     """
     x = _start(x0)
@@ -270,7 +270,7 @@ def fednova_vr(
             d_mean = d_mean + w * d
             h_mean_change = h_mean_change + p[i] * (d - h_mean)
         effective = effective_steps(tau_eff, [w for _, w in cohort], norms, [steps[i] for i, _ in cohort])
-        x = x - _at(server_lr, r) * effective * eta * d_mean
+        x = x - _at(server_lr, r) * effective * eta * d_mean / sum(w for _, w in cohort)
         h_mean = h_mean + h_mean_change
         iterates.append(x)
     return Reference(np.stack(iterates), {"h": np.stack(h), "h_mean": h_mean})

@@ -4,7 +4,8 @@ SCAFFOLD, FedGATE, LED, Scaffnew, FedDyn, FedPD, and the four methods of Cheng e
 `fedavg_family`, and a gradient has two more: grads[i](x, k, r, e=0) is the gradient of client i at x on minibatch k of
 exchange e of round r, k=None the full local gradient. The warm-up before the first round is r=-1, e=0.
 
-Means over a cohort are Σ_{S_r} ω_i v_i. A mean over all clients is Σ p_i v_i; it changes by Σ_{S_r} p_i δ_i.
+Means over a cohort are Σ_{S_r} ω_i v_i, or with ω̂_i = ω_i / Σ ω_j, Σ_{S_r} ω̂_i v_i: an extension, where Σ ω_j is not 1.
+A mean over all clients is Σ p_i v_i; it changes by Σ_{S_r} p_i δ_i.
 `server_lr` multiplies the mean change of the model: γ/(ηK) where the source writes x ← x − γ g.
 """
 
@@ -31,7 +32,12 @@ def _mean(p: Sequence[float], v: Sequence[np.ndarray]) -> np.ndarray:
 
 def _effective_steps(cohort: list[tuple[int, float]], steps: np.ndarray) -> float:
     """τ_eff = Σ ω_i τ_i / Σ ω_i."""
-    return sum(w * steps[i] for i, w in cohort) / sum(w for _, w in cohort)
+    return sum(w * steps[i] for i, w in cohort) / _total(cohort)
+
+
+def _total(cohort: list[tuple[int, float]]) -> float:
+    """Σ ω_i."""
+    return sum(w for _, w in cohort)
 
 
 def _check_form(form: str) -> None:
@@ -59,7 +65,7 @@ def scaffold(
 
     y ← y − η(g_i(y) − c_i + c) for τ_i steps from y = x^r; then
     c_i⁺ = ∇F_i(x^r) (option I) or c_i − c + (x^r − y)/(ητ_i) (option II);
-    x ← x + γ_m Σ ω_i (y_i − x^r); c ← c + Σ_{S_r} p_i (c_i⁺ − c_i).
+    x ← x + γ_m Σ ω̂_i (y_i − x^r); c ← c + Σ_{S_r} p_i (c_i⁺ − c_i).
     c_i starts at zero, or at its warm-up, and c at Σ p_i c_i. Final states: c_i [N, …], c.
     """
     if option not in (1, 2):
@@ -73,12 +79,13 @@ def scaffold(
         steps = _steps(taus, r)
         change = np.zeros_like(x)
         c_change = np.zeros_like(x)
-        for i, w in _cohort(cohorts, r):
+        cohort = _cohort(cohorts, r)
+        for i, w in cohort:
             y = x
             for k in range(int(steps[i])):
                 y = y - eta * (grads[i](y, k, r) - c_i[i] + c)
             new = grads[i](x, None, r) if option == 1 else c_i[i] - c + (x - y) / (eta * steps[i])
-            change = change + w * (y - x)
+            change = change + w / _total(cohort) * (y - x)
             c_change = c_change + p[i] * (new - c_i[i])
             c_i[i] = new
         x = x + _at(server_lr, r) * change
@@ -216,7 +223,7 @@ def feddyn(
     """FedDyn with local SGD (Acar et al. 2021, Algorithm 1).
 
     y ← y − η[g_i(y) − λ_i + α(y − x^r)] for τ_i steps from y = x^r; λ_i ← λ_i − α(y_i − x^r);
-    h ← h − α Σ_{S_r} p_i (y_i − x^r); x ← x^r + Σ ω_i (y_i − x^r) − h/α. λ_i = 0 and h = 0 at first.
+    h ← h − α Σ_{S_r} p_i (y_i − x^r); x ← Σ ω̂_i y_i − h/α. λ_i = 0 and h = 0 at first.
     Final states: lambda [N, …], h.
     """
     x = _start(x0)
@@ -228,15 +235,16 @@ def feddyn(
         steps = _steps(taus, r)
         mean = np.zeros_like(x)
         share = np.zeros_like(x)
-        for i, w in _cohort(cohorts, r):
+        cohort = _cohort(cohorts, r)
+        for i, w in cohort:
             y = x
             for k in range(int(steps[i])):
                 y = y - eta * (grads[i](y, k, r) - lam[i] + alpha * (y - x))
             lam[i] = lam[i] - alpha * (y - x)
-            mean = mean + w * (y - x)
+            mean = mean + w / _total(cohort) * y
             share = share + p[i] * (y - x)
         h = h - alpha * share
-        x = x + mean - h / alpha
+        x = mean - h / alpha
         iterates.append(x)
     return Reference(np.stack(iterates), {"lambda": np.stack(lam), "h": h})
 
@@ -304,6 +312,7 @@ def fedavg_m(
     y ← y − ηv for τ_i steps from y = x^r, with v = βg_i(y) + (1 − β)g^r;
     g^{r+1} = −Σ ω_i Δ_i/(ητ_i); x ← x + γ_m τ_eff Σ ω_i Δ_i/τ_i, τ_eff = Σ ω_i τ_i / Σ ω_i. g^0 = 0.
     Reparameterised (section D.2): v = g_i(y) + (1 − β)g^r, where lr is η̂ = βη and g is ĝ = g/β. Final state: g.
+    Of each Δ_i/τ_i the part −η(1 − β)g^r is known; where Σ ω_i is not 1 it is kept apart from the sum.
     """
     _check_form(form)
     x = _start(x0)
@@ -322,7 +331,8 @@ def fedavg_m(
                 else:
                     v = grads[i](y, k, r) + (1 - beta) * g
                 y = y - eta * v
-            per_step = per_step + w * (y - x) / steps[i]
+            per_step = per_step + w * ((y - x) / steps[i] + eta * (1 - beta) * g)
+        per_step = per_step - eta * (1 - beta) * g
         g = -per_step / eta
         x = x + _at(server_lr, r) * _effective_steps(cohort, steps) * per_step
         iterates.append(x)
@@ -345,7 +355,7 @@ def fedavg_m_vr(
     """FedAvg-M-VR (Cheng et al. 2024, Algorithm 3 and eq. 2).
 
     y ← y − ηv for τ_i steps from y = x^r, with v = g_i(y) + (1 − β)(g^r − g_i(x^{r−1})) on one minibatch;
-    g^{r+1} = −Σ ω_i Δ_i/(ητ_i); x ← x + γ_m τ_eff Σ ω_i Δ_i/τ_i, τ_eff = Σ ω_i τ_i / Σ ω_i.
+    g^{r+1} = −Σ ω̂_i Δ_i/(ητ_i); x ← x + γ_m τ_eff Σ ω̂_i Δ_i/τ_i, τ_eff = Σ ω_i τ_i / Σ ω_i.
     x^{−1} = x^0; g^0 is zero, or the mean over all clients of their warm-up. Final states: g, x_previous = x^{R−1}.
     """
     x = _start(x0)
@@ -362,7 +372,7 @@ def fedavg_m_vr(
             for k in range(int(steps[i])):
                 v = grads[i](y, k, r) + (1 - beta) * (g - grads[i](x_previous, k, r))
                 y = y - eta * v
-            per_step = per_step + w * (y - x) / steps[i]
+            per_step = per_step + w / _total(cohort) * (y - x) / steps[i]
         g = -per_step / eta
         x_previous = x
         x = x + _at(server_lr, r) * _effective_steps(cohort, steps) * per_step
@@ -388,7 +398,7 @@ def scaffold_m(
 
     y ← y − ηv for τ_i steps from y = x^r, with v = β(g_i(y) − c_i + c) + (1 − β)g^r;
     c_i⁺ = (1/τ_i) Σ_k g_i(y_k); c ← c + Σ_{S_r} p_i (c_i⁺ − c_i);
-    g^{r+1} = −Σ ω_i Δ_i/(ητ_i); x ← x + γ_m τ_eff Σ ω_i Δ_i/τ_i, τ_eff = Σ ω_i τ_i / Σ ω_i.
+    g^{r+1} = −Σ ω̂_i Δ_i/(ητ_i); x ← x + γ_m τ_eff Σ ω̂_i Δ_i/τ_i, τ_eff = Σ ω_i τ_i / Σ ω_i.
     g^0 = 0; c_i starts at zero, or at its warm-up, and c at Σ p_i c_i.
     Reparameterised (section D.2): v = g_i(y) − c_i + c + (1 − β)g^r, where lr is η̂ = βη and g is ĝ = g/β.
     Final states: g, c_i [N, …], c.
@@ -416,7 +426,7 @@ def scaffold_m(
                 else:
                     v = gradient - c_i[i] + c + (1 - beta) * g
                 y = y - eta * v
-            per_step = per_step + w * (y - x) / steps[i]
+            per_step = per_step + w / _total(cohort) * (y - x) / steps[i]
             c_change = c_change + p[i] * (raw / steps[i] - c_i[i])
             c_i[i] = raw / steps[i]
         g = -per_step / eta
@@ -443,7 +453,7 @@ def scaffold_m_vr(
 
     y ← y − ηv for τ_i steps from y = x^r, with v = g_i(y) − β(c_i − c) + (1 − β)(g^r − g_i(x^{r−1})) on one minibatch;
     c_i⁺ = (1/τ_i) Σ_k g_i(y_k); c ← c + Σ_{S_r} p_i (c_i⁺ − c_i);
-    g^{r+1} = −Σ ω_i Δ_i/(ητ_i); x ← x + γ_m τ_eff Σ ω_i Δ_i/τ_i, τ_eff = Σ ω_i τ_i / Σ ω_i.
+    g^{r+1} = −Σ ω̂_i Δ_i/(ητ_i); x ← x + γ_m τ_eff Σ ω̂_i Δ_i/τ_i, τ_eff = Σ ω_i τ_i / Σ ω_i.
     x^{−1} = x^0; c_i starts at zero, or at its warm-up, c at Σ p_i c_i, and g^0 = c^0.
     Final states: g, c_i [N, …], c, x_previous = x^{R−1}.
     """
@@ -467,7 +477,7 @@ def scaffold_m_vr(
                 raw = raw + gradient
                 v = gradient - beta * (c_i[i] - c) + (1 - beta) * (g - grads[i](x_previous, k, r))
                 y = y - eta * v
-            per_step = per_step + w * (y - x) / steps[i]
+            per_step = per_step + w / _total(cohort) * (y - x) / steps[i]
             c_change = c_change + p[i] * (raw / steps[i] - c_i[i])
             c_i[i] = raw / steps[i]
         g = -per_step / eta

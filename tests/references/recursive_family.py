@@ -36,6 +36,11 @@ def _minibatch_mean(grad: Grad, x: np.ndarray, tau: int, r: int) -> np.ndarray:
     return total / int(tau)
 
 
+def _mean_steps(cohort: list[tuple[int, float]], steps: np.ndarray) -> float:
+    """Σ ω_i τ_i / Σ ω_i."""
+    return sum(w * steps[i] for i, w in cohort) / sum(w for _, w in cohort)
+
+
 def _full_mean(grads: Sequence[Grad], cohort: list[tuple[int, float]], x: np.ndarray, r: int) -> np.ndarray:
     """⟨∇F_i(x)⟩ over the cohort, exchange 0."""
     mean = np.zeros_like(x)
@@ -74,9 +79,10 @@ def _local_phase(grads, cohort, steps, x, v, r, lr, pick, chosen) -> np.ndarray:
         return _sarah(grads[i], x, v, steps[i], lr, r, 1)
     if pick == "average":
         change = np.zeros_like(x)
+        # All clients begin along v: −ητ_i v is known of their changes, and is kept apart from the sum of weights ω.
         for i, w in cohort:
-            change = change + w * (_sarah(grads[i], x, v, steps[i], lr, r, 1) - x)
-        return x + change
+            change = change + w * (_sarah(grads[i], x, v, steps[i], lr, r, 1) - x + lr * steps[i] * v)
+        return x + change - lr * _mean_steps(cohort, steps) * v
     raise ValueError(f"pick {pick!r} is neither 'random' nor 'average'")
 
 
@@ -305,6 +311,7 @@ def mime(
     sgd: U = g. momentum β: U = (1−β)g + βm; m ← (1−β)c + βm.
     adam: U = [(1−β₁)g + β₁m] / (ε + √v); m ← (1−β₁)c + β₁m, v ← (1−β₂)c² + β₂v. m and v start at zero.
     The full gradients are exchange 0; the local steps are exchange 1, in MimeLite 0. Final states: m, v.
+    Where Σ ω_i is not 1: Mime's ⟨Δ_i⟩ has ω̂_i = ω_i/Σω; of MimeLite's, −ητ_i U(0, s) is kept apart from the sum.
     """
     x = _start(x0)
     m = np.zeros_like(x)
@@ -328,7 +335,13 @@ def mime(
                 else:
                     raise ValueError(f"base {base!r} is not 'sgd', 'momentum' or 'adam'")
                 y = y - _at(lr, r) * direction
-            change = change + w * (y - x)
+            if lite:
+                known = {"sgd": 0.0 * m, "momentum": momentum * m, "adam": beta1 * m / (eps + np.sqrt(v))}[base]
+                change = change + w * (y - x + _at(lr, r) * steps[i] * known)
+            else:
+                change = change + w / sum(w for _, w in cohort) * (y - x)
+        if lite:
+            change = change - _at(lr, r) * _mean_steps(cohort, steps) * known
         x = x + _at(server_lr, r) * change
         if base == "momentum":
             m = (1 - momentum) * c + momentum * m
@@ -358,6 +371,7 @@ def mime_mvr(
     y ← y − η[a g + (1−a)(m + g_i(y; ξ_k) − g_i(x^{r−1}; ξ_k))] with m frozen, and the g of Mime or MimeLite;
     x ← x + γ_m ⟨Δ_i⟩; then m ← c + (1−a)(m − ⟨∇F_i(x^{r−1})⟩), c = ⟨∇F_i(x^r)⟩. m^0 = Σ p_i ∇F_i(x^0), at r = −1.
     ref="current" puts x^r for x^{r−1} in the client's step, not in m. Exchanges: as in Mime.
+    Where Σ ω_i is not 1: MimeMVR's ⟨Δ_i⟩ has ω̂_i = ω_i/Σω; of MimeLiteMVR's, −ητ_i (1−a)m is kept apart from the sum.
     Final states: m, x_prev = x^{R−1}.
     """
     if ref not in ("previous", "current"):
@@ -381,7 +395,12 @@ def mime_mvr(
                 raw = grads[i](y, k, r, e)
                 g = raw if lite else raw - grads[i](x, k, r, e) + c
                 y = y - _at(lr, r) * (alpha * g + (1 - alpha) * (m + raw - grads[i](point, k, r, e)))
-            change = change + w * (y - x)
+            if lite:
+                change = change + w * (y - x + _at(lr, r) * steps[i] * (1 - alpha) * m)
+            else:
+                change = change + w / sum(w for _, w in cohort) * (y - x)
+        if lite:
+            change = change - _at(lr, r) * _mean_steps(cohort, steps) * (1 - alpha) * m
         x_prev = x
         x = x + _at(server_lr, r) * change
         m = c + (1 - alpha) * (m - c_prev)

@@ -159,7 +159,9 @@ def _move(name: str, sync: str, server: Server, mean: Server, round: Round) -> S
     """The server's part."""
     if sync == "paper":
         round.require_full(f"{name} with sync='paper'")
-    return Server(server.x + mean.x, server.second + mean.second if sync == "both" else ())
+    if sync == "both":  # both sequences are averaged; an average of models has weights that sum to 1
+        return Server(server.x + mean.x / round.total, server.second + mean.second / round.total)
+    return Server(server.x + mean.x, ())
 
 
 def _check_steps(oracle: Oracle) -> None:

@@ -9,7 +9,7 @@ FedPD: Zhang, Hong, Dhople, Yin and Liu 2021, "FedPD: a federated learning frame
 | FedPD: x_{0,i}, x_i; λ_i; η; 1 − p | x, y; the client's memory; 1/alpha; 1 − skip |
 
     FedDyn, client   y: τ_i steps y ← y − η (g_i(y) − λ_i + α (y − x));   λ_i ← λ_i − α (y − x)
-    FedDyn, server   h ← h − α Σ_S p_i (y_i − x);   x ← x + Σ ω_i (y_i − x) − h/α
+    FedDyn, server   h ← h − α Σ_S p_i (y_i − x);   x ← Σ ω̂_i y_i − h/α, ω̂ = ω/Σω: a mean of models
 
     FedPD, client    y: τ_i steps y ← y − η (g_i(y) + λ_i + α (y − x));   λ_i ← λ_i + α (y − x);   x ← y + λ_i/α
                      and again from the client's own x, until a coin that all share says to communicate
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from fedax.algorithm import Algorithm, Round
+from fedax.algorithm import Algorithm, Change, Round
 from fedax.errors import unknown
 from fedax.local import check_pull, local_steps, phases
 from fedax.numbers import check_number
@@ -39,11 +39,17 @@ class Server(NamedTuple):
     mean: Vector
 
 
+class Upload(NamedTuple):
+    """FedDyn's upload: the update of the model, and the same update as a change, for −λ_i moves by α (y − x)."""
+
+    dx: Vector
+    change: Any
+
+
 class FedDyn(Algorithm):
     """FedDyn: dynamic regularisation; the exact optimum of F, however inexact the local work, with sampled cohorts too.
 
-    Published for p_i = 1/N. For unequal p_i all means have the data's weights and α is common; cohorts have to be
-    drawn without replacement.
+    Published for p_i = 1/N. For unequal p_i all means have the data's weights and α is common.
 
     Args:
         lr: η > 0, the local learning rate; ηα has to be at most 1.
@@ -71,18 +77,19 @@ class FedDyn(Algorithm):
     def download(self, server: Server) -> Vector:
         return server.x
 
-    def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Vector, Vector]:
+    def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
         x, dual = download, memory
 
         def step(y: Vector, k: Any) -> Vector:
             return y - self.lr * (oracle.grad(y, k) - dual + self.alpha * (y - x))
 
         dx = local_steps(step, x, oracle) - x
-        return dx, dual - self.alpha * dx
+        return Upload(dx, Change(dx)), dual - self.alpha * dx
 
-    def server(self, server: Server, mean: Vector, round: Round) -> Server:
-        h = server.h - self.alpha * (round.share * mean)
-        return Server(server.x + mean - h / self.alpha, h, server.x + mean / round.total)
+    def server(self, server: Server, mean: Upload, round: Round) -> Server:
+        h = server.h - self.alpha * mean.change
+        y = server.x + mean.dx / round.total
+        return Server(y - h / self.alpha, h, y)
 
     def model(self, server: Server) -> Vector:
         return server.x if self.deliver == "server" else server.mean

@@ -12,12 +12,12 @@
 The paper's Algorithm 2 stores d_i itself. As that contains the old correction, the correction cancels in every other
 round, and the method stalls half-way to the optimum; with d_i − c_i it reaches the optimum of Σ p_i F_i exactly, also
 with steps that change from round to round (both are tested). Under partial participation, which the paper leaves
-undefined, clients that are absent keep their h_i, as in SCAFFOLD.
+undefined, clients that are absent keep their h_i, and the updates have the weights ω/Σω, both as in SCAFFOLD.
 """
 
 from typing import Any, NamedTuple
 
-from fedax.algorithm import Algorithm, Round
+from fedax.algorithm import Algorithm, Change, Round
 from fedax.algorithms.fedavg import Normalised, Normalized, part
 from fedax.algorithms.server import Plain, ServerOptimizer
 from fedax.local import Solver
@@ -32,6 +32,13 @@ class Download(NamedTuple):
     h: Vector
 
 
+class Upload(NamedTuple):
+    """FedNova's upload, and the same update as a change: h_i moves by d_i − h̄."""
+
+    update: Normalised
+    change: Any
+
+
 class Server(NamedTuple):
     """Server state: the model, h̄, and the server optimizer's."""
 
@@ -43,8 +50,8 @@ class Server(NamedTuple):
 class FedNovaVR(Algorithm):
     """FedNova with cross-client variance reduction: the exact optimum under any local work.
 
-    Published for full participation and SGD with or without momentum; any linear solver and cohorts drawn without
-    replacement are extensions. Momentum ρ needs η scaled by about 1 − ρ.
+    Published for full participation and SGD with or without momentum; any linear solver and all kinds of cohorts are
+    extensions. Momentum ρ needs η scaled by about 1 − ρ.
 
     Args:
         solver: a linear solver.
@@ -75,17 +82,17 @@ class FedNovaVR(Algorithm):
     def download(self, server: Server) -> Download:
         return Download(server.x, server.h)
 
-    def client(self, download: Download, memory: Vector, oracle: Oracle) -> tuple[Normalised, Vector]:
+    def client(self, download: Download, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
         x, correction = download.x, download.h - memory
         y = self.solver.run(x, oracle, correction)
         upload = self.averaging.upload(y - x, self.solver, oracle.steps)
-        return upload, upload.dx / -self.solver.rate() - correction
+        return Upload(upload, Change(upload.dx)), upload.dx / -self.solver.rate() - correction
 
-    def server(self, server: Server, mean: Normalised, round: Round) -> Server:
-        dx = self.averaging.update(mean, self.solver, round)
-        step, optimizer = self.optimizer.update(server.optimizer, dx, server.x, self.solver.rate())
-        d = mean.dx / -self.solver.rate()
-        h = server.h + round.share * (d - round.total * server.h)
+    def server(self, server: Server, mean: Upload, round: Round) -> Server:
+        lr = self.solver.rate()
+        dx = self.averaging.update(mean.update, self.solver, round) / round.total
+        step, optimizer = self.optimizer.update(server.optimizer, dx, server.x, lr)
+        h = server.h + (mean.change / -lr - round.heard * server.h)
         return Server(server.x + step, h, optimizer)
 
     def validate(self) -> None:

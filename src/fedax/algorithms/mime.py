@@ -12,13 +12,17 @@ federated learning".
 
     Client   y: τ_i steps y ← y − η U(g, s)
              Mime g = g_i(y) − g_i(x) + c, same minibatch twice;   MimeLite g = g_i(y)
-    Server   x ← x + γ Σ ω_i (y_i − x);   s ← V(c, s)
+    Server   x ← x + γ Σ ω_i (y_i − x)   (Mime: ω/Σω);   s ← V(c, s)
 
     SGD        U = g
     momentum   U = (1−β) g + β m;                       V: m ← (1−β) c + β m
     Adam       U = [(1−β₁) g + β₁ m]/(√v + ε);          V: m ← (1−β₁) c + β₁ m,  v ← (1−β₂) c² + β₂ v
 
     MVR        y ← y − η [a g + (1−a) (m + g_i(y) − g_i(x_last))];   m ← c + (1−a) (m − Σ ω_i ∇F_i(x_last))
+
+Where Σ ω_i is not 1 (an extension), c and m are estimated with the weights ω, and so without bias. All of Mime's local
+steps go along U(c, s), apart from drift, so that their mean has the weights ω/Σω. Those of MimeLite go along g_i, so
+that their mean has the weights ω; but all contain U(0, s), or (1−a) m, which the server knows and need not estimate.
 """
 
 import inspect
@@ -191,7 +195,7 @@ class Mime(Algorithm):
     def move(self, server: Gathered, mean: Vector, round: Round) -> Server:
         """Mime's second exchange, server."""
         x, s, c = server
-        return Server(x + self.server_lr * mean, self.base.statistics(c, s))
+        return Server(x + (self.server_lr / round.total) * mean, self.base.statistics(c, s))
 
     def work_lite(self, download: Server, memory: Any, oracle: Oracle) -> tuple[Upload, Any]:
         """MimeLite, client."""
@@ -201,7 +205,9 @@ class Mime(Algorithm):
 
     def move_lite(self, server: Server, mean: Upload, round: Round) -> Server:
         """MimeLite, server."""
-        return Server(server.x + self.server_lr * mean.dx, self.base.statistics(mean.c, server.s))
+        known = self.base.direction(zeros_like(server.x), server.s)
+        dx = mean.dx - (round.shortfall * self.lr * round.mean_steps) * known
+        return Server(server.x + self.server_lr * dx, self.base.statistics(mean.c, server.s))
 
     def exchanges(self) -> tuple[Exchange, ...]:
         if self.lite:
@@ -295,7 +301,7 @@ class MimeMVR(Algorithm):
 
     def move(self, server: MVRGathered, mean: Vector, round: Round) -> MVRServer:
         """MimeMVR's second exchange, server."""
-        return MVRServer(server.x + self.server_lr * mean, server.x, server.m_new)
+        return MVRServer(server.x + (self.server_lr / round.total) * mean, server.x, server.m_new)
 
     def work_lite(self, download: MVRServer, memory: Any, oracle: Oracle) -> tuple[MVRUpload, Any]:
         """MimeLiteMVR, client."""
@@ -306,7 +312,9 @@ class MimeMVR(Algorithm):
     def move_lite(self, server: MVRServer, mean: MVRUpload, round: Round) -> MVRServer:
         """MimeLiteMVR, server."""
         m = self.momentum(server.m, mean.gradients, round)
-        return MVRServer(server.x + self.server_lr * mean.dx, server.x, m)
+        known = (1 - self.alpha(round.t)) * server.m
+        dx = mean.dx - (round.shortfall * self.lr(round.t) * round.mean_steps) * known
+        return MVRServer(server.x + self.server_lr * dx, server.x, m)
 
     def steps(self, x: Vector, x_last: Vector, m: Vector, oracle: Oracle, correction: Any = None) -> Vector:
         """y − x after the local steps."""

@@ -20,6 +20,11 @@ FedAvg-M is FedCM (Xu, Wang, Wang and Yao 2021). It is not FedAvgM, whose moment
              c_i⁺ = the mean of the round's g_i(y)
     Server   g ← −Σ ω_i Δ_i/(η τ_i);   x ← x − γ g;   c ← c + Σ_S p_i (c_i⁺ − c_i)
 
+Where Σ ω_i is not 1 (an extension) the server must not multiply its own momentum by it in every round. FedAvg-M stays
+unbiased: all v contain (1−β) g, which the server knows and need not estimate. The others have ω̂ = ω/Σω in the place of
+ω: SCAFFOLD-M and its VR form because every corrected step is 0 at the optimum, whoever takes part; FedAvg-M-VR because
+its recursion is far less noisy so. FedAvg-M-VR's limit is then that of :class:`fedax.UniformNormalized`.
+
 In the reparameterised form (appendix D.2) g/β stands in the place of g, and η means the paper's βη: the new gradient
 has weight 1, as in most implementations of momentum. Both forms give the same models.
 
@@ -33,7 +38,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithm import Algorithm, Exchange, Round
+from fedax.algorithm import Algorithm, Change, Exchange, Round
 from fedax.algorithms.warmup import check_batches, first_gradients
 from fedax.errors import unknown
 from fedax.local import local_steps
@@ -66,7 +71,7 @@ class Upload(NamedTuple):
     """The update of the model per local step, and the change of the client's control variate."""
 
     dx: Vector
-    dc: Vector
+    dc: Any
 
 
 class FedAvgWithMomentum(Algorithm):
@@ -104,7 +109,8 @@ class FedAvgWithMomentum(Algorithm):
         return (y - x) / oracle.steps, memory
 
     def server(self, server: Server, mean: Vector, round: Round) -> Server:
-        return Server(*_step(self, server.x, mean, round))
+        g = mean / -self.lr + (round.shortfall * (1 - self.beta)) * server.g
+        return Server(*_step(self, server.x, g, round))
 
     def validate(self) -> None:
         _validate(self)
@@ -149,7 +155,7 @@ class FedAvgWithMomentumVR(Algorithm):
         return (y - x) / oracle.steps, memory
 
     def server(self, server: Server, mean: Vector, round: Round) -> Server:
-        return Server(*_step(self, server.x, mean, round))
+        return Server(*_step(self, server.x, mean / (-self.lr * round.total), round))
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(g=g))
@@ -162,7 +168,7 @@ class FedAvgWithMomentumVR(Algorithm):
 class ScaffoldWithMomentum(Algorithm):
     """SCAFFOLD-M: SCAFFOLD whose local steps go along β (g_i − c_i + c) + (1−β) g.
 
-    Reaches the exact optimum with constant η, with any cohorts drawn without replacement.
+    Reaches the exact optimum with constant η, with any cohorts.
 
     Args:
         lr: η > 0, the local learning rate; in the reparameterised form the paper's βη.
@@ -205,10 +211,11 @@ class ScaffoldWithMomentum(Algorithm):
 
         y, total = local_steps(step, (x, zeros_like(x)), oracle)
         c_new = total / oracle.steps
-        return Upload((y - x) / oracle.steps, c_new - c_i), c_new
+        return Upload((y - x) / oracle.steps, Change(c_new - c_i)), c_new
 
     def server(self, server: ControlledServer, mean: Upload, round: Round) -> ControlledServer:
-        return ControlledServer(*_step(self, server.x, mean.dx, round), server.c + round.share * mean.dc)
+        g = mean.dx / (-self.lr * round.total)
+        return ControlledServer(*_step(self, server.x, g, round), server.c + mean.dc)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(c=c), remember=True)
@@ -222,7 +229,7 @@ class ScaffoldWithMomentum(Algorithm):
 class ScaffoldWithMomentumVR(Algorithm):
     """SCAFFOLD-M-VR: control variates and recursive variance reduction in every local step.
 
-    Reaches the exact optimum with constant η, with any cohorts drawn without replacement. Two gradients a local step.
+    Reaches the exact optimum with constant η, with any cohorts. Two gradients a local step.
 
     Args:
         lr: η > 0, the local learning rate.
@@ -261,10 +268,11 @@ class ScaffoldWithMomentumVR(Algorithm):
 
         y, total = local_steps(step, (x, zeros_like(x)), oracle)
         c_new = total / oracle.steps
-        return Upload((y - x) / oracle.steps, c_new - c_i), c_new
+        return Upload((y - x) / oracle.steps, Change(c_new - c_i)), c_new
 
     def server(self, server: ControlledServer, mean: Upload, round: Round) -> ControlledServer:
-        return ControlledServer(*_step(self, server.x, mean.dx, round), server.c + round.share * mean.dc)
+        g = mean.dx / (-self.lr * round.total)
+        return ControlledServer(*_step(self, server.x, g, round), server.c + mean.dc)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(g=g, c=c), remember=True)
@@ -274,9 +282,8 @@ class ScaffoldWithMomentumVR(Algorithm):
         check_batches(self.warmup_batches)
 
 
-def _step(method: Any, x: Vector, mean: Vector, round: Round) -> tuple[Vector, Vector, Any]:
-    """The server's step: g ← −⟨Δ_i/τ_i⟩/η, x ← x − γ g."""
-    g = mean / -method.lr
+def _step(method: Any, x: Vector, g: Vector, round: Round) -> tuple[Vector, Vector, Any]:
+    """The server's step along the new momentum: x ← x − γ g."""
     gamma = jnp.asarray(method.server_lr * method.lr * round.mean_steps, float)
     return x - gamma * g, g, gamma
 

@@ -12,14 +12,17 @@ learning".
 
     Client   y: τ_i steps y ← y − η (g_i(y) − c_i + c)
              option 1:  c_i⁺ = ∇F_i(x);   option 2:  c_i⁺ = c_i − c + (x − y)/(η τ_i)
-    Server   x ← x + γ Σ ω_i (y_i − x);   c ← c + Σ_S p_i (c_i⁺ − c_i)
+    Server   x ← x + γ Σ ω̂_i (y_i − x);   c ← c + Σ_S p_i (c_i⁺ − c_i)
+
+ω̂ = ω/Σω: at the optimum every client's corrected step is 0, whoever is in the cohort, so that the updates need no
+weights that are unbiased; they need weights that sum to 1, or the steps are too long in some rounds.
 """
 
 from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from fedax.algorithm import Algorithm, Exchange, Round
+from fedax.algorithm import Algorithm, Change, Exchange, Round
 from fedax.algorithms.warmup import check_batches, first_gradients
 from fedax.errors import ConfigError
 from fedax.local import local_steps
@@ -39,11 +42,11 @@ class Upload(NamedTuple):
     """The update of the model, and the change of the client's control variate."""
 
     dx: Vector
-    dc: Vector
+    dc: Any
 
 
 class Scaffold(Algorithm):
-    """SCAFFOLD: reaches the exact optimum with constant η, with any cohorts drawn without replacement.
+    """SCAFFOLD: reaches the exact optimum with constant η, with any cohorts.
 
     Published for equal τ_i and p_i = 1/N. Extensions: unequal τ_i, each in its own divisor, which leaves the optimum
     in place (a client that takes more steps moves the model more on the way there); unequal p_i in the mean of the
@@ -76,10 +79,10 @@ class Scaffold(Algorithm):
         (x, c), c_i = download, memory
         y = local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) - c_i + c), x, oracle)
         c_new = oracle.full_grad(x) if self.option == 1 else c_i - c + (x - y) / (self.lr * oracle.steps)
-        return Upload(y - x, c_new - c_i), c_new
+        return Upload(y - x, Change(c_new - c_i)), c_new
 
     def server(self, server: Server, mean: Upload, round: Round) -> Server:
-        return Server(server.x + self.server_lr * mean.dx, server.c + round.share * mean.dc)
+        return Server(server.x + (self.server_lr / round.total) * mean.dx, server.c + mean.dc)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(c=c), remember=True)

@@ -209,10 +209,13 @@ def _exchanges(method: Any) -> tuple[Exchange, ...]:
         _, y, _ = local_steps(step, (x, x, v), oracle)
         return y - x, memory
 
+    who = "one" if method.pick == "random" else "cohort"
+
     def move(server: Server, mean: Vector, round: Round) -> Server:
+        if who == "cohort":  # all steps begin along v, which is exact whatever Σ ω_i is
+            mean = mean - (round.shortfall * method.lr * round.mean_steps) * server.v
         return Server(server.x + mean, server.x, server.v)
 
-    who = "one" if method.pick == "random" else "cohort"
     return (
         Exchange(method.gradient, method.estimate, lambda server: (server.x, server.x_last)),
         Exchange(local, move, lambda server: (server.x, server.v), who),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from fedax.algorithm import Exchange, Round
+from fedax.algorithm import Change, Exchange, Round
 from fedax.numbers import check_count
 from fedax.oracle import Oracle
 from fedax.vector import Vector
@@ -17,18 +17,19 @@ def first_gradients(
     Args:
         batches: B ≥ 1, or ``None``.
         start: ``(server, mean, sum) -> server``, the server's state with the clients' weighted mean gradient; ``sum``
-            is Σ p_i g_i over the clients that were heard: another vector where some were left out.
+            is Σ p_i g_i over the clients that were heard, of those that remember theirs: another vector where a guard
+            leaves some out.
         remember: whether a client keeps its gradient as its memory, a control variate.
     """
     if batches is None:
         return ()
 
-    def client(download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
+    def client(download: Vector, memory: Any, oracle: Oracle) -> tuple[Any, Any]:
         g = oracle.grad_batches(download, batches)
-        return g, g if remember else memory
+        return ((g, Change(g)), g) if remember else ((g, ()), memory)
 
-    def server(server: Any, mean: Vector, round: Round) -> Any:
-        return start(server, mean, round.share * mean)
+    def server(server: Any, mean: Any, round: Round) -> Any:
+        return start(server, *mean)
 
     return (Exchange(client, server, lambda server: server.x),)
 

@@ -39,6 +39,7 @@ from fedax.engine.round import (
     first_state,
     gathering,
     no_losses,
+    of_one,
     server_key,
     spread,
     warmup_key,
@@ -471,9 +472,9 @@ def _alone(
 ) -> Any:
     """One client's upload, the block's memory with its own in it, what it did; 0 and nothing new unless ``mine``."""
     at = lambda leaf: leaf[row]  # noqa: E731
-    client = client_of(stage, number, {}, plan, _around(outside, stage, number))
-    upload, new, done = client(jax.tree.map(at, memory), jax.tree.map(at, places))
-    upload, done = jax.tree.map(lambda leaf: jnp.where(mine, leaf, 0), (upload, done))
+    client, place = client_of(stage, number, {}, plan, _around(outside, stage, number)), jax.tree.map(at, places)
+    upload, new, done = client(jax.tree.map(at, memory), place)
+    upload, done = jax.tree.map(lambda leaf: jnp.where(mine, leaf, 0), (of_one(upload, place), done))
     kept = jax.tree.map(lambda all_, leaf: all_.at[row].set(jnp.where(mine, leaf, all_[row])), memory, new.memory)
     return upload, Answer(kept, new.fine, ()), done
 

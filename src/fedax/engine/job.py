@@ -148,7 +148,7 @@ def make_job(
         shared, ("data", id(data), plan.mesh, stream), lambda: _on_devices(_federation(data, own, stream), plan.mesh)
     )
     held_out = _once(shared, ("test", id(test), plan.mesh), lambda: _on_devices(test, plan.mesh))
-    hyper = (algorithm, work, participation)
+    hyper = (algorithm, work, participation.bind(data.weights))
     shapes = lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
     pool = fed._replace(examples=jax.tree.map(shapes, data.examples))
     _check_aggregator(aggregate, algorithm, x)
@@ -157,7 +157,8 @@ def make_job(
     hosted = stream or processes.count() > 1
     memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
     job = Job(
-        hyper, fed, key, x, data if stream else None, own, plan, memory, traffic, _settings(hyper, data, plan, seed, x),
+        hyper, fed, key, x, data if stream else None, own, plan, memory, traffic,
+        _settings((algorithm, work, participation), data, plan, seed, x),
         rounds, stops, held_out, grad_norm, density, until,
     )  # fmt: skip
     processes.same("job", f"{job.settings} {rounds} {stops} {grad_norm} {density}")

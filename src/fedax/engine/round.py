@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedax.aggregation import Aggregator, Faults, Guard, along, scaled
-from fedax.algorithm import Algorithm, Exchange, Round
+from fedax.algorithm import Algorithm, Change, Exchange, Round
 from fedax.errors import ConfigError
 from fedax.oracle import Oracle
 from fedax.participation import Cohort, Full, Participation, left
@@ -207,10 +207,18 @@ def one_round(
 
 
 class Places(NamedTuple):
-    """The cohort, place by place: leaves [S]; ``offsets`` and ``sizes``: where in the pool a client's examples are."""
+    """The cohort, place by place: leaves [S].
+
+    Attributes:
+        ids, present: who is there, if anybody.
+        weights, data_weights: ω_i and p_i.
+        steps: τ_i.
+        offsets, sizes: where in the pool a client's examples are.
+    """
 
     ids: Any
     weights: Any
+    data_weights: Any
     steps: Any
     present: Any
     offsets: Any
@@ -227,12 +235,15 @@ class Answer(NamedTuple):
 
 def weighing(places: Places, good: Any, plan: Plan) -> Places:
     """Without the weights of those that a guard has left out."""
-    return places if plan.guard is None else places._replace(weights=jnp.where(good, places.weights, 0))
+    if plan.guard is None:
+        return places
+    counts = lambda weights: jnp.where(good, weights, 0)  # noqa: E731
+    return places._replace(weights=counts(places.weights), data_weights=counts(places.data_weights))
 
 
 def empty_place(plan: Plan) -> Places:
     """A place that nobody has."""
-    return Places(plan.num_clients, 0, 0, False, 0, 1)
+    return Places(plan.num_clients, 0, 0, 0, False, 0, 1)
 
 
 def _exchanges(
@@ -299,7 +310,8 @@ def _exchanges(
 def conclude(exchange: Exchange, server: Any, total: Any, uploads: Any, round_: Round, good: Any, plan: Plan) -> Any:
     """The server's state after an exchange.
 
-    ``total``: Σ ω_i v_i over those that are ``good``, [S]; or the one upload of an exchange with one client.
+    ``total``: Σ ω_i v_i and Σ p_i change_i over those that are ``good``, [S]; or the one upload of an exchange with one
+    client.
     ``uploads``: leaves [S, ...], where the server looks at them one by one.
     """
     mean = total
@@ -307,19 +319,20 @@ def conclude(exchange: Exchange, server: Any, total: Any, uploads: Any, round_: 
         grow = left(round_.weights, good, round_.present, plan.counts)
         weights = jnp.where(good, round_.weights * grow, 0)
         if exchange.who == "cohort":
-            mean = jax.tree.map(lambda leaf: leaf * grow.astype(leaf.dtype), total)
+            mean = by_kind(lambda leaf: leaf * grow.astype(leaf.dtype), lambda leaf: leaf, total)
         round_ = round_._replace(
             weights=weights,
             steps=jnp.where(good, round_.steps, 0),
             present=round_.present & good,
+            data_weights=jnp.where(good, round_.data_weights, 0),
             total=_nonzero(jnp.sum(weights)),
-            cohort_share=None if round_.cohort_share is None else round_.cohort_share / grow,
         )
     if plan.gathers:
         assert plan.aggregator is not None
         average = plan.aggregator.average(uploads, round_.weights)
         mean = jax.tree.map(lambda leaf: leaf * round_.total.astype(leaf.dtype), average)
     assert exchange.server is not None
+    mean = jax.tree.map(lambda part: part.value if _is_change(part) else part, mean, is_leaf=_is_change)
     # What a program of its own was given as arrays is static again.
     return exchange.server(server, mean, round_._replace(num_clients=plan.num_clients, missing=plan.missing))
 
@@ -338,8 +351,8 @@ def gathering(
         weights=places.weights,
         steps=places.steps,
         present=places.present,
+        data_weights=places.data_weights,
         total=_nonzero(jnp.sum(places.weights)),
-        cohort_share=cohort.share,
     )
 
 
@@ -350,12 +363,14 @@ def _places(cohort: Cohort, work: Work, fed: Federation, key: Any, plan: Plan) -
     weights = jnp.where(present, cohort.weights, 0)
     known = jnp.minimum(ids, plan.num_clients - 1)  # an empty place runs as some client, with weight 0
     offsets, sizes = fed.offsets[known], fed.sizes[known]
+    data_weights = jnp.where(present, fed.weights[known], 0)
     if plan.steps is not None:
-        return Places(ids, weights, jnp.where(present, jnp.int32(plan.steps), 0), present, offsets, sizes)
+        steps = jnp.where(present, jnp.int32(plan.steps), 0)
+        return Places(ids, weights, data_weights, steps, present, offsets, sizes)
     steps = work.draw(jax.random.fold_in(key, _WORK), known, sizes, plan.batch_size)
     steps = jnp.where(present, steps, 0)
     order = jnp.argsort(-steps)
-    return Places(*(leaf[order] for leaf in (ids, weights, steps, present, offsets, sizes)))
+    return Places(*(leaf[order] for leaf in (ids, weights, data_weights, steps, present, offsets, sizes)))
 
 
 def client_of(stage: str, number: int, wire: dict[str, int], plan: Plan, around: Any) -> Callable[..., Any]:
@@ -385,7 +400,7 @@ def client_of(stage: str, number: int, wire: dict[str, int], plan: Plan, around:
             round_key=key,
         )
         upload, memory = exchange.client(download, memory, oracle)
-        wire["up"] = _bytes(jax.tree.leaves(upload))
+        wire["up"] = _bytes(list({id(leaf): leaf for leaf in jax.tree.leaves(upload)}.values()))  # each array once
         fine: Any = ()
         if plan.faulty is not None:
             ids, faults = jnp.asarray(plan.faulty[0], jnp.int32), plan.faulty[1]
@@ -395,7 +410,8 @@ def client_of(stage: str, number: int, wire: dict[str, int], plan: Plan, around:
             fine = plan.guard.accepts(upload)
             upload = jax.tree.map(lambda leaf: jnp.where(fine, leaf, 0), upload)
         if plan.aggregator is not None:
-            if not plan.gathers and (not isinstance(upload, Vector) or number):
+            changes = any(_is_change(part) for part in jax.tree.leaves(upload, is_leaf=_is_change))
+            if changes or (not plan.gathers and (not isinstance(upload, Vector) or number)):
                 way_out = f"{type(method).__name__} uploads more than an update of the model; use another, or none"
                 raise ConfigError("aggregate", type(plan.aggregator).__name__, way_out)
             upload = plan.aggregator.each(upload)
@@ -474,11 +490,11 @@ def _cohort(client: Callable[..., Any], memory: Any, places: Places, plan: Plan)
 
     def one(memory: Any, place: Places) -> Any:
         upload, answer, done = client(memory, place)
-        return jax.tree.map(lambda leaf: scaled(place.weights, leaf), upload), answer, done
+        return weighted(upload, place), answer, done
 
     def many(memory: Any, place: Places) -> Any:
         upload, answers, done = jax.vmap(client)(memory, place)
-        total = jax.tree.map(lambda leaf: jnp.sum(scaled(place.weights, leaf), axis=0), upload)
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), weighted(upload, place))
         return total, answers, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), done)
 
     if chunks == 1 and chunk > 1:
@@ -501,6 +517,26 @@ def _cohort(client: Callable[..., Any], memory: Any, places: Places, plan: Plan)
     return total, jax.tree.map(lambda leaf: leaf[:size], answers), done
 
 
+def _is_change(part: Any) -> bool:
+    return isinstance(part, Change)
+
+
+def by_kind(estimate: Callable[[Any], Any], change: Callable[[Any], Any], upload: Any) -> Any:
+    """``upload`` with one function applied to its estimates, leaf by leaf, and another to its changes."""
+    apply = lambda part: jax.tree.map(change if _is_change(part) else estimate, part)  # noqa: E731
+    return jax.tree.map(apply, upload, is_leaf=_is_change)
+
+
+def weighted(upload: Any, place: Places) -> Any:
+    """ω_i v_i of the estimates, p_i v_i of the changes; of one client, or of some along the first axis."""
+    return by_kind(lambda leaf: scaled(place.weights, leaf), lambda leaf: scaled(place.data_weights, leaf), upload)
+
+
+def of_one(upload: Any, place: Places) -> Any:
+    """The upload of a client that is heard alone: its estimates as they are, p_i v_i of its changes."""
+    return by_kind(lambda leaf: leaf, lambda leaf: scaled(place.data_weights, leaf), upload)
+
+
 def chosen(places: Places, key: Any) -> Any:
     """The place of the one client that an exchange is with, drawn by weight; ``key`` is the round's."""
     return jax.random.categorical(jax.random.fold_in(key, _ONE), jnp.log(places.weights))
@@ -508,9 +544,10 @@ def chosen(places: Places, key: Any) -> Any:
 
 def _one(client: Callable[..., Any], memory: Any, places: Places, at: Any) -> tuple[Any, Any, Tally]:
     """One client of the cohort: its upload is the mean."""
-    upload, new, done = client(*jax.tree.map(lambda leaf: leaf[at], (memory, places)))
+    old, place = jax.tree.map(lambda leaf: leaf[at], (memory, places))
+    upload, new, done = client(old, place)
     memory = jax.tree.map(lambda all_, leaf: all_.at[at].set(leaf), memory, new.memory)
-    return upload, new._replace(memory=memory), done
+    return of_one(upload, place), new._replace(memory=memory), done
 
 
 def _check_memory(method: Algorithm, before: Any, after: Any) -> None:

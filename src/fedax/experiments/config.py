@@ -61,6 +61,7 @@ _PARTICIPATION: dict[str, Callable[..., Any]] = {
     "full": fedax.Full,
     "uniform": fedax.Uniform,
     "proportional": fedax.Proportional,
+    "systematic": fedax.Systematic,
     "uniform-normalized": fedax.UniformNormalized,
     "trace": fedax.Trace,
 }
@@ -393,6 +394,7 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
     def experiment(own: _Settings) -> Experiment:
         within("work", lambda: own.work.validate(data.sizes))
         within("participation", lambda: own.participation.validate(data.num_clients, own.run["rounds"]))
+        within("participation", lambda: own.participation.bind(data.weights))
         resolved = {
             "name": first.name or first.data.name,
             "data": data_config,
