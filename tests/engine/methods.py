@@ -97,7 +97,7 @@ class Mime(fedax.Algorithm):
 def mime(cohorts, lr, taus=TAUS):
     x = X0.copy()
     for cohort in cohorts:
-        weights, _ = omega(cohort)
+        weights = omega(cohort)
         c = weights @ np.array([gradient(i, x) for i in cohort])
         dx = []
         for i in cohort:
@@ -142,7 +142,7 @@ class Listening(fedax.Algorithm):
 def listening(cohorts, lr, taus=TAUS):
     x, memory = X0.copy(), np.zeros((5, 4))
     for cohort in cohorts:
-        weights, _ = omega(cohort)
+        weights = omega(cohort)
         ys = []
         for i in cohort:
             y = x.copy()
@@ -235,7 +235,7 @@ def one_walks(cohorts, lr, taus=TAUS):
     """The last of each cohort is the one."""
     x, memory = X0.copy(), np.zeros((5, 2))
     for cohort in cohorts:
-        weights, _ = omega(cohort)
+        weights = omega(cohort)
         c = weights @ np.array([gradient(i, x) for i in cohort])
         one = cohort[-1]
         memory[cohort, 0] += 1
@@ -268,7 +268,7 @@ def decaying(cohorts, lr, taus=TAUS):
     """Step t has lr/√(1 + t), round r begins at t = r·max τ_i, and the server's rate halves at round 2."""
     x = X0.copy()
     for r, cohort in enumerate(cohorts):
-        weights, _ = omega(cohort)
+        weights = omega(cohort)
         rate = lambda k, r=r: lr / np.sqrt(1 + r * max(taus) + k)  # noqa: E731
         dx = []
         for i in cohort:

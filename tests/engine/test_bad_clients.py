@@ -296,10 +296,6 @@ def test_no_one_drops_out():
             lambda: run(participation=fedax.Dropout(fedax.Full(), available=np.ones((2, 5), bool))),
             "dropout.available = '2 rounds of 5 clients'",
         ),
-        (
-            lambda: run("scaffold", participation=fedax.Dropout(fedax.Full(), [0.5] * 5)),
-            "participation = 'Dropout'.* drop out at different rates",
-        ),
         (lambda: run("vrl-sgd", participation=fedax.Dropout(fedax.Full(), 0.5)), "'clients may drop out': VRL-SGD is"),
         (lambda: run("vrl-sgd", guard=True), "'a guard may leave clients out': VRL-SGD is defined for full"),
         (lambda: run("vrl-sgd", participation=fedax.Uniform(3)), "'3 of 5 clients': VRL-SGD is defined for full"),

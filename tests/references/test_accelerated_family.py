@@ -22,6 +22,11 @@ each_mode = pytest.mark.parametrize(("sync", "cohorts"), MODES)
 each_cohorts = pytest.mark.parametrize("cohorts", [ALL, PART], ids=["all", "part"])
 
 
+def of_sync(sync, cohorts):
+    """The weights of the sequences' means: ω/Σω where both are averaged."""
+    return [(ids, omegas / sum(omegas)) for ids, omegas in cohorts] if sync == "both" else cohorts
+
+
 def rate(t):
     return LR / (1 + 0.1 * t)
 
@@ -46,7 +51,7 @@ def scaled(lr, K=K):
 
 @each_mode
 def test_no_momentum_and_lr2_of_momentum_times_lr_are_fedavg(sync, cohorts):
-    right = run(fed.fedavg, scaled(rate), cohorts=cohorts, lr=1.0)
+    right = run(fed.fedavg, scaled(rate), cohorts=of_sync(sync, cohorts), lr=1.0)
     hyper = {"cohorts": cohorts, "sync": sync, "lr": rate}
     for method, more in (NESTEROV, PLAIN_MASS):
         close(run(method, **hyper, **more, momentum=0.0), right)
@@ -111,7 +116,7 @@ def test_three_sequences(sync, cohorts):
     """v ← (1−a)v + au − δg, w ← u − ηg, u ← (av + w)/(1+a); where only w is averaged, v_i must jump by (w − w_i)/a."""
     a, w, v, V = 0.4, X0, X0, np.stack([X0] * 7)
     U = V
-    for r, (ids, omegas) in enumerate(cohorts):
+    for r, (ids, omegas) in enumerate(of_sync(sync, cohorts)):
         for k in range(K):
             g = rate(r * K + k) * np.stack([g(z, k, r) for g, z in zip(NOISY, U, strict=True)])
             W = U - g

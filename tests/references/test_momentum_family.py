@@ -54,6 +54,13 @@ def same(left, right):
 
 
 RATES = {"lr": decaying, "server_lr": growing}
+
+
+def normalised(cohorts):
+    """The same with weights that sum to one."""
+    return [(ids, omegas / sum(omegas)) for ids, omegas in cohorts]
+
+
 everywhere = pytest.mark.parametrize("cohorts", [fed.full_cohorts, sampled])
 
 
@@ -93,6 +100,8 @@ def test_phases_of_fedpd_without_other_clients_are_rounds():
 def test_fedavg_m_with_beta_one_is_fednova_and_fedavg(method, cohorts):
     for taus, other in [(BED.tau, fed.fednova), (random_taus, fed.fednova), (EQUAL, fed.fedavg)]:
         hyper = {"taus": taus, "cohorts": cohorts, **RATES}
+        if method is mom.fedavg_m_vr:  # its means have the weights ω/Σω
+            hyper = hyper | {"cohorts": lambda p, rounds: normalised(cohorts(p, rounds))}
         same(run(method, beta=1.0, **hyper), run(other, **hyper))
 
 
@@ -140,8 +149,8 @@ def test_identical_clients_need_no_control_variates():
 
 def test_first_rounds_before_any_state():
     ids, omegas = sampled(BED.p, 1)[0]
-    hyper = {"taus": random_taus, "cohorts": sampled}
-    both = {"taus": random_taus, "cohorts": lambda p, rounds: [(ids, omegas + p[ids])]}
+    both = {"taus": random_taus, "cohorts": lambda p, rounds: [(ids, omegas / sum(omegas) + p[ids])]}
+    hyper = {"taus": random_taus, "cohorts": lambda p, rounds: normalised(sampled(p, rounds))}
     same(run(mom.feddyn, 1, alpha=2.0, **hyper), run(fed.fedavg, 1, prox=2.0, **both))
     same(run(mom.scaffold_m, 1, beta=0.3, **hyper), run(mom.fedavg_m, 1, beta=0.3, **hyper))
     same(run(mom.scaffold_m_vr, 1, beta=0.3, **hyper), run(mom.fedavg_m_vr, 1, beta=0.3, **hyper))
