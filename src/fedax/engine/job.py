@@ -22,7 +22,7 @@ from fedax.engine.devices import check_mesh, cores, device_bytes
 from fedax.engine.dry_run import dry_run, same_structure
 from fedax.engine.memory import where
 from fedax.engine.round import Federation, Plan, Traffic, first_state
-from fedax.errors import ConfigError, DataError
+from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.numbers import MOST, check_count, check_number, check_room
 from fedax.participation import Dropout, Full, Participation
 from fedax.schedule import resolve
@@ -303,25 +303,29 @@ def _check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vec
 
 def _check_examples(task: Task, data: FederatedData, own: slice, test: Any) -> None:
     data.check(task, own)
-    if test is not None:
-        try:
-            _check_test(task, data, test)
-        except DataError as error:
-            text = str(error)
-            raise DataError(text if text.startswith("test") else f"test: {text}") from None
+    if test is None:
+        return
+    try:
+        _check_test(task, data, test)
+    except ExampleError as error:
+        raise ExampleError(f"test: {error.column}", error.example, error.what) from None
+    except DataError as error:
+        raise DataError(f"test: {str(error).replace('clients[0]', 'it', 1)}") from None
 
 
 def _check_test(task: Task, data: FederatedData, test: Any) -> None:
     if not same_structure(test, data.examples):
         raise DataError(
-            f"test: its structure {jax.tree.structure(test)} is not that of the clients' examples, "
+            f"its structure {jax.tree.structure(test)} is not that of the clients' examples, "
             f"{jax.tree.structure(data.examples)}"
         )
+    if all(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(test)):
+        raise DataError("there is no example in it; give None for no held-out data")
     # A federation of one client has the same demands on its examples.
     FederatedData.from_clients([test])
     for (path, got), own in zip(jax.tree_util.tree_leaves_with_path(test), jax.tree.leaves(data.examples), strict=True):
         if np.shape(got)[1:] != own.shape[1:]:
-            name = f"test{jax.tree_util.keystr(path)}"
+            name = f"examples{jax.tree_util.keystr(path)}"
             raise DataError(f"{name}: examples of shape {np.shape(got)[1:]}, the clients' have {own.shape[1:]}")
     task.check_examples(jax.tree.map(np.asarray, test))
 
@@ -330,7 +334,7 @@ def _initial_model(task: Task, params: Any, key: Any) -> Vector:
     expected = jax.eval_shape(task.init, key)
     if params is None:
         x = task.init(key)
-        if not all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(x)):
+        if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(x)):
             raise ConfigError("task.init", spelled(x), "the initial model holds values that are not finite")
         return Vector(x)
     if not same_structure(params, expected):

@@ -31,8 +31,8 @@ def classification(
 
     Args:
         init: ``init(key) -> params``, a pytree of floating-point arrays.
-        apply: ``apply(params, x, key) -> logits [b, classes]``. ``key`` is None in evaluation: no dropout then. The loss
-            is taken of logits in float32, if theirs is a narrower type.
+        apply: ``apply(params, x, key) -> logits [b, classes]``. ``key`` is None in evaluation: no dropout then. The
+            loss takes logits of a narrower type as float32.
         classes: at least 2.
         mean, std: x becomes (x − mean)/std, in the units of x after scaling. A number, or one a channel (the last
             axis of x). Default: as it is.

@@ -52,7 +52,7 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.metrics, Mapping):
             raise ConfigError("metrics", self.metrics, "give a dictionary: name -> fn(params, batch) -> [b]")
-        functions = {"init": self.init, "loss": self.loss, "check": self.check or callable}
+        functions = {"init": self.init, "loss": self.loss} | ({} if self.check is None else {"check": self.check})
         functions |= {f"metrics[{name!r}]": metric for name, metric in self.metrics.items()}
         for name, function in functions.items():
             if not callable(function):
