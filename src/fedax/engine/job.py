@@ -131,7 +131,8 @@ def make_job(
     participation = Full() if participation is None else participation
     guard = Guard() if guard is True else None if guard is False else guard
     _check(algorithm, task, data, rounds, work, participation, until, guard, aggregate, faults)
-    form, task = task.form(), task.trained
+    form = _once(shared, ("form", id(task)), task.form)
+    task = task.trained
     own = processes.own(data)
     _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, data, own, test))
     rounds = int(rounds)
