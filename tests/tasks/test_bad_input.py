@@ -117,7 +117,7 @@ def test_models_that_do_not_return_logits(apply, message):
         lambda params: task.loss(params, batch, None),
         lambda params: task.metrics["accuracy"](params, batch),
     ):
-        with pytest.raises(CodeError, match=rf"{message}.*test_bad_input.py:\d+\)$"):
+        with pytest.raises(CodeError, match=rf"{message}.*test_bad_input.py:\d+\)"):
             jax.eval_shape(measure, jnp.zeros((4, 2)))
 
 
