@@ -1,7 +1,15 @@
 """What fedax raises for bad input: one error that names the field, the value and the way out."""
 
 import difflib
-from collections.abc import Iterable
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+# A frame of the traceback that belongs to none of these is the user's own.
+_LIBRARIES = {"equinox", "fedax", "flax", "jax", "jaxlib", "jaxtyping", "ml_dtypes", "numpy", "optax", "pandas"}
 
 
 class FedaxError(Exception):
@@ -27,8 +35,50 @@ class ConfigError(FedaxError, ValueError):
         super().__init__(f"{_shown(field, 200)} = {_shown(_spelled(value), 200)}: {_shown(way_out, 1000)}")
 
 
+class CodeError(ConfigError):
+    """A function of the user's own task or method that does not do what fedax needs.
+
+    Args:
+        field: the function, such as ``task.loss``.
+        what: what it did, beginning with a verb.
+        way_out: what to do, as a sentence.
+        place: the file and line, from :func:`place_of`; ``""`` where they are not known.
+
+    Example:
+        >>> raise CodeError("apply", "returned [32, 1]", "classes = 2 needs [32, 2]", "net.py:7")
+        Traceback (most recent call last):
+        fedax.errors.CodeError: apply returned [32, 1]; classes = 2 needs [32, 2] (net.py:7)
+    """
+
+    def __init__(self, field: str, what: str, way_out: str, place: str = ""):
+        self.field, self.value, self.way_out, self.place = field, what, way_out, place
+        where = f" ({_shown(place, 300)})" if place else ""
+        Exception.__init__(self, f"{field} {_shown(what, 400)}; {_shown(way_out, 600)}{where}")
+
+
 class DataError(FedaxError, ValueError):
     """Examples, sizes, weights or files that cannot be used; the message names which and where."""
+
+
+class ExampleError(DataError):
+    """A single example that cannot be used.
+
+    Args:
+        column: the array, such as ``examples['y']``.
+        example: its index in that array.
+        what: what is wrong with it, beginning with a verb, and the way out.
+        client: whose it is, and ``example`` is then the index among the client's own; ``None``: not known.
+
+    Example:
+        >>> raise ExampleError("examples['age']", 12, "is NaN; clean the data first", client=7)
+        Traceback (most recent call last):
+        fedax.errors.ExampleError: client 7, examples['age'], row 12 is NaN; clean the data first
+    """
+
+    def __init__(self, column: str, example: int, what: str, client: int | None = None):
+        self.column, self.example, self.what, self.client = column, example, what, client
+        where = f"{column}: example {example}" if client is None else f"client {client}, {column}, row {example}"
+        super().__init__(f"{where} {what}")
 
 
 class CheckpointError(FedaxError, RuntimeError):
@@ -74,3 +124,99 @@ def unknown(field: str, name: str, choices: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else "no such name. "
     return ConfigError(field, name, f"{hint}There are: {', '.join(names)}")
+
+
+def call(field: str, called_as: str, function: Callable[..., Any], *args: Any, about: str = "") -> Any:
+    """``function(*args)`` for a function that the user may have written; what it raises names the user's own line.
+
+    Args:
+        field: how errors call the function.
+        called_as: its arguments, such as ``loss(params, batch, key)``.
+        function, args: what is called.
+        about: what helps to understand an error, such as the shapes of the arguments.
+
+    Raises:
+        CodeError: the user's code raised something. What fedax itself raises on purpose passes unchanged.
+
+    Example:
+        >>> call("task.loss", "loss(params, batch, key)", lambda params, batch: 0.0, 1, 2, 3)
+        Traceback (most recent call last):
+        fedax.errors.CodeError: task.loss cannot take its arguments (...); it is called as loss(params, batch, key)
+    """
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError as error:
+        what = f"cannot take its arguments ({error})"
+        raise CodeError(field, what, f"it is called as {called_as}", place_of(function)) from error
+    except ValueError:  # a built-in function without a signature
+        pass
+    try:
+        return function(*args)
+    except FedaxError:
+        raise
+    except Exception as error:
+        if (place := _raised_at(error)) is None:
+            raise  # no line of the user's is involved
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        what = f"raised {type(error).__name__}"
+        if hint := next((hint for name, hint in _HINTS.items() if name in kinds), None):
+            raise CodeError(field, what, hint, place) from error
+        first = str(error).strip().partition("\n")[0].rstrip(".")
+        raise CodeError(field, f"{what}: {first}", about or "the whole error is above", place) from error
+
+
+# By name, so that errors need not import JAX. What each means is a mistake that most newcomers make once.
+_HINTS = {
+    "TracerBoolConversionError": "Python's if, while, and, or need values that are known before compilation: "
+    "use jnp.where, jnp.logical_and or jax.lax.cond",
+    "TracerIntegerConversionError": "Python needs a whole number that is known before compilation, and oracle.steps "
+    "is not where clients take different numbers of steps: use fedax.local_steps(step, x, oracle) in place of "
+    "a loop over range(oracle.steps), jax.lax.fori_loop in place of another",
+    "TracerArrayConversionError": "NumPy cannot work on values that are known only when the program runs: "
+    "use jax.numpy in place of numpy",
+    "NonConcreteBooleanIndexError": "the number of rows that a mask selects is not known before compilation: "
+    "use jnp.where(mask, values, 0)",
+    "ConcretizationTypeError": "Python's int(), float() and .item() need values that are known before compilation: "
+    "keep them as arrays",
+    "FrozenInstanceError": "a method holds no state: what changes goes into the server's state or the client's memory",
+}
+
+
+def place_of(function: Any) -> str:
+    """``file:line`` where a function or class of the user's is defined; ``""`` for a library's, or where not known."""
+    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
+    if isinstance(function, type):
+        try:
+            file, line = inspect.getsourcefile(function), inspect.getsourcelines(function)[1]
+        except (OSError, TypeError):  # typed in by hand
+            return ""
+        return f"{_short(str(file))}:{line}"
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None or of_a_library(getattr(function, "__module__", None) or ""):
+        return ""
+    return f"{_short(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _raised_at(error: BaseException) -> str | None:
+    """``file:line`` of the innermost frame that is the user's."""
+    found, at = None, error.__traceback__
+    while at is not None:
+        if not of_a_library(str(at.tb_frame.f_globals.get("__name__", ""))):
+            found = f"{_short(at.tb_frame.f_code.co_filename)}:{at.tb_lineno}"
+        at = at.tb_next
+    return found
+
+
+def of_a_library(module: str) -> bool:
+    """Whether a module is of fedax, of a library that it works with, or of Python, and so not the user's own code."""
+    top = module.partition(".")[0]
+    return top in _LIBRARIES or top in sys.stdlib_module_names
+
+
+def _short(file: str) -> str:
+    """A file's path from here, if it is below."""
+    below = os.path.relpath(file) if os.path.isabs(file) else file
+    return file if below.startswith("..") else below

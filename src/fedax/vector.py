@@ -104,3 +104,20 @@ def _binary(op: Callable[[Any, Any], Any], x: Vector, other: Any) -> Vector:
     if isinstance(other, int):
         return x.map(lambda leaf: op(leaf, other))
     return x.map(lambda leaf: op(leaf, jnp.asarray(other, jnp.result_type(leaf))))
+
+
+def spelled(tree: Any) -> str:
+    """The types and shapes of a pytree's arrays, for messages.
+
+    Example:
+        >>> spelled({"x": jnp.zeros((2, 3)), "y": jnp.zeros(2, int)}), spelled(jnp.zeros(())), spelled(None)
+        ("['x'] float32[2, 3], ['y'] int32[2]", 'float32[]', 'nothing')
+    """
+
+    def one(leaf: Any) -> str:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            return type(leaf).__name__
+        return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+
+    found = [(jax.tree_util.keystr(path), one(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    return ", ".join(f"{path} {text}".strip() for path, text in found) or "nothing"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -196,3 +197,32 @@ def test_the_state_of_fednova_vr_is_the_reference_s():
     np.testing.assert_allclose(run.memory.tree, expected["h"], rtol=0, atol=2e-5)
     np.testing.assert_allclose(run.state.h.tree, expected["h_mean"], rtol=0, atol=2e-5)
     assert not np.any(run.memory.tree[2]) and np.any(expected["h"][0])  # client 2 was not drawn
+
+
+# bfloat16 parameters: the model rounds, what is kept does not.
+
+_EXACT = fedax.tasks.quadratic(4)
+BFLOAT16 = fedax.Task(lambda key: jnp.zeros(4, jnp.bfloat16), _EXACT.loss)
+ONE_EACH = {case.method: name for name, case in reversed(CASES.items()) if not case.variant}
+
+
+@pytest.mark.parametrize("name", ONE_EACH.values())
+def test_bfloat16_parameters(name):
+    """The reference within bfloat16's rounding, from float32 state and memory, wherever the memory is."""
+    case = CASES[name]
+    method = fedax.create(case.method, lr=LR, **case.hyper, **case.own)
+    options = {"rounds": ROUNDS, "work": work(case), "params": X0, "evaluate_every": ROUNDS}
+    run = fedax.simulate(method, BFLOAT16, DATA, client_memory="device", **options)
+    assert run.params.dtype == jnp.bfloat16
+    np.testing.assert_allclose(run.params.astype(np.float32), expected(case, lr=LR)[-1], rtol=0, atol=0.02)
+    kept = jax.tree.leaves((run.state, run.memory))
+    assert all(leaf.dtype == jnp.float32 for leaf in kept if jnp.issubdtype(leaf.dtype, jnp.floating))
+    if not jax.tree.leaves(run.memory):
+        return
+    for place in ("host", "file"):
+        other = fedax.simulate(method, BFLOAT16, DATA, client_memory=place, **options)
+        assert other.params.dtype == jnp.bfloat16
+        memory = other.memory[np.arange(DATA.num_clients)]
+        for a, b in zip(jax.tree.leaves((other.state, memory)), kept, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)

@@ -1,5 +1,6 @@
 """FederatedData: what each client holds, however it was put together."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -61,6 +62,8 @@ def test_what_cannot_be_saved_or_opened(tmp_path):
         fedax.FederatedData(np.arange(3.0), [1, 2]).save(tmp_path / "a")
     with pytest.raises(DataError, match="dict of arrays"):
         fedax.FederatedData({"../x": np.arange(3.0)}, [1, 2]).save(tmp_path / "a")
+    with pytest.raises(DataError, match=r"examples\['x'\]: .*bfloat16; use .astype\(np.float32\)"):
+        fedax.FederatedData({"x": jnp.ones(3, jnp.bfloat16)}, [1, 2]).save(tmp_path / "a")
     with pytest.raises(DataError, match="no examples"):
         fedax.FederatedData.open(tmp_path)
     (tmp_path / "file").touch()

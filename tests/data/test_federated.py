@@ -41,7 +41,7 @@ def test_clients_and_partition_agree():
         (lambda: data.FederatedData(POOLED, [2, 3]), "sum to 5"),
         (lambda: data.FederatedData(POOLED, [6, 0]), "client 1 has 0 examples"),
         (lambda: data.FederatedData(POOLED, np.array([2.0, 4.0])), "sizes: need one whole number"),
-        (lambda: data.FederatedData({"x": np.array([1.0, np.nan])}, [2]), "example 1 holds a value that is not"),
+        (lambda: data.FederatedData({"x": np.array([1.0, np.nan])}, [2]), r"client 0, examples\['x'\], row 1 is NaN"),
         (lambda: data.FederatedData(POOLED, [2, 4], weights=np.array([0.5, 0.6])), "sum to 1.1"),
         (lambda: data.FederatedData(POOLED, [2, 4], weights=np.array([1.5, -0.5])), "client 1 has weight -0.5"),
         (lambda: data.FederatedData.from_partition(POOLED, [np.array([0, 6])]), r"parts\[0\]"),

@@ -1,13 +1,18 @@
 """Bad input ends in one error that names the field, the value and the way out, before anything is compiled."""
 
 import importlib
+import inspect
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas
 import pytest
 
 import fedax
 from fedax import ConfigError, DataError
+from fedax.errors import CodeError
 
 from .problem import DATA, FEATURES, SIZES, TASK, P, federation
 
@@ -98,20 +103,249 @@ def test_settings_that_do_not_fit_each_other(options, message):
         run(**options)
 
 
+# What the user wrote: one error in his words, with the line.
+
+
+def blamed(error, function):
+    """That an error names a line of this function."""
+    file, _, line = error.place.rpartition(":")
+    lines, first = inspect.getsourcelines(function)
+    assert file.endswith("test_bad_input.py") and first <= int(line) < first + len(lines), error
+
+
+def with_loss(loss):
+    return fedax.Task(TASK.init, loss)
+
+
 @pytest.mark.parametrize(
-    ("task", "message"),
+    ("loss", "message"),
     [
-        (fedax.Task(lambda key: {"w": jnp.zeros(3, int), "b": jnp.zeros(())}, TASK.loss), r"task.init\['w'\] = .*int"),
-        (fedax.Task(TASK.init, lambda *a: jnp.mean(TASK.loss(*a))), r"task.loss = .*one loss per example.* \[b\]"),
-        (fedax.Task(TASK.init, lambda *a: TASK.loss(*a)[:, None]), "task.loss"),
-        (fedax.Task(TASK.init, lambda *a: 0.0), "task.loss = "),
-        (fedax.Task(TASK.init, TASK.loss, {"mean": lambda p, b: jnp.mean(b["y"])}), r"task.metrics.*mean.*\[b\]"),
+        (lambda p, b, key: jnp.mean(TASK.loss(p, b, key)), r"returned float32\[\]; return one loss per .*here \[32\]"),
+        (lambda p, b, key: TASK.loss(p, b, key)[:, None], r"returned float32\[32, 1\]"),
+        (lambda p, b, key: b["x"].sum(axis=0) @ p["w"] * jnp.ones(3), r"returned float32\[3\]; return one loss"),
+        (lambda p, b, key: 0.0, "returned float; return one loss per example"),
+        (lambda p, b, key: None, "returned nothing"),
+        (lambda p, b, key: (TASK.loss(p, b, key), {}), r"returned \[0\] float32\[32\]"),
+        (lambda p, b, key: b["x"] @ p["w"] > 0, r"returned bool\[32\]; return one loss per example, real numbers"),
+        (
+            lambda p, b: TASK.loss(p, b, None),
+            r"cannot take its arguments .*; it is called as loss\(params, batch, key\)",
+        ),
+        (lambda p, b, key: b["label"], r"raised KeyError: 'label'; .*the batch is \['x'\] float32\[32, 3\], \['y'\]"),
+        (lambda p, b, key: b["x"].T @ p["w"], "raised TypeError: dot_general .*the batch is"),
+        (
+            lambda p, b, key: np.square(b["y"]) * np.asarray(p["b"]),
+            "raised TracerArray.*use jax.numpy in place of numpy",
+        ),
+        (lambda p, b, key: TASK.loss(p, b, key) if p["b"] > 0 else b["y"], "raised TracerBool.*use jnp.where"),
+        (lambda p, b, key: float(p["b"]) * b["y"], r"raised Concretization.*float\(\).*keep them as arrays"),
+        (lambda p, b, key: b["y"] * jax.random.uniform(key), "raised TypeError.*key is None in evaluation"),
     ],
-    ids=["integer parameters", "mean loss", "column of losses", "number as loss", "mean as metric"],
+    ids=[
+        *("mean", "column", "per feature", "number", "nothing", "with aux", "bool", "signature", "key", "shapes"),
+        *("numpy", "if", "float", "random"),
+    ],
 )
-def test_tasks_that_break_the_contract(task, message):
+def test_losses_of_ones_own(loss, message):
+    with pytest.raises(CodeError, match=f"task.loss {message}") as caught:
+        run(task=with_loss(loss))
+    blamed(caught.value, loss)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fedax.Task({"w": np.zeros(3)}, TASK.loss), r"init = .*: give a function, init\(key\) -> params"),
+        (lambda: fedax.Task(TASK.init, 3), r"loss = 3: give a function, loss\(params, batch, key\)"),
+        (lambda: fedax.Task(TASK.init, TASK.loss, [TASK.loss]), "metrics = .*: give a dictionary: name -> "),
+        (lambda: fedax.Task(TASK.init, TASK.loss, {"m": 1}), r"metrics\['m'\] = 1: give a function"),
+        (
+            lambda: with_init(lambda key: {"w": jnp.zeros(3, int), "b": 0.0}),
+            r"task.init\['w'\] = .*int.*floating-point",
+        ),
+        (
+            lambda: with_init(lambda key: {"w": jnp.zeros(3, complex)}),
+            "complex.*the real and the imaginary part as two",
+        ),
+        (lambda: with_init(lambda key: {"w": jnp.zeros(3, jnp.float16)}), "float16.*: use bfloat16 or float32"),
+        (
+            lambda: with_init(lambda: {"w": jnp.zeros(3)}),
+            r"task.init cannot take .*called as init\(key\) .*bad_input.py:",
+        ),
+        (lambda: with_init(lambda key: None), "task.init returned no array; .*bad_input.py:"),
+        (lambda: with_init(lambda key: {"w": jnp.zeros(3), "f": jnp.tanh}), "returned a PjitFunction at .*eqx.filter"),
+        (lambda: with_init(lambda key: {"w": "relu"}), r"returned a str at task.init\['w'\]; .*bad_input.py:"),
+        (lambda: with_init(lambda key: {"w": jnp.full(3, jnp.nan)}), "task.init = .*float32.*not finite"),
+        (
+            lambda: with_metric(lambda p, b: jnp.mean(b["y"])),
+            r"task.metrics\['m'\] returned float32\[\].*\[b\].*put.py:",
+        ),
+        (lambda: with_metric(TASK.loss), r"task.metrics\['m'\] cannot take .*called as fn\(params, batch\)"),
+        (
+            lambda: fedax.Task(TASK.init, TASK.loss, check=lambda e: e["z"]),
+            "task.check raised KeyError: 'z'; .*put.py:",
+        ),
+    ],
+)
+def test_tasks_of_ones_own(make, message):
     with pytest.raises(ConfigError, match=message):
-        run(task=task, test=GOOD)
+        run(task=make(), test=GOOD)
+
+
+def with_init(init):
+    return fedax.Task(init, TASK.loss)
+
+
+def with_metric(metric):
+    return fedax.Task(TASK.init, TASK.loss, {"m": metric})
+
+
+def test_plain_numbers_and_numpy_arrays_are_parameters():
+    with pytest.raises(AssertionError, match="compiled"):
+        run(task=with_init(lambda key: {"w": np.zeros(3), "b": 0.0}))
+
+
+class Server(NamedTuple):
+    x: Any
+
+
+class WithControl(NamedTuple):
+    x: Any
+    c: Any
+
+
+class Mine(fedax.Algorithm):
+    """A method that is right; each mistake below replaces one of its functions."""
+
+    lr: float = 0.1
+
+    def init(self, x):
+        return Server(x)
+
+    def client(self, download, memory, oracle):
+        return fedax.local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), download.x, oracle) - download.x, memory
+
+    def server(self, server, mean, round):
+        return Server(server.x + mean)
+
+
+def loops(self, download, memory, oracle):
+    y = download.x
+    for k in range(oracle.steps):
+        y = y - self.lr * oracle.grad(y, k)
+    return y - download.x, memory
+
+
+def decides(self, download, memory, oracle):
+    g = oracle.grad(download.x)
+    if g.dot(g) > 1:
+        g = 0.5 * g
+    return -self.lr * g, memory
+
+
+def assigns(self, server, mean, round):
+    self.lr = 0.5
+    return server
+
+
+def step(download, oracle):
+    return -0.1 * oracle.grad(download.x)
+
+
+TABLE = {
+    "memory forgotten": ("client", lambda self, d, m, o: step(d, o), "returned Vector alone; return .upload, memory."),
+    "of a named tuple": ("client", lambda self, d, m, o: WithControl(step(d, o), d.x), "returned WithControl alone"),
+    "dictionary": (
+        "client",
+        lambda self, d, m, o: {"dx": step(d, o), "m": m},
+        "returned dict alone; return .upload, mem",
+    ),
+    "nothing": ("client", lambda self, d, m, o: None, "returned NoneType alone"),
+    "three things": (
+        "client",
+        lambda self, d, m, o: (step(d, o), m, 1.0),
+        "returned 3 things; return .upload, memory.",
+    ),
+    "text": ("client", lambda self, d, m, o: ("hi", m), "returned str; uploads and memory are pytrees of arrays"),
+    "other memory": (
+        "client",
+        lambda self, d, m, o: (step(d, o), d.x),
+        r"the memory .tree\['b'\].*init_client.. returns no",
+    ),
+    "client's signature": (
+        "client",
+        lambda self, d, o: (step(d, o), ()),
+        "cannot take .*called as client.self, download, m",
+    ),
+    "range(steps)": (
+        "client",
+        loops,
+        r"TracerIntegerConversionError; .*use fedax.local_steps\(step, x, oracle\) in place",
+    ),
+    "if": ("client", decides, "TracerBoolConversionError; .*use jnp.where"),
+    "numpy": (
+        "client",
+        lambda self, d, m, o: (step(d, o).map(lambda leaf: np.clip(np.asarray(leaf), -1, 1)), m),
+        "TracerArrayConversionError; .*use jax.numpy",
+    ),
+    "gradient at a tree": ("client", lambda self, d, m, o: (o.grad(d.x.tree), m), "raised AttributeError: .*tree"),
+    "bug": ("client", lambda self, d, m, o: 1 / 0, "raised ZeroDivisionError: division by zero"),
+    "server without return": (
+        "server",
+        lambda self, server, mean, round: None,
+        "returned None; return the new server s",
+    ),
+    "server returns x": ("server", lambda self, server, mean, round: server.x + mean, "changes in a round its state"),
+    "server's signature": (
+        "server",
+        lambda self, server, mean: server,
+        "cannot take .*called as server.self, server, mean",
+    ),
+    "another upload": (
+        "server",
+        lambda self, server, mean, round: Server(server.x + mean.dx),
+        "AttributeError: .*'dx'",
+    ),
+    "an array": (
+        "server",
+        lambda self, server, mean, round: Server(server.x + np.ones(2)),
+        "raised TypeError: a Vector co",
+    ),
+    "assignment": ("server", assigns, "raised FrozenInstanceError; a method holds no state: what changes goes into"),
+    "no .x": (
+        "init",
+        lambda self, x: {"x": x},
+        "returned dict, which has no .x; return the model as .x of the server's",
+    ),
+    "x alone": ("init", lambda self, x: x, "returned Vector, which has no .x; .*or define model.self, server."),
+    "no state": ("init", lambda self, x: None, "returned NoneType, which has no .x"),
+    "model's tree": ("model", lambda self, server: server.x.tree, "it has to be a Vector like the initial model"),
+    "one exchange": (
+        "exchanges",
+        lambda self: fedax.Exchange(self.client, self.server),
+        "returned Exchange; return a tuple",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "function", "message"), TABLE.values(), ids=TABLE)
+def test_methods_of_ones_own(name, function, message):
+    method = type("Mine", (Mine,), {name: function})()
+    with pytest.raises(CodeError, match=f"Mine.*{message}") as caught:
+        run(algorithm=method, work=fedax.Steps([1, 2, 3, 2, 1]))
+    blamed(caught.value, function)
+
+
+def test_a_method_without_its_functions():
+    for missing, functions in {"init": {"client": Mine.client}, "client": {"init": Mine.init}}.items():
+        with pytest.raises(CodeError, match=rf"Half has no {missing}\(\); define {missing}\(self"):
+            run(algorithm=type("Half", (fedax.Algorithm,), functions | {"__module__": __name__})())
+
+
+def test_a_method_of_ones_own_that_is_right_gets_as_far_as_the_run():
+    for options in ({}, {"work": fedax.Steps([1, 2, 3, 2, 1])}, {"guard": True}):
+        with pytest.raises(AssertionError, match="compiled"):
+            run(algorithm=Mine(), **options)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +356,7 @@ def test_tasks_that_break_the_contract(task, message):
         ({"x": GOOD["x"], "y": GOOD["y"][:5]}, "leading axes"),
         ({"x": GOOD["x"][:0], "y": GOOD["y"][:0]}, "0 examples|no example"),
         ({"x": np.zeros((6, FEATURES + 1)), "y": GOOD["y"]}, r"test.*x.*\(4,\).*\(3,\)"),
-        ({"x": np.full((6, 3), np.nan), "y": GOOD["y"]}, "not finite"),
+        ({"x": np.full((6, 3), np.nan), "y": GOOD["y"]}, r"test: examples\['x'\], column 0: example 0 is NaN"),
         ({"x": GOOD["x"], "y": np.full(6, -99.0)}, "label -99"),
     ],
     ids=["missing", "tuple", "lengths", "empty", "shape", "nan", "label"],
@@ -133,6 +367,25 @@ def test_held_out_data_that_do_not_fit(test, message):
 
 
 def test_examples_that_the_task_refuses():
+    for labels, message in {
+        (
+            0,
+            1,
+            0,
+            1,
+            2,
+            1,
+        ): r"client 1, examples\['y'\], row 1 has label 2, but 2 classes .* or make the task with classes=3",
+        (0, 1, 0, 1, -1, 1): r"client 1, examples\['y'\], row 1 has label -1, but 2 classes .*; count from 0$",
+    }.items():
+        examples = {"x": np.zeros((6, 2)), "y": np.array(labels)}
+        for call in (fedax.simulate, fedax.theory.diagnose):
+            with pytest.raises(DataError, match=message):
+                asked = {"rounds": 1} if call is fedax.simulate else {}
+                call(FEDAVG, fedax.tasks.mlp(2, 2), fedax.FederatedData(examples, [3, 3]), **asked)
+    with pytest.raises(DataError, match=r"^test: examples\['y'\]: example 1 has label 2"):
+        data = fedax.FederatedData({"x": np.zeros((2, 2)), "y": np.array([0, 1])}, [1, 1])
+        run(task=fedax.tasks.mlp(2, 2), data=data, test={"x": np.zeros((2, 2)), "y": np.array([0, 2])})
     with pytest.raises(DataError, match="label -99"):
         run(task=CHECKED, data=fedax.FederatedData({"x": np.zeros((2, 3)), "y": np.array([0.0, -99.0])}, [1, 1]))
 
@@ -150,12 +403,14 @@ def changed(column, row, value):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fedax.FederatedData(changed("x", 7, np.nan), SIZES), r"examples\['x'\]: example 7 .*not finite"),
-        (lambda: fedax.FederatedData(changed("y", 2, np.inf), SIZES), r"examples\['y'\]: example 2 .*not finite"),
+        (
+            lambda: fedax.FederatedData(changed("x", 7, np.nan), SIZES),
+            r"client 2, examples\['x'\], column 0, row 3 is NaN",
+        ),
+        (lambda: fedax.FederatedData(changed("y", 2, np.inf), SIZES), r"client 0, examples\['y'\], row 2 is inf"),
         (lambda: fedax.FederatedData({"x": X, "y": Y[:-1]}, SIZES), r"examples\['y'\]: shape \(15,\).* sum to 16"),
         (lambda: fedax.FederatedData({"x": X, "y": 1.0}, SIZES), r"examples\['y'\]: shape \(\)"),
-        (lambda: fedax.FederatedData({"x": X, "y": Y.astype(object)}, SIZES), r"examples\['y'\]: .*object"),
-        (lambda: fedax.FederatedData({"x": X, "y": Y.astype(str)}, SIZES), r"examples\['y'\]: .*numbers"),
+        (lambda: fedax.FederatedData({"x": X, "y": Y.astype(object)}, SIZES), r"examples\['y'\]: .*Python objects"),
         (lambda: fedax.FederatedData({"x": X, "y": Y.astype("M8[s]")}, SIZES), r"examples\['y'\]: .*numbers"),
         (lambda: fedax.FederatedData({}, SIZES), "examples: there is no array in it"),
         (lambda: fedax.FederatedData(DATA.examples, SIZES[:-1]), "sizes of the clients sum to 10"),
@@ -171,9 +426,9 @@ def changed(column, row, value):
         (lambda: federation(weights=np.array([0.5, np.nan, 0.5, 0, 0])), "weights: client 1 has weight nan"),
         (lambda: federation(weights="uniform"), "weights: .*uniform"),
         (lambda: fedax.FederatedData.from_clients([]), "clients: the list is empty"),
-        (lambda: fedax.FederatedData.from_clients([{"x": X[:2]}, {"z": X[:2]}]), r"clients\[1\]: its structure"),
+        (lambda: fedax.FederatedData.from_clients([{"x": X[:2]}, {"z": X[:2]}]), r"clients\[1\]: .*columns 'z'.*'x'"),
         (lambda: fedax.FederatedData.from_clients([{"x": X[:2], "y": Y[:3]}]), r"clients\[0\]: .*leading axes"),
-        (lambda: fedax.FederatedData.from_clients([{"x": X[:2]}, {"x": X[:2, :2]}]), r"clients\[1\]: .*\(2,\).*\(3,\)"),
+        (lambda: fedax.FederatedData.from_clients([{"x": X[:2]}, {"x": X[:2, :2]}]), r"clients\[1\].*\(2,\).*\(3,\)"),
         (lambda: fedax.FederatedData.from_clients([{"x": X[:2]}, {"x": X[:0]}]), "client 1 has 0 examples"),
         (lambda: fedax.FederatedData.from_clients([{"x": 1.0}]), r"clients\[0\]"),
         (lambda: fedax.FederatedData.from_partition({}, [[0]]), "examples: there is no array in it"),
@@ -191,3 +446,94 @@ def changed(column, row, value):
 def test_data_that_are_no_federation(make, message):
     with pytest.raises(DataError, match=message):
         make()
+
+
+# What newcomers hand over.
+
+AB = np.array(list("abcabc"))
+X6, Y6 = np.ones((6, 2), np.float32), np.array([0, 1, 0, 1, 0, 1])
+GAP = np.where(np.arange(12).reshape(6, 2) == 9, np.nan, X6)
+PEOPLE = pandas.DataFrame({"age": [31.0, 54.0, np.nan], "name": ["ann", "bob", "cid"]})
+
+
+class Tensor:
+    """One that NumPy cannot read, as of PyTorch on a GPU."""
+
+    def __array__(self, *args, **options):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+def pooled(**columns):
+    return lambda: fedax.FederatedData({"x": X6, "y": Y6} | columns, [3, 3])
+
+
+def clients(*each):
+    return lambda: fedax.FederatedData.from_clients([{"x": X6, "y": Y6} | one for one in each])
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            pooled(y=AB),
+            r"client 0, examples\['y'\], row 0 is text, 'a'; .*np.unique\(labels, return_inverse=True\)\[1\]",
+        ),
+        (pooled(y=np.array([0, 1, 0, 1, "two", 1], object)), r"client 1, examples\['y'\], row 1 is text, 'two'"),
+        (pooled(y=np.array([0, 1, None, 1, 0, 1], object)), r"client 0, examples\['y'\], row 2 is None; give numbers"),
+        (pooled(x=X6.astype(object)), r"examples\['x'\]: numbers stored as Python objects; use .astype\(np.float32\)"),
+        (pooled(x=X6.astype(str)), r"client 0, examples\['x'\], column 0, row 0 is text, '1.0'"),
+        (pooled(y=Y6.astype("M8[s]")), r"examples\['y'\]: dates or times .*; give numbers"),
+        (pooled(x=GAP), r"client 1, examples\['x'\], column 1, row 1 is NaN; .*clean the data"),
+        (pooled(x=np.where(X6 > 0, -np.inf, 0)), r"client 0, examples\['x'\], column 0, row 0 is -inf"),
+        (pooled(x=jnp.asarray(GAP, jnp.bfloat16)), r"client 1, examples\['x'\], column 1, row 1 is NaN"),
+        (pooled(x=GAP[:, None, :, None]), r"client 1, examples\['x'\], position \(0, 1, 0\), row 1 is NaN"),
+        (pooled(x=X6.tolist()), r"examples\['x'\]: a Python list; give an array: np.asarray"),
+        (pooled(y=tuple(AB)), r"examples\['y'\]: a Python tuple; give an array"),
+        (
+            pooled(x=[[1.0, 2.0], [3.0]]),
+            r"examples\['x'\]: a Python list; its rows have 1 to 2 entries: bring them to one",
+        ),
+        (pooled(x=np.array([[1, 2], [3]] * 3, object)), r"client 0, examples\['x'\], row 0 is a list of 2 entries"),
+        (pooled(y=None), r"examples\['y'\]: None; give an array, or leave it out"),
+        (pooled(y=Tensor()), r"examples\['y'\]: a Tensor that NumPy cannot read \(can't convert cuda:0"),
+        (pooled(y=dict(enumerate(Y6))), r"examples\['y'\]\[0\]: shape \(\), but the sizes of the clients sum to 6$"),
+        (lambda: fedax.FederatedData({"x": X6, "y": Y6}, [3, 2]), r"examples\['x'\]: shape .* sum to 5$"),
+        (lambda: fedax.FederatedData(PEOPLE, [2, 1]), "client 0, examples, column 'name', row 0 is text, 'ann'"),
+        (lambda: fedax.FederatedData({"x": PEOPLE[["age"]]}, [2, 1]), r"client 1, .*'x'\], column 'age', row 0 is NaN"),
+        (lambda: fedax.FederatedData({"ann": {"x": X6}, "bob": {"x": X6}}, [6, 6]), r"\['ann'\].*use .*from_clients"),
+        (lambda: fedax.FederatedData([{"x": X6}, {"x": X6}], [6, 6]), r"examples\[0\].*use FederatedData.from_clients"),
+        (
+            lambda: fedax.FederatedData.from_clients({"ann": {"x": X6}}),
+            r"clients: a dictionary; .*list\(clients.values",
+        ),
+        (lambda: fedax.FederatedData.from_clients(X6), "clients: a ndarray; give a list"),
+        (
+            clients({}, {"z": X6}),
+            r"clients\[1\]: it has the columns 'x', 'y', 'z', and client 0 has 'x', 'y'; give all",
+        ),
+        (clients({}, {"x": GAP}), r"client 1, examples\['x'\], column 1, row 4 is NaN"),
+        (clients({}, {}, {"y": AB}), r"client 2, examples\['y'\], row 0 is text, 'a'"),
+        (clients({}, {"y": Y6 * 1.0}), r"clients\[1\]\['y'\]: float64, client 0 has int64; give all clients the same"),
+        (clients({}, {"x": X6[:, 0].tolist()}), r"clients\[1\]\['x'\]: a Python list; give an array"),
+        (
+            clients({}, {"x": X6[:5]}),
+            r"clients\[1\]: .*leading axes: clients\[1\]\['x'\] \(5, 2\), clients\[1\]\['y'\] \(6,",
+        ),
+        (
+            lambda: fedax.FederatedData.from_partition({"x": X6}, {"ann": [0], "bob": [1]}),
+            r"parts: a dictionary; give a list of its values: list\(parts.values\(\)\)",
+        ),
+        (lambda: fedax.FederatedData.from_partition({"x": X6.tolist()}, [[0]]), r"examples\['x'\]: a Python list"),
+    ],
+)
+def test_data_as_newcomers_hand_them_over(make, message):
+    with pytest.raises(DataError, match=message):
+        make()
+
+
+def test_tables_of_pandas_and_narrow_numbers_are_data():
+    data = fedax.FederatedData({"x": pandas.DataFrame(X6), "y": pandas.Series(Y6)}, [3, 3])
+    assert data.client(1)["x"].tolist() == X6[3:].tolist() and data.client(1)["y"].tolist() == [1, 0, 1]
+    lazy = fedax.FederatedData.from_clients({"x": jnp.ones((n, 2), jnp.bfloat16)} for n in (1, 2))
+    assert lazy.sizes.tolist() == [1, 2] and lazy.examples["x"].dtype == jnp.bfloat16

@@ -9,7 +9,21 @@ import fedax
 from fedax.engine.simulate import _advance
 
 from . import methods
-from .problem import DATA, SIZES, TASK, TAUS, UNEQUAL, X0, P, federation, flat, losses, objective, objective_gradient
+from .problem import (
+    DATA,
+    SIZES,
+    TASK,
+    TAUS,
+    UNEQUAL,
+    X0,
+    P,
+    federation,
+    flat,
+    losses,
+    objective,
+    objective_gradient,
+    residual,
+)
 
 TEST = federation([11], [1.0], seed=5)
 COSTS = ["clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds"]
@@ -232,3 +246,84 @@ def test_relabelling_the_clients_changes_nothing_under_full_gradients():
     other = run(batch_size=None, work=fedax.Steps(TAUS[order]), data=data)
     for name in set(one.history) - {"seconds"}:
         np.testing.assert_allclose(one.history[name], other.history[name], rtol=1e-5)
+
+
+# bfloat16.
+
+MIXED = fedax.Task(
+    init=lambda key: {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.zeros(())},
+    loss=lambda params, batch, key: (0.5 * residual(params, batch) ** 2).astype(jnp.bfloat16),
+    metrics={"error": lambda params, batch: jnp.abs(residual(params, batch)).astype(jnp.bfloat16)},
+)
+
+
+def types(tree):
+    return jax.tree.map(lambda leaf: str(leaf.dtype), tree)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """A run that keeps its best model and checkpoints, and their folder."""
+    folder = tmp_path_factory.mktemp("mixed")
+    return run(task=MIXED, checkpoint=fedax.Checkpoints(folder, rounds=1, keep=9, best="test_loss")), folder
+
+
+def test_a_bfloat16_model_computes_in_bfloat16_and_is_kept_in_float32(mixed):
+    got, wide = mixed[0], run()
+    assert types(got.params) == types(got.best.params) == {"w": "bfloat16", "b": "float32"}
+    assert types(got.state.x.tree) == {"w": "float32", "b": "float32"}
+    np.testing.assert_array_equal(got.params["w"], got.state.x.tree["w"].astype(jnp.bfloat16))
+    assert (got.params["w"].astype(np.float32) != got.state.x.tree["w"]).any()  # float32 is no mere container
+    for name in set(wide.history) - {"seconds"}:
+        np.testing.assert_allclose(got.history[name], wide.history[name], rtol=0.02, err_msg=name)
+    assert got.history["bytes_up"].tolist() == wide.history["bytes_up"].tolist()
+
+
+def test_a_bfloat16_run_goes_on_from_a_checkpoint(mixed, tmp_path):
+    got, folder = mixed
+    (tmp_path / "best.safetensors").write_bytes((folder / "best.safetensors").read_bytes())
+    (at,) = folder.glob("round-000000004.*")
+    (tmp_path / at.name).write_bytes(at.read_bytes())
+    again = run(task=MIXED, checkpoint=fedax.Checkpoints(tmp_path, best="test_loss"))
+    same(got, again)
+    assert types(again.best.params) == types(got.params) and again.best.round == got.best.round
+    assert again.best.params["w"].tolist() == got.best.params["w"].tolist()
+
+
+def test_a_bfloat16_task_in_a_sweep_and_in_a_diagnosis(mixed):
+    options = {"rounds": 7, "work": fedax.Steps(2), "batch_size": 2, "test": TEST.examples}
+    found = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.05, 0.02]}, MIXED, DATA, **options)
+    first = found.runs[0][0]
+    assert types(first.params) == {"w": "bfloat16", "b": "float32"}
+    np.testing.assert_allclose(first.history["train_loss"], mixed[0].history["train_loss"], rtol=1e-5)
+    points = [None, mixed[0].params]
+    narrow, wide = (fedax.theory.diagnose(fedax.create("fedavg"), task, DATA, points=points) for task in (MIXED, TASK))
+    for a, b in zip(narrow.points, wide.points, strict=True):
+        assert a.client_gradients == pytest.approx(b.client_gradients, rel=0.03)
+        assert a.loss == pytest.approx(b.loss, rel=0.01)
+
+
+def test_bfloat16_losses_are_summed_in_float32():
+    """A share of 1/600 is no bfloat16 number: their sum would be 1.0016."""
+    ones = lambda params, batch: jnp.ones(len(batch["y"]), jnp.bfloat16) + 0 * params["w"].sum().astype(jnp.bfloat16)  # noqa: E731
+    task = fedax.Task(TASK.init, lambda params, batch, key: ones(params, batch), {"ones": ones})
+    many = federation([600], [1.0])
+    got = run(task=task, data=many, test=many.examples, rounds=0)
+    found = [got.history[name][0] for name in ("train_loss", "test_loss", "test_ones")]
+    assert found == pytest.approx([1, 1, 1], abs=1e-6)
+
+
+def test_a_given_model_is_not_rounded_first():
+    start = {"w": np.full(3, 1.0009765, np.float32), "b": 0.0}
+    got = run(task=MIXED, params=start, rounds=0)
+    assert got.state.x.tree["w"].tolist() == start["w"].tolist() and got.params["w"].tolist() == [1.0] * 3
+    more = run(task=MIXED, params=got.params, rounds=0)  # what a run delivers is a start for another
+    assert more.state.x.tree["w"].tolist() == [1.0] * 3
+
+
+def test_bfloat16_and_float16_examples():
+    want = run(data=fedax.FederatedData({k: np.round(v * 4) / 4 for k, v in DATA.examples.items()}, SIZES, P), rounds=0)
+    for kind in (jnp.bfloat16, np.float16):
+        quarters = {name: (np.round(leaf * 4) / 4).astype(kind) for name, leaf in DATA.examples.items()}
+        got = run(data=fedax.FederatedData(quarters, SIZES, P), test=None, rounds=0)
+        assert got.history["train_loss"][0] == pytest.approx(want.history["train_loss"][0], rel=1e-5)

@@ -4,6 +4,7 @@ import json
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -142,8 +143,15 @@ def test_models_are_read_back_or_refused(tmp_path):
     back = read_model(path, params)
     assert jax.tree.structure(back) == jax.tree.structure(params)
     jax.tree.map(np.testing.assert_array_equal, back, params)
-    write_model(tmp_path / "one", np.arange(3))
-    np.testing.assert_array_equal(read_model(tmp_path / "one", np.zeros(3)), np.arange(3))
+    write_model(tmp_path / "one", np.arange(3.0))
+    np.testing.assert_array_equal(read_model(tmp_path / "one", np.zeros(3)), np.arange(3.0))
+    narrow = {"w": jnp.array([1.5, -2.0], jnp.bfloat16)}
+    write_model(tmp_path / "narrow", narrow)
+    back = read_model(tmp_path / "narrow", narrow)["w"]
+    assert back.dtype == jnp.bfloat16 and back.tolist() == [1.5, -2.0]
+    write_model(tmp_path / "whole", np.arange(3))
+    with pytest.raises(DataError, match="numbers of type 'I64'; a model's are F64, F32, F16, BF16"):
+        read_model(tmp_path / "whole", np.zeros(3))
     with pytest.raises(DataError, match=r"layers.1.b is \(1, 2\) in it, and \(2, 1\) in the task's"):
         read_model(path, params | {"layers": [{"b": np.zeros(2)}, {"b": np.zeros((2, 1))}]})
     with pytest.raises(DataError, match=r"scale is .* in it, and None"):

@@ -1,10 +1,13 @@
 """Bad arguments and examples: one error that names the field, the value and the way out."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedax
 from fedax import tasks
-from fedax.errors import ConfigError, DataError
+from fedax.errors import CodeError, ConfigError, DataError
 
 X, Y = np.zeros((3, 4), np.float32), np.array([0, 1, 2])
 IMAGES = np.zeros((3, 16, 16, 1), np.uint8)
@@ -23,7 +26,13 @@ EYES = np.stack([np.eye(2)] * 2)
         (tasks.mlp(4, 3), {"x": X, "y": Y + 1}, r"example 2 has label 3, .*0 to 2; .*classes=4"),
         (tasks.mlp(4, 3), {"x": X, "y": Y - 1}, r"example 0 has label -1"),
         (tasks.mlp(4, 3), {"x": X, "y": Y * 1.0}, r"examples\['y'\]: float64 where whole numbers are due"),
-        (tasks.mlp(4, 3), {"x": X, "y": Y[:, None]}, r"examples\['y'\]: each example has shape \(1,\)"),
+        (
+            tasks.mlp(4, 3),
+            {"x": X, "y": Y + 0.5},
+            r"examples\['y'\]: float64 .*have fractions: give each class a number",
+        ),
+        (tasks.mlp(4, 3), {"x": X, "y": Y[:, None]}, r"examples\['y'\]: each example has shape \(1,\); .*y\[..., 0\]"),
+        (tasks.mlp(4, 3), {"x": X, "y": np.eye(3)}, r"examples\['y'\]: shape \(3, 3\), one-hot\? .*argmax\(axis=-1\)"),
         (tasks.cnn((16, 16, 3), 3), {"x": IMAGES, "y": Y}, r"shape \(16, 16, 1\), but the task is for \(16, 16, 3\)"),
         (tasks.cnn((16, 16, 1), 3, mean=(1, 2, 3)), {"x": IMAGES, "y": Y}, "but mean has 3 numbers"),
         (tasks.logistic_regression(4), {"x": X, "y": Y}, r"example 0 has label 0, .* 2 \* y - 1"),
@@ -81,3 +90,41 @@ def test_every_task_has_one_line():
         *("mlp", "cnn", "vgg11", "resnet18", "char_lstm"),
     }
     assert all(line.endswith((".", "xᵀw.")) and "\n" not in line for line in lines.values())
+
+
+def zeros(*shape):
+    return lambda params, x, key: jnp.zeros([len(x) if n == "b" else n for n in shape]) + params.sum()
+
+
+@pytest.mark.parametrize(
+    ("apply", "message"),
+    [
+        (zeros("b", 1), r"apply returned \[5, 1\]; classes = 2 needs \[5, 2\]"),
+        (zeros("b"), r"apply returned \[5\]; classes = 2 needs \[5, 2\]"),
+        (zeros("b", 3), r"apply returned \[5, 3\]; classes = 2 needs \[5, 2\]"),
+        (zeros(2, "b"), r"apply returned \[2, 5\]; classes = 2 needs \[5, 2\]"),
+        (zeros("b", 2, 1), r"apply returned \[5, 2, 1\]; classes = 2 needs \[5, 2\]"),
+        (zeros(), r"apply returned \[\]; classes = 2 needs \[5, 2\]"),
+        (lambda params, x, key: (jnp.zeros((len(x), 2)), {}), r"apply returned a tuple; classes = 2 needs \[5, 2\]"),
+        (lambda params, x: x @ params, r"apply cannot take .*it is called as apply\(params, x, key\) -> logits"),
+        (lambda params, x, key: x @ params["w"], r"apply raised .*; params are float32\[4, 2\]; x is float32\[5, 4\]"),
+    ],
+)
+def test_models_that_do_not_return_logits(apply, message):
+    task = tasks.classification(lambda key: jnp.zeros((4, 2)), apply, classes=2)
+    batch = {"x": jnp.zeros((5, 4)), "y": jnp.zeros(5, int)}
+    for measure in (
+        lambda params: task.loss(params, batch, None),
+        lambda params: task.metrics["accuracy"](params, batch),
+    ):
+        with pytest.raises(CodeError, match=rf"{message}.*test_bad_input.py:\d+\)"):
+            jax.eval_shape(measure, jnp.zeros((4, 2)))
+
+
+@pytest.mark.parametrize("classes", [2, 31, 32, 33])
+def test_no_number_of_classes_is_taken_for_the_batch(classes):
+    """The dry run's batch has a length of its own: logits that lie across are seen whatever the number of classes."""
+    across = tasks.classification(lambda key: jnp.zeros((4, classes)), lambda p, x, key: (x @ p).T, classes)
+    data = fedax.FederatedData({"x": np.zeros((64, 4), np.float32), "y": np.zeros(64, int)}, [32, 32])
+    with pytest.raises(CodeError, match=rf"apply returned \[{classes}, \d+\]; classes = {classes} needs"):
+        fedax.simulate(fedax.create("fedavg"), across, data, rounds=1, batch_size=32)

@@ -187,3 +187,52 @@ def test_parameters_follow_the_default_float_dtype(task, x):
     narrow = loss(jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params), batch, None)
     assert narrow.dtype == np.float32
     np.testing.assert_allclose(narrow, wide, rtol=1e-4)
+
+
+def as_the_model_gets_it(x, **options):
+    """x [n, ...] as ``apply`` receives it."""
+    seen = []
+
+    def apply(params, x, key):
+        seen.append(np.asarray(x))
+        return jnp.zeros((len(x), 2)) + params[None]
+
+    task = tasks.classification(lambda key: jnp.zeros(2), apply, classes=2, **options)
+    task.loss(jnp.zeros(2), {"x": x, "y": np.zeros(len(x), int)}, None)
+    return seen[0]
+
+
+def test_images_are_scaled_and_tables_are_not():
+    table = RNG.integers(0, 256, (4, 6)).astype(np.uint8)
+    same, by_hand = as_the_model_gets_it(table), as_the_model_gets_it(table, std=255)
+    assert same.dtype == np.float32 and same.tolist() == table.tolist()
+    np.testing.assert_allclose(by_hand, table / 255, rtol=1e-6)
+    for shape in ((4, 3, 2), (4, 3, 2, 1)):
+        np.testing.assert_allclose(as_the_model_gets_it(table.reshape(shape)), table.reshape(shape) / 255, rtol=1e-6)
+    flags = as_the_model_gets_it(table > 9)
+    assert flags.dtype == np.float32 and flags.tolist() == (table > 9).tolist()
+    assert as_the_model_gets_it((table > 9).reshape(4, 3, 2)).max() == 1.0
+    tokens = as_the_model_gets_it(table.astype(np.int32))
+    assert tokens.dtype == np.int32 and tokens.tolist() == table.tolist()
+    wide = as_the_model_gets_it(table.astype(np.float16))
+    assert wide.dtype == np.float16
+
+
+@pytest.mark.parametrize("kind", [np.uint8, bool, np.float32])
+def test_the_flat_models_take_tables_of_any_such_type(kind):
+    x = RNG.integers(0, 2, (3, 4)).astype(kind)
+    task = tasks.mlp(4, 2, hidden=())
+    task.check({"x": x, "y": np.zeros(3, int)})
+    params = [{"w": jnp.ones((4, 2)).at[:, 0].set(0.0), "b": jnp.zeros(2)}]
+    loss = task.loss(params, {"x": x, "y": np.zeros(3, int)}, None)
+    np.testing.assert_allclose(loss, np.logaddexp(0, x.astype(float).sum(axis=1)), rtol=1e-5)
+
+
+def test_bfloat16_logits_and_parameters_have_losses_in_float32():
+    make = lambda dtype: tasks.classification(  # noqa: E731
+        lambda key: jnp.ones((4, 3), dtype), lambda p, x, key: x.astype(p.dtype) @ p, 3, l2=0.5
+    )
+    batch = {"x": RNG.normal(size=(5, 4)).astype(np.float32), "y": np.zeros(5, int)}
+    one, other = (make(dtype).loss(jnp.ones((4, 3), dtype), batch, None) for dtype in (jnp.bfloat16, jnp.float32))
+    assert one.dtype == np.float32
+    np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -5,14 +5,16 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedax.data.formats import regular
-from fedax.errors import DataError
+from fedax.errors import DataError, ExampleError
+from fedax.tasks.task import Task
 
 Examples = Any
 
@@ -46,10 +48,7 @@ class FederatedData:
     def __init__(
         self, examples: Examples, sizes: Sequence[int] | np.ndarray, weights: Any = None, *, _finite: bool = False
     ):
-        leaves = jax.tree.leaves(examples)
-        if not leaves:
-            raise DataError("examples: there is no array in it; give a pytree such as {'x': ..., 'y': ...}")
-        self.examples = jax.tree.map(np.asarray, examples)
+        columns = _columns("examples", examples)
         given = np.asarray(sizes)
         if given.ndim != 1 or given.size == 0 or not np.issubdtype(given.dtype, np.integer):
             raise DataError(f"sizes: need one whole number a client, got an array of {given.dtype} {given.shape}")
@@ -59,17 +58,24 @@ class FederatedData:
                 f"sizes: client {empty[0]} has {self.sizes[empty[0]]} examples ({empty.size} such clients): "
                 "every client needs at least one; leave empty clients out"
             )
-        n = int(self.sizes.sum())
-        for path, leaf in jax.tree_util.tree_leaves_with_path(self.examples):
-            name = f"examples{jax.tree_util.keystr(path)}"
-            if leaf.ndim == 0 or leaf.shape[0] != n:
-                raise DataError(f"{name}: shape {leaf.shape}, but the sizes of the clients sum to {n}")
-            if leaf.dtype.kind not in "biufc":
-                raise DataError(f"{name}: an array of type {leaf.dtype}; give numbers")
-            if np.issubdtype(leaf.dtype, np.inexact) and not _finite:
-                _check_finite(name, leaf)
-        self.weights = _weights(weights, self.sizes)
         self.offsets = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
+        n = int(self.sizes.sum())
+        arrays = []
+        for name, leaf in columns:
+            array = _array(name, leaf)
+            if array.ndim == 0 or array.shape[0] != n:
+                hint = ""
+                parts = list(examples.values() if isinstance(examples, Mapping) else [])
+                parts = list(examples) if isinstance(examples, list | tuple) else parts
+                if len(parts) == self.num_clients and all(isinstance(part, Mapping | list | tuple) for part in parts):
+                    hint = "; if this is one entry a client, use FederatedData.from_clients with a list of them"
+                raise DataError(f"{name}: shape {array.shape}, but the sizes of the clients sum to {n}{hint}")
+            _check_numbers(name, leaf, array, self.find)
+            if jnp.issubdtype(array.dtype, jnp.inexact) and not _finite:
+                _check_finite(name, leaf, array, self.find)
+            arrays.append(array)
+        self.examples = jax.tree.unflatten(jax.tree.structure(examples), arrays)
+        self.weights = _weights(weights, self.sizes)
 
     @classmethod
     def from_clients(cls, clients: Sequence[Examples], weights: Any = None) -> "FederatedData":
@@ -79,24 +85,37 @@ class FederatedData:
             >>> FederatedData.from_clients([{"x": np.zeros((2, 3))}, {"x": np.ones((1, 3))}]).sizes.tolist()
             [2, 1]
         """
+        if isinstance(clients, Mapping):
+            raise DataError("clients: a dictionary; give a list of its values: list(clients.values())")
+        if isinstance(clients, str | np.ndarray) or not isinstance(clients, Iterable):
+            raise DataError(f"clients: a {type(clients).__name__}; give a list with one pytree of arrays a client")
+        clients = list(clients)
         if not clients:
             raise DataError("clients: the list is empty; give one pytree of arrays a client")
-        first: Any = jax.tree.structure(clients[0])
-        sizes = []
+        sizes: list[int | None] = []
+        every: list[list[np.ndarray]] = []
+        form: Any = jax.tree.structure(clients[0])
         for i, client in enumerate(clients):
-            if first != jax.tree.structure(client):
-                raise DataError(f"clients[{i}]: its structure {jax.tree.structure(client)} is not that of client 0")
-            leaves = jax.tree.leaves(client)
-            lengths = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}
+            columns = _columns(f"clients[{i}]", client)
+            if form != jax.tree.structure(client):
+                raise DataError(f"clients[{i}]: {_difference(client, clients[0])}")
+            arrays = [_array(name, leaf) for name, leaf in columns]
+            lengths = {array.shape[0] if array.ndim else None for array in arrays}
             if len(lengths) != 1 or None in lengths:
-                raise DataError(f"clients[{i}]: its arrays have leading axes {sorted(map(str, lengths))}; need one")
-            for a, b in zip(leaves, jax.tree.leaves(clients[0]), strict=True):
-                if np.shape(a)[1:] != np.shape(b)[1:]:
-                    raise DataError(
-                        f"clients[{i}]: examples of shape {np.shape(a)[1:]}, client 0 has {np.shape(b)[1:]}"
-                    )
+                shapes = ", ".join(f"{name} {array.shape}" for (name, _), array in zip(columns, arrays, strict=True))
+                raise DataError(f"clients[{i}]: its arrays have different leading axes: {shapes}")
+            for (name, leaf), array, first in zip(columns, arrays, every[0] if every else arrays, strict=True):
+                own = f"examples{name.removeprefix(f'clients[{i}]')}"
+                _check_numbers(own, leaf, array, lambda row: (i, row))  # noqa: B023  (called at once)
+                if array.shape[1:] != first.shape[1:]:
+                    raise DataError(f"{name}: examples of shape {array.shape[1:]}, client 0 has {first.shape[1:]}")
+                if _kind(array) != _kind(first):
+                    way_out = "give all clients the same type of numbers"
+                    raise DataError(f"{name}: {array.dtype}, client 0 has {first.dtype}; {way_out}")
             sizes.append(lengths.pop())
-        return cls(jax.tree.map(lambda *leaves: np.concatenate(leaves), *clients), np.asarray(sizes), weights)
+            every.append(arrays)
+        pooled = [np.concatenate(arrays) for arrays in zip(*every, strict=True)]
+        return cls(jax.tree.unflatten(form, pooled), np.asarray(sizes), weights)
 
     @classmethod
     def from_partition(cls, examples: Examples, parts: Sequence[np.ndarray], weights: Any = None) -> "FederatedData":
@@ -109,13 +128,13 @@ class FederatedData:
             >>> data.examples["y"].tolist()
             [3, 0, 1]
         """
-        leaves = jax.tree.leaves(examples)
-        if not leaves:
-            raise DataError("examples: there is no array in it; give a pytree such as {'x': ..., 'y': ...}")
-        lengths = {np.shape(leaf)[0] if np.ndim(leaf) else None for leaf in leaves}
+        arrays = [_array(name, leaf) for name, leaf in _columns("examples", examples)]
+        lengths = {array.shape[0] if array.ndim else None for array in arrays}
         if len(lengths) != 1 or None in lengths:
             raise DataError(f"examples: its arrays have leading axes {sorted(map(str, lengths))}; need one")
-        n = len(leaves[0])
+        n = len(arrays[0])
+        if isinstance(parts, Mapping):
+            raise DataError("parts: a dictionary; give a list of its values: list(parts.values())")
         for i, part in enumerate(parts):
             part = np.asarray(part)
             whole = part.ndim == 1 and (part.size == 0 or np.issubdtype(part.dtype, np.integer))
@@ -124,7 +143,8 @@ class FederatedData:
         if not len(parts):
             raise DataError("parts: the list is empty; give one array of indices a client")
         order = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
-        return cls(jax.tree.map(lambda leaf: np.asarray(leaf)[order], examples), [len(part) for part in parts], weights)
+        pooled = jax.tree.unflatten(jax.tree.structure(examples), [array[order] for array in arrays])
+        return cls(pooled, [len(part) for part in parts], weights)
 
     def with_weights(self, weights: Any) -> "FederatedData":
         """The same examples with other weights p [N], which make another objective; ``None``: sizes / n.
@@ -153,6 +173,9 @@ class FederatedData:
             for name, leaf in examples.items()
         ):
             raise DataError("examples: to be saved they have to be a dict of arrays, with letters and digits as names")
+        for name, leaf in examples.items():
+            if leaf.dtype.kind == "V":
+                raise DataError(f"examples[{name!r}]: an .npy file cannot hold {leaf.dtype}; use .astype(np.float32)")
         if folder.exists():
             raise DataError(f"{folder}: this is there already; name a new folder")
         try:
@@ -211,6 +234,30 @@ class FederatedData:
         rows = slice(self.offsets[i], self.offsets[i] + self.sizes[i])
         return jax.tree.map(lambda leaf: leaf[rows], self.examples)
 
+    def check(self, task: Task, clients: slice = slice(None)) -> None:
+        """Whether the examples of these clients, neighbours, are such as ``task`` is for.
+
+        Raises:
+            DataError: they are not; the message names the client.
+        """
+        offsets, sizes = self.offsets[clients], self.sizes[clients]
+        rows = slice(offsets[0], offsets[-1] + sizes[-1])
+        try:
+            task.check_examples(jax.tree.map(lambda leaf: leaf[rows], self.examples))
+        except ExampleError as error:
+            client, row = self.find(int(offsets[0]) + error.example)
+            raise ExampleError(error.column, row, error.what, client) from None
+
+    def find(self, row: int) -> tuple[int, int]:
+        """Whose the example ``row`` of all is: the client, and the index among the client's own.
+
+        Example:
+            >>> FederatedData({"y": np.zeros(3)}, sizes=[1, 2]).find(2)
+            (1, 1)
+        """
+        client = int(np.searchsorted(self.offsets, row, side="right")) - 1
+        return client, int(row - self.offsets[client])
+
     def __repr__(self) -> str:
         low, high = self.sizes.min(), self.sizes.max()
         return f"FederatedData({self.num_clients} clients, {self.num_examples} examples, {low} to {high} a client)"
@@ -226,13 +273,97 @@ def _mapped(file: pathlib.Path) -> np.ndarray:
         raise DataError(f"{file}: not an array that fedax wrote ({error})") from error
 
 
-def _check_finite(name: str, leaf: np.ndarray) -> None:
-    rows = max(1, _BLOCK * len(leaf) // max(1, leaf.nbytes))  # some at a time: they may be mapped from a large file
-    for start in range(0, len(leaf), rows):
-        block = leaf[start : start + rows]
+def _columns(name: str, examples: Examples) -> list[tuple[str, Any]]:
+    """The leaves of a pytree of arrays by name; lists of numbers, and None, are not taken for parts of the tree."""
+    _check_containers(name, examples)
+    found = jax.tree_util.tree_leaves_with_path(examples)
+    if not found:
+        raise DataError(f"{name}: there is no array in it; give a pytree such as {{'x': ..., 'y': ...}}")
+    return [(f"{name}{jax.tree_util.keystr(path)}", leaf) for path, leaf in found]
+
+
+def _check_containers(name: str, tree: Any) -> None:
+    if tree is None:
+        raise DataError(f"{name}: None; give an array, or leave it out")
+    if isinstance(tree, Mapping):
+        for key, part in tree.items():
+            _check_containers(f"{name}[{key!r}]", part)
+    elif isinstance(tree, list | tuple):
+        first = tree
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
+        if isinstance(first, bool | int | float | complex | str | np.generic):
+            lengths = sorted({len(row) for row in tree if isinstance(row, list | tuple)})
+            way_out = "give an array: np.asarray(...)"
+            if len(lengths) > 1:
+                way_out = f"its rows have {lengths[0]} to {lengths[-1]} entries: bring them to one length, in an array"
+            raise DataError(f"{name}: a Python {type(tree).__name__}; {way_out}")
+        for k, part in enumerate(tree):
+            _check_containers(f"{name}[{k}]", part)
+
+
+def _difference(client: Examples, first: Examples) -> str:
+    """How the form of a client's examples differs from that of the first client's."""
+    if isinstance(client, Mapping) and isinstance(first, Mapping) and client.keys() != first.keys():
+        show = lambda keys: ", ".join(map(repr, keys))  # noqa: E731
+        return f"it has the columns {show(client)}, and client 0 has {show(first)}; give all clients the same"
+    return f"its structure {jax.tree.structure(client)} is not that of client 0, {jax.tree.structure(first)}"
+
+
+def _array(name: str, leaf: Any) -> np.ndarray:
+    try:
+        return np.asarray(leaf)
+    except Exception as error:  # whatever the object's own conversion raises, such as a tensor's on a GPU
+        raise DataError(f"{name}: a {type(leaf).__name__} that NumPy cannot read ({error})") from error
+
+
+def _kind(array: np.ndarray) -> str:
+    return "f" if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype.kind.replace("u", "i")
+
+
+def _check_numbers(name: str, leaf: Any, array: np.ndarray, find: Callable[[int], tuple[int, int]]) -> None:
+    """Refuse an array that does not hold numbers; the error names the first example that has something else."""
+    if array.dtype.kind in "biufc" or jnp.issubdtype(array.dtype, jnp.floating):
+        return
+    if array.dtype.kind in "mM":
+        raise DataError(f"{name}: dates or times ({array.dtype}); give numbers")
+    if array.dtype.kind not in "OSU":
+        raise DataError(f"{name}: an array of type {array.dtype}; give numbers")
+    number = bool | int | float | np.number | np.bool_
+    at = next((at for at in np.ndindex(array.shape) if not isinstance(array[at], number)), None)
+    if at is None:
+        raise DataError(f"{name}: numbers stored as Python objects; use .astype(np.float32) or .astype(np.int32)")
+    value = array[at]
+    if isinstance(value, str | bytes):
+        way_out = "give numbers, of labels for instance np.unique(labels, return_inverse=True)[1]"
+        what = f"is text, {value[:50]!r}; {way_out}"
+    elif np.ndim(value) or isinstance(value, list | tuple):
+        what = f"is a {type(value).__name__} of {len(value)} entries in an array of objects; bring all to one shape"
+    else:
+        what = f"is {value!r:.50}; give numbers"
+    client, row = find(at[0])
+    raise ExampleError(_entry(name, leaf, at[1:]), row, what, client)
+
+
+def _check_finite(name: str, leaf: Any, array: np.ndarray, find: Callable[[int], tuple[int, int]]) -> None:
+    rows = max(1, _BLOCK * len(array) // max(1, array.nbytes))  # some at a time: they may be mapped from a large file
+    for start in range(0, len(array), rows):
+        block = array[start : start + rows]
         if not np.isfinite(block).all():
-            bad = start + int(np.argwhere(~np.isfinite(block))[0][0])
-            raise DataError(f"{name}: example {bad} holds a value that is not finite; clean the data first")
+            at = tuple(np.argwhere(~np.isfinite(block))[0].tolist())
+            what = "NaN" if np.isnan(block[at]) else str(block[at])
+            client, row = find(start + at[0])
+            way_out = "numbers have to be finite: clean the data first"
+            raise ExampleError(_entry(name, leaf, at[1:]), row, f"is {what}; {way_out}", client)
+
+
+def _entry(name: str, leaf: Any, at: tuple[int, ...]) -> str:
+    """The name of a column, and which of an example's numbers it is."""
+    if not at:
+        return name
+    if hasattr(leaf, "columns"):  # a table of pandas
+        return f"{name}, column {leaf.columns[at[0]]!r}"
+    return f"{name}, column {at[0]}" if len(at) == 1 else f"{name}, position {at}"
 
 
 def _weights(weights: Any, sizes: np.ndarray) -> np.ndarray:

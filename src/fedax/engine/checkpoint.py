@@ -257,7 +257,7 @@ class Keeper:
                 return None
             if type(meta["round"]) is not int or type(meta["value"]) is not float or not math.isfinite(meta["value"]):
                 raise CheckpointError(f"{path}: best {meta['value']!r} at round {meta['round']!r}; remove it")
-            leaves, form = jax.tree_util.tree_flatten_with_path(self.job.x.tree)
+            leaves, form = jax.tree_util.tree_flatten_with_path(self.job.form)
             params = [_read(path, file, tensor_name(at), leaf.shape, leaf.dtype) for at, leaf in leaves]
         return Best(meta["round"], meta["value"], jax.tree.unflatten(form, params))
 

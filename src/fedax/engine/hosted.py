@@ -100,7 +100,7 @@ class Hosted:
         return [state.losses]
 
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
-        return state, _model(self.job.hyper[0], state.server, index).tree
+        return state, self.job.delivered(_model(self.job.hyper[0], state.server, index))
 
     def _stage(self, stage: str, desk: "_Desk", state: State, index: int) -> State:
         """A round, or the warm-up: exchange by exchange, and block of clients by block. The state after it."""

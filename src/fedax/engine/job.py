@@ -19,14 +19,15 @@ from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.devices import check_mesh, cores, device_bytes
+from fedax.engine.dry_run import dry_run, same_structure
 from fedax.engine.memory import where
-from fedax.engine.round import Federation, Plan, Traffic, first_state, one_round, prepare
-from fedax.errors import ConfigError, DataError
+from fedax.engine.round import Federation, Plan, Traffic, first_state
+from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.numbers import MOST, check_count, check_number, check_room
 from fedax.participation import Dropout, Full, Participation
 from fedax.schedule import resolve
 from fedax.tasks.task import Task
-from fedax.vector import Vector
+from fedax.vector import Vector, spelled
 from fedax.work import Epochs, Work
 
 _LARGE = 2**16  # parameters of a model that keeps a core busy by itself
@@ -52,6 +53,7 @@ class Job(NamedTuple):
         stops: the rounds after which the model is evaluated, in order; the last is R.
         test: held-out examples on the device, or ``None``.
         grad_norm, density, until: as of :func:`fedax.simulate`.
+        form: shapes and types of the task's own parameters; those of ``x`` are wider where they are bfloat16.
     """
 
     hyper: tuple[Algorithm, Work, Participation]
@@ -70,6 +72,11 @@ class Job(NamedTuple):
     grad_norm: bool
     density: float | None
     until: Callable[[dict[str, Any]], bool] | None
+    form: Any
+
+    def delivered(self, x: Vector) -> Any:
+        """A model as the run gives it away: parameters of the types that the task's ``init`` gives them."""
+        return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), x.tree, self.form)
 
     @property
     def hosted(self) -> bool:
@@ -124,6 +131,8 @@ def make_job(
     participation = Full() if participation is None else participation
     guard = Guard() if guard is True else None if guard is False else guard
     _check(algorithm, task, data, rounds, work, participation, until, guard, aggregate, faults)
+    form = _once(shared, ("form", id(task)), task.form)
+    task = task.trained
     own = processes.own(data)
     _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, data, own, test))
     rounds = int(rounds)
@@ -152,14 +161,14 @@ def make_job(
     shapes = lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
     pool = fed._replace(examples=jax.tree.map(shapes, data.examples))
     _check_aggregator(aggregate, algorithm, x)
-    traffic = _dry_run(*_signature((*hyper, pool, key, x)), plan, jax.config.read("jax_enable_x64"))
+    traffic = dry_run(hyper, pool, key, x, plan)
     row = jax.eval_shape(first_state, algorithm, x)[1]
     hosted = stream or processes.count() > 1
     memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
     job = Job(
         hyper, fed, key, x, data if stream else None, own, plan, memory, traffic,
         _settings((algorithm, work, participation), data, plan, seed, x),
-        rounds, stops, held_out, grad_norm, density, until,
+        rounds, stops, held_out, grad_norm, density, until, form,
     )  # fmt: skip
     processes.same("job", f"{job.settings} {rounds} {stops} {grad_norm} {density}")
     return job
@@ -294,43 +303,49 @@ def _check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vec
 
 
 def _check_examples(task: Task, data: FederatedData, own: slice, test: Any) -> None:
-    if task.check is not None:
-        task.check(_examples(data, own))
-    if test is not None:
+    data.check(task, own)
+    if test is None:
+        return
+    try:
         _check_test(task, data, test)
+    except ExampleError as error:
+        raise ExampleError(f"test: {error.column}", error.example, error.what) from None
+    except DataError as error:
+        raise DataError(f"test: {str(error).replace('clients[0]', 'it', 1)}") from None
 
 
 def _check_test(task: Task, data: FederatedData, test: Any) -> None:
-    if not _same_structure(test, data.examples):
+    if not same_structure(test, data.examples):
         raise DataError(
-            f"test: its structure {jax.tree.structure(test)} is not that of the clients' examples, "
+            f"its structure {jax.tree.structure(test)} is not that of the clients' examples, "
             f"{jax.tree.structure(data.examples)}"
         )
+    if all(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(test)):
+        raise DataError("there is no example in it; give None for no held-out data")
     # A federation of one client has the same demands on its examples.
     FederatedData.from_clients([test])
     for (path, got), own in zip(jax.tree_util.tree_leaves_with_path(test), jax.tree.leaves(data.examples), strict=True):
         if np.shape(got)[1:] != own.shape[1:]:
-            name = f"test{jax.tree_util.keystr(path)}"
+            name = f"examples{jax.tree_util.keystr(path)}"
             raise DataError(f"{name}: examples of shape {np.shape(got)[1:]}, the clients' have {own.shape[1:]}")
-    if task.check is not None:
-        task.check(jax.tree.map(np.asarray, test))
+    task.check_examples(jax.tree.map(np.asarray, test))
 
 
 def _initial_model(task: Task, params: Any, key: Any) -> Vector:
     expected = jax.eval_shape(task.init, key)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(expected):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            name = jax.tree_util.keystr(path)
-            raise ConfigError(f"task.init{name}", leaf.dtype, "parameters are floating-point arrays; keep others out")
     if params is None:
-        # Initialisers give weakly typed arrays too; the rounds need a fixed type.
-        return Vector(jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), task.init(key)))
-    if not _same_structure(params, expected):
+        x = task.init(key)
+        if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(x)):
+            raise ConfigError("task.init", spelled(x), "the initial model holds values that are not finite")
+        return Vector(x)
+    if not same_structure(params, expected):
         raise ConfigError("params", jax.tree.structure(params), f"the task's are {jax.tree.structure(expected)}")
     for (path, want), got in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(params), strict=True):
         if jnp.shape(got) != want.shape:
             field = f"params{jax.tree_util.keystr(path)}"
             raise ConfigError(field, jnp.shape(got), f"the task's shape is {want.shape}")
+        if np.asarray(got).dtype.kind in "cOSUmM":
+            raise ConfigError(f"params{jax.tree_util.keystr(path)}", got, "parameters are real numbers")
         if not np.isfinite(np.asarray(got, float)).all():
             raise ConfigError(f"params{jax.tree_util.keystr(path)}", got, "there are values that are not finite")
     return Vector(jax.tree.map(lambda got, want: jnp.asarray(np.array(got, want.dtype)), params, expected))
@@ -434,49 +449,3 @@ def _on_devices(tree: Any, mesh: Mesh | None) -> Any:
     """Arrays on the default device, or on all of a mesh."""
     there = jax.tree.map(jnp.asarray, tree)
     return there if mesh is None else jax.device_put(there, NamedSharding(mesh, PartitionSpec()))
-
-
-def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The structure of a pytree, and the shape and type of its leaves: all that tracing depends on."""
-    leaves, structure = jax.tree.flatten(arguments)
-    return structure, tuple(jax.eval_shape(lambda *given: tuple(map(jnp.asarray, given)), *leaves))
-
-
-@functools.lru_cache(maxsize=256)
-def _dry_run(structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool) -> tuple[list[Traffic], list[Traffic]]:
-    """Trace a round without compiling: the bytes of each exchange, and errors that shapes show."""
-    algorithm, work, participation, fed, key, x = jax.tree.unflatten(structure, leaves)
-    losses = jax.eval_shape(lambda tree, batch: plan.task.loss(tree, batch, None), x.tree, fed.examples)
-    if getattr(losses, "shape", None) != (2,):
-        raise ConfigError("task.loss", losses, "return one loss per example, an array of shape [b]")
-    for name, metric in plan.task.metrics.items():
-        values = jax.eval_shape(metric, x.tree, fed.examples)
-        if getattr(values, "shape", None) != (2,):
-            raise ConfigError(f"task.metrics[{name!r}]", values, "return one value per example, an array of shape [b]")
-    warmup: list[Traffic] = []
-    ledger: list[Traffic] = []
-    prepared = functools.partial(prepare, plan=plan, ledger=warmup)
-    before, _ = jax.eval_shape(prepared, algorithm, work, fed, key, x)
-    rounds = functools.partial(one_round, index=0, plan=plan, ledger=ledger)
-    after, _ = jax.eval_shape(rounds, algorithm, work, participation, fed, key, before)
-    if not _same_structure(before, after):
-        raise ConfigError(
-            "algorithm",
-            type(algorithm).__name__,
-            f"a round changes the structure of its state from {jax.tree.structure(before)} "
-            f"to {jax.tree.structure(after)}; server() and client() have to return what init() and init_client() do",
-        )
-    for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True):
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
-            raise ConfigError(
-                "algorithm",
-                type(algorithm).__name__,
-                f"a round changes its state{jax.tree_util.keystr(path)} from {old.dtype}{list(old.shape)} "
-                f"to {new.dtype}{list(new.shape)}",
-            )
-    return warmup, ledger
-
-
-def _same_structure(a: Any, b: Any) -> bool:
-    first: Any = jax.tree.structure(a)
-    return bool(first == jax.tree.structure(b))

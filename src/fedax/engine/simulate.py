@@ -373,7 +373,7 @@ class Alone:
         return [state.losses]
 
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
-        return state, resolve(self.job.hyper[0], index).model(state.server).tree
+        return state, self.job.delivered(resolve(self.job.hyper[0], index).model(state.server))
 
 
 @functools.partial(jax.jit, static_argnames="plan")

@@ -215,7 +215,9 @@ def sweep(
             raise ConfigError(name, options[name], f"sweep has it by another way: {_ELSEWHERE[name]}")
     if processes.count() > 1:
         raise ConfigError("processes", processes.count(), "a sweep runs in one process; give each some of the points")
-    if len(points) > 1 and jax.default_backend() == "cpu" and is_small(jax.eval_shape(task.init, jax.random.key(0))):
+    if not isinstance(task, Task):
+        raise ConfigError("task", task, "give a fedax.Task, for instance one of fedax.tasks")
+    if len(points) > 1 and jax.default_backend() == "cpu" and is_small(task.form()):
         options = {"mesh": Mesh(np.array(jax.local_devices()[:1]), ("clients",))} | options  # points are spread instead
     jobs = _jobs(make, points, chosen, task, data, options)
     runs: dict[tuple[int, int], Run] = {}
@@ -410,7 +412,8 @@ class _Lanes:
     def outcome(self, state: State, index: int, which: int) -> tuple[None, Any]:
         seed, point = divmod(which, self.points)
         server = jax.tree.map(lambda leaf: leaf[seed, point], state.server)
-        return None, jax.tree.map(np.asarray, resolve(self.jobs[seed][point].hyper[0], index).model(server).tree)
+        job = self.jobs[seed][point]
+        return None, jax.tree.map(np.asarray, job.delivered(resolve(job.hyper[0], index).model(server)))
 
     def _own(self, tree: Any) -> Any:
         """Leaves [seeds, points] as [jobs], without the padding."""

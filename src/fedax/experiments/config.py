@@ -387,8 +387,7 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
     first = check(configs[0])
     pooled, data, test, data_config = _data(first.data)
     task, task_config = _task(first.task, first.data.name, pooled, data)
-    if task.check is not None:
-        task.check(data.examples)
+    data.check(task)
     classes = _classes(data)
 
     def experiment(own: _Settings) -> Experiment:

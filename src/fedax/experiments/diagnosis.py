@@ -29,7 +29,7 @@ def diagnose_run(experiment: Experiment, record: Record, watch: Callable[[str], 
         DataError: a model's file that cannot be read.
     """
     run = experiment.config["run"]
-    like = jax.eval_shape(experiment.task.init, jax.random.key(0))
+    like = experiment.task.form()
     methods = []
     for label, algorithm in experiment.methods.items():
         if watch is not None:

@@ -149,8 +149,7 @@ def columns(experiments: Sequence[Experiment]) -> list[str]:
 
 def count_parameters(task: fedax.Task) -> int:
     """How many numbers the model has."""
-    shapes = jax.eval_shape(task.init, jax.random.key(0))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.form()))
 
 
 def _about(experiments: Sequence[Experiment]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from typing import Annotated, Any, Self
 
 import filelock
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pydantic
 import safetensors
@@ -315,6 +316,9 @@ def append_metrics(
         file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+
+
 def write_model(path: Path, params: Any) -> None:
     """A pytree of arrays as safetensors; a tensor's name is its path in the tree, such as ``layers.0.weight``.
 
@@ -349,11 +353,17 @@ def read_model(path: Path, like: Any) -> Any:
     try:
         if path.exists():
             regular(path)
-        tensors = safetensors.numpy.load(path.read_bytes())
+        # The library's own reader knows no bfloat16.
+        tensors = {
+            name: np.frombuffer(found["data"], _FLOATS[found["dtype"]]).reshape(found["shape"])
+            for name, found in safetensors.deserialize(path.read_bytes())
+        }
     except OSError as error:
         raise ConfigError("model", str(path), f"cannot be read ({error.strerror})") from error
     except safetensors.SafetensorError as error:
         raise DataError(f"{path}: no safetensors file ({error})") from error
+    except KeyError as error:
+        raise DataError(f"{path}: it holds numbers of type {error}; a model's are {', '.join(_FLOATS)}") from error
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     wanted = {tensor_name(at): leaf.shape for at, leaf in leaves}
     found = {name: tensor.shape for name, tensor in tensors.items()}

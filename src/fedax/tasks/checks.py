@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.errors import DataError
+from fedax.errors import DataError, ExampleError
 
 
 def columns(examples: Any, *names: str) -> tuple[np.ndarray, ...]:
@@ -44,11 +44,11 @@ def real(name: str, array: np.ndarray) -> None:
 
 
 def pixels(x: np.ndarray) -> None:
-    """``x`` must hold floating-point numbers, or uint8, which the task divides by 255."""
-    if x.dtype != np.uint8 and not jnp.issubdtype(x.dtype, jnp.floating):
+    """``x`` must hold floating-point numbers, or uint8 or bool, of which the task makes them."""
+    if x.dtype not in (np.uint8, np.bool_) and not jnp.issubdtype(x.dtype, jnp.floating):
         raise DataError(
-            f"examples['x']: {x.dtype} is neither real numbers nor uint8 (divided by 255 inside the task); "
-            "use .astype(np.float32) for features, .astype(np.uint8) for pixels from 0 to 255"
+            f"examples['x']: {x.dtype} is neither real numbers nor uint8 nor bool; "
+            "use .astype(np.float32) for features, .astype(np.uint8) for images of pixels from 0 to 255"
         )
 
 
@@ -67,8 +67,12 @@ def labels(y: np.ndarray, classes: int, each: tuple[int, ...] = ()) -> None:
     Example:
         >>> labels(np.array([0, 3, 1]), classes=3)
         Traceback (most recent call last):
-        fedax.errors.DataError: examples['y']: example 1 has label 3, but 3 classes are labelled 0 to 2; ...
+        fedax.errors.ExampleError: examples['y']: example 1 has label 3, but 3 classes are labelled 0 to 2; ...
     """
+    if y.shape[1:] == (*each, classes):
+        raise DataError(f"examples['y']: shape {y.shape}, one-hot? Give the class itself: y.argmax(axis=-1)")
+    if y.shape[1:] == (*each, 1):
+        raise DataError(f"examples['y']: each example has shape {y.shape[1:]}; give one label each: y[..., 0]")
     whole("y", y)
     shaped("y", y, each)
     _in_range("y", "label", "classes", y, classes)
@@ -85,24 +89,24 @@ def tokens(name: str, array: np.ndarray, vocabulary: int) -> None:
 def whole(name: str, array: np.ndarray) -> None:
     """``array`` must hold whole numbers of an integer dtype."""
     if not np.issubdtype(array.dtype, np.integer):
-        raise DataError(f"examples['{name}']: {array.dtype} where whole numbers are due; use .astype(np.int32)")
+        fraction = jnp.issubdtype(array.dtype, jnp.floating) and bool((array % 1 != 0).any())
+        way_out = "these have fractions: give each class a number, from 0" if fraction else "use .astype(np.int32)"
+        raise DataError(f"examples['{name}']: {array.dtype} where whole numbers are due; {way_out}")
 
 
 def signs(y: np.ndarray) -> None:
     """One label, −1 or +1, an example."""
     shaped("y", y, ())
     if (bad := np.flatnonzero(np.abs(y) != 1)).size:
-        raise DataError(
-            f"examples['y']: example {bad[0]} has label {y[bad[0]]}, but logistic regression is for -1 and +1; "
-            "turn labels 0 and 1 into 2 * y - 1"
-        )
+        way_out = "logistic regression is for -1 and +1; turn labels 0 and 1 into 2 * y - 1"
+        raise ExampleError("examples['y']", int(bad[0]), f"has label {y[bad[0]]}, but {way_out}")
 
 
 def _in_range(name: str, noun: str, setting: str, array: np.ndarray, count: int) -> None:
     outside = (array < 0) | (array >= count)
     if outside.any():
         where = tuple(np.argwhere(outside)[0])
-        raise DataError(
-            f"examples['{name}']: example {where[0]} has {noun} {array[where]}, but {count} classes are labelled "
-            f"0 to {count - 1}; count from 0, or make the task with {setting}={int(array.max()) + 1}"
-        )
+        found = f"has {noun} {array[where]}, but {count} classes are labelled 0 to {count - 1}"
+        most = int(array.max()) + 1
+        way_out = "count from 0" if array[where] < 0 else f"count from 0, or make the task with {setting}={most}"
+        raise ExampleError(f"examples['{name}']", int(where[0]), f"{found}; {way_out}")

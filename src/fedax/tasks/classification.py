@@ -6,11 +6,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.errors import ConfigError, DataError
+from fedax.errors import CodeError, ConfigError, DataError, call, place_of
 from fedax.tasks import checks
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
 from fedax.tasks.losses import correct, cross_entropy, ridge
 from fedax.tasks.task import Task
+from fedax.vector import spelled
 
 
 @Factory
@@ -30,7 +31,8 @@ def classification(
 
     Args:
         init: ``init(key) -> params``, a pytree of floating-point arrays.
-        apply: ``apply(params, x, key) -> logits [b, classes]``. ``key`` is None in evaluation: no dropout then.
+        apply: ``apply(params, x, key) -> logits [b, classes]``. ``key`` is None in evaluation: no dropout then. The
+            loss takes logits of a narrower type as float32.
         classes: at least 2.
         mean, std: x becomes (x − mean)/std, in the units of x after scaling. A number, or one a channel (the last
             axis of x). Default: as it is.
@@ -38,11 +40,14 @@ def classification(
         check: ``check(x)`` raises :class:`fedax.errors.DataError` for inputs (NumPy) that the model cannot take.
         name: for reports.
 
-    Examples are ``{"x": [n, ...], "y": [n] whole numbers from 0 to classes − 1}``. uint8 is divided by 255 here, so
-    that images stay small in memory; any other x reaches the model as it is.
+    Examples are ``{"x": [n, ...], "y": [n] whole numbers from 0 to classes − 1}``. x of uint8 or bool becomes
+    floating-point numbers here, so that the data stay small in memory; uint8 images, [n, h, w] or [n, h, w, c], are
+    divided by 255. Tables, [n, features], are not: if theirs are pixels, give ``std=255``. Any other x reaches the
+    model as it is.
 
     Raises:
-        ConfigError: fewer than 2 classes, a negative l2, a std that is not positive.
+        ConfigError: fewer than 2 classes, a negative l2, a std that is not positive; when it is used, an ``apply`` that
+            fails or returns anything but [b, classes].
 
     Example:
         >>> import fedax, jax
@@ -60,12 +65,20 @@ def classification(
     scaling: dict[str, Any] = {"mean": mean, "std": std}
     scale = _scaling(**scaling)
 
+    def logits(params: Any, x: Any, key: Any) -> Any:
+        x = scale(x)
+        about = f"params are {spelled(params)}; x is {spelled(x)}"
+        found = call("apply", "apply(params, x, key) -> logits [b, classes]", apply, params, x, key, about=about)
+        if (due := (x.shape[0], classes)) != getattr(found, "shape", None):
+            returned = list(found.shape) if hasattr(found, "shape") else f"a {type(found).__name__}"
+            raise CodeError("apply", f"returned {returned}", f"classes = {classes} needs {list(due)}", place_of(apply))
+        return found.astype(jnp.promote_types(found.dtype, jnp.float32))
+
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        logits = apply(params, scale(batch["x"]), key)
-        return cross_entropy(logits, batch["y"]) + ridge(params, l2)
+        return cross_entropy(logits(params, batch["x"], key), batch["y"]) + ridge(params, l2)
 
     def accuracy(params: Any, batch: Any) -> Any:
-        return correct(apply(params, scale(batch["x"]), None), batch["y"])
+        return correct(logits(params, batch["x"], None), batch["y"])
 
     def check_examples(examples: Any) -> None:
         x, y = checks.columns(examples, "x", "y")
@@ -135,8 +148,8 @@ def _scaling(mean: PerChannel, std: PerChannel) -> Callable[[Any], Any]:
 
     def scale(x: Any) -> Any:
         x = jnp.asarray(x)
-        if x.dtype == jnp.uint8:
-            x = x.astype(float) / 255
+        if x.dtype in (jnp.uint8, jnp.bool_):
+            x = x.astype(float) / (255 if x.dtype == jnp.uint8 and x.ndim >= 3 else 1)
         if mean is not None:
             x = x - per_channel(mean, x)
         if std is not None:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.errors import DataError
+from fedax.errors import ExampleError
 from fedax.tasks import checks
 from fedax.tasks.classification import flat_classification
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
@@ -49,7 +49,8 @@ def quadratic(d: int) -> Task:
             checks.shaped(name, array, shape)
         skew = np.abs(H - H.swapaxes(1, 2)).max(axis=(1, 2))
         if (bad := np.flatnonzero(skew > 1e-5 * np.abs(H).max(axis=(1, 2)))).size:
-            raise DataError(f"examples['H']: example {bad[0]} is not symmetric; give (H + H.T) / 2, the same quadratic")
+            what = "is not symmetric; give (H + H.T) / 2, the same quadratic"
+            raise ExampleError("examples['H']", int(bad[0]), what)
 
     return Task(lambda key: jnp.zeros(d), loss, check=check, name="quadratic")
 
@@ -148,7 +149,7 @@ def softmax_regression(
         l2: ≥ 0, part of each example's loss.
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
 
-    Examples are ``{"x": [n, ...] real or uint8, "y": [n] whole numbers from 0 to classes − 1}``.
+    Examples are ``{"x": [n, ...] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
     Source: Li et al. 2020, FedProx, the model of the Synthetic(α, β) experiments.
 

@@ -46,4 +46,6 @@ def ridge(params: Any, l2: float | int) -> Any:
         >>> print(ridge({"w": jnp.array([1.0, 2.0]), "b": jnp.array(2.0)}, l2=0.5))
         2.25
     """
-    return 0.5 * l2 * sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(params)) if l2 else 0.0
+    # The sum is float32 or wider whatever the parameters are.
+    wide = [leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in jax.tree.leaves(params)] if l2 else []
+    return 0.5 * l2 * sum(jnp.vdot(leaf, leaf) for leaf in wide) if l2 else 0.0

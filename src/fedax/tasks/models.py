@@ -53,7 +53,7 @@ def mlp(
         l2: ≥ 0, part of each example's loss (weight decay).
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
 
-    Examples are ``{"x": [n, ...] real or uint8, "y": [n] whole numbers from 0 to classes − 1}``.
+    Examples are ``{"x": [n, ...] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
     Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data".
 
@@ -106,7 +106,7 @@ def cnn(
         l2: ≥ 0, part of each example's loss (weight decay).
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
 
-    Examples are ``{"x": [n, *shape] real or uint8, "y": [n] whole numbers from 0 to classes − 1}``.
+    Examples are ``{"x": [n, *shape] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
     Source: "FedDA: faster framework of local adaptive gradient methods via restarted dual averaging", section 8.1.
 
@@ -157,7 +157,7 @@ def vgg11(
         l2: ≥ 0, part of each example's loss (weight decay).
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
 
-    Examples are ``{"x": [n, *shape] real or uint8, "y": [n] whole numbers from 0 to classes − 1}``.
+    Examples are ``{"x": [n, *shape] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
     Source: Simonyan and Zisserman 2015, configuration A; the small head is that of FedNova's authors.
 
@@ -222,7 +222,7 @@ def resnet18(
         l2: ≥ 0, part of each example's loss (weight decay).
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
 
-    Examples are ``{"x": [n, *shape] real or uint8, "y": [n] whole numbers from 0 to classes − 1}``.
+    Examples are ``{"x": [n, *shape] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
     Source: He et al. 2016; Wu and He 2018 for the normalisation.
 

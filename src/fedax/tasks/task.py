@@ -1,8 +1,16 @@
 """Task: what is learned. A model's initial parameters, a loss per example, and metrics."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.errors import CodeError, ConfigError, call, place_of
+from fedax.vector import spelled
 
 Params = Any
 Examples = Any
@@ -16,7 +24,8 @@ class Task:
     same object to every run: JAX then compiles once.
 
     Args:
-        init: ``init(key) -> params``, a pytree of floating-point arrays.
+        init: ``init(key) -> params``, a pytree of floating-point arrays: float32, bfloat16, or float64 where JAX has
+            it enabled. Of bfloat16 parameters fedax keeps float32 ones, see ``trained``.
         loss: ``loss(params, batch, key) -> [b]``, one loss per example of the batch (a pytree of arrays [b, ...]).
             ``key`` is a JAX random key for dropout and the like; it is ``None`` in evaluation.
         metrics: name -> ``fn(params, batch) -> [b]``, one value per example; their mean over held-out data is
@@ -25,8 +34,10 @@ class Task:
             (NumPy arrays, before anything is compiled).
         name: for reports.
 
+    Raises:
+        ConfigError: one of them is no function.
+
     Example:
-        >>> import jax.numpy as jnp
         >>> task = Task(init=lambda key: jnp.zeros(3), loss=lambda w, batch, key: (batch["x"] @ w - batch["y"]) ** 2)
         >>> task.loss(jnp.zeros(3), {"x": jnp.ones((2, 3)), "y": jnp.array([1.0, 2.0])}, None).tolist()
         [1.0, 4.0]
@@ -37,3 +48,122 @@ class Task:
     metrics: Mapping[str, Callable[[Params, Examples], Any]] = field(default_factory=dict)
     check: Callable[[Examples], None] | None = None
     name: str = "task"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metrics, Mapping):
+            raise ConfigError("metrics", self.metrics, "give a dictionary: name -> fn(params, batch) -> [b]")
+        functions = {"init": self.init, "loss": self.loss} | ({} if self.check is None else {"check": self.check})
+        functions |= {f"metrics[{name!r}]": metric for name, metric in self.metrics.items()}
+        for name, function in functions.items():
+            if not callable(function):
+                raise ConfigError(name, function, f"give a function, {_CALLED_AS[name.partition('[')[0]]}")
+
+    def check_examples(self, examples: Examples) -> None:
+        """Call ``check``, if there is one.
+
+        Raises:
+            DataError: the examples do not fit the task.
+            CodeError: ``check`` fails itself.
+        """
+        if self.check is not None:
+            call("task.check", _CALLED_AS["check"], self.check, examples)
+
+    def form(self) -> Params:
+        """The parameters' shapes and types.
+
+        Raises:
+            ConfigError: ``init`` fails, or returns what are no parameters.
+        """
+        return jax.eval_shape(functools.partial(_initial, self), jax.random.key(0))
+
+    @functools.cached_property
+    def trained(self) -> "Task":
+        """The task that fedax trains in place of this one; always the same object.
+
+        It has a float32 parameter for each bfloat16 one, from which it makes the bfloat16 one for this task's functions
+        each time: the model computes in bfloat16, and all that is updated, summed and kept is float32. Its losses and
+        metrics are float32 or wider. What this task's functions return is checked while they are traced.
+
+        Raises:
+            ConfigError: parameters of another type, or functions that do not return what they should.
+
+        Example:
+            >>> own = Task(lambda key: jnp.zeros(2, jnp.bfloat16), lambda w, batch, key: batch @ w)
+            >>> own.trained.init(None).dtype, own.trained.loss(jnp.zeros(2), jnp.ones((3, 2), jnp.bfloat16), None).dtype
+            (dtype('float32'), dtype('float32'))
+        """
+        narrow = jax.tree.map(lambda leaf: leaf.dtype == jnp.bfloat16, self.form())
+
+        def init(key: Any) -> Params:
+            return jax.tree.map(_wide, _initial(self, key))
+
+        def own(params: Params) -> Params:
+            return jax.tree.map(lambda leaf, cast: leaf.astype(jnp.bfloat16) if cast else leaf, params, narrow)
+
+        def loss(params: Params, batch: Examples, key: Any) -> Any:
+            given = (own(params), batch, key)
+            return _each("task.loss", "loss", self.loss, *given)
+
+        def measuring(name: str, metric: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda params, batch: _each(f"task.metrics[{name!r}]", "metrics", metric, own(params), batch)
+
+        metrics = {name: measuring(name, metric) for name, metric in self.metrics.items()}
+        return Task(init, loss, metrics, self.check, self.name)
+
+
+_CALLED_AS = {
+    "init": "init(key) -> params",
+    "loss": "loss(params, batch, key) -> [b]",
+    "metrics": "fn(params, batch) -> [b]",
+    "check": "check(examples)",
+}
+
+
+def _initial(task: Task, key: Any) -> Params:
+    """What the task's own ``init`` returns, as arrays of a fixed type, if they are what fedax can train."""
+    params = call("task.init", _CALLED_AS["init"], task.init, key)
+    leaves, form = jax.tree_util.tree_flatten_with_path(params)
+    if not leaves:
+        raise CodeError("task.init", "returned no array", "return a pytree of parameters", place_of(task.init))
+    for path, leaf in leaves:
+        name = f"task.init{jax.tree_util.keystr(path)}"
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):
+            way_out = "parameters are arrays alone; of an Equinox model take eqx.filter(model, eqx.is_inexact_array)"
+            raise CodeError("task.init", f"returned a {type(leaf).__name__} at {name}", way_out, place_of(task.init))
+        _check_dtype(name, jnp.result_type(leaf))
+    return jax.tree.unflatten(form, [jnp.asarray(leaf, jnp.result_type(leaf)) for _, leaf in leaves])
+
+
+def _check_dtype(name: str, dtype: Any) -> None:
+    """Raise a ConfigError unless parameters can have this type."""
+    if dtype in (jnp.float32, jnp.float64, jnp.bfloat16):
+        return
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        way_out = "parameters are real: keep the real and the imaginary part as two arrays"
+    elif jnp.issubdtype(dtype, jnp.floating):
+        way_out = "its range is too narrow to train in without scaling losses: use bfloat16 or float32"
+    else:
+        way_out = "parameters are floating-point arrays; keep others out"
+    raise ConfigError(name, dtype, way_out)
+
+
+def _each(field: str, kind: str, function: Callable[..., Any], *args: Any) -> Any:
+    """One value per example of a loss or metric, float32 or wider."""
+    b = jax.tree.leaves(args[1])[0].shape[0]
+    batch = spelled(args[1])
+    about = f"the batch is {batch}"
+    if kind == "loss" and args[2] is None:
+        about = f"key is None in evaluation, {about}"
+    values = call(field, _CALLED_AS[kind], function, *args, about=about)
+    refused = functools.partial(CodeError, field, f"returned {spelled(values)}", place=place_of(function))
+    one = "one loss" if kind == "loss" else "one value"
+    if getattr(values, "shape", None) != (b,):
+        raise refused(way_out=f"return {one} per example, an array of shape [b], here [{b}]; {about}")
+    allowed = (jnp.floating,) if kind == "loss" else (jnp.floating, jnp.integer, jnp.bool_)
+    if not any(jnp.issubdtype(values.dtype, dtype) for dtype in allowed):
+        raise refused(way_out=f"return {one} per example, real numbers")
+    return _wide(values)
+
+
+def _wide(array: Any) -> Any:
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))

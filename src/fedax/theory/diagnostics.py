@@ -126,6 +126,7 @@ def diagnose(
     work = Epochs(1) if work is None else work
     participation = Full() if participation is None else participation
     _check(algorithm, task, data, work, participation)
+    task = task.trained
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     tolerance, seed = number("tolerance", tolerance, 1), check_count("seed", seed, 0)
     view = _view(resolve(algorithm, 0), participation)
@@ -503,14 +504,13 @@ def _check(algorithm: Any, task: Any, data: Any, work: Any, participation: Any) 
     algorithm.validate()
     work.validate(data.sizes)
     participation.validate(data.num_clients, 1)
-    if task.check is not None:
-        task.check(data.examples)
+    data.check(task)
 
 
 def _start(task: Task, seed: int) -> Vector:
     """The model from which :func:`fedax.simulate` starts."""
     key = jax.random.fold_in(jax.random.key(seed), jnp.iinfo(jnp.int32).max - 1)
-    return Vector(jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), task.init(key)))
+    return Vector(task.init(key))
 
 
 def _point(task: Task, params: Any, k: int) -> Vector:

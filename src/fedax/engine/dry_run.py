@@ -1,0 +1,230 @@
+"""The dry run: a round is traced and nothing is compiled.
+
+It finds what is wrong with a task or a method that the user wrote, and counts the bytes of the exchanges.
+"""
+
+import functools
+import itertools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.algorithm import Algorithm, Exchange
+from fedax.engine.round import Plan, Traffic, first_state, one_round, prepare
+from fedax.errors import CodeError, call, of_a_library, place_of
+from fedax.schedule import resolve
+from fedax.vector import Vector, spelled
+
+_USUAL_BATCH = 32
+
+
+def dry_run(hyper: Any, fed: Any, key: Any, x: Vector, plan: Plan) -> tuple[list[Traffic], list[Traffic]]:
+    """The bytes of each exchange, of the warm-up and of a round.
+
+    Args:
+        hyper: the method, the work and the participation.
+        fed: the data, of which shapes and types are enough.
+        key, x, plan: as of the run.
+
+    Raises:
+        CodeError, ConfigError: the task or the method does not do what it should.
+    """
+    return _dry_run(*_signature((*hyper, fed, key, x)), plan, jax.config.read("jax_enable_x64"))
+
+
+def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The structure of a pytree, and the shape and type of its leaves: all that tracing depends on."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple(jax.eval_shape(lambda *given: tuple(map(jnp.asarray, given)), *leaves))
+
+
+@functools.lru_cache(maxsize=256)
+def _dry_run(structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool) -> tuple[list[Traffic], list[Traffic]]:
+    algorithm, work, participation, fed, key, x = jax.tree.unflatten(structure, leaves)
+    _check_task(plan, fed.examples, x)
+    own = algorithm
+    if any(not of_a_library(kind.__module__) for kind in type(algorithm).__mro__):
+        algorithm = _checked(algorithm, x)
+    warmup: list[Traffic] = []
+    ledger: list[Traffic] = []
+    prepared = functools.partial(prepare, plan=plan, ledger=warmup)
+    before, _ = jax.eval_shape(prepared, algorithm, work, fed, key, x)
+    rounds = functools.partial(one_round, index=0, plan=plan, ledger=ledger)
+    after, _ = jax.eval_shape(rounds, algorithm, work, participation, fed, key, before)
+    if same_structure(before, after):
+        at_odds = [
+            f"{jax.tree_util.keystr(path)} from {spelled(old)} to {spelled(new)}"
+            for (path, old), new in zip(_leaves(before), jax.tree.leaves(after), strict=True)
+            if (old.shape, old.dtype) != (new.shape, new.dtype)
+        ]
+        change = at_odds[0] if at_odds else None
+    else:
+        change = f".server from {spelled(before.server)} to {spelled(after.server)}"
+    if change is not None:
+        raise CodeError(
+            type(algorithm).__name__,
+            f"changes in a round its state{change}",
+            "server() and client() have to return the form that init() and init_client() return",
+            place_of(resolve(own, 0).exchanges()[-1].server),
+        )
+    return warmup, ledger
+
+
+def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_leaves_with_path(tree)
+
+
+def _check_task(plan: Plan, examples: Any, x: Vector) -> None:
+    """Trace the loss and the metrics on a batch; they check themselves what they return."""
+    # No other axis has this length, so that it cannot be mistaken for the number of examples.
+    others = {n for leaf in jax.tree.leaves((examples, x)) for n in leaf.shape[1:]} | {
+        leaf.shape[0] for leaf in jax.tree.leaves(x) if leaf.ndim
+    }
+    b = next(b for b in itertools.count(_USUAL_BATCH) if b not in others)
+    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((b, *leaf.shape[1:]), leaf.dtype), examples)
+    jax.eval_shape(lambda tree, batch: plan.task.loss(tree, batch, None), x.tree, batch)
+    for metric in plan.task.metrics.values():
+        jax.eval_shape(metric, x.tree, batch)
+
+
+def _checked(algorithm: Algorithm, x: Any) -> Algorithm:
+    """The user's method, whose functions are checked as they are traced; errors name the user's own line."""
+    kind = type(algorithm)
+    for name, alone in (("init", True), ("client", False), ("server", False)):
+        if getattr(kind, name) is getattr(Algorithm, name) and (alone or kind.exchanges is Algorithm.exchanges):
+            raise CodeError(kind.__name__, f"has no {name}()", f"define {_CALLED_AS[name]}", place_of(kind))
+    named = type(kind.__name__, (_Checked,), {"__module__": __name__})  # what the engine says calls it by this name
+    server, row = jax.eval_shape(first_state, named(algorithm, None), x)
+    _check_model(named(algorithm, None), server, x)
+    return named(algorithm, _form(row))
+
+
+def _check_model(algorithm: "_Checked", server: Any, x: Vector) -> None:
+    name, inner = type(algorithm).__name__, algorithm.inner
+    if type(inner).model is Algorithm.model and not hasattr(server, "x"):
+        raise CodeError(
+            f"{name}.init",
+            f"returned {type(server).__name__}, which has no .x",
+            "return the model as .x of the server's state, for instance of a NamedTuple, or define model(self, server)",
+            place_of(inner.init),
+        )
+    model = jax.eval_shape(resolve(algorithm, 0).model, server)
+    if not isinstance(model, Vector) or _form(model) != _form(x):
+        place = place_of(inner.init if type(inner).model is Algorithm.model else inner.model)
+        way_out = f"it has to be a Vector like the initial model, {spelled(x)}"
+        raise CodeError(f"{name}.model", f"returned {spelled(model)}", way_out, place)
+
+
+def _form(tree: Any) -> tuple[Any, ...]:
+    """The structure of a pytree, and the shapes and types of its leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+
+
+class _Checked(Algorithm):
+    """Another method; each of its functions is checked.
+
+    Attributes:
+        inner: that method.
+        memory: the form of what a client keeps; ``None``: not known yet.
+    """
+
+    inner: Algorithm
+    memory: Any = eqx.field(static=True)
+
+    def init(self, x: Vector) -> Any:
+        return self._call("init", x)
+
+    def init_client(self, x: Vector) -> Any:
+        return self._call("init_client", x)
+
+    def model(self, server: Any) -> Vector:
+        found: Vector = self._call("model", server)
+        return found
+
+    def penalty(self, x: Vector) -> Any:
+        return self._call("penalty", x)
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return self._stage("exchanges")
+
+    def warmup(self) -> tuple[Exchange, ...]:
+        return self._stage("warmup")
+
+    def _call(self, name: str, *args: Any) -> Any:
+        return call(f"{type(self).__name__}.{name}", _CALLED_AS[name], getattr(self.inner, name), *args)
+
+    def _stage(self, name: str) -> tuple[Exchange, ...]:
+        found = self._call(name)
+        if not isinstance(found, tuple | list) or not all(isinstance(each, Exchange) for each in found):
+            raise CodeError(
+                f"{type(self).__name__}.{name}",
+                f"returned {type(found).__name__}",
+                "return a tuple of exchanges: (fedax.Exchange(self.client, self.server),)",
+                place_of(getattr(self.inner, name)),
+            )
+        return tuple(self._exchange(each, k + 1 == len(found)) for k, each in enumerate(found))
+
+    def _exchange(self, exchange: Exchange, last: bool) -> Exchange:
+        def ask(kind: str, function: Any, *args: Any) -> Any:
+            return call(self._name(kind, function), _CALLED_AS[kind], function, *args)
+
+        def download(server: Any) -> Any:
+            return ask("download", exchange.download or self.inner.download, server)
+
+        def client(download: Any, memory: Any, oracle: Any) -> Any:
+            answer = ask("client", exchange.client, download, memory, oracle)
+            self._check_answer(exchange, answer, last)
+            return answer
+
+        def server(server: Any, mean: Any, round: Any) -> Any:
+            state = ask("server", exchange.server, server, mean, round)
+            if state is None:
+                name, place = self._name("server", exchange.server), place_of(exchange.server)
+                raise CodeError(name, "returned None", "return the new server state", place)
+            return state
+
+        return Exchange(client, None if exchange.server is None else server, download, exchange.who)
+
+    def _name(self, kind: str, function: Any) -> str:
+        return f"{type(self).__name__}.{getattr(function, '__name__', kind)}"
+
+    def _check_answer(self, exchange: Exchange, answer: Any, last: bool) -> None:
+        name, place = self._name("client", exchange.client), place_of(exchange.client)
+        # A tuple with names is an upload whose memory was forgotten.
+        if not isinstance(answer, tuple) or len(answer) != 2 or hasattr(answer, "_fields"):
+            what = f"{len(answer)} things" if type(answer) is tuple else f"{type(answer).__name__} alone"
+            way_out = "return (upload, memory), a tuple; memory is () where a client keeps nothing"
+            raise CodeError(name, f"returned {what}", way_out, place)
+        _, memory = answer
+        for leaf in jax.tree.leaves(answer):
+            if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float):
+                way_out = "uploads and memory are pytrees of arrays and numbers"
+                raise CodeError(name, f"returned {type(leaf).__name__}", way_out, place)
+        if last and _form(memory) != self.memory:
+            structure, leaves = self.memory
+            own = spelled(jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
+            way_out = f"init_client() returns {own}, and the last exchange has to return memory of this form"
+            raise CodeError(name, f"returned the memory {spelled(memory)}", way_out, place)
+
+
+_CALLED_AS = {
+    "init": "init(self, x) -> server state",
+    "init_client": "init_client(self, x) -> memory",
+    "model": "model(self, server) -> Vector",
+    "penalty": "penalty(self, x) -> number or None",
+    "exchanges": "exchanges(self) -> (Exchange(client, server), ...)",
+    "warmup": "warmup(self) -> (Exchange(client, server), ...)",
+    "download": "download(self, server) -> download",
+    "client": "client(self, download, memory, oracle) -> (upload, memory)",
+    "server": "server(self, server, mean, round) -> server",
+}
+
+
+def same_structure(a: Any, b: Any) -> bool:
+    """Whether two pytrees differ at most in their leaves."""
+    first: Any = jax.tree.structure(a)
+    return bool(first == jax.tree.structure(b))
