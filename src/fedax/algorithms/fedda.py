@@ -247,7 +247,7 @@ def _validate(method: Any) -> None:
     if not isinstance(method.h0, FromWarmup):
         check_number("h0", method.h0, 0)
     elif method.warmup_batches is None:
-        raise ConfigError("h0", "warmup", "there is no warm-up to start from; give warmup_batches = 1, or h0 as a number")
+        raise ConfigError("h0", "warmup", "there is no warm-up; give warmup_batches = 1, or h0 as a number")
     if method.gradient not in _GRADIENTS:
         raise unknown("gradient", method.gradient, _GRADIENTS)
     if method.metric not in _METRICS:
