@@ -59,7 +59,7 @@ def test_every_run_is_that_of_simulate(name):
 
 def test_the_start_of_feddas_metric_and_its_lambda_are_numbers_of_one_program():
     grid = {"h0": [0.0, 0.5], "lam": [0.5, 2.0]}
-    found = check(lambda h0, lam: fedax.create("fedda", h0=h0, lam=lam, metric="norm"), grid, seeds=1)
+    found = check(lambda h0, lam: fedax.create("fedda", h0=h0, lam=lam, metric="norm", eps=1.0), grid, seeds=1)
     assert found.programs == 1
     ends = [flat(runs[0].params) for runs in found.runs]
     assert all(not np.array_equal(a, b) for a, b in itertools.combinations(ends, 2))
