@@ -74,7 +74,7 @@ _ADAPTIVE = {"server_lr": 0.3, "beta1": 0.5, "beta2": 0.9, "eps": 0.1}
 _BETA = {"beta": 0.3, "server_lr": 0.8}
 _FORM = {"form": "reparameterised"}
 _WARM = {"warmup_batches": 2}
-_DA = {"alpha": 0.3, "b": 0.9, "eps": 0.5} | _WARM
+_DA = {"alpha": 0.3, "b": 0.9, "eps": 0.3, "h0": 0.2, "lam": 0.8} | _WARM
 _ADAM = {"beta1": 0.5, "beta2": 0.9, "eps": 0.5}
 _LOCAL_ADAM = _ADAM | {"server_lr": 0.3}
 _REGULARIZERS = {  # as an object of fedax, and as one of the references
@@ -228,8 +228,10 @@ CASES = {
         )
         for sync in ("paper", "both", "restart")
     },
-    "fedda-mvr-norm": Case("fedda", dual.fedda, _DA | {"metric": "norm"}, steps=5, variant=True),
-    "fedda-momentum-coordinate": Case("fedda", dual.fedda, _DA | {"gradient": "momentum"}, steps=5, variant=True),
+    "fedda-mvr-norm": Case("fedda", dual.fedda, _DA | {"metric": "norm", "h0": "warmup"}, steps=5, variant=True),
+    "fedda-momentum-coordinate": Case(
+        "fedda", dual.fedda, _DA | {"gradient": "momentum", "h0": "warmup"}, steps=5, variant=True
+    ),
     "fedda-momentum-norm": Case(
         "fedda",
         dual.fedda,
@@ -254,7 +256,7 @@ CASES = {
     "fedda-distributed-norm-l1-ball": _regularized(
         "fedda-distributed",
         dual.fedda_distributed,
-        _DA | {"gradient": "momentum", "metric": "norm"},
+        _DA | {"gradient": "momentum", "metric": "norm", "h0": "warmup"},
         "l1-ball",
         cost=Cost(1, 1, loops=0, warmup=2),
         steps=1,

@@ -182,9 +182,13 @@ PAIRS = {
         ("fedda", _VARIANT | {"alpha": 1.0, "gradient": "momentum"}),
         {},
     ),
-    "fedda with H = I is stem": (("fedda", {"alpha": 0.4, "b": 1.0, "eps": 1.0}), ("stem", {"alpha": 0.4}), {}),
-    "fedda with H = I by norm is stem": (
-        ("fedda", {"alpha": 0.4, "b": 1.0, "eps": 1.0, "metric": "norm"}),
+    "fedda with H = I is stem": (
+        ("fedda", {"alpha": 0.4, "b": 1.0, "eps": 0.25, "h0": 0.75}),
+        ("stem", {"alpha": 0.4}),
+        {},
+    ),
+    "fedda with H = λI by norm is stem": (
+        ("fedda", {"alpha": 0.4, "b": 1.0, "eps": 0.25, "h0": 1.75, "lam": 2.0, "metric": "norm"}),
         ("stem", {"alpha": 0.4}),
         {},
     ),

@@ -1,5 +1,6 @@
 """sweep: the same runs as simulate's, side by side; its grids, groups, tables, and bad input."""
 
+import itertools
 import math
 
 import numpy as np
@@ -54,6 +55,14 @@ def test_every_run_is_that_of_simulate(name):
     found = check(lambda lr: fedax.create(name, lr=lr), {"lr": LRS}, seeds=2, **METHODS[name])
     assert found.programs == 1
     assert not np.array_equal(flat(found.runs[0][0].params), flat(found.runs[1][0].params))
+
+
+def test_the_start_of_feddas_metric_and_its_lambda_are_numbers_of_one_program():
+    grid = {"h0": [0.0, 0.5], "lam": [0.5, 2.0]}
+    found = check(lambda h0, lam: fedax.create("fedda", h0=h0, lam=lam, metric="norm", eps=1.0), grid, seeds=1)
+    assert found.programs == 1
+    ends = [flat(runs[0].params) for runs in found.runs]
+    assert all(not np.array_equal(a, b) for a, b in itertools.combinations(ends, 2))
 
 
 def test_initial_models_that_differ_by_seed():

@@ -255,6 +255,15 @@ def _second_moment(metric: str, q: np.ndarray, z: np.ndarray, b: float) -> np.nd
     raise ValueError(f"metric {metric!r} is neither 'coordinate' nor 'norm'")
 
 
+def _first_moment(metric: str, v: np.ndarray, h0: float | str) -> np.ndarray:
+    """q of H_0 = (h0 + ε) I; "warmup": of H_0 = diag(|ν^0| + ε) by coordinate, and (‖ν^0‖₂ + ε) I by the norm."""
+    if h0 == "warmup":
+        start = np.abs(v) if metric == "coordinate" else np.sqrt((v**2).sum()) * np.ones_like(v)
+    else:
+        start = h0 * np.ones_like(v)
+    return start**2 if metric == "coordinate" else start
+
+
 def _scale(metric: str, q: np.ndarray, eps: float) -> np.ndarray:
     """The diagonal h of H: √q + ε of eq. 7, q + ε of eq. 8."""
     return (np.sqrt(q) if metric == "coordinate" else q) + eps
@@ -274,11 +283,14 @@ def fedda(
     metric: str = "coordinate",
     b: float = 0.999,
     eps: float = 0.01,
+    h0: float | str = 0.0,
     lam: float = 1.0,
     regularizer: Regularizer | None = None,
     warmup_batches: int | None = None,
 ) -> Reference:
-    """FedDA (FedDA, Algorithms 1 and 2; FedDA-MVR with "mvr" and "coordinate"). ν^0 = warm-up gradient, q^0 = 0.
+    """FedDA (FedDA, Algorithms 1 and 2; FedDA-MVR with "mvr" and "coordinate"). ν^0 = warm-up gradient.
+
+    The paper says μ_0 = 0 and leaves H_0 and λ open: h0 and lam. h0 = 0 is q^0 = 0, h = ε.
 
     y_0 = x^r, ν_i = ν^r, z_0 = 0, s_0 = 0; for k = 0…K−1, at the global step t = rK + k, h frozen in the round:
     z_{k+1} = z_k − η_t ν_i; s_{k+1} = s_k + η_t; y_{k+1} = step(x^r + λ z_{k+1}/h, h, λ s_{k+1});
@@ -290,7 +302,7 @@ def fedda(
     """
     x = _start(x0)
     v = _warm_up(grads, p, x, warmup_batches)
-    q = np.zeros_like(x)
+    q = _first_moment(metric, v, h0)
     K = int(_steps(taus, 0)[0])
     iterates = [x]
     for r in range(rounds):
@@ -337,6 +349,7 @@ def fedda_distributed(
     metric: str = "coordinate",
     b: float = 0.999,
     eps: float = 0.01,
+    h0: float | str = 0.0,
     lam: float = 1.0,
     regularizer: Regularizer | None = None,
     warmup_batches: int | None = None,
@@ -349,7 +362,7 @@ def fedda_distributed(
     """
     x = _start(x0)
     v = _warm_up(grads, p, x, warmup_batches)
-    q = np.zeros_like(x)
+    q = _first_moment(metric, v, h0)
     iterates = [x]
     for r in range(rounds):
         cohort = _cohort(cohorts, r)

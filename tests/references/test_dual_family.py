@@ -58,9 +58,9 @@ def test_step_obeys_the_variational_inequality(psi, h):
 
 @each_psi_or_none
 def test_fedda_of_one_step_is_fedda_distributed_and_alpha_one_leaves_one_gradient_rule(psi):
-    metric = {"cohorts": PART, "b": 0.7, "eps": 0.5, "lam": 0.6, "regularizer": psi}
+    metric = {"cohorts": PART, "b": 0.7, "eps": 0.4, "h0": 0.2, "lam": 0.6, "regularizer": psi}
     for variant in VARIANTS:
-        hyper = {"taus": ONES, **metric, **variant, **RULES}
+        hyper = {"taus": ONES, **metric, **variant, **RULES, "h0": "warmup"}
         left, right = run(dual.fedda, **hyper), run(dual.fedda_distributed, **hyper)
         close(left, right)
         close([left.state[name] for name in "vqh"], [right.state[name] for name in "vqh"], 1e-11)
@@ -70,7 +70,7 @@ def test_fedda_of_one_step_is_fedda_distributed_and_alpha_one_leaves_one_gradien
 
 @pytest.mark.parametrize("metric", ["coordinate", "norm"])
 def test_special_cases_are_stem_fedavg_m_and_fedavg(metric):
-    fixed = {"metric": metric, "b": 1.0, "eps": 0.4, "lam": 0.4}
+    fixed = {"metric": metric, "b": 1.0, "eps": 0.1, "h0": 0.3, "lam": 0.4}  # H/λ = I
     close(run(dual.fedda, cohorts=PART, **fixed, **RULES), run(rec.stem, cohorts=PART, **RULES))
     late = [lambda x, k, r, g=g: g(x, k, r - 1) if r else np.zeros(4) for g in NOISY]
     left = run(dual.fedda, taus=ONES, alpha=0.3, gradient="momentum", **fixed)
@@ -81,14 +81,16 @@ def test_special_cases_are_stem_fedavg_m_and_fedavg(metric):
         close(*(run(f, taus=TAU, cohorts=PART, **RATES) for f in (method, fed.fedavg)))
 
 
+@pytest.mark.parametrize("h0", [0.0, 0.5, "warmup"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @each_psi_or_none
-def test_fedda_on_linear_losses(variant, psi):
+def test_fedda_on_linear_losses(variant, psi, h0):
     """All gradients are c: z̄ = −(Σ η_t) c with the round's rates, q of (z̄/η_last)² or ‖z̄‖/η_last, s = Σ η_t."""
     c, points, lam, b, eps = SLOPES[0], {}, 0.7, 0.6, 0.3
-    hyper = {"lam": lam, "b": b, "eps": eps, "regularizer": psi, **variant, **RULES}
+    hyper = {"lam": lam, "b": b, "eps": eps, "h0": h0, "regularizer": psi, **variant, **RULES}
     out = run(dual.fedda, linear(points, [c] * 7), cohorts=PART, **hyper)
-    x, q, norm = X0, np.zeros(4), variant["metric"] == "norm"
+    x, norm = X0, variant["metric"] == "norm"
+    q = {0.0: np.zeros(4), 0.5: np.full(4, 0.5 if norm else 0.25), "warmup": np.sqrt(c @ c) if norm else c * c}[h0]
     for r in range(12):
         h = eps + (q if norm else np.sqrt(q))
         sums = np.cumsum([RULES["lr"](4 * r + k) for k in range(4)])

@@ -183,12 +183,15 @@ def _fedda(
     metric: str = "coordinate",
     b: Any = 0.999,
     eps: Any = 0.01,
+    h0: Any = 0.0,
+    lam: Any = 1.0,
     regularizer: Any = None,
     warmup_batches: int | None = 1,
     distributed: bool = False,
 ) -> FedDA | FedDADistributed:
     method = FedDADistributed if distributed else FedDA
-    return method(*_rates(lr, alpha, w, c), gradient, metric, b, eps, make_regularizer(regularizer), warmup_batches)
+    psi = make_regularizer(regularizer)
+    return method(*_rates(lr, alpha, w, c), gradient, metric, b, eps, h0, lam, psi, warmup_batches)
 
 
 def _mime_mvr(
@@ -353,6 +356,7 @@ def create(name: str, **hyper: Any) -> Algorithm:
                           regulariser; 0.1
             w, c          STEM, FedDA, MimeMVR: η_t = lr/(w + t)^{1/3} and α_{t+1} = c η_t² at global step t, in the
                           place of a constant lr and of alpha
+            h0, lam       FedDA: start of the metric, H_0 = (h0 + ε) I, or ``"warmup"``, 0; λ of the proximal term, 1
             regularizer   FedDA, FedDualAvg: ψ and X; in the FedAvg family a proximal step after each local step
             ============  ==========================================================================
 

@@ -5,19 +5,23 @@
 | paper | here |
 |---|---|
 | x_τ; x_t^(k), z_t^(k), ν_t^(k) | x; y, z, ν |
-| H_τ = diag(h) | h = √q + ε or q + ε |
+| μ_τ; H_τ = diag(√μ + ε) or (μ + ε) I | q; h = H/λ, which is all that a step needs |
+| H_0, λ (neither is given a value) | H_0 = (h0 + ε) I, or ``"warmup"``; lam |
 | η_t, α_{t+1} | ``lr(t)``, ``alpha(t)``: weight of the gradient taken after step t |
 | U, eq. 5 and 6; V, eq. 7 and 8 | gradient: ``"mvr"``, ``"momentum"``; metric: ``"coordinate"``, ``"norm"`` |
 | β, ε ("τ" in the experiments) | 1 − b, eps |
 
     Client   y = x, z = 0, s = 0; for t = rK + k:   z ← z − η_t ν,  s ← s + η_t
-             y_new = argmin_X s ψ(y) − ⟨y, z⟩ + ½ (y − x)ᵀH(y − x)
+             y_new = argmin_X s ψ(y) − ⟨y, z⟩ + (1/2λ) (y − x)ᵀH(y − x)
              mvr: ν ← g_i(y_new) + (1−α) (ν − g_i(y)), same minibatch;   momentum: ν ← α g_i(y_new) + (1−α) ν
-    Server   z̄ = Σ ω̂_i z_i,  ν ← Σ ω̂_i ν_i;   x ← argmin_X s ψ(x) − ⟨x, z̄⟩ + ½ (x − x_old)ᵀH(x − x_old)
+    Server   z̄ = Σ ω̂_i z_i,  ν ← Σ ω̂_i ν_i;   x ← argmin_X s ψ(x) − ⟨x, z̄⟩ + (1/2λ) (x − x_old)ᵀH(x − x_old)
              coordinate: q ← b q + (1−b) (z̄/η)²;   norm: q ← b q + (1−b) ‖z̄‖/η     η of the last local step
+    Start    coordinate: q = h0², or (ν^0)² after the warm-up;   norm: q = h0, or ‖ν^0‖
 
-The paper's λ is 1 here: it multiplies every η_t, and α does not know of it. Equation 7 prints β as the weight of the
-new value, where the 0.999 of the experiments makes sense for the old one: b is the weight of the old.
+The paper never says what H_0 and λ are, apart from μ_0 = 0, so both are hyper-parameters: h0 and lam. λ acts like a
+factor on every η_t, except that α and z̄/η do not change with it. Equation 7 prints β as the weight of the new value;
+b is the weight of the old one, so that the experiments' 0.999 is b = 0.999 if it means a long memory, and b = 0.001 if
+the equation is taken at its word.
 """
 
 from typing import Any, NamedTuple
@@ -27,16 +31,24 @@ import jax.numpy as jnp
 
 from fedax.algorithm import Algorithm, Exchange, Round
 from fedax.algorithms.warmup import check_batches, first_gradients
-from fedax.errors import unknown
+from fedax.errors import ConfigError, unknown
 from fedax.local import local_steps
 from fedax.numbers import check_number
 from fedax.oracle import Oracle
 from fedax.regularizers import Regularizer, Unconstrained, penalty
-from fedax.schedule import stepwise
+from fedax.schedule import Schedule, stepwise
 from fedax.vector import Vector, zeros_like
 
 _GRADIENTS = ("mvr", "momentum")
 _METRICS = ("coordinate", "norm")
+
+
+class FromWarmup(eqx.Module):
+    """What h0 = ``"warmup"`` becomes in a method: a choice that the program is compiled for, and no number."""
+
+
+def _start_of_metric(given: Any) -> Any:
+    return FromWarmup() if isinstance(given, str) and given == "warmup" else given
 
 
 class Server(NamedTuple):
@@ -60,8 +72,8 @@ class FedDA(Algorithm):
     """FedDA-i-j: gradient rule i (1 mvr, 2 momentum) and metric j (1 coordinate, 2 norm).
 
     Published for equal steps and p_i = 1/N, uniform cohorts included. Unequal p_i in all means are an extension;
-    unequal steps are refused. Near a stationary point h → ε, so that the effective learning rate becomes η/ε: ηK/ε
-    should be at most about 1/L.
+    unequal steps are refused. Near a stationary point H → ε I, so that the effective learning rate becomes λη/ε:
+    ληK/ε should be at most about 1/L.
 
     Args:
         lr: η_t > 0, a number or a schedule of the global step t.
@@ -70,6 +82,9 @@ class FedDA(Algorithm):
         metric: ``"coordinate"``, eq. 7; or ``"norm"``, eq. 8.
         b: in [0, 1], weight of the old second moment.
         eps: ε > 0.
+        h0: the start of the metric, H_0 = (h0 + ε) I; ≥ 0. Or ``"warmup"``: H_0 = diag(|ν_0| + ε), by the norm
+            (‖ν_0‖ + ε) I. The default, 0, is the paper's μ_0 = 0: the first rounds step by λη/ε.
+        lam: λ > 0 of the proximal term (1/2λ)(x − x_τ)ᵀH(x − x_τ), a number or a schedule of the round.
         regularizer: ψ and X, a :class:`fedax.regularizers.Regularizer`.
         warmup_batches: ν starts at the mean of so many minibatch gradients of every client at x^0; ``None``: at zero.
 
@@ -86,6 +101,8 @@ class FedDA(Algorithm):
     metric: str = eqx.field(static=True, default="coordinate")
     b: Any = 0.999
     eps: Any = 0.01
+    h0: Any = eqx.field(default=0.0, converter=_start_of_metric)
+    lam: Any = 1.0
     regularizer: Regularizer = Unconstrained()
     warmup_batches: int | None = eqx.field(static=True, default=1)
 
@@ -125,7 +142,7 @@ class FedDA(Algorithm):
         return penalty(self.regularizer, x)
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(nu=g))
+        return first_gradients(self.warmup_batches, lambda server, g, _: _warm(self, server, g))
 
     def validate(self) -> None:
         _validate(self)
@@ -139,7 +156,7 @@ class FedDADistributed(Algorithm):
     Args:
         lr: η > 0, a number or a schedule of the round.
         alpha: α in (0, 1], weight of the new gradient; a number or a schedule of the round.
-        gradient, metric, b, eps, regularizer, warmup_batches: as in :class:`FedDA`.
+        gradient, metric, b, eps, h0, lam, regularizer, warmup_batches: as in :class:`FedDA`.
 
     Source: FedDA, Algorithm 3. Published for full participation; a cohort's mean is an extension.
 
@@ -154,6 +171,8 @@ class FedDADistributed(Algorithm):
     metric: str = eqx.field(static=True, default="coordinate")
     b: Any = 0.999
     eps: Any = 0.01
+    h0: Any = eqx.field(default=0.0, converter=_start_of_metric)
+    lam: Any = 1.0
     regularizer: Regularizer = Unconstrained()
     warmup_batches: int | None = eqx.field(static=True, default=1)
 
@@ -183,27 +202,38 @@ class FedDADistributed(Algorithm):
         return penalty(self.regularizer, x)
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(nu=g))
+        return first_gradients(self.warmup_batches, lambda server, g, _: _warm(self, server, g))
 
     def validate(self) -> None:
         _validate(self)
 
 
 def _start(method: Any, x: Vector) -> Server:
-    """x^0 in X, with no second moment."""
+    """x^0 in X, and the second moment at its start."""
     x = method.regularizer.step(x, 1.0, 0.0)
-    return Server(x, zeros_like(x), zeros_like(x) if method.metric == "coordinate" else 0.0)
+    h0 = 0.0 if isinstance(method.h0, FromWarmup) else jnp.asarray(method.h0, float)
+    return Server(x, zeros_like(x), zeros_like(x) + h0 * h0 if method.metric == "coordinate" else h0)
+
+
+def _warm(method: Any, server: Server, g: Vector) -> Server:
+    """The server after the warm-up, in which all clients' mean gradient at x^0 was g."""
+    return server._replace(nu=g, q=_size(method, g) if isinstance(method.h0, FromWarmup) else server.q)
 
 
 def _metric(method: Any, q: Any) -> Any:
-    """h, a Vector or a number."""
-    return q.map(jnp.sqrt) + method.eps if method.metric == "coordinate" else q + method.eps
+    """h = H/λ, a Vector or a number."""
+    h = q.map(jnp.sqrt) + method.eps if method.metric == "coordinate" else q + method.eps
+    return h / method.lam
 
 
 def _moment(method: Any, q: Any, d: Vector) -> Any:
     """q with the new direction d, a sum over local steps."""
-    new = d * d if method.metric == "coordinate" else jnp.sqrt(d.dot(d))
-    return method.b * q + (1 - method.b) * new
+    return method.b * q + (1 - method.b) * _size(method, d)
+
+
+def _size(method: Any, d: Vector) -> Any:
+    """d² by coordinate, or ‖d‖."""
+    return d * d if method.metric == "coordinate" else jnp.sqrt(d.dot(d))
 
 
 def _validate(method: Any) -> None:
@@ -211,6 +241,13 @@ def _validate(method: Any) -> None:
     check_number("alpha", method.alpha, 0, 1, open_low=True)
     check_number("b", method.b, 0, 1)
     check_number("eps", method.eps, 0, open_low=True)
+    check_number("lam", method.lam, 0, open_low=True)
+    if isinstance(method.h0, str | Schedule):
+        raise ConfigError("h0", method.h0, "give a number of at least 0, or 'warmup'")
+    if not isinstance(method.h0, FromWarmup):
+        check_number("h0", method.h0, 0)
+    elif method.warmup_batches is None:
+        raise ConfigError("h0", "warmup", "there is no warm-up; give warmup_batches = 1, or h0 as a number")
     if method.gradient not in _GRADIENTS:
         raise unknown("gradient", method.gradient, _GRADIENTS)
     if method.metric not in _METRICS:
