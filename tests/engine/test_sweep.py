@@ -99,7 +99,7 @@ def test_a_run_that_diverges_leaves_the_others_alone():
     assert found.runs[0][0].history["round"][-1] == 12 and len(found.runs[1][0].history["round"]) < 5
     assert np.isnan(found.scores()[1]).all() and np.isfinite(found.scores()[[0, 2]]).all()
     rows = found.table()
-    assert [row["lr"] for row in rows][2] == 1e6 and rows[2]["diverged"] == 2 and math.isnan(rows[2]["mean"])
+    assert [row["lr"] for row in rows][2] == 1e6 and rows[2]["failed"] == 2 and math.isnan(rows[2]["mean"])
     assert found.best()["lr"] != 1e6
 
 
