@@ -132,6 +132,21 @@ def test_a_run_that_diverges_stops_warns_and_keeps_its_rows():
     assert f"diverged at round {rounds[-1]}" in repr(got)
 
 
+def test_a_run_that_ends_worse_than_it_began_says_so():
+    with pytest.warns(fedax.DivergedWarning, match="ended worse than it began: its objective was .* try a smaller"):
+        got = run(fedax.create("fedavg", lr=0.5), rounds=12, evaluate_every=4)
+    losses = got.history["train_loss"]
+    assert got.status == "worse" and np.isfinite(losses).all() and losses[-1] > 2 * losses[0], losses
+
+
+def test_a_run_that_was_worse_goes_on(tmp_path):
+    method = fedax.create("fedavg", lr=fedax.Piecewise(0.5, {4: 0.04}))
+    with pytest.warns(fedax.DivergedWarning, match="ended worse"):
+        run(method, rounds=4, evaluate_every=4, checkpoint=fedax.Checkpoints(tmp_path, rounds=4))
+    longer = run(method, rounds=80, evaluate_every=40, checkpoint=fedax.Checkpoints(tmp_path, rounds=40))
+    assert longer.status == "finished" and longer.history["round"].tolist() == [0, 4, 40, 80]
+
+
 def test_given_parameters_are_where_the_run_begins_and_stay_usable():
     params = {"w": jnp.array([0.5, -1.0, 2.0]), "b": jnp.array(0.25)}
     got = run(params=params)

@@ -103,6 +103,13 @@ def test_a_run_that_diverges_leaves_the_others_alone():
     assert found.best()["lr"] != 1e6
 
 
+def test_a_run_that_ends_worse_than_it_began_comes_last():
+    with pytest.warns(DivergedWarning, match="ended worse"):
+        found = fedax.sweep(fedavg, {"lr": [0.05, 0.9]}, TASK, DATA, seeds=2, rounds=8, work=fedax.Steps(3))
+    assert [run.status for run in found.runs[1]] == ["worse", "worse"], found.runs
+    assert np.isnan(found.scores()[1]).all() and found.table()[1]["failed"] == 2 and found.best()["lr"] == 0.05
+
+
 def test_until_ends_each_run_by_itself():
     goal = fedax.simulate(fedavg(0.05), TASK, DATA, **OPTIONS).history["train_loss"][1]
     found = check(fedavg, {"lr": [0.05, 1e-5]}, until=lambda row: row["train_loss"] <= goal, rounds=8)

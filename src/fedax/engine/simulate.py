@@ -97,8 +97,8 @@ def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:
         >>> ended_worse([2.3, 1e30, 4e28]), ended_worse([2.3, 2.301]), ended_worse([0.7, 0.75, 0.69, 0.72])
         (True, False, False)
     """
-    first, last = objective[0], objective[-1]
-    tail = np.asarray(objective[1:][-tail_of(len(objective)) :], float)
+    values = np.asarray(objective, float)
+    first, last, tail = values[0], values[-1], values[1:][-tail_of(len(values)) :]
     with np.errstate(all="ignore"):  # numbers near the largest there are
         noise = float(np.std(tail, ddof=1)) if tail.size > 1 and tail.min() <= first else 0.0
         return bool(last - first > max(0.01 * abs(first), noise))
