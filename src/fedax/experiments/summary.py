@@ -106,20 +106,15 @@ class Method:
         return float(np.mean([run.history[column][-1] for run in self.runs]))
 
 
-def methods(records: Sequence[Record], several: bool = False) -> list[Method]:
-    """The methods of run folders, of sweeps at their best points.
-
-    Args:
-        records: one or several.
-        several: whether there are others: then labels tell the folder.
-    """
+def methods(records: Sequence[Record], names: Sequence[str] = ()) -> list[Method]:
+    """The methods of run folders, of sweeps at their best points; ``names``: of the folders, for the labels."""
     found = []
-    for record in records:
+    for record, name in zip(records, names or [""] * len(records), strict=True):
         for settings in record.config["methods"]:
             runs = record.of(settings["label"])
             if runs:
-                folder = f" · {record.folder.name}" if several or len(records) > 1 else ""
-                found.append(Method(settings["label"] + folder, telling(_at(settings, runs[0].point)), runs))
+                label = f"{settings['label']} · {name}" if name else settings["label"]
+                found.append(Method(label, telling(_at(settings, runs[0].point)), runs))
     return found
 
 
@@ -177,13 +172,24 @@ def problems(records: Sequence[Record]) -> list[Problem]:
     for i, each in enumerate(settings):
         groups.setdefault(tuple(each.get(name) for name in names), []).append(i)
     found = []
+    folders = _folders(records)
     for members in groups.values():
         first = settings[members[0]]
         told = {name: first.get(name, "none") for name in differ}
         if told.pop(_DEALT, None) and not any(name.startswith("data.") for name in told):
-            told[_DEALT] = f"as in {records[members[0]].folder.name}"
-        found.append(_compared([records[i] for i in members], told, len(records) > 1))
+            told[_DEALT] = f"as in {folders[members[0]]}"
+        found.append(_compared([records[i] for i in members], told, [folders[i] for i in members]))
     return found
+
+
+def _folders(records: Sequence[Record]) -> list[str]:
+    """A name for each of several folders, none twice; of a single one nothing, for it needs none."""
+    if len(records) == 1:
+        return [""]
+    names = [record.folder.name for record in records]
+    if len({*names}) < len(names):
+        names = [str(record.folder) for record in records]
+    return [f"{name} ({names[:i].count(name) + 1})" if name in names[:i] else name for i, name in enumerate(names)]
 
 
 _DEALT = "clients' data"
@@ -199,8 +205,8 @@ def _problem(record: Record) -> dict[str, str]:
     return told | {_DEALT: json.dumps([clients["sizes"], clients["counts"]])}
 
 
-def _compared(records: list[Record], differs: dict[str, str], several: bool) -> Problem:
-    found = methods(records, several)
+def _compared(records: list[Record], differs: dict[str, str], folders: list[str]) -> Problem:
+    found = methods(records, folders)
     finished = [m for m in found if m.status == "finished"]
     own = {m.label: [run.seed for run in m.runs] for m in found}
     seeds = [seed for seed in own[finished[0].label] if all(seed in own[m.label] for m in finished)] if finished else []
@@ -253,7 +259,7 @@ def paired_t(one: np.ndarray, other: np.ndarray) -> float:
     Example:
         >>> a = np.array([1.0, 2.0, 3.0])
         >>> round(paired_t(a, a + [0.1, 0.2, 0.15]), 4), paired_t(a, a + 1), paired_t(a, a * (1 + 1e-9))
-        (0.0358, 0.0, 1.0)
+        (0.0351, 0.0, 1.0)
     """
     from scipy import stats  # slow to import
 
