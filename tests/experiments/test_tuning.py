@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fedax
 from fedax.cli import app
 from fedax.errors import ConfigError
-from fedax.experiments import MethodRun, Record, build, plan, read, read_toml, summary, sweeps
+from fedax.experiments import MethodRun, Record, build, new_folder, plan, read, read_toml, summary, sweeps, tune
 from fedax.experiments.report import render
 from fedax.experiments.runs import read_model
 
@@ -157,6 +157,35 @@ def test_run_leaves_the_sweep_aside_and_diagnose_refuses_one(done, tmp_path):
     assert "sweep" not in config and "batch_size" not in config["run"]
     result = fedax_("diagnose", str(done[0]))
     assert result.exit_code == 2 and "best.toml" in result.stderr
+
+
+def test_seeds_with_splits_of_their_own(tmp_path):
+    tables = {
+        "data": {"name": "quadratics", "clients": 3, "dimension": 2},
+        "work": {"kind": "steps", "steps": 2},
+        "run": {"rounds": 2, "evaluate_every": 1, "seeds": [4, 1], "split_seeds": True},
+        "methods": [{"name": "fedavg"}],
+    }
+    swept, _ = tune(plan(tables, {"methods.*.lr": [0.05, 0.1]}), new_folder(tmp_path / "run", "small"))
+    assert [run.seed for trial in swept.trials("fedavg") for run in trial.runs] == [4, 1, 4, 1]
+    for trial in swept.trials("fedavg"):
+        for run in trial.runs:
+            data = fedax.data.quadratics(3, 2, seed=run.seed)
+            alone = fedax.simulate(
+                fedax.create("fedavg", **trial.point), fedax.tasks.quadratic(2), data, rounds=2, evaluate_every=1,
+                work=fedax.Steps(2), seed=run.seed,
+            )  # fmt: skip
+            np.testing.assert_allclose(run.history["train_loss"], alone.history["train_loss"], 1e-5)
+    assert len(list((swept.folder / "models").iterdir())) == 2
+    assert "over 2 seeds that also redraw the data" in sweeps.about(swept)
+
+
+def test_the_column_that_decides_is_the_criterion():
+    psi = {"name": "l1", "weight": 0.1}
+    grid = {"methods.*.regularizer": [psi, psi | {"weight": 0.2}]}
+    assert planned(grid, methods=[{"name": "fedavg"}]).config["sweep"]["criterion"] == "test_loss"
+    run = BASE["run"] | {"judge": "test_accuracy"}
+    assert planned({"methods.*.lr": [0.1, 0.2]}, run=run).config["sweep"]["criterion"] == "test_accuracy"
 
 
 # ---- points

@@ -160,7 +160,7 @@ class Problem:
 
     def mark(self, m: Method) -> str:
         """``"★"``, ``"≈"`` for a tie, or nothing."""
-        return "★" if m is self.star else "≈" if m in self.tied else ""
+        return "★" if m is self.star else "≈" if any(m is tied for tied in self.tied) else ""
 
 
 def problems(records: Sequence[Record]) -> list[Problem]:
