@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -47,7 +47,11 @@ Set = Annotated[
 def main() -> None:
     """The entry point of the command."""
     _listen()
-    app()
+    try:
+        app()
+    except Exception:
+        traceback.print_exc()
+        sys.exit(2)  # Python's own code is 1, which says that a method diverged
 
 
 class _Terminated(KeyboardInterrupt):
@@ -118,7 +122,7 @@ def _leaves_others(command: Callable[[], None]) -> None:
     except BaseException as error:
         # Not by an exception: at its exit JAX would wait for the others, who wait for this process.
         if isinstance(error, typer.Exit) and error.exit_code == 1:
-            raise  # a method diverged, in all of them
+            raise  # a method diverged or ended worse than it began, in all of them
         if isinstance(error, FedaxError):
             typer.echo(f"error: {error}", err=True)
         elif isinstance(error, KeyboardInterrupt):
@@ -126,7 +130,7 @@ def _leaves_others(command: Callable[[], None]) -> None:
                 processes.part()
         elif not isinstance(error, typer.Exit):
             traceback.print_exc()
-        code = 3 if isinstance(error, ProcessError) else 2 if isinstance(error, FedaxError) else 1
+        code = 3 if isinstance(error, ProcessError) else 2
         code = _exit_code(error) if isinstance(error, KeyboardInterrupt) else code
         sys.stdout.flush()
         sys.stderr.flush()
@@ -194,9 +198,9 @@ def run(
       srun --ntasks=4 fedax run experiment.toml --distributed
       fedax run experiment.toml --coordinator node1:7000 --num-processes 4 --process-id 0
 
-    Exit code 1: a method diverged, or its guard stopped it (the others are finished,
-    all is written).
-    Exit code 2: bad input, or a folder that cannot be written.
+    Exit code 1: a method diverged, ended worse than it began, or was stopped by its
+    guard (the others are finished, all is written). It says nothing else.
+    Exit code 2: an error, such as bad input, or a folder that cannot be written.
     Exit code 3: another process was lost.
     Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
     with a checkpoint and a report; --resume goes on. A second one ends it at once.
@@ -263,8 +267,9 @@ def compare(
       fedax compare digits --set "methods.*.momentum=0.9"
       fedax compare mnist --by writer --set run.rounds=100
 
-    Exit code 1: a method diverged (the others are finished, all is written).
-    Exit code 2: bad input, or a folder that cannot be written.
+    Exit code 1: a method diverged, or ended worse than it began (the others are
+    finished, all is written). It says nothing else.
+    Exit code 2: an error, such as bad input, or a folder that cannot be written.
     Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
     with a checkpoint and a report; the last line says how to go on.
     """
@@ -319,8 +324,9 @@ def sweep(
       fedax sweep experiment.toml --grid "methods.*.lr=0.01,0.1,1"
       fedax sweep experiment.toml --set sweep.search=random --set sweep.points=20
 
-    Exit code 1: a method diverged wherever it was tried (all is written).
-    Exit code 2: bad input, or a folder that cannot be written.
+    Exit code 1: a method diverged, or ended worse than it began, wherever it was
+    tried (all is written). It says nothing else.
+    Exit code 2: an error, such as bad input, or a folder that cannot be written.
     Exit code 130 or 143: ended by Ctrl-C or SIGTERM; there are no checkpoints, but
     a report of what was done.
     """
@@ -390,8 +396,9 @@ def diagnose(
       fedax diagnose experiment.toml --rounds 30 --set work.kind=steps --set work.steps=10
       fedax diagnose runs/digits-1
 
-    Exit code 1: a method diverged (the others are finished, all is written).
-    Exit code 2: bad input, or a folder that cannot be written.
+    Exit code 1: a method diverged, or ended worse than it began (the others are
+    finished, all is written). It says nothing else.
+    Exit code 2: an error, such as bad input, or a folder that cannot be written.
     Exit code 130 or 143: ended by Ctrl-C or SIGTERM, as fedax run.
     """
     from fedax.errors import ConfigError
@@ -461,7 +468,9 @@ def report(
 ) -> None:
     """Draw the report of one run, or of several together.
 
-    A run that was stopped, or still goes on, has a report too.
+    A run that was stopped, or still goes on, has a report too. Methods are compared
+    within a problem: runs with other data, tasks, work, participation, rounds or
+    batch stand apart.
 
     \b
     Examples:
@@ -469,7 +478,7 @@ def report(
       fedax report runs/digits-1 runs/digits-2 --out both.html
     """
     from fedax.errors import ConfigError
-    from fedax.experiments import read, write_report
+    from fedax.experiments import read, summary, write_report
 
     records = [read(folder) for folder in runs]
     path = out or (records[0].folder / "report.html" if len(records) == 1 else pathlib.Path("comparison.html"))
@@ -478,6 +487,8 @@ def report(
     except OSError as error:
         raise ConfigError("out", str(path), f"cannot be written ({error.strerror}); name another with --out") from error
     typer.echo(path)
+    if (number := len(summary.problems(records))) > 1:
+        typer.echo(f"these runs are of {number} different problems, which the report keeps apart", err=True)
 
 
 # ---- what run and compare share
@@ -489,7 +500,7 @@ def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = Fal
     from fedax.engine import processes
     from fedax.errors import unknown
     from fedax.experiments import build, execute
-    from fedax.experiments.runner import columns
+    from fedax.experiments.config import columns
 
     experiment = build(tables)
     if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
@@ -557,11 +568,12 @@ def _unwritable(folder: pathlib.Path, error: OSError, way_on: str) -> Exception:
 
 
 def _show_report(console: "Console", record: "Record") -> None:
-    """Where it is; and exit code 1 where a method did not come to its end."""
+    """Where it is; and exit code 1 where a method failed."""
+    from fedax.engine.simulate import FAILED
     from fedax.experiments import summary
 
     console.print(f"\nReport: [bold]{record.folder / 'report.html'}[/]", highlight=False, soft_wrap=True)
-    if any(each.status != "finished" for each in summary.methods([record])):
+    if any(each.status in FAILED for each in summary.methods([record])):
         raise typer.Exit(1)
 
 
@@ -622,10 +634,10 @@ def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) 
     for label in record.labels:
         trials = record.trials(label)
         for k, trial in enumerate(trials[:_TOP]):
-            style = "[bold green]" if k == 0 and not trial.diverged else "[dim]"
+            style = "[bold green]" if k == 0 and not trial.failed else "[dim]"
             cells = [label if k == 0 else "", sweeps.settings(trial.point), sweeps.score(record, trial)]
-            if trial.diverged and trial.diverged < len(trial.runs):
-                cells[2] += f", {trial.diverged} of {len(trial.runs)} seeds diverged"
+            if trial.failed and trial.failed < len(trial.runs):
+                cells[2] += f", {trial.failed} of {len(trial.runs)} seeds {sweeps.failure(trial)}"
             table.add_row(escape(cells[0]), *(f"{style}{escape(cell)}[/]" for cell in cells[1:]))
     console.print(table)
     for note in found["notes"]:
@@ -642,9 +654,11 @@ def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) 
 
 def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
     from fedax.experiments.runner import count_parameters
-    from fedax.experiments.summary import facts, short, telling
+    from fedax.experiments.summary import better, facts, short, telling
 
     lines = facts(experiment.config, experiment.data.sizes.tolist(), count_parameters(experiment.task))
+    if (column := _decides(experiment)) is not None and len(experiment.methods) > 1:
+        lines["Judged by"] = f"{column}, {better(column)} is better"
     methods = [
         f"{m['label']} ({', '.join(f'{k} {short(v)}' for k, v in telling(m).items())})"
         for m in experiment.config["methods"]
@@ -653,7 +667,21 @@ def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.
     console.print("[dim]To change any of it: --set run.rounds=200. All settings: config.toml in that folder.[/]\n")
 
 
-_NOT_SHOWN = ("test_loss", "grad_norm_sq")  # a line has little room; the report has them
+def _decides(experiment: "Experiment") -> str | None:
+    """The column by which methods are compared."""
+    from fedax.experiments.config import columns
+    from fedax.experiments.defaults import judge
+
+    return judge(experiment.config, columns([experiment]))
+
+
+def _shown(columns: Iterable[str], decides: str | None) -> list[str]:
+    """What a line has room for: what decides, metrics, and the objective; the report has all."""
+    from fedax.experiments.summary import COSTS, LOSSES
+
+    there = [column for column in columns if column not in (*COSTS, *LOSSES)]
+    hidden = {"test_loss", "grad_norm_sq"} | ({"train_loss"} if "objective" in there else set())
+    return [column for column in there if column == decides or column not in hidden]
 
 
 def _bar(console: "Console") -> "Progress":
@@ -676,7 +704,8 @@ class _Progress:
 
     def __init__(self, console: "Console", experiment: "Experiment"):
         run = experiment.config["run"]
-        self.console, self.rounds = console, run["rounds"]
+        self.console, self.rounds, self.decides = console, run["rounds"], _decides(experiment)
+        self.objective: list[float] = []
         self.before = -self.rounds  # rounds of the runs that are over; the first begin() makes it 0
         self.bar = _bar(console)
         self.total = len(experiment.methods) * len(run["seeds"]) * self.rounds
@@ -691,16 +720,21 @@ class _Progress:
 
     def watch(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
         """As :func:`fedax.experiments.execute` calls it."""
+        from fedax.engine.simulate import ended_worse
+
         if row is None:
+            self.objective = []
             self.before += self.rounds
             text = f"{label}, seed {seed}"
             self.bar.update(self.task, completed=self.before, description=text, figures="compiling")
             return
-        figures = _figures(row)
+        figures = _figures(row, self.decides)
+        self.objective.append(row.get("objective", row["train_loss"]))
         self.bar.update(self.task, completed=self.before + row["round"], figures=figures)
         diverged = not math.isfinite(row["train_loss"])
         if diverged or row["round"] == self.rounds:
             state = f"[red]diverged by round {row['round']}[/]" if diverged else f"round {row['round']}, {figures}"
+            state += "; [red]ended worse than it began[/]" if not diverged and ended_worse(self.objective) else ""
             self.console.print(f"{label}, seed {seed}: {state}", soft_wrap=True)
             if self.before + self.rounds == self.total:
                 self.bar.update(self.task, completed=self.total, description="writing the report", figures="")
@@ -739,11 +773,10 @@ class _SweepProgress:
                 self.console.print(f"{label}: {self.runs[label]} runs done", soft_wrap=True)
 
 
-def _figures(row: Mapping[str, Any]) -> str:
-    from fedax.experiments.summary import COSTS, LOSSES, metric_name, show
+def _figures(row: Mapping[str, Any], decides: str | None) -> str:
+    from fedax.experiments.summary import metric_name, show
 
-    shown = [name for name in row if name not in (*COSTS, *LOSSES, *_NOT_SHOWN)]
-    return ", ".join(f"{metric_name(name)} {show(name, row[name])}" for name in shown)
+    return ", ".join(f"{metric_name(name)} {show(name, row[name])}" for name in _shown(row, decides))
 
 
 def _show_results(console: "Console", record: "Record") -> None:
@@ -753,29 +786,35 @@ def _show_results(console: "Console", record: "Record") -> None:
 
     from fedax.experiments import summary
 
-    found = summary.methods([record])
-    columns = [column for column in summary.table_order(summary.metrics(found)) if column not in _NOT_SHOWN]
-    seeds = len(found[0].runs)
-    title = f"After {record.config['run']['rounds']} rounds" + (f", mean ± std of {seeds} seeds" if seeds > 1 else "")
+    (problem,) = summary.problems([record])
+    columns = _shown(summary.table_order(problem), problem.judge)
+    columns = [column for column in columns if column != "train_loss" or problem.judge in (None, column)]
+    title, *legend = summary.legend(problem)
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.add_column("Method")
     for column in columns:
         table.add_column(summary.metric_name(column), justify="right", no_wrap=True)
+        if column == problem.judge and problem.tail:
+            table.add_column(f"Mean of its last {problem.tail}", justify="right", no_wrap=True)
     table.add_column("Traffic", justify="right")
     table.add_column("Time", justify="right")
-    for m in found:
-        cells = [summary.with_spread(m, column) for column in columns]
-        for k, column in enumerate(columns):
-            if summary.best(found, column) is m:
-                cells[k] = f"[bold green]{cells[k]} ★[/]"
+    for m in problem.methods:
+        cells = []
+        for column in columns:
+            cells.append(summary.with_spread(column, m.final(column)))
+            if column == problem.judge:
+                mark = problem.mark(m)
+                cells[-1] = f"[bold green]{cells[-1]} ★[/]" if mark == "★" else f"{cells[-1]} {mark}".strip()
+                if problem.tail:
+                    cells.append(summary.with_spread(column, m.tail(column, problem.tail)))
         if m.status != "finished":
-            cells[0] = f"[red]{m.status_text}[/]"
+            cells[0] = f"[red]{summary.WORDS[m.status]}[/]"  # more is said below
         traffic = summary.show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
         table.add_row(escape(m.label), *cells, traffic, summary.show("seconds", m.cost("seconds")))
     console.print(table)
-    for m in found:
-        if m.losses_text:
-            console.print(f"{escape(m.label)}: {m.losses_text}", soft_wrap=True)
+    console.print(f"[dim]{escape(' '.join(legend))}[/]")
+    for sentence in summary.verdict(problem):
+        console.print(escape(sentence))
 
 
 def _show_diagnosis(console: "Console", found: list[dict[str, Any]]) -> None:

@@ -93,7 +93,7 @@ class ProcessError(FedaxError, RuntimeError):
 
 
 class DivergedWarning(UserWarning):
-    """A run was stopped because its training loss was no longer finite."""
+    """A run was stopped because its training loss was no longer finite, or it ended worse than it began."""
 
 
 class BadClientWarning(UserWarning):

@@ -146,6 +146,22 @@ def test_a_run_that_diverges_stops_warns_and_keeps_its_rows():
     assert f"diverged at round {rounds[-1]}" in repr(got)
 
 
+def test_a_run_that_ends_worse_than_it_began_says_so():
+    with pytest.warns(fedax.DivergedWarning, match="ended worse than it began: its objective was .* try a smaller"):
+        got = run(fedax.create("fedavg", lr=5.0), rounds=3, evaluate_every=1)
+    losses = got.history["train_loss"]
+    assert got.status == "worse" and np.isfinite(losses).all() and losses[-1] > 2 * losses[0], losses
+
+
+def test_a_run_that_was_worse_goes_on(tmp_path):
+    method = fedax.create("fedavg", lr=5.0)
+    kept = fedax.Checkpoints(tmp_path, rounds=1)
+    assert run(method, rounds=2, evaluate_every=2, checkpoint=kept).status == "worse"
+    longer = run(method, rounds=3, evaluate_every=2, checkpoint=kept)
+    assert longer.status == "worse"
+    same(longer, run(method, rounds=3, evaluate_every=2))
+
+
 def test_given_parameters_are_where_the_run_begins_and_stay_usable():
     params = {"w": jnp.array([0.5, -1.0, 2.0]), "b": jnp.array(0.25)}
     got = run(params=params)

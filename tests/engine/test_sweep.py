@@ -108,8 +108,15 @@ def test_a_run_that_diverges_leaves_the_others_alone():
     assert found.runs[0][0].history["round"][-1] == 12 and len(found.runs[1][0].history["round"]) < 5
     assert np.isnan(found.scores()[1]).all() and np.isfinite(found.scores()[[0, 2]]).all()
     rows = found.table()
-    assert [row["lr"] for row in rows][2] == 1e6 and rows[2]["diverged"] == 2 and math.isnan(rows[2]["mean"])
+    assert [row["lr"] for row in rows][2] == 1e6 and rows[2]["failed"] == 2 and math.isnan(rows[2]["mean"])
     assert found.best()["lr"] != 1e6
+
+
+def test_a_run_that_ends_worse_than_it_began_comes_last():
+    with pytest.warns(DivergedWarning, match="ended worse"):
+        found = fedax.sweep(fedavg, {"lr": [0.05, 0.9]}, TASK, DATA, seeds=2, rounds=8, work=fedax.Steps(3))
+    assert [run.status for run in found.runs[1]] == ["worse", "worse"], found.runs
+    assert np.isnan(found.scores()[1]).all() and found.table()[1]["failed"] == 2 and found.best()["lr"] == 0.05
 
 
 def test_until_ends_each_run_by_itself():

@@ -1,5 +1,6 @@
 """The command: what it prints, where it writes, and its exit codes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedax
+from fedax import cli
 from fedax.cli import app
 from fedax.experiments import datasets, read, recipes, tasks
 
@@ -49,6 +51,44 @@ def test_a_diverging_method_is_exit_code_1_and_the_others_are_finished(here):
     assert "diverged by round" in result.stdout and "Report: again/report.html" in result.stdout
     assert [run.status for run in read("again").runs] == ["finished", "diverged"]
     assert "diverged by round" in (here / "again" / "report.html").read_text()
+
+
+def test_a_method_that_ends_worse_than_it_began_is_exit_code_1(here):
+    (here / "two.toml").write_text(TINY.replace("]", ', {name = "fedavg", lr = 1e30, label = "wild"}]'))
+    result = fedax_("run", "two.toml", "--out", "both")
+    assert result.exit_code == 1, result.output
+    assert "ended worse than it began" in result.stdout
+    assert [run.status for run in read("both").runs] == ["finished", "worse"]
+    (good, wild) = json.loads((here / "both" / "summary.json").read_text())["methods"]
+    assert (good["status"], wild["status"]) == ("finished", "worse") and wild["final"]["train_loss"]["mean"] > 1e20
+    assert fedax_("report", "both").exit_code == 0
+    result = fedax_("sweep", "tiny.toml", "--grid", "methods.*.lr=1e29,1e30", "--out", "swept")
+    assert result.exit_code == 1 and "ended worse than it began" in result.stdout, result.output
+    assert not list((here / "swept").glob("best*.toml"))
+    assert [trial.failed for trial in read("swept").trials("fedavg")] == [1, 1]
+
+
+def test_a_method_that_its_guard_stopped_is_exit_code_1_and_an_unfinished_run_is_not(here):
+    setting = ["--set", "run.faults={clients = [1], sends = 1e30}", "--set", "run.guard={largest = 1e6, stop = true}"]
+    result = fedax_("run", "tiny.toml", "--out", "stopped", *setting)
+    assert result.exit_code == 1 and "stopped by its guard at round" in result.stdout, result.output
+    assert [run.status for run in read("stopped").runs] == ["failed"]
+    assert fedax_("run", "tiny.toml", "--out", "half").exit_code == 0
+    lines = (here / "half" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (here / "half" / "metrics.jsonl").write_text("".join(lines[:-1]))
+    assert [run.status for run in read("half").runs] == ["unfinished"]
+    assert fedax_("diagnose", "half").exit_code == 0
+
+
+def test_an_error_of_any_kind_is_exit_code_2(monkeypatch, capsys):
+    def broken():
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli, "app", broken)
+    monkeypatch.setattr(cli, "_listen", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2 and "RuntimeError: a bug" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

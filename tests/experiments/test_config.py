@@ -1,6 +1,7 @@
 """A configuration: what it fills in, and what it says of mistakes."""
 
 import copy
+import re
 import tomllib
 
 import numpy as np
@@ -25,8 +26,59 @@ def test_all_defaults_are_filled_in():
     assert config["task"]["name"] == "softmax_regression" and config["task"]["l2"] == 0.0
     assert config["work"] == {"kind": "epochs", "epochs": 1}
     assert config["participation"] == {"kind": "full"}
-    assert config["run"] == {"rounds": 3, "batch_size": 16, "seeds": [0, 1], "grad_norm": False}
+    assert config["run"] == {
+        "rounds": 3, "batch_size": 16, "seeds": [0, 1], "grad_norm": False, "split_seeds": False,
+    }  # fmt: skip
     assert config["methods"][0]["label"] == "fedavg" and config["methods"][0]["nesterov"] is False
+
+
+def test_each_seed_has_a_split_of_its_own():
+    data = GOOD["data"] | {"seed": 10}
+    one = build(GOOD | {"data": data, "run": GOOD["run"] | {"seeds": [3, 0], "split_seeds": True}})
+    again = build(tomllib.loads(toml.dumps(one.config)))
+    assert again.config == one.config and one.config["data"]["seed"] == 10
+    for seed in (3, 0):
+        alone = build(GOOD | {"data": data | {"seed": 10 + seed}})
+        for experiment in (one, again):
+            np.testing.assert_array_equal(experiment.split(seed)[0].examples["x"], alone.data.examples["x"])
+    assert one.data is one.split(3)[0] and one.split(0)[0].sizes.tolist() != one.data.sizes.tolist()
+    plain = build(GOOD)
+    assert plain.split(1) == (plain.data, plain.test)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run": {"split_seeds": "yes"}}, "run.split_seeds = 'yes'"),
+        ({"run": {"judge": "test_los"}}, "run.judge = 'test_los': did you mean 'test_loss'"),
+        ({"run": {"judge": "grad_norm_sq"}}, "run.judge = 'grad_norm_sq'"),
+        ({"run": {"judge": "density", "density": 0.1}}, "does not tell which way is better"),
+    ],
+)
+def test_bad_choices_of_what_is_compared(changes, message):
+    with pytest.raises(fedax.ConfigError, match=re.escape(message)):
+        build(GOOD | {name: GOOD[name] | table for name, table in changes.items()})
+
+
+def test_objectives_with_unlike_penalties_do_not_decide():
+    penalties = [{"name": "l1", "weight": weight} for weight in (0.1, 0.2)]
+    methods = [{"name": "fedavg", "label": str(k), "regularizer": psi} for k, psi in enumerate(penalties)]
+    with pytest.raises(fedax.ConfigError, match="different regularizers"):
+        build(GOOD | {"run": GOOD["run"] | {"judge": "objective"}, "methods": methods})
+    same = [method | {"regularizer": penalties[0]} for method in methods]
+    assert build(GOOD | {"run": GOOD["run"] | {"judge": "objective"}, "methods": same}).config["run"]["judge"]
+
+
+def test_clients_that_are_given_have_no_other_split(tmp_path):
+    fedax.data.quadratics(4, 2).save(tmp_path / "own")
+    config = {
+        "data": {"name": "folder", "path": str(tmp_path / "own")},
+        "task": {"name": "quadratic"},
+        "run": {"rounds": 1, "seeds": 2, "split_seeds": True},
+        "methods": [{"name": "fedavg"}],
+    }
+    with pytest.raises(fedax.ConfigError, match=r"run\.split_seeds = True: these clients are given"):
+        build(config)
 
 
 def test_the_objects_are_those_configured():

@@ -11,13 +11,17 @@ from fedax.experiments import toml
 from fedax.experiments.plots import write_plots
 from fedax.experiments.report import render
 from fedax.experiments.runs import Record, append_metrics, new_folder, read, write_atomic, write_json
-from fedax.experiments.summary import best, methods, metrics, short
+from fedax.experiments.summary import paired_t, problems, short
 
 ROUNDS = 10
 
 
-def fake(folder, losses, clients=5, classes=("0", "1", "2"), label_of=str) -> Record:
-    """A run folder; ``losses``: label -> one list of training losses a seed, an evaluation every five rounds."""
+def fake(folder, losses, clients=5, classes=("0", "1", "2"), seeds=(0, 1), columns=None, **changes) -> Record:
+    """A run folder.
+
+    ``losses``: label -> one list of training losses a seed, an evaluation every five rounds; ``columns``: others, from
+    the label and the loss; ``changes``: settings of sections, and ``regularizers``, label -> ψ.
+    """
     folder = new_folder(folder, "fake")
     generator = np.random.default_rng(0)
     counts = generator.integers(1, 30, (clients, len(classes)))
@@ -28,9 +32,13 @@ def fake(folder, losses, clients=5, classes=("0", "1", "2"), label_of=str) -> Re
         "task": {"name": "softmax_regression", "l2": 0.0},
         "work": {"kind": "random-epochs", "low": 1, "high": 2},
         "participation": {"kind": "full"},
-        "run": {"rounds": ROUNDS, "batch_size": 4, "seeds": [0, 1]},
+        "run": {"rounds": ROUNDS, "batch_size": 4, "seeds": list(seeds)},
         "methods": [{"name": "fedprox", "label": label, "lr": 0.1, "prox": 0.25} for label in losses],
     }
+    for method in config["methods"]:
+        method |= changes.get("regularizers", {}).get(method["label"], {})
+    for section in config.keys() & changes.keys():
+        config[section] |= changes[section]
     write_atomic(folder / "config.toml", toml.dumps(config))
     steps = {"draws": 50, "low": sizes // 4, "mean": sizes / 3, "high": sizes // 2}
     about = {"sizes": sizes, "uniform": False, "classes": classes, "counts": counts, "steps": steps}
@@ -38,12 +46,13 @@ def fake(folder, losses, clients=5, classes=("0", "1", "2"), label_of=str) -> Re
         folder / "about.json",
         {"versions": {"fedax": "0"}, "device": "1 × cpu", "started": "now", "parameters": 650, "clients": about},
     )
-    for label, seeds in losses.items():
-        for seed, values in enumerate(seeds):
+    for label, each in losses.items():
+        for seed, values in zip(seeds, each, strict=False):
             for k, loss in enumerate(values):
                 costs = {"clients": 5 * k, "local_steps": 100 * k, "gradients": 100 * k, "seconds": 0.5 * k}
                 costs |= {"bytes_down": 10**6 * k, "bytes_up": 2 * 10**6 * k}
                 row = {"round": 5 * k, "train_loss": loss, "test_accuracy": 1 - min(loss, 1.0), **costs}
+                row |= columns(label, loss) if columns else {}
                 append_metrics(folder, label, "fedprox", seed, row)
     return read(folder)
 
@@ -85,16 +94,10 @@ def test_the_page_refers_to_nothing_outside(page):
 def test_the_table_has_means_spreads_and_what_diverged(page):
     plain, better, wild = rows_of(page)
     assert plain[0] == "plain lr 0.1 · prox 0.25"
-    assert plain[1] == "80.00 ± 14.14 %" and plain[2] == "0.2 ± 0.14"
-    assert plain[3:] == ["10", "200", "200", "2.00 + 4.00 MB", "1.00 s"]
-    assert better[1] == "91.00 ± 1.41 %"
+    assert plain[2] == "80.00 ± 14.14 %" and plain[1] == "0.2 ± 0.14"
+    assert plain[3:] == ["200", "200", "2.00 + 4.00 MB", "1.00 s"]
+    assert better[2] == "91.00 ± 1.41 %"
     assert "diverged by round 10 (1 of 2 seeds)" in wild[0] and wild[1:3] == ["–", "–"]
-
-
-def test_the_best_is_marked_once_a_column(page, record):
-    found = methods([record])
-    assert best(found, "train_loss").label == best(found, "test_accuracy").label == "better & <b>bold</b>"
-    assert page.count('class="best"') == len(metrics(found)) == 2
 
 
 def test_texts_of_the_user_are_escaped(page):
@@ -102,17 +105,126 @@ def test_texts_of_the_user_are_escaped(page):
 
 
 def test_the_verdict_says_who_is_best_and_when_that_is_noise(page, tmp_path):
-    assert "Highest test accuracy: better &amp; &lt;b&gt;bold&lt;/b&gt;, 91.00 ± 1.41 %; next plain" in page
+    assert "Lowest train loss: better &amp; &lt;b&gt;bold&lt;/b&gt;, 0.09 ± 0.014; next plain, 0.2 ± 0.14." in page
+    assert "But plain ties with it: a paired t-test over 2 seeds finds no difference." in page
     assert "wild: diverged by round 10 (1 of 2 seeds)." in page
-    noisy = fake(tmp_path / "noisy", {"a": [[2.0, 1.0, 0.3], [2.0, 1.0, 0.5]], "b": [[2.0, 1.0, 0.3], [2.0, 1.0, 0.4]]})
-    assert "the gap is within the spread of the seeds" in render([noisy])
+    assert page.count('class="tied"') == 2 and 'class="best"' not in page
+    assert "± is the standard deviation over 2 seeds of training" in page
+
+
+def runs_of(*ends):
+    """Losses of one seed each, that end so."""
+    return [[2.0, 1.0, end] for end in ends]
+
+
+def test_seeds_are_paired(tmp_path):
+    """The methods' means are closer than their spreads, and yet one is better with every seed."""
+    losses = {"a": runs_of(0.3, 0.5, 0.7), "b": runs_of(0.31, 0.512, 0.711), "c": runs_of(0.4, 0.7, 0.7)}
+    record = fake(tmp_path / "run", losses, seeds=(0, 1, 2))
+    (problem,) = problems([record])
+    gaps = {label: np.array([row[-1] for row in losses[label]]) for label in "abc"}
+    single = {(x, y): paired_t(gaps[x], gaps[y]) for x, y in (("a", "b"), ("a", "c"), ("b", "c"))}
+    t = 0.011 / (0.001 / 3**0.5)  # the gaps are 0.010, 0.012 and 0.011
+    assert single["a", "b"] == pytest.approx(1 - t / (2 + t * t) ** 0.5)  # Student's t with two degrees of freedom
+    assert problem.p["b"] == pytest.approx(3 * single["a", "b"])  # Holm: three pairs
+    assert [problem.mark(m) for m in problem.methods] == ["≈", "", "≈"]
+    (two,) = problems([fake(tmp_path / "two", {k: losses[k] for k in "ab"}, seeds=(0, 1, 2))])
+    assert [two.mark(m) for m in two.methods] == ["★", ""] and "p = 0.0027" in render(two.records)
+    assert render(two.records).count('class="best"') == 1
+
+
+def test_equal_methods_and_single_seeds_have_no_star(tmp_path):
+    (same,) = problems([fake(tmp_path / "same", {"a": runs_of(0.3, 0.5), "b": runs_of(0.3 + 1e-8, 0.5 + 1e-8)})])
+    assert [same.mark(m) for m in same.methods] == ["≈", "≈"]
+    one = fake(tmp_path / "one", {"a": runs_of(0.3), "b": runs_of(0.9)}, seeds=(0,))
+    assert problems([one])[0].p == {} and "One seed does not tell this from chance." in render([one])
+    assert 'class="best"' not in render([one]) and 'class="tied"' not in render([one])
+
+
+L1 = {"regularizer": {"name": "l1", "weight": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "columns", "judge"),
+    [
+        ({}, {}, "train_loss"),
+        ({}, {"test_loss": 1.0, "grad_norm_sq": 1.0}, "test_loss"),
+        ({"data": {"name": "quadratics"}}, {"grad_norm_sq": 1.0}, "grad_norm_sq"),
+        ({"data": {"name": "quadratics"}}, {}, "train_loss"),
+        ({"regularizers": {"a": L1, "b": L1}}, {"objective": 1.0, "test_loss": 1.0}, "objective"),
+        ({"regularizers": {"a": L1}}, {"test_loss": 1.0}, "test_loss"),
+        ({"regularizers": {"a": L1}}, {}, None),
+        ({"run": {"judge": "test_accuracy"}}, {"test_loss": 1.0}, "test_accuracy"),
+    ],
+)
+def test_the_column_that_decides(tmp_path, changes, columns, judge):
+    losses = {"a": runs_of(0.3, 0.31), "b": runs_of(0.5, 0.51)}
+    record = fake(tmp_path / "run", losses, columns=lambda label, loss: columns, **changes)
+    (problem,) = problems([record])
+    assert (problem.judge, problem.best is None) == (judge, judge is None)
+    head = re.findall(r"<th>(.*?)</th>", render([record]))
+    assert judge is None or head[1].lower().startswith(judge.split("_")[0][:4].replace("grad", "squa"))
+    assert ("minimise different objectives" in render([record])) == (judge is None)
+
+
+def test_the_mean_of_the_last_evaluations_stands_beside_the_last(tmp_path):
+    values = [3.0, 2.0, 1.0, 0.9, 0.5, 0.4, 0.6]
+    record = fake(tmp_path / "run", {"a": [values, values]}, run={"rounds": 30})
+    (row,) = rows_of(render([record]))
+    assert row[1:3] == ["0.6 ± 0", "0.5 ± 0"] and "mean of its last 3 evaluations" in render([record])
+
+
+def test_a_run_that_ends_worse_than_it_began_is_no_candidate(tmp_path):
+    losses = {"a": runs_of(0.3, 0.4), "b": runs_of(4e28, 5e28), "c": runs_of(0.5, 0.5)}
+    record = fake(tmp_path / "run", losses, run={"judge": "test_accuracy"}, columns=lambda label, loss: {
+        "test_accuracy": {"a": 0.5, "b": 0.9, "c": 0.4}[label]})  # fmt: skip
+    assert [run.status for run in record.runs] == ["finished"] * 2 + ["worse"] * 2 + ["finished"] * 2
+    (problem,) = problems([record])
+    page = render([record])
+    assert problem.star.label == "a" and "b: ended worse than it began (2 of 2 seeds)." in page
+    assert data_of(page)["problems"][0]["series"][1]["gone"]["word"] == "ended worse"
+    assert rows_of(page)[1][2] == "4.500e+28 ± 7.1e+27"
+    write_plots(record)
+
+
+def test_runs_of_different_problems_are_not_compared(tmp_path):
+    good, bad = {"a": runs_of(0.1, 0.11), "b": runs_of(0.2, 0.21)}, {"a": runs_of(0.8, 0.81), "b": runs_of(0.9, 0.91)}
+    records = [
+        fake(tmp_path / "one", good),
+        fake(tmp_path / "two", bad),
+        fake(tmp_path / "more", good, run={"batch_size": 8}),
+        fake(tmp_path / "dealt", good, clients=4, data={"partition": "shards", "clients": 4}),
+    ]
+    found = problems(records)
+    assert [[record.folder.name for record in problem.records] for problem in found] == [
+        ["one", "two"], ["more"], ["dealt"],
+    ]  # fmt: skip
+    assert found[1].differs["run.batch_size"] == "8" and found[2].differs["data.partition"] == "'shards'"
+    assert [problem.star.label for problem in found] == ["a · one", "a · more", "a · dealt"]
+    page = render(records)
+    assert "These runs are of 3 different problems" in page and page.count('class="best"') == 3
+    assert all(f'id="charts-{k}"' in page and f'id="legend-{k}"' in page for k in range(3))
+
+
+def test_methods_are_compared_on_the_seeds_that_all_have(tmp_path):
+    records = [
+        fake(tmp_path / "three", {"a": runs_of(0.1, 0.2, 0.9)}, seeds=(0, 1, 2)),
+        fake(tmp_path / "two", {"a": runs_of(0.22, 0.11)}, seeds=(1, 0)),
+    ]
+    (problem,) = problems(records)
+    assert problem.seeds == [0, 1] and problem.left_out == {"a · three": [2]}
+    np.testing.assert_array_equal([m.final("train_loss") for m in problem.methods], [[0.1, 0.2], [0.11, 0.22]])
+    page = render(records)
+    assert "over 2 seeds of training" in page and "(seeds 0 and 1), not 2 of a · three" in page
+    apart = [records[0], fake(tmp_path / "other", {"a": runs_of(0.3)}, seeds=(7,))]
+    assert problems(apart)[0].best is None and "no seed in common" in render(apart)
 
 
 def test_curves_are_means_and_bands_and_stop_where_a_seed_diverged(page):
-    plain, _, wild = data_of(page)["series"]
+    plain, _, wild = data_of(page)["problems"][0]["series"]
     assert plain["values"]["train_loss"] == {"mean": [2.0, 0.5, 0.2], "low": [2.0, 0.5, 0.1], "high": [2.0, 0.5, 0.3]}
     assert plain["x"]["bytes"] == [0, 3e6, 6e6] and plain["x"]["local_steps"] == [0, 100, 200]
-    assert wild["x"]["round"] == [0, 5] and "diverged" in wild["diverged"] and plain["diverged"] is None
+    assert wild["x"]["round"] == [0, 5] and wild["gone"]["word"] == "diverged" and plain["gone"] is None
     assert {axis["key"] for axis in data_of(page)["axes"]} == set(plain["x"])
 
 
@@ -131,7 +243,7 @@ def test_the_whole_configuration_is_there(page):
 def test_several_runs_together_name_their_folders(record, tmp_path):
     other = fake(tmp_path / "other", {"plain": [[2.0, 1.0, 0.9]]}, clients=3)
     page = render([record, other])
-    labels = [series["label"] for series in data_of(page)["series"]]
+    labels = [series["label"] for problem in data_of(page)["problems"] for series in problem["series"]]
     assert labels == [*(f"{label} · run" for label in ("plain", "better & <b>bold</b>", "wild")), "plain · other"]
     assert 'id="sizes-1"' in page and len(data_of(page)["clients"]) == 2
 

@@ -89,6 +89,24 @@ def test_what_is_over_stays_and_what_was_under_way_goes_on(whole, tmp_path, monk
     assert not list((folder / "checkpoints").iterdir())
 
 
+def test_a_run_whose_seeds_have_splits_of_their_own_goes_on(tmp_path):
+    experiment = build(TABLES | {"run": TABLES["run"] | {"split_seeds": True}})
+    expected, folder = (new_folder(tmp_path / name, "small") for name in ("whole", "part"))
+    record = execute(experiment, expected)
+    stopped(experiment, folder, ("scaffold", 1, 4))
+    assert len(list((folder / "models").iterdir())) == 3
+    execute(experiment, folder)
+    assert rows(folder) == rows(expected)
+    for model in (expected / "models").iterdir():
+        assert (folder / "models" / model.name).read_bytes() == model.read_bytes()
+    alone = build(TABLES | {"data": TABLES["data"] | {"seed": 1}})
+    options = {"rounds": 6, "evaluate_every": 2, "work": alone.work, "participation": alone.participation, "seed": 1}
+    for label, method in alone.methods.items():
+        run = fedax.simulate(method, alone.task, alone.data, **options)
+        assert record.of(label)[1].history["train_loss"].tolist() == run.history["train_loss"].tolist()
+    assert "2 seeds that also redraw the data" in (folder / "report.html").read_text()
+
+
 def test_the_command_finds_the_run_again(whole, tmp_path, monkeypatch):
     experiment, expected = whole
     monkeypatch.chdir(tmp_path)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fedax
 from fedax.cli import app
 from fedax.errors import ConfigError
-from fedax.experiments import MethodRun, Record, build, plan, read, read_toml, summary, sweeps
+from fedax.experiments import MethodRun, Record, build, new_folder, plan, read, read_toml, summary, sweeps, tune
 from fedax.experiments.report import render
 from fedax.experiments.runs import read_model
 
@@ -73,8 +73,8 @@ def test_the_best_is_the_best_by_single_runs(record, alone):
     for trial, at in zip(trials, order, strict=False):
         np.testing.assert_allclose(trial.scores, losses[at], 1e-4)
         assert trial.mean == pytest.approx(losses[at].mean(), rel=1e-4)
-        assert trial.std == pytest.approx(losses[at].std(ddof=1), rel=1e-2) and trial.diverged == 0
-    assert [(t.point["lr"], t.diverged) for t in trials[4:]] == [(1e38, 2), (1e38, 2)]
+        assert trial.std == pytest.approx(losses[at].std(ddof=1), rel=1e-2) and trial.failed == 0
+    assert [(t.point["lr"], t.failed) for t in trials[4:]] == [(1e38, 2), (1e38, 2)]
     best, other, gone = summary.methods([record])
     np.testing.assert_allclose(best.final("test_loss"), [run.history["test_loss"][-1] for run in alone[order[0]]], 1e-4)
     assert best.hyper == {"lr": order[0][0], "run.batch_size": order[0][1]}
@@ -123,14 +123,14 @@ def test_the_report_draws_the_table_and_the_maps(record):
     data = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)[1])
     first, second, third = data["sweeps"][0]["panels"]
     assert (first["kind"], first["x"]["name"], first["y"]["name"]) == ("grid", "lr", "run.batch_size")
-    assert third["title"] == "run.batch_size" and third["lines"][0]["diverged"] == [8, 16]
+    assert third["title"] == "run.batch_size" and third["lines"][0]["failed"] == [8, 16]
     assert first["x"]["values"] == [0.05, 0.5, 1e38] and first["y"]["values"] == [8, 16] and second["title"] == "a <b>"
     means = {(t.point["lr"], t.point["run.batch_size"]): t.mean for t in record.trials("fedavg")}
     for cell in first["points"]:
         assert cell["value"] == (None if cell["x"] == 1e38 else means[cell["x"], cell["y"]])
     assert page.count("<details>") == 3 and "a &lt;b&gt;: lr" in page and "the best of 6 points" in page
-    assert page.count('<td data-name="Diverged seeds">2</td>') == 6
-    assert data["series"][0]["values"]["test_loss"]["mean"][-1] == pytest.approx(
+    assert page.count('<td data-name="Failed seeds">2</td>') == 6
+    assert data["problems"][0]["series"][0]["values"]["test_loss"]["mean"][-1] == pytest.approx(
         np.mean([run.history["test_loss"][-1] for run in record.trials("fedavg")[0].runs]), rel=1e-5
     )
     assert {path.name for path in (record.folder / "plots").iterdir()} >= {"sweep-fedavg.png", "sweep-a-b.png"}
@@ -157,6 +157,35 @@ def test_run_leaves_the_sweep_aside_and_diagnose_refuses_one(done, tmp_path):
     assert "sweep" not in config and "batch_size" not in config["run"]
     result = fedax_("diagnose", str(done[0]))
     assert result.exit_code == 2 and "best.toml" in result.stderr
+
+
+def test_seeds_with_splits_of_their_own(tmp_path):
+    tables = {
+        "data": {"name": "quadratics", "clients": 3, "dimension": 2},
+        "work": {"kind": "steps", "steps": 2},
+        "run": {"rounds": 2, "evaluate_every": 1, "seeds": [4, 1], "split_seeds": True},
+        "methods": [{"name": "fedavg"}],
+    }
+    swept, _ = tune(plan(tables, {"methods.*.lr": [0.05, 0.1]}), new_folder(tmp_path / "run", "small"))
+    assert [run.seed for trial in swept.trials("fedavg") for run in trial.runs] == [4, 1, 4, 1]
+    for trial in swept.trials("fedavg"):
+        for run in trial.runs:
+            data = fedax.data.quadratics(3, 2, seed=run.seed)
+            alone = fedax.simulate(
+                fedax.create("fedavg", **trial.point), fedax.tasks.quadratic(2), data, rounds=2, evaluate_every=1,
+                work=fedax.Steps(2), seed=run.seed,
+            )  # fmt: skip
+            np.testing.assert_allclose(run.history["train_loss"], alone.history["train_loss"], 1e-5)
+    assert len(list((swept.folder / "models").iterdir())) == 2
+    assert "over 2 seeds that also redraw the data" in sweeps.about(swept)
+
+
+def test_the_column_that_decides_is_the_criterion():
+    psi = {"name": "l1", "weight": 0.1}
+    grid = {"methods.*.regularizer": [psi, psi | {"weight": 0.2}]}
+    assert planned(grid, methods=[{"name": "fedavg"}]).config["sweep"]["criterion"] == "test_loss"
+    run = BASE["run"] | {"judge": "test_accuracy"}
+    assert planned({"methods.*.lr": [0.1, 0.2]}, run=run).config["sweep"]["criterion"] == "test_accuracy"
 
 
 # ---- points
@@ -325,7 +354,7 @@ def test_the_order_of_points_is_that_of_the_engine(tmp_path):
         assert [trial.point["lr"] for trial in record.trials("m")] == [row["lr"] for row in rows]
         for trial, row in zip(record.trials("m"), rows, strict=True):
             np.testing.assert_array_equal(
-                [trial.mean, trial.std, trial.diverged], [row["mean"], row["std"], row["diverged"]]
+                [trial.mean, trial.std, trial.failed], [row["mean"], row["std"], row["failed"]]
             )
 
 
@@ -337,7 +366,7 @@ def test_the_edge_of_an_axis_and_unequal_numbers_are_told(tmp_path):
     assert sweeps.edges(record.trials("edge")) == [("lr", 1.0, "largest")]
     assert sweeps.edges(made(tmp_path, {"m": edge}, better="higher").trials("m")) == [("lr", 0.1, "smallest")]
     told = sweeps.notes(record)
-    assert "(inner 3, edge 4, gone 1)" in told[0] and told[1].startswith("gone diverged at every point")
+    assert "(inner 3, edge 4, gone 1)" in told[0] and told[1].startswith("gone diverged, ended worse")
     assert told[2] == "edge: the best lr, 1.0, is the largest that was tried; larger ones may be better."
     assert "held-out" in told[3] and len(told) == 4
 
@@ -371,7 +400,7 @@ def test_methods_with_one_axis_share_a_drawing(tmp_path):
     (panel,) = sweeps.panels(record)
     first, second = panel["lines"]
     assert panel["title"] == "lr" and panel["x"]["log"] and (second["label"], second["x"]) == ("b", [0.1, 0.2])
-    assert first["x"] == [0.01, 0.1, 1.0] and first["diverged"] == [9.0]
+    assert first["x"] == [0.01, 0.1, 1.0] and first["failed"] == [9.0]
     assert panel["x"]["values"] == [0.01, 0.1, 0.2, 1.0, 9.0]
     assert (first["mean"], first["low"], first["high"]) == ([1.3, 1.0, 0.8], [0.8, 0.5, 0.3], [1.8, 1.5, 1.3])
 

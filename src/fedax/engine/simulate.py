@@ -28,6 +28,8 @@ from fedax.schedule import resolve
 from fedax.tasks.task import Task
 from fedax.work import Work
 
+FAILED = ("diverged", "worse", "failed")  # the statuses of runs whose last model is of no use
+
 _CALL = 2.0  # seconds that a call takes at most, by the pace so far: Python sees signals between calls only
 
 
@@ -48,8 +50,9 @@ class Run:
             share). With a guard, and where clients may drop out: ``left_out``, how many uploads have been left out so
             far; ``bad_clients``, a list of those whose they were, of the first hundred; ``skipped``, how many rounds
             changed nothing for want of clients.
-        status: ``"finished"``; ``"stopped"`` where ``until`` was true before the last round; ``"diverged"`` where the
-            loss was no longer finite; ``"failed"`` where a guard stopped it.
+        status: ``"finished"``; ``"worse"`` where it came to its last round, with an objective above that at the start
+            (see :func:`ended_worse`); ``"stopped"`` where ``until`` was true before the last round; ``"diverged"``
+            where the loss was no longer finite; ``"failed"`` where a guard stopped it.
         left_out: client -> how often its uploads were left out; ``None`` in a sweep.
         compile_seconds: time spent on tracing and compiling.
         best: with ``Checkpoints(best=…)``, the ``round`` at which that column was best, its ``value`` and the model
@@ -79,6 +82,31 @@ class Run:
     def __repr__(self) -> str:
         last = {name: column[-1] for name, column in self.history.items()}
         return f"Run({self.status} at round {last['round']}, train_loss={last['train_loss']:.6g})"
+
+
+def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:
+    """Whether a run ended worse than it began, by more than noise.
+
+    That is by more than one percent of the first value; and where one of the last evaluations (a tenth of all, at least
+    three) is not above the first, also by more than their standard deviation.
+
+    Args:
+        objective: at each evaluation, the first at round 0.
+
+    Example:
+        >>> ended_worse([2.3, 1e30, 4e28]), ended_worse([2.3, 2.301]), ended_worse([0.7, 0.75, 0.69, 0.72])
+        (True, False, False)
+    """
+    values = np.asarray(objective, float)
+    first, last, tail = values[0], values[-1], values[1:][-tail_of(len(values)) :]
+    with np.errstate(all="ignore"):  # numbers near the largest there are
+        noise = float(np.std(tail, ddof=1)) if tail.size > 1 and tail.min() <= first else 0.0
+        return bool(last - first > max(0.01 * abs(first), noise))
+
+
+def tail_of(evaluations: int) -> int:
+    """How many of a run's evaluations are its last ones: a tenth, at least three."""
+    return max(3, round(evaluations / 10))
 
 
 def column_of(values: Sequence[Any]) -> np.ndarray:
@@ -330,6 +358,15 @@ def drive(
         if keeper is not None and (not going or keeper.due(index)):
             save()
     for i, word in enumerate(status):
+        objective = [row.get("objective", row["train_loss"]) for row in rows[i]]
+        if word == "finished" and ended_worse(objective):
+            status[i] = "worse"
+            warnings.warn(
+                f"the run ended worse than it began: its objective was {objective[0]:.4g}, is {objective[-1]:.4g}; "
+                "try a smaller learning rate",
+                DivergedWarning,
+                stacklevel=3,
+            )
         if word == "diverged":
             last = rows[i][-1]
             warnings.warn(

@@ -19,7 +19,7 @@ from fedax.engine import processes
 from fedax.engine.evaluate import figures, rows
 from fedax.engine.job import Job, is_small, make_job, with_seed
 from fedax.engine.round import Plan, State, Tally, prepare
-from fedax.engine.simulate import Run, drive, some_rounds
+from fedax.engine.simulate import FAILED, Run, drive, some_rounds
 from fedax.engine.simulate import program as alone
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
@@ -103,7 +103,9 @@ class Sweep:
         self.points, self.seeds, self.runs, self.programs = points, seeds, runs, programs
 
     def scores(self, criterion: str | Callable[[Run], float] = "train_loss", last: int = 1) -> np.ndarray:
-        """[points, seeds] values of a criterion at the end of each run; not-a-number where it diverged.
+        """[points, seeds] values of a criterion at the end of each run; not-a-number where it failed.
+
+        A run fails that diverges, ends worse than it began, or is stopped by its guard.
 
         Args:
             criterion: a column of the history, or a function of a :class:`Run`.
@@ -111,7 +113,7 @@ class Sweep:
         """
 
         def score(run: Run) -> float:
-            if run.status == "diverged":
+            if run.status in FAILED:
                 return math.nan
             if not isinstance(criterion, str):
                 return float(criterion(run))
@@ -124,12 +126,12 @@ class Sweep:
     def table(
         self, criterion: str | Callable[[Run], float] = "train_loss", *, higher: bool | None = None, last: int = 1
     ) -> list[dict[str, Any]]:
-        """A row for each point, the best first: its values, ``mean`` and ``std`` over the seeds, ``diverged`` runs.
+        """A row for each point, the best first: its values, ``mean`` and ``std`` over the seeds, ``failed`` runs.
 
         Args:
             criterion, last: as of :meth:`scores`.
             higher: whether higher is better; ``None``: for accuracies it is, for all else it is not. A point of which
-                a run diverged comes after all others.
+                a run failed comes after all others.
         """
         scores = self.scores(criterion, last)
         if higher is None:
@@ -139,8 +141,8 @@ class Sweep:
             good = values[~np.isnan(values)]
             mean = float(good.mean()) if good.size else math.nan
             std = float(good.std(ddof=1)) if good.size > 1 else math.nan
-            found.append(point | {"mean": mean, "std": std, "diverged": int(np.isnan(values).sum())})
-        key = lambda row: (row["diverged"], -row["mean"] if higher else row["mean"])  # noqa: E731
+            found.append(point | {"mean": mean, "std": std, "failed": int(np.isnan(values).sum())})
+        key = lambda row: (row["failed"], -row["mean"] if higher else row["mean"])  # noqa: E731
         return sorted(found, key=lambda row: (math.isnan(row["mean"]), *key(row)))
 
     def best(
@@ -148,7 +150,7 @@ class Sweep:
     ) -> Point:
         """The point that comes first in :meth:`table`."""
         first = self.table(criterion, higher=higher, last=last)[0]
-        return {name: value for name, value in first.items() if name not in ("mean", "std", "diverged")}
+        return {name: value for name, value in first.items() if name not in ("mean", "std", "failed")}
 
     def __repr__(self) -> str:
         return f"Sweep({len(self.points)} points × {len(self.seeds)} seeds, {self.programs} compiled programs)"

@@ -6,6 +6,7 @@ functions of that name.
 """
 
 import difflib
+import functools
 import inspect
 import pathlib
 import re
@@ -22,7 +23,7 @@ from fedax.data import generators, partitions
 from fedax.data.formats import regular
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import toml
-from fedax.experiments.defaults import TASKS_OF
+from fedax.experiments.defaults import TASKS_OF, better, unequal_penalties
 from fedax.numbers import check_number
 
 Table = dict[str, Any]
@@ -130,6 +131,8 @@ class RunSection(_Section):
     rounds: Count
     batch_size: Count | None = None
     seeds: Any = 1  # how many, or which
+    split_seeds: bool = False  # each seed deals the data anew
+    judge: str | None = None  # the column by which methods are compared
     evaluate_every: Count | None = None
     grad_norm: bool = False
     density: pydantic.NonNegativeFloat | None = None
@@ -243,6 +246,18 @@ class Experiment:
     participation: fedax.Participation
     methods: dict[str, fedax.Algorithm]
     options: dict[str, Any]
+
+    def split(self, seed: int) -> tuple[fedax.FederatedData, Table | None]:
+        """The clients' data and the held-out examples of a run with this seed.
+
+        They are the same for all seeds, unless ``run.split_seeds`` asks for a split of each: that of data.seed + seed.
+        ``data`` and ``test`` are those of the first seed.
+        """
+        run = self.config["run"]
+        if not run["split_seeds"] or seed == run["seeds"][0]:
+            return self.data, self.test
+        _, data, test, _ = _data(_of_seed(DataSection(**self.config["data"]), seed))
+        return data, test
 
 
 def read_toml(source: str | pathlib.Path) -> Table:
@@ -385,13 +400,23 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
     # What needs no data comes first, so that a misspelt method does not wait for a large file.
     settings = [_settings(check(config)) for config in configs]
     first = check(configs[0])
-    pooled, data, test, data_config = _data(first.data)
+    seeds = settings[0].run["seeds"] if first.run.split_seeds else [0]
+    pooled, data, test, data_config = _data(_of_seed(first.data, seeds[0]))
+    if first.run.split_seeds and "seed" not in data_config:
+        raise ConfigError("run.split_seeds", True, "these clients are given, not drawn; leave it out")
     task, task_config = _task(first.task, first.data.name, pooled, data)
-    data.check(task)
+    sizes = []
+    for seed in seeds:
+        split = data if seed == seeds[0] else _data(_of_seed(first.data, seed))[1]
+        split.check(task)
+        sizes.append(split.sizes)
+    if "seed" in data_config:
+        data_config["seed"] = first.data.seed
     classes = _classes(data)
 
     def experiment(own: _Settings) -> Experiment:
-        within("work", lambda: own.work.validate(data.sizes))
+        for each in sizes:
+            within("work", functools.partial(own.work.validate, each))
         within("participation", lambda: own.participation.validate(data.num_clients, own.run["rounds"]))
         within("participation", lambda: own.participation.bind(data.weights))
         resolved = {
@@ -407,7 +432,28 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
             within("run.faults", lambda: faults.of(data.num_clients))
         return Experiment(resolved, data, test, classes, task, own.work, own.participation, own.methods, own.options)
 
-    return [experiment(own) for own in settings]
+    found = [experiment(own) for own in settings]
+    if (judge := first.run.judge) is not None:
+        _check_judge(judge, found)
+    return found
+
+
+def columns(experiments: Sequence[Experiment]) -> list[str]:
+    """The columns, besides the costs, that all methods of some experiments on the same data have."""
+    first, run = experiments[0], experiments[0].config["run"]
+    there = {"train_loss": True, "grad_norm_sq": run["grad_norm"], "density": "density" in run}
+    there["objective"] = all("regularizer" in method for each in experiments for method in each.config["methods"])
+    there |= {f"test_{name}": first.test is not None for name in ("loss", *first.task.metrics)}
+    return [name for name, measured in there.items() if measured]
+
+
+def _check_judge(judge: str, experiments: Sequence[Experiment]) -> None:
+    if judge not in (there := columns(experiments)):
+        raise unknown("run.judge", judge, there)
+    if better(judge) is None:
+        raise ConfigError("run.judge", judge, "its name does not tell which way is better; take another column")
+    if judge == "objective" and any(unequal_penalties(each.config) for each in experiments):
+        raise ConfigError("run.judge", judge, "the methods have different regularizers; take test_loss or train_loss")
 
 
 def datasets() -> dict[str, str]:
@@ -457,7 +503,7 @@ def _settings(sections: ExperimentSection) -> _Settings:
 
 def _options(run: Table) -> Table:
     """The section ``run`` as arguments of :func:`fedax.simulate`, without the seeds."""
-    options = {name: value for name, value in run.items() if name != "seeds"}
+    options = {name: value for name, value in run.items() if name not in ("seeds", "split_seeds", "judge")}
     if isinstance(guard := run.get("guard"), dict):
         options["guard"] = call("run.guard", fedax.Guard, guard)
     if (aggregate := run.get("aggregate")) is not None:
@@ -591,6 +637,11 @@ def _data(section: DataSection) -> tuple[Any, fedax.FederatedData, Table | None,
     data = _weighted(fedax.FederatedData.from_partition(pooled.train, parts), section.weights)
     config = {"name": section.name, "partition": partition, **parameters, "weights": section.weights}
     return pooled, data, pooled.test, config
+
+
+def _of_seed(section: DataSection, seed: int) -> DataSection:
+    """The section with the split of a training seed."""
+    return section.model_copy(update={"seed": section.seed + seed}) if seed else section
 
 
 def _by_column(section: DataSection, pooled: Any) -> tuple[list[np.ndarray], Table]:

@@ -1,7 +1,8 @@
-"""What suits a data set where nothing is said: its task, and an experiment to begin with."""
+"""What suits where nothing is said: the task of a data set, an experiment to begin with, the column that decides."""
 
 import copy
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 TASKS_OF = {
@@ -79,3 +80,46 @@ def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:
         "run": {"seeds": 3, **found["run"]},
         "methods": [{"name": method, "lr": found["lr"]} for method in methods],
     }
+
+
+def better(column: str) -> str | None:
+    """Whether ``"lower"`` or ``"higher"`` is better; ``None`` where a name does not tell."""
+    if column.endswith("loss") or column in ("objective", "grad_norm_sq", "test_error", "test_perplexity"):
+        return "lower"
+    return "higher" if "accuracy" in column else None
+
+
+def judge(config: Mapping[str, Any], columns: Sequence[str]) -> str | None:
+    """The column by which methods are compared: ``run.judge``, or one that suits.
+
+    The objective F + ψ where all methods have the same ψ; ‖∇F‖² of quadratics, whose F has an arbitrary offset; else
+    the test loss, or without held-out data F.
+
+    Args:
+        config: a whole configuration.
+        columns: what was measured of all methods.
+
+    Returns:
+        ``None`` where methods have unequal ψ and there are no held-out data: nothing tells which is better.
+
+    Example:
+        >>> config = {"data": {"name": "digits"}, "run": {}, "methods": [{"name": "fedavg"}]}
+        >>> judge(config, ["train_loss", "test_loss"]), judge(config, ["train_loss"])
+        ('test_loss', 'train_loss')
+    """
+    asked = config["run"].get("judge")
+    if asked in columns:
+        return str(asked)
+    held_out = "test_loss" if "test_loss" in columns else None
+    if unequal_penalties(config):
+        return held_out
+    if "objective" in columns:
+        return "objective"
+    if config["data"]["name"] == "quadratics" and "grad_norm_sq" in columns:
+        return "grad_norm_sq"
+    return held_out or "train_loss"
+
+
+def unequal_penalties(config: Mapping[str, Any]) -> bool:
+    """Whether the methods minimise different objectives: F + ψ with unlike ψ, or some F alone."""
+    return len({json.dumps(method.get("regularizer"), sort_keys=True) for method in config["methods"]}) > 1

@@ -36,7 +36,7 @@ def diagnose_run(experiment: Experiment, record: Record, watch: Callable[[str], 
             watch(label)
         points: dict[str, Any] = {"the initial model": None}
         missing = []
-        for seed in run["seeds"]:
+        for seed in run["seeds"][:1] if run["split_seeds"] else run["seeds"]:  # the others have other data
             path = record.folder / "models" / f"{slug(label)}-seed{seed}.safetensors"
             model = read_model(path, like) if path.is_file() else None
             if model is not None and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):

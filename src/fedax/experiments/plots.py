@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from fedax.experiments import summary, sweeps
 from fedax.experiments.runs import Path, Record, slug, write_atomic
 from fedax.experiments.style import CLASS_COLOURS, DASHES, colour, dash
-from fedax.experiments.summary import Method, metric_name, order
+from fedax.experiments.summary import GONE, Method, metric_name, order
 
 _LINES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 
@@ -50,15 +50,15 @@ def _curves(found: Sequence[Method], column: str) -> Figure:
         rounds, values = m.values("round").mean(0), m.values(column)
         if len(values) > 1:
             axes.fill_between(rounds, values.min(0), values.max(0), color=colour(k), alpha=0.15, linewidth=0)
-        label = m.label if m.status != "diverged" else f"{m.label} (diverged)"
+        label = f"{m.label} ({GONE[m.status]})" if m.status in GONE else m.label
         axes.plot(rounds, values.mean(0), _LINES[dash(k)], color=colour(k), label=label.replace("$", r"\$"))
-        if m.status == "diverged" and rounds.size:
+        if m.status in GONE and rounds.size:
             axes.plot(rounds[-1], values.mean(0)[-1], "x", color=colour(k), markersize=8, markeredgewidth=2)
-        if m.status != "diverged":
+        if m.status not in GONE:
             calm.append(values)
     seen = np.concatenate([v.ravel() for v in calm]) if calm else np.zeros(0)
     seen = seen[np.isfinite(seen)]
-    if seen.size:  # a diverging method may leave the picture
+    if seen.size:  # a method that diverged or ended worse may leave the picture
         if summary.wide(seen):
             axes.set_yscale("log")
             axes.set_ylim(seen.min() / 1.2, seen.max() * 1.2)

@@ -16,15 +16,15 @@ from fedax.experiments import diagnosis, summary, sweeps, toml
 from fedax.experiments.runs import Path, Record, finite, write_atomic
 from fedax.experiments.style import CLASS_COLOURS, colour, dash
 from fedax.experiments.summary import (
+    GONE,
     Method,
-    better,
+    Problem,
     metric_name,
     order,
     show,
     show_spread,
     spread,
     thousands,
-    with_spread,
 )
 
 _AXES = (
@@ -43,30 +43,28 @@ def write_report(records: Sequence[Record], path: Path) -> None:
 @np.errstate(all="ignore")  # means of numbers near the largest there are
 def render(records: Sequence[Record]) -> str:
     """The report's HTML."""
-    found = summary.methods(records)
-    columns = summary.metrics(found)
+    problems = summary.problems(records)
     first = records[0].config
     title = first["name"] if len(records) == 1 else " and ".join(r.folder.name for r in records)
-    seeds = max(len(m.runs) for m in found)
     template = importlib.resources.files(__package__).joinpath("template.html").read_text(encoding="utf-8")
     fields = {
         "version": fedax.__version__,
         "title": html.escape(title),
         "subtitle": html.escape(_subtitle(records)),
-        "verdict": "".join(f"<p>{html.escape(sentence)}</p>" for sentence in _verdict(found, columns)),
+        "verdict": _paragraphs(summary.verdict(problems[0]) if len(problems) == 1 else _apart(problems)),
         "facts": "".join(f"<div><dt>{k}</dt><dd>{_breakable(v)}</dd></div>" for k, v in _facts(records).items()),
-        "results_note": _results_note(found, columns, seeds, any("sweep" in record.config for record in records)),
-        "table": _table(found, columns),
+        "results": "".join(_results(problem, k, problems) for k, problem in enumerate(problems)),
         "sweep": "".join(_sweep(record, k, len(records) > 1) for k, record in enumerate(records)),
-        "curves_note": _curves_note(seeds, any(m.status == "diverged" for m in found)),
+        "curves_note": _curves_note([m for problem in problems for m in problem.methods]),
+        "curves": _curves(problems),
         "diagnosis": "".join(_diagnosis(record, len(records) > 1) for record in records),
         "clients": "".join(_clients(record, k, len(records) > 1) for k, record in enumerate(records)),
         "configuration": "".join(_configuration(record, len(records) > 1) for record in records),
         "footer": html.escape(_footer(records)),
         "plotly": plotly.offline.get_plotlyjs(),
-        "data": _embed(_data(records, found, columns)),
+        "data": _embed(_data(records, problems)),
     }
-    for name in ("verdict", "results_note", "table", "sweep", "diagnosis", "clients"):
+    for name in ("verdict", "results", "sweep", "diagnosis", "clients"):
         fields[name] = fields[name].replace(" %", "\u00a0%")  # no line breaks between a number and its unit
     return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
 
@@ -97,44 +95,56 @@ def _facts(records: Sequence[Record]) -> dict[str, str]:
     return {name: " / ".join(dict.fromkeys(facts[name] for facts in each)) for name in each[0]}
 
 
-def _verdict(found: Sequence[Method], columns: Sequence[str]) -> list[str]:
-    sentences = []
-    judged = [c for c in columns if c != "train_loss" and better(c) and not c.endswith("loss")][:1]
-    for column in [*judged, "train_loss"]:
-        winner = summary.best(found, column)
-        if winner is None:
-            continue
-        sign = -1 if better(column) == "higher" else 1
-        others = [m for m in found if m is not winner and m.final(column).size]
-        second = min(others, key=lambda m: sign * float(np.mean(m.final(column))))
-        most = {"lower": "Lowest", "higher": "Highest"}[better(column) or "lower"]
-        name = metric_name(column)
-        name = name[0].lower() + name[1:]
-        text = f"{most} {name}: {winner.label}, {with_spread(winner, column)}; next {second.label}, "
-        gap = abs(float(np.mean(winner.final(column))) - float(np.mean(second.final(column))))
-        noise = max((spread(m.final(column)) or 0.0) for m in (winner, second))
-        text += with_spread(second, column)
-        sentences.append(text + ("; the gap is within the spread of the seeds." if gap <= noise and noise else "."))
-    for m in found:
-        if m.status != "finished":
-            sentences.append(f"{m.label}: {m.status_text}.")
-        if m.losses_text:
-            sentences.append(f"{m.label}: {m.losses_text}.")
-    return sentences
+def _apart(problems: Sequence[Problem]) -> list[str]:
+    """That runs on different problems are not compared."""
+    differ = ", ".join(problems[0].differs)
+    return [
+        f"These runs are of {len(problems)} different problems ({differ} differ). "
+        "Methods are compared within each, and never across."
+    ]
 
 
-def _results_note(found: Sequence[Method], columns: Sequence[str], seeds: int, swept: bool) -> str:
+def _name(problem: Problem) -> str:
+    """A problem by what differs from the others."""
+    return ", ".join(f"{name} {value}" for name, value in problem.differs.items())
+
+
+def _results(problem: Problem, k: int, problems: Sequence[Problem]) -> str:
+    several = len(problems) > 1
+    title = f"Final figures, problem {k + 1}: {_name(problem)}" if several else "Final figures"
+    verdict = f'<div class="verdict">{_paragraphs(summary.verdict(problem))}</div>' if several else ""
+    swept = any("sweep" in record.config for record in problem.records)
     note = "Of a sweep, the best point of each method. " if swept else ""
-    note += "After the last round" + (f"; mean ± standard deviation over {seeds} seeds. " if seeds > 1 else ". ")
-    if any(summary.best(found, c) for c in columns):
-        note += "★ marks the best mean among the methods that finished. "
-    return note + "Costs are those of one run, of all clients together; time leaves out compilation and evaluation."
+    note += " ".join(summary.legend(problem))
+    note += " Costs are those of one run, of all clients together; time leaves out compilation and evaluation."
+    return (
+        f"<section class='results'><h2>{html.escape(title)}</h2>{verdict}"
+        f"<p class='note'>{html.escape(note)}</p>{_table(problem)}</section>"
+    )
 
 
-def _curves_note(seeds: int, diverged: bool) -> str:
-    band = "Lines are means over the seeds, bands run from the lowest to the highest seed. " if seeds > 1 else ""
-    cross = "A cross marks where a method diverged. " if diverged else ""
-    return f"{band}{cross}Touch a curve for its values; drag to zoom in, double-click to go back."
+def _paragraphs(sentences: Sequence[str]) -> str:
+    return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
+
+
+def _curves_note(found: Sequence[Method]) -> str:
+    band = "Lines are means over the seeds, bands run from the lowest to the highest seed. "
+    cross = "A cross marks where a method diverged, or ended worse than it began. "
+    note = band if max(len(m.runs) for m in found) > 1 else ""
+    note += cross if any(m.status in GONE for m in found) else ""
+    return f"{note}Touch a curve for its values; drag to zoom in, double-click to go back."
+
+
+def _curves(problems: Sequence[Problem]) -> str:
+    """Where the template's script draws the curves of each problem."""
+    axes = '<span class="choice" id="axes" role="group" aria-label="horizontal axis"></span>'
+    bar = f'<div><span class="label">Against</span>{axes}</div>'
+    text, several = "", len(problems) > 1
+    for k, problem in enumerate(problems):
+        legend = f'<div class="legend" id="legend-{k}" role="group" aria-label="methods"></div>'
+        head = f'<h3 class="gap">Problem {k + 1}: {html.escape(_name(problem))}</h3>' if several else ""
+        text += f'{head}<div class="bar">{"" if k else bar}{legend}</div><div class="grid" id="charts-{k}"></div>'
+    return text
 
 
 def _footer(records: Sequence[Record]) -> str:
@@ -146,32 +156,35 @@ def _footer(records: Sequence[Record]) -> str:
 # ---- table
 
 
-def _table(found: Sequence[Method], columns: Sequence[str]) -> str:
-    shown = summary.table_order(columns)
-    costs = ["round", "local_steps", "gradients", "bytes", "seconds"]
-    names = ["Method", *map(metric_name, shown), "Rounds", "Local steps", "Gradients",
-             "Traffic down + up", "Time"]  # fmt: skip
-    winners = {column: summary.best(found, column) for column in shown}
+def _table(problem: Problem) -> str:
+    costs = ["local_steps", "gradients", "bytes", "seconds"]
+    cost_names = ["Local steps", "Gradients", "Traffic down + up", "Time"]
+    measured = []  # name, values of a method, column
+    for column in summary.table_order(problem):
+        measured.append((metric_name(column), column, 1))
+        if column == problem.judge and problem.tail:
+            measured.append((f"mean of its last {problem.tail} evaluations", column, problem.tail))
     rows = []
-    for k, m in enumerate(found):
+    for k, m in enumerate(problem.methods):
         hyper = " · ".join(f"{key} {summary.short(value)}" for key, value in m.hyper.items())
         pill = "" if m.status == "finished" else f'<span class="pill {m.status}">{m.status_text}</span>'
         cells = [
             f'<td><span class="key" style="background:{colour(k)}"></span>{html.escape(m.label)}'
             f'<span class="hyper">{html.escape(hyper)}</span>{pill}</td>',
         ]
-        for name, column in zip(names[1:], shown, strict=False):
-            winner = ' class="best"' if winners[column] is m else ""
-            cells.append(f'<td{winner} data-name="{html.escape(name)}">{_cell(m, column)}</td>')
-        for name, column in zip(names[-5:], costs, strict=True):
+        for name, column, last in measured:
+            mark = {"★": ' class="best"', "≈": ' class="tied"'}.get(problem.mark(m), "")
+            mark = mark if column == problem.judge and last == 1 else ""
+            cells.append(f'<td{mark} data-name="{html.escape(name)}">{_cell(column, m.tail(column, last))}</td>')
+        for name, column in zip(cost_names, costs, strict=True):
             cells.append(f'<td data-name="{name}">{_cost(m, column)}</td>')
         rows.append(f'<tr class="{m.status}">{"".join(cells)}</tr>')
+    names = ["Method", *(name for name, *_ in measured), *cost_names]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     return f"<div class='table'><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
 
 
-def _cell(method: Method, column: str) -> str:
-    values = method.final(column)
+def _cell(column: str, values: np.ndarray) -> str:
     if not values.size:
         return "–"
     text, noise = show(column, float(np.mean(values))), spread(values)
@@ -191,20 +204,26 @@ def _cost(method: Method, column: str) -> str:
 # ---- curves
 
 
-def _data(records: Sequence[Record], found: Sequence[Method], columns: Sequence[str]) -> dict[str, Any]:
+def _data(records: Sequence[Record], problems: Sequence[Problem]) -> dict[str, Any]:
     return {
         "axes": [{"key": key, "name": name, "short": short} for key, name, short in _AXES],
-        "metrics": [_metric(found, column) for column in columns],
-        "series": [_series(m, k, columns) for k, m in enumerate(found)],
+        "problems": [_drawn(problem.methods, summary.table_order(problem)) for problem in problems],
         "clients": [_client_data(record) for record in records],
         "sweeps": [_sweep_data(record) for record in records],
         "class_colours": CLASS_COLOURS,
     }
 
 
+def _drawn(found: Sequence[Method], columns: Sequence[str]) -> dict[str, Any]:
+    return {
+        "metrics": [_metric(found, column) for column in columns],
+        "series": [_series(m, k, columns) for k, m in enumerate(found)],
+    }
+
+
 def _metric(found: Sequence[Method], column: str) -> dict[str, Any]:
     percent = "accuracy" in column
-    calm = [m for m in found if m.status != "diverged"] or found
+    calm = [m for m in found if m.status not in GONE] or found
     seen = np.concatenate([m.values(column).ravel() for m in calm])
     seen = seen[np.isfinite(seen)]
     log = not percent and summary.wide(seen)
@@ -220,7 +239,7 @@ def _series(m: Method, k: int, columns: Sequence[str]) -> dict[str, Any]:
     return {
         "label": m.label,
         "seeds": len(m.runs),
-        "diverged": m.status_text if m.status == "diverged" else None,
+        "gone": {"word": GONE[m.status], "text": m.status_text} if m.status in GONE else None,
         "colour": colour(k),
         "dash": dash(k),
         "x": {key: _rounded(v) for key, v in x.items()},
@@ -239,8 +258,8 @@ def _sweep(record: Record, k: int, several: bool) -> str:
     if "sweep" not in record.config:
         return ""
     title = f"Sweep of {html.escape(record.folder.name)}" if several else "Sweep"
-    diverged = any(trial.diverged for label in record.labels for trial in record.trials(label))
-    note = sweeps.about(record) + (" A cross marks where a seed diverged." if diverged else "")
+    failed = any(trial.failed for label in record.labels for trial in record.trials(label))
+    note = sweeps.about(record) + (" Crosses: a seed diverged or ended worse than it began." if failed else "")
     text = f'<section><h2>{title}</h2><p class="note">{html.escape(note)}</p>'
     if notes := sweeps.notes(record):
         text += _list(notes)
@@ -267,10 +286,10 @@ def _trials(record: Record, label: str) -> str:
     rows = "".join(
         f"<tr><td>{html.escape(sweeps.settings(trial.point))}</td>"
         f'<td data-name="{html.escape(column)}">{html.escape(sweeps.score(record, trial))}</td>'
-        f'<td data-name="Diverged seeds">{trial.diverged or "–"}</td></tr>'
+        f'<td data-name="Failed seeds">{trial.failed or "–"}</td></tr>'
         for trial in trials
     )
-    head = f"<th>Point</th><th>{html.escape(column)}</th><th>Diverged seeds</th>"
+    head = f"<th>Point</th><th>{html.escape(column)}</th><th>Failed seeds</th>"
     number = f"{len(trials)} points" if len(trials) > 1 else "1 point"
     return (
         f"<details><summary>{html.escape(best)} <span class='spread'>{html.escape(sweeps.score(record, trials[0]))}, "
@@ -354,6 +373,8 @@ def _clients(record: Record, k: int, several: bool) -> str:
             f"that of all data together, {100 * whole:.0f} %. "
         )
         parts.append(_plot("Classes of each client", f"counts-{k}", "tall"))
+    if record.config["run"].get("split_seeds"):
+        note += f"Shown are those of seed {record.config['run']['seeds'][0]}: each seed has a split of its own. "
     if clients["uniform"]:
         note += "In the objective every client weighs the same. "
     low, high = min(steps["low"]), max(steps["high"])

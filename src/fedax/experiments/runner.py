@@ -61,6 +61,9 @@ def execute(
     config, writes = experiment.config, jax.process_index() == 0
     _check_methods(experiment)
     runs = [(label, seed) for label in experiment.methods for seed in config["run"]["seeds"]]
+    if config["run"]["split_seeds"]:
+        runs.sort(key=lambda each: config["run"]["seeds"].index(each[1]))  # one split after the other in memory
+    data: dict[int, Any] = {}  # of the seed under way
     models = {each: folder / "models" / f"{slug(each[0])}-seed{each[1]}.safetensors" for each in runs}
     over = {each for each in runs if models[each].exists()}
     if writes:
@@ -82,6 +85,8 @@ def execute(
             watch(label, seed, None)
         if (label, seed) in over:
             continue
+        if seed not in data:
+            data = {seed: experiment.split(seed)}
         place = folder / "checkpoints" / f"{slug(label)}-seed{seed}"
         with warnings.catch_warnings():
             for said in (DivergedWarning, BadClientWarning):  # by the report
@@ -89,10 +94,10 @@ def execute(
             run = fedax.simulate(
                 experiment.methods[label],
                 experiment.task,
-                experiment.data,
+                data[seed][0],
                 work=experiment.work,
                 participation=experiment.participation,
-                test=experiment.test,
+                test=data[seed][1],
                 seed=seed,
                 callback=on_row,
                 checkpoint=fedax.Checkpoints(place, **kept),
@@ -136,15 +141,6 @@ def finish(folder: Path, compiled: Mapping[str, float]) -> Record:
     write_plots(record)
     write_report([record], folder / "report.html")
     return record
-
-
-def columns(experiments: Sequence[Experiment]) -> list[str]:
-    """The columns, besides the costs, that all methods of some experiments on the same data have."""
-    first, run = experiments[0], experiments[0].config["run"]
-    there = {"train_loss": True, "grad_norm_sq": run["grad_norm"], "density": "density" in run}
-    there["objective"] = all("regularizer" in method for each in experiments for method in each.config["methods"])
-    there |= {f"test_{name}": first.test is not None for name in ("loss", *first.task.metrics)}
-    return [name for name, measured in there.items() if measured]
 
 
 def count_parameters(task: fedax.Task) -> int:
@@ -198,21 +194,24 @@ def _steps(experiment: Experiment) -> np.ndarray:
 
 def _summary(record: Record, compiled: Mapping[str, float]) -> dict[str, Any]:
     """Status and final figures of every method, for programs."""
-    found = summary.methods([record])
-    return {"name": record.name, "methods": [_method_summary(m, compiled[m.label]) for m in found]}
+    (problem,) = summary.problems([record])
+    found = [_method_summary(m, problem, compiled[m.label]) for m in summary.methods([record])]
+    return {"name": record.name, "judged": summary.judged(problem), "methods": found}
 
 
-def _method_summary(m: summary.Method, compiled: float) -> dict[str, Any]:
+def _method_summary(m: summary.Method, problem: summary.Problem, compiled: float) -> dict[str, Any]:
     final = {}
     for column in summary.metrics([m]):
         values = m.final(column)
-        final[column] = {"mean": values.mean(), "std": summary.spread(values), "seeds": values} if values.size else None
+        final[column] = summary.described(values)
+    tail = m.tail(problem.judge, problem.tail) if problem.judge and problem.tail else np.zeros(0)
     return {
         "label": m.label,
         "status": m.status,
         "status_text": m.status_text,
         "seeds": {str(run.seed): {"status": run.status, "round": run.history["round"][-1]} for run in m.runs},
         "final": final,
+        "tail": summary.described(tail),
         "cost": {column: m.cost(column) for column in summary.COSTS},
         "compile_seconds": compiled,
     }

@@ -37,7 +37,7 @@ import safetensors.numpy
 
 from fedax.data.formats import parse_json, regular
 from fedax.engine.checkpoint import tensor_name
-from fedax.engine.simulate import column_of
+from fedax.engine.simulate import FAILED, column_of, ended_worse
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
 from fedax.experiments.config import WrittenSection, check, slug
@@ -61,7 +61,8 @@ class MethodRun:
         label: the method's name in this experiment.
         method: its registered name.
         seed: of initial model, minibatches, cohorts.
-        status: ``"finished"``, ``"diverged"`` or ``"unfinished"`` (the run was stopped, or still goes on).
+        status: ``"finished"``; ``"worse"`` where it ended worse than it began; ``"diverged"``; ``"failed"`` where its
+            guard stopped it; or ``"unfinished"`` (the run was stopped, or still goes on).
         history: column -> [evaluations], not-a-number where a value was not finite.
         point: of a sweep, the settings that were tried: hyper-parameters by their name, settings of other sections by
             their path.
@@ -81,7 +82,8 @@ class Trial:
 
     Attributes:
         runs: one a seed.
-        scores: [seeds] the criterion in the end, not-a-number where the run diverged.
+        scores: [seeds] the criterion in the end, not-a-number where the run failed: where it diverged, ended worse than
+            it began, or was stopped by its guard.
     """
 
     runs: list[MethodRun]
@@ -93,19 +95,19 @@ class Trial:
         return self.runs[0].point
 
     @property
-    def diverged(self) -> int:
-        """How many seeds diverged."""
+    def failed(self) -> int:
+        """How many seeds failed."""
         return int(np.isnan(self.scores).sum())
 
     @property
     def mean(self) -> float:
-        """Over the seeds that did not diverge."""
+        """Over the seeds that did not fail."""
         good = self.scores[~np.isnan(self.scores)]
         return float(good.mean()) if good.size else math.nan
 
     @property
     def std(self) -> float:
-        """Sample standard deviation over the seeds that did not diverge; not-a-number if there are not two."""
+        """Sample standard deviation over the seeds that did not fail; not-a-number if there are not two."""
         good = self.scores[~np.isnan(self.scores)]
         return float(good.std(ddof=1)) if good.size > 1 else math.nan
 
@@ -148,7 +150,7 @@ class Record:
     def trials(self, label: str) -> list[Trial]:
         """The points of a sweep at which all seeds of a method are over, the best first; empty where none was asked.
 
-        Points of which a seed diverged come after all others, as in the table of :func:`fedax.sweep`.
+        Points of which a seed failed come after all others, as in the table of :func:`fedax.sweep`.
         """
         sweep = self.config.get("sweep")
         if sweep is None:
@@ -163,11 +165,11 @@ class Record:
             if len(runs) == len(self.config["run"]["seeds"]) and all(run.status != "unfinished" for run in runs)
         ]
         sign = -1 if sweep["better"] == "higher" else 1
-        return sorted(done, key=lambda trial: (math.isnan(trial.mean), trial.diverged, sign * trial.mean))
+        return sorted(done, key=lambda trial: (math.isnan(trial.mean), trial.failed, sign * trial.mean))
 
 
 def _score(run: MethodRun, criterion: str, last: int) -> float:
-    return math.nan if run.status == "diverged" else float(np.mean(run.history[criterion][-last:]))
+    return math.nan if run.status in FAILED else float(np.mean(run.history[criterion][-last:]))
 
 
 def new_folder(out: str | Path | None, name: str) -> Path:
@@ -471,10 +473,19 @@ def _runs(path: Path, config: dict[str, Any]) -> list[MethodRun]:
     runs = []
     for first, names, values in rows.values():
         history = {name: column_of(each) for name, each in zip(names, zip(*values, strict=True), strict=True)}
-        over = "finished" if values[-1][names.index("round")] == config["run"]["rounds"] else "unfinished"
-        status = "diverged" if first["status"] == "diverged" else over
+        status = "diverged" if first["status"] == "diverged" else _status(history, config["run"])
         runs.append(MethodRun(first["label"], first["method"], first["seed"], status, history, first.get("point", {})))
     return runs
+
+
+def _status(history: dict[str, np.ndarray], run: dict[str, Any]) -> str:
+    """Of a run whose loss is finite."""
+    guard = run.get("guard")
+    if isinstance(guard, dict) and guard.get("stop") and history.get("left_out", [0])[-1]:
+        return "failed"
+    if history["round"][-1] != run["rounds"]:
+        return "unfinished"
+    return "worse" if ended_worse(history.get("objective", history["train_loss"])) else "finished"
 
 
 def _wrong(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedax.experiments.runs import Record, Trial
-from fedax.experiments.summary import metric_name, short, show, show_spread, wide
+from fedax.experiments.summary import metric_name, over, short, show, show_spread, wide
 
 Panel = dict[str, Any]
 
@@ -30,10 +30,17 @@ def score(record: Record, trial: Trial) -> str:
     """The criterion at a point: mean and standard deviation over the seeds."""
     column = record.config["sweep"]["criterion"]
     if math.isnan(trial.mean):
-        return "diverged"
+        return failure(trial)
     number, _, unit = show(column, trial.mean).partition(" ")
     beside = "" if math.isnan(trial.std) else f" {show_spread(column, trial.std)}"
     return f"{number}{beside} {unit}".strip()
+
+
+def failure(trial: Trial) -> str:
+    """What became of the seeds that failed, in words."""
+    found = {run.status for run in trial.runs}
+    words = {"diverged": "diverged", "worse": "ended worse than it began", "failed": "stopped by its guard"}
+    return " or ".join(text for status, text in words.items() if status in found)
 
 
 def about(record: Record) -> str:
@@ -42,7 +49,8 @@ def about(record: Record) -> str:
     points = {label: len(record.trials(label)) for label in record.labels}
     search = "grid search" if sweep["search"] == "grid" else f"random search (seed {sweep['seed']})"
     last = "after the last round" if sweep["last"] == 1 else f"as the mean of the last {sweep['last']} evaluations"
-    seeds = f", mean ± standard deviation over {len(run['seeds'])} seeds" if len(run["seeds"]) > 1 else ""
+    number = len(run["seeds"])
+    seeds = f", mean ± standard deviation over {over(record.config, number)}" if number > 1 else ""
     judged = f"{metric_name(sweep['criterion'])} {last}{seeds}; {sweep['better']} is better."
     return f"{sum(points.values())} points by {search}. {judged}"
 
@@ -56,9 +64,9 @@ def notes(record: Record) -> list[str]:
         each = ", ".join(f"{label} {count}" for label, count in counts.items())
         found.append(f"The methods had unequal numbers of points ({each}); more points find a better best.")
     found += [
-        f"{label} diverged at every point, with one seed or more."
+        f"{label} diverged, ended worse than it began or was stopped at every point, with one seed or more."
         for label, tried in trials.items()
-        if tried and tried[0].diverged
+        if tried and tried[0].failed
     ]
     alike: dict[tuple[str, float, str], list[str]] = {}
     for label, tried in trials.items():
@@ -75,7 +83,7 @@ def notes(record: Record) -> list[str]:
 
 def edges(trials: Sequence[Trial]) -> list[tuple[str, float, str]]:
     """The numbers of the best point at an end of what was tried: name, value, ``"smallest"`` or ``"largest"``."""
-    if not trials or trials[0].diverged:
+    if not trials or trials[0].failed:
         return []
     found = []
     for name, value in trials[0].point.items():
@@ -105,7 +113,7 @@ def panels(record: Record) -> list[Panel]:
         elif axes:
             found.append(_map(record, label, trials, axes))
     for name, panel in curves.items():
-        panel["x"] = _axis(name, [x for line in panel["lines"] for x in line["x"] + line["diverged"]])
+        panel["x"] = _axis(name, [x for line in panel["lines"] for x in line["x"] + line["failed"]])
     return found
 
 
@@ -119,7 +127,7 @@ def scale(record: Record, share: float = 1.0) -> tuple[float, float, bool]:
         share: of the points, beginning with the best; the others are drawn alike.
     """
     sweep = record.config["sweep"]
-    trials = [trial for label in record.labels for trial in record.trials(label) if not trial.diverged]
+    trials = [trial for label in record.labels for trial in record.trials(label) if not trial.failed]
     if not trials:
         return 0.0, 1.0, False
     start = float(np.mean([run.history[sweep["criterion"]][0] for trial in trials for run in trial.runs]))
@@ -157,14 +165,14 @@ def _spot(record: Record, trial: Trial, x: str, y: str) -> Panel:
     return {
         "x": _place(trial.point[x]),
         "y": _place(trial.point[y]),
-        "value": None if trial.diverged else trial.mean,
-        "text": "diverged" if trial.diverged else show(record.config["sweep"]["criterion"], trial.mean),
+        "value": None if trial.failed else trial.mean,
+        "text": failure(trial) if trial.failed else show(record.config["sweep"]["criterion"], trial.mean),
         "about": f"{settings(trial.point)}: {score(record, trial)}",
     }
 
 
 def _line(label: str, k: int, trials: list[Trial], name: str) -> Panel:
-    there = [trial for trial in trials if not trial.diverged]
+    there = [trial for trial in trials if not trial.failed]
     if all(_is_number(trial.point[name]) for trial in there):
         there.sort(key=lambda trial: trial.point[name])
     return {
@@ -174,7 +182,7 @@ def _line(label: str, k: int, trials: list[Trial], name: str) -> Panel:
         "mean": [trial.mean for trial in there],
         "low": [float(trial.scores.min()) for trial in there],
         "high": [float(trial.scores.max()) for trial in there],
-        "diverged": [_place(trial.point[name]) for trial in trials if trial.diverged],
+        "failed": [_place(trial.point[name]) for trial in trials if trial.failed],
     }
 
 
@@ -208,7 +216,7 @@ def _matters(trials: Sequence[Trial], name: str) -> float:
         values = (ranks * _BINS // len(values)).tolist()
     best: dict[str, float] = {}
     for value, trial in zip(values, trials, strict=True):
-        if not trial.diverged:
+        if not trial.failed:
             best.setdefault(repr(value), trial.mean)  # the best first
     return max(best.values()) - min(best.values()) if best else 0.0
 

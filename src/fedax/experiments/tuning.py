@@ -24,13 +24,14 @@ from fedax.experiments.config import (
     build_all,
     call,
     check,
+    columns,
     hyperparameters_of,
     labels,
     put,
 )
-from fedax.experiments.runner import begin, columns, finish
+from fedax.experiments.defaults import better, judge
+from fedax.experiments.runner import begin, finish
 from fedax.experiments.runs import Path, Record, append_metrics, read, slug, write_atomic, write_json, write_model
-from fedax.experiments.summary import better
 
 Axis = list[Any] | fedax.Range
 Point = dict[str, Any]
@@ -103,7 +104,7 @@ def plan(config: Mapping[str, Any], grid: Mapping[str, Any] | None = None) -> Tu
     experiments = {label: [next(built) for _ in points[label]] for label in names}
     firsts = [each[0] for each in experiments.values()]
     resolved = firsts[0].config | {"methods": [first.config["methods"][0] for first in firsts]}
-    resolved["sweep"] = _judge(section, firsts) | {"grid": given}
+    resolved["sweep"] = _judge(section, [each for label in names for each in experiments[label]]) | {"grid": given}
     return Tuning(resolved, points, experiments)
 
 
@@ -123,12 +124,13 @@ def tune(tuning: Tuning, folder: Path, watch: Watch | None = None) -> tuple[Reco
     began, programs, compiled = time.perf_counter(), 0, {}
     for method in config["methods"]:
         label = method["label"]
-        found = _sweep(tuning, folder, method, watch)
-        programs += found.programs
-        compiled[label] = sum(run.compile_seconds for runs in found.runs for run in runs)
+        swept = _sweep(tuning, folder, method, watch)
+        programs += sum(found.programs for found in swept)
+        compiled[label] = sum(run.compile_seconds for found in swept for runs in found.runs for run in runs)
         best = tuning.points[label].index(read(folder).trials(label)[0].point)
-        for seed, run in zip(found.seeds, found.runs[best], strict=True):
-            write_model(folder / "models" / f"{slug(label)}-seed{seed}.safetensors", run.params)
+        for found in swept:
+            for seed, run in zip(found.seeds, found.runs[best], strict=True):
+                write_model(folder / "models" / f"{slug(label)}-seed{seed}.safetensors", run.params)
     seconds = time.perf_counter() - began
     record = finish(folder, compiled)
     files = _write_best(tuning, record)
@@ -144,8 +146,8 @@ def tune(tuning: Tuning, folder: Path, watch: Watch | None = None) -> tuple[Reco
     return record, content
 
 
-def _sweep(tuning: Tuning, folder: Path, method: Table, watch: Watch | None) -> fedax.Sweep:
-    """One method at all its points with all seeds."""
+def _sweep(tuning: Tuning, folder: Path, method: Table, watch: Watch | None) -> list[fedax.Sweep]:
+    """One method at all its points with all seeds: at once, or where each has a split of its own, one by one."""
     label = method["label"]
     experiments, points = tuning.experiments[label], tuning.points[label]
     run = tuning.config["run"]
@@ -165,19 +167,24 @@ def _sweep(tuning: Tuning, folder: Path, method: Table, watch: Watch | None) -> 
         if watch is not None:
             watch(label, point, seed, row)
 
-    with warnings.catch_warnings():
-        for said in (DivergedWarning, BadClientWarning):  # by the table
-            warnings.simplefilter("ignore", said)
-        return fedax.sweep(
-            make,
-            [{"number": i} for i in range(len(points))],
-            experiments[0].task,
-            experiments[0].data,
-            seeds=run["seeds"],
-            callback=on_row,
-            test=experiments[0].test,
-            **{name: value for name, value in experiments[0].options.items() if name != "batch_size"},
-        )
+    found = []
+    for seeds in [[seed] for seed in run["seeds"]] if run["split_seeds"] else [run["seeds"]]:
+        data, test = experiments[0].split(seeds[0])
+        with warnings.catch_warnings():
+            for said in (DivergedWarning, BadClientWarning):  # by the table
+                warnings.simplefilter("ignore", said)
+            swept = fedax.sweep(
+                make,
+                [{"number": i} for i in range(len(points))],
+                experiments[0].task,
+                data,
+                seeds=seeds,
+                callback=on_row,
+                test=test,
+                **{name: value for name, value in experiments[0].options.items() if name != "batch_size"},
+            )
+        found.append(swept)
+    return found
 
 
 def _write_best(tuning: Tuning, record: Record) -> dict[str, list[str]]:
@@ -185,7 +192,7 @@ def _write_best(tuning: Tuning, record: Record) -> dict[str, list[str]]:
     groups: dict[str, dict[str, Table]] = {}
     for label, points in tuning.points.items():
         best = record.trials(label)[0]
-        if best.diverged:
+        if best.failed:
             continue
         config = tuning.experiments[label][points.index(best.point)].config
         shared = repr([config[section] for section in _SHARED])
@@ -202,7 +209,7 @@ def _write_best(tuning: Tuning, record: Record) -> dict[str, list[str]]:
 
 def _table(record: Record, label: str) -> Table:
     rows = [
-        {"point": t.point, "mean": t.mean, "std": t.std, "diverged": t.diverged, "seeds": t.scores}
+        {"point": t.point, "mean": t.mean, "std": t.std, "failed": t.failed, "seeds": t.scores}
         for t in record.trials(label)
     ]
     return {"label": label, "points": len(rows), "best": rows[0]["point"], "table": rows}
@@ -334,11 +341,12 @@ def _at(tables: Table, row: Table, point: Point) -> Table:
     return config
 
 
-def _judge(section: SweepSection, firsts: list[Experiment]) -> Table:
+def _judge(section: SweepSection, experiments: list[Experiment]) -> Table:
     """The section's settings with their defaults: by which column points are judged, and which way."""
-    run, there = firsts[0].config["run"], columns(firsts)
-    default = next(column for column in ("test_loss", "objective", "train_loss") if column in there)
-    criterion = section.criterion or default
+    first, there = experiments[0].config, columns(experiments)
+    run = first["run"]
+    methods = [method for each in experiments for method in each.config["methods"]]
+    criterion = section.criterion or judge(first | {"methods": methods}, there) or "train_loss"
     if criterion not in there:
         raise unknown("sweep.criterion", criterion, there)
     way = section.better or better(criterion)
