@@ -46,6 +46,10 @@ class DivergedWarning(UserWarning):
     """A run was stopped because its training loss was no longer finite."""
 
 
+class DamagedWarning(UserWarning):
+    """Something that a run goes on from was damaged or lost, and what is done about it."""
+
+
 class BadClientWarning(UserWarning):
     """A run was stopped by its guard, because of what clients sent."""
 

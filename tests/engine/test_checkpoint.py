@@ -337,7 +337,7 @@ def test_a_best_model_that_is_not_this_jobs(tmp_path):
     best(tmp_path)
     for path in tmp_path.glob("round-*"):
         path.unlink()
-    with pytest.raises(CheckpointError, match=r"best\.safetensors: of a run with other settings"):
+    with pytest.raises(CheckpointError, match=r"best\.safetensors: of another run"):
         run("fedavg", tmp_path, best="test_loss")
     (tmp_path / "best.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(CheckpointError, match=r"best\.safetensors: broken"):

@@ -13,7 +13,7 @@ import plotly.offline
 
 import fedax
 from fedax.experiments import diagnosis, summary, sweeps, toml
-from fedax.experiments.runs import Path, Record, finite, write_atomic
+from fedax.experiments.runs import Path, Record, finite, lost, write_atomic
 from fedax.experiments.style import CLASS_COLOURS, colour, dash
 from fedax.experiments.summary import (
     Method,
@@ -53,7 +53,9 @@ def render(records: Sequence[Record]) -> str:
         "version": fedax.__version__,
         "title": html.escape(title),
         "subtitle": html.escape(_subtitle(records)),
-        "verdict": "".join(f"<p>{html.escape(sentence)}</p>" for sentence in _verdict(found, columns)),
+        "verdict": "".join(
+            f"<p>{html.escape(sentence)}</p>" for sentence in (*_lost(records), *_verdict(found, columns))
+        ),
         "facts": "".join(f"<div><dt>{k}</dt><dd>{_breakable(v)}</dd></div>" for k, v in _facts(records).items()),
         "results_note": _results_note(found, columns, seeds, any("sweep" in record.config for record in records)),
         "table": _table(found, columns),
@@ -95,6 +97,11 @@ def _subtitle(records: Sequence[Record]) -> str:
 def _facts(records: Sequence[Record]) -> dict[str, str]:
     each = [summary.facts(r.config, r.about["clients"]["sizes"], r.about["parameters"]) for r in records]
     return {name: " / ".join(dict.fromkeys(facts[name] for facts in each)) for name in each[0]}
+
+
+def _lost(records: Sequence[Record]) -> list[str]:
+    """What is missing in the run folders."""
+    return [f"{record.name}: {sentence}" for record in records for sentence in lost(record)]
 
 
 def _verdict(found: Sequence[Method], columns: Sequence[str]) -> list[str]:
