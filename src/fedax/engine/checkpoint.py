@@ -8,6 +8,7 @@ digest of themselves. The best model, where one is asked for, is a file of its o
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -39,7 +40,7 @@ _ROWS = 2**26  # bytes of client memory that are read at a time
 _BEST = "best.safetensors"
 _WRITING = ".writing-"
 _NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
-_BLOCK = 2**22  # bytes that are hashed at a time
+_BLOCK = 2**16  # bytes that are hashed at a time
 BLANK = "0" * 64  # stands for the digest while a file is hashed
 _DIGEST = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')  # in a header; quotation marks within texts are escaped there
 _KINDS = {"f": "F", "i": "I", "u": "U"}
@@ -118,12 +119,15 @@ class Saved(NamedTuple):
 
 
 class Keeper:
-    """Makes the checkpoints of one job, and finds them again; a context, at whose end signals are as before."""
+    """Makes the checkpoints of one job, and finds them again; a context, at whose end signals are as before.
+
+    Raises:
+        CheckpointError: those in the folder are another job's, or all are damaged.
+    """
 
     def __init__(self, wanted: Checkpoints, job: Job):
         self.wanted, self.job = wanted, job
         self.folder = pathlib.Path(wanted.folder)
-        self.best: Best | None = None
         self._held = Held()
         self._time, self._round = time.monotonic(), 0  # of the last one
         if wanted.best is not None and wanted.best not in (known := columns(job)):
@@ -135,6 +139,8 @@ class Keeper:
         except OSError as error:
             way_out = f"cannot write there ({error.strerror}); give another folder"
             raise ConfigError("checkpoint.folder", str(self.folder), way_out) from error
+        # Before anything is compiled: what is another job's is refused.
+        self.best, self._newest = self._find_best(), self._find_newest()
 
     def __enter__(self) -> "Keeper":
         return self
@@ -149,22 +155,11 @@ class Keeper:
             state: one of this job, which is used up.
 
         Raises:
-            CheckpointError: it is another job's, of a round after the last of this one, or there are damaged ones only.
+            CheckpointError: it is of a round after the last of this job, or does not fit it.
         """
-        self.best = self._find_best()
-        complete = self._complete()
-        index, damaged = self._newest(complete) if jax.process_index() == 0 else (-1, [])
-        index = int(processes.from_first(np.int32(index)))
-        if index == _NONE_WHOLE:
-            raise CheckpointError(f"{'; '.join(damaged) or self.folder}; there is no other one; {_ANEW}")
-        if index < 0:
+        if self._newest is None:
             return None
-        if damaged:
-            text = f"{len(damaged)} of {len(complete)} checkpoints cannot be used: {'; '.join(damaged)}"
-            warnings.warn(f"{text}; going on from round {index}, to the same end", DamagedWarning, stacklevel=2)
-        paths = complete.get(index, [])
-        if not paths:
-            raise CheckpointError(f"{self.folder}: process 0 has a checkpoint of round {index} there: share the folder")
+        index, paths = self._newest
         with _opened(paths[0]) as file:
             meta = self._text(paths[0], file, {"status", "rows", "costs"})
             last = meta["rows"][-1]["round"]
@@ -185,18 +180,36 @@ class Keeper:
         whole = State(jax.tree.unflatten(form, put), memory, jax.tree.unflatten(losses, lost))
         return Saved(whole, index, meta["rows"], meta["costs"], meta["status"])
 
-    def _newest(self, complete: Mapping[int, list[pathlib.Path]]) -> tuple[int, list[str]]:
-        """The newest round whose files are not damaged, and the files that are, with what is wrong.
+    def _find_newest(self) -> tuple[int, list[pathlib.Path]] | None:
+        """The round that :meth:`find` goes on from, and its files.
 
-        −1 where there are no files, ``_NONE_WHOLE`` where all are damaged.
+        Raises:
+            CheckpointError: it is another job's, or all are damaged.
         """
-        damaged: list[str] = []
-        for index in sorted(complete, reverse=True):
-            found = [f"{path}: {wrong}" for path in complete[index] if (wrong := damage(path)) is not None]
-            if not found:
-                return index, damaged
-            damaged += found
-        return (_NONE_WHOLE if damaged else -1), damaged
+        complete = self._complete()
+        damaged: dict[int, list[str]] = {}
+        index = -1
+        if jax.process_index() == 0:
+            for index in sorted(complete, reverse=True):
+                found = [f"{path}: {wrong}" for path in complete[index] if (wrong := damage(path)) is not None]
+                if not found:
+                    break
+                damaged[index] = found
+            index = _NONE_WHOLE if damaged and index in damaged else index
+        index, names = int(processes.from_first(np.int32(index))), "; ".join(itertools.chain(*damaged.values()))
+        if index == _NONE_WHOLE:
+            raise CheckpointError(f"{names or self.folder}; there is no other one; {_ANEW}")
+        if index < 0:
+            return None
+        if damaged:
+            text = f"{len(damaged)} of {len(complete)} checkpoints cannot be used ({names})"
+            warnings.warn(f"{text}: going on from round {index}, to the same end", DamagedWarning, stacklevel=4)
+        paths = complete.get(index, [])
+        if not paths:
+            raise CheckpointError(f"{self.folder}: process 0 has a checkpoint of round {index} there: share the folder")
+        with _opened(paths[0]) as file:
+            self._text(paths[0], file, set())
+        return index, paths
 
     def hold(self) -> None:
         """From now on, signals wait for a checkpoint."""
@@ -321,7 +334,7 @@ class Keeper:
             raise CheckpointError(f"{path}: no checkpoint that this version can read ({error})") from error
         if differs := differences(was, self.job.settings(), same):
             raise CheckpointError(
-                f"{path}: of another run: give the same task, data and settings, or another folder ({'; '.join(differs)})"
+                f"{path}: of another run: give the same problem and settings, or another folder ({'; '.join(differs)})"
             )
         return meta
 
@@ -502,10 +515,10 @@ def _write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> 
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_WRITING)
     try:
         with os.fdopen(handle, "wb") as file:
-            for part in (np.frombuffer(words, np.uint8), *arrays.values()):
-                content = memoryview(part.reshape(-1).view(np.uint8))
-                digest.update(content)
-                file.write(content)
+            parts: list[Any] = [words, *(leaf.reshape(-1).view(np.uint8).data for leaf in arrays.values())]
+            for part in parts:
+                digest.update(part)
+                file.write(part)
             file.seek(words.index(BLANK.encode()))
             file.write(digest.hexdigest().encode())
             file.flush()
