@@ -323,7 +323,7 @@ def changed(content, change):
 
 
 CHECKPOINTS = {
-    "no text": (lambda head, text: head.pop("__metadata__"), "damaged .no digest"),
+    "no text": (lambda head, text: head.pop("__metadata__"), "it has no digest"),
     "another form": (lambda head, text: text.update(format="\x1b[31m" * 1000), "no checkpoint"),
     "settings in pairs": (lambda head, text: text.update(job=[*text["job"].items()]), "no checkpoint"),
     "settings": (lambda head, text: text["job"].update(seed="9" * 5000), "seed was 9"),

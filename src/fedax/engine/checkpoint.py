@@ -398,7 +398,9 @@ def damage(path: pathlib.Path) -> str | None:
             head = file.read(min(int.from_bytes(start, "little"), size))
             if (digest := _DIGEST.search(head)) is None:
                 old = _OLD_FORMAT.encode() in head
-                return "of an older version of fedax, which did not keep whose it is" if old else "damaged (no digest)"
+                if old:
+                    return "of an older version of fedax, which did not keep what its run is made of"
+                return "damaged, or of an older version of fedax (it has no digest)"
             found = hashlib.sha256(start)
             for block in (head[: digest.start(1)], BLANK.encode(), head[digest.end(1) :]):
                 found.update(block)

@@ -87,7 +87,7 @@ def execute(
             begin(folder, config, [experiment], made_of)
         else:
             _check_same(folder, about, made_of)
-            over = _over(folder, experiment, runs)
+            over = _over(folder, experiment, runs, best=kept.get("best") is not None)
             keep_rows(folder, over)
     agreed = processes.from_first(np.array([each in over for each in runs]))
     over = {each for each, done in zip(runs, agreed, strict=True) if done}
@@ -124,7 +124,7 @@ def execute(
         compiled[label] += run.compile_seconds
         if writes:
             if run.best is not None:
-                write_model(models[label, seed].with_stem(f"{models[label, seed].stem}-best"), run.best.params)
+                write_model(model_path(folder, label, seed, best=True), run.best.params)
             write_model(models[label, seed], run.params)
             discard(place)
     return finish(folder, compiled) if writes else None
@@ -162,8 +162,11 @@ def _check_same(folder: Path, about: Mapping[str, Any], made_of: MadeOf) -> None
             raise ConfigError("out", str(folder), way_out)
 
 
-def _over(folder: Path, experiment: Experiment, runs: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-    """The runs that are over and all there; a warning for those of which something is damaged or lost."""
+def _over(folder: Path, experiment: Experiment, runs: Sequence[tuple[str, int]], best: bool) -> set[tuple[str, int]]:
+    """The runs that are over and all there; a warning for those of which something is damaged or lost.
+
+    ``best``: whether the best models are asked for too. There are none of runs of which they were not.
+    """
     rows, like = rows_of(folder, experiment.config), jax.eval_shape(experiment.task.init, jax.random.key(0))
     found = set()
     for label, seed in runs:
@@ -176,6 +179,8 @@ def _over(folder: Path, experiment: Experiment, runs: Sequence[tuple[str, int]])
         else:
             try:
                 read_model(path, like)
+                if best and (other := model_path(folder, label, seed, best=True)).exists():
+                    read_model(other, like)
                 found.add((label, seed))
             except DataError as error:
                 wrong = str(error)

@@ -316,9 +316,9 @@ def keep_rows(folder: Path, over: Collection[tuple[str, int]]) -> None:
     write_atomic(folder / "metrics.jsonl", b"".join(kept))
 
 
-def model_path(folder: Path, label: str, seed: int) -> Path:
-    """Where the final model of a run is."""
-    return folder / "models" / f"{slug(label)}-seed{seed}.safetensors"
+def model_path(folder: Path, label: str, seed: int, best: bool = False) -> Path:
+    """Where the final model of a run is, or its best one."""
+    return folder / "models" / f"{slug(label)}-seed{seed}{'-best' * best}.safetensors"
 
 
 def lost(record: Record) -> list[str]:
@@ -340,10 +340,11 @@ def lost(record: Record) -> list[str]:
             rounds = {index for each in gaps or [missing_rounds(None, record.config, ended)] for index in each}
             if rounds:
                 told.append(f"{label}, seed {seed}: rows of rounds {few(sorted(rounds))} are missing in metrics.jsonl.")
-            if path.is_file() and (wrong := damage(path)) is not None:
-                told.append(f"{label}, seed {seed}: its model, {path.name}, is {wrong}.")
-            elif ended and not path.is_file():
+            if ended and not path.is_file():
                 told.append(f"{label}, seed {seed}: its model, {path.name}, is missing.")
+            for model in (path, model_path(record.folder, label, seed, best=True)):
+                if model.is_file() and (wrong := damage(model)) is not None:
+                    told.append(f"{label}, seed {seed}: its model, {model.name}, is {wrong}.")
     return told
 
 
