@@ -7,6 +7,7 @@ changes of a large memory-mapped file that keep its size and time and miss the s
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import os
 import re
@@ -89,7 +90,7 @@ def versions() -> dict[str, str]:
 def same_versions(was: Mapping[str, str]) -> bool:
     """Whether programs can be compared with those of a run under these :func:`versions`."""
     now = versions()
-    return all(was[name] == now[name] for name in ("fedax", "jax"))
+    return all(was.get(name) == now[name] for name in ("fedax", "jax"))
 
 
 def differences(was: Mapping[str, Any], now: Mapping[str, str], same_versions: bool) -> list[str]:
@@ -171,7 +172,7 @@ def _spelled(name: str, value: Any) -> dict[str, str]:
 
 def _without_addresses(text: str) -> str:
     """Where functions lie in memory is elsewhere in another process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
+    return re.sub(r" at 0x[0-9a-f]+", "", text) if " at 0x" in text else text
 
 
 # ---- programs
@@ -242,6 +243,7 @@ def _words(program: Any, known: dict[int, str]) -> Iterator[str | bytes]:
     yield from map(name, program.outvars)
 
 
+@functools.lru_cache(maxsize=4096)
 def _form(aval: Any) -> str:
     return aval.str_short() if hasattr(aval, "str_short") else repr(aval)
 

@@ -152,8 +152,10 @@ def make_job(
     shapes = lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
     pool = fed._replace(examples=jax.tree.map(shapes, data.examples))
     _check_aggregator(aggregate, algorithm, x)
-    # Neither the devices nor how many clients run side by side are part of what a round is.
-    plain = dataclasses.replace(plan, mesh=None, chunk_size=min(2, participation.places(data.num_clients)))
+    # Neither the devices nor how many clients run side by side are part of what a round is. Tracing two at a time shows
+    # what cannot have a batch axis; of large models it would take twice as long.
+    side_by_side = min(2 if is_small(x.tree) else 1, participation.places(data.num_clients))
+    plain = dataclasses.replace(plan, mesh=None, chunk_size=side_by_side)
     warmup, traffic, program = _dry_run(*_signature((*hyper, pool, key, x)), plain, jax.config.read("jax_enable_x64"))
     row = jax.eval_shape(first_state, algorithm, x)[1]
     hosted = stream or processes.count() > 1

@@ -157,8 +157,8 @@ def _check_same(folder: Path, about: Mapping[str, Any], made_of: MadeOf) -> None
     same = same_versions(about["versions"])
     for label, now in made_of.items():
         if differs := differences(was.get(label, {}), now, same):
-            few = "; ".join(differs[:5]) + ("; …" if len(differs) > 5 else "")
-            way_out = f"it holds a run of another problem ({label}: {few}); name another folder with --out"
+            first = "; ".join(differs[:5]) + ("; …" if len(differs) > 5 else "")
+            way_out = f"it holds a run of another problem ({label}: {first}); name another folder with --out"
             raise ConfigError("out", str(folder), way_out)
 
 
