@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import numpy as np
@@ -20,6 +21,17 @@ CASES = {
     "mime": ({"stream": False}, {"stream": True}),
     "fedadam": ({"stream": False}, {"stream": True}),
 }
+# What a command runs that is killed at an event of its run folder: of six methods each run is killed several times.
+METHODS = ("fedavg", "scaffold", "mime", "fedadam", "fedda-mvr", "scaffold-m-vr")
+CONFIGS = {
+    "clean": "",
+    "nan, guard, dropout": """
+run.guard = true
+run.faults = {clients = [1], sends = nan}
+participation.dropout = 0.2
+""",
+}
+EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod")
 LONGEST = 120  # seconds that a process may take to end by SIGTERM, on a machine that is busy
 
 
@@ -100,6 +112,84 @@ def case(method: str, which: int, rounds: int, kills: int, scratch: pathlib.Path
     return bad
 
 
+def dying(at: int, after: float, folder: str, arguments: list[str]) -> None:
+    """The command, which kills itself at an event of a file in its folder, or so many seconds later; 0: it counts them.
+
+    An audit hook sees an event before it happens: the last one does not, unless there is time.
+    """
+    count = 0
+
+    def hook(event: str, given: tuple[object, ...]) -> None:
+        nonlocal count
+        if event in EVENTS and any(isinstance(each, str | os.PathLike) and folder in str(each) for each in given):
+            count += 1
+            if count == at and after:
+                threading.Timer(after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            elif count == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    from fedax.cli import app
+
+    sys.addaudithook(hook)
+    app(arguments, standalone_mode=False)
+    print(f"events {count}", flush=True)
+
+
+def outcome(folder: pathlib.Path) -> tuple[object, ...]:
+    """All that a run folder has of its runs, but the seconds; and what it should not have any more."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    models = {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())}
+    summary = json.loads((folder / "summary.json").read_text())
+    states = [(method["label"], method["status"], method["seeds"]) for method in summary["methods"]]
+    left = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    return rows, models, states, left, (folder / "report.html").exists()
+
+
+def command(name: str, kills: int, scratch: pathlib.Path, luck: random.Random) -> int:
+    """How many runs of the command ended otherwise than one that was left alone."""
+    scratch.mkdir()
+    methods = ", ".join(f'{{name = "{method}", lr = 0.05}}' for method in METHODS)
+    config = scratch / "config.toml"
+    config.write_text(f"""
+name = "kills"
+data = {{name = "quadratics", clients = 6, dimension = 3}}
+work = {{kind = "steps", steps = 2}}
+methods = [{methods}]
+run.rounds = 8
+run.evaluate_every = 3
+participation.kind = "uniform"
+participation.size = 4
+{CONFIGS[name]}""")
+    kept = ["--checkpoint-rounds", "2", "--checkpoint-best", "train_loss"]
+
+    def process(folder: pathlib.Path, at: int, after: float) -> subprocess.CompletedProcess[str]:
+        arguments = ["run", str(config), "--out", str(folder), *kept]
+        line = [sys.executable, __file__, "--die", str(at), str(after), str(folder), *arguments]
+        return subprocess.run(line, capture_output=True, text=True)
+
+    alone = process(scratch / "alone", 0, 0.0)
+    expected, events = outcome(scratch / "alone"), int(alone.stdout.rsplit(maxsplit=1)[-1])
+    killed = runs = bad = 0
+    while killed < kills:
+        folder, runs = scratch / str(runs), runs + 1
+        while True:
+            # A few before the end of what is left, so that some runs end.
+            at = luck.randrange(1, events // 2) if killed < kills else 0
+            ended = process(folder, at, luck.choice((0.0, luck.uniform(0, 0.01))))
+            if ended.returncode == -signal.SIGKILL:
+                killed += 1
+                continue
+            good = ended.returncode == 0 and outcome(folder) == expected
+            if not good:
+                bad += 1
+                print(ended.stderr[-1000:], file=sys.stderr)
+            break
+    text = f"{name}, {len(METHODS)} methods, {events} events a run: {runs} runs killed {killed} times"
+    print(f"{text}; {bad} otherwise than one left alone", flush=True)
+    return bad
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="in all")
@@ -107,6 +197,10 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--one", nargs=3, metavar=("METHOD", "PLACE", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--command", action="store_true", help="kill fedax run, at events of the files in its folder")
+    if sys.argv[1:2] == ["--die"]:
+        at, after, folder, *arguments = sys.argv[2:]
+        return dying(int(at), float(after), folder, arguments)
     given = parser.parse_args()
     if given.one:
         method, which, folder = given.one
@@ -117,6 +211,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{scratch}/compiled"
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        if given.command:
+            each = -(-given.kills // len(CONFIGS))
+            places = []
+            for k, name in enumerate(CONFIGS):
+                bad += command(name, each, pathlib.Path(scratch, f"command-{k}"), luck)
         for method, which in places:
             each = -(-given.kills // len(places))
             bad += case(method, which, given.rounds, each, pathlib.Path(scratch, f"{method}-{which}"), luck)

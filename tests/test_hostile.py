@@ -319,11 +319,11 @@ def changed(content, change):
     if "fedax" in header.get("__metadata__", {}):
         header["__metadata__"]["fedax"] = text if isinstance(text, str) else json.dumps(text)
     words = json.dumps(header).encode()
-    return struct.pack("<Q", len(words)) + words + content[end:]
+    return fuzz.resealed(struct.pack("<Q", len(words)) + words + content[end:])
 
 
 CHECKPOINTS = {
-    "no text": (lambda head, text: head.pop("__metadata__"), "no checkpoint"),
+    "no text": (lambda head, text: head.pop("__metadata__"), "it has no digest"),
     "another form": (lambda head, text: text.update(format="\x1b[31m" * 1000), "no checkpoint"),
     "settings in pairs": (lambda head, text: text.update(job=[*text["job"].items()]), "no checkpoint"),
     "settings": (lambda head, text: text["job"].update(seed="9" * 5000), "seed was 9"),
@@ -364,7 +364,8 @@ def test_checkpoints_of_other_clients(tmp_path, tag, ids):
     old = struct.pack("<2q" if tag == b"h" else "<3q", *([3, 1] if tag == b"h" else [0, 1, 2]))
     assert good.count(old) == 1
     with pytest.raises(CheckpointError, match="client"):
-        fuzz.read_checkpoint(tmp_path, tag + good.replace(old, struct.pack(f"<{len(ids)}q", *ids)))
+        other = good.replace(old, struct.pack(f"<{len(ids)}q", *ids))
+        fuzz.read_checkpoint(tmp_path, tag + fuzz.resealed(other))
 
 
 TINY = data.quadratics(clients=2, dimension=1)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -46,6 +47,7 @@ Set = Annotated[
 
 def main() -> None:
     """The entry point of the command."""
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     _listen()
     try:
         app()
@@ -479,8 +481,12 @@ def report(
     """
     from fedax.errors import ConfigError
     from fedax.experiments import read, summary, write_report
+    from fedax.experiments.runs import lost
 
     records = [read(folder) for folder in runs]
+    for record in records:
+        for sentence in lost(record):
+            typer.echo(f"warning: {record.folder}: {sentence}", err=True)
     path = out or (records[0].folder / "report.html" if len(records) == 1 else pathlib.Path("comparison.html"))
     try:
         write_report(records, path)
@@ -501,12 +507,14 @@ def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = Fal
     from fedax.errors import unknown
     from fedax.experiments import build, execute
     from fedax.experiments.config import columns
+    from fedax.experiments.runner import check_methods
 
     experiment = build(tables)
     if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
         raise unknown("checkpoint-best", best, known)
     if jax.process_index() > 0:  # the first of several processes writes and shows
-        execute(experiment, pathlib.Path(processes.text_from_first("")), **kept)
+        made_of = check_methods(experiment)
+        execute(experiment, pathlib.Path(processes.text_from_first("")), made_of=made_of, **kept)
         return
     record = _train(experiment, out, resume, **kept)
     console = _console()
@@ -518,10 +526,12 @@ def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = Fa
     from fedax.engine import processes, signals
     from fedax.errors import ConfigError
     from fedax.experiments import begun_folder, execute, locked, new_folder
+    from fedax.experiments.runner import check_methods
 
     console = _console()
+    made_of = check_methods(experiment)  # before there is a folder
     folder = begun_folder(out, experiment.config) if resume or out is not None else None
-    if folder is None and resume:
+    if folder is None and resume and (out is None or not out.exists()):  # it may have ended before it began
         raise ConfigError("resume", True, "no run of this configuration has begun there; leave --resume out")
     if folder is not None:
         console.print(f"Going on with {folder}", highlight=False, soft_wrap=True)
@@ -531,7 +541,7 @@ def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = Fa
         _show_choices(console, experiment, folder)
         try:
             with _Progress(console, experiment) as watch:
-                record = execute(experiment, folder, watch, **kept)
+                record = execute(experiment, folder, watch, made_of, **kept)
                 assert record is not None
                 return record
         except KeyboardInterrupt as error:

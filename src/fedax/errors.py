@@ -96,6 +96,10 @@ class DivergedWarning(UserWarning):
     """A run was stopped because its training loss was no longer finite, or it ended worse than it began."""
 
 
+class DamagedWarning(UserWarning):
+    """Something that a run goes on from was damaged or lost, and what is done about it."""
+
+
 class BadClientWarning(UserWarning):
     """A run was stopped by its guard, because of what clients sent."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 import types
 
@@ -13,7 +14,7 @@ import safetensors.numpy
 import fedax
 from fedax.engine import checkpoint, evaluate
 from fedax.engine.job import make_job
-from fedax.errors import CheckpointError, ConfigError
+from fedax.errors import CheckpointError, ConfigError, DamagedWarning
 
 from .problem import DATA, TASK, UNEQUAL, federation
 
@@ -151,25 +152,71 @@ def test_a_file_may_vanish_while_another_process_writes(tmp_path):
     assert len(list(tmp_path.glob("round-*"))) == 2
 
 
-def test_broken_files_are_named(tmp_path):
-    run("scaffold", tmp_path)
-    path = max(tmp_path.iterdir())
-    whole = path.read_bytes()
-    for broken in (
-        whole[:-4],
-        whole[:50],
-        b"",
-        b"\xff" * 100,
-        whole.replace(b"fedax checkpoint 1", b"fedax checkpoint 9"),
+def flips(content):
+    """A file with one bit flipped: in the length, the digest, the text, other parts of the header, each tensor."""
+    head = 8 + int.from_bytes(content[:8], "little")
+    tensors = json.loads(content[8:head])
+    places = [0, 7, 8, head - 1, content.index(b"sha256") + 1, checkpoint._DIGEST.search(content).start(1)]
+    places += [content.index(word) for word in (b"shape", b"data_offsets", b"dtype")]
+    places += [content.index(word) for word in (b"train_loss", b"seconds") if word in content]
+    places += [head + form["data_offsets"][0] for name, form in tensors.items() if name != "__metadata__"]
+    for place in (*places, len(content) - 1):
+        for bit in (0, 6):
+            yield content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :]
+
+
+@pytest.fixture(scope="module")
+def prolonged(tmp_path_factory):
+    """A folder of a run of six rounds, and the same run with eight."""
+    folder = tmp_path_factory.mktemp("prolonged")
+    run("scaffold", folder, rounds=6)
+    return folder, run("scaffold")
+
+
+def test_damaged_files_are_passed_over_and_named(prolonged, tmp_path):
+    folder, whole = prolonged
+    shutil.copytree(folder, tmp_path / "run")
+    newest = max((tmp_path / "run").iterdir())
+    good = newest.read_bytes()
+    newest.write_bytes(good[:-5] + bytes([good[-5] ^ 64]) + good[-4:])
+    with pytest.warns(
+        DamagedWarning, match=rf"^1 of 2 checkpoints .*{newest.name}: damaged.*going on from round 3, to"
     ):
+        identical(whole, run("scaffold", tmp_path / "run"))
+    # What was damaged has made room.
+    assert sorted(path.name[:15] for path in (tmp_path / "run").iterdir()) == ["round-000000006", "round-000000008"]
+    assert all(checkpoint.damage(path) is None for path in (tmp_path / "run").iterdir())
+
+
+def test_no_damage_passes(prolonged, tmp_path):
+    """Of one file, so that it has to be refused; before anything is compiled."""
+    good = max(prolonged[0].iterdir()).read_bytes()
+    path = tmp_path / "round-000000006.0-of-1.safetensors"
+    other = good.replace(b'"memory.0"', b'"memory.9"')
+    for broken in (*flips(good), good[:-4], good[:50], b"", b"\xff" * 100, good + b"\0", other):
         path.write_bytes(broken)
-        with pytest.raises(CheckpointError, match=path.name):
+        with pytest.raises(CheckpointError, match=rf"{path.name}: damaged.*; there is no other one; remove"):
             run("scaffold", tmp_path)
-    path.write_bytes(whole.replace(b'"memory.0"', b'"memory.9"'))
-    with pytest.raises(CheckpointError, match=path.name):
+
+
+def test_files_of_an_older_version_are_refused(prolonged, tmp_path):
+    path = tmp_path / "round-000000006.0-of-1.safetensors"
+    good = max(prolonged[0].iterdir()).read_bytes()
+    path.write_bytes(good.replace(b"sha256", b"sha---").replace(b"fedax checkpoint 2", b"fedax checkpoint 1"))
+    with pytest.raises(CheckpointError, match=f"{path.name}: of an older version of fedax"):
         run("scaffold", tmp_path)
-    path.unlink()  # the older one is there
-    assert run("scaffold", tmp_path).status == "finished"
+
+
+def test_what_is_left_of_later_rounds_goes(prolonged, tmp_path):
+    """Part of a checkpoint of two processes; it must not push out what this run writes."""
+    shutil.copytree(prolonged[0], tmp_path / "run")
+    (tmp_path / "run" / "round-000000099.0-of-2.safetensors").write_bytes(b"")
+    (tmp_path / "run" / "mine.safetensors").write_bytes(b"")
+    run("scaffold", tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir())[0] == "mine.safetensors"
+    assert len(list((tmp_path / "run").iterdir())) == 3
+    checkpoint.discard(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.safetensors"]
 
 
 def test_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch):
@@ -337,11 +384,13 @@ def test_a_best_model_that_is_not_this_jobs(tmp_path):
     best(tmp_path)
     for path in tmp_path.glob("round-*"):
         path.unlink()
-    with pytest.raises(CheckpointError, match=r"best\.safetensors: of a run with other settings"):
+    with pytest.raises(CheckpointError, match=r"best\.safetensors: of another run"):
         run("fedavg", tmp_path, best="test_loss")
-    (tmp_path / "best.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(CheckpointError, match=r"best\.safetensors: broken"):
-        best(tmp_path)
+    good = (tmp_path / "best.safetensors").read_bytes()
+    for broken in (*flips(good), b"\xff" * 100):
+        (tmp_path / "best.safetensors").write_bytes(broken)
+        with pytest.raises(CheckpointError, match=r"best\.safetensors: damaged.*; remove it to go on"):
+            best(tmp_path)
 
 
 def test_a_best_model_that_cannot_be_written(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """A run folder whose run was stopped: the same command goes on with it, and ends with the same figures."""
 
+import dataclasses
 import json
 import os
 import shlex
@@ -14,7 +15,8 @@ import fedax
 from fedax import cli
 from fedax.cli import app
 from fedax.engine import checkpoint
-from fedax.experiments import begun_folder, build, execute, locked, new_folder, runner
+from fedax.errors import DamagedWarning
+from fedax.experiments import begun_folder, build, execute, locked, new_folder, read, runner, runs
 
 TABLES = {
     "name": "small",
@@ -179,6 +181,164 @@ def at(monkeypatch):
 
 def command(*arguments):
     return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def copied(whole, folder):
+    shutil.copytree(whole[1], folder)
+    return folder
+
+
+def test_not_a_number_is_the_same_as_before(here):
+    faulty = ["--set", "run.seeds=1", "--set", "run.guard=true", "--set", "run.faults={clients = [1], sends = nan}"]
+    assert command("run", "small.toml", "--out", "run", *faulty).exit_code == 0
+    again = command("run", "small.toml", "--out", "run", *faulty, "--resume")
+    assert again.exit_code == 0 and "Going on with run" in again.stdout
+    faulty[-1] = "run.faults={clients = [1], sends = inf}"
+    other = command("run", "small.toml", "--out", "run", *faulty)
+    assert other.exit_code == 2 and "run.faults.sends was nan, is inf" in other.stderr
+
+
+def test_a_run_that_is_refused_leaves_nothing(here):
+    refused = command("run", "small.toml", "--out", "run", "--set", "run.aggregate=coordinate-median")
+    assert refused.exit_code == 2 and "methods.scaffold.aggregate" in refused.stderr and not here.exists()
+    tables = TABLES | {"methods": TABLES["methods"][1:], "run": TABLES["run"] | {"aggregate": "coordinate-median"}}
+    with pytest.raises(fedax.ConfigError, match=r"methods.scaffold.aggregate"):
+        execute(build(tables), here)
+    assert not here.exists()
+
+
+@pytest.mark.parametrize("files", [0, 1, 2])
+def test_what_a_beginning_left_is_taken_over(files, whole, here, monkeypatch):
+    """Ended between any two files; config.toml is the last."""
+    written = iter(range(files))
+    atomic = runs.write_atomic
+
+    def dies(path, content):
+        if next(written, None) is None:
+            (path.parent / f".{path.name}-a1b2c3d4").write_text("half")
+            raise KeyboardInterrupt
+        atomic(path, content)
+
+    with monkeypatch.context() as patch:
+        for module in (runs, runner):
+            patch.setattr(module, "write_atomic", dies)
+        assert command("run", "small.toml", "--out", "run").exit_code == 130
+    assert (here / "config.toml").exists() == (files == 2)
+    resume = ["--resume"] if files else []  # either way
+    assert command("run", "small.toml", "--out", "run", *resume).exit_code == 0
+    assert rows(here) == rows(whole[1])
+    assert not list(here.glob(".about*")) and not list(here.glob(".config*"))
+
+
+@pytest.mark.parametrize("name", ["about.json", "metrics.jsonl", "models/mine", "notes"])
+def test_what_is_not_ours_is_not_taken_over(name, here):
+    (here / name).parent.mkdir(parents=True)
+    (here / name).write_text("mine")
+    for resume in ([], ["--resume"]):
+        result = command("run", "small.toml", "--out", "run", *resume)
+        assert result.exit_code == 2 and "not empty" in result.stderr
+    assert (here / name).read_text() == "mine" and len(list(here.iterdir())) == 1
+
+
+def test_rows_and_models_that_are_lost_are_made_again(whole, tmp_path):
+    experiment, expected = whole
+    folder = copied(whole, tmp_path / "run")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:1] + lines[2:8] + lines[9:]))
+    model = folder / "models" / "scaffold-seed1.safetensors"
+    model.write_bytes(model.read_bytes()[:-1] + b"\x01")
+    (folder / "models" / "fedavg-seed1.safetensors").unlink()
+    told = [
+        "fedavg, seed 0: rows of rounds 2 are missing",
+        "fedavg, seed 1: its model, fedavg-seed1.safetensors, is missing",
+        "scaffold, seed 0: rows of rounds 0 are missing",
+        "scaffold, seed 1: its model, scaffold-seed1.safetensors, is damaged",
+    ]
+    for sentence, start in zip(runs.lost(read(folder)), told, strict=True):
+        assert sentence.startswith(start)
+    report = command("report", folder, "--out", tmp_path / "report.html")
+    assert report.exit_code == 0 and all(f"warning: {folder}: {sentence}" in report.stderr for sentence in told)
+    assert all(sentence in (tmp_path / "report.html").read_text() for sentence in told)
+    with pytest.warns(DamagedWarning) as said:
+        execute(experiment, folder)
+    assert [str(each.message).endswith("; it is run again") for each in said] == [True] * 4
+    assert rows(folder) == rows(expected) and runs.lost(read(folder)) == []
+    for path in (expected / "models").iterdir():
+        assert (folder / "models" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_rows_that_are_all_lost(whole, tmp_path):
+    folder = copied(whole, tmp_path / "run")
+    (folder / "metrics.jsonl").write_text("")
+    with pytest.raises(fedax.ConfigError, match="its rows are lost, for it has models; --resume"):
+        read(folder)
+    with pytest.warns(DamagedWarning, match="rows of rounds 0, 2, 4, 6 are missing"):
+        execute(whole[0], folder)
+    assert rows(folder) == rows(whole[1])
+
+
+def test_rows_that_come_twice_are_refused(whole, tmp_path):
+    folder = copied(whole, tmp_path / "run")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(True)
+    (folder / "metrics.jsonl").write_text("".join(lines + lines[-1:]))
+    with pytest.raises(fedax.DataError, match=f"line {len(lines) + 1}: a round that was there before"):
+        read(folder)
+
+
+def test_without_about_json_it_is_refused(whole, tmp_path):
+    folder = copied(whole, tmp_path / "run")
+    (folder / "about.json").unlink()
+    (folder / "models" / "scaffold-seed1.safetensors").unlink()
+    with pytest.raises(fedax.ConfigError, match=r"its about\.json is lost"):
+        execute(whole[0], folder)
+    assert rows(folder) == rows(whole[1])
+
+
+def test_a_run_of_another_problem_is_refused(whole, tmp_path):
+    """Of the same configuration, whose data file, say, is another one; also where every run is over."""
+    folder = copied(whole, tmp_path / "run")
+    data = whole[0].data
+    other = fedax.FederatedData(data.examples | {"e": data.examples["e"] + 1}, data.sizes, data.weights)
+    with pytest.raises(fedax.ConfigError, match=r"of another problem \(fedavg: data\['e'\] was"):
+        execute(dataclasses.replace(whole[0], data=other), folder)
+    about = json.loads((folder / "about.json").read_text())
+    (folder / "about.json").write_text(json.dumps(about | {"made_of": None}))
+    with pytest.raises(fedax.ConfigError, match="a run of an older version of fedax"):
+        execute(whole[0], folder)
+    assert read(folder).runs
+
+
+LINKS = ["checkpoints", "models", "metrics.jsonl", ".lock", "models/x.safetensors", "checkpoints/scaffold-seed1"]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_links_are_refused_and_nothing_is_removed_behind_them(name, whole, here):
+    copied(whole, here)
+    (here / "models" / "scaffold-seed1.safetensors").unlink()
+    elsewhere = here.parent / "elsewhere"
+    (elsewhere / "scaffold-seed1").mkdir(parents=True)
+    (elsewhere / "scaffold-seed1" / "precious").write_text("mine")
+    place = here / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.symlink_to(elsewhere)
+    result = command("run", "small.toml", "--out", "run", "--resume")
+    assert result.exit_code == 2 and f"run/{name}': this is a link" in result.stderr
+    with pytest.raises(fedax.ConfigError, match="this is a link"):
+        execute(whole[0], here)
+    assert [path.name for path in elsewhere.rglob("*")] == ["scaffold-seed1", "precious"]
+
+
+def test_what_is_not_ours_stays_among_the_checkpoints(whole, tmp_path):
+    folder = copied(whole, tmp_path / "run")
+    (folder / "models" / "scaffold-seed1.safetensors").unlink()
+    mine = folder / "checkpoints" / "scaffold-seed1" / "mine" / "notes"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    with pytest.warns(DamagedWarning, match="is missing"):
+        execute(whole[0], folder)
+    assert mine.read_text() == "mine" and [path.name for path in mine.parents[1].iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """Checkpoints of a run: all that it takes to go on as if it had never stopped.
 
 A checkpoint is a safetensors file, of several processes one each, and holds no code: the server's state, the rows of
-client memory, and as text the history, the costs and the settings. Files appear whole or not at all. The best model,
-where one is asked for, is a file of its own.
+client memory, and as text the history, the costs and what makes the run. Files appear whole or not at all, and hold a
+digest of themselves. The best model, where one is asked for, is a file of its own.
 """
 
 import contextlib
 import dataclasses
+import hashlib
+import itertools
 import json
 import math
 import os
@@ -15,6 +17,7 @@ import re
 import struct
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,21 +25,27 @@ import jax
 import numpy as np
 import safetensors
 
-import fedax
 from fedax.engine import processes
 from fedax.engine.evaluate import columns
+from fedax.engine.identity import differences, same_versions, versions
 from fedax.engine.job import Job
 from fedax.engine.memory import ClientMemory
 from fedax.engine.round import State
 from fedax.engine.signals import Held
-from fedax.errors import CheckpointError, ConfigError, unknown
+from fedax.errors import CheckpointError, ConfigError, DamagedWarning, unknown
 from fedax.numbers import check_count, check_number
 
-_FORMAT = "fedax checkpoint 1"
+_FORMAT, _OLD_FORMAT = "fedax checkpoint 2", "fedax checkpoint 1"
 _ROWS = 2**26  # bytes of client memory that are read at a time
 _BEST = "best.safetensors"
+_WRITING = ".writing-"
 _NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
+_BLOCK = 2**16  # bytes that are hashed at a time
+BLANK = "0" * 64  # stands for the digest while a file is hashed
+_DIGEST = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')  # in a header; quotation marks within texts are escaped there
 _KINDS = {"f": "F", "i": "I", "u": "U"}
+_NONE_WHOLE = -2  # no round: there are checkpoints, all of them damaged
+_ANEW = "remove what is there to begin anew, or give another folder"
 _COUNTS = ("round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "left_out", "skipped")
 
 
@@ -50,7 +59,8 @@ class Checkpoints:
         folder: of this run alone; made where it is not there.
         rounds: ≥ 1, a checkpoint after every so many rounds; ``None``: by time only.
         minutes: > 0, a checkpoint when so long has passed since the last one; ``None``: by rounds only.
-        keep: how many of the newest stay, ≥ 1.
+        keep: how many of the newest stay, ≥ 1. With 2 and more, a run whose newest is damaged goes on from the one
+            before.
         best: a column of the history that measures the model, such as ``"test_loss"``: the model of the evaluated round
             at which it was best stays too, in ``best.safetensors``, and is the run's ``best``; of equals the first.
             Asked of a run that goes on, it is the best since then. ``None``: none is kept.
@@ -109,23 +119,28 @@ class Saved(NamedTuple):
 
 
 class Keeper:
-    """Makes the checkpoints of one job, and finds them again; a context, at whose end signals are as before."""
+    """Makes the checkpoints of one job, and finds them again; a context, at whose end signals are as before.
+
+    Raises:
+        CheckpointError: those in the folder are another job's, or all are damaged.
+    """
 
     def __init__(self, wanted: Checkpoints, job: Job):
         self.wanted, self.job = wanted, job
         self.folder = pathlib.Path(wanted.folder)
-        self.best: Best | None = None
         self._held = Held()
         self._time, self._round = time.monotonic(), 0  # of the last one
         if wanted.best is not None and wanted.best not in (known := columns(job)):
             raise unknown("checkpoint.best", wanted.best, known)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.folder, prefix=".writing-"):
+            with tempfile.TemporaryFile(dir=self.folder, prefix=_WRITING):
                 pass
         except OSError as error:
             way_out = f"cannot write there ({error.strerror}); give another folder"
             raise ConfigError("checkpoint.folder", str(self.folder), way_out) from error
+        # Before anything is compiled: what is another job's is refused.
+        self.best, self._newest = self._find_best(), self._find_newest()
 
     def __enter__(self) -> "Keeper":
         return self
@@ -134,19 +149,17 @@ class Keeper:
         self._held.release()
 
     def find(self, state: State) -> Saved | None:
-        """The newest checkpoint that all processes have written; ``state``: one of this job, which is used up.
+        """The newest checkpoint that all processes have written and that is not damaged.
+
+        Args:
+            state: one of this job, which is used up.
 
         Raises:
-            CheckpointError: it is another job's, of a round after the last of this one, or broken.
+            CheckpointError: it is of a round after the last of this job, or does not fit it.
         """
-        self.best = self._find_best()
-        complete = self._complete()
-        index = int(processes.from_first(np.int32(max(complete, default=-1))))
-        if index < 0:
+        if self._newest is None:
             return None
-        paths = complete.get(index, [])
-        if not paths:
-            raise CheckpointError(f"{self.folder}: process 0 has a checkpoint of round {index} there: share the folder")
+        index, paths = self._newest
         with _opened(paths[0]) as file:
             meta = self._text(paths[0], file, {"status", "rows", "costs"})
             last = meta["rows"][-1]["round"]
@@ -166,6 +179,37 @@ class Keeper:
         self._time, self._round = time.monotonic(), index
         whole = State(jax.tree.unflatten(form, put), memory, jax.tree.unflatten(losses, lost))
         return Saved(whole, index, meta["rows"], meta["costs"], meta["status"])
+
+    def _find_newest(self) -> tuple[int, list[pathlib.Path]] | None:
+        """The round that :meth:`find` goes on from, and its files.
+
+        Raises:
+            CheckpointError: it is another job's, or all are damaged.
+        """
+        complete = self._complete()
+        damaged: dict[int, list[str]] = {}
+        index = -1
+        if jax.process_index() == 0:
+            for index in sorted(complete, reverse=True):
+                found = [f"{path}: {wrong}" for path in complete[index] if (wrong := damage(path)) is not None]
+                if not found:
+                    break
+                damaged[index] = found
+            index = _NONE_WHOLE if damaged and index in damaged else index
+        index, names = int(processes.from_first(np.int32(index))), "; ".join(itertools.chain(*damaged.values()))
+        if index == _NONE_WHOLE:
+            raise CheckpointError(f"{names or self.folder}; there is no other one; {_ANEW}")
+        if index < 0:
+            return None
+        if damaged:
+            text = f"{len(damaged)} of {len(complete)} checkpoints cannot be used ({names})"
+            warnings.warn(f"{text}: going on from round {index}, to the same end", DamagedWarning, stacklevel=4)
+        paths = complete.get(index, [])
+        if not paths:
+            raise CheckpointError(f"{self.folder}: process 0 has a checkpoint of round {index} there: share the folder")
+        with _opened(paths[0]) as file:
+            self._text(paths[0], file, set())
+        return index, paths
 
     def hold(self) -> None:
         """From now on, signals wait for a checkpoint."""
@@ -224,26 +268,27 @@ class Keeper:
         self._put(path, tensors, {"status": saved.status, "rows": saved.rows, "costs": saved.costs})
         with _writing(path):
             if process == 0:
-                self._clean()
+                self._clean(saved.done)
         self._time, self._round = time.monotonic(), saved.done
         self._held.deliver()
 
     def _put(self, path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
-        versions = {"fedax": fedax.__version__, "jax": jax.__version__, "numpy": np.__version__}
-        meta = {"format": _FORMAT, "versions": versions, "job": self.job.settings, **about}
+        meta = {"format": _FORMAT, "versions": versions(), "job": self.job.settings(), **about}
         with _writing(path):
             _write(path, tensors, json.dumps(meta))
 
-    def _clean(self) -> None:
-        """Remove what is too old, and what a process that was killed has left."""
-        for left in self.folder.glob(".writing-*"):
+    def _clean(self, newest: int) -> None:
+        """Remove what is too old, what was damaged, and what a process that was killed has left."""
+        for left in self.folder.glob(f"{_WRITING}*"):
             with contextlib.suppress(FileNotFoundError):  # another process is just giving it its name
                 if time.time() - left.stat().st_mtime > 3600:
                     left.unlink()
-        complete = sorted(self._complete())
+        complete = sorted(index for index in self._complete() if index <= newest)
         oldest = complete[-self.wanted.keep :][0] if complete else 0
         for old in self.folder.iterdir():
-            if (found := _NAME.fullmatch(old.name)) and int(found[1]) < oldest:
+            # Those of later rounds are damaged, or not all processes have written theirs: this run comes from an
+            # earlier one.
+            if (found := _NAME.fullmatch(old.name)) and not oldest <= int(found[1]) <= newest:
                 old.unlink(missing_ok=True)
 
     def _find_best(self) -> Best | None:
@@ -251,6 +296,8 @@ class Keeper:
         path = self.folder / _BEST
         if self.wanted.best is None or not path.exists():
             return None
+        if (wrong := damage(path)) is not None:
+            raise CheckpointError(f"{path}: {wrong}; remove it to go on, with the best model from then on")
         with _opened(path) as file:
             meta = self._text(path, file, {"of", "round", "value"})
             if meta["of"] != [self.wanted.best, self.wanted.upwards]:
@@ -280,18 +327,14 @@ class Keeper:
             meta: dict[str, Any] = json.loads(text)
             if meta["format"] != _FORMAT or not isinstance(was := meta["job"], dict) or not wanted <= meta.keys():
                 raise ValueError(f"format {meta['format']!r}")
+            same = same_versions(meta["versions"])
             if "rows" in wanted:
                 _check_figures(**{name: meta[name] for name in ("status", "rows", "costs")})
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path}: no checkpoint that this version can read ({error})") from error
-        now = self.job.settings
-        if differs := [
-            f"{name} was {was.get(name)}, is {now.get(name)}"
-            for name in dict.fromkeys([*now, *was])
-            if was.get(name) != now.get(name)
-        ]:
+        if differs := differences(was, self.job.settings(), same):
             raise CheckpointError(
-                f"{path}: of a run with other settings: use the same, or give another folder ({'; '.join(differs)})"
+                f"{path}: of another run: give the same problem and settings, or another folder ({'; '.join(differs)})"
             )
         return meta
 
@@ -334,6 +377,55 @@ class Keeper:
         return jax.tree.unflatten(structure, put)
 
 
+def discard(folder: pathlib.Path) -> None:
+    """Remove the checkpoints of a run that is over: its own files, and the folder if nothing else is in it."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            if _NAME.fullmatch(path.name) or path.name == _BEST or path.name.startswith(_WRITING):
+                path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else is in it, or it is gone
+        folder.rmdir()
+
+
+def damage(path: pathlib.Path) -> str | None:
+    """What is wrong with a file that should hold a digest of itself, or ``None``."""
+    if not path.is_file():
+        return "not a regular file"
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(8)
+            head = file.read(min(int.from_bytes(start, "little"), size))
+            if (digest := _DIGEST.search(head)) is None:
+                old = _OLD_FORMAT.encode() in head
+                if old:
+                    return "of an older version of fedax, which did not keep what its run is made of"
+                return "damaged, or of an older version of fedax (it has no digest)"
+            found = hashlib.sha256(start)
+            for block in (head[: digest.start(1)], BLANK.encode(), head[digest.end(1) :]):
+                found.update(block)
+            while block := file.read(_BLOCK):
+                found.update(block)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None if found.hexdigest().encode() == digest[1] else "damaged (its digest is another)"
+
+
+def with_digest(content: bytes) -> bytes:
+    """A safetensors file whose header has ``BLANK`` as ``sha256``, with its digest there.
+
+    Example:
+        >>> with_digest(b"")
+        Traceback (most recent call last):
+        ValueError: no place for a digest
+    """
+    place = _DIGEST.search(content)
+    if place is None:
+        raise ValueError("no place for a digest")
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return content[: place.start(1)] + digest + content[place.end(1) :]
+
+
 def tensor_name(path: Any) -> str:
     """How a file calls a leaf of a model: by its path in the tree, such as ``layers.0.weight``."""
     return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
@@ -356,7 +448,7 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
         with safetensors.safe_open(path, framework="numpy") as file:
             yield file
     except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path}: broken ({error}); remove it to go on from an older one") from error
+        raise CheckpointError(f"{path}: broken ({error}); {_ANEW}") from error
 
 
 def _check_figures(status: Any, rows: Any, costs: Any) -> None:
@@ -408,7 +500,7 @@ def _label(kind: np.dtype) -> str:
 
 def _write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> None:
     """A safetensors file, whole or not at all. The library would hold a second copy of everything in memory."""
-    header: dict[str, Any] = {"__metadata__": {"fedax": text}}
+    header: dict[str, Any] = {"__metadata__": {"sha256": BLANK, "fedax": text}}
     at = 0
     arrays = {name: np.ascontiguousarray(leaf).reshape(leaf.shape) for name, leaf in tensors.items()}
     for name, leaf in arrays.items():
@@ -420,13 +512,17 @@ def _write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> 
         at += leaf.nbytes
     words = json.dumps(header).encode()
     words += b" " * (-len(words) % 8)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    words = struct.pack("<Q", len(words)) + words
+    digest = hashlib.sha256()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_WRITING)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(struct.pack("<Q", len(words)))
-            file.write(words)
-            for leaf in arrays.values():
-                file.write(leaf.reshape(-1).view(np.uint8).data)
+            parts: list[Any] = [words, *(leaf.reshape(-1).view(np.uint8).data for leaf in arrays.values())]
+            for part in parts:
+                digest.update(part)
+                file.write(part)
+            file.seek(words.index(BLANK.encode()))
+            file.write(digest.hexdigest().encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

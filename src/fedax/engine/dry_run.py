@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.algorithm import Algorithm, Exchange
+from fedax.engine.identity import digest
 from fedax.engine.round import Plan, Traffic, first_state, one_round, prepare
 from fedax.errors import CodeError, call, of_a_library, place_of
 from fedax.schedule import resolve
@@ -21,8 +22,8 @@ from fedax.vector import Vector, spelled
 _USUAL_BATCH = 32
 
 
-def dry_run(hyper: Any, fed: Any, key: Any, x: Vector, plan: Plan) -> tuple[list[Traffic], list[Traffic]]:
-    """The bytes of each exchange, of the warm-up and of a round.
+def dry_run(hyper: Any, fed: Any, key: Any, x: Vector, plan: Plan) -> tuple[tuple[list[Traffic], list[Traffic]], str]:
+    """The bytes of each exchange, of the warm-up and of a round; and a digest of what both are made of.
 
     Args:
         hyper: the method, the work and the participation.
@@ -42,7 +43,9 @@ def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 @functools.lru_cache(maxsize=256)
-def _dry_run(structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool) -> tuple[list[Traffic], list[Traffic]]:
+def _dry_run(
+    structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool
+) -> tuple[tuple[list[Traffic], list[Traffic]], str]:
     algorithm, work, participation, fed, key, x = jax.tree.unflatten(structure, leaves)
     _check_task(plan, fed.examples, x)
     own = algorithm
@@ -51,9 +54,10 @@ def _dry_run(structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool) -> 
     warmup: list[Traffic] = []
     ledger: list[Traffic] = []
     prepared = functools.partial(prepare, plan=plan, ledger=warmup)
-    before, _ = jax.eval_shape(prepared, algorithm, work, fed, key, x)
-    rounds = functools.partial(one_round, index=0, plan=plan, ledger=ledger)
-    after, _ = jax.eval_shape(rounds, algorithm, work, participation, fed, key, before)
+    start, (before, _) = jax.make_jaxpr(prepared, return_shape=True)(algorithm, work, fed, key, x)
+    rounds = functools.partial(one_round, plan=plan, ledger=ledger)
+    given = (algorithm, work, participation, fed, key, before, jax.ShapeDtypeStruct((), jnp.int32))
+    program, (after, _) = jax.make_jaxpr(rounds, return_shape=True)(*given)
     if same_structure(before, after):
         at_odds = [
             f"{jax.tree_util.keystr(path)} from {spelled(old)} to {spelled(new)}"
@@ -70,7 +74,7 @@ def _dry_run(structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool) -> 
             "server() and client() have to return the form that init() and init_client() return",
             place_of(resolve(own, 0).exchanges()[-1].server),
         )
-    return warmup, ledger
+    return (warmup, ledger), f"{digest(start)} {digest(program)}"
 
 
 def _leaves(tree: Any) -> list[tuple[Any, Any]]:

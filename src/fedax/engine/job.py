@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import math
 import numbers
-import re
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +18,7 @@ from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.devices import check_mesh, cores, device_bytes
 from fedax.engine.dry_run import dry_run, same_structure
+from fedax.engine.identity import FILES, identity
 from fedax.engine.memory import where
 from fedax.engine.round import Federation, Plan, Traffic, first_state
 from fedax.errors import ConfigError, DataError, ExampleError
@@ -48,7 +47,8 @@ class Job(NamedTuple):
         memory: where client memory is: "device", "host", or the folder of its file; on the device only of a job
             whose rounds are compiled, those of a job of one process whose data are there.
         traffic: bytes of the exchanges of the warm-up, and of a round.
-        settings: what makes the run, by name, as text: the same for the same run.
+        settings: gives what makes the run, by name, as text: the same for the same run. Made when it is first asked
+            for, as all examples are read for it.
         rounds: R.
         stops: the rounds after which the model is evaluated, in order; the last is R.
         test: held-out examples on the device, or ``None``.
@@ -65,7 +65,7 @@ class Job(NamedTuple):
     plan: Plan
     memory: str
     traffic: tuple[list[Traffic], list[Traffic]]
-    settings: dict[str, str]
+    settings: Callable[[], dict[str, str]]
     rounds: int
     stops: tuple[int, ...]
     test: Any
@@ -132,13 +132,13 @@ def make_job(
     guard = Guard() if guard is True else None if guard is False else guard
     _check(algorithm, task, data, rounds, work, participation, until, guard, aggregate, faults)
     form = _once(shared, ("form", id(task)), task.form)
-    task = task.trained
+    given, task = task, task.trained
     own = processes.own(data)
     _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, data, own, test))
     rounds = int(rounds)
     density = None if density is None else check_number("density", density, 0)
     batch_size = None if batch_size is None else _batch_size(batch_size, data)
-    stops = _stops(rounds, evaluate_every)
+    stops = evaluation_rounds(rounds, evaluate_every)
     # One type for all numbers: whether 1, 1.0 or np.float64(1.0) is given, the program is the same.
     algorithm = jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf, algorithm)
     key, x = _start(task, params, seed, shared)
@@ -161,49 +161,25 @@ def make_job(
     shapes = lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
     pool = fed._replace(examples=jax.tree.map(shapes, data.examples))
     _check_aggregator(aggregate, algorithm, x)
-    traffic = dry_run(hyper, pool, key, x, plan)
+    # Neither the devices nor how many clients run side by side are part of what a round is. Tracing two at a time shows
+    # what cannot have a batch axis; of large models it would take twice as long.
+    side_by_side = min(2 if is_small(x.tree) else 1, participation.places(data.num_clients))
+    plain = dataclasses.replace(plan, mesh=None, chunk_size=side_by_side)
+    traffic, program = dry_run(hyper, pool, key, x, plain)
     row = jax.eval_shape(first_state, algorithm, x)[1]
     hosted = stream or processes.count() > 1
     memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
-    job = Job(
-        hyper, fed, key, x, data if stream else None, own, plan, memory, traffic,
-        _settings((algorithm, work, participation), data, plan, seed, x),
+    asked = (algorithm, work, participation)
+    settings = functools.cache(lambda: identity(asked, given, data, test, plan, seed, x, params, program))
+    if processes.count() > 1:
+        content = {name: text for name, text in settings().items() if name != FILES}
+        processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density}")
+        if FILES in settings():  # each host may have a copy of its own
+            settings()[FILES] = processes.text_from_first(settings()[FILES])
+    return Job(
+        hyper, fed, key, x, data if stream else None, own, plan, memory, traffic, settings,
         rounds, stops, held_out, grad_norm, density, until, form,
     )  # fmt: skip
-    processes.same("job", f"{job.settings} {rounds} {stops} {grad_norm} {density}")
-    return job
-
-
-def _settings(hyper: Any, data: FederatedData, plan: Plan, seed: int, x: Vector) -> dict[str, str]:
-    """What makes a run, as far as names and numbers can tell: of the data their form, sizes and weights."""
-    forms = jax.tree_util.tree_leaves_with_path(data.examples)
-    sums = [f"{zlib.crc32(part.tobytes()):08x}" for part in (data.sizes, data.weights)]
-    found = {
-        "data": f"{data.num_clients} clients, {data.num_examples} examples",
-        "examples": ", ".join(f"{jax.tree_util.keystr(at)} {leaf.dtype}{list(leaf.shape[1:])}" for at, leaf in forms),
-        "sizes and weights": " ".join(sums),
-        "model": f"{jax.tree.map(lambda leaf: f'{leaf.dtype}{list(leaf.shape)}', x.tree)}",
-        "batch_size": str(plan.batch_size),
-        "seed": str(seed),
-    }
-    for name, part in zip(("method", "work", "participation"), hyper, strict=True):
-        found |= _spelled(name, part)
-    asked = {"guard": plan.guard, "aggregate": plan.aggregator, "faults": plan.faulty and plan.faulty[1]}
-    for name, part in asked.items():
-        found |= {} if part is None else _spelled(name, part)
-    return found
-
-
-def _spelled(name: str, value: Any) -> dict[str, str]:
-    if dataclasses.is_dataclass(value):
-        parts = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-        inner = [_spelled(f"{name}.{key}", part) for key, part in parts.items()]
-        return {name: type(value).__name__} | {key: text for each in inner for key, text in each.items()}
-    if isinstance(value, np.ndarray | jax.Array):
-        array = np.asarray(value)
-        return {name: f"{array.tolist()}" if array.size < 10 else f"{zlib.crc32(array.tobytes()):08x}{array.shape}"}
-    # Functions say where they lie in memory, which is elsewhere in another process.
-    return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value))}
 
 
 def with_seed(job: Job, params: Any, seed: int, shared: dict[Any, Any]) -> Job:
@@ -234,7 +210,8 @@ def _batch_size(asked: Any, data: FederatedData) -> int:
     return batch_size
 
 
-def _stops(rounds: int, every: Any) -> tuple[int, ...]:
+def evaluation_rounds(rounds: int, every: Any) -> tuple[int, ...]:
+    """The rounds after which the model is evaluated, besides the start; ``every`` as of :func:`fedax.simulate`."""
     if isinstance(every, Sequence | np.ndarray) and not isinstance(every, str):
         stops = sorted({check_count("evaluate_every", int(r) if isinstance(r, np.integer) else r) for r in every})
         return (*(r for r in stops if r < rounds), rounds) if rounds else ()

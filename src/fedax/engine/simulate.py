@@ -199,7 +199,8 @@ def simulate(
 
     Raises:
         ConfigError, DataError: input that cannot be used, before anything is compiled.
-        CheckpointError: a checkpoint cannot be written, is broken, or is of another run.
+        CheckpointError: a checkpoint cannot be written, those that there are are all damaged, or are of another run:
+            other data, another task, another method or other settings.
         ProcessError: of several processes another one is gone.
 
     Example:

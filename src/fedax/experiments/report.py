@@ -13,7 +13,7 @@ import plotly.offline
 
 import fedax
 from fedax.experiments import diagnosis, summary, sweeps, toml
-from fedax.experiments.runs import Path, Record, finite, write_atomic
+from fedax.experiments.runs import Path, Record, finite, lost, write_atomic
 from fedax.experiments.style import CLASS_COLOURS, colour, dash
 from fedax.experiments.summary import (
     GONE,
@@ -51,7 +51,9 @@ def render(records: Sequence[Record]) -> str:
         "version": fedax.__version__,
         "title": html.escape(title),
         "subtitle": html.escape(_subtitle(records)),
-        "verdict": _paragraphs(summary.verdict(problems[0]) if len(problems) == 1 else _apart(problems)),
+        "verdict": _paragraphs(
+            _lost(records) + (summary.verdict(problems[0]) if len(problems) == 1 else _apart(problems))
+        ),
         "facts": "".join(f"<div><dt>{k}</dt><dd>{_breakable(v)}</dd></div>" for k, v in _facts(records).items()),
         "results": "".join(_results(problem, k, problems) for k, problem in enumerate(problems)),
         "sweep": "".join(_sweep(record, k, len(records) > 1) for k, record in enumerate(records)),
@@ -102,6 +104,11 @@ def _apart(problems: Sequence[Problem]) -> list[str]:
         f"These runs are of {len(problems)} different problems ({differ} differ). "
         "Methods are compared within each, and never across."
     ]
+
+
+def _lost(records: Sequence[Record]) -> list[str]:
+    """What is missing in the run folders."""
+    return [f"{record.name}: {sentence}" for record in records for sentence in lost(record)]
 
 
 def _name(problem: Problem) -> str:

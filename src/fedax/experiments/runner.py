@@ -4,7 +4,6 @@ import datetime
 import functools
 import math
 import platform
-import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,18 +13,29 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
+from fedax.engine import processes
+from fedax.engine.checkpoint import discard
+from fedax.engine.identity import differences, same_versions
 from fedax.engine.job import make_job
-from fedax.errors import BadClientWarning, ConfigError, DivergedWarning
+from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments import summary, toml
 from fedax.experiments.config import Experiment, within
 from fedax.experiments.plots import write_plots
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import (
+    FOLDERS,
     Path,
     Record,
     append_metrics,
+    begun,
+    few,
     keep_rows,
+    missing_rounds,
+    model_path,
     read,
+    read_model,
+    refuse_links,
+    rows_of,
     slug,
     write_atomic,
     write_json,
@@ -33,6 +43,7 @@ from fedax.experiments.runs import (
 )
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
+MadeOf = Mapping[str, Mapping[str, str]]
 
 _DRAWS = 50  # rounds for which local work is drawn, to show how it is spread
 
@@ -41,36 +52,48 @@ def execute(
     experiment: Experiment,
     folder: Path,
     watch: Watch | None = None,
+    made_of: MadeOf | None = None,
     **kept: Any,
 ) -> Record | None:
     """Run an experiment and fill its folder; or go on with it, where it was stopped.
 
-    What is over stays as it is, and what was under way goes on from its last checkpoint.
+    What is over stays as it is, and what was under way goes on from its last checkpoint. A run that is over, but whose
+    model or rows are damaged or lost, is run again, with a warning.
 
     Args:
         experiment: from :func:`fedax.experiments.build`.
         folder: from :func:`fedax.experiments.new_folder`, or that of the same configuration. Of several processes that
             run it together, all give the same; the first writes there, and all their checkpoints.
+        made_of: what :func:`check_methods` gave; default: it is called first.
         watch: called as ``watch(label, seed, row)``; the row is ``None`` when a run begins, then each of its history.
         kept: settings of the :class:`fedax.Checkpoints`, but their folder. Where they ask for the best model, that is
             ``models/<label>-seed<k>-best.safetensors``.
 
     Returns:
         The run folder, read again by the process that writes it. A method that diverges does not stop the others.
+
+    Raises:
+        ConfigError, DataError: before anything is written: input that cannot be used; a folder with the run of another
+            problem, with a link in it, or with files that no run writes.
     """
     config, writes = experiment.config, jax.process_index() == 0
-    _check_methods(experiment)
+    made_of = check_methods(experiment) if made_of is None else made_of
     runs = [(label, seed) for label in experiment.methods for seed in config["run"]["seeds"]]
     if config["run"]["split_seeds"]:
         runs.sort(key=lambda each: config["run"]["seeds"].index(each[1]))  # one split after the other in memory
     data: dict[int, Any] = {}  # of the seed under way
-    models = {each: folder / "models" / f"{slug(each[0])}-seed{each[1]}.safetensors" for each in runs}
-    over = {each for each in runs if models[each].exists()}
+    models = {each: model_path(folder, *each) for each in runs}
+    over: set[tuple[str, int]] = set()
     if writes:
-        if all((folder / file).exists() for file in ("config.toml", "about.json", "metrics.jsonl")):
-            keep_rows(folder, over)
+        refuse_links(folder)
+        if (about := begun(folder)) is None:
+            begin(folder, config, [experiment], made_of)
         else:
-            begin(folder, config, [experiment])
+            _check_same(folder, about, made_of)
+            over = _over(folder, experiment, runs, best=kept.get("best") is not None)
+            keep_rows(folder, over)
+    agreed = processes.from_first(np.array([each in over for each in runs]))
+    over = {each for each, done in zip(runs, agreed, strict=True) if done}
     names = {method["label"]: method["name"] for method in config["methods"]}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
     for label, seed in runs:
@@ -106,32 +129,94 @@ def execute(
         compiled[label] += run.compile_seconds
         if writes:
             if run.best is not None:
-                write_model(models[label, seed].with_stem(f"{models[label, seed].stem}-best"), run.best.params)
+                write_model(model_path(folder, label, seed, best=True), run.best.params)
             write_model(models[label, seed], run.params)
-            shutil.rmtree(place, ignore_errors=True)
+            discard(place)
     return finish(folder, compiled) if writes else None
 
 
-def _check_methods(experiment: Experiment) -> None:
-    """That each method can be run as is asked, before the first one is."""
+def check_methods(experiment: Experiment) -> MadeOf:
+    """Check that each method can be run as is asked, before any is; of several processes, in all of them.
+
+    Returns:
+        Label -> what makes its runs, besides the seed, as text.
+    """
     parts = {"work": experiment.work, "participation": experiment.participation, "test": experiment.test}
     given: dict[str, Any] = (
         {"task": experiment.task, "data": experiment.data, "shared": {}} | parts | experiment.options
     )
-    for label, algorithm in experiment.methods.items() if len(experiment.methods) > 1 else ():
-        within(f"methods.{label}", functools.partial(make_job, algorithm, **given))
+    found = {}
+    for label, algorithm in experiment.methods.items():
+        job = within(f"methods.{label}", functools.partial(make_job, algorithm, **given))
+        found[label] = {name: text for name, text in job.settings().items() if name != "seed"}
+    return found
 
 
-def begin(folder: Path, config: Mapping[str, Any], experiments: Sequence[Experiment]) -> None:
-    """Write what is known before the first run; ``experiments``: one, or of a sweep those of all points."""
+def _check_same(folder: Path, about: Mapping[str, Any], made_of: MadeOf) -> None:
+    """That a folder's run is of the same problem: data files, say, may be others than before."""
+    if (was := about.get("made_of")) is None:
+        way_out = (
+            "it holds a run of an older version of fedax, which did not keep what it was made of; name another folder"
+        )
+        raise ConfigError("out", str(folder), way_out)
+    same = same_versions(about["versions"])
+    for label, now in made_of.items():
+        if differs := differences(was.get(label, {}), now, same):
+            first = "; ".join(differs[:5]) + ("; …" if len(differs) > 5 else "")
+            way_out = f"it holds a run of another problem ({label}: {first}); name another folder with --out"
+            raise ConfigError("out", str(folder), way_out)
+
+
+def _over(folder: Path, experiment: Experiment, runs: Sequence[tuple[str, int]], best: bool) -> set[tuple[str, int]]:
+    """The runs that are over and all there; a warning for those of which something is damaged or lost.
+
+    ``best``: whether the best models are asked for too. There are none of runs of which they were not.
+    """
+    rows, like = rows_of(folder, experiment.config), jax.eval_shape(experiment.task.init, jax.random.key(0))
+    found = set()
+    for label, seed in runs:
+        path, wrong = model_path(folder, label, seed), ""
+        if not path.exists():
+            if (folder / "summary.json").exists():
+                wrong = f"its model, {path.name}, is missing"
+        elif missing := missing_rounds(rows.get((label, seed)), experiment.config, over=True):
+            wrong = f"rows of rounds {few(missing)} are missing in metrics.jsonl"
+        else:
+            try:
+                read_model(path, like)
+                if best and (other := model_path(folder, label, seed, best=True)).exists():
+                    read_model(other, like)
+                found.add((label, seed))
+            except DataError as error:
+                wrong = str(error)
+        if wrong:
+            warnings.warn(f"{label}, seed {seed}: {wrong}; it is run again", DamagedWarning, stacklevel=3)
+    return found
+
+
+def begin(
+    folder: Path, config: Mapping[str, Any], experiments: Sequence[Experiment], made_of: MadeOf | None = None
+) -> None:
+    """Write what is known before the first run, config.toml last: from then on the run has begun.
+
+    Args:
+        folder: the run folder.
+        config: the whole configuration.
+        experiments: one, or of a sweep those of all points.
+        made_of: as :func:`check_methods` gives it; ``None`` of a sweep, which never goes on.
+    """
     text = toml.dumps(config)
     try:
         toml.loads(text.encode())  # or the report could not be drawn in the end
     except ValueError as error:
         raise ConfigError("config", config["name"], f"cannot be kept in a run folder: {error}") from error
-    write_atomic(folder / "config.toml", text)
-    write_json(folder / "about.json", _about(experiments))
+    for name in FOLDERS:
+        (folder / name).mkdir(exist_ok=True)
+    for left in (*folder.glob(".about.json-*"), *folder.glob(".config.toml-*")):  # by a run that ended before it began
+        left.unlink()
+    write_json(folder / "about.json", _about(experiments) | {"made_of": made_of})
     (folder / "metrics.jsonl").touch()
+    write_atomic(folder / "config.toml", text)
 
 
 def finish(folder: Path, compiled: Mapping[str, float]) -> Record:

@@ -14,7 +14,9 @@
 
 The configuration of a sweep has a section ``sweep``, and the rows of its metrics.jsonl tell their point.
 
-All files but metrics.jsonl, which only grows, are written whole or not at all.
+All files but metrics.jsonl, which only grows, are written whole or not at all. Of a run that begins, config.toml is the
+last: a folder without it holds nothing that has to be kept. Models hold a digest of themselves. Nothing in a run folder
+may be a link, for what a run writes or removes has to be its own.
 """
 
 import json
@@ -36,7 +38,8 @@ import safetensors
 import safetensors.numpy
 
 from fedax.data.formats import parse_json, regular
-from fedax.engine.checkpoint import tensor_name
+from fedax.engine.checkpoint import BLANK, damage, tensor_name, with_digest
+from fedax.engine.job import evaluation_rounds
 from fedax.engine.simulate import FAILED, column_of, ended_worse
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
@@ -45,6 +48,7 @@ from fedax.experiments.config import WrittenSection, check, slug
 Path = pathlib.Path
 
 LOCK = ".lock"
+FOLDERS = ("models", "plots", "checkpoints")
 COSTS = ("round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds")
 
 LOSSES = ("left_out", "bad_clients", "skipped")
@@ -176,7 +180,8 @@ def new_folder(out: str | Path | None, name: str) -> Path:
     """Make the folder of a run, and try that it can be written to.
 
     Args:
-        out: the folder; it must be new or empty. ``None``: ``runs/<name>-<number>``, the first number that is free.
+        out: the folder; it must be new or empty, or hold what is left of a run that ended before it began. ``None``:
+            ``runs/<name>-<number>``, the first number that is free.
         name: the experiment's name.
 
     Raises:
@@ -190,14 +195,52 @@ def new_folder(out: str | Path | None, name: str) -> Path:
         folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(path.name != LOCK for path in folder.iterdir()):
+        if not _unused(folder):
             raise ConfigError("out", str(folder), "this folder is not empty; name another with --out, or empty it")
-        for name in ("models", "plots", "checkpoints"):
-            (folder / name).mkdir()
+        for name in FOLDERS:
+            (folder / name).mkdir(exist_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError("out", str(folder), f"cannot write there ({reason}); name another with --out") from error
     return folder
+
+
+def _unused(folder: Path) -> bool:
+    """Whether a folder is empty, or holds only what a run writes before it begins."""
+    for path in folder.iterdir():
+        if path.is_symlink():
+            return False
+        if path.name in FOLDERS:
+            if not path.is_dir() or any(path.iterdir()):
+                return False
+        elif path.name == "about.json":
+            try:
+                _json(path, _About)  # else it is somebody's own
+            except DataError:
+                return False
+        elif path.name == "metrics.jsonl":
+            if not path.is_file() or path.stat().st_size:
+                return False
+        elif path.name != LOCK and not re.fullmatch(r"\.(about\.json|config\.toml)-\w{8}", path.name):
+            return False
+    return True
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a run folder in which something that a run writes or removes is a link to elsewhere.
+
+    Raises:
+        ConfigError: the first such link.
+    """
+    files = ("config.toml", "about.json", "metrics.jsonl", "summary.json", "diagnosis.json", "report.html", LOCK)
+    places = [folder / name for name in (*files, *FOLDERS)]
+    if not any(path.is_symlink() for path in places):
+        for name in FOLDERS:
+            for above, folders, inside in os.walk(folder / name):
+                places += [Path(above) / each for each in (*folders, *inside)]
+    for path in places:
+        if path.is_symlink():
+            raise ConfigError("out", str(path), "this is a link, and a run writes in its own folder only; remove it")
 
 
 def begun_folder(out: str | Path | None, config: Mapping[str, Any]) -> Path | None:
@@ -236,7 +279,7 @@ def _differences(path: str, new: Any, old: Any) -> Iterator[str]:
     elif isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
         for i, (one, other) in enumerate(zip(new, old, strict=True)):
             yield from _differences(f"{path}[{i}]", one, other)
-    elif new != old:
+    elif new != old and not (new != new and old != old):  # not-a-number is what a faulty client may send
         yield f"{path} was {old!r}, is {new!r}"
 
 
@@ -246,6 +289,7 @@ def locked(folder: Path) -> filelock.BaseFileLock:
     Raises:
         ConfigError: another process does, or the folder cannot be written to.
     """
+    refuse_links(folder)
     lock = filelock.FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -256,10 +300,16 @@ def locked(folder: Path) -> filelock.BaseFileLock:
     return lock
 
 
+def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], MethodRun]:
+    """The runs in metrics.jsonl, by label and seed; none where it is not there."""
+    path = folder / "metrics.jsonl"
+    return {(run.label, run.seed): run for run in _runs(path, dict(config))} if path.exists() else {}
+
+
 def keep_rows(folder: Path, over: Collection[tuple[str, int]]) -> None:
     """Leave in metrics.jsonl only the rows of runs that are over, named by label and seed; others are written again."""
     kept = []
-    for number, line in _lines(folder / "metrics.jsonl"):
+    for number, line in _lines(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else ():
         try:
             row = parse_json(line)
             if (row["label"], row["seed"]) in over:
@@ -267,6 +317,70 @@ def keep_rows(folder: Path, over: Collection[tuple[str, int]]) -> None:
         except (ValueError, LookupError, TypeError) as error:
             raise DataError(f"{folder / 'metrics.jsonl'}, line {number}: not as a run writes it ({error})") from error
     write_atomic(folder / "metrics.jsonl", b"".join(kept))
+
+
+def model_path(folder: Path, label: str, seed: int, best: bool = False) -> Path:
+    """Where the final model of a run is, or its best one."""
+    return folder / "models" / f"{slug(label)}-seed{seed}{'-best' * best}.safetensors"
+
+
+def lost(record: Record) -> list[str]:
+    """What a run has written and is not there any more, or not as it was written, as sentences.
+
+    Of the rows of a sweep only those are missed that have later ones.
+    """
+    run, swept = record.config["run"], "sweep" in record.config
+    found: dict[tuple[str, int], list[MethodRun]] = {}
+    for each in record.runs:
+        found.setdefault((each.label, each.seed), []).append(each)
+    over = (record.folder / "summary.json").exists() and not swept
+    told = []
+    for label in [method["label"] for method in record.config["methods"]]:
+        for seed in run["seeds"]:
+            path, there = model_path(record.folder, label, seed), found.get((label, seed), [])
+            ended = (over or path.is_file()) and not swept
+            gaps = [missing_rounds(each, record.config, ended) for each in there]
+            rounds = {index for each in gaps or [missing_rounds(None, record.config, ended)] for index in each}
+            if rounds:
+                told.append(f"{label}, seed {seed}: rows of rounds {few(sorted(rounds))} are missing in metrics.jsonl.")
+            if ended and not path.is_file():
+                told.append(f"{label}, seed {seed}: its model, {path.name}, is missing.")
+            for model in (path, model_path(record.folder, label, seed, best=True)):
+                if model.is_file() and (wrong := damage(model)) is not None:
+                    told.append(f"{label}, seed {seed}: its model, {model.name}, is {wrong}.")
+    return told
+
+
+def missing_rounds(run: MethodRun | None, config: Mapping[str, Any], over: bool) -> list[int]:
+    """The rounds whose rows a run should have and has not.
+
+    Args:
+        run: its rows, or ``None`` where there are none.
+        config: the whole configuration.
+        over: whether it has come to its end; else the rows are all up to its last one.
+    """
+    asked = config["run"]
+    due = [0, *evaluation_rounds(asked["rounds"], asked.get("evaluate_every"))]
+    there = [] if run is None else run.history["round"].tolist()
+    early = run is not None and (run.status == "diverged" or (_stops(asked) and run.history["left_out"][-1] > 0))
+    last = due[-1] if over and not early else max(there, default=-1)
+    return [index for index in due if index <= last and index not in there]
+
+
+def _stops(run: Mapping[str, Any]) -> bool:
+    """Whether a run ends where its guard leaves something out."""
+    guard = run.get("guard")
+    return isinstance(guard, dict) and bool(guard.get("stop"))
+
+
+def few(rounds: list[int]) -> str:
+    """The first of some rounds, and the last.
+
+    Example:
+        >>> few([1, 2]), few([0, 2, 4, 6, 8, 10, 12])
+        ('1, 2', '0, 2, 4, 6, 8 … 12')
+    """
+    return ", ".join(map(str, rounds[:5])) + (f" … {rounds[-1]}" if len(rounds) > 5 else "")
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -332,7 +446,8 @@ def write_model(path: Path, params: Any) -> None:
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     # Contiguous copies: safetensors would write a transposed array's memory as it lies.
-    write_atomic(path, safetensors.numpy.save({tensor_name(at): np.array(leaf, order="C") for at, leaf in leaves}))
+    tensors = {tensor_name(at): np.array(leaf, order="C") for at, leaf in leaves}
+    write_atomic(path, with_digest(safetensors.numpy.save(tensors, {"sha256": BLANK})))
 
 
 def read_model(path: Path, like: Any) -> Any:
@@ -344,7 +459,7 @@ def read_model(path: Path, like: Any) -> Any:
 
     Raises:
         ConfigError: there is no such file.
-        DataError: it cannot be read, or holds another model.
+        DataError: it cannot be read, is damaged, or holds another model.
 
     Example:
         >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
@@ -366,6 +481,8 @@ def read_model(path: Path, like: Any) -> Any:
         raise DataError(f"{path}: no safetensors file ({error})") from error
     except KeyError as error:
         raise DataError(f"{path}: it holds numbers of type {error}; a model's are {', '.join(_FLOATS)}") from error
+    if (wrong := damage(path)) is not None:
+        raise DataError(f"{path}: {wrong}; train the model again")
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     wanted = {tensor_name(at): leaf.shape for at, leaf in leaves}
     found = {name: tensor.shape for name, tensor in tensors.items()}
@@ -375,6 +492,24 @@ def read_model(path: Path, like: Any) -> Any:
             f"{path}: another model: {name} is {found.get(name)} in it, and {wanted.get(name)} in the task's"
         )
     return jax.tree.unflatten(structure, [tensors[name] for name in wanted])
+
+
+def begun(folder: Path) -> dict[str, Any] | None:
+    """The about.json of a run that has begun in a folder, or ``None`` where none has.
+
+    Raises:
+        ConfigError: one has, and about.json is lost.
+        DataError: it cannot be read.
+    """
+    if not (folder / "config.toml").exists():
+        return None
+    if (folder / "about.json").exists():
+        return _json(folder / "about.json", _About)
+    rows = folder / "metrics.jsonl"
+    if (rows.exists() and rows.stat().st_size) or any(any((folder / name).glob("*")) for name in FOLDERS):
+        way_out = "its about.json is lost, which tells what the run was made of; restore it, or name another folder"
+        raise ConfigError("out", str(folder), way_out)
+    return None
 
 
 def read(folder: str | Path) -> Record:
@@ -398,7 +533,10 @@ def read(folder: str | Path) -> Record:
     except OSError as error:
         raise ConfigError("run", str(folder), f"cannot be read ({error.strerror})") from error
     if not runs:
-        raise ConfigError("run", str(folder), "it has no evaluation yet; wait for the first, or run it again")
+        lost = any((folder / "models").glob("*.safetensors"))
+        way_out = "its rows are lost, for it has models; --resume makes them again"
+        way_out = way_out if lost else "it has no evaluation yet; wait for the first, or run it again"
+        raise ConfigError("run", str(folder), way_out)
     return Record(folder, config, about, runs, diagnosis)
 
 
@@ -468,6 +606,8 @@ def _runs(path: Path, config: dict[str, Any]) -> list[MethodRun]:
         first, names, values = rows.setdefault(at, (row, columns, []))
         if names != columns or axes.setdefault(at[0], {*row.get("point", ())}) != {*row.get("point", ())}:
             raise DataError(f"{path}, line {number}: other columns than in the rows before; no run writes that")
+        if values and row["round"] <= values[-1][names.index("round")]:
+            raise DataError(f"{path}, line {number}: a round that was there before; no run writes that")
         values.append(tuple(math.nan if row[name] is None else row[name] for name in names))
         first["status"] = row["status"]
     runs = []
@@ -549,6 +689,7 @@ class _Clients(_Form):
 
 
 class _About(_Form):
+    made_of: dict[str, dict[str, str]] | None = None  # label -> what makes its runs; not of a sweep
     started: str
     device: str
     versions: dict[str, str]

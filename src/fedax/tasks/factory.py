@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,24 @@ class Factory:
     def __call__(self, *args: Any, **kwargs: Any) -> Task:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return self._cached(**{name: _hashable(value) for name, value in bound.arguments.items()})
+        arguments = {name: _hashable(value) for name, value in bound.arguments.items()}
+        task = self._cached(**arguments)
+        _made_with[task] = arguments  # a factory that calls another one comes last, and has the user's own arguments
+        return task
+
+
+_made_with: weakref.WeakKeyDictionary[Task, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def made_with(task: Task) -> dict[str, Any]:
+    """The arguments of the factory that made a task, without functions; of other tasks none.
+
+    Example:
+        >>> import fedax
+        >>> made_with(fedax.tasks.linear_regression(3))
+        {'features': 3, 'bias': True}
+    """
+    return {name: value for name, value in _made_with.get(task, {}).items() if not callable(value)}
 
 
 def _hashable(value: Any) -> Any:

@@ -1,0 +1,268 @@
+"""What makes a run, as text that is the same in every process: a run goes on from its own checkpoints only.
+
+Programs are told apart by what JAX traces of them, the constants that they close over included. Two things cannot be
+told: what a function does when Python calls it rather than JAX, such as ``until`` or a callback from compiled code, and
+changes of a large memory-mapped file that keep its size and time and miss the samples.
+"""
+
+import dataclasses
+import datetime
+import functools
+import hashlib
+import os
+import re
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+import fedax
+from fedax.schedule import Piecewise, PowerDecay, Schedule
+from fedax.tasks.factory import made_with
+from fedax.tasks.task import Task
+from fedax.vector import Vector
+
+FILES = "files"  # the entry that tells sizes and times of memory-mapped files
+
+_PROGRAM = "program of "
+_BLOCK = 2**24  # bytes that are hashed at a time
+_SAMPLES = 256  # blocks of a memory-mapped array that are looked at
+_SAMPLE = 2**16  # bytes of each
+
+
+def identity(
+    hyper: Any, task: Task, data: Any, test: Any, plan: Any, seed: int, x: Vector, params: Any, round_program: str
+) -> dict[str, str]:
+    """Name -> text of all that makes a run.
+
+    Args:
+        hyper: method, work and participation.
+        task, data, test, seed, params: as of :func:`fedax.simulate`.
+        plan: what is fixed before compilation.
+        x: the initial model.
+        round_program: :func:`digest` of a round.
+    """
+    found = {
+        "data": f"{data.num_clients} clients, {data.num_examples} examples",
+        "sizes and weights": f"{_hashed(data.sizes)} {_hashed(data.weights)}",
+        "model": f"{jax.tree.map(lambda leaf: f'{leaf.dtype}{list(leaf.shape)}', x.tree)}",
+        "params": "task.init" if params is None else _hashed(*jax.tree.leaves(x.tree)),
+        "batch_size": str(plan.batch_size),
+        "seed": str(seed),
+        "task": _task(task),
+    }
+    files: list[str] = []
+    for name, tree in (("data", data.examples), ("test", test)):
+        for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            array, file = np.asarray(leaf), _file_of(leaf)
+            content = _hashed(array) if file is None else f"{_sampled(array)} (sampled)"
+            found[f"{name}{jax.tree_util.keystr(at)}"] = f"{array.dtype}{list(array.shape[1:])} {content}"
+            files += [] if file is None else [file]
+    found |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
+    for name, part in zip(("method", "work", "participation"), hyper, strict=True):
+        found |= _spelled(name, part)
+    asked = {"guard": plan.guard, "aggregate": plan.aggregator, "faults": plan.faulty and plan.faulty[1]}
+    for name, part in asked.items():
+        found |= {} if part is None else _spelled(name, part)
+    shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)),
+        data.examples,
+    )
+    return found | _task_programs(task.trained, x.tree, shapes) | {f"{_PROGRAM}a round": round_program}
+
+
+def _task(task: Task) -> str:
+    """A task's name and, of one of fedax's own, its settings."""
+    settings = made_with(task)
+    return task.name + (f"({', '.join(f'{name}={value}' for name, value in settings.items())})" if settings else "")
+
+
+def versions() -> dict[str, str]:
+    """Of what a run depends on."""
+    return {"fedax": fedax.__version__, "jax": jax.__version__, "numpy": np.__version__}
+
+
+def same_versions(was: Mapping[str, str]) -> bool:
+    """Whether programs can be compared with those of a run under these :func:`versions`."""
+    now = versions()
+    return all(was.get(name) == now[name] for name in ("fedax", "jax"))
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, str], same_versions: bool) -> list[str]:
+    """What two runs differ in.
+
+    Args:
+        was, now: each an :func:`identity`, or a part of one.
+        same_versions: whether programs can be compared; else a warning says that they are not.
+
+    Example:
+        >>> differences({"seed": "0", "program of a round": "ab"}, {"seed": "1", "program of a round": "cd"}, True)
+        ['seed was 0, is 1']
+    """
+    names = [name for name in dict.fromkeys([*now, *was]) if was.get(name) != now.get(name)]
+    programs = [name for name in names if name.startswith(_PROGRAM)]
+    # Where settings differ the programs often do too, and tell the user nothing new.
+    told = [name for name in names if name not in programs] or (programs if same_versions else [])
+    if programs and not told:
+        text = "the run was begun with another version of JAX or fedax, so that its programs cannot be compared"
+        warnings.warn(f"{text}; that loss, metrics and method are still the same is for you to know", stacklevel=2)
+    return [f"{name} was {was.get(name)}, is {now.get(name)}" for name in told]
+
+
+# ---- data
+
+
+def _hashed(*arrays: Any) -> str:
+    """A digest of all bytes of some arrays."""
+    found = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        rows = max(1, _BLOCK * len(array) // max(1, array.nbytes)) if array.ndim else 1
+        for start in range(0, len(array) if array.ndim else 1, rows):
+            found.update(_bytes(array[start : start + rows] if array.ndim else array))
+    return found.hexdigest()[:16]
+
+
+def _sampled(array: np.ndarray) -> str:
+    """A digest of some rows of a memory-mapped array, evenly spread; of all of them where they are few."""
+    rows = max(1, _SAMPLE * len(array) // max(1, array.nbytes))
+    if len(array) <= _SAMPLES * rows:
+        return _hashed(array)
+    starts = np.linspace(0, len(array) - rows, _SAMPLES).astype(int)
+    return _hashed(*(array[start : start + rows] for start in starts))
+
+
+def _bytes(array: np.ndarray) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _file_of(leaf: Any) -> str | None:
+    """Size and time of the file that an array is mapped from, or ``None``."""
+    while leaf is not None:
+        if isinstance(leaf, np.memmap) and leaf.filename is not None:
+            about = os.stat(leaf.filename)
+            seconds, rest = divmod(about.st_mtime_ns, 10**9)
+            changed = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+            return f"{about.st_size} bytes of {changed:%Y-%m-%d %H:%M:%S}.{rest:09} UTC"
+        leaf = getattr(leaf, "base", None)
+    return None
+
+
+# ---- settings
+
+
+def _spelled(name: str, value: Any) -> dict[str, str]:
+    """A part of the settings and, where it is a dataclass, its fields."""
+    if dataclasses.is_dataclass(value):
+        parts = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        inner = [_spelled(f"{name}.{key}", part) for key, part in parts.items()]
+        found = {name: type(value).__name__} | {key: text for each in inner for key, text in each.items()}
+        if isinstance(value, Schedule) and not isinstance(value, Piecewise | PowerDecay):  # these are their numbers
+            found[f"{_PROGRAM}{name}"] = digest(jax.make_jaxpr(value)(jax.ShapeDtypeStruct((), jnp.int32)))
+        return found
+    if isinstance(value, np.ndarray | jax.Array):
+        array = np.asarray(value)
+        return {name: f"{array.tolist()}" if array.size < 10 else f"{_hashed(array)}{array.shape}"}
+    return {name: _without_addresses(repr(value))}
+
+
+def _without_addresses(text: str) -> str:
+    """Where functions lie in memory is elsewhere in another process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", text) if " at 0x" in text else text
+
+
+# ---- programs
+
+_of_tasks: weakref.WeakKeyDictionary[Task, dict[Any, dict[str, str]]] = weakref.WeakKeyDictionary()
+
+
+def _task_programs(task: Task, params: Any, examples: Any) -> dict[str, str]:
+    """The programs of a task. They are traced once: JAX too takes a task's functions for what they were at first."""
+    leaves, structure = jax.tree.flatten((params, examples))
+    known = _of_tasks.setdefault(task, {})
+    at = (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
+    if at not in known:
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        losses = lambda tree, batch, key: (task.loss(tree, batch, key), task.loss(tree, batch, None))  # noqa: E731
+        traced = {"task.init": jax.make_jaxpr(task.init)(key)}
+        traced["task.loss"] = jax.make_jaxpr(losses)(params, examples, key)
+        for name, metric in task.metrics.items():
+            traced[f"task.metrics[{name!r}]"] = jax.make_jaxpr(metric)(params, examples)
+        known[at] = {f"{_PROGRAM}{name}": digest(program) for name, program in traced.items()}
+    return known[at]
+
+
+def digest(program: ClosedJaxpr) -> str:
+    """A digest of what JAX has traced: operations, their parameters, and constants.
+
+    Names of variables, places in the source and addresses are no part of it, so it is the same in another process.
+
+    Example:
+        >>> trace = lambda factor: jax.make_jaxpr(lambda x: factor * jnp.sin(x))(1.0)
+        >>> digest(trace(2.0)) == digest(trace(2.0)), digest(trace(2.0)) == digest(trace(3.0))
+        (True, False)
+    """
+    return _digest(program, {})
+
+
+def _digest(program: Any, known: dict[int, str]) -> str:
+    """``known``: digests of inner programs by identity, for one may occur many times."""
+    if id(program) not in known:
+        found = hashlib.sha256()
+        for word in _words(program, known):
+            found.update(word if isinstance(word, bytes) else word.encode())
+            found.update(b"\0")
+        known[id(program)] = found.hexdigest()[:16]
+    return known[id(program)]
+
+
+def _words(program: Any, known: dict[int, str]) -> Iterator[str | bytes]:
+    if isinstance(program, ClosedJaxpr):
+        yield _digest(program.jaxpr, known)
+        for constant in program.consts:
+            yield _value(constant, known)
+        return
+    numbers: dict[Any, int] = {}
+
+    def name(variable: Any) -> str:
+        if isinstance(variable, Literal):
+            return f"{_form(variable.aval)} {_value(variable.val, known)}"
+        return f"{numbers.setdefault(variable, len(numbers))} {_form(variable.aval)}"
+
+    yield from map(name, (*program.constvars, *program.invars))
+    for equation in program.eqns:
+        yield equation.primitive.name
+        yield from map(name, equation.invars)
+        for key, value in sorted(equation.params.items()):
+            yield f"{key} {_value(value, known)}"
+        yield from map(name, equation.outvars)
+    yield from map(name, program.outvars)
+
+
+@functools.lru_cache(maxsize=4096)
+def _form(aval: Any) -> str:
+    return aval.str_short() if hasattr(aval, "str_short") else repr(aval)
+
+
+def _value(value: Any, known: dict[int, str]) -> str:
+    """A parameter of an operation, or a constant."""
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        return _digest(value, known)
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return f"{value.dtype} {_value(jax.random.key_data(value), known)}"
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        array = np.asarray(value)
+        return f"{array.dtype}{array.shape} {_hashed(array)}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(sorted(f'{_value(k, known)}: {_value(v, known)}' for k, v in value.items()))}}}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(_value(each, known) for each in value)})"
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(_value(each, known) for each in value))}}}"
+    if isinstance(value, Callable):  # type: ignore[arg-type]
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    return _without_addresses(repr(value))
