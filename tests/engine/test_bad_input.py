@@ -117,6 +117,10 @@ def with_loss(loss):
     return fedax.Task(TASK.init, loss)
 
 
+def helper(params, batch):
+    return batch["x"] @ params["weights"]
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -150,6 +154,12 @@ def test_losses_of_ones_own(loss, message):
     with pytest.raises(CodeError, match=f"task.loss {message}") as caught:
         run(task=with_loss(loss))
     blamed(caught.value, loss)
+
+
+def test_the_line_is_the_innermost_of_the_users():
+    with pytest.raises(CodeError, match=r"task\.loss raised KeyError: 'weights'") as caught:
+        run(task=with_loss(lambda p, b, key: helper(p, b) - b["y"]))
+    blamed(caught.value, helper)
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,8 @@ def test_a_given_model_is_not_rounded_first():
     assert got.state.x.tree["w"].tolist() == start["w"].tolist() and got.params["w"].tolist() == [1.0] * 3
     more = run(task=MIXED, params=got.params, rounds=0)  # what a run delivers is a start for another
     assert more.state.x.tree["w"].tolist() == [1.0] * 3
+    assert got.history["train_loss"][0] == more.history["train_loss"][0]  # the loss sees the rounded one
+    assert MIXED.trained.loss(start, TEST.examples, None).tolist() != TASK.loss(start, TEST.examples, None).tolist()
 
 
 def test_bfloat16_and_float16_examples():

@@ -125,6 +125,6 @@ def test_models_that_do_not_return_logits(apply, message):
 def test_no_number_of_classes_is_taken_for_the_batch(classes):
     """The dry run's batch has a length of its own: logits that lie across are seen whatever the number of classes."""
     across = tasks.classification(lambda key: jnp.zeros((4, classes)), lambda p, x, key: (x @ p).T, classes)
-    data = fedax.FederatedData({"x": np.zeros((64, 4), np.float32), "y": np.zeros(64, int)}, [32, 32])
+    data = fedax.FederatedData({"x": np.zeros((32, 4), np.float32), "y": np.zeros(32, int)}, [16, 16])
     with pytest.raises(CodeError, match=rf"apply returned \[{classes}, \d+\]; classes = {classes} needs"):
         fedax.simulate(fedax.create("fedavg"), across, data, rounds=1, batch_size=32)

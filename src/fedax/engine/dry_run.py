@@ -48,8 +48,8 @@ def _dry_run(
 ) -> tuple[tuple[list[Traffic], list[Traffic]], str]:
     algorithm, work, participation, fed, key, x = jax.tree.unflatten(structure, leaves)
     _check_task(plan, fed.examples, x)
-    own = algorithm
-    if any(not of_a_library(kind.__module__) for kind in type(algorithm).__mro__):
+    kind = type(algorithm)
+    if any(not of_a_library(each.__module__) for each in kind.__mro__):
         algorithm = _checked(algorithm, x)
     warmup: list[Traffic] = []
     ledger: list[Traffic] = []
@@ -69,10 +69,10 @@ def _dry_run(
         change = f".server from {spelled(before.server)} to {spelled(after.server)}"
     if change is not None:
         raise CodeError(
-            type(algorithm).__name__,
+            kind.__name__,
             f"changes in a round its state{change}",
             "server() and client() have to return the form that init() and init_client() return",
-            place_of(resolve(own, 0).exchanges()[-1].server),
+            place_of(kind if kind.server is Algorithm.server else kind.server),
         )
     return (warmup, ledger), f"{digest(start)} {digest(program)}"
 
@@ -115,7 +115,8 @@ def _check_model(algorithm: "_Checked", server: Any, x: Vector) -> None:
             "return the model as .x of the server's state, for instance of a NamedTuple, or define model(self, server)",
             place_of(inner.init),
         )
-    model = jax.eval_shape(resolve(algorithm, 0).model, server)
+    # The hyper-parameters are shapes here; in a trace they are values, of which schedules make rates.
+    model = jax.eval_shape(lambda method, server: resolve(method, 0).model(server), algorithm, server)
     if not isinstance(model, Vector) or _form(model) != _form(x):
         place = place_of(inner.init if type(inner).model is Algorithm.model else inner.model)
         way_out = f"it has to be a Vector like the initial model, {spelled(x)}"
