@@ -135,15 +135,15 @@ def dying(at: int, after: float, folder: str, arguments: list[str]) -> None:
     print(f"events {count}", flush=True)
 
 
-def outcome(folder: pathlib.Path) -> tuple[object, ...]:
-    """All that a run folder has of its runs, but the seconds; and what it should not have any more."""
+def outcome(folder: pathlib.Path) -> dict[str, object]:
+    """All that a run folder has of its runs, but the seconds; and the names of its files."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
     models = {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())}
     summary = json.loads((folder / "summary.json").read_text())
     states = [(method["label"], method["status"], method["seeds"]) for method in summary["methods"]]
-    left = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    return rows, models, states, left, (folder / "report.html").exists()
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return {"rows": rows, "models": models, "states": states, "files": names}
 
 
 def command(name: str, kills: int, scratch: pathlib.Path, luck: random.Random) -> int:
@@ -180,10 +180,10 @@ participation.size = 4
             if ended.returncode == -signal.SIGKILL:
                 killed += 1
                 continue
-            good = ended.returncode == 0 and outcome(folder) == expected
-            if not good:
+            found = outcome(folder) if ended.returncode == 0 else {}
+            if differs := [name for name in expected if found.get(name) != expected[name]]:
                 bad += 1
-                print(ended.stderr[-1000:], file=sys.stderr)
+                print(f"{differs} differ; {ended.stderr[-1000:]}", file=sys.stderr, flush=True)
             break
     text = f"{name}, {len(METHODS)} methods, {events} events a run: {runs} runs killed {killed} times"
     print(f"{text}; {bad} otherwise than one left alone", flush=True)

@@ -215,7 +215,7 @@ def test_what_a_beginning_left_is_taken_over(files, whole, here, monkeypatch):
 
     def dies(path, content):
         if next(written, None) is None:
-            (path.parent / f".{path.name}-a1b2c3d4").write_text("half")
+            (path.parent / f".writing-{path.name}-a1b2c3d4").write_text("half")
             raise KeyboardInterrupt
         atomic(path, content)
 
@@ -227,7 +227,7 @@ def test_what_a_beginning_left_is_taken_over(files, whole, here, monkeypatch):
     resume = ["--resume"] if files else []  # either way
     assert command("run", "small.toml", "--out", "run", *resume).exit_code == 0
     assert rows(here) == rows(whole[1])
-    assert not list(here.glob(".about*")) and not list(here.glob(".config*"))
+    assert not list(here.rglob(".writing-*"))
 
 
 @pytest.mark.parametrize("name", ["about.json", "metrics.jsonl", "models/mine", "notes"])
@@ -306,6 +306,19 @@ def test_a_run_of_another_problem_is_refused(whole, tmp_path):
     with pytest.raises(fedax.ConfigError, match="a run of an older version of fedax"):
         execute(whole[0], folder)
     assert read(folder).runs
+
+
+def test_what_a_killed_process_left_goes(whole, tmp_path):
+    """Killed while it wrote a model, and after that, before it removed the checkpoints."""
+    folder = copied(whole, tmp_path / "run")
+    (folder / "models" / ".writing-fedavg-seed0.safetensors-a1b2c3d4").write_bytes(b"half")
+    place = folder / "checkpoints" / "fedavg-seed0"
+    place.mkdir()
+    for name in ("round-000000006.0-of-1.safetensors", "best.safetensors", ".writing-abc"):
+        (place / name).write_bytes(b"")
+    execute(whole[0], folder)
+    assert {path.name for path in (folder / "models").iterdir()} == {p.name for p in (whole[1] / "models").iterdir()}
+    assert not list((folder / "checkpoints").iterdir()) and rows(folder) == rows(whole[1])
 
 
 LINKS = ["checkpoints", "models", "metrics.jsonl", ".lock", "models/x.safetensors", "checkpoints/scaffold-seed1"]

@@ -38,7 +38,7 @@ from fedax.numbers import check_count, check_number
 _FORMAT, _OLD_FORMAT = "fedax checkpoint 2", "fedax checkpoint 1"
 _ROWS = 2**26  # bytes of client memory that are read at a time
 _BEST = "best.safetensors"
-_WRITING = ".writing-"
+WRITING = ".writing-"  # how the names of files begin that are not whole yet
 _NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
 _BLOCK = 2**16  # bytes that are hashed at a time
 BLANK = "0" * 64  # stands for the digest while a file is hashed
@@ -134,7 +134,7 @@ class Keeper:
             raise unknown("checkpoint.best", wanted.best, known)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.folder, prefix=_WRITING):
+            with tempfile.TemporaryFile(dir=self.folder, prefix=WRITING):
                 pass
         except OSError as error:
             way_out = f"cannot write there ({error.strerror}); give another folder"
@@ -279,7 +279,7 @@ class Keeper:
 
     def _clean(self, newest: int) -> None:
         """Remove what is too old, what was damaged, and what a process that was killed has left."""
-        for left in self.folder.glob(f"{_WRITING}*"):
+        for left in self.folder.glob(f"{WRITING}*"):
             with contextlib.suppress(FileNotFoundError):  # another process is just giving it its name
                 if time.time() - left.stat().st_mtime > 3600:
                     left.unlink()
@@ -381,7 +381,7 @@ def discard(folder: pathlib.Path) -> None:
     """Remove the checkpoints of a run that is over: its own files, and the folder if nothing else is in it."""
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
-            if _NAME.fullmatch(path.name) or path.name == _BEST or path.name.startswith(_WRITING):
+            if _NAME.fullmatch(path.name) or path.name == _BEST or path.name.startswith(WRITING):
                 path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else is in it, or it is gone
         folder.rmdir()
@@ -514,7 +514,7 @@ def _write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> 
     words += b" " * (-len(words) % 8)
     words = struct.pack("<Q", len(words)) + words
     digest = hashlib.sha256()
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_WRITING)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=WRITING)
     try:
         with os.fdopen(handle, "wb") as file:
             parts: list[Any] = [words, *(leaf.reshape(-1).view(np.uint8).data for leaf in arrays.values())]

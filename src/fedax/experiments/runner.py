@@ -35,6 +35,7 @@ from fedax.experiments.runs import (
     read,
     read_model,
     refuse_links,
+    remove_unfinished,
     rows_of,
     slug,
     write_atomic,
@@ -86,6 +87,7 @@ def execute(
     over: set[tuple[str, int]] = set()
     if writes:
         refuse_links(folder)
+        remove_unfinished(folder)
         if (about := begun(folder)) is None:
             begin(folder, config, [experiment], made_of)
         else:
@@ -106,11 +108,13 @@ def execute(
 
         if watch is not None:
             watch(label, seed, None)
+        place = folder / "checkpoints" / f"{slug(label)}-seed{seed}"
         if (label, seed) in over:
+            if writes:
+                discard(place)  # its process may have been killed before it did
             continue
         if seed not in data:
             data = {seed: experiment.split(seed)}
-        place = folder / "checkpoints" / f"{slug(label)}-seed{seed}"
         with warnings.catch_warnings():
             for said in (DivergedWarning, BadClientWarning):  # by the report
                 warnings.simplefilter("ignore", said)
@@ -212,8 +216,6 @@ def begin(
         raise ConfigError("config", config["name"], f"cannot be kept in a run folder: {error}") from error
     for name in FOLDERS:
         (folder / name).mkdir(exist_ok=True)
-    for left in (*folder.glob(".about.json-*"), *folder.glob(".config.toml-*")):  # by a run that ended before it began
-        left.unlink()
     write_json(folder / "about.json", _about(experiments) | {"made_of": made_of})
     (folder / "metrics.jsonl").touch()
     write_atomic(folder / "config.toml", text)

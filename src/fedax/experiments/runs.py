@@ -38,7 +38,7 @@ import safetensors
 import safetensors.numpy
 
 from fedax.data.formats import parse_json, regular
-from fedax.engine.checkpoint import BLANK, damage, tensor_name, with_digest
+from fedax.engine.checkpoint import BLANK, WRITING, damage, tensor_name, with_digest
 from fedax.engine.job import evaluation_rounds
 from fedax.engine.simulate import FAILED, column_of, ended_worse
 from fedax.errors import ConfigError, DataError
@@ -221,7 +221,7 @@ def _unused(folder: Path) -> bool:
         elif path.name == "metrics.jsonl":
             if not path.is_file() or path.stat().st_size:
                 return False
-        elif path.name != LOCK and not re.fullmatch(r"\.(about\.json|config\.toml)-\w{8}", path.name):
+        elif path.name != LOCK and not path.name.startswith(WRITING):
             return False
     return True
 
@@ -319,6 +319,13 @@ def keep_rows(folder: Path, over: Collection[tuple[str, int]]) -> None:
     write_atomic(folder / "metrics.jsonl", b"".join(kept))
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what :func:`write_atomic` was writing in a run folder when its process was killed."""
+    for place in (folder, *(folder / name for name in FOLDERS)):
+        for path in place.glob(f"{WRITING}*"):
+            path.unlink()
+
+
 def model_path(folder: Path, label: str, seed: int, best: bool = False) -> Path:
     """Where the final model of a run is, or its best one."""
     return folder / "models" / f"{slug(label)}-seed{seed}{'-best' * best}.safetensors"
@@ -385,7 +392,7 @@ def few(rounds: list[int]) -> str:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all: into a temporary neighbour first, which then takes the name."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
