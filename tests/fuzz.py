@@ -424,8 +424,9 @@ def diagnosis() -> bytes:
         "dissimilarity": 0.2,
         "gradient": 0.3,
         "surrogate_gradient": 0.3,
-        "drift": None,
         "move": 0.1,
+        "bias": None,
+        "cohort_cost": 0.1,
     }
     found = {"label": "good", "models": ["the initial model", "the final one of seed 0"], "points": [point, point]}
     found |= {"steps": [1, 2], "constant": 0.1, "line": [1.0, None], "weights": True, "chi2": 0.1, "floor": 0.0}

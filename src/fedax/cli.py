@@ -385,12 +385,13 @@ def diagnose(
     out: Out = None,
     settings: Set = None,
 ) -> None:
-    """Say what the theorems predict for a problem, with figures, and what may help.
+    """Say which method to take for a problem, what it gains and costs, and why.
 
-    Measures curvature, noise, unlikeness and drift of the clients at the initial
-    and at the final models, tells which objective each method minimises and whether
-    its learning rate is one that the theorems allow, and adds this to the report.
-    A configuration is run first, for few rounds and with its first seed.
+    Measures at the initial and at the final models what keeps each method from the
+    optimum: another objective, drift of the local steps, the noise of minibatches
+    and of sampled cohorts, each in units of the loss. The verdict comes first, then
+    the reasons, then the figures; all is added to the report. A configuration is
+    run first, for few rounds and with its first seed.
 
     \b
     Examples:
@@ -427,12 +428,13 @@ def diagnose(
         record = _train(experiment, out)
     console = _console()
     with console.status("diagnosing") as status:
-        found = diagnose_run(experiment, record, lambda label: status.update(f"diagnosing {label}"))
+        diagnose_run(experiment, record, lambda label: status.update(f"diagnosing {label}"))
+    record = read(record.folder)
     try:
-        write_report([read(record.folder)], record.folder / "report.html")
+        write_report([record], record.folder / "report.html")
     except OSError as error:
         raise ConfigError("source", source, f"its report cannot be written ({error.strerror})") from error
-    _show_diagnosis(console, found)
+    _show_diagnosis(console, record)
     _show_report(console, record)
 
 
@@ -827,14 +829,20 @@ def _show_results(console: "Console", record: "Record") -> None:
         console.print(escape(sentence))
 
 
-def _show_diagnosis(console: "Console", found: list[dict[str, Any]]) -> None:
+def _show_diagnosis(console: "Console", record: "Record") -> None:
+    """The verdict, then the reasons, then the figures."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     from fedax.experiments import diagnosis
 
-    table = Table(box=box.SIMPLE_HEAD, title=f"Measured at {escape(diagnosis.where(found))}", title_justify="left",
+    found = record.diagnosis
+    console.print(f"[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}", highlight=False)
+    for method in found:
+        console.print(f"\n[bold]{escape(method['label'])}[/]")
+        console.print(_bullets(method["advice"]))
+    table = Table(box=box.SIMPLE_HEAD, title=f"\nMeasured at {escape(diagnosis.where(found))}", title_justify="left",
                   title_style="bold", pad_edge=False)  # fmt: skip
     table.add_column("")
     for method in found:
@@ -842,9 +850,6 @@ def _show_diagnosis(console: "Console", found: list[dict[str, Any]]) -> None:
     for name, cells in diagnosis.rows(found):
         table.add_row(name, *cells)
     console.print(table)
-    for method in found:
-        console.print(f"[bold]{escape(method['label'])}[/]")
-        console.print(_bullets(method["advice"]))
     console.print("[bold]What these figures cannot tell[/]")
     console.print(_bullets(diagnosis.unknown(found)))
 

@@ -13,7 +13,7 @@ import fedax
 from fedax.cli import app
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, read
-from fedax.experiments.diagnosis import rows, where
+from fedax.experiments.diagnosis import rows, verdict, where
 from fedax.experiments.report import render
 from fedax.experiments.runs import read_model, write_model
 
@@ -44,7 +44,9 @@ def test_a_configuration_is_run_briefly_with_its_first_seed(done):
     record = read(folder)
     assert record.config["run"]["rounds"] == 2 and record.config["run"]["seeds"] == [7]
     assert [run.status for run in record.runs] == ["finished", "finished"]
-    assert "Objective inconsistency: clients take" in printed and "What these figures cannot tell" in printed
+    order = ["Verdict", "Objective inconsistency: clients take", "Measured at", "What these figures cannot tell"]
+    assert printed.startswith("Verdict\nTake ") or "\nVerdict\nTake " in printed
+    assert sorted(order, key=printed.index) == order  # the verdict, the reasons, the figures
     assert re.search(r"χ²\(p‖w\) +0\.\d+ +0 ", printed) and f"Report: {folder}/report.html" in printed
 
 
@@ -66,13 +68,60 @@ def test_the_figures_are_those_of_the_function(done):
     assert where(record.diagnosis) == "the initial model and the final one of seed 7"
     table = dict(rows(record.diagnosis))
     assert table["L, a client's largest curvature"][0] == " → ".join(f"{p.smoothness:.3g}" for p in found.points)
-    assert table["Theorems' largest lr"] == [f"{found.max_lr:.3g}", "–"] and table["χ²(p‖w)"][1] == "0"
+    assert table["Theorems' largest lr, β² as measured"] == [f"{found.max_lr:.3g}", "–"]
+    assert table["with β² = 1, the loosest case"] == [f"{found.loosest_lr:.3g}", "–"] and table["χ²(p‖w)"][1] == "0"
+    assert table["Cost of another objective"][1] == "0" and stored["verdict"] == found.verdict
+
+
+def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
+    """A run folder's record of two methods with these final losses, one a seed, that were diagnosed."""
+    seeds = list(range(len(losses[0])))
+    config = CONFIG.replace("seeds = [7, 8]", f"seeds = {seeds}").replace("rounds = 40", "rounds = 1")
+    (tmp_path / "two.toml").write_text(config.replace("a <b> & c", "fedavg"))
+    assert fedax_("run", str(tmp_path / "two.toml"), "--out", str(tmp_path / "run")).exit_code == 0
+    record = read(tmp_path / "run")
+    for label, values in zip(names, losses, strict=True):
+        for run, value in zip(record.of(label), values, strict=True):
+            for column in ("train_loss", "test_loss"):
+                run.history[column][-1] = value
+    for label, take in zip(names, takes, strict=True):
+        record.diagnosis.append({"label": label, "verdict": f"So says {label}.", "take": take, "gained": 1.0})
+    return record
+
+
+@pytest.mark.parametrize(
+    "losses, takes, said",
+    [
+        # within seed noise: the cheaper one, and what its figures promise was tried in vain
+        (([0.5, 0.52, 0.47], [0.49, 0.53, 0.465]), ("", ""), "Take fedavg: it ties with scaffold by a paired test"),
+        (
+            ([0.5, 0.52, 0.47], [0.49, 0.53, 0.465]),
+            ("scaffold", ""),
+            "scaffold, which was tried here and did not do bet",
+        ),
+        # beyond it
+        (
+            ([0.5, 0.52, 0.47], [0.4, 0.42, 0.375]),
+            ("scaffold", ""),
+            "Take scaffold: it ended better than the others, by",
+        ),
+        (([0.5, 0.52, 0.47], [0.4, 0.42, 0.375]), ("scaffold", "fedavg"), "So says fedavg."),
+        # one seed
+        (([0.5], [0.4995]), ("", ""), "Take fedavg: it ties with scaffold as far as one seed tells"),
+        (([0.5], [0.48]), ("", ""), "though one seed does not tell"),
+    ],
+)
+def test_of_methods_that_tie_the_cheapest_is_taken(tmp_path, losses, takes, said):
+    text = verdict(ended(tmp_path, losses, takes))
+    assert said in text and "So says" in text
 
 
 def test_the_report_has_it(done):
     folder, _ = done
     page = (folder / "report.html").read_text()
     section = re.search(r"<section><h2>Diagnosis</h2>.*?</section>", page, re.S)[0]
+    assert section.startswith('<section><h2>Diagnosis</h2><p class="verdict">Take ')
+    assert section.index("<li>Objective") < section.index("<table>") < section.index("cannot tell")
     assert "a &lt;b&gt; &amp; c" in section and "<b>" not in section
     assert section.count("<li>Objective inconsistency") == 1 and section.count("<li>No objective inconsistency") == 1
     record = read(folder)

@@ -7,11 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedax.experiments import summary
 from fedax.experiments.config import Experiment
 from fedax.experiments.runs import Record, finite, read_model, slug, write_json
 from fedax.theory import diagnose
+from fedax.theory.diagnostics import MATERIAL
 
 Found = dict[str, Any]
+
+_COLUMN = "train_loss"  # what is diagnosed
 
 
 def diagnose_run(experiment: Experiment, record: Record, watch: Callable[[str], None] | None = None) -> list[Found]:
@@ -65,6 +69,54 @@ def diagnose_run(experiment: Experiment, record: Record, watch: Callable[[str], 
     return [finite(table) for table in methods]
 
 
+def verdict(record: Record) -> str:
+    """One paragraph on a run folder that was diagnosed: what to take, what it gains and costs, when to think again."""
+    found = {table["label"]: table for table in record.diagnosis if table.get("verdict")}
+    problem = summary.problems([record])[0]
+    ended = {m.label: m for m in problem.methods if m.label in found and m.final("train_loss").size}
+    ended = {label: m for label, m in ended.items() if m.status == "finished"}
+    if len(ended) < 2 or len(ended) < len(found):
+        gone = [label for label in found if label not in ended]
+        text = f"{_and(gone)} did not come to a good end. " if gone and ended else ""
+        return text + " ".join(str(found[label]["verdict"]) for label in ended or found)
+    column = problem.judge if problem.p and problem.judge else "train_loss"
+    equal = [m for m in (problem.tied if problem.p else _close(list(ended.values()), found)) if m.label in ended]
+    star = problem.star or min(ended.values(), key=lambda m: float(m.final("train_loss")[0]))
+    chosen = min(equal or [star], key=lambda m: (m.cost("bytes_down") + m.cost("bytes_up"), m.cost("gradients")))
+    own, seeds = found[chosen.label], len(chosen.runs)
+    ends = ", ".join(f"{label} {float(m.final(column).mean()):.4g}" for label, m in ended.items())
+    figures = f"{summary.metric_name(column)} {ends}{f', means of {seeds} seeds' if seeds > 1 else ', of one seed'}"
+    others = _and([m.label for m in equal if m is not chosen])
+    if others:
+        noise = "by a paired test over the seeds" if problem.p else "as far as one seed tells"
+        text = f"Take {chosen.label}: it ties with {others} {noise}, and it is the cheapest of them ({figures}). "
+    else:
+        noise = "by more than seed noise" if problem.p else "though one seed does not tell by how much seeds differ"
+        text = f"Take {chosen.label}: it ended better than the others, {noise} ({figures}). "
+    names = {settings["label"]: settings["name"] for settings in record.config["methods"]}
+    tried = [label for label in ended if label != chosen.label and names[label] == own.get("take")]
+    if tried and found[tried[0]].get("take") == names[chosen.label]:
+        return text + str(found[tried[0]]["verdict"])
+    if tried:
+        text += (
+            f"Its figures alone would speak for {tried[0]}, which was tried here and did not do better; repeat the "
+            "comparison with more rounds before you pay for it. Those figures say: "
+        )
+    return text + str(own["verdict"])
+
+
+def _close(methods: Sequence[summary.Method], found: dict[str, Found]) -> list[summary.Method]:
+    """Of one seed, the methods whose loss is as low as the lowest, to within what is worth a remedy."""
+    ends = {m.label: float(m.final("train_loss")[0]) for m in methods}
+    best = min(ends.values())
+    close = [m for m in methods if ends[m.label] - best <= MATERIAL * (found[m.label].get("gained") or 0.0)]
+    return close if len(close) > 1 else []
+
+
+def _and(labels: Sequence[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}" if labels else ""
+
+
 def rows(methods: Sequence[Found]) -> list[tuple[str, list[str]]]:
     """The table: a quantity and its value for each method, at the first model and the last where it is theirs."""
     quantities: dict[str, Callable[[Found], str]] = {
@@ -79,10 +131,19 @@ def rows(methods: Sequence[Found]) -> list[tuple[str, list[str]]]:
         "‖∇F̃‖² of the surrogate": lambda f: _between(f, "surrogate_gradient") if f["weights"] else "–",
         "χ²(p‖w)": lambda f: _weights(f["chi2"]),
         "Bias floor 2χ²κ²": lambda f: _weights(f["floor"]),
-        "Client drift": lambda f: _between(f, "drift"),
-        "Move of the mean": lambda f: _between(f, "move"),
+        "Mean update of a round": lambda f: _between(f, "move"),
+        "its bias by drift": lambda f: _between(f, "bias"),
+        "its noise, of minibatches": lambda f: _between(f, "noise"),
+        "its noise, of cohorts": lambda f: _between(f, "cohort_noise"),
+        "E(Σω)² of cohorts' weights": lambda f: "–" if f.get("weight_square") is None else f"{f['weight_square']:.4g}",
+        "Loss still to be had": lambda f: _between(f, "left"),
+        "Cost of another objective": lambda f: "0" if (f["chi2"] or 0) < 1e-12 else _between(f, "inconsistency_cost"),
+        "Cost of drift": lambda f: _between(f, "drift_cost"),
+        "Cost of minibatches' noise": lambda f: _between(f, "noise_cost"),
+        "Cost of cohorts' noise": lambda f: _between(f, "cohort_cost"),
         "lr": lambda f: _number(f["lr"]),
-        "Theorems' largest lr": lambda f: _number(f["max_lr"]),
+        "Theorems' largest lr, β² as measured": lambda f: _number(f["max_lr"]),
+        "with β² = 1, the loosest case": lambda f: _number(f.get("loosest_lr")),
     }
     return [(name, [show(found) for found in methods]) for name, show in quantities.items()]
 
@@ -95,7 +156,7 @@ def unknown(methods: Sequence[Found]) -> list[str]:
 def where(methods: Sequence[Found]) -> str:
     """The models at which something was measured."""
     names = list(dict.fromkeys(name for found in methods for name in found["models"]))
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return _and(names)
 
 
 def _steps(low: int, high: int) -> str:
@@ -103,7 +164,7 @@ def _steps(low: int, high: int) -> str:
 
 
 def _between(found: Found, name: str) -> str:
-    values = [_number(point[name]) for point in found["points"]]
+    values = [_number(point.get(name)) for point in found["points"]]
     return values[0] if len(values) == 1 or {*values} == {"–"} else f"{values[0]} → {values[-1]}"
 
 

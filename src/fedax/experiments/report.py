@@ -344,10 +344,12 @@ def _diagnosis(record: Record, several: bool) -> str:
     advice = ""
     for label, found in zip(labels, record.diagnosis, strict=True):
         advice += f'<h3 class="gap">{label}</h3>{_list(found["advice"])}'
-    advice += f'<h3 class="gap">What these figures cannot tell</h3>{_list(diagnosis.unknown(record.diagnosis))}'
+    limits = f'<h3 class="gap">What these figures cannot tell</h3>{_list(diagnosis.unknown(record.diagnosis))}'
     title = f"Diagnosis of {html.escape(record.folder.name)}" if several else "Diagnosis"
+    first = f'<p class="verdict">{html.escape(diagnosis.verdict(record))}</p>'
     note = f"Measured at {html.escape(diagnosis.where(record.diagnosis))} (a → b: at the first and at the last)."
-    return f'<section><h2>{title}</h2><p class="note">{note}</p>{table}{advice}</section>'
+    figures = f'<h3 class="gap">The figures</h3><p class="note">{note}</p>{table}'
+    return f"<section><h2>{title}</h2>{first}{advice}{figures}{limits}</section>"
 
 
 def _list(sentences: Sequence[str]) -> str:

@@ -711,8 +711,15 @@ class _Point(_Form):
     dissimilarity: Number | None
     gradient: Number | None
     surrogate_gradient: Number | None
-    drift: Number | None
-    move: Number | None
+    move: Number | None = None
+    bias: Number | None = None
+    noise: Number | None = None
+    cohort_noise: Number | None = None
+    left: Number | None = None
+    inconsistency_cost: Number | None = None
+    drift_cost: Number | None = None
+    noise_cost: Number | None = None
+    cohort_cost: Number | None = None
 
 
 class _Diagnosis(_Form):
@@ -727,6 +734,11 @@ class _Diagnosis(_Form):
     floor: Number | None
     lr: Number | None
     max_lr: Number | None
+    loosest_lr: Number | None = None
+    weight_square: Number | None = None
+    gained: Number | None = None
+    verdict: str = ""
+    take: str = ""
     advice: list[str]
     unknown: list[str]
 
