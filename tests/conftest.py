@@ -1,6 +1,5 @@
 """Strict by default: no silent broadcasting between ranks; the big data sets only where they are."""
 
-import itertools
 import os
 import pathlib
 
@@ -17,17 +16,6 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; small runs take one
-
-
-_MAPS, _TESTS = pathlib.Path("/proc/self/maps"), itertools.count()
-
-
-@pytest.fixture(autouse=True)
-def _room_for_programs():
-    """Every compiled program has memory maps, of which Linux allows a process 65,530; beyond, compiling crashes."""
-    if next(_TESTS) % 25 == 0 and _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > 40_000:
-        jax.clear_caches()
-    yield
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Evaluation: the exact training objective, its gradient, and metrics on held-out data, block by block."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from fedax.engine.programs import compiled
 from fedax.engine.round import Federation
 from fedax.schedule import resolve
 from fedax.tasks.task import Task
@@ -20,22 +20,30 @@ _BLOCK_ELEMENTS = 2**19  # numbers of input that are evaluated at a time
 
 
 def figures(
-    method: Any, server: Any, fed: Federation, test: Any, density: Any, train: Any = None, **asked: Any
+    algorithm: Any, server: Any, index: Any, fed: Federation, test: Any, density: Any, train: Any = None, **asked: Any
 ) -> dict[str, Any]:
-    """What is measured of a model: numbers by column, of which :func:`rows` makes rows.
+    """What is measured of the model after ``index`` rounds: numbers by column, of which :func:`rows` makes rows.
 
     ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
     asked; ``test_loss`` and ``test_<metric>`` of held-out data. ``train``: the :func:`train_sums` of all data, where
     they are known.
     """
-    model = method.model(server)
+    model, penalty = model_after(algorithm, server, index)
     found = _of_model(model, fed, test, density, train, **asked)
-    if (penalty := method.penalty(model)) is not None:
+    if penalty is not None:
         found["objective"] = found["train_loss"] + penalty
     return found
 
 
-@functools.partial(jax.jit, static_argnames=("task", "grad_norm", "mesh"))
+@compiled()
+def model_after(algorithm: Any, server: Any, index: Any) -> tuple[Vector, Any]:
+    """The model after ``index`` rounds, and ψ of it."""
+    method = resolve(algorithm, index)
+    model = method.model(server)
+    return model, method.penalty(model)
+
+
+@compiled(static=["task", "grad_norm", "mesh"])
 def _of_model(
     model: Vector,
     fed: Federation,
@@ -71,8 +79,7 @@ def columns(job: Any) -> list[str]:
 def measured(job: Any, server: Any, index: int, train: Any = None) -> list[dict[str, Any]]:
     """The row of one job, in the form that the engine's programs give them."""
     asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
-    method = resolve(job.hyper[0], index)
-    found = figures(method, server, job.fed, job.test, job.density, train, **asked)
+    found = figures(job.hyper[0], server, index, job.fed, job.test, job.density, train, **asked)
     return rows(job.plan.task, found, job.x.size)
 
 

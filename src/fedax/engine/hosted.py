@@ -21,9 +21,10 @@ from jax.sharding import PartitionSpec as P
 from fedax.algorithm import Round
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
-from fedax.engine.evaluate import measured, train_sums
+from fedax.engine.evaluate import measured, model_after, train_sums
 from fedax.engine.job import Job
 from fedax.engine.memory import ClientMemory
+from fedax.engine.programs import compiled
 from fedax.engine.round import (
     Answer,
     Federation,
@@ -86,7 +87,7 @@ class Hosted:
         return state, desk.finish()
 
     def measure(self, state: State, index: int) -> list[dict[str, Any]]:
-        job, model = self.job, _model(self.job.hyper[0], state.server, index)
+        job, model = self.job, model_after(self.job.hyper[0], state.server, index)[0]
         asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
         found: Any = None
         for piece in self._pieces():
@@ -100,7 +101,7 @@ class Hosted:
         return [state.losses]
 
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
-        return state, self.job.delivered(_model(self.job.hyper[0], state.server, index))
+        return state, self.job.delivered(model_after(self.job.hyper[0], state.server, index)[0])
 
     def _stage(self, stage: str, desk: "_Desk", state: State, index: int) -> State:
         """A round, or the warm-up: exchange by exchange, and block of clients by block. The state after it."""
@@ -400,11 +401,11 @@ def _padded(leaf: np.ndarray, room: int) -> np.ndarray:
     return out
 
 
-_first_state = jax.jit(first_state)
-_train_sums = jax.jit(train_sums, static_argnames=("task", "grad_norm", "mesh"))
+_first_state = compiled()(first_state)
+_train_sums = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
 
 
-@functools.partial(jax.jit, static_argnames=("plan", "stage"))
+@compiled(static=["plan", "stage"])
 def _gathering(
     work: Any, participation: Any, *, fed: Federation, key: Any, indices: Any, plan: Plan, stage: str
 ) -> Any:
@@ -417,7 +418,7 @@ def _gathering(
     return jax.lax.map(one, indices)
 
 
-@functools.partial(jax.jit, static_argnames="stage")
+@compiled(static=["stage"])
 def _chosen(places: Places, key: Any, index: Any, *, stage: str) -> Any:
     return chosen(places, _key(key, index, stage))
 
@@ -425,10 +426,6 @@ def _chosen(places: Places, key: Any, index: Any, *, stage: str) -> Any:
 def _key(key: Any, index: Any, stage: str) -> Any:
     """A round's, of the run's."""
     return warmup_key(key) if stage == "warmup" else jax.random.fold_in(key, index)
-
-
-def _model(algorithm: Any, server: Any, index: int) -> Any:
-    return resolve(algorithm, index).model(server)
 
 
 def _around(outside: Any, stage: str, number: int) -> tuple[Any, ...]:
@@ -447,7 +444,7 @@ def _concluded(
     return conclude(exchange, server, total, uploads, round_, good, plan)
 
 
-@functools.partial(jax.jit, static_argnames=("stage", "number", "plan"))
+@compiled(static=["stage", "number", "plan"])
 def _contribute(
     outside: Any, memory: Any, places: Places, heard: Any = None, *, stage: str, number: int, plan: Plan
 ) -> Any:
@@ -466,7 +463,7 @@ def _contribute(
     return total, answer, done
 
 
-@functools.partial(jax.jit, static_argnames=("stage", "number", "plan"))
+@compiled(static=["stage", "number", "plan"])
 def _alone(
     outside: Any, memory: Any, places: Places, *, row: Any, mine: Any, stage: str, number: int, plan: Plan
 ) -> Any:
@@ -479,4 +476,4 @@ def _alone(
     return upload, Answer(kept, new.fine, ()), done
 
 
-_conclude = jax.jit(_concluded, static_argnames=("stage", "number", "plan"))
+_conclude = compiled(static=["stage", "number", "plan"])(_concluded)

@@ -20,6 +20,7 @@ from fedax.engine.devices import check_mesh, cores, device_bytes
 from fedax.engine.dry_run import dry_run, same_structure
 from fedax.engine.identity import FILES, identity
 from fedax.engine.memory import where
+from fedax.engine.programs import compiled
 from fedax.engine.round import Federation, Plan, Traffic, first_state
 from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.numbers import MOST, check_count, check_number, check_room
@@ -311,7 +312,7 @@ def _check_test(task: Task, data: FederatedData, test: Any) -> None:
 def _initial_model(task: Task, params: Any, key: Any) -> Vector:
     expected = jax.eval_shape(task.init, key)
     if params is None:
-        x = task.init(key)
+        x = _drawn(key, task)
         if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(x)):
             raise ConfigError("task.init", spelled(x), "the initial model holds values that are not finite")
         return Vector(x)
@@ -326,6 +327,11 @@ def _initial_model(task: Task, params: Any, key: Any) -> Vector:
         if not np.isfinite(np.asarray(got, float)).all():
             raise ConfigError(f"params{jax.tree_util.keystr(path)}", got, "there are values that are not finite")
     return Vector(jax.tree.map(lambda got, want: jnp.asarray(np.array(got, want.dtype)), params, expected))
+
+
+@compiled(static=["task"])
+def _drawn(key: Any, task: Task) -> Any:
+    return task.init(key)
 
 
 def _plan(

@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedax.engine.programs import compiled
 from fedax.errors import ConfigError, ProcessError
 
 _AXIS = "processes"
@@ -171,7 +172,7 @@ def _summed() -> Any:
     return jax.jit(lambda parts: [jnp.sum(part, axis=0) for part in parts], out_shardings=NamedSharding(_mesh(), P()))
 
 
-@jax.jit
+@compiled()
 def _pack(tree: Any) -> list[Any]:
     """One array of each type: a message for each leaf would cost a network's latency each."""
     leaves = jax.tree.leaves(tree)

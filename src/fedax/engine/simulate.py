@@ -1,6 +1,5 @@
 """simulate: a whole run as one compiled program, with its history."""
 
-import functools
 import math
 import os
 import time
@@ -18,13 +17,13 @@ from fedax.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.checkpoint import Best, Checkpoints, Keeper, Saved
-from fedax.engine.evaluate import columns, measured, told
+from fedax.engine.evaluate import columns, measured, model_after, told
 from fedax.engine.hosted import Hosted
 from fedax.engine.job import Job, make_job
+from fedax.engine.programs import compiled
 from fedax.engine.round import Plan, State, Tally, Traffic, one_round, prepare, settle
 from fedax.errors import BadClientWarning, CheckpointError, ConfigError, DivergedWarning
 from fedax.participation import Participation
-from fedax.schedule import resolve
 from fedax.tasks.task import Task
 from fedax.work import Work
 
@@ -411,10 +410,10 @@ class Alone:
         return [state.losses]
 
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
-        return state, self.job.delivered(resolve(self.job.hyper[0], index).model(state.server))
+        return state, self.job.delivered(model_after(self.job.hyper[0], state.server, index)[0])
 
 
-@functools.partial(jax.jit, static_argnames="plan")
+@compiled(static=["plan"])
 def _prepare(algorithm: Any, work: Any, fed: Any, key: Any, x: Any, plan: Plan) -> tuple[State, Tally]:
     return prepare(algorithm, work, fed, key, x, plan)
 
@@ -433,7 +432,7 @@ def some_rounds(hyper: Any, fed: Any, key: Any, state: State, start: Any, stop: 
     return settle(state, plan), tally
 
 
-_advance = jax.jit(some_rounds, static_argnames="plan", donate_argnames="state")
+_advance = compiled(static=["plan"], donate=["state"])(some_rounds)
 
 
 class _Costs:

@@ -1,6 +1,5 @@
 """sweep: many runs, alike but for numbers, side by side in one compiled program."""
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,14 +15,14 @@ from jax.sharding import PartitionSpec as P
 
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
-from fedax.engine.evaluate import figures, rows
+from fedax.engine.evaluate import figures, model_after, rows
 from fedax.engine.job import Job, is_small, make_job, with_seed
+from fedax.engine.programs import compiled
 from fedax.engine.round import Plan, State, Tally, prepare
 from fedax.engine.simulate import FAILED, Run, drive, some_rounds
 from fedax.engine.simulate import program as alone
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
-from fedax.schedule import resolve
 from fedax.tasks.task import Task
 
 Point = dict[str, Any]
@@ -415,7 +414,7 @@ class _Lanes:
         seed, point = divmod(which, self.points)
         server = jax.tree.map(lambda leaf: leaf[seed, point], state.server)
         job = self.jobs[seed][point]
-        return None, jax.tree.map(np.asarray, job.delivered(resolve(job.hyper[0], index).model(server)))
+        return None, jax.tree.map(np.asarray, job.delivered(model_after(job.hyper[0], server, index)[0]))
 
     def _own(self, tree: Any) -> Any:
         """Leaves [seeds, points] as [jobs], without the padding."""
@@ -437,7 +436,7 @@ def _over_lanes(f: Callable[..., Any], mesh: Mesh | None, each: Sequence[str], *
     return jax.shard_map(over, mesh=mesh, in_specs=specs, out_specs=spec["both"], check_vma=False)(*arguments)
 
 
-@functools.partial(jax.jit, static_argnames=("plan", "mesh"))
+@compiled(static=["plan", "mesh"])
 def _prepare(varying: Any, common: Any, fed: Any, keys: Any, x: Any, *, plan: Plan, mesh: Mesh | None) -> Any:
     def lane(varying: Any, common: Any, fed: Any, key: Any, x: Any) -> Any:
         method, work, _ = eqx.combine(varying[1], common)
@@ -447,7 +446,7 @@ def _prepare(varying: Any, common: Any, fed: Any, keys: Any, x: Any, *, plan: Pl
     return _over_lanes(lane, mesh, each, varying, common, fed, keys, x)
 
 
-@functools.partial(jax.jit, static_argnames=("plan", "mesh"), donate_argnames="state")
+@compiled(static=["plan", "mesh"], donate=["state"])
 def _advance(
     varying: Any, common: Any, fed: Any, keys: Any, state: State, start: Any, stop: Any, *,
     plan: Plan, mesh: Mesh | None,
@@ -460,14 +459,14 @@ def _advance(
     return out
 
 
-@functools.partial(jax.jit, static_argnames=("plan", "mesh", "grad_norm"))
+@compiled(static=["plan", "mesh", "grad_norm"])
 def _figures(
     varying: Any, common: Any, server: Any, index: Any, fed: Any, test: Any, density: Any, *,
     plan: Plan, mesh: Mesh | None, grad_norm: bool,
 ) -> dict[str, Any]:  # fmt: skip
     def lane(varying: Any, common: Any, server: Any, index: Any, fed: Any, test: Any, density: Any) -> Any:
-        method = resolve(eqx.combine(varying[1], common)[0], index)
-        return figures(method, server, fed, test, density, task=plan.task, grad_norm=grad_norm, mesh=plan.mesh)
+        asked = {"task": plan.task, "grad_norm": grad_norm, "mesh": plan.mesh}
+        return figures(eqx.combine(varying[1], common)[0], server, index, fed, test, density, **asked)
 
     each = ("points", "none", "both", "none", "none", "none", "none")
     found: dict[str, Any] = _over_lanes(lane, mesh, each, varying, common, server, index, fed, test, density)

@@ -13,7 +13,6 @@
 Units are those of :mod:`fedax.theory.nova`; move, bias and noise have those of the model.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from fedax.data.federated import FederatedData
+from fedax.engine.programs import compiled
 from fedax.errors import ConfigError
 from fedax.local import Solver
 from fedax.numbers import check_count
@@ -499,7 +499,7 @@ def accumulation_vectors(solver: Solver, lengths: Any) -> dict[int, np.ndarray]:
     return found
 
 
-@jax.jit
+@compiled()
 def _impulses(solver: Solver, x: Vector, state: Any, start: Any, end: Any) -> Any:
     """Steps start … end − 1 of a model whose k-th component has a gradient, 1, in step k alone."""
 
@@ -546,13 +546,13 @@ def _weighted(task: Task, tree: Any, examples: Any, weights: Any, start: Any, en
     return _blocks(start, end, block, part)
 
 
-@functools.partial(jax.jit, static_argnames=("task", "block"))
+@compiled(static=["task", "block"])
 def _gradient(task: Task, x: Vector, examples: Any, weights: Any, start: Any, end: Any, *, block: int) -> Any:
     value, gradient = _weighted(task, x.tree, examples, weights, start, end, block)
     return value, ravel_pytree(gradient)[0]
 
 
-@functools.partial(jax.jit, static_argnames=("task", "block"))
+@compiled(static=["task", "block"])
 def _hessian_vector(
     task: Task, x: Vector, v: Any, examples: Any, weights: Any, start: Any, end: Any, *, block: int
 ) -> jax.Array:
@@ -560,7 +560,7 @@ def _hessian_vector(
     return ravel_pytree(jax.jvp(gradient, (x.tree,), (v,))[1])[0]
 
 
-@functools.partial(jax.jit, static_argnames=("task", "block"))
+@compiled(static=["task", "block"])
 def _spread(task: Task, x: Vector, mean: Any, examples: Any, start: Any, end: Any, *, block: int) -> jax.Array:
     """Σ_j ‖∇f_j − mean‖² over the rows."""
 
@@ -572,7 +572,7 @@ def _spread(task: Task, x: Vector, mean: Any, examples: Any, start: Any, end: An
     return _blocks(start, end, block, lambda rows, there: jnp.sum(jnp.where(there, jax.vmap(single)(rows), 0)))
 
 
-@functools.partial(jax.jit, static_argnames=("task", "max_size", "batch_size", "epochs"))
+@compiled(static=["task", "max_size", "batch_size", "epochs"])
 def _local(
     task: Task, solver: Solver, x: Vector, examples: Any, offset: Any, size: Any, steps: Any, keys: Any,
     corrections: Any, *, max_size: int, batch_size: int | None, epochs: bool,

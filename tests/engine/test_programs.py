@@ -1,0 +1,63 @@
+"""Programs that were not used for long are let go."""
+
+import functools
+import gc
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedax
+from fedax.engine import programs
+
+from .problem import DATA, TASK
+
+MAPS = pathlib.Path("/proc/self/maps")
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """``room(n)``: from here on n programs are kept, beside those of other tests."""
+
+    def make(number):
+        kept = functools.lru_cache(maxsize=number)(programs._program.__wrapped__)
+        monkeypatch.setattr(programs, "_program", kept)
+
+    return make
+
+
+def test_those_used_last_are_kept(room, compilations):
+    @programs.compiled(static=["by"])
+    def scaled(x, by):
+        return x * by
+
+    room(2)
+    x = jnp.ones(3)
+    for by, compiled in ((2.0, 1), (3.0, 1), (2.0, 0), (4.0, 1), (2.0, 0), (3.0, 1)):
+        assert scaled(x, by).tolist() == [by] * 3
+        assert compilations("scaled") == compiled, by
+
+
+def test_a_shape_is_a_program(room, compilations):
+    double = programs.compiled()(lambda x: x + x)
+    room(1)
+    for x, compiled in ((np.ones(3), 1), (np.zeros(3), 0), (np.ones(4), 1), (np.ones(3), 1)):
+        assert double(x).tolist() == (x + x).tolist()
+        assert compilations("<lambda>") == compiled
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="counts the memory maps of this process, as Linux tells them")
+@pytest.mark.parametrize("options", [{}, {"client_memory": "host"}], ids=["device", "host"])
+def test_many_tasks_leave_no_programs_behind(room, options):
+    """Each compiled program has memory maps, and Linux allows a process 65,530."""
+
+    def maps_after_another_task():
+        task = fedax.Task(TASK.init, lambda *given: TASK.loss(*given))
+        fedax.simulate(fedax.create("scaffold", lr=0.05), task, DATA, rounds=1, work=fedax.Steps(1), **options)
+        gc.collect()
+        return MAPS.read_bytes().count(b"\n")
+
+    room(4)  # less than a run's
+    counts = [maps_after_another_task() for _ in range(4)]
+    assert counts[3] - counts[1] < 10, counts  # a run's programs have more than fifty
