@@ -1,11 +1,14 @@
 """The command ``fedax``. What is slow to import is imported where it is used."""
 
+import codecs
 import contextlib
 import enum
 import functools
+import io
 import math
 import os
 import pathlib
+import re
 import shlex
 import signal
 import sys
@@ -48,12 +51,49 @@ Set = Annotated[
 def main() -> None:
     """The entry point of the command."""
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    _speak()
     _listen()
     try:
         app()
     except Exception:
         traceback.print_exc()
         sys.exit(2)  # Python's own code is 1, which says that a method diverged
+
+
+_PLAIN = {"±": "+-", "★": "*", "×": "x", "–": "-", "−": "-", "…": "...", "•": "-", "‖": "||", "∇": "grad ", "ψ": "psi",
+          "\u202f": " ", "ö": "o", "²": "^2", "₁": "1"}  # fmt: skip
+
+
+def _speak() -> None:
+    """Let the output be of any encoding, and let nothing end because nobody reads it any more."""
+    codecs.register_error("plain", _plain)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the shell, as by >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+            continue
+        stream.flush()
+        raw = io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False))
+        lines = stream.line_buffering or name == "stderr"
+        setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "plain", line_buffering=lines))
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """What is written in the place of characters that the output's encoding does not have."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = "".join(_PLAIN.get(c, "?") for c in error.object[error.start : error.end])
+    return text, error.end
+
+
+class _Pipe(io.FileIO):
+    """An output whose reader may go away, as ``head`` does: the work goes on, and what is said is not heard."""
+
+    def write(self, text: Any) -> int:
+        try:
+            return super().write(text)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(text)
 
 
 class _Terminated(KeyboardInterrupt):
@@ -87,7 +127,8 @@ def _end_at_second(told: int) -> None:
             continue
         if first is None:
             first = time.monotonic()
-            os.write(2, b"stopping; a second signal does it at once\n")
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.write(2, b"stopping; a second signal does it at once\n")
         # Sooner it is the same: timeout(1), say, signals both a process and its group.
         elif time.monotonic() - first > 0.5:
             if os.isatty(1):
@@ -105,13 +146,45 @@ def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
 
         try:
             command(*args, **kwargs)
+        except typer.Exit:
+            raise
         except FedaxError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt as error:
             raise typer.Exit(_exit_code(error)) from None
+        except Exception as error:
+            if _jax_starts():
+                raise
+            typer.echo(f"error: JAX does not start: {_why(error)}", err=True)
+            raise typer.Exit(2) from None
 
+    # Not markup: [sweep] is a section.
+    checked.__doc__ = _BRACKET.sub(r"\\[", command.__doc__ or "")
     return checked
+
+
+_BRACKET = re.compile(r"\[(?=[a-z#/@])")  # where rich would see a tag
+
+
+def _jax_starts() -> bool:
+    try:
+        import jax
+
+        jax.devices()
+    except Exception:  # of an import that failed once, the second time there are others
+        return False
+    return True
+
+
+def _why(error: Exception) -> str:
+    """An error of JAX's in one line, with the environment's settings that it quotes."""
+    text = str(error).strip().partition("\n")[0]
+    if not text:  # an assertion of its own
+        return f"no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+    quoted = {name: value for name, value in os.environ.items() if name.startswith("JAX_")}
+    blamed = [f"{name}={value}" for name, value in quoted.items() if f"'{value}'" in text or f'"{value}"' in text]
+    return text + (f"; it was told so by {', '.join(blamed)}" if blamed else "")
 
 
 def _leaves_others(command: Callable[[], None]) -> None:
@@ -268,6 +341,7 @@ def compare(
       fedax compare digits --methods fedavg,fednova-vr --alpha 0.5 --seeds 5
       fedax compare digits --set "methods.*.momentum=0.9"
       fedax compare mnist --by writer --set run.rounds=100
+      fedax compare folder --set data.path=hospitals --set task.name=mlp
 
     Exit code 1: a method diverged, or ended worse than it began (the others are
     finished, all is written). It says nothing else.
@@ -276,11 +350,11 @@ def compare(
     with a checkpoint and a report; the last line says how to go on.
     """
     from fedax.errors import ConfigError, unknown
-    from fedax.experiments import override
-    from fedax.experiments.defaults import TASKS_OF, comparison
+    from fedax.experiments import datasets, override
+    from fedax.experiments.defaults import comparison
 
-    if dataset not in TASKS_OF:
-        raise unknown("dataset", dataset, TASKS_OF)
+    if dataset not in datasets():
+        raise unknown("dataset", dataset, datasets())
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ConfigError("methods", methods, "give at least one method; see: fedax list methods")
@@ -536,7 +610,7 @@ def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = Fa
     if folder is None and resume and (out is None or not out.exists()):  # it may have ended before it began
         raise ConfigError("resume", True, "no run of this configuration has begun there; leave --resume out")
     if folder is not None:
-        console.print(f"Going on with {folder}", highlight=False, soft_wrap=True)
+        console.print(f"Going on with {folder}", markup=False, highlight=False, soft_wrap=True)
     folder = folder or new_folder(out, experiment.config["name"])
     with locked(folder):
         processes.text_from_first(str(folder.absolute()))
@@ -581,10 +655,13 @@ def _unwritable(folder: pathlib.Path, error: OSError, way_on: str) -> Exception:
 
 def _show_report(console: "Console", record: "Record") -> None:
     """Where it is; and exit code 1 where a method failed."""
+    from rich.markup import escape
+
     from fedax.engine.simulate import FAILED
     from fedax.experiments import summary
 
-    console.print(f"\nReport: [bold]{record.folder / 'report.html'}[/]", highlight=False, soft_wrap=True)
+    path = escape(str(record.folder / "report.html"))
+    console.print(f"\nReport: [bold]{path}[/]", highlight=False, soft_wrap=True)
     if any(each.status in FAILED for each in summary.methods([record])):
         raise typer.Exit(1)
 
@@ -599,18 +676,38 @@ def _console() -> "Console":
 
 def _two_columns(lines: Mapping[str, str]) -> Any:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for left, right in lines.items():
-        table.add_row(left, right)
+        table.add_row(left, Text(right))
     return table
 
 
-def _show_plan(console: "Console", tuning: "Tuning", folder: pathlib.Path) -> None:
-    from rich.markup import escape
+def _print_table(console: "Console", table: Any) -> None:
+    """Print a table without those of its last columns for which there is no room: no name and no number is cut.
 
+    The first column may be wrapped, and others that are not ``no_wrap``.
+    """
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    for column in table.columns:
+        if column.no_wrap:
+            cells = (column.header, *column.cells)
+            column.min_width = max(Text.from_markup(cell).cell_len for cell in cells)
+    dropped: list[str] = []
+    wide = console.options.update(width=10_000)
+    while len(table.columns) > 2 and Measurement.get(console, wide, table).minimum > console.width:
+        dropped.insert(0, table.columns.pop().header)
+    console.print(table)
+    if dropped:
+        console.print(f"[dim]No room here for: {', '.join(dropped)}. The report has them.[/]")
+
+
+def _show_plan(console: "Console", tuning: "Tuning", folder: pathlib.Path) -> None:
     from fedax.experiments.runner import count_parameters
     from fedax.experiments.summary import axis, facts
 
@@ -620,10 +717,10 @@ def _show_plan(console: "Console", tuning: "Tuning", folder: pathlib.Path) -> No
     asked = tuning.config["sweep"]
     axes = "; ".join(f"{path} {axis(values)}" for path, values in asked["grid"].items())
     lines |= {
-        "Sweep": escape(f"{axes}; {asked['search']} search"),
+        "Sweep": f"{axes}; {asked['search']} search",
         "Judged by": f"{asked['criterion']}, {asked['better']} is better",
     }
-    console.print(_two_columns({**lines, "Methods": escape(", ".join(methods)), "Folder": str(folder)}))
+    console.print(_two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
     console.print()
 
 
@@ -640,8 +737,8 @@ def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) 
 
     console.print(f"\n[bold]{escape(sweeps.about(record))}[/]")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Method")
-    table.add_column("Best points")
+    table.add_column("Method", overflow="fold")
+    table.add_column("Best points", overflow="fold")
     table.add_column(metric_name(found["criterion"]), justify="right", no_wrap=True)
     for label in record.labels:
         trials = record.trials(label)
@@ -651,7 +748,7 @@ def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) 
             if trial.failed and trial.failed < len(trial.runs):
                 cells[2] += f", {trial.failed} of {len(trial.runs)} seeds {sweeps.failure(trial)}"
             table.add_row(escape(cells[0]), *(f"{style}{escape(cell)}[/]" for cell in cells[1:]))
-    console.print(table)
+    _print_table(console, table)
     for note in found["notes"]:
         console.print(f"[yellow]•[/] {escape(note)}")
     programs = found["programs"]
@@ -661,7 +758,8 @@ def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) 
     )
     for file, labels in found["best"].items():
         which = f"   [dim]# {escape(', '.join(labels))}[/]" if len(found["best"]) > 1 else ""
-        console.print(f"The best again: [bold]fedax run {record.folder / file}[/]{which}", soft_wrap=True)
+        path = escape(str(record.folder / file))
+        console.print(f"The best again: [bold]fedax run {path}[/]{which}", soft_wrap=True)
 
 
 def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
@@ -711,8 +809,38 @@ def _bar(console: "Console") -> "Progress":
     )
 
 
+class _Lines:
+    """What a log is told of work under way: a line every ten seconds, where there is news and no bar."""
+
+    def __init__(self, console: "Console", total: int):
+        self.console, self.total = console, total
+        self.then, self.done = time.monotonic(), 0
+
+    def tell(self, text: str, done: int) -> None:
+        """``done``: rounds of the total; how fast they went since the last line says how long the others take."""
+        now = time.monotonic()
+        if self.console.is_terminal or now - self.then < 10:
+            return
+        pace = (now - self.then) / max(done - self.done, 1)
+        left = f", about {_duration(pace * (self.total - done))} left" if done > self.done else ""
+        self.console.print(f"{text}{left}", markup=False, soft_wrap=True)
+        self.then, self.done = now, done
+
+
+def _duration(seconds: float) -> str:
+    """In words.
+
+    Example:
+        >>> _duration(9.6), _duration(600), _duration(9000)
+        ('10 s', '10 min', '2.5 h')
+    """
+    if seconds < 6000:
+        return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
 class _Progress:
-    """Follows a run: a bar with time left and figures on a terminal, one line a run elsewhere."""
+    """Follows a run: on a terminal a bar with time left and figures, elsewhere lines, and one a seed at its end."""
 
     def __init__(self, console: "Console", experiment: "Experiment"):
         run = experiment.config["run"]
@@ -722,6 +850,7 @@ class _Progress:
         self.bar = _bar(console)
         self.total = len(experiment.methods) * len(run["seeds"]) * self.rounds
         self.task = self.bar.add_task("starting", total=self.total, figures="")
+        self.lines = _Lines(console, self.total)
 
     def __enter__(self) -> Callable[..., None]:
         self.bar.start()
@@ -732,28 +861,33 @@ class _Progress:
 
     def watch(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
         """As :func:`fedax.experiments.execute` calls it."""
+        from rich.markup import escape
+
         from fedax.engine.simulate import ended_worse
 
         if row is None:
             self.objective = []
             self.before += self.rounds
-            text = f"{label}, seed {seed}"
+            text = f"{escape(label)}, seed {seed}"
             self.bar.update(self.task, completed=self.before, description=text, figures="compiling")
+            self.lines.tell(f"{label}, seed {seed}: begins", self.before)
             return
-        figures = _figures(row, self.decides)
+        figures, at = _figures(row, self.decides), f"round {row['round']}"
         self.objective.append(row.get("objective", row["train_loss"]))
         self.bar.update(self.task, completed=self.before + row["round"], figures=figures)
         diverged = not math.isfinite(row["train_loss"])
         if diverged or row["round"] == self.rounds:
-            state = f"[red]diverged by round {row['round']}[/]" if diverged else f"round {row['round']}, {figures}"
+            state = f"[red]diverged by {at}[/]" if diverged else f"{at}, {figures}"
             state += "; [red]ended worse than it began[/]" if not diverged and ended_worse(self.objective) else ""
-            self.console.print(f"{label}, seed {seed}: {state}", soft_wrap=True)
+            self.console.print(f"{escape(label)}, seed {seed}: {state}", soft_wrap=True)
             if self.before + self.rounds == self.total:
                 self.bar.update(self.task, completed=self.total, description="writing the report", figures="")
+        else:
+            self.lines.tell(f"{label}, seed {seed}: {at} of {self.rounds}, {figures}", self.before + row["round"])
 
 
 class _SweepProgress:
-    """Follows a sweep: a bar with time left on a terminal, one line a method elsewhere."""
+    """Follows a sweep: on a terminal a bar with time left, elsewhere lines, and one a method at its end."""
 
     def __init__(self, console: "Console", tuning: "Tuning"):
         run = tuning.config["run"]
@@ -762,7 +896,9 @@ class _SweepProgress:
         self.runs, self.rounds = dict(self.left), run["rounds"]
         self.seen: dict[tuple[str, str, int], int] = {}
         self.bar = _bar(console)
-        self.task = self.bar.add_task("compiling", total=sum(self.left.values()) * self.rounds, figures="")
+        total = sum(self.left.values()) * self.rounds
+        self.task = self.bar.add_task("compiling", total=total, figures="")
+        self.lines, self.done = _Lines(console, total), 0
 
     def __enter__(self) -> Callable[..., None]:
         self.bar.start()
@@ -773,16 +909,19 @@ class _SweepProgress:
 
     def watch(self, label: str, point: dict[str, Any], seed: int, row: Mapping[str, Any]) -> None:
         """As :func:`fedax.experiments.tune` calls it."""
+        from rich.markup import escape
+
         over = row["round"] == self.rounds or not math.isfinite(row["train_loss"])
         at, now = (label, repr(point), seed), self.rounds if over else row["round"]
-        self.bar.update(
-            self.task, advance=now - self.seen.get(at, 0), description=label, figures=f"{self.left[label]} runs to go"
-        )
-        self.seen[at] = now
+        to_go, news = f"{self.left[label]} runs to go", now - self.seen.get(at, 0)
+        self.bar.update(self.task, advance=news, description=escape(label), figures=to_go)
+        self.seen[at], self.done = now, self.done + news
         if over:
             self.left[label] -= 1
             if not self.left[label]:
-                self.console.print(f"{label}: {self.runs[label]} runs done", soft_wrap=True)
+                self.console.print(f"{label}: {self.runs[label]} runs done", markup=False, soft_wrap=True)
+                return
+        self.lines.tell(f"{label}: round {row['round']} of {self.rounds}, {to_go}", self.done)
 
 
 def _figures(row: Mapping[str, Any], decides: str | None) -> str:
@@ -803,13 +942,13 @@ def _show_results(console: "Console", record: "Record") -> None:
     columns = [column for column in columns if column != "train_loss" or problem.judge in (None, column)]
     title, *legend = summary.legend(problem)
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    table.add_column("Method")
+    table.add_column("Method", overflow="fold")
     for column in columns:
         table.add_column(summary.metric_name(column), justify="right", no_wrap=True)
         if column == problem.judge and problem.tail:
             table.add_column(f"Mean of its last {problem.tail}", justify="right", no_wrap=True)
-    table.add_column("Traffic", justify="right")
-    table.add_column("Time", justify="right")
+    table.add_column("Traffic", justify="right", no_wrap=True)
+    table.add_column("Time", justify="right", no_wrap=True)
     for m in problem.methods:
         cells = []
         for column in columns:
@@ -823,7 +962,7 @@ def _show_results(console: "Console", record: "Record") -> None:
             cells[0] = f"[red]{summary.WORDS[m.status]}[/]"  # more is said below
         traffic = summary.show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
         table.add_row(escape(m.label), *cells, traffic, summary.show("seconds", m.cost("seconds")))
-    console.print(table)
+    _print_table(console, table)
     console.print(f"[dim]{escape(' '.join(legend))}[/]")
     for sentence in summary.verdict(problem):
         console.print(escape(sentence))

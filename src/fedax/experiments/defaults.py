@@ -54,6 +54,7 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
         "run": {"rounds": 50, "batch_size": 10},
         "lr": 0.005,
     },
+    "folder": {"data": {}, "run": {"rounds": 50, "batch_size": 32}, "lr": 0.1},
     "quadratics": {
         "data": {"clients": 30, "dimension": 10},
         "work": {"kind": "random-steps", "mean": 30.0, "std": 20.0, "low": 1, "high": 96},

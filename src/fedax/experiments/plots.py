@@ -59,7 +59,7 @@ def _curves(found: Sequence[Method], column: str) -> Figure:
     seen = np.concatenate([v.ravel() for v in calm]) if calm else np.zeros(0)
     seen = seen[np.isfinite(seen)]
     if seen.size:  # a method that diverged or ended worse may leave the picture
-        if summary.wide(seen):
+        if summary.wide(seen) and "accuracy" not in column:
             axes.set_yscale("log")
             axes.set_ylim(seen.min() / 1.2, seen.max() * 1.2)
         else:
