@@ -810,7 +810,7 @@ def _bar(console: "Console") -> "Progress":
 
 
 class _Lines:
-    """What a log is told of work under way: a line every ten seconds, where there is news and no bar."""
+    """What a log is told of work under way: a line every ten seconds at most, where there is news and no bar."""
 
     def __init__(self, console: "Console", total: int):
         self.console, self.total = console, total
@@ -824,7 +824,11 @@ class _Lines:
         pace = (now - self.then) / max(done - self.done, 1)
         left = f", about {_duration(pace * (self.total - done))} left" if done > self.done else ""
         self.console.print(f"{text}{left}", markup=False, soft_wrap=True)
-        self.then, self.done = now, done
+        self.told(done)
+
+    def told(self, done: int) -> None:
+        """Something was said just now."""
+        self.then, self.done = time.monotonic(), done
 
 
 def _duration(seconds: float) -> str:
@@ -880,6 +884,7 @@ class _Progress:
             state = f"[red]diverged by {at}[/]" if diverged else f"{at}, {figures}"
             state += "; [red]ended worse than it began[/]" if not diverged and ended_worse(self.objective) else ""
             self.console.print(f"{escape(label)}, seed {seed}: {state}", soft_wrap=True)
+            self.lines.told(self.before + self.rounds)
             if self.before + self.rounds == self.total:
                 self.bar.update(self.task, completed=self.total, description="writing the report", figures="")
         else:
@@ -920,6 +925,7 @@ class _SweepProgress:
             self.left[label] -= 1
             if not self.left[label]:
                 self.console.print(f"{label}: {self.runs[label]} runs done", markup=False, soft_wrap=True)
+                self.lines.told(self.done)
                 return
         self.lines.tell(f"{label}: round {row['round']} of {self.rounds}, {to_go}", self.done)
 

@@ -1,18 +1,28 @@
 """The command: what it prints, where it writes, and its exit codes."""
 
+import inspect
+import io
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import tomllib
+import types
 
+import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import fedax
 from fedax import cli
 from fedax.cli import app
-from fedax.experiments import datasets, read, recipes, tasks
+from fedax.experiments import build, datasets, new_folder, plan, read, recipes, runner, tasks
+from fedax.experiments.defaults import comparison
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 TINY = """
 data = {name = "digits", clients = 3, partition = "iid"}
@@ -139,6 +149,19 @@ def test_report_draws_one_or_several(here):
     assert result.exit_code == 2 and "cannot be written" in result.stderr
 
 
+def test_compare_takes_all_data_sets_that_are_listed(here):
+    for name in datasets():
+        assert comparison(name, ["fedavg"])["data"]["name"] == name
+    features = {"x": np.ones((8, 2), np.float32), "y": np.arange(8) % 2}
+    fedax.FederatedData.from_clients([features, features]).save("hospitals")
+    for given, message in (([], "data.path = None"), (["--set", "data.path=hospitals"], "task.name = None")):
+        result = fedax_("compare", "folder", *given)
+        assert result.exit_code == 2 and message in result.stderr
+    own = ["--set", "data.path=hospitals", "--set", "task.name=softmax_regression"]
+    result = fedax_("compare", "folder", *own, "--methods", "fedavg", "--rounds", "1", "--seeds", "1")
+    assert result.exit_code == 0 and "compare-folder-1/report.html" in result.stdout
+
+
 def test_list_has_all_names():
     result = fedax_("list")
     for name in (*fedax.available(), *datasets(), *tasks(), *recipes()):
@@ -150,9 +173,123 @@ def test_list_has_all_names():
 
 def test_help_has_examples_and_the_version_is_told():
     assert "fedax compare digits" in fedax_("--help").stdout
-    for command in ("run", "compare", "list", "report"):
+    for command in ("run", "compare", "list", "report", "sweep", "diagnose"):
         assert f"fedax {command}" in fedax_(command, "--help").stdout
     assert fedax_("--version").stdout.strip() == f"fedax {fedax.__version__}"
+
+
+@pytest.mark.parametrize("command", [cli.run, cli.compare, cli.sweep, cli.diagnose, cli.list_, cli.report])
+def test_help_says_all_that_is_written(command):
+    """Also what stands in square brackets, which rich takes for its markup."""
+    said = " ".join(fedax_(command.__name__.strip("_"), "--help").stdout.split())
+    for line in inspect.getdoc(inspect.unwrap(command)).splitlines():
+        assert " ".join(line.strip("\b").split()) in said, line
+
+
+def test_square_brackets_in_names_are_no_markup(here):
+    settings = ["--set", "methods.fedavg.label=the [bold] one", "--set", "run.rounds=1"]
+    result = fedax_("run", "tiny.toml", "--out", "folder [red]", *settings)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("the [bold] one") == 3  # what is chosen, the end of its seed, the table
+    assert "Report: folder [red]/report.html" in result.stdout
+    assert "Going on with folder [red]" in fedax_("run", "tiny.toml", "--out", "folder [red]", *settings).stdout
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    """A run of methods with short and long names."""
+    labels = ["scaffold-m-vr", "x", "a name of several words", "averylongname" * 2]
+    methods = [{"name": "fedavg", "lr": 0.1, "label": label} for label in labels]
+    folder = new_folder(tmp_path_factory.mktemp("tables") / "run", "tables")
+    return runner.execute(build(tomllib.loads(TINY) | {"methods": methods}), folder)
+
+
+@pytest.mark.parametrize("width", [120, 80, 60, 50])
+def test_tables_of_any_width_have_whole_names_and_numbers(record, width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    cli._show_results(console, record)
+    shown = console.file.getvalue()
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= width
+    head, *rows = [
+        line.split() for line in shown.splitlines() if line.startswith((" Method", " scaffold", " x", " averyl"))
+    ]
+    assert [row[0] for row in rows] == ["scaffold-m-vr", "x", "averylongname" * 2]
+    values = [float(read_.history["train_loss"][-1]) for read_ in record.runs]
+    assert ("Train" in head) == any(f"{values[0]:.4g}" in cell for cell in rows[0])
+    assert ("Time" in head) == ("No room here for" not in shown) and ("Time" in head) == (width >= 80)
+    for word in ("a", "name", "of", "several", "words"):
+        assert word in shown.split()
+
+
+def test_without_a_terminal_a_line_every_ten_seconds(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(cli.time, "monotonic", lambda: now[0])
+    console = Console(file=io.StringIO(), width=120)
+    options = {"rounds": 100, "seeds": [0, 1]}
+    progress = cli._Progress(console, types.SimpleNamespace(config={"run": options}, methods={"[a] b": None}))
+    with progress as watch:
+        for seed in (0, 1):
+            watch("[a] b", seed, None)
+            for round_ in range(101):
+                watch("[a] b", seed, {"round": round_, "train_loss": 0.25, "seconds": 1.0, "test_accuracy": 0.5})
+                now[0] += 0.5
+    lines = console.file.getvalue().splitlines()
+    figures = "Train loss 0.25, Test accuracy 50.00 %"
+    assert lines[0] == f"[a] b, seed 0: round 20 of 100, {figures}, about 90 s left"
+    ends = [line for line in lines if "left" not in line]
+    assert ends == [lines[4], lines[-1]] == [f"[a] b, seed {seed}: round 100, {figures}" for seed in (0, 1)]
+    assert len(lines) == 11  # in 101 seconds, two of them at the ends
+
+
+def started(*arguments, **environment):
+    """The command as a process of its own."""
+    kept = {"env": os.environ | environment, "text": True, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-m", "fedax", *arguments], stdout=subprocess.PIPE, **kept)
+
+
+def test_output_of_another_encoding(here):
+    done = started("run", "tiny.toml", "--set", "run.seeds=2", PYTHONIOENCODING="ascii")
+    out, err = done.communicate(timeout=120)
+    assert done.returncode == 0 and not err
+    assert "1 442 training examples" in out and "mean +- std of 2 seeds" in out and "?" not in out
+
+
+def test_nobody_needs_to_read_the_output(here):
+    done = started("run", "tiny.toml", "--out", "run")
+    assert done.stdout.readline().startswith("Data")
+    done.stdout.close()
+    assert (done.wait(timeout=120), done.stderr.read()) == (0, "")
+    done.stderr.close()
+    assert read("run").runs[0].status == "finished" and (here / "run" / "report.html").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("JAX_PLATFORMS", "nonsense"), ("JAX_NUM_CPU_DEVICES", "abc")])
+def test_an_environment_in_which_jax_does_not_start(here, name, value):
+    done = started("run", "tiny.toml", **{name: value})
+    out, err = done.communicate(timeout=120)
+    assert (done.returncode, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("error: JAX does not start") and f"{name}={value}" in err
+    assert os.listdir(here) == ["tiny.toml"]
+
+
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```toml" in page.read_text()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_configurations_in_the_docs_can_be_run(page):
+    """A piece that is no whole configuration goes with the one before it."""
+    tables = {}
+    for piece in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL):
+        tables = (tables if "methods" in tables else {}) | tomllib.loads(piece)
+        runner._check_methods(build({name: table for name, table in tables.items() if name != "sweep"}))
+        for experiments in plan(tables, {}).experiments.values() if "sweep" in tables else ():
+            for each in (experiments[0], experiments[-1]):
+                runner._check_methods(each)
+
+
+def test_so_can_the_one_that_the_help_shows():
+    shown = re.findall(r"^ +((?:data|run|methods) = .*)", cli.run.__doc__, re.MULTILINE)
+    runner._check_methods(build(tomllib.loads("\n".join(shown).replace("\\[", "["))))
 
 
 def test_python_m_fedax():

@@ -8,7 +8,7 @@ import plotly.offline
 import pytest
 
 from fedax.experiments import toml
-from fedax.experiments.plots import write_plots
+from fedax.experiments.plots import _curves, write_plots
 from fedax.experiments.report import render
 from fedax.experiments.runs import Record, append_metrics, new_folder, read, write_atomic, write_json
 from fedax.experiments.summary import paired_t, problems, short
@@ -271,6 +271,12 @@ def test_plots_are_png_files(record):
     write_plots(record)
     for name in ("train_loss", "test_accuracy", "clients"):
         assert (record.folder / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_only_losses_are_drawn_on_a_logarithmic_scale(tmp_path):
+    found = methods([fake(tmp_path / "wide", {"plain": [[0.99, 0.5, 0.05]]})])  # the accuracy: 0.01 to 0.95
+    assert _curves(found, "test_accuracy").axes[0].get_yscale() == "linear"
+    assert _curves(found, "train_loss").axes[0].get_yscale() == "log"
 
 
 def test_settings_in_words():
