@@ -233,7 +233,7 @@ def test_without_a_terminal_a_line_every_ten_seconds(monkeypatch):
             for round_ in range(101):
                 watch("[a] b", seed, {"round": round_, "train_loss": 0.25, "seconds": 1.0, "test_accuracy": 0.5})
                 now[0] += 0.5
-    lines = console.file.getvalue().splitlines()
+    lines = [line for line in console.file.getvalue().splitlines() if line]
     figures = "Train loss 0.25, Test accuracy 50.00 %"
     assert lines[0] == f"[a] b, seed 0: round 20 of 100, {figures}, about 90 s left"
     ends = [line for line in lines if "left" not in line]
@@ -242,8 +242,9 @@ def test_without_a_terminal_a_line_every_ten_seconds(monkeypatch):
 
 
 def started(*arguments, **environment):
-    """The command as a process of its own."""
-    kept = {"env": os.environ | environment, "text": True, "stderr": subprocess.PIPE}
+    """The command as a process of its own, with a cache of its own: JAX 0.10.0 complains where it reads programs."""
+    own = {"XDG_CACHE_HOME": os.getcwd() + "-cache"}
+    kept = {"env": os.environ | own | environment, "text": True, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-m", "fedax", *arguments], stdout=subprocess.PIPE, **kept)
 
 
