@@ -1,5 +1,6 @@
 """Strict by default: no silent broadcasting between ranks; the big data sets only where they are."""
 
+import importlib.metadata
 import os
 import pathlib
 
@@ -8,7 +9,10 @@ import pathlib
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+    "--xla_cpu_parallel_codegen_split_count=1"
+    # Newer ones do not have it, and end the process at a flag that they do not know.
+    + " --xla_cpu_use_fusion_emitters=false"
+    * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
 
 import jax

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -60,8 +61,8 @@ def main() -> None:
         sys.exit(2)  # Python's own code is 1, which says that a method diverged
 
 
-_PLAIN = {"±": "+-", "★": "*", "×": "x", "–": "-", "−": "-", "…": "...", "•": "-", "‖": "||", "∇": "grad ", "ψ": "psi",
-          "\u202f": " ", "ö": "o", "²": "^2", "₁": "1"}  # fmt: skip
+_PLAIN = {"±": "+-", "★": "*", "×": "x", "–": "-", "−": "-", "•": "-", "·": "-", "‖": "||", "∇": "grad ", "∞": "inf",
+          "→": "->", "≤": "<=", "≥": ">=", "≈": "~", "²": "^2"}  # fmt: skip
 
 
 def _speak() -> None:
@@ -72,8 +73,12 @@ def _speak() -> None:
         if stream is None:  # closed by the shell, as by >&-
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
             continue
+        try:
+            number = stream.fileno()
+        except io.UnsupportedOperation:  # main() in another program, which takes what is written
+            continue
         stream.flush()
-        raw = io.BufferedWriter(_Pipe(stream.fileno(), "w", closefd=False))
+        raw = io.BufferedWriter(_Pipe(number, "w", closefd=False))
         lines = stream.line_buffering or name == "stderr"
         setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "plain", line_buffering=lines))
 
@@ -81,8 +86,20 @@ def _speak() -> None:
 def _plain(error: UnicodeError) -> tuple[str, int]:
     """What is written in the place of characters that the output's encoding does not have."""
     assert isinstance(error, UnicodeEncodeError)
-    text = "".join(_PLAIN.get(c, "?") for c in error.object[error.start : error.end])
-    return text, error.end
+    return "".join(map(_in_ascii, error.object[error.start : error.end])), error.end
+
+
+def _in_ascii(character: str) -> str:
+    """
+    Example:
+        >>> [_in_ascii(c) for c in "±ψ…ö月"]
+        ['+-', 'psi', '...', 'o', '?']
+    """
+    name = unicodedata.name(character, "")
+    if character in _PLAIN or name.startswith("GREEK SMALL LETTER"):
+        return _PLAIN.get(character) or name.split()[-1].lower()
+    ascii_ = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return ascii_ or ("" if unicodedata.combining(character) else "?")
 
 
 class _Pipe(io.FileIO):

@@ -7,7 +7,7 @@ import numpy as np
 import plotly.offline
 import pytest
 
-from fedax.experiments import toml
+from fedax.experiments import summary, toml
 from fedax.experiments.plots import _curves, write_plots
 from fedax.experiments.report import render
 from fedax.experiments.runs import Record, append_metrics, new_folder, read, write_atomic, write_json
@@ -274,7 +274,7 @@ def test_plots_are_png_files(record):
 
 
 def test_only_losses_are_drawn_on_a_logarithmic_scale(tmp_path):
-    found = methods([fake(tmp_path / "wide", {"plain": [[0.99, 0.5, 0.05]]})])  # the accuracy: 0.01 to 0.95
+    found = summary.methods([fake(tmp_path / "wide", {"plain": [[0.99, 0.5, 0.05]]})])  # the accuracy: 0.01 to 0.95
     assert _curves(found, "test_accuracy").axes[0].get_yscale() == "linear"
     assert _curves(found, "train_loss").axes[0].get_yscale() == "log"
 

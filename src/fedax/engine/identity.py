@@ -222,10 +222,13 @@ def _digest(program: Any, known: dict[int, str]) -> str:
 
 def _words(program: Any, known: dict[int, str]) -> Iterator[str | bytes]:
     if isinstance(program, ClosedJaxpr):
-        yield _digest(program.jaxpr, known)
+        apart = program.jaxpr is not program  # since JAX 0.12 they are one
+        if apart:
+            yield _digest(program.jaxpr, known)
         for constant in program.consts:
             yield _value(constant, known)
-        return
+        if apart:
+            return
     numbers: dict[Any, int] = {}
 
     def name(variable: Any) -> str:
