@@ -634,7 +634,7 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
             return state, Tally(0, 0, 0)
 
         def measure(self, state: Any, index: int) -> Any:
-            return [{"train_loss": 1.0}]
+            return [{"train_loss": 0.25}]
 
         def losses(self, state: Any) -> Any:
             return [state.losses]

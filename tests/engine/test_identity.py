@@ -160,13 +160,11 @@ def test_programs_of_other_versions_are_not_compared():
 
 
 def everything():
-    """Methods with client memory, warm-up, several exchanges, proximal steps; a convolution; constants of all kinds."""
+    """Methods with client memory, warm-up, several exchanges, proximal steps; constants of all kinds."""
     found = {name: made(method=fedax.create(name, lr=0.1), task=OWN, guard=True, participation=fedax.Uniform(3))
              for name in ("scaffold-m-vr", "fedda-mvr")}  # fmt: skip
     found["schedule"] = made(lr=schedule(0.5), params=PARAMS, test=TEST)
-    images = np.arange(4 * 16 * 16).reshape(4, 16, 16, 1).astype(np.uint8)
-    pictures = fedax.FederatedData({"x": images, "y": np.arange(4) % 2}, [2, 2])
-    found["cnn"] = made(task=fedax.tasks.cnn((16, 16, 1), 2), data=pictures)
+    found["platforms"] = made(task=fedax.tasks.softmax_regression(3, 2))  # another program on each
     return found
 
 

@@ -369,15 +369,9 @@ def missing_rounds(run: MethodRun | None, config: Mapping[str, Any], over: bool)
     asked = config["run"]
     due = [0, *evaluation_rounds(asked["rounds"], asked.get("evaluate_every"))]
     there = [] if run is None else run.history["round"].tolist()
-    early = run is not None and (run.status == "diverged" or (_stops(asked) and run.history["left_out"][-1] > 0))
+    early = run is not None and run.status in ("diverged", "failed")
     last = due[-1] if over and not early else max(there, default=-1)
     return [index for index in due if index <= last and index not in there]
-
-
-def _stops(run: Mapping[str, Any]) -> bool:
-    """Whether a run ends where its guard leaves something out."""
-    guard = run.get("guard")
-    return isinstance(guard, dict) and bool(guard.get("stop"))
 
 
 def few(rounds: list[int]) -> str:
@@ -485,7 +479,7 @@ def read_model(path: Path, like: Any) -> Any:
     except OSError as error:
         raise ConfigError("model", str(path), f"cannot be read ({error.strerror})") from error
     except safetensors.SafetensorError as error:
-        raise DataError(f"{path}: no safetensors file ({error})") from error
+        raise DataError(f"{path}: no safetensors file ({ascii(str(error))[:200]})") from error  # it may have their text
     except KeyError as error:
         raise DataError(f"{path}: it holds numbers of type {error}; a model's are {', '.join(_FLOATS)}") from error
     if (wrong := damage(path)) is not None:
