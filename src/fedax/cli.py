@@ -1008,7 +1008,7 @@ def _show_diagnosis(console: "Console", record: "Record") -> None:
                   title_style="bold", pad_edge=False)  # fmt: skip
     table.add_column("")
     for method in found:
-        table.add_column(escape(method["label"]), justify="right")
+        table.add_column(escape(method["label"]), justify="right", overflow="fold")
     for name, cells in diagnosis.rows(found):
         table.add_row(name, *cells)
     console.print(table)
