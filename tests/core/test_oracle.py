@@ -108,7 +108,7 @@ def test_grad_batches_of_as_many_minibatches_as_steps():
     one, _ = asked(lambda x, o: o.grad(x, 0).tree, (TOTAL,), TASK, DATA, batch_size=4, work=UNEQUAL)
     np.testing.assert_allclose(answers[2, 0], one[2], atol=1e-6)  # τ = 1
     assert run.history["gradients"].tolist() == [0, TAUS.sum() + 5 * N]
-    with pytest.raises(TypeError, match="b is a Python int, or the oracle's steps"):
+    with pytest.raises(fedax.ConfigError, match="raised TypeError: b is a Python int, or the oracle's steps"):
         asked(lambda x, o: o.grad_batches(x, jnp.asarray(2)).tree, (TOTAL,), TASK, DATA, batch_size=4)
 
 
@@ -216,5 +216,5 @@ def test_a_branch_inside_the_local_loop_is_refused():
         step = lambda y, k: oracle.cond(k == 0, lambda z: oracle.grad(z, k), lambda z: z, y)  # noqa: E731
         return fedax.local_steps(step, x, oracle).tree[0]
 
-    with pytest.raises(TypeError, match=r"oracle\.cond"):
+    with pytest.raises(fedax.ConfigError, match=r"raised TypeError: oracle\.cond"):
         asked(ask, (), TASK, DATA)
