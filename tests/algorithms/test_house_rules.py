@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import fedax
+import fedax.algorithms
 from fedax.oracle import Oracle
 
 from .bed import BED, QUADRATIC, X0
