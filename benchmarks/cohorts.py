@@ -17,7 +17,9 @@ CLIENTS, SIZE, STEPS = 30, 3, 10
 LR = 0.02
 HYPER = {  # beside lr = 0.02, and beta or alpha = 0.1, the defaults
     "mb-storm": {"lr": STEPS * LR},  # a step of the server
-    **{name: {"lr": 0.002} for name in ("fedda", "fedda-mvr", "fedda-distributed")},  # divided by the square root of a second moment
+    **{
+        name: {"lr": 0.002} for name in ("fedda", "fedda-mvr", "fedda-distributed")
+    },  # divided by the square root of a second moment
     "local-adapt": {"lr": 0.001},
     "local-amsgrad": {"lr": 0.001},
     "fedprox": {"prox": 0.1},
