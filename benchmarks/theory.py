@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 
 import fedax
 from fedax import theory
+from fedax.contract.local import SGD
 from fedax.errors import DivergedWarning
 from fedax.experiments.style import COLOURS
-from fedax.local import SGD
 
 FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "fedprox-alpha.svg"
 

@@ -1,14 +1,4 @@
 from . import data, tasks, theory
-from .aggregation import (
-    Aggregator,
-    ClippedMean,
-    CoordinateMedian,
-    Faults,
-    GeometricMedian,
-    Guard,
-    TrimmedMean,
-)
-from .algorithm import Algorithm, Change, Exchange, Round
 from .algorithms import (
     SGD,
     VRLSGD,
@@ -26,15 +16,10 @@ from .algorithms import (
     create,
     hyperparameters,
 )
-from .data.federated import FederatedData
-from .engine.checkpoint import Checkpoints
-from .engine.simulate import Run, simulate
-from .engine.sweep import Range, Sweep, random_points, sweep
-from .errors import BadClientWarning, CheckpointError, ConfigError, DataError, DivergedWarning, FedaxError, ProcessError
-from .local import Solver, local_steps
-from .oracle import Oracle
-from .participation import Dropout, Full, Participation, Proportional, Systematic, Trace, Uniform, UniformNormalized
-from .regularizers import (
+from .contract.algorithm import Algorithm, Change, Exchange, Round
+from .contract.local import Solver, local_steps
+from .contract.oracle import Oracle
+from .contract.regularizers import (
     L1,
     Box,
     ElasticNet,
@@ -45,10 +30,34 @@ from .regularizers import (
     Simplex,
     Unconstrained,
 )
-from .schedule import FromFunction, Piecewise, PowerDecay, Schedule, stepwise
+from .contract.schedule import FromFunction, Piecewise, PowerDecay, Schedule, stepwise
+from .contract.vector import Vector, zeros_like
+from .data.federated import FederatedData
+from .engine.checkpoint import Checkpoints
+from .engine.simulate import Run, simulate
+from .engine.sweep import Range, Sweep, random_points, sweep
+from .errors import BadClientWarning, CheckpointError, ConfigError, DataError, DivergedWarning, FedaxError, ProcessError
+from .federation.participation import (
+    Dropout,
+    Full,
+    Participation,
+    Proportional,
+    Systematic,
+    Trace,
+    Uniform,
+    UniformNormalized,
+)
+from .federation.work import Deadline, Epochs, GeometricSteps, RandomEpochs, RandomSteps, Steps, Work
 from .tasks.task import Task
-from .vector import Vector, zeros_like
-from .work import Deadline, Epochs, GeometricSteps, RandomEpochs, RandomSteps, Steps, Work
+from .wire.averages import (
+    Aggregator,
+    ClippedMean,
+    CoordinateMedian,
+    Faults,
+    GeometricMedian,
+    Guard,
+    TrimmedMean,
+)
 
 __version__: str
 

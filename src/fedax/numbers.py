@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedax.contract.schedule import Schedule, Stepwise
 from fedax.errors import ConfigError
-from fedax.schedule import Schedule, Stepwise
 
 MOST = 10**9 - 1  # of rounds, steps and draws: devices count in 32 bits, and names of checkpoints have nine digits
 

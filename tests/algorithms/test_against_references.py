@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.participation import Cohort
+from fedax.federation.participation import Cohort
 from tests.references import fedavg_family as fed
 
 from .bed import (

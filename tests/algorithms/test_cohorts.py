@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.participation import Cohort
+from fedax.federation.participation import Cohort
 
 from .bed import federation
 

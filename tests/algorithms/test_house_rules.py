@@ -15,7 +15,7 @@ import pytest
 
 import fedax
 import fedax.algorithms
-from fedax.oracle import Oracle
+from fedax.contract.oracle import Oracle
 
 from .bed import BED, QUADRATIC, X0
 from .cases import CASES

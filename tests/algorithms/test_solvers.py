@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import fedax
-from fedax.local import check_linear
+from fedax.contract.local import check_linear
 from tests.references import fedavg_family as fed
 from tests.references import quadratics as quad
 

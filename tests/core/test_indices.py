@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedax.indices import independent, shuffled
+from fedax.contract.indices import independent, shuffled
 
 DRAWS = 20_000
 KEYS = jax.random.split(jax.random.key(11), DRAWS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.local import phases
+from fedax.contract.local import phases
 
 from .probe import asked, named, numbered
 

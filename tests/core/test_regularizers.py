@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize
 
 from fedax import ConfigError, Vector
-from fedax.regularizers import L1, Box, ElasticNet, L1Ball, L2Ball, NonNegative, Simplex, Unconstrained
+from fedax.contract.regularizers import L1, Box, ElasticNet, L1Ball, L2Ball, NonNegative, Simplex, Unconstrained
 
 D, BATCH, S = 7, 24, 0.7
 BALLS = [L1Ball(1.5), L2Ball(0.8), Simplex(1.3)]

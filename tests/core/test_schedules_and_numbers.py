@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import fedax
+from fedax.contract.schedule import resolve, stepwise
 from fedax.errors import unknown
 from fedax.numbers import check_count, check_number
-from fedax.schedule import resolve, stepwise
 
 PIECEWISE = fedax.Piecewise(0.05, {900: 0.5, 600: 0.2})
 

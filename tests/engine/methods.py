@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
-from fedax.schedule import stepwise
+from fedax.contract.schedule import stepwise
 
 from .problem import TAUS, X0, P, gradient
 

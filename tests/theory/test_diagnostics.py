@@ -11,8 +11,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 import fedax
+from fedax.contract.indices import independent, shuffled
 from fedax.errors import ConfigError
-from fedax.indices import independent, shuffled
 from fedax.theory import (
     accumulation_vector,
     chi_square,

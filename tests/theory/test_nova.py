@@ -5,10 +5,10 @@ import optax
 import pytest
 from numpy.testing import assert_allclose
 
+from fedax.contract.local import SGD, Optax
+from fedax.contract.regularizers import Unconstrained
+from fedax.contract.schedule import PowerDecay
 from fedax.errors import ConfigError, DataError
-from fedax.local import SGD, Optax
-from fedax.regularizers import Unconstrained
-from fedax.schedule import PowerDecay
 from fedax.theory import (
     accumulation_norms,
     accumulation_vector,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.local import SGD
+from fedax.contract.local import SGD
 from fedax.theory import (
     condition_numbers,
     fedmass_parameters,

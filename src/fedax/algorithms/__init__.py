@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fedax.algorithm import Algorithm
 from fedax.algorithms.accelerated import FedMaSS, NesterovFedAvg
 from fedax.algorithms.fedavg import FedAvg, Normalized, Weighted
 from fedax.algorithms.fedda import FedDA, FedDADistributed
@@ -26,11 +25,12 @@ from fedax.algorithms.server import Adaptive, Momentum, OptaxServer, Plain, Serv
 from fedax.algorithms.stem import STEM
 from fedax.algorithms.storm import BVRLSGD, CELSGD, MBStorm
 from fedax.algorithms.vrl_sgd import VRLSGD
+from fedax.contract.algorithm import Algorithm
+from fedax.contract.local import SGD, Optax, Solver
+from fedax.contract.regularizers import regularizer as make_regularizer
+from fedax.contract.schedule import PowerDecay, Schedule
 from fedax.errors import ConfigError, unknown
-from fedax.local import SGD, Optax, Solver
 from fedax.numbers import check_number
-from fedax.regularizers import regularizer as make_regularizer
-from fedax.schedule import PowerDecay, Schedule
 
 __all__ = [
     "BVRLSGD",

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from fedax.algorithm import Algorithm, Exchange, Round
+from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.schedule import stepwise
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import unknown
-from fedax.local import local_steps
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.schedule import stepwise
-from fedax.vector import Vector, zeros_like
 
 _SYNCS = ("paper", "both", "restart")
 

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithm import Algorithm, Round
 from fedax.algorithms.server import Plain, ServerOptimizer
+from fedax.contract.algorithm import Algorithm, Round
+from fedax.contract.local import SGD, Solver, check_linear
+from fedax.contract.oracle import Oracle
+from fedax.contract.regularizers import penalty
+from fedax.contract.vector import Vector
 from fedax.errors import ConfigError, unknown
-from fedax.local import SGD, Solver, check_linear
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.regularizers import penalty
-from fedax.vector import Vector
 
 
 class Normalised(NamedTuple):
@@ -132,7 +132,7 @@ class FedAvg(Algorithm):
     (Wang et al. 2020, Theorem 1 and eq. 28). Unequal weights and all kinds of participation are allowed.
 
     Example:
-        >>> from fedax.local import SGD
+        >>> from fedax.contract.local import SGD
         >>> fednova = FedAvg(SGD(0.1), averaging=Normalized())
         >>> fednova.solver.lr
         0.1

@@ -29,15 +29,15 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithm import Algorithm, Exchange, Round
 from fedax.algorithms.warmup import check_batches, first_gradients
+from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.regularizers import Regularizer, Unconstrained, penalty
+from fedax.contract.schedule import Schedule, stepwise
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError, unknown
-from fedax.local import local_steps
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.regularizers import Regularizer, Unconstrained, penalty
-from fedax.schedule import Schedule, stepwise
-from fedax.vector import Vector, zeros_like
 
 _GRADIENTS = ("mvr", "momentum")
 _METRICS = ("coordinate", "norm")
@@ -85,7 +85,7 @@ class FedDA(Algorithm):
         h0: the start of the metric, H_0 = (h0 + ε) I; ≥ 0. Or ``"warmup"``: H_0 = diag(|ν_0| + ε), by the norm
             (‖ν_0‖ + ε) I. The default, 0, is the paper's μ_0 = 0: the first rounds step by λη/ε.
         lam: λ > 0 of the proximal term (1/2λ)(x − x_τ)ᵀH(x − x_τ), a number or a schedule of the round.
-        regularizer: ψ and X, a :class:`fedax.regularizers.Regularizer`.
+        regularizer: ψ and X, a :class:`fedax.contract.regularizers.Regularizer`.
         warmup_batches: ν starts at the mean of so many minibatch gradients of every client at x^0; ``None``: at zero.
 
     Source: FedDA, Algorithms 1 and 2, eq. 5 to 8.

@@ -17,12 +17,12 @@ The distance-generating function is ½‖·‖². Without a regulariser it is Fe
 
 from typing import Any, NamedTuple
 
-from fedax.algorithm import Algorithm, Round
-from fedax.local import local_steps
+from fedax.contract.algorithm import Algorithm, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.regularizers import Regularizer, Unconstrained, penalty
+from fedax.contract.vector import Vector
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.regularizers import Regularizer, Unconstrained, penalty
-from fedax.vector import Vector
 
 
 class Server(NamedTuple):
@@ -41,7 +41,7 @@ class FedDualAvg(Algorithm):
     Args:
         lr: η > 0, the paper's η_c.
         server_lr: γ > 0, the paper's η_s; 1 is plain averaging.
-        regularizer: ψ and X, a :class:`fedax.regularizers.Regularizer`.
+        regularizer: ψ and X, a :class:`fedax.contract.regularizers.Regularizer`.
 
     Source: Yuan et al. 2021, Algorithm 3.
 

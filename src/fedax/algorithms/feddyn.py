@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
-from fedax.algorithm import Algorithm, Change, Round
+from fedax.contract.algorithm import Algorithm, Change, Round
+from fedax.contract.local import check_pull, local_steps, phases
+from fedax.contract.oracle import Oracle
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import unknown
-from fedax.local import check_pull, local_steps, phases
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.vector import Vector, zeros_like
 
 
 class Server(NamedTuple):

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedax.algorithm import Algorithm, Round
-from fedax.local import local_steps
+from fedax.contract.algorithm import Algorithm, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.vector import Vector, zeros_like
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.vector import Vector, zeros_like
 
 
 class Server(NamedTuple):

@@ -17,12 +17,12 @@ undefined, clients that are absent keep their h_i, and the updates have the weig
 
 from typing import Any, NamedTuple
 
-from fedax.algorithm import Algorithm, Change, Round
 from fedax.algorithms.fedavg import Normalised, Normalized, part
 from fedax.algorithms.server import Plain, ServerOptimizer
-from fedax.local import Solver
-from fedax.oracle import Oracle
-from fedax.vector import Vector, zeros_like
+from fedax.contract.algorithm import Algorithm, Change, Round
+from fedax.contract.local import Solver
+from fedax.contract.oracle import Oracle
+from fedax.contract.vector import Vector, zeros_like
 
 
 class Download(NamedTuple):
@@ -59,7 +59,7 @@ class FedNovaVR(Algorithm):
         server: a server optimizer; default plain.
 
     Example:
-        >>> from fedax.local import SGD
+        >>> from fedax.contract.local import SGD
         >>> FedNovaVR(SGD(0.05, momentum=0.9)).averaging.rule
         'default'
     """

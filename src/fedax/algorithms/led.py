@@ -19,11 +19,11 @@ For constant η they are one method with b = p_c and b y_i = −η h_i. With b =
 
 from typing import Any, NamedTuple
 
-from fedax.algorithm import Algorithm, Exchange, Round
-from fedax.local import local_steps
+from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.vector import Vector, zeros_like
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.vector import Vector, zeros_like
 
 
 class Server(NamedTuple):

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithm import Algorithm, Round
 from fedax.algorithms.server import Adaptive
+from fedax.contract.algorithm import Algorithm, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError, unknown
-from fedax.local import local_steps
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.vector import Vector, zeros_like
 
 _CORRECTIONS = ("local", "joint")
 

@@ -31,13 +31,13 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithm import Algorithm, Exchange, Round
+from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.schedule import stepwise
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError, unknown
-from fedax.local import local_steps
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.schedule import stepwise
-from fedax.vector import Vector, zeros_like
 
 
 class Base(eqx.Module):

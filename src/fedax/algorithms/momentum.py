@@ -38,13 +38,13 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithm import Algorithm, Change, Exchange, Round
 from fedax.algorithms.warmup import check_batches, first_gradients
+from fedax.contract.algorithm import Algorithm, Change, Exchange, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import unknown
-from fedax.local import local_steps
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.vector import Vector, zeros_like
 
 _FORMS = ("published", "reparameterised")
 _NO_STEP = 0.0  # γ before the first step: x^{−1} = x^0

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from fedax.algorithm import Algorithm, Change, Exchange, Round
 from fedax.algorithms.warmup import check_batches, first_gradients
+from fedax.contract.algorithm import Algorithm, Change, Exchange, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError
-from fedax.local import local_steps
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.vector import Vector, zeros_like
 
 
 class Server(NamedTuple):

@@ -15,9 +15,9 @@ import equinox as eqx
 import jax.numpy as jnp
 import optax
 
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError, unknown
 from fedax.numbers import check_number
-from fedax.vector import Vector, zeros_like
 
 
 class ServerOptimizer(eqx.Module):

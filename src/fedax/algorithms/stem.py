@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from fedax.algorithm import Algorithm, Exchange, Round
 from fedax.algorithms.warmup import check_batches, first_gradients
+from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.schedule import stepwise
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import unknown
-from fedax.local import local_steps
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.schedule import stepwise
-from fedax.vector import Vector, zeros_like
 
 
 class State(NamedTuple):
@@ -51,7 +51,7 @@ class STEM(Algorithm):
     Source: Khanduri et al. 2021, Algorithm 1.
 
     Example:
-        >>> from fedax.schedule import PowerDecay
+        >>> from fedax.contract.schedule import PowerDecay
         >>> method = STEM(lr=PowerDecay(0.1, 100.0, 1 / 3), alpha=PowerDecay(2000 * 0.1**2, 100.0, 2 / 3))
         >>> round(float(method.alpha(0)), 3)
         0.928

@@ -18,11 +18,11 @@ guarantees" (FedGATE, here without compression).
 
 from typing import Any, NamedTuple
 
-from fedax.algorithm import Algorithm, Exchange, Round
-from fedax.local import local_steps
+from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.contract.local import local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.vector import Vector, zeros_like
 from fedax.numbers import check_number
-from fedax.oracle import Oracle
-from fedax.vector import Vector, zeros_like
 
 
 class Server(NamedTuple):

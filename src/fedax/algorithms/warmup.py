@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from fedax.algorithm import Change, Exchange, Round
+from fedax.contract.algorithm import Change, Exchange, Round
+from fedax.contract.oracle import Oracle
+from fedax.contract.vector import Vector
 from fedax.numbers import check_count
-from fedax.oracle import Oracle
-from fedax.vector import Vector
 
 
 def first_gradients(

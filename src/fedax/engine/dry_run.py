@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.algorithm import Algorithm, Exchange
+from fedax.contract.algorithm import Algorithm, Exchange
+from fedax.contract.schedule import resolve
+from fedax.contract.vector import Vector, spelled
 from fedax.engine.identity import digest
 from fedax.engine.round import Plan, Traffic, first_state, one_round, prepare
 from fedax.errors import CodeError, call, of_a_library, place_of
-from fedax.schedule import resolve
-from fedax.vector import Vector, spelled
 
 _USUAL_BATCH = 32
 

@@ -9,11 +9,11 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from fedax.contract.schedule import resolve
+from fedax.contract.vector import Vector
 from fedax.engine.programs import compiled
 from fedax.engine.round import Federation
-from fedax.schedule import resolve
 from fedax.tasks.task import Task
-from fedax.vector import Vector
 
 MOST_NAMES = 100  # clients that a row of the history names
 _BLOCK_ELEMENTS = 2**19  # numbers of input that are evaluated at a time

@@ -18,7 +18,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedax.algorithm import Round
+from fedax.contract.algorithm import Round
+from fedax.contract.schedule import resolve
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.evaluate import measured, model_after, train_sums
@@ -46,8 +47,7 @@ from fedax.engine.round import (
     warmup_key,
     weighing,
 )
-from fedax.participation import Full
-from fedax.schedule import resolve
+from fedax.federation.participation import Full
 
 _AHEAD = 16  # rounds whose cohorts are drawn at a time, if they are small
 _PLACES = 2**18  # of all of these

@@ -22,10 +22,10 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 import fedax
-from fedax.schedule import Piecewise, PowerDecay, Schedule
+from fedax.contract.schedule import Piecewise, PowerDecay, Schedule
+from fedax.contract.vector import Vector
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
-from fedax.vector import Vector
 
 FILES = "files"  # the entry that tells sizes and times of memory-mapped files
 

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedax.aggregation import Aggregator, Faults, Guard
-from fedax.algorithm import Algorithm
+from fedax.contract.algorithm import Algorithm
+from fedax.contract.schedule import resolve
+from fedax.contract.vector import Vector, spelled
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.devices import check_mesh, cores, device_bytes
@@ -23,12 +24,11 @@ from fedax.engine.memory import where
 from fedax.engine.programs import compiled
 from fedax.engine.round import Federation, Plan, Traffic, first_state
 from fedax.errors import ConfigError, DataError, ExampleError
+from fedax.federation.participation import Dropout, Full, Participation
+from fedax.federation.work import Epochs, Work
 from fedax.numbers import MOST, check_count, check_number, check_room
-from fedax.participation import Dropout, Full, Participation
-from fedax.schedule import resolve
 from fedax.tasks.task import Task
-from fedax.vector import Vector, spelled
-from fedax.work import Epochs, Work
+from fedax.wire.averages import Aggregator, Faults, Guard
 
 _LARGE = 2**16  # parameters of a model that keeps a core busy by itself
 _CACHED = 50_000  # parameters of the models that run side by side on a CPU's core, and stay in its cache

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedax.aggregation import Aggregator, Faults, Guard, along, scaled
-from fedax.algorithm import Algorithm, Change, Exchange, Round
+from fedax.contract.algorithm import Algorithm, Change, Exchange, Round
+from fedax.contract.oracle import Oracle
+from fedax.contract.schedule import resolve
+from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
-from fedax.oracle import Oracle
-from fedax.participation import Cohort, Full, Participation, left
-from fedax.schedule import resolve
+from fedax.federation.participation import Cohort, Full, Participation, left
+from fedax.federation.work import Work
 from fedax.tasks.task import Task
-from fedax.vector import Vector
-from fedax.work import Work
+from fedax.wire.averages import Aggregator, Faults, Guard, along, scaled
 
 # Branches of the tree of random keys; each number is folded into the key above it.
 _COHORT, _WORK, _SERVER, _ONE, _EXCHANGE = range(5)

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from fedax.aggregation import Aggregator, Faults, Guard
-from fedax.algorithm import Algorithm
+from fedax.contract.algorithm import Algorithm
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.checkpoint import Best, Checkpoints, Keeper, Saved
@@ -23,9 +22,10 @@ from fedax.engine.job import Job, make_job
 from fedax.engine.programs import compiled
 from fedax.engine.round import Plan, State, Tally, Traffic, one_round, prepare, settle
 from fedax.errors import BadClientWarning, CheckpointError, ConfigError, DivergedWarning
-from fedax.participation import Participation
+from fedax.federation.participation import Participation
+from fedax.federation.work import Work
 from fedax.tasks.task import Task
-from fedax.work import Work
+from fedax.wire.averages import Aggregator, Faults, Guard
 
 FAILED = ("diverged", "worse", "failed")  # the statuses of runs whose last model is of no use
 

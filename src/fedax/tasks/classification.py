@@ -6,12 +6,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, DataError, call, place_of
 from fedax.tasks import checks
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
 from fedax.tasks.losses import correct, cross_entropy, ridge
 from fedax.tasks.task import Task
-from fedax.vector import spelled
 
 
 @Factory

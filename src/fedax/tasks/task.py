@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
-from fedax.vector import spelled
 
 Params = Any
 Examples = Any

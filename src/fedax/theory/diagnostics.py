@@ -18,20 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax import algorithms as methods
-from fedax.algorithm import Algorithm
+from fedax.contract.algorithm import Algorithm
+from fedax.contract.local import SGD, Solver, check_linear
+from fedax.contract.schedule import Stepwise, resolve
+from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.errors import ConfigError
-from fedax.local import SGD, Solver, check_linear
+from fedax.federation.participation import Dropout, Full, Participation, Trace, Uniform, UniformNormalized
+from fedax.federation.work import Epochs, Work
 from fedax.numbers import check_count
-from fedax.participation import Dropout, Full, Participation, Trace, Uniform, UniformNormalized
-from fedax.schedule import Stepwise, resolve
 from fedax.tasks.task import Task
 from fedax.theory.checks import number
 from fedax.theory.measure import Bench, Point, Rounds, accumulation_vectors, dissimilarity_line
 from fedax.theory.nova import UpdateRule, chi_square, update_rule
 from fedax.theory.speedup import max_lr, objective_bound
-from fedax.vector import Vector
-from fedax.work import Epochs, Work
 
 _DRAWS = 50  # of random work
 _COHORTS = 2000  # drawn for the mean weights of normalised cohorts

@@ -23,14 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fedax.contract.local import Solver
+from fedax.contract.oracle import Oracle
+from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.programs import compiled
 from fedax.errors import ConfigError
-from fedax.local import Solver
 from fedax.numbers import check_count
-from fedax.oracle import Oracle
 from fedax.tasks.task import Task
-from fedax.vector import Vector
 
 _NUMBERS = 2**26  # that a Krylov basis, or the gradients of single examples, may hold at a time
 _COST = 5e8  # examples × parameters up to which every client's curvature is measured
@@ -485,7 +485,7 @@ def accumulation_vectors(solver: Solver, lengths: Any) -> dict[int, np.ndarray]:
         lengths: the τ ≥ 1.
 
     Example:
-        >>> from fedax.local import SGD
+        >>> from fedax.contract.local import SGD
         >>> {t: a.round(9).tolist() for t, a in accumulation_vectors(SGD(0.1, momentum=0.5), [1, 3]).items()}
         {1: [1.0], 3: [1.75, 1.5, 1.0]}
     """

@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedax.contract.local import Solver, check_linear
+from fedax.contract.schedule import resolve
+from fedax.contract.vector import Vector
 from fedax.errors import ConfigError, DataError
-from fedax.local import Solver, check_linear
 from fedax.numbers import check_count, check_number
-from fedax.schedule import resolve
 from fedax.theory.checks import normalised, number
-from fedax.vector import Vector
 
 
 class Norms(NamedTuple):
@@ -74,7 +74,7 @@ def accumulation_vector(solver: Solver, steps: int, *, round_: int = 0) -> np.nd
         round_: at which the solver's schedules, if any, are taken; a is relative to the η of this round.
 
     Example:
-        >>> from fedax.local import SGD
+        >>> from fedax.contract.local import SGD
         >>> accumulation_vector(SGD(0.1, momentum=0.5), 3).round(3).tolist()
         [1.75, 1.5, 1.0]
     """
@@ -187,7 +187,7 @@ def fixed_point(
     Source: Wang et al. 2020, eq. 12, 26, 28; Cheng et al. 2024 for FedAvg-M and FedAvg-M-VR.
 
     Example:
-        >>> from fedax.local import SGD
+        >>> from fedax.contract.local import SGD
         >>> fixed_point(np.ones((2, 1, 1)), [[3.0], [-3.0]], SGD(0.5), [1, 2]).round(6).tolist()
         [-0.6]
     """

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedax.contract.schedule import PowerDecay
 from fedax.errors import ConfigError, DataError
 from fedax.numbers import check_count
-from fedax.schedule import PowerDecay
 from fedax.theory.checks import number
 from fedax.theory.nova import UpdateRule, fedprox_rule
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedax.contract.schedule import Schedule
 from fedax.errors import ConfigError
 from fedax.numbers import MOST, check_count, check_number
-from fedax.schedule import Schedule
 
 
 class Work(eqx.Module):

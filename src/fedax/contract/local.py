@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedax.contract.oracle import Counted, Oracle
+from fedax.contract.regularizers import Regularizer
+from fedax.contract.schedule import resolve
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
-from fedax.oracle import Counted, Oracle
-from fedax.regularizers import Regularizer
-from fedax.schedule import resolve
-from fedax.vector import Vector, zeros_like
 
 
 def local_steps(step: Callable[[Any, Any], Any], start: Any, oracle: Oracle) -> Any:

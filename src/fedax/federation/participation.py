@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedax.contract.indices import shuffled
 from fedax.errors import ConfigError
-from fedax.indices import shuffled
 from fedax.numbers import MOST, check_count, check_number, check_room
 
 _BLOCKS = 1024  # of clients that systematic sampling puts in a new order in every round

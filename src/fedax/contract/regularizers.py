@@ -9,10 +9,10 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
+from fedax.contract.schedule import Schedule
+from fedax.contract.vector import Vector
 from fedax.errors import ConfigError, unknown
 from fedax.numbers import check_number
-from fedax.schedule import Schedule
-from fedax.vector import Vector
 
 
 class Regularizer(eqx.Module):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
+from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
-from fedax.vector import Vector
 
 
 class Change(eqx.Module):

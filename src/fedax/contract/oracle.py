@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedax.contract.indices import independent, shuffled
+from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError
-from fedax.indices import independent, shuffled
 from fedax.tasks.task import Task
-from fedax.vector import Vector, zeros_like
 
 _BLOCK = 256  # rows that a full gradient takes at a time
 
