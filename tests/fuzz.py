@@ -576,7 +576,8 @@ def checkpointed(tag: bytes) -> tuple[Any, Callable[[], Any], list[tuple[str, by
     from fedax.engine import checkpoint
     from fedax.engine.job import make_job
     from fedax.engine.memory import ClientMemory
-    from fedax.engine.round import State, first_state
+    from fedax.engine.loop import State
+    from fedax.engine.places.device import first_state
 
     data, place = fedax.data.quadratics(clients=5, dimension=2), "host" if tag == b"h" else "device"
     method, task = fedax.create("scaffold", lr=0.1), fedax.tasks.quadratic(2)
@@ -617,7 +618,7 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
     import jax
 
     from fedax.engine.checkpoint import Checkpoints, Keeper
-    from fedax.engine.round import Tally
+    from fedax.engine.loop import Tally
     from fedax.engine.simulate import drive
 
     tag = content[:1] if content[:1] in (b"h", b"p") else b"d"

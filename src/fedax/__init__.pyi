@@ -53,11 +53,11 @@ from .wire.averages import (
     Aggregator,
     ClippedMean,
     CoordinateMedian,
-    Faults,
     GeometricMedian,
-    Guard,
     TrimmedMean,
 )
+from .wire.faults import Faults
+from .wire.guard import Guard
 
 __version__: str
 

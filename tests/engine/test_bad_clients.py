@@ -12,7 +12,7 @@ import scipy.stats
 from jax.sharding import Mesh
 
 import fedax
-from fedax.engine import hosted
+from fedax.engine.places import host as hosted
 
 from .problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
 

@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import Mesh
 
 import fedax
-from fedax.engine import hosted, memory
+from fedax.engine import memory
+from fedax.engine.places import host as hosted
 from fedax.errors import ConfigError
 
 from .methods import Scaffold

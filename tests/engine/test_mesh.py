@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 import fedax
 from fedax.engine import devices
-from fedax.engine.round import _deal
+from fedax.engine.clients import _deal
 from fedax.errors import ConfigError
 
 from .problem import DATA, TASK, UNEQUAL, federation, flat

@@ -8,7 +8,8 @@ import pytest
 from jax.sharding import Mesh
 
 import fedax
-from fedax.engine import hosted, job
+from fedax.engine import job
+from fedax.engine.places import host as hosted
 from fedax.errors import ConfigError
 
 from .problem import DATA, TASK, UNEQUAL, federation, flat

@@ -29,8 +29,8 @@ from fedax.engine import processes
 from fedax.engine.evaluate import columns
 from fedax.engine.identity import differences, same_versions, versions
 from fedax.engine.job import Job
+from fedax.engine.loop import State
 from fedax.engine.memory import ClientMemory
-from fedax.engine.round import State
 from fedax.engine.signals import Held
 from fedax.errors import CheckpointError, ConfigError, DamagedWarning, unknown
 from fedax.numbers import check_count, check_number

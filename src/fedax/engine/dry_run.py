@@ -16,24 +16,25 @@ from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.schedule import resolve
 from fedax.contract.vector import Vector, spelled
 from fedax.engine.identity import digest
-from fedax.engine.round import Plan, Traffic, first_state, one_round, prepare
+from fedax.engine.places.device import first_state, one_round, prepare
+from fedax.engine.plan import Form, Plan
 from fedax.errors import CodeError, call, of_a_library, place_of
 
 _USUAL_BATCH = 32
 
 
-def dry_run(hyper: Any, fed: Any, key: Any, x: Vector, plan: Plan) -> tuple[tuple[list[Traffic], list[Traffic]], str]:
-    """The bytes of each exchange, of the warm-up and of a round; and a digest of what both are made of.
+def dry_run(hyper: Any, fed: Any, key: Any, x: Vector, plan: Plan) -> tuple[tuple[list[Form], list[Form]], str]:
+    """The form of each exchange, of the warm-up and of a round; and a digest of what both are made of.
 
     Args:
-        hyper: the method, the work and the participation.
+        hyper: the method, the work, the participation and the wire.
         fed: the data, of which shapes and types are enough.
         key, x, plan: as of the run.
 
     Raises:
         CodeError, ConfigError: the task or the method does not do what it should.
     """
-    return _dry_run(*_signature((*hyper, fed, key, x)), plan, jax.config.read("jax_enable_x64"))
+    return _dry_run(*_signature((hyper, fed, key, x)), plan, jax.config.read("jax_enable_x64"))
 
 
 def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -45,18 +46,20 @@ def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
 @functools.lru_cache(maxsize=256)
 def _dry_run(
     structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool
-) -> tuple[tuple[list[Traffic], list[Traffic]], str]:
-    algorithm, work, participation, fed, key, x = jax.tree.unflatten(structure, leaves)
+) -> tuple[tuple[list[Form], list[Form]], str]:
+    hyper, fed, key, x = jax.tree.unflatten(structure, leaves)
+    algorithm = hyper.method
     _check_task(plan, fed.examples, x)
     kind = type(algorithm)
     if any(not of_a_library(each.__module__) for each in kind.__mro__):
         algorithm = _checked(algorithm, x)
-    warmup: list[Traffic] = []
-    ledger: list[Traffic] = []
-    prepared = functools.partial(prepare, plan=plan, ledger=warmup)
-    start, (before, _) = jax.make_jaxpr(prepared, return_shape=True)(algorithm, work, fed, key, x)
-    rounds = functools.partial(one_round, plan=plan, ledger=ledger)
-    given = (algorithm, work, participation, fed, key, before, jax.ShapeDtypeStruct((), jnp.int32))
+    hyper = hyper._replace(method=algorithm)
+    warmup: list[Form] = []
+    forms: list[Form] = []
+    prepared = functools.partial(prepare, plan=plan, forms=warmup)
+    start, (before, _) = jax.make_jaxpr(prepared, return_shape=True)(hyper, fed, key, x)
+    rounds = functools.partial(one_round, plan=plan, forms=forms)
+    given = (hyper, fed, key, before, jax.ShapeDtypeStruct((), jnp.int32))
     program, (after, _) = jax.make_jaxpr(rounds, return_shape=True)(*given)
     if same_structure(before, after):
         at_odds = [
@@ -74,7 +77,7 @@ def _dry_run(
             "server() and client() have to return the form that init() and init_client() return",
             place_of(kind if kind.server is Algorithm.server else kind.server),
         )
-    return (warmup, ledger), f"{digest(start)} {digest(program)}"
+    return (warmup, forms), f"{digest(start)} {digest(program)}"
 
 
 def _leaves(tree: Any) -> list[tuple[Any, Any]]:

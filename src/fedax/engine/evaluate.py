@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from fedax.contract.schedule import resolve
 from fedax.contract.vector import Vector
+from fedax.engine.loop import Federation
 from fedax.engine.programs import compiled
-from fedax.engine.round import Federation
 from fedax.tasks.task import Task
 
 MOST_NAMES = 100  # clients that a row of the history names
@@ -84,7 +84,7 @@ def measured(job: Any, server: Any, index: int, train: Any = None) -> list[dict[
 
 
 def told(losses: Any) -> dict[str, Any]:
-    """What the history says of :class:`fedax.engine.round.Losses`; nothing where there can be none."""
+    """What the history says of :class:`fedax.engine.loop.Missed`; nothing where there can be none."""
     if not losses:
         return {}
     left_out = np.asarray(losses.left_out)

@@ -41,7 +41,7 @@ def identity(
     """Name -> text of all that makes a run.
 
     Args:
-        hyper: method, work and participation.
+        hyper: method, work, participation and wire.
         task, data, test, seed, params: as of :func:`fedax.simulate`.
         plan: what is fixed before compilation.
         x: the initial model.
@@ -64,9 +64,10 @@ def identity(
             found[f"{name}{jax.tree_util.keystr(at)}"] = f"{array.dtype}{list(array.shape[1:])} {content}"
             files += [] if file is None else [file]
     found |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
-    for name, part in zip(("method", "work", "participation"), hyper, strict=True):
+    method, work, participation, wire = hyper
+    for name, part in (("method", method), ("work", work), ("participation", participation)):
         found |= _spelled(name, part)
-    asked = {"guard": plan.guard, "aggregate": plan.aggregator, "faults": plan.faulty and plan.faulty[1]}
+    asked = {"guard": wire.guard, "aggregate": wire.aggregate, "faults": wire.faults}
     for name, part in asked.items():
         found |= {} if part is None else _spelled(name, part)
     shapes = jax.tree.map(

@@ -17,37 +17,39 @@ from fedax.contract.schedule import resolve
 from fedax.contract.vector import Vector, spelled
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
-from fedax.engine.devices import check_mesh, cores, device_bytes
+from fedax.engine.devices import device_bytes
 from fedax.engine.dry_run import dry_run, same_structure
 from fedax.engine.identity import FILES, identity
+from fedax.engine.loop import Federation, Hyper
 from fedax.engine.memory import where
+from fedax.engine.places.device import first_state
+from fedax.engine.plan import Form, Plan, is_small, make_plan
 from fedax.engine.programs import compiled
-from fedax.engine.round import Federation, Plan, Traffic, first_state
 from fedax.errors import ConfigError, DataError, ExampleError
-from fedax.federation.participation import Dropout, Full, Participation
+from fedax.federation.census import Census
+from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
 from fedax.numbers import MOST, check_count, check_number, check_room
 from fedax.tasks.task import Task
-from fedax.wire.averages import Aggregator, Faults, Guard
-
-_LARGE = 2**16  # parameters of a model that keeps a core busy by itself
-_CACHED = 50_000  # parameters of the models that run side by side on a CPU's core, and stay in its cache
-_START = 3  # clients' worth of work that starting the operations of a local step costs on a CPU, if models are tiny
-_TINY = 2**13  # parameters × examples of a step, whose arithmetic takes as long as all else that a step does
+from fedax.wire.averages import Aggregator
+from fedax.wire.faults import Faults
+from fedax.wire.guard import Guard
+from fedax.wire.sums import is_change
+from fedax.wire.wire import Wire
 
 
 class Job(NamedTuple):
     """What a run needs.
 
     Attributes:
-        hyper: the method, the work and the participation, pytrees of numbers.
+        hyper: the method, the work, the participation and the wire, pytrees of numbers.
         fed, key, x: the data on the device, the run's random key, the initial model.
         data: the data where they are on the host, and come to the device cohort by cohort, or ``None``.
         own: the clients that belong to this process.
         plan: what is fixed before compilation.
         memory: where client memory is: "device", "host", or the folder of its file; on the device only of a job
             whose rounds are compiled, those of a job of one process whose data are there.
-        traffic: bytes of the exchanges of the warm-up, and of a round.
+        traffic: forms of the exchanges of the warm-up, and of a round.
         settings: gives what makes the run, by name, as text: the same for the same run. Made when it is first asked
             for, as all examples are read for it.
         rounds: R.
@@ -57,7 +59,7 @@ class Job(NamedTuple):
         form: shapes and types of the task's own parameters; those of ``x`` are wider where they are bfloat16.
     """
 
-    hyper: tuple[Algorithm, Work, Participation]
+    hyper: Hyper
     fed: Federation
     key: Any
     x: Vector
@@ -65,7 +67,7 @@ class Job(NamedTuple):
     own: slice
     plan: Plan
     memory: str
-    traffic: tuple[list[Traffic], list[Traffic]]
+    traffic: tuple[list[Form], list[Form]]
     settings: Callable[[], dict[str, str]]
     rounds: int
     stops: tuple[int, ...]
@@ -141,36 +143,29 @@ def make_job(
     batch_size = None if batch_size is None else _batch_size(batch_size, data)
     stops = evaluation_rounds(rounds, evaluate_every)
     # One type for all numbers: whether 1, 1.0 or np.float64(1.0) is given, the program is the same.
-    algorithm = jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf, algorithm)
+    one_type = lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf  # noqa: E731
+    algorithm, wire = jax.tree.map(one_type, (algorithm, Wire(faults, guard, aggregate)))
     key, x = _start(task, params, seed, shared)
-    plan = _plan(task, data, work, batch_size, participation, x, chunk_size, mesh)
-    plan = dataclasses.replace(
-        plan,
-        missing=_missing(participation, data.num_clients, guard),
-        counts=participation.counts,
-        may_fail=participation.may_fail,
-        guard=guard,
-        aggregator=aggregate,
-        faulty=None if faults is None else (faults.of(data.num_clients), faults),
-    )
+    census = Census.of(data)
+    plan = make_plan(census, task, x, work, batch_size, participation, wire, chunk_size, mesh)
     stream = _stream(stream, data, own, plan.devices)
     fed = _once(
         shared, ("data", id(data), plan.mesh, stream), lambda: _on_devices(_federation(data, own, stream), plan.mesh)
     )
     held_out = _once(shared, ("test", id(test), plan.mesh), lambda: _on_devices(test, plan.mesh))
-    hyper = (algorithm, work, participation.bind(data.weights))
-    shapes = lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
-    pool = fed._replace(examples=jax.tree.map(shapes, data.examples))
+    hyper = Hyper(algorithm, work, participation.bind(data.weights), wire)
+    pool = fed._replace(examples=census.examples(2))
     _check_aggregator(aggregate, algorithm, x)
     # Neither the devices nor how many clients run side by side are part of what a round is. Tracing two at a time shows
     # what cannot have a batch axis; of large models it would take twice as long.
     side_by_side = min(2 if is_small(x.tree) else 1, participation.places(data.num_clients))
     plain = dataclasses.replace(plan, mesh=None, chunk_size=side_by_side)
     traffic, program = dry_run(hyper, pool, key, x, plain)
+    _check_uploads(aggregate, algorithm, traffic)
     row = jax.eval_shape(first_state, algorithm, x)[1]
     hosted = stream or processes.count() > 1
     memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
-    asked = (algorithm, work, participation)
+    asked = Hyper(algorithm, work, participation, wire)
     settings = functools.cache(lambda: identity(asked, given, data, test, plan, seed, x, params, program))
     if processes.count() > 1:
         content = {name: text for name, text in settings().items() if name != FILES}
@@ -256,17 +251,6 @@ def _check(
     participation.validate(data.num_clients, check_count("rounds", rounds, 0, MOST))
 
 
-def _missing(participation: Participation, num_clients: int, guard: Guard | None) -> str | None:
-    """Why a round may lack some of the clients."""
-    if guard is not None:
-        return "a guard may leave clients out"
-    if isinstance(participation, Dropout):
-        return "clients may drop out"
-    if participation.everyone(num_clients):
-        return None
-    return f"{participation.places(num_clients)} of {num_clients} clients"
-
-
 def _check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vector) -> None:
     """That the method's uploads are what an average that is no mean may be taken of."""
     if aggregate is None:
@@ -278,6 +262,18 @@ def _check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vec
         raise refused(kind + "its clients keep something between rounds that assumes that their uploads entered a mean")
     if any(exchange.who == "one" for exchange in method.exchanges()):
         raise refused(kind + "one client of the cohort moves the model alone, and there is nothing to average")
+
+
+def _check_uploads(aggregate: Aggregator | None, algorithm: Algorithm, forms: tuple[list[Form], list[Form]]) -> None:
+    """That the average can be taken of what clients send: of no change of memory; to clip, of one update alone."""
+    if aggregate is None:
+        return
+    warmup, exchanges = forms
+    for number, upload in [(k, form.upload) for stage in (warmup, exchanges) for k, form in enumerate(stage)]:
+        changes = any(map(is_change, jax.tree.leaves(upload, is_leaf=is_change)))
+        if changes or (not aggregate.gathers and (not isinstance(upload, Vector) or number)):
+            way_out = f"{type(algorithm).__name__} uploads more than an update of the model; use another, or none"
+            raise ConfigError("aggregate", type(aggregate).__name__, way_out)
 
 
 def _check_examples(task: Task, data: FederatedData, own: slice, test: Any) -> None:
@@ -332,71 +328,6 @@ def _initial_model(task: Task, params: Any, key: Any) -> Vector:
 @compiled(static=["task"])
 def _drawn(key: Any, task: Task) -> Any:
     return task.init(key)
-
-
-def _plan(
-    task: Task,
-    data: FederatedData,
-    work: Work,
-    batch_size: int | None,
-    participation: Participation,
-    x: Vector,
-    chunk_size: int | None,
-    mesh: Mesh | None,
-) -> Plan:
-    places = participation.places(data.num_clients)
-    usual = work.usual(data.sizes, batch_size)
-    batch = float(np.mean(data.sizes)) if batch_size is None else batch_size
-    if mesh is None:
-        mesh = cores(-(-places // processes.count()), float(np.mean(usual)) * batch * x.size)
-    else:
-        mesh = check_mesh(mesh)
-    places = -(-places // (processes.count() * (1 if mesh is None else mesh.size)))
-    if chunk_size is None:
-        chunk_size = _chunk_size(x, places, usual, batch)
-    else:
-        check_count("chunk_size", chunk_size)
-    return Plan(
-        task=task,
-        num_clients=data.num_clients,
-        max_size=data.max_size,
-        batch_size=batch_size,
-        epochs=work.epochs(),
-        steps=work.equal(data.sizes, batch_size),
-        max_steps=work.largest(data.sizes, batch_size),
-        chunk_size=min(chunk_size, places),
-        full=isinstance(participation, Full),
-        mesh=mesh,
-    )
-
-
-def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray, batch: float) -> int:
-    """How many clients run side by side.
-
-    Small models are bound by the cost of starting an operation, and gain from wide ones; a large or a convolutional
-    model keeps a core busy by itself and gains from staying in the cache. A chunk takes as many steps as its slowest
-    client, so where clients take unequal steps a narrower chunk wastes less: of those that stay in the cache, the width
-    is the one that would take a cohort of usual clients the least time, if starting the operations of a step costs as
-    much as ``_START`` clients' share of them, and less where that share is more than that of a ``_TINY`` step.
-    On accelerators wide chunks win until memory is full.
-    """
-    if jax.default_backend() != "cpu":
-        return max(1, min(places, 2**28 // max(1, x.size)))
-    if not is_small(x):
-        return 1
-    slowest_first = np.sort(usual_steps)[::-1]
-    cohort = slowest_first[np.linspace(0, len(slowest_first) - 1, places).round().astype(int)]
-    most = max(1, min(places, _CACHED // x.size))
-    widths = [min(most, 2**k) for k in range(math.ceil(math.log2(most)) + 1)]
-    start = _START / (1 + x.size * batch / _TINY)
-    return min(widths, key=lambda width: cohort[::width].sum() * (start + width))
-
-
-def is_small(x: Any) -> bool:
-    """Whether a model, or its shapes, gains on a CPU from others that run beside it."""
-    leaves = jax.tree.leaves(x)
-    kernels = any(leaf.ndim >= 4 for leaf in leaves)
-    return sum(leaf.size for leaf in leaves) < _LARGE and not kernels
 
 
 def _examples(data: FederatedData, own: slice) -> Any:

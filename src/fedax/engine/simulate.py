@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -17,15 +16,19 @@ from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.checkpoint import Best, Checkpoints, Keeper, Saved
 from fedax.engine.evaluate import columns, measured, model_after, told
-from fedax.engine.hosted import Hosted
 from fedax.engine.job import Job, make_job
+from fedax.engine.loop import State, Tally
+from fedax.engine.places.device import prepare, some_rounds
+from fedax.engine.places.host import Hosted
+from fedax.engine.plan import Form, Plan
 from fedax.engine.programs import compiled
-from fedax.engine.round import Plan, State, Tally, Traffic, one_round, prepare, settle
 from fedax.errors import BadClientWarning, CheckpointError, ConfigError, DivergedWarning
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
 from fedax.tasks.task import Task
-from fedax.wire.averages import Aggregator, Faults, Guard
+from fedax.wire.averages import Aggregator
+from fedax.wire.faults import Faults
+from fedax.wire.guard import Guard
 
 FAILED = ("diverged", "worse", "failed")  # the statuses of runs whose last model is of no use
 
@@ -398,7 +401,7 @@ class Alone:
 
     def prepare(self) -> tuple[State, Tally]:
         job = self.job
-        return _prepare(*job.hyper[:2], job.fed, job.key, job.x, job.plan)
+        return _prepare(job.hyper, job.fed, job.key, job.x, job.plan)
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
         return _advance(self.job.hyper, self.job.fed, self.job.key, state, start, stop, self.job.plan)
@@ -414,22 +417,8 @@ class Alone:
 
 
 @compiled(static=["plan"])
-def _prepare(algorithm: Any, work: Any, fed: Any, key: Any, x: Any, plan: Plan) -> tuple[State, Tally]:
-    return prepare(algorithm, work, fed, key, x, plan)
-
-
-def some_rounds(hyper: Any, fed: Any, key: Any, state: State, start: Any, stop: Any, plan: Plan) -> tuple[State, Tally]:
-    """Rounds start … stop − 1, and what they did in all. Their number is no part of the program."""
-
-    def body(index: Any, carry: Any) -> Any:
-        state, tally = carry
-        method, work, participation = hyper
-        state, done = one_round(method, work, participation, fed, key, state, index, plan)
-        return state, jax.tree.map(jnp.add, tally, done)
-
-    zero = Tally(*(jnp.zeros((), jnp.int32) for _ in Tally._fields))
-    state, tally = jax.lax.fori_loop(start, stop, body, (state, zero))
-    return settle(state, plan), tally
+def _prepare(hyper: Any, fed: Any, key: Any, x: Any, plan: Plan) -> tuple[State, Tally]:
+    return prepare(hyper, fed, key, x, plan)
 
 
 _advance = compiled(static=["plan"], donate=["state"])(some_rounds)
@@ -438,7 +427,7 @@ _advance = compiled(static=["plan"], donate=["state"])(some_rounds)
 class _Costs:
     """The cost so far, in whole numbers of any size."""
 
-    def __init__(self, traffic: tuple[list[Traffic], list[Traffic]]):
+    def __init__(self, traffic: tuple[list[Form], list[Form]]):
         self.warmup, self.round = traffic
         self.clients = self.local_steps = self.gradients = self.bytes_down = self.bytes_up = 0
         self.seconds = 0.0

@@ -16,10 +16,12 @@ from jax.sharding import PartitionSpec as P
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.evaluate import figures, model_after, rows
-from fedax.engine.job import Job, is_small, make_job, with_seed
+from fedax.engine.job import Job, make_job, with_seed
+from fedax.engine.loop import State, Tally
+from fedax.engine.places.device import prepare, some_rounds
+from fedax.engine.plan import Plan, is_small
 from fedax.engine.programs import compiled
-from fedax.engine.round import Plan, State, Tally, prepare
-from fedax.engine.simulate import FAILED, Run, drive, some_rounds
+from fedax.engine.simulate import FAILED, Run, drive
 from fedax.engine.simulate import program as alone
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
@@ -439,8 +441,7 @@ def _over_lanes(f: Callable[..., Any], mesh: Mesh | None, each: Sequence[str], *
 @compiled(static=["plan", "mesh"])
 def _prepare(varying: Any, common: Any, fed: Any, keys: Any, x: Any, *, plan: Plan, mesh: Mesh | None) -> Any:
     def lane(varying: Any, common: Any, fed: Any, key: Any, x: Any) -> Any:
-        method, work, _ = eqx.combine(varying[1], common)
-        return prepare(method, work, fed, key, x, plan)
+        return prepare(eqx.combine(varying[1], common), fed, key, x, plan)
 
     each = ("points", "none", "none", "seeds", "seeds")
     return _over_lanes(lane, mesh, each, varying, common, fed, keys, x)

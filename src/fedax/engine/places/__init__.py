@@ -1,0 +1,5 @@
+"""The places where clients live. A place knows where examples and memory are, and nothing of the method.
+
+``device``: all is on the device, and rounds are traced into one program. ``host``: client memory, or the examples too,
+are in host memory or a file, and go to the device block by block; with several processes each has its own clients.
+"""

@@ -1,0 +1,209 @@
+"""Clients whose examples and memory are on the device: rounds are traced into one compiled program."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fedax.contract.algorithm import Algorithm
+from fedax.contract.schedule import resolve
+from fedax.contract.types import Array, Tree
+from fedax.contract.vector import Vector
+from fedax.engine.clients import Client, Outside, alone, client_program, contribute
+from fedax.engine.loop import (
+    Ask,
+    Federation,
+    Heard,
+    Hyper,
+    Missed,
+    State,
+    Tally,
+    conclude,
+    converse,
+    draw,
+    exchanges,
+    one_of,
+    stage_key,
+)
+from fedax.engine.plan import Form, Plan
+from fedax.errors import ConfigError
+from fedax.federation.participation import Full
+from fedax.wire.sums import along
+
+
+def prepare(
+    hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan, forms: list[Form] | None = None
+) -> tuple[State, Tally]:
+    """Server state and client memory at round 0, after the method's warm-up over all clients."""
+    server, row = first_state(hyper.method, x)
+    memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (plan.num_clients, *leaf.shape)), row)
+    state, done = State(server, memory, none_missed(plan)), nothing()
+    if resolve(hyper.method, 0).warmup():
+        everyone = hyper._replace(participation=Full())
+        state, done = one_round(everyone, fed, key, state, 0, plan, "warmup", forms)
+    return settle(state, plan), done
+
+
+def first_state(algorithm: Algorithm, x: Vector) -> tuple[Tree, Tree]:
+    """The server's state, and the memory of any one client, before everything."""
+    method = resolve(algorithm, 0)
+    # Strong types: a Python number's weak one would change after the first rounds, and compile them a second time.
+    strong = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)  # noqa: E731
+    return strong(method.init(x)), strong(method.init_client(x))
+
+
+def none_missed(plan: Plan) -> Missed | tuple[()]:
+    """What was missed before the first round."""
+    return Missed(jnp.zeros(plan.num_clients, jnp.int32), jnp.zeros((), jnp.int32)) if plan.watched else ()
+
+
+def some_rounds(
+    hyper: Hyper, fed: Federation, key: Array, state: State, start: Array, stop: Array, plan: Plan
+) -> tuple[State, Tally]:
+    """Rounds start … stop − 1, and what they did in all. Their number is no part of the program."""
+
+    def body(index: Array, carry: tuple[State, Tally]) -> tuple[State, Tally]:
+        state, before = carry
+        state, done = one_round(hyper, fed, key, state, index, plan)
+        return state, jax.tree.map(jnp.add, before, done)
+
+    state, done = jax.lax.fori_loop(start, stop, body, (state, nothing()))
+    return settle(state, plan), done
+
+
+def one_round(
+    hyper: Hyper,
+    fed: Federation,
+    key: Array,
+    state: State,
+    index: Array,
+    plan: Plan,
+    stage: str = "exchanges",
+    forms: list[Form] | None = None,
+) -> tuple[State, Tally]:
+    """Round ``index``: draw the cohort, take its memory, run its exchanges, put its memory back.
+
+    ``key`` is the run's: every random number is a function of it, the round, the exchange, the client and the step.
+    While JAX traces, the form of each exchange is appended to ``forms``.
+    """
+    method, key = resolve(hyper.method, index), stage_key(key, index, stage)
+    clients, round_ = draw(hyper, fed, key, index, plan)
+    # Under full participation memory is taken and put back whole, in the clients' order.
+    before = jax.tree.map(lambda leaf: leaf.at[clients.ids].get(mode="clip"), state.memory)
+    place = Device(hyper, method, fed, key, index, before, plan, forms)
+    end = converse(exchanges(stage, method, clients, round_, state.server, hyper.wire, plan.watched), place.answer)
+    _check_memory(method, state.memory, place.memory)
+    memory, missed = place.memory, state.losses
+    if missed:
+        stays = end.counts & ~end.skipped
+        memory = jax.tree.map(lambda old, new: jnp.where(along(stays, new), new, old), before, memory)
+        missed = missed.after(clients, end)
+    kept = jax.tree.map(lambda all_, part: all_.at[clients.ids].set(part, mode="drop"), state.memory, memory)
+    done = place.done._replace(clients=jnp.sum(clients.present, dtype=jnp.int32))
+    return State(end.server, kept, missed), done
+
+
+class Device:
+    """The place: what is asked is traced.
+
+    Attributes:
+        memory: what the clients of the round keep, leaves [S, ...].
+        done: what they did so far.
+    """
+
+    def __init__(
+        self,
+        hyper: Hyper,
+        method: Algorithm,
+        fed: Federation,
+        key: Array,
+        index: Array,
+        memory: Tree,
+        plan: Plan,
+        forms: list[Form] | None,
+    ):
+        self.memory, self.done = memory, nothing()
+        self._hyper, self._method, self._plan, self._forms = hyper, method, plan, forms
+        self._outside = Outside(method, hyper.wire, None, fed, key, index)
+        self._sent: list[Tree] = []
+
+    def answer(self, ask: Ask) -> Heard:
+        """Run the clients that are asked, and conclude."""
+        plan, wire = self._plan, self._hyper.wire
+        download = (ask.exchange.download or self._method.download)(ask.server)
+        outside = self._outside._replace(download=download)
+        seen: list[tuple[Tree, Tree]] = []
+
+        def make(outside: Outside) -> Client:
+            return client_program(ask.stage, ask.number, plan, lambda *given: seen.append(given), outside)
+
+        if ask.exchange.who == "one":
+            at = one_of(ask.clients, self._outside.key)
+            total, answers, done = alone(make(outside), self.memory, ask.clients, at)
+            accepted = answers.accepted
+            if wire.guard is not None:
+                accepted = jnp.ones_like(ask.counts).at[at].set(accepted)
+        else:
+            total, answers, done = contribute(make, outside, self.memory, ask.clients, plan)
+            accepted = answers.accepted
+        self.memory, self.done = answers.memory, jax.tree.map(jnp.add, self.done, done)
+        if self._forms is not None:
+            self._forms.append(self._form(ask, download, *seen[-1]))
+        return Heard(conclude(ask, total, answers.upload, accepted, wire, plan), accepted)
+
+    def _form(self, ask: Ask, download: Tree, upload: Tree, memory: Tree) -> Form:
+        """Shapes, types, and which arrays are the same."""
+        one, down, up = ask.exchange.who == "one", jax.tree.leaves(download), jax.tree.leaves(upload)
+        if ask.exchange.server is None and (self._plan.full or ask.stage == "warmup"):
+            fresh = (False,) * len(down)  # what everyone hears now would be sent again in the next round
+        else:
+            fresh = tuple(not any(leaf is old for old in self._sent) for leaf in down)
+        if not one:
+            self._sent += [leaf for leaf, new in zip(down, fresh, strict=True) if new]
+        distinct = tuple(not any(leaf is other for other in up[:k]) for k, leaf in enumerate(up))
+        return Form(one, form_of(download), fresh, form_of(upload), distinct, form_of(memory))
+
+
+def form_of(tree: Tree) -> Tree:
+    """Shapes and types of a pytree."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), tree)
+
+
+def nothing() -> Tally:
+    """Before anything was done."""
+    return Tally(*(jnp.zeros((), jnp.int32) for _ in Tally._fields))
+
+
+def settle(state: State, plan: Plan) -> State:
+    """Where the state lives between rounds: the server's on every device; memory where its client's work is, if known.
+
+    Left to the compiler, it might be elsewhere after the first rounds, and the next ones be compiled anew.
+    """
+    if plan.mesh is None:
+        return state
+    everywhere = NamedSharding(plan.mesh, P())
+    by_client = NamedSharding(plan.mesh, P(*plan.mesh.axis_names))
+    own = by_client if plan.full and plan.num_clients % plan.devices == 0 else everywhere
+    put = jax.lax.with_sharding_constraint
+    return State(
+        jax.tree.map(lambda leaf: put(leaf, everywhere), state.server),
+        jax.tree.map(lambda leaf: put(leaf, own), state.memory),
+        jax.tree.map(lambda leaf: put(leaf, everywhere), state.losses),
+    )
+
+
+def _check_memory(method: Algorithm, before: Tree, after: Tree) -> None:
+    """What the clients keep has the form in which they found it."""
+    form = lambda memory: [(path, leaf.shape[1:], leaf.dtype) for path, leaf in _leaves(memory)]  # noqa: E731
+    same_tree: Array = jax.tree.structure(before)
+    if same_tree != jax.tree.structure(after) or form(before) != form(after):
+        raise ConfigError(
+            "algorithm",
+            type(method).__name__,
+            f"a round changes a client's memory from {form(before)} to {form(after)}; "
+            "the last exchange has to return memory in the form of init_client()",
+        )
+
+
+def _leaves(tree: Tree) -> list[tuple[str, Array]]:
+    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]

@@ -1,0 +1,194 @@
+"""A plan: what is fixed before a run is compiled. It is made from a census, so no examples are needed."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedax.contract.types import Tree
+from fedax.contract.vector import Vector
+from fedax.engine import processes
+from fedax.engine.devices import check_mesh, cores
+from fedax.federation.census import Census
+from fedax.federation.participation import Dropout, Full, Participation
+from fedax.federation.work import Work
+from fedax.numbers import check_count
+from fedax.tasks.task import Task
+from fedax.wire.wire import Wire
+
+_LARGE = 2**16  # parameters of a model that keeps a core busy by itself
+_CACHED = 50_000  # parameters of the models that run side by side on a CPU's core, and stay in its cache
+_START = 3  # clients' worth of work that starting the operations of a local step costs on a CPU, if models are tiny
+_TINY = 2**13  # parameters × examples of a step, whose arithmetic takes as long as all else that a step does
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is fixed before a run is compiled.
+
+    Attributes:
+        task: what is learned.
+        num_clients: N.
+        max_size: the largest n_i.
+        batch_size: B, or ``None`` for all local data.
+        epochs: whether minibatches run through permutations.
+        steps: τ where it is the same for all clients in all rounds, else ``None``.
+        max_steps: the most steps that a client takes.
+        chunk_size: clients that run side by side, on each device.
+        full: whether all clients take part in every round.
+        mesh: the devices over which cohorts are spread, along its only axis; ``None``: there is one.
+        missing: why a round may lack some of the clients, or ``None``.
+        by_number: whether the weights of the clients that are left grow by their number, or by their weight.
+        watched: whether clients may be left out, or rounds be skipped.
+        stops: whether the run ends where an upload is left out.
+    """
+
+    task: Task
+    num_clients: int
+    max_size: int
+    batch_size: int | None
+    epochs: bool
+    steps: int | None
+    max_steps: int
+    chunk_size: int
+    full: bool
+    mesh: Mesh | None
+    missing: str | None
+    by_number: bool
+    watched: bool
+    stops: bool
+
+    @property
+    def devices(self) -> int:
+        """How many there are."""
+        return 1 if self.mesh is None else self.mesh.size
+
+
+class Form(NamedTuple):
+    """Shapes and types of what one exchange sends and leaves, trees of ``jax.ShapeDtypeStruct``.
+
+    Attributes:
+        one: whether a single client of the cohort answers.
+        download: what a client receives.
+        fresh: of each leaf of the download, whether it has to be sent: it was not sent before in the same round.
+        upload: what a client sends; an array that it holds twice is in ``distinct`` once.
+        distinct: of each leaf of the upload, whether it is the first that holds its array.
+        memory: what a client keeps after the exchange.
+    """
+
+    one: bool
+    download: Tree
+    fresh: tuple[bool, ...]
+    upload: Tree
+    distinct: tuple[bool, ...]
+    memory: Tree
+
+    @property
+    def down(self) -> int:
+        """Bytes that go to each client that answers."""
+        return _bytes(self.download, self.fresh)
+
+    @property
+    def up(self) -> int:
+        """Bytes that come from each client that answers."""
+        return _bytes(self.upload, self.distinct)
+
+
+def _bytes(form: Tree, which: tuple[bool, ...]) -> int:
+    leaves = zip(jax.tree.leaves(form), which, strict=True)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf, counts in leaves if counts)
+
+
+def make_plan(
+    census: Census,
+    task: Task,
+    x: Vector,
+    work: Work,
+    batch_size: int | None,
+    participation: Participation,
+    wire: Wire,
+    chunk_size: int | None = None,
+    mesh: Mesh | None = None,
+) -> Plan:
+    """The plan of a run.
+
+    Args:
+        census: of the clients.
+        task, work, batch_size, participation, wire: as of :func:`fedax.simulate`.
+        x: the initial model.
+        chunk_size, mesh: as of :func:`fedax.simulate`; ``None``: chosen here.
+
+    Raises:
+        ConfigError: ``chunk_size`` or ``mesh`` cannot be used.
+    """
+    places = participation.places(census.num_clients)
+    usual = work.usual(census.sizes, batch_size)
+    batch = float(np.mean(census.sizes)) if batch_size is None else batch_size
+    if mesh is None:
+        mesh = cores(-(-places // processes.count()), float(np.mean(usual)) * batch * x.size)
+    else:
+        mesh = check_mesh(mesh)
+    places = -(-places // (processes.count() * (1 if mesh is None else mesh.size)))
+    if chunk_size is None:
+        chunk_size = _chunk_size(x, places, usual, batch)
+    else:
+        check_count("chunk_size", chunk_size)
+    return Plan(
+        task=task,
+        num_clients=census.num_clients,
+        max_size=census.max_size,
+        batch_size=batch_size,
+        epochs=work.epochs(),
+        steps=work.equal(census.sizes, batch_size),
+        max_steps=work.largest(census.sizes, batch_size),
+        chunk_size=min(chunk_size, places),
+        full=isinstance(participation, Full),
+        mesh=mesh,
+        missing=_missing(participation, census.num_clients, wire),
+        by_number=participation.counts,
+        watched=participation.may_fail or wire.guard is not None,
+        stops=wire.guard is not None and wire.guard.stop,
+    )
+
+
+def _missing(participation: Participation, num_clients: int, wire: Wire) -> str | None:
+    """Why a round may lack some of the clients."""
+    if wire.guard is not None:
+        return "a guard may leave clients out"
+    if isinstance(participation, Dropout):
+        return "clients may drop out"
+    if participation.everyone(num_clients):
+        return None
+    return f"{participation.places(num_clients)} of {num_clients} clients"
+
+
+def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray, batch: float) -> int:
+    """How many clients run side by side.
+
+    Small models are bound by the cost of starting an operation, and gain from wide ones; a large or a convolutional
+    model keeps a core busy by itself and gains from staying in the cache. A chunk takes as many steps as its slowest
+    client, so where clients take unequal steps a narrower chunk wastes less: of those that stay in the cache, the width
+    is the one that would take a cohort of usual clients the least time, if starting the operations of a step costs as
+    much as ``_START`` clients' share of them, and less where that share is more than that of a ``_TINY`` step.
+    On accelerators wide chunks win until memory is full.
+    """
+    if jax.default_backend() != "cpu":
+        return max(1, min(places, 2**28 // max(1, x.size)))
+    if not is_small(x):
+        return 1
+    slowest_first = np.sort(usual_steps)[::-1]
+    cohort = slowest_first[np.linspace(0, len(slowest_first) - 1, places).round().astype(int)]
+    most = max(1, min(places, _CACHED // x.size))
+    widths = [min(most, 2**k) for k in range(math.ceil(math.log2(most)) + 1)]
+    start = _START / (1 + x.size * batch / _TINY)
+    return min(widths, key=lambda width: cohort[::width].sum() * (start + width))
+
+
+def is_small(x: Tree) -> bool:
+    """Whether a model, or its shapes, gains on a CPU from others that run beside it."""
+    leaves = jax.tree.leaves(x)
+    kernels = any(leaf.ndim >= 4 for leaf in leaves)
+    return sum(leaf.size for leaf in leaves) < _LARGE and not kernels

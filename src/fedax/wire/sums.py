@@ -1,0 +1,41 @@
+"""Weighted sums of uploads: estimates count with the cohort's weights ω, changes of memory with the data's p."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from fedax.contract.algorithm import Change
+from fedax.contract.types import Array, Tree
+
+
+def is_change(part: Tree) -> bool:
+    """Whether a part of an upload is a :class:`fedax.Change`."""
+    return isinstance(part, Change)
+
+
+def by_kind(estimate: Callable[[Array], Array], change: Callable[[Array], Array], upload: Tree) -> Tree:
+    """``upload`` with one function applied to its estimates, leaf by leaf, and another to its changes."""
+    apply = lambda part: jax.tree.map(change if is_change(part) else estimate, part)  # noqa: E731
+    return jax.tree.map(apply, upload, is_leaf=is_change)
+
+
+def without_marks(upload: Tree) -> Tree:
+    """``upload`` with the value of each ``Change`` in its place, as a method's server receives it."""
+    return jax.tree.map(lambda part: part.value if is_change(part) else part, upload, is_leaf=is_change)
+
+
+def weighted(upload: Tree, weights: Array, data_weights: Array) -> Tree:
+    """ω v of the estimates, p v of the changes; of one client, or of several along the first axis."""
+    return by_kind(lambda leaf: scaled(weights, leaf), lambda leaf: scaled(data_weights, leaf), upload)
+
+
+def scaled(weight: Array, leaf: Array) -> Array:
+    """ω v, and 0 where ω is 0: what an empty place computes, or a bad client sends, may not be finite."""
+    weight = along(jnp.asarray(weight, jnp.result_type(leaf, jnp.float32)), leaf)
+    return jnp.where(weight == 0, 0, weight * leaf)
+
+
+def along(values: Array, leaf: Array) -> Array:
+    """One value for each client, in the shape that broadcasts against a leaf with more axes."""
+    return values.reshape(values.shape + (1,) * (jnp.ndim(leaf) - values.ndim))

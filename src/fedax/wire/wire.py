@@ -1,0 +1,89 @@
+"""The wire as a whole: the parts that an upload goes through, in order."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from fedax.contract.algorithm import Round
+from fedax.contract.types import Array, Tree
+from fedax.federation.participation import left
+from fedax.wire.averages import Aggregator
+from fedax.wire.faults import Faults
+from fedax.wire.guard import Guard
+from fedax.wire.sums import by_kind, without_marks
+
+
+class Wire(eqx.Module):
+    """What becomes of an upload between a client and the server's step.
+
+    At the client: ``faults``, then ``guard``, then what the average takes of one upload (clipping). Then the weighted
+    sum, or the uploads one by one where the average is robust. At the server: the sum, or the average, for the clients
+    that count. All numbers are traced: another clip norm compiles nothing.
+
+    Args:
+        faults: clients that send something else; ``None``: none do.
+        guard: which uploads count; ``None``: all.
+        aggregate: what stands in the place of the mean; ``None``: the mean.
+
+    Example:
+        >>> upload, accepted = Wire(guard=Guard()).sent(jnp.array([jnp.nan, 1.0]), client=0, num_clients=5)
+        >>> upload.tolist(), bool(accepted)
+        ([0.0, 0.0], False)
+    """
+
+    faults: Faults | None = None
+    guard: Guard | None = None
+    aggregate: Aggregator | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the server looks at the uploads one by one."""
+        return self.aggregate is not None and self.aggregate.gathers
+
+    def sent(self, upload: Tree, client: Array, num_clients: int) -> tuple[Tree, Array]:
+        """What is left of the upload of client number ``client`` of N, and whether it counts; ``()``: it must."""
+        accepted: Array = ()
+        if self.faults is not None:
+            upload = self.faults.applied(upload, client, num_clients)
+        if self.guard is not None:
+            accepted = self.guard.accepts(upload)
+            upload = jax.tree.map(lambda leaf: jnp.where(accepted, leaf, 0), upload)
+        if self.aggregate is not None:
+            upload = self.aggregate.each(upload)
+        return upload, accepted
+
+    def received(
+        self, total: Tree, uploads: Tree, round_: Round, counts: Array, by_number: bool, alone: bool
+    ) -> tuple[Tree, Round]:
+        """What the server's step is given: the mean, and the round with the clients that count.
+
+        Args:
+            total: Σ ω_i v_i of the estimates and Σ p_i v_i of the changes, over the clients that count.
+            uploads: leaves [S, ...], where the server looks at them one by one.
+            round_: the round with the whole cohort.
+            counts: [S] whose upload counts.
+            by_number: whether weights grow by the number of clients that are left, or by their weight.
+            alone: whether ``total`` is the one upload of an exchange with one client.
+        """
+        mean = total
+        if self.guard is not None:
+            grow = left(round_.weights, counts, round_.present, by_number)
+            weights = jnp.where(counts, round_.weights * grow, 0)
+            if not alone:
+                mean = by_kind(lambda leaf: leaf * grow.astype(leaf.dtype), lambda leaf: leaf, total)
+            round_ = round_._replace(
+                weights=weights,
+                steps=jnp.where(counts, round_.steps, 0),
+                present=round_.present & counts,
+                data_weights=jnp.where(counts, round_.data_weights, 0),
+                total=nonzero(jnp.sum(weights)),
+            )
+        if self.aggregate is not None and self.gathers:
+            average = self.aggregate.average(uploads, round_.weights)
+            mean = jax.tree.map(lambda leaf: leaf * round_.total.astype(leaf.dtype), average)
+        return without_marks(mean), round_
+
+
+def nonzero(total: Array) -> Array:
+    """Σ ω, and 1 where it is 0: a cohort whose clients all have weight 0 moves nothing, and dividing stays finite."""
+    return jnp.where(total > 0, total, 1.0)
