@@ -575,8 +575,8 @@ def checkpointed(tag: bytes) -> tuple[Any, Callable[[], Any], list[tuple[str, by
     import fedax
     from fedax.engine import checkpoint
     from fedax.engine.job import make_job
-    from fedax.engine.memory import ClientMemory
     from fedax.engine.loop import State
+    from fedax.engine.memory import ClientMemory
     from fedax.engine.places.device import first_state
 
     data, place = fedax.data.quadratics(clients=5, dimension=2), "host" if tag == b"h" else "device"

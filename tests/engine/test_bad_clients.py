@@ -12,7 +12,7 @@ import scipy.stats
 from jax.sharding import Mesh
 
 import fedax
-from fedax.engine.places import host as hosted
+from fedax.engine.places import blocks
 
 from .problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
 
@@ -73,7 +73,7 @@ def test_a_warm_up_leaves_out_too(name):
     ("name", "where"), [("scaffold", "chunks"), ("scaffold", "host"), ("scaffold", "mesh"), ("mime", "streamed")]
 )
 def test_wherever_it_runs(name, where, monkeypatch):
-    monkeypatch.setattr(hosted, "_BLOCK", 1)  # cohorts in blocks of one chunk
+    monkeypatch.setattr(blocks, "MOST_BYTES", 1)  # cohorts in blocks of one chunk
     options = {"work": fedax.Steps(2), "participation": fedax.Uniform(3), "guard": True, "faults": NAN}
     one, other = run(name, **options), run(name, **options, **ELSEWHERE[where])
     alike(one, other)

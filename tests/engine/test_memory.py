@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 import fedax
 from fedax.engine import memory
-from fedax.engine.places import host as hosted
+from fedax.engine.places import blocks
 from fedax.errors import ConfigError
 
 from .methods import Scaffold
@@ -45,7 +45,7 @@ def same(one, other):
 def test_the_place_of_the_memory_changes_nothing(name, tmp_path, monkeypatch):
     device = run(name, client_memory="device")
     same(device, run(name, client_memory="host"))
-    monkeypatch.setattr(hosted, "_BLOCK", 1)  # cohorts in blocks of one chunk
+    monkeypatch.setattr(blocks, "MOST_BYTES", 1)  # cohorts in blocks of one chunk
     same(device, run(name, client_memory=str(tmp_path), chunk_size=2))
     assert not os.listdir(tmp_path)  # the file has no name
 

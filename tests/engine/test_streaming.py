@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 import fedax
 from fedax.engine import job
-from fedax.engine.places import host as hosted
+from fedax.engine.places import blocks
 from fedax.errors import ConfigError
 
 from .problem import DATA, TASK, UNEQUAL, federation, flat
@@ -39,7 +39,7 @@ def same(one, other):
 def test_where_the_examples_are_changes_nothing(name, monkeypatch):
     resident = run(name)
     same(resident, run(name, stream=True))
-    monkeypatch.setattr(hosted, "_BLOCK", 1)  # cohorts in blocks of one chunk, evaluation client by client
+    monkeypatch.setattr(blocks, "MOST_BYTES", 1)  # cohorts in blocks of one chunk, evaluation client by client
     same(resident, run(name, stream=True, chunk_size=2))
 
 
@@ -61,8 +61,8 @@ def test_from_a_memory_map(tmp_path):
 def test_only_what_a_cohort_needs_is_read(monkeypatch):
     """Rounds read the rows of their clients, and no others."""
     read = []
-    rows_of = hosted._rows
-    monkeypatch.setattr(hosted, "_rows", lambda leaf, rows, room: read.append(rows) or rows_of(leaf, rows, room))
+    rows_of = blocks._rows
+    monkeypatch.setattr(blocks, "_rows", lambda leaf, rows, room: read.append(rows) or rows_of(leaf, rows, room))
     run("fedavg", stream=True, participation=fedax.Trace([[1], [3], [1]]), rounds=3)
     offsets = [3, 8]  # clients 1 and 3 have 1 and 2 examples
     for rows in read:
@@ -71,16 +71,16 @@ def test_only_what_a_cohort_needs_is_read(monkeypatch):
 
 def test_blocks_are_let_go(monkeypatch):
     """However many there are in a round, three are in memory at most: done, at work, and the next."""
-    monkeypatch.setattr(hosted, "_BLOCK", 1)
+    monkeypatch.setattr(blocks, "MOST_BYTES", 1)
     kept, alive = [], []
-    rows_of = hosted._rows
+    rows_of = blocks._rows
 
     def watched(leaf, rows, room):
         kept.append(weakref.ref(found := rows_of(leaf, rows, room)))
         alive.append(sum(each() is not None for each in kept))
         return found
 
-    monkeypatch.setattr(hosted, "_rows", watched)
+    monkeypatch.setattr(blocks, "_rows", watched)
     run("mime", stream=True, participation=fedax.Full(), chunk_size=1)  # two exchanges of five blocks of x and y
     assert len(kept) > 4 * 2 * 5 and max(alive) <= 3 * 2
 
