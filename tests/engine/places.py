@@ -1,16 +1,18 @@
 """Every registered method in every place where clients can be: what comes out, as numbers to compare.
 
-``python -m tests.engine.places out.npz`` writes them; ``python -m tests.engine.places --against out.npz`` runs all
-again and says what differs. ``numbers.npz`` beside this file was written so by earlier versions of the engine.
+``python -m tests.engine.places --write out.npz`` writes them; ``--against out.npz`` runs all cases again and says what
+differs. The folder ``numbers`` has what earlier versions of the engine wrote, in files named by commit.
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -18,19 +20,26 @@ import numpy as np
 from jax.sharding import Mesh
 
 import fedax
-import tests.conftest  # noqa: F401  (JAX's settings, before it starts)
+import tests.conftest  # noqa: F401  (JAX's settings, before its first computation)
 from fedax.engine import processes
 from tests.engine.problem import DATA, TASK, UNEQUAL, federation, flat
 
-NUMBERS = pathlib.Path(__file__).with_name("numbers.npz")
+NUMBERS = pathlib.Path(__file__).with_name("numbers")
 PLACES = ("device", "host", "file", "streamed", "2 devices", "2 processes")
 COHORTS = ("full", "uniform", "guard", "dropout")
 TEST = federation([11], [1.0], seed=5).examples
 
 
+def case(method: str, place: str, cohort: str) -> str:
+    """The name of a case."""
+    return f"{method} / {place} / {cohort}"
+
+
 def _place(name: str) -> dict[str, Any]:
     if name == "2 devices":
         return {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))}
+    if name.endswith(" on 2 devices"):
+        return _place("2 devices") | _place(name.removesuffix(" on 2 devices"))
     return {
         "device": {"client_memory": "device"},
         "host": {"client_memory": "host"},
@@ -49,8 +58,9 @@ def _cohort(name: str) -> dict[str, Any]:
     }[name]
 
 
-def outcome(method: str, place: str, cohort: str) -> np.ndarray | None:
+def outcome(name: str) -> np.ndarray | None:
     """Model, client memory and history of a run, one after another; ``None`` where the method refuses the cohort."""
+    method, place, cohort = name.split(" / ")
     for work in (UNEQUAL, fedax.Steps(3)):  # unequal steps where it takes them
         try:
             run = fedax.simulate(
@@ -59,99 +69,74 @@ def outcome(method: str, place: str, cohort: str) -> np.ndarray | None:
             )  # fmt: skip
         except fedax.ConfigError:
             continue
-        hidden = ("seconds", "bad_clients")
-        columns = [column for name, column in sorted(run.history.items()) if name not in hidden]
-        rows = run.memory
-        if not isinstance(rows, tuple | list | dict | fedax.Vector) and hasattr(rows, "kept"):
-            rows = rows[np.arange(DATA.num_clients)]
-        mine = processes.own(DATA)
-        kept = [np.zeros_like(np.asarray(leaf)) for leaf in jax.tree.leaves(rows)]
-        for zeros, leaf in zip(kept, jax.tree.leaves(rows), strict=True):
-            zeros[mine] = np.asarray(leaf)[mine]
-        kept = [np.asarray(processes.total(leaf)).ravel() for leaf in kept]
+        columns = [column for name, column in sorted(run.history.items()) if name not in ("seconds", "bad_clients")]
+        rows = run.memory[np.arange(DATA.num_clients)] if hasattr(run.memory, "kept") else run.memory
+        mine, kept = processes.own(DATA), []
+        for leaf in map(np.asarray, jax.tree.leaves(rows)):
+            own = np.zeros_like(leaf)
+            own[mine] = leaf[mine]
+            kept.append(np.asarray(processes.total(own)).ravel())
         return np.concatenate([flat(run.params), *kept, *columns]).astype(np.float32)
     return None
 
 
-def outcomes(methods: list[str], places: list[str], cohorts: list[str]) -> dict[str, np.ndarray]:
-    """``"method / place / cohort"`` -> :func:`outcome`, in this process or, of two processes, in both."""
-    found = {}
-    for method in methods:
-        for place in places:
-            for cohort in cohorts:
-                numbers = outcome(method, place, cohort)
-                if numbers is not None:
-                    found[f"{method} / {place} / {cohort}"] = numbers
-        print(method, places, len(found), file=sys.stderr, flush=True)
-    return found
+def outcomes(cases: Iterable[str]) -> dict[str, np.ndarray]:
+    """:func:`outcome` of the cases that are not refused; those of two processes in processes started for it."""
+    cases = list(cases)
+    apart = [name for name in cases if " / 2 processes / " in name and processes.count() == 1]
+    found = {name: outcome(name) for name in cases if name not in apart}
+    if apart:
+        found |= _together(apart)
+    return {name: numbers for name, numbers in found.items() if numbers is not None}
 
 
-def together(methods: list[str], cohorts: list[str]) -> dict[str, np.ndarray]:
-    """The same of two processes, which are started for it."""
+def _together(cases: list[str]) -> dict[str, np.ndarray]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out.npz")
-        command = [sys.executable, "-m", "tests.engine.places", out, "--methods", *methods, "--cohorts", *cohorts]
-        command += ["--places", "2 processes", "--port", str(port), "--process"]
-        both = [subprocess.Popen([*command, str(k)]) for k in range(2)]
-        codes = [each.wait() for each in both]
-        if any(codes):
-            raise RuntimeError("a process failed")
+        command = [sys.executable, "-m", "tests.engine.places", "--write", out, "--port", str(port), "--cases", *cases]
+        environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1"}
+        options: Any = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        both = [subprocess.Popen([*command, "--process", str(k)], **options) for k in range(2)]
+        said = [each.communicate(timeout=600)[0] for each in both]
+        assert [each.returncode for each in both] == [0, 0], "\n".join(text[-3000:] for text in said)
         with np.load(out) as file:
             return dict(file)
 
 
-def written(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What a file has: of a place other than the device only what differs from the device in any bit."""
-    device = lambda name: found.get(" / ".join([name.split(" / ")[0], "device", name.split(" / ")[2]]))  # noqa: E731
-    return {
-        name: numbers
-        for name, numbers in found.items()
-        if name.split(" / ")[1] == "device" or device(name) is None or device(name).tobytes() != numbers.tobytes()
-    }
+@functools.cache
+def written(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """What a file has."""
+    with np.load(path) as file:
+        return dict(file)
 
 
-def expected(file: Any, method: str, place: str, cohort: str) -> np.ndarray | None:
-    """What :func:`written` has of a case."""
-    for each in (place, "device"):
-        if f"{method} / {each} / {cohort}" in file:
-            return np.asarray(file[f"{method} / {each} / {cohort}"])
+def expected(name: str, files: Iterable[pathlib.Path]) -> np.ndarray | None:
+    """What the first of some files has of a case; a place that is not there had the same bits as the device."""
+    method, _, cohort = name.split(" / ")
+    for path in files:
+        for each in (name, case(method, "device", cohort)):
+            if each in written(path):
+                return written(path)[each]
     return None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", nargs="?")
-    parser.add_argument("--against")
-    parser.add_argument("--methods", nargs="*", default=sorted(fedax.available()))
-    parser.add_argument("--places", nargs="*", default=list(PLACES))
-    parser.add_argument("--cohorts", nargs="*", default=list(COHORTS))
-    parser.add_argument("--port")
-    parser.add_argument("--process", type=int)
-    asked = parser.parse_args()
-    if asked.process is not None:
-        jax.config.update("jax_num_cpu_devices", 1)
-        processes.connect(f"localhost:{asked.port}", 2, asked.process)
-        found = outcomes(asked.methods, asked.places, asked.cohorts)
-    else:
-        found = outcomes(asked.methods, [each for each in asked.places if each != "2 processes"], asked.cohorts)
-        if "2 processes" in asked.places:
-            found |= together(asked.methods, asked.cohorts)
-    if asked.out and asked.process in (None, 0):
-        np.savez_compressed(asked.out, **(found if asked.process == 0 else written(found)))
-    if asked.against:
-        compare(found, asked.against)
+def _save(path: str, found: dict[str, np.ndarray]) -> None:
+    device = lambda name: found.get(case(name.split(" / ")[0], "device", name.split(" / ")[2]))  # noqa: E731
+    new = {
+        name: numbers
+        for name, numbers in found.items()
+        if (there := device(name)) is numbers or there is None or there.tobytes() != numbers.tobytes()
+    }
+    np.savez_compressed(path, **new)
 
 
-def compare(found: dict[str, np.ndarray], path: str) -> None:
-    """Say how many cases are equal bit for bit, how many to 1e-6, and which are neither."""
+def _compare(found: dict[str, np.ndarray], path: pathlib.Path) -> None:
     exact = close = 0
-    with np.load(path) as file:
-        known = dict(file)
     for name, numbers in found.items():
-        was = expected(known, *name.split(" / "))
+        was = expected(name, [path])
         if was is not None and was.tobytes() == numbers.tobytes():
             exact += 1
         elif was is not None and was.shape == numbers.shape and np.allclose(numbers, was, rtol=1e-6, atol=1e-6):
@@ -160,6 +145,25 @@ def compare(found: dict[str, np.ndarray], path: str) -> None:
             far = np.inf if was is None or was.shape != numbers.shape else np.nanmax(np.abs(numbers - was))
             print(f"{name}: {'not there before' if was is None else f'apart by {far:.3g}'}")
     print(f"{len(found)} cases: {exact} equal bit for bit, {close} to 1e-6")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write")
+    parser.add_argument("--against", type=pathlib.Path)
+    parser.add_argument("--methods", nargs="*", default=sorted(fedax.available()))
+    parser.add_argument("--cases", nargs="*")
+    parser.add_argument("--port")
+    parser.add_argument("--process", type=int)
+    asked = parser.parse_args()
+    if asked.process is not None:
+        processes.connect(f"localhost:{asked.port}", 2, asked.process)
+    all_cases = [case(method, place, cohort) for method in asked.methods for place in PLACES for cohort in COHORTS]
+    found = outcomes(asked.cases or all_cases)
+    if asked.write and not asked.process:
+        _save(asked.write, found)
+    if asked.against:
+        _compare(found, asked.against)
 
 
 if __name__ == "__main__":

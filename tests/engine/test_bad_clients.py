@@ -12,7 +12,6 @@ import scipy.stats
 from jax.sharding import Mesh
 
 import fedax
-from fedax.engine.places import blocks
 
 from .problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
 
@@ -20,9 +19,10 @@ ROUNDS, N = 3, DATA.num_clients
 NAN = fedax.Faults([1], sends=np.nan)
 OTHERS = [0, 2, 3, 4]
 WITHOUT_1 = fedax.Trace([OTHERS] * ROUNDS)  # ω_i = p_i over their sum, as what is left of all clients has
+
+
 ELSEWHERE = {
     "chunks": {"chunk_size": 2},
-    "host": {"client_memory": "host", "chunk_size": 1},
     "streamed": {"stream": True, "chunk_size": 1},
     "mesh": {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))},
 }
@@ -67,18 +67,6 @@ def test_a_warm_up_leaves_out_too(name):
             assert (kept[1] == 0).all()
             if kept.ndim == 2:
                 np.testing.assert_allclose(summed, P @ np.asarray(kept), 1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "where"), [("scaffold", "chunks"), ("scaffold", "host"), ("scaffold", "mesh"), ("mime", "streamed")]
-)
-def test_wherever_it_runs(name, where, monkeypatch):
-    monkeypatch.setattr(blocks, "MOST_BYTES", 1)  # cohorts in blocks of one chunk
-    options = {"work": fedax.Steps(2), "participation": fedax.Uniform(3), "guard": True, "faults": NAN}
-    one, other = run(name, **options), run(name, **options, **ELSEWHERE[where])
-    alike(one, other)
-    assert one.left_out == other.left_out
-    assert 0 < one.left_out[1] < ROUNDS  # it was not in every cohort
 
 
 @pytest.mark.parametrize("sends", [np.nan, np.inf, -np.inf, 1e30, -1e11])

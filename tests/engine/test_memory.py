@@ -1,4 +1,4 @@
-"""Client memory on the device, in host memory and in a file: the same runs; and who gets which."""
+"""Client memory on the device, in host memory and in a file: what is kept where, and who gets which."""
 
 import os
 import re
@@ -7,55 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 import fedax
 from fedax.engine import memory
-from fedax.engine.places import blocks
 from fedax.errors import ConfigError
 
 from .methods import Scaffold
-from .problem import DATA, TASK, UNEQUAL, flat
+from .problem import DATA, TASK, flat
 
-METHODS = {
-    "scaffold": {"participation": fedax.Uniform(3), "work": UNEQUAL},
-    "scaffold-m-vr": {"participation": fedax.Uniform(3)},  # warm-up
-    "vrl-sgd": {},  # two exchanges
-    "mime": {"participation": fedax.Uniform(3)},  # memory between exchanges only
-    "ce-lsgd": {"participation": fedax.Trace([[4, 1], [0, 3, 2], [2], [3]])},  # one client; no fixed size
-    "fedpd": {},  # memory that is not 0 at first
-}
+OPTIONS = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 2, "participation": fedax.Uniform(3)}
 
 
-def run(name, **options):
-    options = {"rounds": 4, "work": fedax.Steps(2), "batch_size": 2, "evaluate_every": 2} | METHODS[name] | options
-    return fedax.simulate(fedax.create(name, lr=0.05), TASK, DATA, **options)
-
-
-def same(one, other):
-    for column in set(one.history) - {"seconds"}:
-        np.testing.assert_allclose(other.history[column], one.history[column], 1e-5, err_msg=column)
-    np.testing.assert_allclose(flat(other.params), flat(one.params), 1e-5, 1e-6)
-    there = other.memory[np.arange(5)]
-    for a, b in zip(jax.tree.leaves(one.memory), jax.tree.leaves(there), strict=True):
-        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_place_of_the_memory_changes_nothing(name, tmp_path, monkeypatch):
-    device = run(name, client_memory="device")
-    same(device, run(name, client_memory="host"))
-    monkeypatch.setattr(blocks, "MOST_BYTES", 1)  # cohorts in blocks of one chunk
-    same(device, run(name, client_memory=str(tmp_path), chunk_size=2))
-    assert not os.listdir(tmp_path)  # the file has no name
-
-
-@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
-@pytest.mark.parametrize("options", [{}, {"work": fedax.Steps(2), "participation": fedax.Uniform(4)}])
-def test_on_a_mesh(options):
-    mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
-    one = run("scaffold", client_memory="device", **options)
-    same(one, run("scaffold", client_memory="host", mesh=mesh, **options))
+def scaffold(**options):
+    return fedax.simulate(fedax.create("scaffold", lr=0.05), TASK, DATA, **OPTIONS, **options)
 
 
 class Noisy(Scaffold):
@@ -67,21 +31,24 @@ class Noisy(Scaffold):
 
 
 def test_the_server_has_the_same_random_numbers():
-    options = {"rounds": 3, "work": fedax.Steps(1), "batch_size": 2, "participation": fedax.Uniform(3)}
     one, other = (
-        fedax.simulate(Noisy(0.05), TASK, DATA, client_memory=place, **options) for place in ("device", "host")
+        fedax.simulate(Noisy(0.05), TASK, DATA, client_memory=place, **OPTIONS) for place in ("device", "host")
     )
     np.testing.assert_allclose(flat(one.params), flat(other.params), 1e-5)
 
 
 def test_a_sweep_runs_them_one_after_another():
     make = lambda lr: fedax.create("scaffold", lr=lr)  # noqa: E731
-    options = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 2, "participation": fedax.Uniform(3)}
     one, other = (
-        fedax.sweep(make, {"lr": [0.01, 0.05]}, TASK, DATA, client_memory=place, **options)
+        fedax.sweep(make, {"lr": [0.01, 0.05]}, TASK, DATA, client_memory=place, **OPTIONS)
         for place in ("auto", "host")
     )
     np.testing.assert_allclose(one.scores(), other.scores(), 1e-6)
+
+
+def test_a_file_has_no_name(tmp_path):
+    kept = scaffold(client_memory=str(tmp_path)).memory
+    assert kept.kept()[0].size and not list(tmp_path.iterdir())
 
 
 def test_rows_of_strangers_are_the_first_and_take_no_space(tmp_path, monkeypatch):
@@ -137,7 +104,7 @@ def test_the_first_place_with_room_is_taken(monkeypatch):
 @pytest.mark.parametrize("place", ["disk", 3, "/nowhere/at/all", None])
 def test_other_places_are_refused(place):
     with pytest.raises(ConfigError, match="client_memory"):
-        run("scaffold", client_memory=place)
+        scaffold(client_memory=place)
 
 
 def test_a_folder_in_which_no_file_can_be(tmp_path, monkeypatch):
@@ -146,4 +113,4 @@ def test_a_folder_in_which_no_file_can_be(tmp_path, monkeypatch):
 
     monkeypatch.setattr(memory.tempfile, "TemporaryFile", full)
     with pytest.raises(ConfigError, match="No space left"):
-        run("scaffold", client_memory=str(tmp_path))
+        scaffold(client_memory=str(tmp_path))

@@ -13,7 +13,7 @@ from fedax.engine import devices
 from fedax.engine.clients import _deal
 from fedax.errors import ConfigError
 
-from .problem import DATA, TASK, UNEQUAL, federation, flat
+from .problem import DATA, TASK, UNEQUAL, federation
 
 TEST = federation([11], [1.0], seed=5)
 FOUR = pytest.mark.skipif(len(jax.devices()) < 4, reason="needs 4 devices: jax_num_cpu_devices was set to fewer")
@@ -26,31 +26,6 @@ def mesh(number, axis="clients"):
 def run(method, number, **options):
     options = {"rounds": 4, "batch_size": 2, "test": TEST.examples, "grad_norm": True, "evaluate_every": 2} | options
     return fedax.simulate(method, TASK, DATA, mesh=mesh(number), **options)
-
-
-CASES = {
-    "fedavg": (fedax.create("fedavg", lr=0.05), {"work": fedax.RandomEpochs(1, 4)}),
-    "scaffold-m-vr": (fedax.create("scaffold-m-vr", lr=0.05), {"participation": fedax.Uniform(3)}),
-    "scaffold": (fedax.create("scaffold", lr=0.05), {"work": UNEQUAL, "chunk_size": 1}),
-    "mime": (fedax.create("mime", lr=0.05, base="momentum"), {"participation": fedax.Uniform(4)}),
-    "fedda-mvr": (fedax.create("fedda-mvr", lr=0.05), {}),
-    "ce-lsgd": (fedax.create("ce-lsgd", lr=0.05), {"participation": fedax.Trace([[4, 1], [0, 3, 2], [2], [3]])}),
-}
-
-
-@FOUR
-@pytest.mark.parametrize("name", CASES)
-def test_the_number_of_devices_changes_nothing(name):
-    method, options = CASES[name]
-    options = {"work": fedax.Steps(3)} | options
-    one = run(method, 1, **options)
-    for number in (2, 4):
-        other = run(method, number, **options)
-        for column in set(one.history) - {"seconds"}:
-            np.testing.assert_allclose(other.history[column], one.history[column], 1e-5, 1e-6, err_msg=column)
-        np.testing.assert_allclose(flat(other.params), flat(one.params), 1e-5, 1e-6)
-        for a, b in zip(jax.tree.leaves(one.memory), jax.tree.leaves(other.memory), strict=True):
-            np.testing.assert_allclose(a, b, 1e-5, 1e-6)
 
 
 def test_clients_with_like_steps_stay_together_and_devices_have_alike():

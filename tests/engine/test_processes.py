@@ -23,12 +23,9 @@ from .together import histories
 ROOT = pathlib.Path(__file__).parents[2]
 MORE = {
     "scaffold-m-vr": {"method": "scaffold-m-vr", "cohort": "uniform"},  # warm-up
-    "mime": {"method": "mime", "cohort": "dropout", "guard": True},  # two exchanges
     "fedda-mvr": {"method": "fedda-mvr", "median": True},
-    "ce-lsgd": {"method": "ce-lsgd", "cohort": "trace", "guard": True},  # one client, of one process
 }
 CASES = {
-    "fedavg": {"method": "fedavg", "work": "epochs", "cohort": "uniform"},
     "scaffold": {"method": "scaffold", "work": "unequal", "stream": True},
 }
 CONFIG = """

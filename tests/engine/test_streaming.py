@@ -5,27 +5,19 @@ import weakref
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
 import fedax
 from fedax.engine import job
 from fedax.engine.places import blocks
 from fedax.errors import ConfigError
 
-from .problem import DATA, TASK, UNEQUAL, federation, flat
+from .problem import DATA, TASK, federation, flat
 
 TEST = federation([11], [1.0], seed=5)
-CASES = {
-    "fedavg": {"work": fedax.RandomEpochs(1, 4), "participation": fedax.Proportional(4)},
-    "scaffold": {"work": UNEQUAL, "participation": fedax.Uniform(3)},
-    "scaffold-m-vr": {"batch_size": None},  # warm-up, full gradients
-    "mime": {"participation": fedax.Uniform(3)},  # two exchanges
-    "ce-lsgd": {"participation": fedax.Trace([[4, 1], [0, 3, 2], [2], [3]])},  # one client; no fixed size
-}
 
 
 def run(name, data=DATA, **options):
-    options = {"rounds": 4, "work": fedax.Steps(2), "batch_size": 2, "evaluate_every": 2} | CASES[name] | options
+    options = {"rounds": 4, "work": fedax.Steps(2), "batch_size": 2, "evaluate_every": 2} | options
     return fedax.simulate(fedax.create(name, lr=0.05), TASK, data, test=TEST.examples, grad_norm=True, **options)
 
 
@@ -33,19 +25,6 @@ def same(one, other):
     for column in set(one.history) - {"seconds"}:
         np.testing.assert_allclose(other.history[column], one.history[column], 1e-5, err_msg=column)
     np.testing.assert_allclose(flat(other.params), flat(one.params), 1e-5, 1e-6)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_where_the_examples_are_changes_nothing(name, monkeypatch):
-    resident = run(name)
-    same(resident, run(name, stream=True))
-    monkeypatch.setattr(blocks, "MOST_BYTES", 1)  # cohorts in blocks of one chunk, evaluation client by client
-    same(resident, run(name, stream=True, chunk_size=2))
-
-
-@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
-def test_on_a_mesh():
-    same(run("scaffold"), run("scaffold", stream=True, mesh=Mesh(np.array(jax.devices()[:2]), ("clients",))))
 
 
 def test_from_a_memory_map(tmp_path):

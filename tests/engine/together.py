@@ -13,9 +13,8 @@ import fedax
 from fedax.engine import processes
 from tests.engine.problem import DATA, TASK, UNEQUAL, federation, flat
 
-WORK = {"steps": fedax.Steps(3), "unequal": UNEQUAL, "epochs": fedax.RandomEpochs(1, 4)}
-COHORT = {"full": fedax.Full(), "uniform": fedax.Uniform(3), "trace": fedax.Trace([[4, 1], [0, 3, 2], [2], [3]])}
-COHORT["dropout"] = fedax.Dropout(fedax.Uniform(4), 0.3)
+WORK = {"steps": fedax.Steps(3), "unequal": UNEQUAL}
+COHORT = {"full": fedax.Full(), "uniform": fedax.Uniform(3)}
 
 
 def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
@@ -34,8 +33,6 @@ def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
             grad_norm=True,
             evaluate_every=2,
             stream=case.get("stream"),
-            guard=case.get("guard"),
-            faults=fedax.Faults([3], sends=np.nan) if case.get("guard") else None,
             aggregate=fedax.CoordinateMedian() if case.get("median") else None,
         )
         columns = [name for name in run.history if name not in ("seconds", "bad_clients")]

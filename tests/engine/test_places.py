@@ -1,0 +1,60 @@
+"""Every method in every place: what earlier versions of the engine gave, whose loops were others.
+
+The numbers were written by commit e76a8a7; those of the cohorts that later changed on purpose, by b42655b.
+"""
+
+import zlib
+
+import jax
+import numpy as np
+import pytest
+
+from fedax.engine.places import blocks
+
+from . import places
+
+FILES = (places.NUMBERS / "b42655b.npz", places.NUMBERS / "e76a8a7.npz")
+KNOWN = {name.split(" / ")[0] for path in FILES for name in places.written(path)}
+METHODS = sorted(KNOWN)
+# Of each form of exchange one: in processes of their own all methods would take minutes. All of them, in all places and
+# with all cohorts, are compared by the command in places.py.
+IN_PROCESSES = (
+    "fedavg", "scaffold", "scaffold-m-vr", "mime", "ce-lsgd", "vrl-sgd", "fedpd", "fednova-vr", "fedda-mvr",
+    "local-amsgrad",
+)  # fmt: skip
+
+
+def one_case(method: str, place: str) -> str:
+    """With one of the cohorts that the method takes; over all methods and places, all of them."""
+    taken = [each for each in places.COHORTS if places.expected(places.case(method, place, each), FILES) is not None]
+    return places.case(method, place, taken[zlib.crc32(f"{method} {place}".encode()) % len(taken)])
+
+
+def check(name: str, numbers: np.ndarray | None) -> None:
+    assert numbers is not None, f"{name}: refused"
+    np.testing.assert_allclose(numbers, places.expected(name, FILES), 1e-5, 1e-6, err_msg=name)
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
+@pytest.mark.parametrize("place", places.PLACES[:-1])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_in_every_place(method, place, monkeypatch):
+    if place in ("file", "streamed"):
+        monkeypatch.setattr(blocks, "MOST_BYTES", 1)  # cohorts in blocks of one chunk, evaluation client by client
+    name = one_case(method, place)
+    check(name, places.outcome(name))
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs 2 devices")
+@pytest.mark.parametrize("place", ["host on 2 devices", "streamed on 2 devices"])
+@pytest.mark.parametrize("method", ["scaffold", "vrl-sgd"])  # steps that differ, and that are equal
+def test_several_devices_off_the_device(method, place):
+    name = one_case(method, place)
+    check(name, places.outcome(name))
+
+
+def test_in_two_processes():
+    cases = [one_case(method, "2 processes") for method in IN_PROCESSES]
+    found = places.outcomes(cases)
+    for name in cases:
+        check(name, found.get(name))

@@ -1,0 +1,44 @@
+"""Plans are made from a census, without examples; forms tell what is sent."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedax
+from fedax.engine.job import make_job
+from fedax.engine.plan import Form, make_plan
+from fedax.federation.census import Census
+from fedax.wire.wire import Wire
+
+from .problem import DATA, TASK, UNEQUAL
+
+
+@pytest.mark.parametrize("work", [UNEQUAL, fedax.Epochs(2), fedax.Steps(3)], ids=["unequal", "epochs", "steps"])
+def test_a_server_without_data_makes_the_same_plan(work):
+    job = make_job(fedax.create("fedavg"), TASK, DATA, rounds=2, work=work, batch_size=2)
+    form = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jnp.float32), DATA.examples)
+    census = Census(np.array(DATA.sizes), np.array(DATA.weights), form)
+    assert census.num_clients == 5 and census.max_size == 6
+    assert make_plan(census, job.plan.task, job.x, work, 2, fedax.Full(), Wire()) == job.plan
+    assert jax.tree.map(lambda leaf: leaf.shape, census.examples(7)) == {"x": (7, 3), "y": (7,)}
+
+
+def test_a_form_counts_each_array_once_and_what_was_sent_before_not_at_all():
+    array = jax.ShapeDtypeStruct((3,), jnp.float32)
+    half = jax.ShapeDtypeStruct((5,), jnp.bfloat16)
+    form = Form(False, {"x": array, "c": half}, (True, False), (array, array, half), (True, False, True), ())
+    assert form.down == 10 and form.up == 12 + 10  # dictionaries are sorted by name: c comes first
+
+
+def test_the_dry_run_gives_the_forms_of_all_that_is_sent_and_kept():
+    job = make_job(fedax.create("mime", lr=0.1), TASK, DATA, rounds=2, work=fedax.Steps(2), batch_size=2)
+    warmup, (gather, steps) = job.traffic
+    model = {"b": (), "w": (3,)}
+    shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
+    assert warmup == [] and not gather.one
+    assert shapes(gather.upload.tree) == model and gather.down == 4 * 4
+    # The model of the second exchange was sent in the first.
+    assert steps.down < sum(leaf.size * 4 for leaf in jax.tree.leaves(steps.download))
+    kept = make_job(fedax.create("scaffold", lr=0.1), TASK, DATA, rounds=2).traffic[1][0].memory
+    assert shapes(kept.tree) == model
