@@ -341,6 +341,12 @@ def test_higher_may_be_better(tmp_path):
     assert (
         not fedax.Checkpoints("x", best="test_error").upwards and fedax.Checkpoints("x", best="test_accuracy").upwards
     )
+    with pytest.raises(ConfigError, match=r"checkpoint\.higher = None: the name density does not tell"):
+        fedax.simulate(
+            fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=1, density=0.1,
+            checkpoint=fedax.Checkpoints(tmp_path / "new", best="density"),
+        )  # fmt: skip
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("every", [1, 5, 100])  # 100: killed before there is any checkpoint

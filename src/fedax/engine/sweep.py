@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedax.columns import higher_is_better
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.evaluate import figures, model_after, rows
@@ -129,12 +130,15 @@ class Sweep:
 
         Args:
             criterion, last: as of :meth:`scores`.
-            higher: whether higher is better; ``None``: for accuracies it is, for all else it is not. A point of which
-                a run failed comes after all others.
+            higher: whether higher is better; ``None``: as the column's name tells (:mod:`fedax.columns`), and for a
+                function it is not. A point of which a run failed comes after all others.
+
+        Raises:
+            ConfigError: there is no such column, or its name does not tell which way is better.
         """
         scores = self.scores(criterion, last)
         if higher is None:
-            higher = isinstance(criterion, str) and "accuracy" in criterion
+            higher = isinstance(criterion, str) and higher_is_better(criterion, "higher")
         found = []
         for point, values in zip(self.points, scores, strict=True):
             good = values[~np.isnan(values)]
