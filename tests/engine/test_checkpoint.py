@@ -131,7 +131,7 @@ def test_other_settings_are_refused_by_name(tmp_path):
     for options, differs in (
         ({"lr": 0.1}, "method.lr was 0.05, is 0.1"),
         ({"seed": 3}, "seed was 0, is 3"),
-        ({"work": fedax.Steps(2)}, "work.fixed was None, is 2; work.each was [2, 5, 1, 3, 4], is None"),
+        ({"work": fedax.Steps(2)}, "work.steps was [2, 5, 1, 3, 4], is 2"),
         ({"participation": fedax.Full()}, "participation was Uniform, is Full; participation.size was 2, is None"),
         ({"batch_size": 3}, "batch_size was 2, is 3"),
     ):

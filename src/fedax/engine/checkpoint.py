@@ -83,7 +83,9 @@ class Checkpoints:
     higher: bool | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, str | os.PathLike):
+        if isinstance(self.folder, os.PathLike):
+            object.__setattr__(self, "folder", os.fspath(self.folder))
+        if not isinstance(self.folder, str):
             raise ConfigError("checkpoint.folder", self.folder, "give the path of a folder")
         if self.rounds is not None:
             check_count("checkpoint.rounds", self.rounds)

@@ -361,7 +361,7 @@ def _plan(
         num_clients=data.num_clients,
         max_size=data.max_size,
         batch_size=batch_size,
-        epochs=work.epochs(),
+        epochs=work.without_replacement(),
         steps=work.equal(data.sizes, batch_size),
         max_steps=work.largest(data.sizes, batch_size),
         chunk_size=min(chunk_size, places),

@@ -51,8 +51,10 @@ class Range:
     log: bool = True
 
     def __post_init__(self) -> None:
-        check_number("low", self.low, 0 if self.log else -math.inf, open_low=self.log)
-        check_number("high", self.high, self.low, open_low=True)
+        if not isinstance(self.log, bool):
+            raise ConfigError("log", self.log, "give True or False")
+        check_number("low", self.low, 0 if self.log else -math.inf, open_low=self.log, fixed=True)
+        check_number("high", self.high, self.low, open_low=True, fixed=True)
         check_count("points", self.points, 2)
 
     def values(self) -> list[float]:
