@@ -749,14 +749,14 @@ def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) 
     from rich.markup import escape
     from rich.table import Table
 
+    from fedax.columns import describe, show
     from fedax.experiments import sweeps
-    from fedax.experiments.summary import metric_name, show
 
     console.print(f"\n[bold]{escape(sweeps.about(record))}[/]")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("Method", overflow="fold")
     table.add_column("Best points", overflow="fold")
-    table.add_column(metric_name(found["criterion"]), justify="right", no_wrap=True)
+    table.add_column(describe(found["criterion"]).label, justify="right", no_wrap=True)
     for label in record.labels:
         trials = record.trials(label)
         for k, trial in enumerate(trials[:_TOP]):
@@ -780,8 +780,9 @@ def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) 
 
 
 def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
+    from fedax.columns import better
     from fedax.experiments.runner import count_parameters
-    from fedax.experiments.summary import better, facts, short, telling
+    from fedax.experiments.summary import facts, short, telling
 
     lines = facts(experiment.config, experiment.data.sizes.tolist(), count_parameters(experiment.task))
     if (column := _decides(experiment)) is not None and len(experiment.methods) > 1:
@@ -804,9 +805,9 @@ def _decides(experiment: "Experiment") -> str | None:
 
 def _shown(columns: Iterable[str], decides: str | None) -> list[str]:
     """What a line has room for: what decides, metrics, and the objective; the report has all."""
-    from fedax.experiments.summary import COSTS, LOSSES
+    from fedax.columns import describe
 
-    there = [column for column in columns if column not in (*COSTS, *LOSSES)]
+    there = [column for column in columns if describe(column).kind == "measure"]
     hidden = {"test_loss", "grad_norm_sq"} | ({"train_loss"} if "objective" in there else set())
     return [column for column in there if column == decides or column not in hidden]
 
@@ -948,9 +949,9 @@ class _SweepProgress:
 
 
 def _figures(row: Mapping[str, Any], decides: str | None) -> str:
-    from fedax.experiments.summary import metric_name, show
+    from fedax.columns import describe, show
 
-    return ", ".join(f"{metric_name(name)} {show(name, row[name])}" for name in _shown(row, decides))
+    return ", ".join(f"{describe(name).label} {show(name, row[name])}" for name in _shown(row, decides))
 
 
 def _show_results(console: "Console", record: "Record") -> None:
@@ -958,6 +959,7 @@ def _show_results(console: "Console", record: "Record") -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from fedax.columns import describe, show
     from fedax.experiments import summary
 
     (problem,) = summary.problems([record])
@@ -967,7 +969,7 @@ def _show_results(console: "Console", record: "Record") -> None:
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.add_column("Method", overflow="fold")
     for column in columns:
-        table.add_column(summary.metric_name(column), justify="right", no_wrap=True)
+        table.add_column(describe(column).label, justify="right", no_wrap=True)
         if column == problem.judge and problem.tail:
             table.add_column(f"Mean of its last {problem.tail}", justify="right", no_wrap=True)
     table.add_column("Traffic", justify="right", no_wrap=True)
@@ -983,8 +985,8 @@ def _show_results(console: "Console", record: "Record") -> None:
                     cells.append(summary.with_spread(column, m.tail(column, problem.tail)))
         if m.status != "finished":
             cells[0] = f"[red]{summary.WORDS[m.status]}[/]"  # more is said below
-        traffic = summary.show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
-        table.add_row(escape(m.label), *cells, traffic, summary.show("seconds", m.cost("seconds")))
+        traffic = show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
+        table.add_row(escape(m.label), *cells, traffic, show("seconds", m.cost("seconds")))
     _print_table(console, table)
     console.print(f"[dim]{escape(' '.join(legend))}[/]")
     for sentence in summary.verdict(problem):

@@ -22,6 +22,7 @@ def check_number(
     *,
     open_low: bool = False,
     open_high: bool = False,
+    fixed: bool = False,
 ) -> Any:
     """Return ``value`` if it is a real number within the range, else raise a ConfigError.
 
@@ -32,6 +33,7 @@ def check_number(
         value: a number, an array of shape (), or a schedule.
         low: smallest value, included unless ``open_low``.
         high: largest value, included unless ``open_high``.
+        fixed: refuse schedules.
 
     Example:
         >>> check_number("lr", 0.1, 0, open_low=True)
@@ -40,6 +42,8 @@ def check_number(
         Traceback (most recent call last):
         fedax.errors.ConfigError: momentum = 1.5: give a number in [0, 1)
     """
+    if fixed and isinstance(value, Schedule):
+        raise ConfigError(field, value, "give a number; this does not follow a schedule")
     if isinstance(value, Stepwise):
         check_number(field, value.schedule, low, high, open_low=open_low, open_high=open_high)
         return value

@@ -159,8 +159,7 @@ def test_objective_and_density_are_in_the_history():
         ({"weight": 1.0}, "give a fedax Regularizer"),
         ("l1", "give a fedax Regularizer"),
         (0.01, "give a fedax Regularizer"),
-        (fedax.L2Ball(0.0), "radius = 0.0"),
-        (fedax.Box(1.0, 0.0), "high = 0.0"),
+        ({"name": "box", "low": 1.0, "high": 0.0}, "high = 0.0"),
     ],
 )
 def test_regularizers_that_cannot_be(given, message):

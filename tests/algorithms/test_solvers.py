@@ -46,7 +46,7 @@ def test_norm_of_optax_is_that_of_sgd():
 
 def test_norm_takes_arrays_of_hyper_parameters():
     """A sweep is a vmap over the solver."""
-    solvers = fedax.SGD(jnp.array([0.1, 0.2]), momentum=jnp.array([0.5, 0.9]))
+    solvers = jax.tree.map(lambda *both: jnp.array(both), fedax.SGD(0.1, momentum=0.5), fedax.SGD(0.2, momentum=0.9))
     norms = jax.vmap(lambda solver: solver.norm(5))(solvers)
     np.testing.assert_allclose(norms, [quad.momentum_norm(5, 0.5), quad.momentum_norm(5, 0.9)], rtol=1e-5)
 

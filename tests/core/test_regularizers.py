@@ -208,12 +208,13 @@ def test_values():
 
 
 @pytest.mark.parametrize("field, bad", [
-    ("weight", L1(-1.0)), ("l1", ElasticNet(-0.1, 1.0)), ("l2", ElasticNet(0.1, np.nan)), ("radius", L1Ball(0.0)),
-    ("radius", L2Ball(-1)), ("radius", Simplex("1")), ("low", Box(np.inf, 1.0)), ("high", Box(1.0, 0.5)),
+    ("weight", (L1, -1.0)), ("l1", (ElasticNet, -0.1, 1.0)), ("l2", (ElasticNet, 0.1, np.nan)),
+    ("radius", (L1Ball, 0.0)), ("radius", (L2Ball, -1)), ("radius", (Simplex, "1")), ("low", (Box, np.inf, 1.0)),
+    ("high", (Box, 1.0, 0.5)),
 ])  # fmt: skip
 def test_bad_numbers_are_named_and_good_ones_pass(field, bad):
     with pytest.raises(ConfigError, match=f"{field} = "):
-        bad.validate()
+        bad[0](*bad[1:])
     for reg in ALL:
         reg.validate()
         jax.eval_shape(lambda reg: reg.validate(), reg)

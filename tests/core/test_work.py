@@ -38,7 +38,7 @@ def test_epochs_follow_the_formula_exactly(batch_size):
         assert drawn(work, batch_size, None, sizes).tolist() == want and work.largest(sizes, batch_size) == max(want)
         assert work.equal(SIZES, batch_size) == (max(1, int(e)) if batch_size is None else None)
         assert work.equal(np.full(4, 30), batch_size) == formula(e, [30], batch_size)[0]
-    assert fedax.Epochs(3).epochs() and fedax.Epochs(3).largest(sizes, 10) == 900
+    assert fedax.Epochs(3).without_replacement() and fedax.Epochs(3).largest(sizes, 10) == 900
 
 
 def test_random_epochs_stay_in_range_and_change_by_client_and_round():
@@ -50,7 +50,7 @@ def test_random_epochs_stay_in_range_and_change_by_client_and_round():
     assert values.tolist() == [6, 9, 12, 15] and one[0] == 1 and one[1] in (600, 900, 1200, 1500)
     assert np.abs(counts / 1998 - 0.25).max() < 4 * math.sqrt(0.25 * 0.75 / 1998)
     assert (one == two).mean() == pytest.approx(0.25, abs=0.04)
-    assert work.largest(sizes, 10) == 1500 and work.equal(np.full(4, 30), 10) is None and work.epochs()
+    assert work.largest(sizes, 10) == 1500 and work.equal(np.full(4, 30), 10) is None and work.without_replacement()
     assert work.largest(sizes, None) == 5
 
 
@@ -67,7 +67,7 @@ def test_random_steps_have_the_moments_of_a_normal_and_are_clipped():
         assert abs((clipped == steps).mean() - chance) < 4 * math.sqrt(chance * (1 - chance) / len(clipped))
     assert (drawn(fedax.RandomSteps(7, 0, 1, 9)) == 7).all()
     work = fedax.RandomSteps(30, 5, 1, 96)
-    assert work.largest(SIZES, None) == 96 and work.equal(SIZES, None) is None and not work.epochs()
+    assert work.largest(SIZES, None) == 96 and work.equal(SIZES, None) is None and not work.without_replacement()
 
 
 def test_geometric_steps_are_the_tosses_of_one_coin_for_all():
@@ -79,7 +79,7 @@ def test_geometric_steps_are_the_tosses_of_one_coin_for_all():
         chance = 0.25 * 0.75 ** (steps - 1)
         assert abs((tosses == steps).mean() - chance) < 4 * math.sqrt(chance * (1 - chance) / len(tosses))
     assert abs(tosses.mean() - 4) < 4 * math.sqrt(12 / len(tosses))
-    assert work.largest(SIZES, None) == 48 and work.equal(SIZES, None) is None and not work.epochs()
+    assert work.largest(SIZES, None) == 48 and work.equal(SIZES, None) is None and not work.without_replacement()
     cut = np.stack([drawn(fedax.GeometricSteps(4.0, high=2), key=jax.random.key(r)) for r in range(20)])
     assert cut.max() == 2 and (drawn(fedax.GeometricSteps(1.0)) == 1).all()
 
@@ -97,7 +97,7 @@ def test_steps_for_all_and_for_each():
     assert drawn(fedax.Steps(5)).tolist() == [5] * 7 and fedax.Steps(5).equal(SIZES, 3) == 5
     each = fedax.Steps([4, 1, 2, 7, 3, 9, 5])
     assert drawn(each, ids=jnp.array([3, 0])).tolist() == [7, 4]
-    assert each.largest(SIZES, 3) == 9 and each.equal(SIZES, 3) is None and not each.epochs()
+    assert each.largest(SIZES, 3) == 9 and each.equal(SIZES, 3) is None and not each.without_replacement()
     assert fedax.Steps(np.full(7, 3)).equal(SIZES, None) == 3
 
 
@@ -144,13 +144,17 @@ def test_usual_work_is_the_mean_over_rounds(work, tolerance):
         (lambda: fedax.RandomSteps(0, 1, 1, 2), "mean"),
         (lambda: fedax.RandomSteps("5", 1, 1, 2), "mean"),
         (lambda: fedax.RandomSteps(5, -1, 1, 2), "std"),
+        (lambda: fedax.RandomSteps(fedax.PowerDecay(5.0), 1, 1, 2), "mean"),
+        (lambda: fedax.RandomSteps(5, fedax.PowerDecay(5.0), 1, 2), "std"),
         (lambda: fedax.RandomSteps(5, 1, 0, 2), "low"),
         (lambda: fedax.RandomSteps(5, 1, 3, 2), "high"),
         *((lambda v=v: fedax.GeometricSteps(v), "mean") for v in (0.5, "2", None, fedax.Piecewise(2.0, {}))),
         (lambda: fedax.GeometricSteps(5.0, high=0), "high"),
         *((lambda v=v: fedax.Deadline(v, 1.0), "time") for v in (0, -1, "1", None, 0.5)),
         *((lambda v=v: fedax.Deadline(10.0, v), "speed") for v in (0, [1.0, -1.0], "fast", None, float("nan"))),
-        (lambda: fedax.Deadline(10.0, [[1.0]]), "speed"),
+        *((lambda v=v: fedax.Deadline(10.0, v), "speed") for v in ([[1.0]], [1.0, [2.0]], 1j, [True], [])),
+        (lambda: fedax.Deadline(fedax.PowerDecay(5.0), 1.0), "time"),
+        (lambda: fedax.Deadline(1e300, [1.0, 1e300]), "time"),
     ],
 )
 def test_work_that_cannot_be_done_is_refused(make, field):

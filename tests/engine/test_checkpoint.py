@@ -131,7 +131,7 @@ def test_other_settings_are_refused_by_name(tmp_path):
     for options, differs in (
         ({"lr": 0.1}, "method.lr was 0.05, is 0.1"),
         ({"seed": 3}, "seed was 0, is 3"),
-        ({"work": fedax.Steps(2)}, "work.fixed was None, is 2; work.each was [2, 5, 1, 3, 4], is None"),
+        ({"work": fedax.Steps(2)}, "work.steps was [2, 5, 1, 3, 4], is 2"),
         ({"participation": fedax.Full()}, "participation was Uniform, is Full; participation.size was 2, is None"),
         ({"batch_size": 3}, "batch_size was 2, is 3"),
     ):
@@ -341,6 +341,12 @@ def test_higher_may_be_better(tmp_path):
     assert (
         not fedax.Checkpoints("x", best="test_error").upwards and fedax.Checkpoints("x", best="test_accuracy").upwards
     )
+    with pytest.raises(ConfigError, match=r"checkpoint\.higher = None: the name density does not tell"):
+        fedax.simulate(
+            fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=1, density=0.1,
+            checkpoint=fedax.Checkpoints(tmp_path / "new", best="density"),
+        )  # fmt: skip
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("every", [1, 5, 100])  # 100: killed before there is any checkpoint

@@ -86,7 +86,7 @@ def test_the_objects_are_those_configured():
     parts = fedax.data.dirichlet(fedax.data.load("digits").train["y"], clients=4, alpha=0.5, min_size=5)
     assert experiment.data.sizes.tolist() == [len(part) for part in parts]
     assert experiment.methods["fedprox"].solver.prox == 0.5
-    assert experiment.work.fixed == 2
+    assert experiment.work == fedax.Steps(2)
     assert experiment.classes == [str(c) for c in range(10)]
 
 

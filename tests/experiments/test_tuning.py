@@ -220,7 +220,7 @@ def test_axes_go_where_they_belong():
     assert {p["beta"] for p in points["mine"]} == {0.1, 0.2, 0.4}
     for label, each in tuning.experiments.items():
         for point, experiment in zip(points[label], each, strict=True):
-            assert list(experiment.methods) == [label] and experiment.work.fixed == point["work.steps"]
+            assert list(experiment.methods) == [label] and experiment.work.steps == point["work.steps"]
             assert experiment.config["methods"][0]["lr"] == point["lr"] and experiment.data is each[0].data
     assert tuning.config["sweep"] == {
         "criterion": "test_loss", "better": "lower", "last": 1, "search": "grid",

@@ -17,6 +17,7 @@ import optax
 from fedax.contract.oracle import Counted, Oracle
 from fedax.contract.regularizers import Regularizer
 from fedax.contract.schedule import resolve
+from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
@@ -53,8 +54,30 @@ def phases(phase: Callable[[Any, Any], Any], start: Any, number: Any, oracle: Or
     return end
 
 
-class Solver(eqx.Module):
-    """A client's optimizer. It starts anew in every round."""
+class Solver(Settings):
+    """A client's optimizer. It starts anew in every round.
+
+    Raises:
+        ConfigError: hyper-parameters that cannot be used.
+
+    Example:
+        >>> class Sign(Solver):  # signSGD: y ← y − η sign(g)
+        ...     lr: Any
+        ...
+        ...     def init(self, x):
+        ...         return ()
+        ...
+        ...     def step(self, y, buffer, g, k, x):
+        ...         return y - self.lr * g.map(jnp.sign), buffer
+        ...
+        ...     def rate(self):
+        ...         return self.lr
+        >>> float(Sign(0.1).norm(3).round(4))
+        3.0
+    """
+
+    def __check_init__(self) -> None:
+        self.validate()
 
     def init(self, x: Vector) -> Any:
         """The solver's buffers before step 0."""
@@ -105,6 +128,9 @@ class SGD(Solver):
         regularizer: ψ and X of a proximal step after each local step, y ← argmin_X ηψ(y) + ½‖y − u‖²: projected or
             proximal SGD, which is not linear. ``None`` is off.
 
+    Raises:
+        ConfigError: numbers out of range, Nesterov's form without a momentum, lr · prox above 1.
+
     Source: Wang et al. 2020, section 4.1 and appendix B.
 
     Example:
@@ -152,8 +178,8 @@ class SGD(Solver):
         if self.prox is not None:
             check_number("prox", self.prox, 0)
             check_pull("prox", self.prox, self.lr)
-        if self.regularizer is not None:
-            self.regularizer.validate()
+        if not isinstance(self.regularizer, Regularizer | None):
+            raise ConfigError("regularizer", self.regularizer, "give a fedax Regularizer, such as fedax.L1(0.01)")
 
 
 class Optax(Solver):
@@ -165,6 +191,9 @@ class Optax(Solver):
     Args:
         transformation: as of optax, with its learning rate and sign, e.g. ``optax.sgd(0.1, momentum=0.9)``.
             It is compiled in: another one compiles anew.
+
+    Raises:
+        ConfigError: it is no optax transformation.
 
     Example:
         >>> round(float(Optax(optax.sgd(0.1, momentum=0.9)).norm(3)), 4)
@@ -182,6 +211,10 @@ class Optax(Solver):
 
     def rate(self) -> Any:
         return -_response(self, 1, jnp.zeros(()), lambda k: 1.0)
+
+    def validate(self) -> None:
+        if not isinstance(self.transformation, optax.GradientTransformation):
+            raise ConfigError("transformation", self.transformation, "give one of optax, such as optax.sgd(0.1)")
 
 
 def check_linear(solver: Solver) -> None:

@@ -4,19 +4,38 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
 
 from fedax.contract.schedule import Schedule
+from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError, unknown
 from fedax.numbers import check_number
 
 
-class Regularizer(eqx.Module):
-    """A convex function ψ on a closed convex set X; all leaves of the pytree together are one vector."""
+class Regularizer(Settings):
+    """A convex function ψ on a closed convex set X; all leaves of the pytree together are one vector.
+
+    Raises:
+        ConfigError: numbers that cannot be used.
+
+    Example:
+        >>> class Ridge(Regularizer):  # ψ = ½ w ‖x‖²
+        ...     weight: Any
+        ...
+        ...     def value(self, x):
+        ...         return 0.5 * self.weight * x.dot(x)
+        ...
+        ...     def step(self, u, h, s):
+        ...         return u / (1 + s * self.weight / h)
+        >>> Ridge(3.0).step(Vector(jnp.array([8.0])), 1.0, 1.0).tree.tolist()
+        [2.0]
+    """
+
+    def __check_init__(self) -> None:
+        self.validate()
 
     def value(self, x: Vector) -> jax.Array:
         """ψ(x); for a constraint 0 if x is in X up to rounding, which is where the step leaves it, else ∞."""
@@ -31,7 +50,12 @@ class Regularizer(eqx.Module):
 
 
 class Unconstrained(Regularizer):
-    """ψ = 0 on the whole space: x = u."""
+    """ψ = 0 on the whole space: x = u.
+
+    Example:
+        >>> Unconstrained().step(Vector(jnp.array([3.0, -4.0])), 1.0, 1.0).tree.tolist()
+        [3.0, -4.0]
+    """
 
     def value(self, x: Vector) -> jax.Array:
         return _indicator(self, x)
@@ -45,6 +69,9 @@ class L1(Regularizer):
 
     Args:
         weight: w ≥ 0.
+
+    Raises:
+        ConfigError: a negative weight.
 
     Example:
         >>> L1(0.5).step(Vector(jnp.array([3.0, -4.0])), Vector(jnp.array([1.0, 0.25])), 2.0).tree.tolist()
@@ -68,6 +95,9 @@ class ElasticNet(Regularizer):
 
     Args:
         l1, l2: l₁ ≥ 0 and l₂ ≥ 0.
+
+    Raises:
+        ConfigError: a negative weight.
 
     Example:
         >>> ElasticNet(1.0, 3.0).step(Vector(jnp.array([9.0, 0.5])), 1.0, 1.0).tree.tolist()
@@ -100,6 +130,9 @@ class Box(Regularizer):
     Args:
         low, high: numbers, low ≤ high.
 
+    Raises:
+        ConfigError: ``low`` is above ``high``.
+
     Example:
         >>> Box(-1.0, 2.0).step(Vector(jnp.array([3.0, -4.0, 0.5])), 2.0, 1.0).tree.tolist()
         [2.0, -1.0, 0.5]
@@ -122,7 +155,12 @@ class Box(Regularizer):
 
 
 class NonNegative(Regularizer):
-    """X = {x_j ≥ 0}: x_j = max(u_j, 0)."""
+    """X = {x_j ≥ 0}: x_j = max(u_j, 0).
+
+    Example:
+        >>> NonNegative().step(Vector(jnp.array([3.0, -4.0])), 1.0, 1.0).tree.tolist()
+        [3.0, 0.0]
+    """
 
     def value(self, x: Vector) -> jax.Array:
         return _indicator(self, x)
@@ -136,6 +174,9 @@ class L1Ball(Regularizer):
 
     Args:
         radius: ρ > 0.
+
+    Raises:
+        ConfigError: a radius that is not positive.
 
     Example:
         >>> L1Ball(2.0).step(Vector(jnp.array([3.0, -1.0])), Vector(jnp.array([1.0, 3.0])), 1.0).tree.tolist()
@@ -165,6 +206,9 @@ class L2Ball(Regularizer):
     Args:
         radius: ρ > 0.
 
+    Raises:
+        ConfigError: a radius that is not positive.
+
     Example:
         >>> L2Ball(5.0).step(Vector(jnp.array([6.0, -8.0])), 7.0, 1.0).tree.tolist()
         [3.0, -4.0]
@@ -187,6 +231,9 @@ class Simplex(Regularizer):
 
     Args:
         radius: ρ > 0.
+
+    Raises:
+        ConfigError: a radius that is not positive.
 
     Example:
         >>> Simplex().step(Vector(jnp.array([1.0, 0.5, -3.0])), 2.0, 1.0).tree.tolist()

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedax.contract.settings import Settings
 from fedax.errors import ConfigError
 
 
-class Schedule(eqx.Module):
+class Schedule(Settings):
     """A hyper-parameter as a function of a counter; give it wherever a method takes a number.
 
     The engine evaluates it before each round, with the round's index r = 0, 1, …; fields that a method declares
@@ -33,6 +34,9 @@ class Piecewise(Schedule):
         value: the value from round 0 on.
         at: round -> factor from that round on; rounds are whole numbers ≥ 0, factors > 0.
 
+    Raises:
+        ConfigError: numbers out of range.
+
     Example:
         >>> lr = Piecewise(0.05, {600: 0.2, 900: 0.2})
         >>> [round(float(lr(r)), 4) for r in (0, 599, 600, 899, 900)]
@@ -40,8 +44,7 @@ class Piecewise(Schedule):
     """
 
     value: Any
-    rounds: tuple[int, ...] = eqx.field(static=True)
-    factors: tuple[Any, ...]
+    at: dict[int, Any]
 
     def __init__(self, value: Any, at: Mapping[int, float]):
         if not isinstance(at, Mapping):
@@ -51,12 +54,11 @@ class Piecewise(Schedule):
                 raise ConfigError("at", round_, "rounds are whole numbers of at least 0")
             _check_positive(f"at[{round_}]", factor)
         self.value = _check_positive("value", value)
-        self.rounds = tuple(sorted(at))
-        self.factors = tuple(at[round_] for round_ in self.rounds)
+        self.at = dict(sorted(at.items()))
 
     def __call__(self, t: Any) -> Any:
         value = jnp.asarray(self.value, float)
-        for round_, factor in zip(self.rounds, self.factors, strict=True):
+        for round_, factor in self.at.items():
             value = value * jnp.where(t >= round_, factor, 1.0)
         return value
 
@@ -68,6 +70,9 @@ class PowerDecay(Schedule):
         value: numerator, > 0.
         offset: > 0, in units of the counter.
         power: > 0; 1 is inverse time, 1/3 the schedule of FedDA and STEM.
+
+    Raises:
+        ConfigError: numbers out of range.
 
     Example:
         >>> float(PowerDecay(1.0, offset=2.0, power=1.0)(2))
@@ -93,6 +98,9 @@ class FromFunction(Schedule):
     Args:
         function: ``function(t) -> value``; its constants are not swept.
 
+    Raises:
+        ConfigError: it is no function.
+
     Example:
         >>> import optax
         >>> float(FromFunction(optax.linear_schedule(1.0, 0.0, 10))(5))
@@ -100,6 +108,10 @@ class FromFunction(Schedule):
     """
 
     function: Callable[[Any], Any] = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        if not callable(self.function):
+            raise ConfigError("function", self.function, "give a function of the counter")
 
     def __call__(self, t: Any) -> Any:
         return self.function(t)

@@ -25,6 +25,7 @@ import jax
 import numpy as np
 import safetensors
 
+from fedax.columns import COSTS, describe, higher_is_better
 from fedax.engine import processes
 from fedax.engine.evaluate import columns
 from fedax.engine.identity import differences, same_versions, versions
@@ -46,7 +47,6 @@ _DIGEST = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')  # in a header; quotation 
 _KINDS = {"f": "F", "i": "I", "u": "U"}
 _NONE_WHOLE = -2  # no round: there are checkpoints, all of them damaged
 _ANEW = "remove what is there to begin anew, or give another folder"
-_COUNTS = ("round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "left_out", "skipped")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +64,11 @@ class Checkpoints:
         best: a column of the history that measures the model, such as ``"test_loss"``: the model of the evaluated round
             at which it was best stays too, in ``best.safetensors``, and is the run's ``best``; of equals the first.
             Asked of a run that goes on, it is the best since then. ``None``: none is kept.
-        higher: whether higher is better; ``None``: of accuracies it is, of all else it is not.
+        higher: whether higher is better; ``None``: as the column's name tells (:mod:`fedax.columns`).
 
     Raises:
-        ConfigError: values out of range; by the run, before anything is compiled: no such column.
+        ConfigError: values out of range; by the run, before anything is compiled: no such column as ``best``, or one
+            whose name does not tell which way is better, without ``higher``.
 
     Example:
         >>> Checkpoints("run-1", rounds=100, best="test_accuracy").upwards
@@ -82,7 +83,9 @@ class Checkpoints:
     higher: bool | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, str | os.PathLike):
+        if isinstance(self.folder, os.PathLike):
+            object.__setattr__(self, "folder", os.fspath(self.folder))
+        if not isinstance(self.folder, str):
             raise ConfigError("checkpoint.folder", self.folder, "give the path of a folder")
         if self.rounds is not None:
             check_count("checkpoint.rounds", self.rounds)
@@ -96,8 +99,14 @@ class Checkpoints:
 
     @property
     def upwards(self) -> bool:
-        """Whether higher is better."""
-        return "accuracy" in (self.best or "") if self.higher is None else self.higher
+        """Whether higher is better.
+
+        Raises:
+            ConfigError: ``higher`` is not given, and the name in ``best`` does not tell.
+        """
+        if self.best is None or self.higher is not None:
+            return bool(self.higher)
+        return higher_is_better(self.best, "checkpoint.higher")
 
 
 class Best(NamedTuple):
@@ -132,6 +141,7 @@ class Keeper:
         self._time, self._round = time.monotonic(), 0  # of the last one
         if wanted.best is not None and wanted.best not in (known := columns(job)):
             raise unknown("checkpoint.best", wanted.best, known)
+        self._upwards = wanted.upwards
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder, prefix=WRITING):
@@ -236,14 +246,14 @@ class Keeper:
         column = self.wanted.best
         if column is None or not math.isfinite(row[column]):
             return
-        sign = -1 if self.wanted.upwards else 1
+        sign = -1 if self._upwards else 1
         if self.best is not None and sign * row[column] >= sign * self.best.value:
             return
         # Copies: the next rounds use up what the model may share with the server.
         self.best = Best(row["round"], row[column], jax.tree.map(np.array, model()))
         if jax.process_index() == 0:
             tensors = {tensor_name(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(self.best.params)}
-            about = {"of": [column, self.wanted.upwards], "round": self.best.round, "value": self.best.value}
+            about = {"of": [column, self._upwards], "round": self.best.round, "value": self.best.value}
             self._put(self.folder / _BEST, tensors, about)
 
     def save(self, saved: Saved) -> None:
@@ -300,7 +310,7 @@ class Keeper:
             raise CheckpointError(f"{path}: {wrong}; remove it to go on, with the best model from then on")
         with _opened(path) as file:
             meta = self._text(path, file, {"of", "round", "value"})
-            if meta["of"] != [self.wanted.best, self.wanted.upwards]:
+            if meta["of"] != [self.wanted.best, self._upwards]:
                 return None
             if type(meta["round"]) is not int or type(meta["value"]) is not float or not math.isfinite(meta["value"]):
                 raise CheckpointError(f"{path}: best {meta['value']!r} at round {meta['round']!r}; remove it")
@@ -455,13 +465,13 @@ def _check_figures(status: Any, rows: Any, costs: Any) -> None:
     """Refuse a history that no run writes, with a ValueError or what its form leads to."""
     if status not in ("finished", "stopped", "diverged", "failed"):
         raise ValueError(f"status {status!r}")
-    if costs.keys() != {*_COUNTS[1:6], "seconds"} or not {"round", "train_loss", *costs} <= rows[0].keys():
+    if costs.keys() != {*COSTS} - {"round"} or not {"round", "train_loss", *costs} <= rows[0].keys():
         raise ValueError("columns are missing")
     for row in (*rows, costs):
         if row is not costs and row.keys() != rows[0].keys():
             raise ValueError("rows with other columns than the first")
         for name, value in row.items():
-            whole = name in _COUNTS
+            whole = describe(name).type == "whole"
             if name == "bad_clients" and isinstance(value, list):
                 if not all(type(id_) is int and id_ >= 0 for id_ in value):
                     raise ValueError(f"{name} is {value!r}")

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from fedax.columns import measured_names
 from fedax.contract.schedule import resolve
 from fedax.contract.vector import Vector
 from fedax.engine.loop import Federation
@@ -70,10 +71,13 @@ def _of_model(
 
 def columns(job: Any) -> list[str]:
     """What the rows of a job have besides the round and the costs."""
-    names = {"train_loss": True, "grad_norm_sq": job.grad_norm, "density": job.density is not None}
-    names |= {f"test_{name}": job.test is not None for name in ("loss", *job.plan.task.metrics)}
-    names["objective"] = resolve(job.hyper[0], 0).penalty(job.x) is not None
-    return [name for name, there in names.items() if there]
+    return measured_names(
+        job.plan.task.metrics,
+        test=job.test is not None,
+        grad_norm=job.grad_norm,
+        objective=resolve(job.hyper[0], 0).penalty(job.x) is not None,
+        density=job.density is not None,
+    )
 
 
 def measured(job: Any, server: Any, index: int, train: Any = None) -> list[dict[str, Any]]:
@@ -97,8 +101,7 @@ def rows(task: Task, found: Mapping[str, Any], size: int) -> list[dict[str, Any]
 
     What a compiled function returns is sorted by name, and density a count.
     """
-    tests = ("test_loss", *(f"test_{name}" for name in task.metrics))
-    names = [name for name in ("train_loss", "grad_norm_sq", *tests, "objective", "density") if name in found]
+    names = [name for name in measured_names(task.metrics) if name in found]
     columns = [np.ravel(np.asarray(found[name], float) / (size if name == "density" else 1)).tolist() for name in names]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 

@@ -23,6 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 import fedax
 from fedax.contract.schedule import Piecewise, PowerDecay, Schedule
+from fedax.contract.settings import Settings, plain
 from fedax.contract.vector import Vector
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
@@ -159,7 +160,8 @@ def _file_of(leaf: Any) -> str | None:
 def _spelled(name: str, value: Any) -> dict[str, str]:
     """A part of the settings and, where it is a dataclass, its fields."""
     if dataclasses.is_dataclass(value):
-        parts = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        parts = value.arguments() if isinstance(value, Settings) else fields
         inner = [_spelled(f"{name}.{key}", part) for key, part in parts.items()]
         found = {name: type(value).__name__} | {key: text for each in inner for key, text in each.items()}
         if isinstance(value, Schedule) and not isinstance(value, Piecewise | PowerDecay):  # these are their numbers
@@ -168,7 +170,10 @@ def _spelled(name: str, value: Any) -> dict[str, str]:
     if isinstance(value, np.ndarray | jax.Array):
         array = np.asarray(value)
         return {name: f"{array.tolist()}" if array.size < 10 else f"{_hashed(array)}{array.shape}"}
-    return {name: _without_addresses(repr(value))}
+    text = _without_addresses(repr(plain(value)))
+    if isinstance(value, list) and len(text) > 200:
+        text = f"{hashlib.sha256(text.encode()).hexdigest()[:16]} ({len(value)} entries)"
+    return {name: text}
 
 
 def _without_addresses(text: str) -> str:

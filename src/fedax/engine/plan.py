@@ -141,7 +141,7 @@ def make_plan(
         num_clients=census.num_clients,
         max_size=census.max_size,
         batch_size=batch_size,
-        epochs=work.epochs(),
+        epochs=work.without_replacement(),
         steps=work.equal(census.sizes, batch_size),
         max_steps=work.largest(census.sizes, batch_size),
         chunk_size=min(chunk_size, places),

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedax.columns import higher_is_better
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.evaluate import figures, model_after, rows
@@ -52,8 +53,10 @@ class Range:
     log: bool = True
 
     def __post_init__(self) -> None:
-        check_number("low", self.low, 0 if self.log else -math.inf, open_low=self.log)
-        check_number("high", self.high, self.low, open_low=True)
+        if not isinstance(self.log, bool):
+            raise ConfigError("log", self.log, "give True or False")
+        check_number("low", self.low, 0 if self.log else -math.inf, open_low=self.log, fixed=True)
+        check_number("high", self.high, self.low, open_low=True, fixed=True)
         check_count("points", self.points, 2)
 
     def values(self) -> list[float]:
@@ -131,12 +134,15 @@ class Sweep:
 
         Args:
             criterion, last: as of :meth:`scores`.
-            higher: whether higher is better; ``None``: for accuracies it is, for all else it is not. A point of which
-                a run failed comes after all others.
+            higher: whether higher is better; ``None``: as the column's name tells (:mod:`fedax.columns`), and for a
+                function it is not. A point of which a run failed comes after all others.
+
+        Raises:
+            ConfigError: there is no such column, or its name does not tell which way is better.
         """
         scores = self.scores(criterion, last)
         if higher is None:
-            higher = isinstance(criterion, str) and "accuracy" in criterion
+            higher = isinstance(criterion, str) and higher_is_better(criterion, "higher")
         found = []
         for point, values in zip(self.points, scores, strict=True):
             good = values[~np.isnan(values)]

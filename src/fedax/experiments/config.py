@@ -19,11 +19,12 @@ import pydantic
 
 import fedax
 from fedax.algorithms import hyperparameters
+from fedax.columns import better, measured_names
 from fedax.data import generators, partitions
 from fedax.data.formats import regular
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import toml
-from fedax.experiments.defaults import TASKS_OF, better, unequal_penalties
+from fedax.experiments.defaults import TASKS_OF, unequal_penalties
 from fedax.numbers import check_number
 
 Table = dict[str, Any]
@@ -441,10 +442,13 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
 def columns(experiments: Sequence[Experiment]) -> list[str]:
     """The columns, besides the costs, that all methods of some experiments on the same data have."""
     first, run = experiments[0], experiments[0].config["run"]
-    there = {"train_loss": True, "grad_norm_sq": run["grad_norm"], "density": "density" in run}
-    there["objective"] = all("regularizer" in method for each in experiments for method in each.config["methods"])
-    there |= {f"test_{name}": first.test is not None for name in ("loss", *first.task.metrics)}
-    return [name for name, measured in there.items() if measured]
+    return measured_names(
+        first.task.metrics,
+        test=first.test is not None,
+        grad_norm=run["grad_norm"],
+        objective=all("regularizer" in method for each in experiments for method in each.config["methods"]),
+        density="density" in run,
+    )
 
 
 def _check_judge(judge: str, experiments: Sequence[Experiment]) -> None:

@@ -83,13 +83,6 @@ def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def better(column: str) -> str | None:
-    """Whether ``"lower"`` or ``"higher"`` is better; ``None`` where a name does not tell."""
-    if column.endswith("loss") or column in ("objective", "grad_norm_sq", "test_error", "test_perplexity"):
-        return "lower"
-    return "higher" if "accuracy" in column else None
-
-
 def judge(config: Mapping[str, Any], columns: Sequence[str]) -> str | None:
     """The column by which methods are compared: ``run.judge``, or one that suits.
 

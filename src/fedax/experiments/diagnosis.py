@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedax.columns import describe
 from fedax.experiments import summary
 from fedax.experiments.config import Experiment
 from fedax.experiments.runs import Record, finite, read_model, slug, write_json
@@ -85,7 +86,7 @@ def verdict(record: Record) -> str:
     chosen = min(equal or [star], key=lambda m: (m.cost("bytes_down") + m.cost("bytes_up"), m.cost("gradients")))
     own, seeds = found[chosen.label], len(chosen.runs)
     ends = ", ".join(f"{label} {float(m.final(column).mean()):.4g}" for label, m in ended.items())
-    figures = f"{summary.metric_name(column)} {ends}{f', means of {seeds} seeds' if seeds > 1 else ', of one seed'}"
+    figures = f"{describe(column).label} {ends}{f', means of {seeds} seeds' if seeds > 1 else ', of one seed'}"
     others = _and([m.label for m in equal if m is not chosen])
     if others:
         noise = "by a paired test over the seeds" if problem.p else "as far as one seed tells"

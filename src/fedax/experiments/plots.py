@@ -9,10 +9,11 @@ from matplotlib import colormaps
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
+from fedax.columns import describe
 from fedax.experiments import summary, sweeps
 from fedax.experiments.runs import Path, Record, slug, write_atomic
 from fedax.experiments.style import CLASS_COLOURS, DASHES, colour, dash
-from fedax.experiments.summary import GONE, Method, metric_name, order
+from fedax.experiments.summary import GONE, Method, order
 
 _LINES = dict(zip(DASHES, ("-", "--", ":", "-."), strict=True))
 
@@ -59,14 +60,14 @@ def _curves(found: Sequence[Method], column: str) -> Figure:
     seen = np.concatenate([v.ravel() for v in calm]) if calm else np.zeros(0)
     seen = seen[np.isfinite(seen)]
     if seen.size:  # a method that diverged or ended worse may leave the picture
-        if summary.wide(seen) and "accuracy" not in column:
+        if summary.wide(seen) and describe(column).scale == "log":
             axes.set_yscale("log")
             axes.set_ylim(seen.min() / 1.2, seen.max() * 1.2)
         else:
             pad = 0.05 * (seen.max() - seen.min() or 1.0)
             axes.set_ylim(seen.min() - pad, seen.max() + pad)
     axes.set_xlabel("rounds")
-    axes.set_ylabel(metric_name(column))
+    axes.set_ylabel(describe(column).label)
     axes.legend(frameon=False)
     return figure
 
@@ -98,7 +99,7 @@ def _panel(record: Record, panel: dict[str, Any]) -> Figure:
     figure, axes = _figure(6.4, 4.0)
     sweep, curve, cells = record.config["sweep"], panel["kind"] == "curve", panel["kind"] == "grid"
     low, high, log = sweeps.scale(record) if curve else sweeps.scale(record, sweeps.SHOWN)
-    name = metric_name(sweep["criterion"])
+    name = describe(sweep["criterion"]).label
     places = {}
     for side in ("x", "y"):
         axis = panel.get(side)

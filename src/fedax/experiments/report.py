@@ -12,6 +12,7 @@ import numpy as np
 import plotly.offline
 
 import fedax
+from fedax.columns import describe, show, show_parts
 from fedax.experiments import diagnosis, summary, sweeps, toml
 from fedax.experiments.runs import Path, Record, finite, lost, write_atomic
 from fedax.experiments.style import CLASS_COLOURS, colour, dash
@@ -19,10 +20,7 @@ from fedax.experiments.summary import (
     GONE,
     Method,
     Problem,
-    metric_name,
     order,
-    show,
-    show_spread,
     spread,
     thousands,
 )
@@ -168,7 +166,7 @@ def _table(problem: Problem) -> str:
     cost_names = ["Local steps", "Gradients", "Traffic down + up", "Time"]
     measured = []  # name, values of a method, column
     for column in summary.table_order(problem):
-        measured.append((metric_name(column), column, 1))
+        measured.append((describe(column).label, column, 1))
         if column == problem.judge and problem.tail:
             measured.append((f"mean of its last {problem.tail} evaluations", column, problem.tail))
     rows = []
@@ -194,9 +192,8 @@ def _table(problem: Problem) -> str:
 def _cell(column: str, values: np.ndarray) -> str:
     if not values.size:
         return "–"
-    text, noise = show(column, float(np.mean(values))), spread(values)
-    number, _, unit = text.partition(" ")
-    beside = "" if noise is None else f' <span class="spread">{show_spread(column, noise)}</span>'
+    number, noise, unit = show_parts(column, float(np.mean(values)), spread(values))
+    beside = noise and f' <span class="spread">{noise}</span>'
     return f'<span class="value">{number}{beside} {unit}</span>'
 
 
@@ -229,13 +226,13 @@ def _drawn(found: Sequence[Method], columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _metric(found: Sequence[Method], column: str) -> dict[str, Any]:
-    percent = "accuracy" in column
     calm = [m for m in found if m.status not in GONE] or found
     seen = np.concatenate([m.values(column).ravel() for m in calm])
     seen = seen[np.isfinite(seen)]
-    log = not percent and summary.wide(seen)
-    formats = {"format": ".2%", "ticks": ".0%"} if percent else {"format": ".4~g", "ticks": ""}
-    return {"key": column, "name": metric_name(column), "log": log, **formats}
+    known = describe(column)
+    log = known.scale == "log" and summary.wide(seen)
+    formats = {"format": ".2%", "ticks": ".0%"} if known.unit == "%" else {"format": ".4~g", "ticks": ""}
+    return {"key": column, "name": known.label, "log": log, **formats}
 
 
 def _series(m: Method, k: int, columns: Sequence[str]) -> dict[str, Any]:
@@ -288,7 +285,7 @@ def _trials(record: Record, label: str) -> str:
     trials = record.trials(label)
     if not trials:
         return ""
-    column = metric_name(record.config["sweep"]["criterion"])
+    column = describe(record.config["sweep"]["criterion"]).label
     best = f"{label}: {sweeps.settings(trials[0].point)}"
     rows = "".join(
         f"<tr><td>{html.escape(sweeps.settings(trial.point))}</td>"
@@ -319,8 +316,8 @@ def _sweep_data(record: Record) -> dict[str, Any] | None:
     ends = [show(column, value) for value in (low, high)]
     higher = way == "higher"
     return {
-        "name": metric_name(column),
-        "percent": "accuracy" in column,
+        "name": describe(column).label,
+        "percent": describe(column).unit == "%",
         "higher": higher,
         "ends": ends if higher else ends[::-1],
         "panels": panels,

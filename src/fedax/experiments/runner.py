@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
+from fedax.columns import COSTS
 from fedax.engine import processes
 from fedax.engine.checkpoint import discard
 from fedax.engine.identity import differences, same_versions
@@ -299,6 +300,6 @@ def _method_summary(m: summary.Method, problem: summary.Problem, compiled: float
         "seeds": {str(run.seed): {"status": run.status, "round": run.history["round"][-1]} for run in m.runs},
         "final": final,
         "tail": summary.described(tail),
-        "cost": {column: m.cost(column) for column in summary.COSTS},
+        "cost": {column: m.cost(column) for column in COSTS},
         "compile_seconds": compiled,
     }

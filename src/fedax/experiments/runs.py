@@ -37,6 +37,7 @@ import pydantic
 import safetensors
 import safetensors.numpy
 
+from fedax.columns import COSTS
 from fedax.data.formats import parse_json, regular
 from fedax.engine.checkpoint import BLANK, WRITING, damage, tensor_name, with_digest
 from fedax.engine.job import evaluation_rounds
@@ -49,10 +50,6 @@ Path = pathlib.Path
 
 LOCK = ".lock"
 FOLDERS = ("models", "plots", "checkpoints")
-COSTS = ("round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds")
-
-LOSSES = ("left_out", "bad_clients", "skipped")
-
 _LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
 _OF_A_RUN = ("label", "method", "point", "seed", "status")
 

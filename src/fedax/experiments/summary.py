@@ -9,7 +9,6 @@ correction: with the comparisons to the best alone, ten equal methods give a fal
 import copy
 import itertools
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,23 +16,10 @@ from typing import Any
 import numpy as np
 
 from fedax.algorithms import hyperparameters
+from fedax.columns import EXCLUSIONS, better, describe, measures, show_parts
 from fedax.engine.simulate import tail_of
-from fedax.experiments.defaults import better, judge
-from fedax.experiments.runs import COSTS, LOSSES, MethodRun, Record
-
-_NAMES = {
-    "train_loss": "Train loss",
-    "objective": "Objective F + ψ",
-    "density": "Density",
-    "test_loss": "Test loss",
-    "grad_norm_sq": "Squared gradient norm ‖∇F(x)‖²",
-    "round": "Rounds",
-    "local_steps": "Local steps",
-    "bytes_down": "Downloaded",
-    "bytes_up": "Uploaded",
-    "seconds": "Time",
-}
-
+from fedax.experiments.defaults import judge
+from fedax.experiments.runs import MethodRun, Record
 
 WORDS = {"diverged": "diverged", "worse": "ended worse", "failed": "stopped by its guard", "unfinished": "unfinished"}
 GONE = {status: WORDS[status] for status in ("diverged", "worse")}  # whose curves may leave the picture
@@ -78,7 +64,7 @@ class Method:
     @property
     def losses_text(self) -> str:
         """Which uploads were left out of all runs, and how many rounds were skipped; empty where none."""
-        last = [{name: run.history[name][-1] for name in LOSSES if name in run.history} for run in self.runs]
+        last = [{name: run.history[name][-1] for name in EXCLUSIONS if name in run.history} for run in self.runs]
         left_out, skipped = (sum(int(row.get(name, 0)) for row in last) for name in ("left_out", "skipped"))
         ids = sorted({id_ for row in last for id_ in row.get("bad_clients", ())})
         whose = f"client{'s' * (len(ids) > 1)} {', '.join(map(str, ids[:10]))}{', …' * (len(ids) > 10)}"
@@ -318,7 +304,7 @@ def _ranking(problem: Problem) -> list[str]:
     if best is None:
         apart = not problem.seeds and sum(m.status == "finished" for m in found) > 1
         return ["The methods have no seed in common: they are not compared."] if apart else []
-    name = metric_name(column)
+    name = describe(column).label
     name, most = name[0].lower() + name[1:], {"lower": "Lowest", "higher": "Highest"}[problem.better or "lower"]
     sign = 1 if problem.better == "lower" else -1
     others = [m for m in found if m is not best and m.status == "finished"]
@@ -363,7 +349,7 @@ def legend(problem: Problem) -> list[str]:
         rest = "; ".join(f"{', '.join(map(str, seeds))} of {label}" for label, seeds in problem.left_out.items())
         said.append(f"Only seeds that all methods have are counted ({_seed_list(problem.seeds)}), not {rest}.")
     if problem.judge is not None:
-        said.append(f"Judged by {metric_name(problem.judge)} ({problem.better} is better).")
+        said.append(f"Judged by {describe(problem.judge).label} ({problem.better} is better).")
     if problem.star is not None:
         said.append(f"★: better than each other method by a paired t-test over the seeds, p < {LEVEL} (Holm).")
     elif problem.tied:
@@ -502,74 +488,22 @@ def wide(values: np.ndarray) -> bool:
 
 def table_order(problem: Problem) -> list[str]:
     """The columns as a table has them: first what decides, then what is measured on held-out data."""
-    ranks = {"objective": 2, "train_loss": 2, "test_loss": 1, "grad_norm_sq": 3, "density": 4}
-    return sorted(metrics(problem.methods), key=lambda c: -1 if c == problem.judge else ranks.get(c, 0))
+    return sorted(metrics(problem.methods), key=lambda column: column != problem.judge)
 
 
 def with_spread(column: str, values: np.ndarray) -> str:
     """Mean and standard deviation over seeds, with their unit; a dash where there are none."""
     if not values.size:
         return "–"
-    text, noise = show(column, float(np.mean(values))), spread(values)
-    if noise is None:
-        return text
-    number, _, unit = text.partition(" ")
-    return f"{number} {show_spread(column, noise)} {unit}".strip()
+    return " ".join(filter(None, show_parts(column, float(np.mean(values)), spread(values))))
 
 
 def metrics(found: Sequence[Method]) -> list[str]:
-    """The columns to compare, those that all methods have: the objective, held-out metrics, losses, gradient norm."""
-    common = [c for c in found[0].runs[0].history if all(c in run.history for m in found for run in m.runs)]
-    measured = [c for c in common if c not in (*COSTS, *LOSSES)]
-    rank = {"objective": 0, "train_loss": 0, "test_loss": 2, "grad_norm_sq": 3, "density": 4}
-    return sorted(measured, key=lambda column: rank.get(column, 1))
-
-
-def metric_name(column: str) -> str:
-    """A column's name for people."""
-    return _NAMES.get(column) or column.replace("_", " ").capitalize()
+    """The columns to compare: the measures that all methods have, in the order of a table."""
+    first = found[0].runs[0].history
+    return measures([column for column in first if all(column in run.history for m in found for run in m.runs)])
 
 
 def spread(values: np.ndarray) -> float | None:
     """Sample standard deviation over seeds; ``None`` of a single one."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-
-def show(column: str, value: float) -> str:
-    """A value of a column with its unit.
-
-    Example:
-        >>> show("test_accuracy", 0.93117), show("train_loss", 0.123456), show("bytes_up", 2.5e6), show("seconds", 0.51)
-        ('93.12 %', '0.1235', '2.50 MB', '0.51 s')
-        >>> show("local_steps", 12345.0), show("round", 50.0), show("train_loss", 3.2e-9)
-        ('12.3 k', '50', '3.200e-09')
-    """
-    if not math.isfinite(value):
-        return "not finite"
-    if "accuracy" in column:
-        return f"{100 * value:.2f} %"
-    if column == "seconds":
-        return f"{value:.2f} s" if value < 100 else f"{value / 60:.1f} min" if value < 6000 else f"{value / 3600:.1f} h"
-    if column.startswith("bytes"):
-        return _scaled(value, ("B", "kB", "MB", "GB", "TB"))
-    if column in COSTS:
-        return f"{value:.0f}" if value < 10_000 else _scaled(value, ("", "k", "M", "G", "T"))
-    return f"{value:.4g}" if value == 0 or 1e-4 <= abs(value) < 1e6 else f"{value:.3e}"
-
-
-def show_spread(column: str, value: float) -> str:
-    """A standard deviation beside a mean, without the unit.
-
-    Example:
-        >>> show_spread("test_accuracy", 0.0041), show_spread("train_loss", 0.00123)
-        ('± 0.41', '± 0.0012')
-    """
-    return f"± {100 * value:.2f}" if "accuracy" in column else f"± {value:.2g}"
-
-
-def _scaled(value: float, units: Sequence[str]) -> str:
-    power = 0
-    while value >= 999.5 and power < len(units) - 1:
-        value, power = value / 1000, power + 1
-    digits = f"{value:#.3g}".rstrip(".") if power else f"{value:.0f}"
-    return f"{digits} {units[power]}".strip()

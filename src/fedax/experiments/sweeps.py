@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedax.columns import describe, show, show_parts
 from fedax.experiments.runs import Record, Trial
-from fedax.experiments.summary import metric_name, over, short, show, show_spread, wide
+from fedax.experiments.summary import over, short, wide
 
 Panel = dict[str, Any]
 
@@ -31,9 +32,7 @@ def score(record: Record, trial: Trial) -> str:
     column = record.config["sweep"]["criterion"]
     if math.isnan(trial.mean):
         return failure(trial)
-    number, _, unit = show(column, trial.mean).partition(" ")
-    beside = "" if math.isnan(trial.std) else f" {show_spread(column, trial.std)}"
-    return f"{number}{beside} {unit}".strip()
+    return " ".join(filter(None, show_parts(column, trial.mean, trial.std)))
 
 
 def failure(trial: Trial) -> str:
@@ -51,7 +50,7 @@ def about(record: Record) -> str:
     last = "after the last round" if sweep["last"] == 1 else f"as the mean of the last {sweep['last']} evaluations"
     number = len(run["seeds"])
     seeds = f", mean ± standard deviation over {over(record.config, number)}" if number > 1 else ""
-    judged = f"{metric_name(sweep['criterion'])} {last}{seeds}; {sweep['better']} is better."
+    judged = f"{describe(sweep['criterion']).label} {last}{seeds}; {sweep['better']} is better."
     return f"{sum(points.values())} points by {search}. {judged}"
 
 

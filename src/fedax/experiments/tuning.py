@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import fedax
+from fedax.columns import better
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
 from fedax.experiments import sweeps, toml
 from fedax.experiments.config import (
@@ -29,7 +30,7 @@ from fedax.experiments.config import (
     labels,
     put,
 )
-from fedax.experiments.defaults import better, judge
+from fedax.experiments.defaults import judge
 from fedax.experiments.runner import begin, finish
 from fedax.experiments.runs import Path, Record, append_metrics, read, slug, write_atomic, write_json, write_model
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.indices import shuffled
+from fedax.contract.settings import Settings
 from fedax.errors import ConfigError
 from fedax.numbers import MOST, check_count, check_number, check_room
 
@@ -27,13 +28,23 @@ class Cohort(NamedTuple):
     weights: Any
 
 
-class Participation(eqx.Module):
+class Participation(Settings):
     """Draws the cohort of each round.
 
     Attributes:
         counts: whether clients are weighted by how many there are, as in :class:`Uniform`, so that the weights of those
             that are left grow by S/S' where S' of S are; else the sum of the weights is kept.
         may_fail: whether a cohort may be empty. Such a round is skipped.
+
+    Example:
+        >>> class TakeTurns(Participation):  # one client after the other
+        ...     def draw(self, key, weights, index):
+        ...         return Cohort(jnp.array([index % weights.shape[0]]), jnp.ones(1))
+        ...
+        ...     def places(self, num_clients):
+        ...         return 1
+        >>> TakeTurns().draw(None, jnp.array([0.25, 0.75]), 3).ids.tolist()
+        [1]
     """
 
     counts: ClassVar[bool] = False
@@ -86,6 +97,9 @@ class Uniform(Participation):
     Args:
         size: S, 1 ≤ S ≤ N.
 
+    Raises:
+        ConfigError: something else; that S is at most N is checked by the run.
+
     Example:
         >>> Uniform(2).draw(jax.random.key(0), jnp.full(4, 0.25), 0).weights.tolist()
         [0.5, 0.5]
@@ -120,6 +134,9 @@ class UniformNormalized(Participation):
     Args:
         size: S, 1 ≤ S ≤ N.
 
+    Raises:
+        ConfigError: something else; that S is at most N is checked by the run.
+
     Example:
         >>> float(UniformNormalized(2).draw(jax.random.key(0), jnp.array([0.1, 0.2, 0.7]), 0).weights.sum())
         1.0
@@ -152,6 +169,9 @@ class Proportional(Participation):
 
     Args:
         size: S ≥ 1 draws; the cohort has at most S clients.
+
+    Raises:
+        ConfigError: something else, or more draws than there is memory for.
 
     Example:
         >>> cohort = Proportional(3).draw(jax.random.key(0), jnp.array([0.0, 1.0]), 0)
@@ -198,6 +218,9 @@ class Systematic(Participation):
 
     Args:
         size: S, from 1 to the number of clients with p_i > 0 (or S = N: all of them).
+
+    Raises:
+        ConfigError: something else; that S is not too large is checked by the run.
 
     Source: Madow 1949, "On the theory of systematic sampling, II"; weights of Horvitz and Thompson 1952.
 
@@ -303,43 +326,51 @@ class Trace(Participation):
     Args:
         cohorts: for each round the client numbers, without repetition; the run may have at most that many rounds.
 
+    Raises:
+        ConfigError: something else; that there are so many clients is checked by the run.
+
     Example:
         >>> Trace([[0, 2], [1]]).draw(None, jnp.array([0.2, 0.5, 0.3]), 1).ids.tolist()
         [1, 3]
     """
 
-    table: Any
-    lengths: tuple[int, ...] = eqx.field(static=True)
+    _table: Any  # [rounds, clients of the largest], −1 where a place is empty
+    _lengths: tuple[int, ...] = eqx.field(static=True)
 
     def __init__(self, cohorts: Sequence[Sequence[int]]):
         if not isinstance(cohorts, Sequence | np.ndarray) or isinstance(cohorts, str) or not len(cohorts):
             raise ConfigError("cohorts", cohorts, "give a list of the client numbers of each round, at least of one")
-        rows = [np.asarray(cohort) for cohort in cohorts]
+        rows = [_array(cohort) for cohort in cohorts]
         for r, row in enumerate(rows):
-            if row.ndim != 1 or not row.size or not np.issubdtype(row.dtype, np.integer) or row.min() < 0:
+            whole = row.ndim == 1 and row.size and np.issubdtype(row.dtype, np.integer)
+            if not whole or not 0 <= row.min() <= row.max() <= MOST:
                 raise ConfigError(f"cohorts[{r}]", cohorts[r], "give the numbers (from 0) of at least one client")
             if len(np.unique(row)) != len(row):
                 raise ConfigError(f"cohorts[{r}]", cohorts[r], "name each client once")
-        self.lengths = tuple(len(row) for row in rows)
-        table = np.full((len(rows), max(self.lengths)), -1, np.int32)
+        self._lengths = tuple(len(row) for row in rows)
+        self._table = np.full((len(rows), max(self._lengths)), -1, np.int32)
         for r, row in enumerate(rows):
-            table[r, : len(row)] = row
-        self.table = table
+            self._table[r, : len(row)] = row
+
+    @property
+    def cohorts(self) -> list[list[int]]:
+        """For each round the client numbers."""
+        return [row[:length].tolist() for row, length in zip(self._table, self._lengths, strict=True)]
 
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
-        row = jnp.asarray(self.table)[index]
+        row = jnp.asarray(self._table)[index]
         there = row >= 0
         ids = jnp.where(there, row, weights.shape[0])
         return _normalized(ids, jnp.where(there, weights[jnp.where(there, row, 0)], 0.0))
 
     def places(self, num_clients: int) -> int:
-        return max(self.lengths)
+        return max(self._lengths)
 
     def validate(self, num_clients: int, rounds: int) -> None:
-        if len(self.lengths) < rounds:
-            raise ConfigError("cohorts", f"{len(self.lengths)} cohorts", f"give one for each of the {rounds} rounds")
-        if self.table.max() >= num_clients:
-            worst = int(self.table.max())
+        if len(self._lengths) < rounds:
+            raise ConfigError("cohorts", f"{len(self._lengths)} cohorts", f"give one for each of the {rounds} rounds")
+        if self._table.max() >= num_clients:
+            worst = int(self._table.max())
             raise ConfigError("cohorts", worst, f"there are {num_clients} clients, numbered from 0")
 
 
@@ -358,6 +389,9 @@ class Dropout(Participation):
         of: who is drawn.
         rate: q, the probability of dropping out, 0 ≤ q < 1; or one for each client, [N].
         available: in place of a rate, [R, N] booleans: whether a client answers in a round; at least a row a round.
+
+    Raises:
+        ConfigError: something else; that there are so many clients and rounds is checked by the run.
 
     Source: inverse-probability weights, Horvitz and Thompson 1952.
 
@@ -379,13 +413,13 @@ class Dropout(Participation):
             raise ConfigError("dropout.rate", rate, "give a rate or a table of who is available, one of them")
         self.of, self.rate, self.available = of, rate, available
         if available is not None:
-            self.available = np.asarray(available)
+            self.available = _array(available)
             if self.available.ndim != 2 or not self.available.size or self.available.dtype != bool:
                 raise ConfigError("dropout.available", available, "give booleans [rounds, clients]")
-        elif isinstance(rate, Sequence | np.ndarray) and not isinstance(rate, str) and np.ndim(rate) == 1:
+        elif isinstance(rate, Sequence | np.ndarray) and not isinstance(rate, str) and _array(rate).ndim == 1:
             self.rate = np.array([float(check_number("dropout.rate", q, 0, 1, open_high=True)) for q in rate])
-        elif rate is not None:
-            check_number("dropout.rate", rate, 0, 1, open_high=True)
+        else:
+            check_number("dropout.rate", rate, 0, 1, open_high=True, fixed=True)
 
     @property
     def counts(self) -> bool:  # type: ignore[override]
@@ -441,6 +475,14 @@ def _normalized(ids: Any, weights: Any) -> Cohort:
     total = jnp.sum(weights)
     # A cohort of clients that all have weight 0 moves nothing.
     return Cohort(ids, weights / jnp.where(total > 0, total, 1.0))
+
+
+def _array(given: Any) -> np.ndarray:
+    """An array; of lists of unlike lengths one of no dimension, which no check lets pass."""
+    try:
+        return np.asarray(given)
+    except ValueError:
+        return np.empty((), object)
 
 
 def _check_size(size: int, num_clients: int) -> None:

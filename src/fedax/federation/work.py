@@ -9,13 +9,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.schedule import Schedule
+from fedax.contract.settings import Settings
 from fedax.errors import ConfigError
 from fedax.numbers import MOST, check_count, check_number
 
 
-class Work(eqx.Module):
-    """How much local work a client does in a round. τ_i is drawn by client id, after the cohort."""
+class Work(Settings):
+    """How much local work a client does in a round. τ_i is drawn by client id, after the cohort.
+
+    Example:
+        >>> class Alternating(Work):  # one step for clients with even numbers, two for the others
+        ...     def draw(self, key, ids, sizes, batch_size):
+        ...         return 1 + ids % 2
+        ...
+        ...     def largest(self, sizes, batch_size):
+        ...         return 2
+        ...
+        ...     def usual(self, sizes, batch_size):
+        ...         return 1 + np.arange(len(sizes)) % 2
+        >>> Alternating().draw(None, jnp.arange(4), None, None).tolist()
+        [1, 2, 1, 2]
+    """
 
     def draw(self, key: Any, ids: Any, sizes: Any, batch_size: int | None) -> jax.Array:
         """τ of clients ``ids`` [S] with ``sizes`` [S] examples; ``key`` is the round's. Integers ≥ 1."""
@@ -33,7 +47,7 @@ class Work(eqx.Module):
         """τ where all clients take the same number of steps in all rounds, else ``None``."""
         return None
 
-    def epochs(self) -> bool:
+    def without_replacement(self) -> bool:
         """Whether minibatches run through permutations of the data, instead of being drawn independently."""
         return False
 
@@ -47,51 +61,49 @@ class Steps(Work):
     Args:
         steps: whole number ≥ 1, or [N] of them.
 
+    Raises:
+        ConfigError: something else.
+
     Example:
         >>> Steps(5).equal(np.array([10, 20]), batch_size=4), Steps([1, 7]).largest(np.array([10, 20]), 4)
         (5, 7)
     """
 
-    fixed: int | None = eqx.field(static=True)
-    each: Any
+    _same: int | None = eqx.field(static=True)  # one number is compiled in, an array is not
+    _each: Any
 
     def __init__(self, steps: Any):
-        try:
-            each = np.asarray(steps)
-        except ValueError:  # lists of unlike lengths
-            each = np.empty(0)
-        if (
-            each.ndim > 1
-            or not np.issubdtype(each.dtype, np.integer)
-            or not each.size
-            or not (1 <= each.min() <= each.max() <= MOST)
-        ):
-            raise ConfigError(
-                "steps", steps, f"give a whole number of at least 1 and at most {MOST}, or one for each client"
-            )
-        same = each.ndim == 0
-        self.fixed = int(each) if same else None
-        self.each = None if same else each.astype(np.int32)
+        given = _numbers(steps)
+        if given is None or not np.issubdtype(given.dtype, np.integer) or not 1 <= given.min() <= given.max() <= MOST:
+            way_out = f"give a whole number of at least 1 and at most {MOST}, or one for each client"
+            raise ConfigError("steps", steps, way_out)
+        self._same = None if given.ndim else int(given)
+        self._each = given.astype(np.int32) if given.ndim else None
+
+    @property
+    def steps(self) -> Any:
+        """τ of all clients, or [N] of each."""
+        return self._each if self._same is None else self._same
 
     def draw(self, key: Any, ids: Any, sizes: Any, batch_size: int | None) -> jax.Array:
-        if self.fixed is not None:
-            return jnp.full(ids.shape, self.fixed, jnp.int32)
-        return jnp.asarray(self.each)[ids]
+        if self._same is not None:
+            return jnp.full(ids.shape, self._same, jnp.int32)
+        return jnp.asarray(self._each)[ids]
 
     def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
-        return self.fixed if self.fixed is not None else int(np.max(self.each))
+        return int(np.max(self.steps))
 
     def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
-        return np.full(len(sizes), self.fixed) if self.fixed is not None else np.asarray(self.each)
+        return np.full(len(sizes), self._same) if self._same is not None else np.asarray(self._each)
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
-        if self.fixed is not None:
-            return self.fixed
-        return int(self.each[0]) if np.all(self.each == self.each[0]) else None
+        if self._same is not None:
+            return self._same
+        return int(self._each[0]) if np.all(self._each == self._each[0]) else None
 
     def validate(self, sizes: np.ndarray) -> None:
-        if self.each is not None and len(self.each) != len(sizes):
-            raise ConfigError("steps", f"{len(self.each)} numbers", f"give one for each of the {len(sizes)} clients")
+        if self._same is None and len(self._each) != len(sizes):
+            raise ConfigError("steps", f"{len(self._each)} numbers", f"give one for each of the {len(sizes)} clients")
 
 
 class Epochs(Work):
@@ -103,32 +115,33 @@ class Epochs(Work):
     Args:
         epochs: e > 0.
 
+    Raises:
+        ConfigError: something else; by a run, where a client would take too many steps.
+
     Example:
         >>> Epochs(2).draw(None, jnp.arange(2), jnp.array([15, 3]), batch_size=10).tolist()
         [3, 1]
     """
 
-    number: Any
+    epochs: Any
 
-    def __init__(self, epochs: float):
-        if isinstance(epochs, Schedule):
-            raise ConfigError("epochs", epochs, "give a number; work does not follow a schedule")
-        self.number = check_number("epochs", epochs, 0, open_low=True)
+    def __check_init__(self) -> None:
+        check_number("epochs", self.epochs, 0, open_low=True, fixed=True)
 
     def draw(self, key: Any, ids: Any, sizes: Any, batch_size: int | None) -> jax.Array:
-        return _epochs_to_steps(self.number, sizes, batch_size)
+        return _epochs_to_steps(self.epochs, sizes, batch_size)
 
     def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
         return int(np.max(self.usual(sizes, batch_size)))
 
     def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
-        return np.asarray(_epochs_to_steps(self.number, sizes, batch_size))
+        return np.asarray(_epochs_to_steps(self.epochs, sizes, batch_size))
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
         steps = self.usual(sizes, batch_size)
         return int(steps[0]) if (steps == steps[0]).all() else None
 
-    def epochs(self) -> bool:
+    def without_replacement(self) -> bool:
         return True
 
 
@@ -138,6 +151,9 @@ class RandomEpochs(Work):
     Args:
         low: ≥ 1.
         high: ≥ low.
+
+    Raises:
+        ConfigError: something else.
 
     Example:
         >>> RandomEpochs(2, 5).largest(np.array([20, 100]), batch_size=10)
@@ -162,7 +178,7 @@ class RandomEpochs(Work):
     def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
         return np.asarray(_epochs_to_steps((self.low + self.high) / 2, sizes, batch_size))
 
-    def epochs(self) -> bool:
+    def without_replacement(self) -> bool:
         return True
 
 
@@ -174,6 +190,9 @@ class RandomSteps(Work):
         std: in steps, ≥ 0.
         low: ≥ 1.
         high: ≥ low.
+
+    Raises:
+        ConfigError: something else.
 
     Example:
         >>> tau = RandomSteps(30, 20, low=1, high=96).draw(jax.random.key(0), jnp.arange(1000), None, None)
@@ -187,8 +206,8 @@ class RandomSteps(Work):
     high: int = eqx.field(static=True)
 
     def __init__(self, mean: float, std: float, low: int, high: int):
-        self.mean = check_number("mean", mean, 0, open_low=True)
-        self.std = check_number("std", std, 0)
+        self.mean = check_number("mean", mean, 0, open_low=True, fixed=True)
+        self.std = check_number("std", std, 0, fixed=True)
         self.low, self.high = check_count("low", low), check_count("high", high, high=MOST)
         if self.high < self.low:
             raise ConfigError("high", high, f"give at least low = {low}")
@@ -214,6 +233,9 @@ class GeometricSteps(Work):
         mean: in steps, ≥ 1.
         high: whole number ≥ 1 at which τ is cut; the default, 12 · mean, cuts fewer than 1 in 100,000 rounds.
 
+    Raises:
+        ConfigError: something else.
+
     Example:
         >>> tau = GeometricSteps(10.0).draw(jax.random.key(0), jnp.arange(4), None, None)
         >>> len(set(tau.tolist()))
@@ -226,9 +248,7 @@ class GeometricSteps(Work):
     high: int = eqx.field(static=True)
 
     def __init__(self, mean: float, high: int | None = None):
-        if isinstance(mean, Schedule):
-            raise ConfigError("mean", mean, "give a number; work does not follow a schedule")
-        self.mean = check_number("mean", mean, 1)
+        self.mean = check_number("mean", mean, 1, fixed=True)
         self.high = check_count("high", math.ceil(12 * float(mean)) if high is None else high, high=MOST)
 
     def draw(self, key: Any, ids: Any, sizes: Any, batch_size: int | None) -> jax.Array:
@@ -249,40 +269,57 @@ class Deadline(Work):
         time: length of a round in seconds, > 0.
         speed: local steps a second, > 0: one number, or [N], one a client. Each client must manage one step.
 
+    Raises:
+        ConfigError: something else.
+
     Example:
         >>> Deadline(10.0, [0.5, 2.0]).draw(None, jnp.arange(2), None, None).tolist()
         [5, 20]
     """
 
-    steps: Steps
+    time: Any
+    speed: Any
+    _steps: Steps
 
     def __init__(self, time: float, speed: Any):
-        time = check_number("time", time, 0, open_low=True)
-        speeds = np.asarray(speed)
-        if speeds.ndim > 1 or speeds.size == 0 or not np.issubdtype(speeds.dtype, np.number):
+        self.time = check_number("time", time, 0, open_low=True, fixed=True)
+        speeds = _numbers(speed)
+        if speeds is None or np.iscomplexobj(speeds) or not 0 < speeds.min() <= speeds.max() < math.inf:
             raise ConfigError("speed", speed, "give a number greater than 0, or one for each client")
-        check_number("speed", speeds.min(), 0, open_low=True)
-        check_number("speed", speeds.max())
-        done = np.floor(time * speeds * (1 + 1e-12))
+        self.speed = speeds if speeds.ndim else speed
+        with np.errstate(over="ignore"):
+            done = np.floor(time * speeds.astype(float) * (1 + 1e-12))
         if done.min() < 1:
             slow = int(np.argmin(np.atleast_1d(done)))
             raise ConfigError("time", time, f"client {slow} would finish no step; give more time, or leave it out")
-        self.steps = Steps(done.astype(np.int64))
+        if done.max() > MOST:
+            raise ConfigError("time", time, f"a client would take {done.max():.3g} steps, and takes at most {MOST}")
+        self._steps = Steps(done.astype(np.int64))
 
     def draw(self, key: Any, ids: Any, sizes: Any, batch_size: int | None) -> jax.Array:
-        return self.steps.draw(key, ids, sizes, batch_size)
+        return self._steps.draw(key, ids, sizes, batch_size)
 
     def largest(self, sizes: np.ndarray, batch_size: int | None) -> int:
-        return self.steps.largest(sizes, batch_size)
+        return self._steps.largest(sizes, batch_size)
 
     def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
-        return self.steps.usual(sizes, batch_size)
+        return self._steps.usual(sizes, batch_size)
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
-        return self.steps.equal(sizes, batch_size)
+        return self._steps.equal(sizes, batch_size)
 
     def validate(self, sizes: np.ndarray) -> None:
-        self.steps.validate(sizes)
+        if np.ndim(self.speed) and len(self.speed) != len(sizes):
+            raise ConfigError("speed", f"{len(self.speed)} numbers", f"give one for each of the {len(sizes)} clients")
+
+
+def _numbers(given: Any) -> np.ndarray | None:
+    """A number, or a list of them, as an array; ``None`` for something else."""
+    try:
+        array = np.asarray(given)
+    except ValueError:  # lists of unlike lengths
+        return None
+    return array if array.ndim < 2 and array.size and np.issubdtype(array.dtype, np.number) else None
 
 
 def _epochs_to_steps(epochs: Any, sizes: Any, batch_size: int | None) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.sparse import linalg
 
 from fedax.errors import ConfigError, DataError
 from fedax.numbers import check_count
@@ -67,14 +68,14 @@ def condition_numbers(
     Args:
         features: per client an n_i × d array; with ``dense=False`` also a sparse matrix or operator (shape, @, .T).
         weights: in proportion to p_i; None: n_i.
-        dense: by singular value decompositions; else with products alone, O(n + d) numbers beside the features: power
-            iteration, each time on the best vector of a small Krylov space, with inverses by conjugate gradients.
+        dense: by singular value decompositions; else with products alone, O(n + d) numbers beside the features: SciPy's
+            ``eigsh``, with inverses by ``lsqr``.
         tolerance: of an eigenvalue without ``dense``: its residual relative to it, in (0, 1); the error is its square
             over the relative gap to the next, at most itself.
-        seed: of the power iterations' start.
+        seed: of the start of Lanczos' method.
 
     Raises:
-        DataError: features that are not finite, all zero or of different widths; power iterations that do not end.
+        DataError: features that are not finite, all zero or of different widths; eigenvalues that are not found.
 
     Example:
         >>> c = condition_numbers([np.diag([1.0, 2.0]), np.diag([3.0, 1.0])])
@@ -211,21 +212,12 @@ class _Stack:
         parts = np.split(z, self.ends[:-1])
         return sum(root * np.asarray(x.T @ part) for root, x, part in zip(self.roots, self.blocks, parts, strict=True))
 
-    def solve(self, v: np.ndarray, residual: float = 1e-13) -> np.ndarray:
-        """H⁺v for v, or the columns of v, in the range of H up to rounding: conjugate gradients, the best iterate."""
-        best = y = np.zeros_like(v)
-        d = r = v
-        least = old = np.sum(v * v, axis=0)
-        goal, idle, patience = residual**2 * old, 0, 50 + 2 * min(len(self.scales), len(v))
-        while idle < patience and np.any(old > goal):
-            xd = self.times(d)
-            step = np.where(old > goal, old / np.maximum(np.sum(xd * xd, axis=0), 1e-300), 0.0)
-            y, r = y + step * d, r - step * self.transposed(xd)
-            new = np.where(old > goal, np.sum(r * r, axis=0), old)
-            d, old = r + new / np.maximum(old, 1e-300) * d, new
-            idle = 0 if np.any(new < least) else idle + 1
-            best, least = np.where(new < least, y, best), np.minimum(new, least)
-        return best
+    def inverse(self, z: np.ndarray, *, transposed: bool = False) -> np.ndarray:
+        """X̃⁺z, or (X̃ᵀ)⁺z, by least squares with products alone (LSQR)."""
+        shape = (len(self.scales), self.blocks[0].shape[1])
+        x = linalg.LinearOperator(shape, self.times, self.transposed, dtype=float)
+        # To rounding, or as near to it as so many iterations come.
+        return linalg.lsqr(x.T if transposed else x, z, atol=0, btol=1e-15, conlim=0, iter_lim=50 + 4 * min(shape))[0]
 
 
 def _dense(stack: _Stack, squares: bool) -> tuple[float, float, float]:
@@ -239,41 +231,29 @@ def _dense(stack: _Stack, squares: bool) -> tuple[float, float, float]:
 
 
 def _by_products(stack: _Stack, squares: bool, tol: float, rng: np.random.Generator) -> tuple[float, float, float]:
-    """The same with products alone; UUᵀ = X̃H⁺X̃ᵀ."""
-    n, lengths = len(stack.scales), []
-    for first in range(0, n, 64):  # rows of X̃, as columns
-        rows = stack.transposed(np.eye(n, min(64, n - first), -first))
-        lengths.append(np.sum(rows * (rows if squares else stack.solve(rows, 1e-9)), axis=0))
-    d = np.concatenate(lengths) / stack.scales
-    start = stack.transposed(rng.normal(size=n))
-
-    def hessian(v: np.ndarray) -> np.ndarray:
-        return stack.transposed(stack.times(v))
+    """The same with products alone; U(Uᵀz) = X̃(X̃⁺z), and the squared rows of U are ‖(X̃ᵀ)⁺x̃‖² of the rows x̃ of X̃."""
+    n, start = len(stack.scales), stack.transposed(rng.normal(size=len(stack.scales)))
+    rows = (stack.transposed(np.eye(1, n, k)[0]) for k in range(n))
+    lengths = [row @ row if squares else np.sum(stack.inverse(row, transposed=True) ** 2) for row in rows]
+    d = np.array(lengths) / stack.scales
 
     def project(z: np.ndarray) -> np.ndarray:
-        return stack.times(stack.solve(stack.transposed(z)))
+        return stack.times(stack.inverse(z))
 
-    low = 1 / _largest(lambda v: stack.solve(stack.solve(hessian(v), 1e-15)), start, tol)  # H⁺ off its range too
+    def inverse_hessian(v: np.ndarray) -> np.ndarray:
+        return stack.inverse(stack.inverse(v, transposed=True))
+
+    low = 1 / _largest(inverse_hessian, start, tol)
     top = _largest(lambda z: project(d * project(z)), rng.normal(size=n), tol)
-    return _largest(hessian, start, tol), low, top
+    return _largest(lambda v: stack.transposed(stack.times(v)), start, tol), low, top
 
 
 def _largest(product: Callable[[np.ndarray], np.ndarray], v: np.ndarray, tol: float) -> float:
-    """λ_max of a symmetric operator: power iteration, restarted from the best vector of a Krylov space."""
-    for _ in range(200):
-        basis, images = [v / np.linalg.norm(v)], list[np.ndarray]()
-        while len(images) < min(20, len(v)):
-            images.append(product(basis[-1]))
-            w, q = images[-1], np.array(basis)
-            for _ in range(2):
-                w = w - (w @ q.T) @ q
-            if np.linalg.norm(w) <= tol / 2 * max(map(np.linalg.norm, images)):
-                break
-            basis.append(w / np.linalg.norm(w))
-        q, image = np.array(basis[: len(images)]), np.array(images)
-        ritz = q @ image.T
-        values, vectors = np.linalg.eigh((ritz + ritz.T) / 2)
-        v = vectors[:, -1] @ q
-        if np.linalg.norm(vectors[:, -1] @ image - values[-1] * v) <= tol * values[-1]:
-            return float(values[-1])
-    raise DataError("power iterations do not end: raise the tolerance, or use dense=True")
+    """λ_max of a symmetric operator, by Lanczos' method (ARPACK)."""
+    if len(v) == 1:
+        return float(product(v)[0] / v[0])
+    operator = linalg.LinearOperator((len(v), len(v)), product, dtype=float)
+    try:
+        return float(linalg.eigsh(operator, 1, which="LA", v0=v, tol=tol, return_eigenvectors=False)[0])
+    except linalg.ArpackNoConvergence as error:
+        raise DataError("Lanczos' method does not end: raise the tolerance, or use dense=True") from error

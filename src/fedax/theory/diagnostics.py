@@ -163,8 +163,8 @@ def diagnose(
         made = made._replace(ids=ids, ratios=weights / mean[ids])
         weight_square = _weight_square(participation, p, weights)
     bench = Bench(
-        task, data, batch_size=batch_size, epochs=work.epochs(), rounds=made, weights=p if w is None else w,
-        solver=view.solver, sample=sample, seed=seed, tolerance=tolerance,
+        task, data, batch_size=batch_size, epochs=work.without_replacement(), rounds=made,
+        weights=p if w is None else w, solver=view.solver, sample=sample, seed=seed, tolerance=tolerance,
     )  # fmt: skip
     measured = tuple(map(bench.measure, models))
 
@@ -317,7 +317,7 @@ def _draw(participation: Participation, p: np.ndarray, number: int, key: Any) ->
     """Ids and weights [number, S] of cohorts; of one that is given round by round, all rounds equally often."""
     given = participation.of if isinstance(participation, Dropout) else participation
     table = participation.available if isinstance(participation, Dropout) else None
-    rounds = len(table) if table is not None else len(given.lengths) if isinstance(given, Trace) else 1
+    rounds = len(table) if table is not None else len(given.cohorts) if isinstance(given, Trace) else 1
     number = max(number, rounds) // rounds * rounds
     known, bound = jnp.asarray(p, float), participation.bind(p)
     draw = jax.jit(lambda at: jax.lax.map(lambda at: bound.draw(at[0], known, at[1])[:2], at))

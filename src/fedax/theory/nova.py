@@ -264,7 +264,6 @@ def lower_bound_example(a: float, steps: tuple[int, int]) -> LowerBound:
 def _linear(solver: Any, round_: int) -> Any:
     if not isinstance(solver, Solver):
         raise ConfigError("solver", solver, "give a local solver, such as SGD(0.1)")
-    solver.validate()
     check_linear(solver)
     return resolve(solver, check_count("round_", round_, 0))
 

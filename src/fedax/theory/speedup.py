@@ -7,6 +7,7 @@ errors). FedAvg and its Nesterov form for convex losses count iterations t, E to
 all, ν_max = max Np_i, μ the strong convexity, σ² = Σ p_iσ_i², G² a bound on E‖g‖², and D₀ = ‖w_0 − w*‖².
 """
 
+import bisect
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -138,11 +139,11 @@ def best_alpha(steps: Any, weights: Any = None, **constants: Any) -> tuple[float
     grid = [0.0, *np.geomspace(1e-6, 1, 241).tolist()]
     values = [bound(alpha) for alpha in grid]
     best = int(np.argmin(values))
-    low, high, golden = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], (math.sqrt(5) - 1) / 2
-    while high - low > 1e-9 * high:
-        left, right = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, right) if bound(left) <= bound(right) else (left, high)
-    value, alpha = min((bound((low + high) / 2), (low + high) / 2), (values[best], grid[best]))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    from scipy import optimize  # slow to import
+
+    found = optimize.minimize_scalar(bound, bounds=(low, high), method="bounded", options={"xatol": 1e-9 * high})
+    value, alpha = min((float(found.fun), float(found.x)), (values[best], grid[best]))
     return alpha, value
 
 
@@ -287,10 +288,8 @@ def iterations_to(epsilon: float, bound: Callable[[int], float], *, most: int = 
         low, high = high, 2 * high
         if high > most:
             raise ConfigError("epsilon", epsilon, f"the bound is not reached in {most} iterations; give a larger one")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if bound(middle) <= epsilon else (middle, high)
-    return high
+    between = range(low + 1, high)
+    return low + 1 + bisect.bisect_left(between, True, key=lambda t: bound(t) <= epsilon)
 
 
 def _decay(top: float, shift: float, smoothness: Any, curvature: Any, period: Any, every: Any) -> PowerDecay:

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Tree
 from fedax.numbers import check_count, check_number
 from fedax.wire.sums import scaled
@@ -13,7 +14,7 @@ from fedax.wire.sums import scaled
 _ROUNDING = 1e-6  # of sums of weights in float32
 
 
-class Aggregator(eqx.Module):
+class Aggregator(Settings):
     """What stands in the place of the weighted mean Σ ω_i v_i of the uploads.
 
     A robust average estimates Σ ω_i v_i / Σ ω_i, and is then multiplied by Σ ω_i. All of them are for methods whose

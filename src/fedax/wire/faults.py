@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Tree
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
 
 
-class Faults(eqx.Module):
+class Faults(Settings):
     """Some clients send something else than what the method computes.
 
     Args:

@@ -4,12 +4,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Tree
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
 
 
-class Guard(eqx.Module):
+class Guard(Settings):
     """Leave out uploads that hold a number that is not finite, or one larger than ``largest``.
 
     The weights of the clients that are left are scaled so that the estimate keeps its scale, and a client that is left

@@ -1,0 +1,192 @@
+"""The columns of a history: what each measures, its unit, which way is better, and how its values are shown.
+
+One table for all that reads histories: evaluation, sweeps, checkpoints, tables, plots and reports.
+
+A task's own metrics are the columns ``test_<metric>``. Their names tell which way is better by the words in them:
+``accuracy``, ``precision``, ``recall``, ``f1`` and ``auc`` are better high; ``loss``, ``error``, ``perplexity``,
+``mse``, ``rmse`` and ``mae`` are better low. A name without such a word, or with words of both kinds, does not tell,
+and whoever picks a best value by it has to say which way.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedax.errors import ConfigError
+
+Direction = Literal["lower", "higher"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """What is known of a column.
+
+    Attributes:
+        label: its name for people.
+        kind: ``"measure"`` of the model, ``"cost"`` so far, or ``"exclusion"``: uploads that did not count.
+        unit: ``"%"`` for shares that are shown as percentages, ``"B"``, ``"s"``, or nothing.
+        better: which way is better; ``None`` where neither is, or the name does not tell.
+        type: of its values; ``"whole"`` numbers are ≥ 0, ``"ids"`` are lists of clients.
+        scale: of its axis, ``"log"`` where the values are far apart.
+    """
+
+    label: str
+    kind: Literal["measure", "cost", "exclusion"] = "measure"
+    unit: Literal["", "%", "B", "s"] = ""
+    better: Direction | None = None
+    type: Literal["real", "whole", "ids"] = "real"
+    scale: Literal["log", "linear"] = "log"
+
+
+_TABLE = {  # in the order of a table's columns, after the metrics of the task
+    "test_loss": Column("Test loss", better="lower"),
+    "train_loss": Column("Train loss", better="lower"),
+    "objective": Column("Objective F + ψ", better="lower"),
+    "grad_norm_sq": Column("Squared gradient norm ‖∇F(x)‖²", better="lower"),
+    "density": Column("Density"),
+    "round": Column("Rounds", "cost", better="lower", type="whole"),
+    "clients": Column("Clients", "cost", better="lower", type="whole"),
+    "local_steps": Column("Local steps", "cost", better="lower", type="whole"),
+    "gradients": Column("Gradients", "cost", better="lower", type="whole"),
+    "bytes_down": Column("Downloaded", "cost", "B", "lower", "whole"),
+    "bytes_up": Column("Uploaded", "cost", "B", "lower", "whole"),
+    "seconds": Column("Time", "cost", "s", "lower"),
+    "left_out": Column("Uploads left out", "exclusion", better="lower", type="whole"),
+    "bad_clients": Column("Clients left out", "exclusion", type="ids"),
+    "skipped": Column("Rounds skipped", "exclusion", better="lower", type="whole"),
+}
+_PLACES = {name: place for place, name in enumerate(_TABLE)}
+_HIGHER = {"accuracy", "precision", "recall", "f1", "auc"}
+_LOWER = {"loss", "error", "perplexity", "mse", "rmse", "mae"}
+
+COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost")
+EXCLUSIONS = tuple(name for name, column in _TABLE.items() if column.kind == "exclusion")
+
+
+def describe(name: str) -> Column:
+    """The column of this name; of a name that is not in the table, what its words tell.
+
+    Example:
+        >>> describe("bytes_up").unit, describe("test_top_5_accuracy").unit, describe("test_f1").label
+        ('B', '%', 'Test f1')
+    """
+    if name in _TABLE:
+        return _TABLE[name]
+    words = {*re.split(r"[^a-z0-9]+", name.lower())}
+    high, low = bool(words & _HIGHER), bool(words & _LOWER)
+    way: Direction | None = None if high == low else "higher" if high else "lower"
+    text = name.replace("_", " ")
+    label = text[:1].upper() + text[1:]
+    if "accuracy" in words and not low:
+        return Column(label, unit="%", better=way, scale="linear")
+    return Column(label, better=way)
+
+
+def better(name: str) -> Direction | None:
+    """Which way is better; ``None`` where the name does not tell.
+
+    Example:
+        >>> better("test_accuracy"), better("test_loss"), better("seconds"), better("test_score"), better("density")
+        ('higher', 'lower', 'lower', None, None)
+    """
+    return describe(name).better
+
+
+def higher_is_better(name: str, field: str) -> bool:
+    """Whether higher is better, for who picks a best value and was not told.
+
+    Raises:
+        ConfigError: about ``field``: the name does not tell.
+
+    Example:
+        >>> higher_is_better("test_accuracy", "higher")
+        True
+    """
+    if (way := better(name)) is None:
+        raise ConfigError(field, None, f"the name {name} does not tell which way is better; give True or False")
+    return way == "higher"
+
+
+def measured_names(
+    metrics: Iterable[str], *, test: bool = True, grad_norm: bool = True, objective: bool = True, density: bool = True
+) -> list[str]:
+    """The measures that a run has, in the order of its history.
+
+    Args:
+        metrics: names of the task's metrics.
+        test: with held-out data.
+        grad_norm: with ‖∇F‖².
+        objective: with F + ψ, of a method that has a regularizer.
+        density: with the share of components beyond a threshold.
+
+    Example:
+        >>> measured_names(["accuracy"], grad_norm=False, objective=False, density=False)
+        ['train_loss', 'test_loss', 'test_accuracy']
+    """
+    tests = {f"test_{metric}": test for metric in ("loss", *metrics)}
+    there = {"train_loss": True, "grad_norm_sq": grad_norm, **tests, "objective": objective, "density": density}
+    return [name for name, asked in there.items() if asked]
+
+
+def measures(names: Collection[str]) -> list[str]:
+    """Those of some columns that measure the model, in the order of a table: first the task's metrics.
+
+    Example:
+        >>> measures(["round", "train_loss", "test_loss", "test_accuracy", "seconds"])
+        ['test_accuracy', 'test_loss', 'train_loss']
+    """
+    return sorted((n for n in names if describe(n).kind == "measure"), key=lambda n: _PLACES.get(n, -1))
+
+
+def show(name: str, value: float) -> str:
+    """A value with its unit.
+
+    Example:
+        >>> show("test_accuracy", 0.93117), show("train_loss", 0.123456), show("bytes_up", 2.5e6), show("seconds", 0.51)
+        ('93.12 %', '0.1235', '2.50 MB', '0.51 s')
+        >>> show("local_steps", 12345.0), show("round", 50.0), show("train_loss", 3.2e-9)
+        ('12.3 k', '50', '3.200e-09')
+    """
+    column = describe(name)
+    if not math.isfinite(value):
+        return "not finite"
+    if column.unit == "%":
+        return f"{100 * value:.2f} %"
+    if column.unit == "s":
+        return f"{value:.2f} s" if value < 100 else f"{value / 60:.1f} min" if value < 6000 else f"{value / 3600:.1f} h"
+    if column.unit == "B":
+        return _scaled(value, ("B", "kB", "MB", "GB", "TB"))
+    if column.type == "whole":
+        return f"{value:.0f}" if value < 10_000 else _scaled(value, ("", "k", "M", "G", "T"))
+    return f"{value:.4g}" if value == 0 or 1e-4 <= abs(value) < 1e6 else f"{value:.3e}"
+
+
+def show_parts(name: str, mean: float, std: float | None = None) -> tuple[str, str, str]:
+    """A mean, the standard deviation beside it, and the unit; empty texts for what there is not.
+
+    Args:
+        name: of the column.
+        mean: of several runs.
+        std: their standard deviation; ``None`` or not a number where there is none.
+
+    Example:
+        >>> show_parts("test_accuracy", 0.93117, 0.0041), show_parts("train_loss", 0.5)
+        (('93.12', '± 0.41', '%'), ('0.5', '', ''))
+    """
+    text = show(name, mean)
+    number, _, unit = text.partition(" ")
+    if not math.isfinite(mean):
+        return text, "", ""
+    if std is None or math.isnan(std):
+        return number, "", unit
+    return number, f"± {100 * std:.2f}" if describe(name).unit == "%" else f"± {std:.2g}", unit
+
+
+def _scaled(value: float, units: Sequence[str]) -> str:
+    power = 0
+    while value >= 999.5 and power < len(units) - 1:
+        value, power = value / 1000, power + 1
+    digits = f"{value:#.3g}".rstrip(".") if power else f"{value:.0f}"
+    return f"{digits} {units[power]}".strip()

@@ -1,0 +1,41 @@
+"""Settings: the base of what a user configures, whose repr can be pasted back."""
+
+import inspect
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+
+class Settings(eqx.Module):
+    """A frozen dataclass of settings. An attribute has the name of the argument that it was made from.
+
+    Example:
+        >>> class Rate(Settings):
+        ...     value: Any
+        ...     factor: Any = 1.0
+        >>> Rate(np.array([0.1, 0.2]))
+        Rate(value=[0.1, 0.2])
+    """
+
+    def arguments(self) -> dict[str, Any]:
+        """Name -> value of the arguments with which an equal object is made."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def __repr__(self) -> str:
+        defaults = {name: each.default for name, each in inspect.signature(type(self)).parameters.items()}
+        given = {name: repr(plain(value)) for name, value in self.arguments().items()}
+        text = ", ".join(f"{name}={value}" for name, value in given.items() if value != repr(defaults[name]))
+        return f"{type(self).__name__}({text})"
+
+
+def plain(value: Any) -> Any:
+    """``value`` with the numbers and lists of Python in place of arrays; arrays that JAX is tracing stay."""
+    if isinstance(value, np.ndarray | np.generic | jax.Array) and not isinstance(value, jax.core.Tracer):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    return value
