@@ -1,11 +1,12 @@
 """The contract of a method: what the server keeps, what a client does, and what goes on the wire."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 
+from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
 
@@ -27,7 +28,7 @@ class Change(eqx.Module):
         [1.0, 2.0]
     """
 
-    value: Any
+    value: Tree
 
 
 class Round(NamedTuple):
@@ -49,24 +50,24 @@ class Round(NamedTuple):
         missing: why a round may lack some of the N clients; ``None``: it never does.
     """
 
-    index: Any
-    t: Any
-    key: Any
+    index: Number
+    t: Number
+    key: Array
     num_clients: int
-    weights: Any
-    steps: Any
-    present: Any
-    data_weights: Any
-    total: Any
+    weights: Array
+    steps: Array
+    present: Array
+    data_weights: Array
+    total: Number
     missing: str | None = None
 
     @property
-    def heard(self) -> Any:
+    def heard(self) -> Number:
         """Σ p_i over the clients that were heard: their share of the objective, in [0, 1]."""
         return jnp.sum(self.data_weights)
 
     @property
-    def shortfall(self) -> Any:
+    def shortfall(self) -> Number:
         """1 − Σ ω_i, which is 0 in each round or on average.
 
         A vector b that is in every upload comes to (Σ ω_i) b in the mean. A server that knows b need not estimate it:
@@ -75,7 +76,7 @@ class Round(NamedTuple):
         return 1 - jnp.sum(self.weights)
 
     @property
-    def mean_steps(self) -> Any:
+    def mean_steps(self) -> Number:
         """Σ ω_i τ_i / Σ ω_i, the cohort's weighted mean of the local steps."""
         return jnp.sum(self.weights * self.steps) / self.total
 
@@ -99,9 +100,9 @@ class Exchange(NamedTuple):
         who: ``"cohort"``, or ``"one"``: a single client, drawn from the cohort by weight; only it runs.
     """
 
-    client: Callable[..., Any]
-    server: Callable[..., Any] | None = None
-    download: Callable[..., Any] | None = None
+    client: Callable[..., Tree]
+    server: Callable[..., Tree] | None = None
+    download: Callable[..., Tree] | None = None
     who: str = "cohort"
 
 
@@ -116,31 +117,32 @@ class Algorithm(eqx.Module):
     No concrete method is subclassed: a variant is a field, or wraps.
     """
 
-    def init(self, x: Vector) -> Any:
+    def init(self, x: Vector) -> Tree:
         """Server state at round 0; it has the model as ``.x`` unless :meth:`model` says otherwise."""
         raise NotImplementedError
 
-    def init_client(self, x: Vector) -> Any:
+    def init_client(self, x: Vector) -> Tree:
         """What one client keeps between rounds, its memory; ``()`` is nothing."""
         return ()
 
-    def download(self, server: Any) -> Any:
+    def download(self, server: Tree) -> Tree:
         """All that a client receives."""
         return server
 
-    def client(self, download: Any, memory: Any, oracle: Any) -> tuple[Any, Any]:
+    def client(self, download: Tree, memory: Tree, oracle: Unknown) -> tuple[Tree, Tree]:
         """The work of one client in one round: ``-> (upload, memory)``."""
         raise NotImplementedError
 
-    def server(self, server: Any, mean: Any, round: Round) -> Any:
+    def server(self, server: Tree, mean: Tree, round: Round) -> Tree:
         """The new server state; ``mean`` is Σ ω_i · upload_i over the cohort, Σ p_i · change_i for each Change."""
         raise NotImplementedError
 
-    def model(self, server: Any) -> Vector:
+    def model(self, server: Tree) -> Vector:
         """What is evaluated and delivered."""
-        return server.x
+        x: Vector = server.x
+        return x
 
-    def penalty(self, x: Vector) -> Any:
+    def penalty(self, x: Vector) -> Number:
         """ψ(x) of a method for composite objectives F + ψ; ``None``: the objective is F."""
         return None
 

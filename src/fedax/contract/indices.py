@@ -9,14 +9,15 @@ result is a permutation whatever the quality of the coins; after r passes one po
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
+from fedax.contract.types import Number
 
-def independent(position: Int[Array, "*shape"], size: Any, key: Key[Array, ""]) -> Int[Array, "*shape"]:
+
+def independent(position: Int[Array, "*shape"], size: Number, key: Key[Array, ""]) -> Int[Array, "*shape"]:
     """Independent draws from 0 … size − 1, with replacement: one for each position.
 
     ``%`` favours small indices by less than size / 2³².
@@ -36,7 +37,7 @@ def independent(position: Int[Array, "*shape"], size: Any, key: Key[Array, ""]) 
 
 
 def shuffled(
-    position: Int[Array, "*shape"], size: Any, key: Key[Array, ""], epoch: Any = 0, *, max_size: int
+    position: Int[Array, "*shape"], size: Number, key: Key[Array, ""], epoch: Number = 0, *, max_size: int
 ) -> Int[Array, "*shape"]:
     """π(position), for a random permutation π of 0 … size − 1 drawn by ``key`` and ``epoch``.
 
@@ -64,7 +65,7 @@ def shuffled(
 
 
 @jax.jit  # traced once, not in each pass
-def _swap_or_not(x: Any, n: Any, seed: Any) -> Any:
+def _swap_or_not(x: Array, n: Number, seed: Array) -> Array:
     word = _mix(seed)
     scale = n.astype(jnp.float32) * jnp.float32(2.0**-24)
     turn = jnp.minimum(((word >> 8).astype(jnp.float32) * scale).astype(jnp.int32), n - 1)
@@ -74,13 +75,13 @@ def _swap_or_not(x: Any, n: Any, seed: Any) -> Any:
     return jnp.where(coin == 1, mirror, x)
 
 
-def _hash(key: Any, counter: Any) -> Any:
+def _hash(key: Array, counter: Array) -> Array:
     """32 bits for each counter, which depend on all bits of the key."""
     words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
     return _mix(words[0] ^ _mix(words[-1] + (jnp.asarray(counter, jnp.uint32) + 1) * jnp.uint32(0x9E3779B9)))
 
 
-def _mix(word: Any) -> Any:
+def _mix(word: Array) -> Array:
     """A 32-bit finalizer: every bit of the input reaches every bit of the output."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
     word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B)

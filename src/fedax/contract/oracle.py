@@ -2,12 +2,13 @@
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedax.contract.indices import independent, shuffled
+from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError
 from fedax.tasks.task import Task
@@ -33,18 +34,18 @@ class Oracle:
     def __init__(
         self,
         task: Task,
-        examples: Any,
+        examples: Tree,
         *,
-        offset: Any,
-        size: Any,
+        offset: Number,
+        size: Number,
         max_size: int,
         batch_size: int | None,
         epochs: bool,
-        steps: Any,
-        round: Any,
-        start: Any,
-        key: Any,
-        round_key: Any,
+        steps: Number,
+        round: Number,
+        start: Number,
+        key: Array,
+        round_key: Array,
     ):
         self.steps, self.round, self.key, self.round_key = steps, round, key, round_key
         self._task, self._examples = task, examples
@@ -55,11 +56,11 @@ class Oracle:
             # Gathered here, outside of any loop over local steps.
             self._all = self._rows(jnp.arange(max_size))
 
-    def t(self, k: Any) -> Any:
+    def t(self, k: Number) -> Number:
         """The global step of local step ``k``, for schedules: r·K + k."""
         return self._start + k
 
-    def grad(self, y: Vector, k: Any = 0) -> Vector:
+    def grad(self, y: Vector, k: Number = 0) -> Vector:
         """∇ of the mean loss over this client's k-th minibatch of the exchange, k = 0, 1, ….
 
         With ``batch_size=None`` the minibatch is all of the client's data.
@@ -69,7 +70,7 @@ class Oracle:
             return self._gradient(y, *self._all, k)
         return self._gradient(y, *self._minibatch(k), k)
 
-    def grad_batches(self, y: Vector, b: Any) -> Vector:
+    def grad_batches(self, y: Vector, b: Number) -> Vector:
         """The mean of ``grad(y, k)`` over the minibatches k = 0 … b − 1; ``b`` is a Python int ≥ 1, or ``steps``."""
         if self._batch_size is None:
             return self.grad(y)
@@ -80,10 +81,11 @@ class Oracle:
         else:
             raise TypeError("b is a Python int, or the oracle's steps")
 
-        def add(k: Any, total: Vector) -> Vector:
+        def add(k: Number, total: Vector) -> Vector:
             return total + self._gradient(y, *self._minibatch(k), k)
 
-        return jax.lax.fori_loop(0, b, add, zeros_like(y)) / b
+        total: Vector = jax.lax.fori_loop(0, b, add, zeros_like(y))
+        return total / b
 
     def full_grad(self, y: Vector) -> Vector:
         """∇F_i(y) over all of the client's examples; counted as n_i / batch_size minibatch gradients, rounded up."""
@@ -92,12 +94,13 @@ class Oracle:
         self.add(passes=1)
         block = min(self._max_size, max(_BLOCK, self._batch_size))
 
-        def add(i: Any, total: Vector) -> Vector:
+        def add(i: Number, total: Vector) -> Vector:
             return total + self._gradient(y, *self._rows(i * block + jnp.arange(block)), i)
 
-        return jax.lax.fori_loop(0, -(-self._size // block), add, zeros_like(y))
+        total: Vector = jax.lax.fori_loop(0, -(-self._size // block), add, zeros_like(y))
+        return total
 
-    def cond(self, pred: Any, yes: Callable[[Any], Any], no: Callable[[Any], Any], operand: Any) -> Any:
+    def cond(self, pred: Array, yes: Callable[[Tree], Tree], no: Callable[[Tree], Tree], operand: Tree) -> Tree:
         """``yes(operand)`` if ``pred`` else ``no(operand)``, counting only the gradients of the branch taken.
 
         Use it outside of the loop over local steps; ``lax.cond`` would count both branches.
@@ -115,22 +118,22 @@ class Oracle:
         return self.steps
 
     @property
-    def gradients(self) -> Any:
+    def gradients(self) -> Number:
         """Minibatch gradients asked so far; one pass over all data counts as n_i / batch_size of them, rounded up."""
         asked, a_pass = self.asked, -(-self._size // (self._batch_size or self._size))
         in_steps = asked.step_batches + asked.step_passes * a_pass
         return asked.batches + asked.passes * a_pass + in_steps * self.steps
 
     @property
-    def local_steps(self) -> Any:
+    def local_steps(self) -> Number:
         """Local steps taken so far."""
         return self.asked.loops * self.steps
 
-    def add(self, *more: Any, **named: Any) -> None:
+    def add(self, *more: Number, **named: Number) -> None:
         """Count what was asked, by the fields of :class:`Asked`."""
         self.asked = Asked(*map(operator.add, self.asked, Asked(*more, **named)))
 
-    def _minibatch(self, k: Any) -> tuple[Any, Any]:
+    def _minibatch(self, k: Number) -> tuple[Tree, Tree]:
         """The k-th batch: B independent draws, or the next B of an endless stream of permutations, one an epoch."""
         assert self._batch_size is not None
         position = k * self._batch_size + jnp.arange(self._batch_size)
@@ -141,16 +144,16 @@ class Oracle:
             rows = independent(position, self._size, self.key)
         return jax.tree.map(lambda leaf: leaf[self._offset + rows], self._examples), 1 / self._batch_size
 
-    def _rows(self, rows: jax.Array) -> tuple[Any, Any]:
+    def _rows(self, rows: jax.Array) -> tuple[Tree, Tree]:
         """These rows of the client's data, with weight 1/n_i where there is such a row and 0 where there is none."""
         there = rows < self._size
         batch = jax.tree.map(lambda leaf: leaf[self._offset + jnp.where(there, rows, 0)], self._examples)
         return batch, there / jnp.asarray(self._size, float)  # else 32-bit whole numbers divide to float32
 
-    def _gradient(self, y: Vector, batch: Any, weights: Any, k: Any) -> Vector:
+    def _gradient(self, y: Vector, batch: Tree, weights: Array, k: Number) -> Vector:
         key = jax.random.fold_in(self.key, k)
 
-        def objective(tree: Any) -> jax.Array:
+        def objective(tree: Tree) -> jax.Array:
             losses = self._task.loss(tree, batch, key)
             return jnp.sum(losses * jnp.asarray(weights, losses.dtype))
 
@@ -167,20 +170,20 @@ class Asked(NamedTuple):
         loops: loops over local steps.
     """
 
-    batches: Any = 0
-    passes: Any = 0
-    step_batches: Any = 0
-    step_passes: Any = 0
-    loops: Any = 0
+    batches: Number = 0
+    passes: Number = 0
+    step_batches: Number = 0
+    step_passes: Number = 0
+    loops: Number = 0
 
 
 class Counted:
     """A function of a loop or branch, and what one pass of it asks, however often JAX traces it."""
 
-    def __init__(self, oracle: Oracle, function: Callable[..., Any]):
+    def __init__(self, oracle: Oracle, function: Callable[..., Tree]):
         self._oracle, self._function, self.asked = oracle, function, Asked()
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Unknown) -> Tree:
         before, self._oracle.asked = self._oracle.asked, Asked()
         out = self._function(*args)
         self.asked, self._oracle.asked = self._oracle.asked, before

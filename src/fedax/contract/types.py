@@ -6,4 +6,10 @@ Tree: TypeAlias = Any
 """A pytree: any nesting of tuples, lists, dictionaries and modules whose leaves are arrays and numbers."""
 
 Array: TypeAlias = Any
-"""A JAX array, a value that JAX traces, a NumPy array, or a number that takes the place of one."""
+"""An array of JAX or NumPy, or a value of one that JAX traces."""
+
+Number: TypeAlias = Any
+"""A number, an array of shape (), a value of one that JAX traces; of a hyper-parameter, a schedule too."""
+
+Unknown: TypeAlias = Any
+"""What a user gives, before it was checked; or what only its own library can describe."""

@@ -2,12 +2,13 @@
 
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from fedax.contract.types import Array, Tree
 
 
 class Vector(eqx.Module):
@@ -28,11 +29,11 @@ class Vector(eqx.Module):
         ([0.5, 1.0], 1.5, 7.0)
     """
 
-    tree: Any
+    tree: Tree
 
     __array_ufunc__ = None  # a NumPy array on the left hands over to the operators below
 
-    def map(self, f: Callable[..., Any], *others: "Vector") -> "Vector":
+    def map(self, f: Callable[..., Tree], *others: "Vector") -> "Vector":
         """Apply ``f`` to each leaf (and the same leaves of the others)."""
         return Vector(jax.tree.map(f, self.tree, *(other.tree for other in others)))
 
@@ -57,28 +58,28 @@ class Vector(eqx.Module):
     def __neg__(self) -> "Vector":
         return self.map(operator.neg)
 
-    def __add__(self, other: Any) -> "Vector":
+    def __add__(self, other: Tree) -> "Vector":
         return _binary(operator.add, self, other)
 
-    def __radd__(self, other: Any) -> "Vector":
+    def __radd__(self, other: Tree) -> "Vector":
         return _binary(lambda a, b: b + a, self, other)
 
-    def __sub__(self, other: Any) -> "Vector":
+    def __sub__(self, other: Tree) -> "Vector":
         return _binary(operator.sub, self, other)
 
-    def __rsub__(self, other: Any) -> "Vector":
+    def __rsub__(self, other: Tree) -> "Vector":
         return _binary(lambda a, b: b - a, self, other)
 
-    def __mul__(self, other: Any) -> "Vector":
+    def __mul__(self, other: Tree) -> "Vector":
         return _binary(operator.mul, self, other)
 
-    def __rmul__(self, other: Any) -> "Vector":
+    def __rmul__(self, other: Tree) -> "Vector":
         return _binary(lambda a, b: b * a, self, other)
 
-    def __truediv__(self, other: Any) -> "Vector":
+    def __truediv__(self, other: Tree) -> "Vector":
         return _binary(operator.truediv, self, other)
 
-    def __rtruediv__(self, other: Any) -> "Vector":
+    def __rtruediv__(self, other: Tree) -> "Vector":
         return _binary(lambda a, b: b / a, self, other)
 
     def __pow__(self, power: float) -> "Vector":
@@ -95,7 +96,7 @@ def zeros_like(x: Vector) -> Vector:
     return x.map(jnp.zeros_like)
 
 
-def _binary(op: Callable[[Any, Any], Any], x: Vector, other: Any) -> Vector:
+def _binary(op: Callable[[Tree, Tree], Tree], x: Vector, other: Tree) -> Vector:
     if isinstance(other, Vector):
         return x.map(op, other)
     scalar = isinstance(other, int | float | complex | np.number | np.ndarray | jax.Array) and np.ndim(other) == 0
@@ -106,7 +107,7 @@ def _binary(op: Callable[[Any, Any], Any], x: Vector, other: Any) -> Vector:
     return x.map(lambda leaf: op(leaf, jnp.asarray(other, jnp.result_type(leaf))))
 
 
-def spelled(tree: Any) -> str:
+def spelled(tree: Tree) -> str:
     """The types and shapes of a pytree's arrays, for messages.
 
     Example:
@@ -114,7 +115,7 @@ def spelled(tree: Any) -> str:
         ("['x'] float32[2, 3], ['y'] int32[2]", 'float32[]', 'nothing')
     """
 
-    def one(leaf: Any) -> str:
+    def one(leaf: Array) -> str:
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             return type(leaf).__name__
         return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"

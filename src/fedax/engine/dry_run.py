@@ -5,7 +5,6 @@ It finds what is wrong with a task or a method that the user wrote, and counts t
 
 import functools
 import itertools
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,8 +13,10 @@ import numpy as np
 
 from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.schedule import resolve
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector, spelled
 from fedax.engine.identity import digest
+from fedax.engine.loop import Federation, Hyper
 from fedax.engine.places.device import first_state, one_round, prepare
 from fedax.engine.plan import Form, Plan
 from fedax.errors import CodeError, call, of_a_library, place_of
@@ -23,7 +24,9 @@ from fedax.errors import CodeError, call, of_a_library, place_of
 _USUAL_BATCH = 32
 
 
-def dry_run(hyper: Any, fed: Any, key: Any, x: Vector, plan: Plan) -> tuple[tuple[list[Form], list[Form]], str]:
+def dry_run(
+    hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan
+) -> tuple[tuple[list[Form], list[Form]], str]:
     """The form of each exchange, of the warm-up and of a round; and a digest of what both are made of.
 
     Args:
@@ -37,7 +40,7 @@ def dry_run(hyper: Any, fed: Any, key: Any, x: Vector, plan: Plan) -> tuple[tupl
     return _dry_run(*_signature((hyper, fed, key, x)), plan, jax.config.read("jax_enable_x64"))
 
 
-def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
+def _signature(arguments: Unknown) -> tuple[Unknown, tuple[Tree, ...]]:
     """The structure of a pytree, and the shape and type of its leaves: all that tracing depends on."""
     leaves, structure = jax.tree.flatten(arguments)
     return structure, tuple(jax.eval_shape(lambda *given: tuple(map(jnp.asarray, given)), *leaves))
@@ -45,7 +48,7 @@ def _signature(arguments: Any) -> tuple[Any, tuple[Any, ...]]:
 
 @functools.lru_cache(maxsize=256)
 def _dry_run(
-    structure: Any, leaves: tuple[Any, ...], plan: Plan, x64: bool
+    structure: Unknown, leaves: tuple[Tree, ...], plan: Plan, x64: bool
 ) -> tuple[tuple[list[Form], list[Form]], str]:
     hyper, fed, key, x = jax.tree.unflatten(structure, leaves)
     algorithm = hyper.method
@@ -80,11 +83,11 @@ def _dry_run(
     return (warmup, forms), f"{digest(start)} {digest(program)}"
 
 
-def _leaves(tree: Any) -> list[tuple[Any, Any]]:
+def _leaves(tree: Tree) -> list[tuple[Tree, Tree]]:
     return jax.tree_util.tree_leaves_with_path(tree)
 
 
-def _check_task(plan: Plan, examples: Any, x: Vector) -> None:
+def _check_task(plan: Plan, examples: Tree, x: Vector) -> None:
     """Trace the loss and the metrics on a batch; they check themselves what they return."""
     # No other axis has this length, so that it cannot be mistaken for the number of examples.
     others = {n for leaf in jax.tree.leaves((examples, x)) for n in leaf.shape[1:]} | {
@@ -97,19 +100,22 @@ def _check_task(plan: Plan, examples: Any, x: Vector) -> None:
         jax.eval_shape(metric, x.tree, batch)
 
 
-def _checked(algorithm: Algorithm, x: Any) -> Algorithm:
+def _checked(algorithm: Algorithm, x: Vector) -> Algorithm:
     """The user's method, whose functions are checked as they are traced; errors name the user's own line."""
     kind = type(algorithm)
     for name, alone in (("init", True), ("client", False), ("server", False)):
         if getattr(kind, name) is getattr(Algorithm, name) and (alone or kind.exchanges is Algorithm.exchanges):
             raise CodeError(kind.__name__, f"has no {name}()", f"define {_CALLED_AS[name]}", place_of(kind))
-    named = type(kind.__name__, (_Checked,), {"__module__": __name__})  # what the engine says calls it by this name
+    named: Unknown = type(
+        kind.__name__, (_Checked,), {"__module__": __name__}
+    )  # what the engine says calls it by this name
     server, row = jax.eval_shape(first_state, named(algorithm, None), x)
     _check_model(named(algorithm, None), server, x)
-    return named(algorithm, _form(row))
+    checked: Algorithm = named(algorithm, _form(row))
+    return checked
 
 
-def _check_model(algorithm: "_Checked", server: Any, x: Vector) -> None:
+def _check_model(algorithm: "_Checked", server: Tree, x: Vector) -> None:
     name, inner = type(algorithm).__name__, algorithm.inner
     if type(inner).model is Algorithm.model and not hasattr(server, "x"):
         raise CodeError(
@@ -126,7 +132,7 @@ def _check_model(algorithm: "_Checked", server: Any, x: Vector) -> None:
         raise CodeError(f"{name}.model", f"returned {spelled(model)}", way_out, place)
 
 
-def _form(tree: Any) -> tuple[Any, ...]:
+def _form(tree: Tree) -> tuple[Tree, ...]:
     """The structure of a pytree, and the shapes and types of its leaves."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
@@ -141,19 +147,19 @@ class _Checked(Algorithm):
     """
 
     inner: Algorithm
-    memory: Any = eqx.field(static=True)
+    memory: Tree = eqx.field(static=True)
 
-    def init(self, x: Vector) -> Any:
+    def init(self, x: Vector) -> Tree:
         return self._call("init", x)
 
-    def init_client(self, x: Vector) -> Any:
+    def init_client(self, x: Vector) -> Tree:
         return self._call("init_client", x)
 
-    def model(self, server: Any) -> Vector:
+    def model(self, server: Tree) -> Vector:
         found: Vector = self._call("model", server)
         return found
 
-    def penalty(self, x: Vector) -> Any:
+    def penalty(self, x: Vector) -> Tree:
         return self._call("penalty", x)
 
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -162,7 +168,7 @@ class _Checked(Algorithm):
     def warmup(self) -> tuple[Exchange, ...]:
         return self._stage("warmup")
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def _call(self, name: str, *args: Unknown) -> Tree:
         return call(f"{type(self).__name__}.{name}", _CALLED_AS[name], getattr(self.inner, name), *args)
 
     def _stage(self, name: str) -> tuple[Exchange, ...]:
@@ -177,18 +183,18 @@ class _Checked(Algorithm):
         return tuple(self._exchange(each, k + 1 == len(found)) for k, each in enumerate(found))
 
     def _exchange(self, exchange: Exchange, last: bool) -> Exchange:
-        def ask(kind: str, function: Any, *args: Any) -> Any:
+        def ask(kind: str, function: Unknown, *args: Unknown) -> Tree:
             return call(self._name(kind, function), _CALLED_AS[kind], function, *args)
 
-        def download(server: Any) -> Any:
+        def download(server: Tree) -> Tree:
             return ask("download", exchange.download or self.inner.download, server)
 
-        def client(download: Any, memory: Any, oracle: Any) -> Any:
+        def client(download: Tree, memory: Tree, oracle: Unknown) -> Tree:
             answer = ask("client", exchange.client, download, memory, oracle)
             self._check_answer(exchange, answer, last)
             return answer
 
-        def server(server: Any, mean: Any, round: Any) -> Any:
+        def server(server: Tree, mean: Tree, round: Unknown) -> Tree:
             state = ask("server", exchange.server, server, mean, round)
             if state is None:
                 name, place = self._name("server", exchange.server), place_of(exchange.server)
@@ -197,10 +203,10 @@ class _Checked(Algorithm):
 
         return Exchange(client, None if exchange.server is None else server, download, exchange.who)
 
-    def _name(self, kind: str, function: Any) -> str:
+    def _name(self, kind: str, function: Unknown) -> str:
         return f"{type(self).__name__}.{getattr(function, '__name__', kind)}"
 
-    def _check_answer(self, exchange: Exchange, answer: Any, last: bool) -> None:
+    def _check_answer(self, exchange: Exchange, answer: Tree, last: bool) -> None:
         name, place = self._name("client", exchange.client), place_of(exchange.client)
         # A tuple with names is an upload whose memory was forgotten.
         if not isinstance(answer, tuple) or len(answer) != 2 or hasattr(answer, "_fields"):
@@ -232,7 +238,7 @@ _CALLED_AS = {
 }
 
 
-def same_structure(a: Any, b: Any) -> bool:
+def same_structure(a: Tree, b: Tree) -> bool:
     """Whether two pytrees differ at most in their leaves."""
-    first: Any = jax.tree.structure(a)
+    first: Unknown = jax.tree.structure(a)
     return bool(first == jax.tree.structure(b))

@@ -14,7 +14,6 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 import fedax
 from fedax.contract.schedule import Piecewise, PowerDecay, Schedule
 from fedax.contract.settings import Settings, plain
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
@@ -37,7 +37,15 @@ _SAMPLE = 2**16  # bytes of each
 
 
 def identity(
-    hyper: Any, task: Task, data: Any, test: Any, plan: Any, seed: int, x: Vector, params: Any, round_program: str
+    hyper: Tree,
+    task: Task,
+    data: Tree,
+    test: Tree,
+    plan: Unknown,
+    seed: int,
+    x: Vector,
+    params: Tree,
+    round_program: str,
 ) -> dict[str, str]:
     """Name -> text of all that makes a run.
 
@@ -95,7 +103,7 @@ def same_versions(was: Mapping[str, str]) -> bool:
     return all(was.get(name) == now[name] for name in ("fedax", "jax"))
 
 
-def differences(was: Mapping[str, Any], now: Mapping[str, str], same_versions: bool) -> list[str]:
+def differences(was: Mapping[str, Unknown], now: Mapping[str, str], same_versions: bool) -> list[str]:
     """What two runs differ in.
 
     Args:
@@ -119,7 +127,7 @@ def differences(was: Mapping[str, Any], now: Mapping[str, str], same_versions: b
 # ---- data
 
 
-def _hashed(*arrays: Any) -> str:
+def _hashed(*arrays: Array) -> str:
     """A digest of all bytes of some arrays."""
     found = hashlib.sha256()
     for array in map(np.asarray, arrays):
@@ -138,11 +146,11 @@ def _sampled(array: np.ndarray) -> str:
     return _hashed(*(array[start : start + rows] for start in starts))
 
 
-def _bytes(array: np.ndarray) -> Any:
+def _bytes(array: np.ndarray) -> Unknown:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _file_of(leaf: Any) -> str | None:
+def _file_of(leaf: Array) -> str | None:
     """Size and time of the file that an array is mapped from, or ``None``."""
     while leaf is not None:
         if isinstance(leaf, np.memmap) and leaf.filename is not None:
@@ -157,7 +165,7 @@ def _file_of(leaf: Any) -> str | None:
 # ---- settings
 
 
-def _spelled(name: str, value: Any) -> dict[str, str]:
+def _spelled(name: str, value: Unknown) -> dict[str, str]:
     """A part of the settings and, where it is a dataclass, its fields."""
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
@@ -183,10 +191,10 @@ def _without_addresses(text: str) -> str:
 
 # ---- programs
 
-_of_tasks: weakref.WeakKeyDictionary[Task, dict[Any, dict[str, str]]] = weakref.WeakKeyDictionary()
+_of_tasks: weakref.WeakKeyDictionary[Task, dict[Unknown, dict[str, str]]] = weakref.WeakKeyDictionary()
 
 
-def _task_programs(task: Task, params: Any, examples: Any) -> dict[str, str]:
+def _task_programs(task: Task, params: Tree, examples: Tree) -> dict[str, str]:
     """The programs of a task. They are traced once: JAX too takes a task's functions for what they were at first."""
     leaves, structure = jax.tree.flatten((params, examples))
     known = _of_tasks.setdefault(task, {})
@@ -215,7 +223,7 @@ def digest(program: ClosedJaxpr) -> str:
     return _digest(program, {})
 
 
-def _digest(program: Any, known: dict[int, str]) -> str:
+def _digest(program: Unknown, known: dict[int, str]) -> str:
     """``known``: digests of inner programs by identity, for one may occur many times."""
     if id(program) not in known:
         found = hashlib.sha256()
@@ -226,7 +234,7 @@ def _digest(program: Any, known: dict[int, str]) -> str:
     return known[id(program)]
 
 
-def _words(program: Any, known: dict[int, str]) -> Iterator[str | bytes]:
+def _words(program: Unknown, known: dict[int, str]) -> Iterator[str | bytes]:
     if isinstance(program, ClosedJaxpr):
         apart = program.jaxpr is not program  # since JAX 0.12 they are one
         if apart:
@@ -235,9 +243,9 @@ def _words(program: Any, known: dict[int, str]) -> Iterator[str | bytes]:
             yield _value(constant, known)
         if apart:
             return
-    numbers: dict[Any, int] = {}
+    numbers: dict[Unknown, int] = {}
 
-    def name(variable: Any) -> str:
+    def name(variable: Unknown) -> str:
         if isinstance(variable, Literal):
             return f"{_form(variable.aval)} {_value(variable.val, known)}"
         return f"{numbers.setdefault(variable, len(numbers))} {_form(variable.aval)}"
@@ -253,11 +261,11 @@ def _words(program: Any, known: dict[int, str]) -> Iterator[str | bytes]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _form(aval: Any) -> str:
+def _form(aval: Unknown) -> str:
     return aval.str_short() if hasattr(aval, "str_short") else repr(aval)
 
 
-def _value(value: Any, known: dict[int, str]) -> str:
+def _value(value: Unknown, known: dict[int, str]) -> str:
     """A parameter of an operation, or a constant."""
     if isinstance(value, ClosedJaxpr | Jaxpr):
         return _digest(value, known)

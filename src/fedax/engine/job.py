@@ -5,7 +5,7 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.schedule import resolve
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector, spelled
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
@@ -61,7 +62,7 @@ class Job(NamedTuple):
 
     hyper: Hyper
     fed: Federation
-    key: Any
+    key: Array
     x: Vector
     data: FederatedData | None
     own: slice
@@ -71,13 +72,13 @@ class Job(NamedTuple):
     settings: Callable[[], dict[str, str]]
     rounds: int
     stops: tuple[int, ...]
-    test: Any
+    test: Tree
     grad_norm: bool
     density: float | None
-    until: Callable[[dict[str, Any]], bool] | None
-    form: Any
+    until: Callable[[dict[str, Unknown]], bool] | None
+    form: Tree
 
-    def delivered(self, x: Vector) -> Any:
+    def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: parameters of the types that the task's ``init`` gives them."""
         return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), x.tree, self.form)
 
@@ -108,20 +109,20 @@ def make_job(
     batch_size: int | None = None,
     participation: Participation | None = None,
     seed: int = 0,
-    test: Any = None,
+    test: Tree = None,
     evaluate_every: int | Sequence[int] | None = None,
-    params: Any = None,
+    params: Tree = None,
     chunk_size: int | None = None,
     mesh: Mesh | None = None,
     client_memory: str = "auto",
     stream: bool | None = None,
     grad_norm: bool = False,
     density: float | None = None,
-    until: Callable[[dict[str, Any]], bool] | None = None,
+    until: Callable[[dict[str, Unknown]], bool] | None = None,
     guard: Guard | bool | None = None,
     aggregate: Aggregator | None = None,
     faults: Faults | None = None,
-    shared: dict[Any, Any] | None = None,
+    shared: dict[Unknown, Unknown] | None = None,
 ) -> Job:
     """Check what :func:`fedax.simulate` is given, and make a job of it.
 
@@ -178,13 +179,13 @@ def make_job(
     )  # fmt: skip
 
 
-def with_seed(job: Job, params: Any, seed: int, shared: dict[Any, Any]) -> Job:
+def with_seed(job: Job, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> Job:
     """The same job with another seed."""
     key, x = _start(job.plan.task, params, seed, shared)
     return job._replace(key=key, x=x)
 
 
-def _start(task: Task, params: Any, seed: int, shared: dict[Any, Any]) -> tuple[Any, Vector]:
+def _start(task: Task, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> tuple[Array, Vector]:
     seed = check_count("seed", seed, 0)
     if seed >= 2**32:
         raise ConfigError("seed", seed, "give a whole number below 2**32")
@@ -194,19 +195,19 @@ def _start(task: Task, params: Any, seed: int, shared: dict[Any, Any]) -> tuple[
     return key, _once(shared, ("model", id(task), id(params), seed), lambda: _initial_model(task, params, own))
 
 
-def _once(shared: dict[Any, Any], name: Any, make: Callable[[], Any]) -> Any:
+def _once(shared: dict[Unknown, Unknown], name: Unknown, make: Callable[[], Unknown]) -> Unknown:
     if name not in shared:
         shared[name] = make()
     return shared[name]
 
 
-def _batch_size(asked: Any, data: FederatedData) -> int:
+def _batch_size(asked: Unknown, data: FederatedData) -> int:
     batch_size = check_count("batch_size", asked, high=MOST)
     check_room(batch_size * sum(leaf[:1].nbytes for leaf in jax.tree.leaves(data.examples)), batch_size=batch_size)
     return batch_size
 
 
-def evaluation_rounds(rounds: int, every: Any) -> tuple[int, ...]:
+def evaluation_rounds(rounds: int, every: Unknown) -> tuple[int, ...]:
     """The rounds after which the model is evaluated, besides the start; ``every`` as of :func:`fedax.simulate`."""
     if isinstance(every, Sequence | np.ndarray) and not isinstance(every, str):
         stops = sorted({check_count("evaluate_every", int(r) if isinstance(r, np.integer) else r) for r in every})
@@ -217,16 +218,16 @@ def evaluation_rounds(rounds: int, every: Any) -> tuple[int, ...]:
 
 
 def _check(
-    algorithm: Any,
-    task: Any,
-    data: Any,
-    rounds: Any,
-    work: Any,
-    participation: Any,
-    until: Any,
-    guard: Any,
-    aggregate: Any,
-    faults: Any,
+    algorithm: Unknown,
+    task: Unknown,
+    data: Unknown,
+    rounds: Unknown,
+    work: Unknown,
+    participation: Unknown,
+    until: Unknown,
+    guard: Unknown,
+    aggregate: Unknown,
+    faults: Unknown,
 ) -> None:
     """Everything that can be wrong with the input and be seen without compiling."""
     required = (
@@ -276,7 +277,7 @@ def _check_uploads(aggregate: Aggregator | None, algorithm: Algorithm, forms: tu
             raise ConfigError("aggregate", type(aggregate).__name__, way_out)
 
 
-def _check_examples(task: Task, data: FederatedData, own: slice, test: Any) -> None:
+def _check_examples(task: Task, data: FederatedData, own: slice, test: Tree) -> None:
     data.check(task, own)
     if test is None:
         return
@@ -288,7 +289,7 @@ def _check_examples(task: Task, data: FederatedData, own: slice, test: Any) -> N
         raise DataError(f"test: {str(error).replace('clients[0]', 'it', 1)}") from None
 
 
-def _check_test(task: Task, data: FederatedData, test: Any) -> None:
+def _check_test(task: Task, data: FederatedData, test: Tree) -> None:
     if not same_structure(test, data.examples):
         raise DataError(
             f"its structure {jax.tree.structure(test)} is not that of the clients' examples, "
@@ -305,7 +306,7 @@ def _check_test(task: Task, data: FederatedData, test: Any) -> None:
     task.check_examples(jax.tree.map(np.asarray, test))
 
 
-def _initial_model(task: Task, params: Any, key: Any) -> Vector:
+def _initial_model(task: Task, params: Tree, key: Array) -> Vector:
     expected = jax.eval_shape(task.init, key)
     if params is None:
         x = _drawn(key, task)
@@ -326,24 +327,24 @@ def _initial_model(task: Task, params: Any, key: Any) -> Vector:
 
 
 @compiled(static=["task"])
-def _drawn(key: Any, task: Task) -> Any:
+def _drawn(key: Array, task: Task) -> Tree:
     return task.init(key)
 
 
-def _examples(data: FederatedData, own: slice) -> Any:
+def _examples(data: FederatedData, own: slice) -> Tree:
     """The examples of some clients that are neighbours."""
     rows = slice(data.offsets[own.start], data.offsets[own.stop - 1] + data.sizes[own.stop - 1])
     return jax.tree.map(lambda leaf: leaf[rows], data.examples)
 
 
-def _stream(asked: Any, data: FederatedData, own: slice, devices: int) -> bool:
+def _stream(asked: Unknown, data: FederatedData, own: slice, devices: int) -> bool:
     """Whether examples come to the device cohort by cohort: where asked, and where all of them have no room there."""
     if asked not in (None, True, False):
         raise ConfigError("stream", asked, "give True, False, or None for: where the examples do not fit the device")
     leaves = jax.tree.leaves(_examples(data, own))
     if asked is None:
         copies = devices if jax.default_backend() == "cpu" else 1  # of which each is in a memory of its own
-        return sum(leaf.nbytes for leaf in leaves) * copies > device_bytes() / 2
+        return bool(sum(leaf.nbytes for leaf in leaves) * copies > device_bytes() / 2)
     if not asked and len(leaves[0]) >= 2**31:
         raise ConfigError("stream", asked, f"{len(leaves[0])} examples are more than a device can number: give True")
     return bool(asked)
@@ -359,7 +360,7 @@ def _federation(data: FederatedData, own: slice, stream: bool) -> Federation:
     )
 
 
-def _on_devices(tree: Any, mesh: Mesh | None) -> Any:
+def _on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
     """Arrays on the default device, or on all of a mesh."""
     there = jax.tree.map(jnp.asarray, tree)
     return there if mesh is None else jax.device_put(there, NamedSharding(mesh, PartitionSpec()))

@@ -6,11 +6,11 @@ import mmap
 import os
 import tempfile
 import weakref
-from typing import Any
 
 import jax
 import numpy as np
 
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine.devices import device_bytes
 from fedax.errors import ConfigError
 from fedax.numbers import host_bytes
@@ -31,7 +31,7 @@ class ClientMemory:
         room: of how many clients rows can be put, at most; default: all.
     """
 
-    def __init__(self, number: int, row: Any, folder: str | None = None, room: int | None = None):
+    def __init__(self, number: int, row: Tree, folder: str | None = None, room: int | None = None):
         self._row, self._folder = jax.tree.map(np.asarray, row), folder
         leaves, self._structure = jax.tree.flatten(self._row)
         self.row_bytes = sum(leaf.nbytes for leaf in leaves)
@@ -42,7 +42,7 @@ class ClientMemory:
         self._room = number if room is None else room
         self._arrays = [self._array((self._room, *leaf.shape), leaf.dtype, folder) for leaf in leaves]
 
-    def _array(self, shape: tuple[int, ...], dtype: Any, folder: str | None) -> np.ndarray:
+    def _array(self, shape: tuple[int, ...], dtype: Unknown, folder: str | None) -> np.ndarray:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if folder is None or size == 0:
             self._files.append(None)
@@ -61,13 +61,13 @@ class ClientMemory:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __getitem__(self, ids: Any) -> Any:
+    def __getitem__(self, ids: Array) -> Tree:
         slots = self._slots[np.asarray(ids)]
         seen = slots >= 0
 
         def rows(array: np.ndarray, first: np.ndarray) -> np.ndarray:
             if seen.all():
-                return array[slots]
+                return np.asarray(array[slots])
             out = np.empty((*slots.shape, *first.shape), first.dtype)
             out[seen], out[~seen] = array[slots[seen]], first
             return out
@@ -75,7 +75,7 @@ class ClientMemory:
         found = [rows(array, first) for array, first in zip(self._arrays, self.first, strict=True)]
         return jax.tree.unflatten(self._structure, found)
 
-    def put(self, ids: np.ndarray, rows: Any) -> None:
+    def put(self, ids: np.ndarray, rows: Tree) -> None:
         """Keep the rows of some clients, each named once."""
         new = ids[self._slots[ids] < 0]
         self._slots[new] = self._used + np.arange(len(new))
@@ -112,9 +112,9 @@ class ClientMemory:
         (seen,) = np.nonzero(self._slots >= 0)
         return seen[np.argsort(self._slots[seen])], [array[: self._used] for array in self._arrays]
 
-    def fits(self, rows: Any) -> bool:
+    def fits(self, rows: Tree) -> bool:
         """Whether some clients' memory has the form of this one."""
-        structure: Any = jax.tree.structure(rows)
+        structure: Unknown = jax.tree.structure(rows)
         forms = [(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(rows)]
         return bool(structure == self._structure) and forms == [(leaf.shape, leaf.dtype) for leaf in self.first]
 
@@ -123,14 +123,14 @@ class ClientMemory:
         return ClientMemory(len(self), self._row, self._folder, self._room)
 
 
-def _parts(leaf: Any) -> list[tuple[Any, np.ndarray]]:
+def _parts(leaf: Array) -> list[tuple[Unknown, np.ndarray]]:
     """Rows of an array, and what they hold: device by device, as to bring them together would copy them once more."""
     if isinstance(leaf, np.ndarray):
         return [(slice(None), leaf)]
     return [(part.index[0], np.asarray(part.data)) for part in leaf.addressable_shards if part.replica_id == 0]
 
 
-def where(asked: str, number: int, row: Any, devices: int, full: bool, on_device: bool = True) -> str:
+def where(asked: str, number: int, row: Tree, devices: int, full: bool, on_device: bool = True) -> str:
     """Where client memory is to be: "device", "host", or the folder of a file.
 
     Args:

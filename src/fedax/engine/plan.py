@@ -184,7 +184,7 @@ def _chunk_size(x: Vector, places: int, usual_steps: np.ndarray, batch: float) -
     most = max(1, min(places, _CACHED // x.size))
     widths = [min(most, 2**k) for k in range(math.ceil(math.log2(most)) + 1)]
     start = _START / (1 + x.size * batch / _TINY)
-    return min(widths, key=lambda width: cohort[::width].sum() * (start + width))
+    return int(min(widths, key=lambda width: cohort[::width].sum() * (start + width)))
 
 
 def is_small(x: Tree) -> bool:

@@ -10,7 +10,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fedax.contract.types import Tree, Unknown
 from fedax.engine.programs import compiled
 from fedax.errors import ConfigError, ProcessError
 
@@ -59,7 +59,7 @@ def part() -> None:
 
 def count() -> int:
     """How many there are."""
-    return jax.process_count()
+    return int(jax.process_count())
 
 
 def share(sizes: np.ndarray, process: int, of: int) -> slice:
@@ -92,12 +92,12 @@ def _library_words_aside() -> Iterator[None]:
         os.close(kept)
 
 
-def own(data: Any) -> slice:
+def own(data: Unknown) -> slice:
     """The clients of this process."""
     return share(data.sizes, jax.process_index(), count())
 
 
-def total(tree: Any) -> Any:
+def total(tree: Tree) -> Tree:
     """The sum of each leaf over all processes, the same bits everywhere; leaves that need no device stay NumPy's."""
     if count() == 1:
         return tree
@@ -117,7 +117,7 @@ def total(tree: Any) -> Any:
     return _unpack(tree, summed)
 
 
-def from_first(tree: Any) -> Any:
+def from_first(tree: Tree) -> Tree:
     """Numbers as the first process has them: what is decided by them is decided alike."""
     if count() == 1:
         return tree
@@ -161,26 +161,26 @@ def _line(error: Exception) -> str:
 
 @functools.cache
 def _mesh() -> Mesh:
-    first: dict[int, Any] = {}
+    first: dict[int, Unknown] = {}
     for device in jax.devices():
         first.setdefault(device.process_index, device)
     return Mesh(np.array([first[k] for k in range(count())]), (_AXIS,))
 
 
 @functools.cache
-def _summed() -> Any:
+def _summed() -> Unknown:
     return jax.jit(lambda parts: [jnp.sum(part, axis=0) for part in parts], out_shardings=NamedSharding(_mesh(), P()))
 
 
 @compiled()
-def _pack(tree: Any) -> list[Any]:
+def _pack(tree: Tree) -> list[Tree]:
     """One array of each type: a message for each leaf would cost a network's latency each."""
     leaves = jax.tree.leaves(tree)
     kinds = list(dict.fromkeys(leaf.dtype for leaf in leaves))
     return [jnp.concatenate([leaf.ravel() for leaf in leaves if leaf.dtype == kind]) for kind in kinds]
 
 
-def _unpack(tree: Any, parts: list[np.ndarray]) -> Any:
+def _unpack(tree: Tree, parts: list[np.ndarray]) -> Tree:
     leaves, structure = jax.tree.flatten(tree)
     rest = {part.dtype: part for part in parts}
     out = []

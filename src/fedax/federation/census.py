@@ -1,6 +1,6 @@
 """Census: what a server knows of its clients without their data."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ class Census(NamedTuple):
     example: Tree
 
     @classmethod
-    def of(cls, data: Any) -> "Census":
+    def of(cls, data: Tree) -> "Census":
         """The census of data that are here, a :class:`fedax.FederatedData`."""
         form = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
         return cls(data.sizes, data.weights, jax.tree.map(form, data.examples))

@@ -48,8 +48,9 @@ def first_state(algorithm: Algorithm, x: Vector) -> tuple[Tree, Tree]:
     """The server's state, and the memory of any one client, before everything."""
     method = resolve(algorithm, 0)
     # Strong types: a Python number's weak one would change after the first rounds, and compile them a second time.
-    strong = lambda tree: jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)  # noqa: E731
-    return strong(method.init(x)), strong(method.init_client(x))
+    state = (method.init(x), method.init_client(x))
+    found: tuple[Tree, Tree] = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
+    return found
 
 
 def none_missed(plan: Plan) -> Missed | tuple[()]:
@@ -184,26 +185,22 @@ def settle(state: State, plan: Plan) -> State:
     everywhere = NamedSharding(plan.mesh, P())
     by_client = NamedSharding(plan.mesh, P(*plan.mesh.axis_names))
     own = by_client if plan.full and plan.num_clients % plan.devices == 0 else everywhere
-    put = jax.lax.with_sharding_constraint
-    return State(
-        jax.tree.map(lambda leaf: put(leaf, everywhere), state.server),
-        jax.tree.map(lambda leaf: put(leaf, own), state.memory),
-        jax.tree.map(lambda leaf: put(leaf, everywhere), state.losses),
-    )
+    where = State(everywhere, own, everywhere)
+    place = lambda tree, there: jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: there, tree))  # noqa: E731
+    return State(*map(place, state, where))
 
 
 def _check_memory(method: Algorithm, before: Tree, after: Tree) -> None:
     """What the clients keep has the form in which they found it."""
-    form = lambda memory: [(path, leaf.shape[1:], leaf.dtype) for path, leaf in _leaves(memory)]  # noqa: E731
+    was, became = (
+        [(jax.tree_util.keystr(path), leaf.shape[1:], leaf.dtype) for path, leaf in jax.tree.leaves_with_path(memory)]
+        for memory in (before, after)
+    )
     same_tree: Array = jax.tree.structure(before)
-    if same_tree != jax.tree.structure(after) or form(before) != form(after):
+    if same_tree != jax.tree.structure(after) or was != became:
         raise ConfigError(
             "algorithm",
             type(method).__name__,
-            f"a round changes a client's memory from {form(before)} to {form(after)}; "
+            f"a round changes a client's memory from {was} to {became}; "
             "the last exchange has to return memory in the form of init_client()",
         )
-
-
-def _leaves(tree: Tree) -> list[tuple[str, Array]]:
-    return [(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]

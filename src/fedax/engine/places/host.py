@@ -185,7 +185,7 @@ class Hosted:
     def _accepted(self, visited: list[Block], at: int, size: int) -> np.ndarray:
         """[S] whose uploads were accepted, by all processes; ``at``: of the one client that was asked, or −1."""
         if at < 0:
-            return _assembled(visited, [block.answer.accepted for block in visited], size) > 0
+            return np.asarray(_assembled(visited, [block.answer.accepted for block in visited], size) > 0)
         fine = at in visited[0].positions and bool(visited[0].answer.accepted)
         accepted = np.ones(size, bool)
         accepted[at] = bool(processes.total(np.int32(fine)))
@@ -248,7 +248,7 @@ def _assembled(blocks: Sequence[Block], parts: Sequence[Array], size: int) -> np
         whole = np.zeros((size, *part.shape[1:]), kind) if whole is None else whole
         there = block.clients.present
         whole[block.positions[there]] = part[there]
-    return processes.total(whole)
+    return np.asarray(processes.total(whole))
 
 
 # ---- programs
