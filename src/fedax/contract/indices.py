@@ -65,7 +65,7 @@ def shuffled(
 
 
 @jax.jit  # traced once, not in each pass
-def _swap_or_not(x: Array, n: Number, seed: Array) -> Array:
+def _swap_or_not(x: Number, n: Number, seed: Number) -> Number:
     word = _mix(seed)
     scale = n.astype(jnp.float32) * jnp.float32(2.0**-24)
     turn = jnp.minimum(((word >> 8).astype(jnp.float32) * scale).astype(jnp.int32), n - 1)
@@ -75,13 +75,13 @@ def _swap_or_not(x: Array, n: Number, seed: Array) -> Array:
     return jnp.where(coin == 1, mirror, x)
 
 
-def _hash(key: Array, counter: Array) -> Array:
+def _hash(key: Number, counter: Number) -> Number:
     """32 bits for each counter, which depend on all bits of the key."""
     words = jax.random.key_data(key).astype(jnp.uint32).reshape(-1)
     return _mix(words[0] ^ _mix(words[-1] + (jnp.asarray(counter, jnp.uint32) + 1) * jnp.uint32(0x9E3779B9)))
 
 
-def _mix(word: Array) -> Array:
+def _mix(word: Number) -> Number:
     """A 32-bit finalizer: every bit of the input reaches every bit of the output."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x7FEB352D)
     word = (word ^ (word >> 15)) * jnp.uint32(0x846CA68B)

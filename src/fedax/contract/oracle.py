@@ -84,8 +84,8 @@ class Oracle:
         def add(k: Number, total: Vector) -> Vector:
             return total + self._gradient(y, *self._minibatch(k), k)
 
-        total: Vector = jax.lax.fori_loop(0, b, add, zeros_like(y))
-        return total / b
+        mean: Vector = jax.lax.fori_loop(0, b, add, zeros_like(y)) / b
+        return mean
 
     def full_grad(self, y: Vector) -> Vector:
         """∇F_i(y) over all of the client's examples; counted as n_i / batch_size minibatch gradients, rounded up."""
