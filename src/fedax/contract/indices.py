@@ -33,7 +33,8 @@ def independent(position: Int[Array, "*shape"], size: Number, key: Key[Array, ""
         [341, 314, 345]
     """
     word = _hash(key, position)
-    return (word % jnp.asarray(size, jnp.uint32)).astype(jnp.int32)
+    drawn: Array = (word % jnp.asarray(size, jnp.uint32)).astype(jnp.int32)
+    return drawn
 
 
 def shuffled(
