@@ -189,7 +189,7 @@ def gaussian(clients: int, samples: int, dimension: int, end: float) -> list[np.
     return list(np.random.default_rng(0).normal(size=(clients, samples, dimension)) * scales)
 
 
-def fedmass(p: theory.FedMaSS, sync: str = "both") -> fedax.Algorithm:
+def fedmass(p: theory.FedMaSSRates, sync: str = "both") -> fedax.Algorithm:
     return fedax.create("fedmass", lr=p.eta_1, lr2=p.eta_2, momentum=p.gamma, sync=sync)
 
 

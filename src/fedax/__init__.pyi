@@ -16,7 +16,7 @@ from .algorithms import (
     create,
     hyperparameters,
 )
-from .contract.algorithm import Algorithm, Change, Exchange, Round
+from .contract.algorithm import Algorithm, Change, Exchange, Round, Traits
 from .contract.local import Solver, local_steps
 from .contract.oracle import Oracle
 from .contract.regularizers import (
@@ -122,6 +122,7 @@ __all__ = [
     "Systematic",
     "Task",
     "Trace",
+    "Traits",
     "TrimmedMean",
     "Unconstrained",
     "Uniform",

@@ -366,12 +366,12 @@ def compare(
     Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
     with a checkpoint and a report; the last line says how to go on.
     """
-    from fedax.errors import ConfigError, unknown
-    from fedax.experiments import datasets, override
+    from fedax.errors import ConfigError
+    from fedax.experiments import override
+    from fedax.experiments.config import data_set
     from fedax.experiments.defaults import comparison
 
-    if dataset not in datasets():
-        raise unknown("dataset", dataset, datasets())
+    dataset = data_set(dataset, "dataset").name
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names:
         raise ConfigError("methods", methods, "give at least one method; see: fedax list methods")
@@ -461,6 +461,11 @@ class Kind(enum.StrEnum):
     methods = "methods"
     data = "data"
     tasks = "tasks"
+    partitions = "partitions"
+    work = "work"
+    participation = "participation"
+    aggregates = "aggregates"
+    regularizers = "regularizers"
     recipes = "recipes"
 
 
@@ -532,17 +537,34 @@ def diagnose(
 @app.command("list")
 @_clear_errors
 def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everything if left out.")] = None) -> None:
-    """List methods, data sets, tasks and recipes (experiments of papers).
+    """List what a configuration can name: methods, data sets, tasks, partitions,
+    work, participation, robust averages, regularizers; and recipes (experiments of
+    papers).
 
     \b
     Examples:
       fedax list
       fedax list methods
     """
-    import fedax
-    from fedax.experiments import datasets, recipes, tasks
+    from fedax.algorithms import METHODS
+    from fedax.contract.regularizers import REGULARIZERS
+    from fedax.data import PARTITIONS
+    from fedax.experiments import datasets, recipes
+    from fedax.federation import PARTICIPATION, WORK
+    from fedax.tasks import TASKS
+    from fedax.wire import AVERAGES
 
-    lines = {Kind.methods: fedax.available, Kind.data: datasets, Kind.tasks: tasks, Kind.recipes: recipes}
+    lines = {
+        Kind.methods: METHODS.available,
+        Kind.data: datasets,
+        Kind.tasks: TASKS.available,
+        Kind.partitions: PARTITIONS.available,
+        Kind.work: WORK.available,
+        Kind.participation: PARTICIPATION.available,
+        Kind.aggregates: AVERAGES.available,
+        Kind.regularizers: REGULARIZERS.available,
+        Kind.recipes: recipes,
+    }
     console = _console()
     for each in Kind if kind is None else [kind]:
         if kind is None:

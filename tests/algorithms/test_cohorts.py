@@ -88,7 +88,7 @@ def ends(method: str, start: np.ndarray, rounds: int) -> dict[str, np.ndarray]:
     return {design: np.asarray(runs[0].params) for design, runs in zip(DESIGNS, found.runs, strict=True)}
 
 
-ALL_CLIENTS = ["vrl-sgd", "fedgate", "led", "scaffnew", "fedpd", "nesterov-fedavg", "fedmass"]
+ALL_CLIENTS = [name for name in fedax.available() if fedax.create(name).traits().cohorts == "all"]
 
 
 @pytest.mark.parametrize("method", sorted(set(fedax.available()) - set(ALL_CLIENTS)))

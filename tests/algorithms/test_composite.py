@@ -153,9 +153,9 @@ def test_objective_and_density_are_in_the_history():
     "given, message",
     [
         ({"name": "l1", "weight": -1.0}, "weight = -1.0"),
-        ({"name": "l1"}, "l1 needs weight"),
-        ({"name": "l1", "radius": 1.0}, "regularizer l1 = 'radius'"),
-        ({"name": "l3"}, "regularizer = 'l3': did you mean 'l1'"),
+        ({"name": "l1"}, "regularizer.weight = None: this is missing; l1 takes weight"),
+        ({"name": "l1", "radius": 1.0}, "regularizer.radius = 'radius'"),
+        ({"name": "l3"}, "regularizer.name = 'l3': did you mean 'l1'"),
         ({"weight": 1.0}, "give a fedax Regularizer"),
         ("l1", "give a fedax Regularizer"),
         (0.01, "give a fedax Regularizer"),
@@ -171,7 +171,7 @@ def test_regularizers_that_cannot_be(given, message):
 def test_a_regularizer_from_a_table():
     assert fedax.create("fedda", regularizer={"name": "l1", "weight": 0.1}).regularizer.weight == 0.1
     assert isinstance(fedax.create("feddualavg").regularizer, fedax.Unconstrained)
-    with pytest.raises(fedax.ConfigError, match="hyper-parameter of fednova = 'regularizer'"):
+    with pytest.raises(fedax.ConfigError, match="argument of fednova = 'regularizer'"):
         fedax.create("fednova", regularizer=fedax.L1(0.1))
     with pytest.raises(fedax.ConfigError, match=r"regularizer = .*linear solver"):
         fedax.create("fednova", solver=fedax.SGD(0.1, regularizer=fedax.L1(0.1)))

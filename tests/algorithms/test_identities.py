@@ -279,7 +279,7 @@ def test_one_step_is_centralised_adam_with_the_second_moment_of_the_past(name):
 
 
 def test_a_step_of_fedpd_that_is_skipped():
-    """With skips a round holds several phases; their number is in the history, the reference is told it."""
+    """With skips a round holds several phases; their number is in the history, the reference gets it."""
     method = fedax.create("fedpd", lr=LR, alpha=2.0, skip=0.6)
     run = fedax.simulate(method, QUADRATIC, DATA, rounds=ROUNDS, work=EQUAL, params=X0, test=None, evaluate_every=1)
     phases = np.diff(run.history["local_steps"]) // (3 * len(BED.p))

@@ -38,7 +38,7 @@ EXAMPLES = [
 NOT_SETTINGS = {
     "Aggregator", "Algorithm", "Participation", "Regularizer", "Schedule", "Solver", "Work",
     "FromFunction", "Optax", "OptaxServer", "Task", "FederatedData", "Vector", "Change", "Exchange",
-    "Oracle", "Round", "Run", "Sweep",
+    "Oracle", "Round", "Run", "Sweep", "Traits",
     "FedAvg", "FedNovaVR", "Normalized",  # methods, which create() makes: `server` is a function of theirs
 }  # fmt: skip
 

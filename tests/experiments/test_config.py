@@ -246,7 +246,7 @@ BAD = [
     (put(run={"aggregate": "coordinate-medain"}), "run.aggregate", "did you mean 'coordinate-median'"),
     (put(run={"aggregate": {"name": "trimmed-mean", "share": 1}}), "run.aggregate.share = 1", "(0, 0.5)"),
     (put(run={"aggregate": {"name": "clipped-mean"}}), "run.aggregate.norm", "missing"),
-    (put(run={"aggregate": {"share": 0.1}}), "run.aggregate", "no such name"),
+    (put(run={"aggregate": {"share": 0.1}}), "run.aggregate.name = None", "give a name: clipped-mean"),
     (put(run={"faults": {"clients": [4], "sends": 1.0}}), "run.faults.clients = 4", "4 clients"),
     (put(run={"faults": {"clients": 0.5}}), "run.faults.sends", "either"),
 ]

@@ -396,16 +396,23 @@ def test_a_run_ends_at_the_optimum_of_the_weights(name):
 
 @pytest.mark.parametrize("name", fedax.available())
 def test_every_method_has_a_diagnosis(name):
-    found = diagnose(fedax.create(name), QUADRATIC, QUADRATICS, work=fedax.Steps(2))
+    method = fedax.create(name)
+    traits, found = method.traits(), diagnose(method, QUADRATIC, QUADRATICS, work=fedax.Steps(2))
     known = found.weights is not None
-    assert known is (name not in ("mimelite", "mimelite-mvr", "local-adapt")), found.advice
+    assert known is bool(traits.limit), found.advice
     assert found.advice[0].startswith("No objective inconsistency" if known else "What ") and found.unknown
-    assert (found.max_lr is not None) is (name in (
-        "fedavg", "fedprox", "fednova", "server-momentum", "slowmo", "fedadagrad", "fedadam", "fedyogi",
-    ))  # fmt: skip
-    if name in ("stem", "nesterov-fedavg", "fedmass", "fedda", "fedda-mvr", "local-amsgrad"):
+    assert (found.max_lr is not None) is isinstance(method, fedax.FedAvg)
+    if traits.steps == "equal":
         with pytest.raises(ConfigError, match="equal local steps"):
-            diagnose(fedax.create(name), QUADRATIC, QUADRATICS, work=fedax.Steps([1, 2, 3]))
+            diagnose(method, QUADRATIC, QUADRATICS, work=fedax.Steps([1, 2, 3]))
+
+
+def test_the_methods_that_the_advice_names_are_what_it_says_they_are():
+    plain, normalized, corrected = (
+        fedax.create(name).traits() for name in (diagnostics.PLAIN, diagnostics.NORMALIZED, diagnostics.CORRECTED)
+    )
+    assert (plain.limit, plain.exact) == ("steps", "never") and (normalized.limit, normalized.exact) == ("F", "never")
+    assert corrected.exact == "always" and corrected.corrects and (corrected.cohorts, corrected.steps) == ("any", "any")
 
 
 # ---- words

@@ -1,8 +1,6 @@
 """The methods by name. ``fedax.create(name, **hyper)`` makes one, ``fedax.available()`` lists them."""
 
-import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedax.algorithms.accelerated import FedMaSS, NesterovFedAvg
 from fedax.algorithms.fedavg import FedAvg, Normalized, Weighted
@@ -13,13 +11,14 @@ from fedax.algorithms.fedglomo import FedGLOMO
 from fedax.algorithms.fednova_vr import FedNovaVR
 from fedax.algorithms.led import LED, Scaffnew
 from fedax.algorithms.local_adaptive import LocalAdapt, LocalAMSGrad
-from fedax.algorithms.mime import Base, BaseAdam, BaseMomentum, BaseSGD, Mime, MimeMVR, base_optimizer
+from fedax.algorithms.mime import BASES, Base, BaseAdam, BaseMomentum, BaseSGD, Mime, MimeMVR
 from fedax.algorithms.momentum import (
     FedAvgWithMomentum,
     FedAvgWithMomentumVR,
     ScaffoldWithMomentum,
     ScaffoldWithMomentumVR,
 )
+from fedax.algorithms.parts import named_part
 from fedax.algorithms.scaffold import Scaffold
 from fedax.algorithms.server import Adaptive, Momentum, OptaxServer, Plain, ServerOptimizer, SlowMo, server_optimizer
 from fedax.algorithms.stem import STEM
@@ -29,13 +28,15 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.local import SGD, Optax, Solver
 from fedax.contract.regularizers import regularizer as make_regularizer
 from fedax.contract.schedule import PowerDecay, Schedule
-from fedax.errors import ConfigError, unknown
+from fedax.errors import ConfigError
 from fedax.numbers import check_number
+from fedax.registry import Registry
 
 __all__ = [
     "BVRLSGD",
     "CELSGD",
     "LED",
+    "METHODS",
     "SGD",
     "STEM",
     "VRLSGD",
@@ -81,22 +82,12 @@ __all__ = [
 _LR = 0.05  # FedNova's learning rate on CIFAR-10 without momentum (Wang et al. 2020, appendix I)
 
 
-def _solver(
-    solver: Solver | None = None,
-    lr: Any = None,
-    momentum: Any = None,
-    nesterov: bool = False,
-    prox: Any = None,
-    decay: Any = None,
-    regularizer: Any = None,
-) -> Solver:
+def _solver(solver: Any, **options: Any) -> Solver:
     if solver is None:
-        constraint = None if regularizer is None else make_regularizer(regularizer)
-        return SGD(_LR if lr is None else lr, momentum, nesterov, prox, decay, constraint)
-    given = {"lr": lr, "momentum": momentum, "nesterov": nesterov or None, "prox": prox, "decay": decay}
-    given["regularizer"] = regularizer
-    for name, value in given.items():
-        if value is not None:
+        constraint = options.pop("regularizer")
+        return SGD(**options, regularizer=None if constraint is None else make_regularizer(constraint))
+    for name, value in options.items():
+        if value is not None and value is not False:
             raise ConfigError(name, value, "the solver is given as an object; set it there")
     if not isinstance(solver, Solver):
         raise ConfigError("solver", solver, "give a fedax Solver: SGD(...), or Optax(transformation)")
@@ -104,8 +95,8 @@ def _solver(
 
 
 def _fedavg(
-    averaging: Any = None,
-    lr: Any = None,
+    tau_eff: Any = None,
+    lr: Any = _LR,
     momentum: Any = None,
     nesterov: bool = False,
     prox: Any = None,
@@ -118,19 +109,13 @@ def _fedavg(
     beta1: Any = None,
     beta2: Any = None,
     eps: Any = None,
-) -> FedAvg:
-    local = _solver(solver, lr, momentum, nesterov, prox, decay, regularizer)
+    vr: bool = False,
+) -> FedAvg | FedNovaVR:
+    options = {"momentum": momentum, "nesterov": nesterov, "prox": prox, "decay": decay, "regularizer": regularizer}
+    local = _solver(solver, lr=lr, **options)
+    averaging = None if tau_eff is None else Normalized(tau_eff)
     hyper = {"server_lr": server_lr, "server_momentum": server_momentum, "beta1": beta1, "beta2": beta2, "eps": eps}
-    return FedAvg(local, averaging, server_optimizer(server, **hyper))
-
-
-def _fednova(tau_eff: Any = "default", **hyper: Any) -> FedAvg:
-    return _fedavg(Normalized(tau_eff), **hyper)
-
-
-def _fednova_vr(tau_eff: Any = "default", **hyper: Any) -> FedNovaVR:
-    parts = _fednova(tau_eff, **hyper)
-    return FedNovaVR(parts.solver, Normalized(tau_eff), parts.optimizer)
+    return (FedNovaVR if vr else FedAvg)(local, averaging, server_optimizer(server, **hyper))
 
 
 def _mime(
@@ -143,7 +128,8 @@ def _mime(
     eps: Any = None,
     lite: bool = False,
 ) -> Mime:
-    return Mime(base_optimizer(base, momentum=momentum, beta1=beta1, beta2=beta2, eps=eps), lr, server_lr, lite)
+    hyper = {"momentum": momentum, "beta1": beta1, "beta2": beta2, "eps": eps}
+    return Mime(named_part(BASES, base, Base, hyper), lr, server_lr, lite)
 
 
 def _rates(lr: Any, alpha: Any, w: Any, c: Any) -> tuple[Any, Any]:
@@ -190,8 +176,7 @@ def _fedda(
     distributed: bool = False,
 ) -> FedDA | FedDADistributed:
     method = FedDADistributed if distributed else FedDA
-    psi = make_regularizer(regularizer)
-    return method(*_rates(lr, alpha, w, c), gradient, metric, b, eps, h0, lam, psi, warmup_batches)
+    return method(*_rates(lr, alpha, w, c), gradient, metric, b, eps, h0, lam, regularizer, warmup_batches)
 
 
 def _mime_mvr(
@@ -206,94 +191,114 @@ def _mime_mvr(
     return MimeMVR(*_rates(lr, alpha, w, c), server_lr, ref, lite)
 
 
-def _feddualavg(lr: Any = _LR, server_lr: Any = 1.0, regularizer: Any = None) -> FedDualAvg:
-    return FedDualAvg(lr, server_lr, make_regularizer(regularizer))
+_WEIGHTED = {"tau_eff": None, "vr": False}
+_NORMALIZED = {"regularizer": None, "vr": False}
+_BY_DEFAULT = {"tau_eff": "default"}
 
-
-class _Entry(NamedTuple):
-    summary: str
-    build: Callable[..., Algorithm]
-    defaults: dict[str, Any] = {}  # noqa: RUF012  (never changed)
-    fixed: tuple[str, ...] = ()
-
-
-_METHODS = {
-    "fedavg": _Entry("weighted mean of local updates; biased where clients take unequal steps", _fedavg),
-    "fedprox": _Entry(
-        "FedAvg with a proximal pull in every local step: less of the bias, slower", _fedavg, {"prox": 0.005}
-    ),
-    "fednova": _Entry(
-        "normalised averaging: the right objective under unequal local steps", _fednova, fixed=("regularizer",)
-    ),
-    "fednova-vr": _Entry(
-        "FedNova with cross-client variance reduction: the exact optimum, client memory",
-        _fednova_vr,
-        fixed=("regularizer",),
-    ),
-    "server-momentum": _Entry(
-        "FedAvgM: momentum at the server only (FedAvg-M is another method: fedavg-m)",
-        _fedavg,
-        {"server": "momentum"},
-        ("server",),
-    ),
-    "slowmo": _Entry("slow momentum at the server, in units of gradients", _fedavg, {"server": "slowmo"}, ("server",)),
-    "fedadagrad": _Entry(
-        "Adagrad at the server", _fedavg, {"server": "adagrad", "beta1": 0.0, "server_lr": 0.01}, ("server",)
-    ),
-    "fedadam": _Entry("Adam at the server, as published", _fedavg, {"server": "adam"}, ("server",)),
-    "fedyogi": _Entry("Yogi at the server, as published", _fedavg, {"server": "yogi"}, ("server",)),
-    "scaffold": _Entry("control variates at the clients: the exact optimum, also with sampled cohorts", Scaffold),
-    "vrl-sgd": _Entry(
-        "local SGD with a correction at each client: exact under equal steps, all clients",
-        VRLSGD,
-        fixed=("server_lr",),
-    ),
-    "fedgate": _Entry("VRL-SGD with a server learning rate (FedGATE without compression)", VRLSGD),
-    "led": _Entry("local exact diffusion: a dual variable at each client, all clients", LED),
-    "scaffnew": _Entry("ProxSkip: communicates by the toss of a shared coin, all clients", Scaffnew),
-    "feddyn": _Entry("dynamic regularisation: the exact optimum whatever the local work, client memory", FedDyn),
-    "fedpd": _Entry("primal-dual steps at each client, communication that may be skipped, all clients", FedPD),
-    "fedavg-m": _Entry(
-        "FedCM: momentum inside of every local step (FedAvgM is another method: server-momentum)", FedAvgWithMomentum
-    ),
-    "fedavg-m-vr": _Entry("FedAvg-M with recursive variance reduction: two gradients a step", FedAvgWithMomentumVR),
-    "scaffold-m": _Entry("SCAFFOLD with momentum inside of every local step", ScaffoldWithMomentum),
-    "scaffold-m-vr": _Entry(
-        "SCAFFOLD-M with recursive variance reduction: two gradients a step", ScaffoldWithMomentumVR
-    ),
-    "mb-storm": _Entry("no local steps: STORM on the cohort's minibatches as one large batch", MBStorm),
-    "ce-lsgd": _Entry("MB-STORM's gradient, then variance-reduced local steps at one client", CELSGD),
-    "bvr-l-sgd": _Entry("periodic full gradients, then variance-reduced local steps at one client", BVRLSGD),
-    "stem": _Entry("recursive variance reduction with averaged directions, rates by step", _stem),
-    "fedglomo": _Entry("recursive variance reduction between rounds and between local steps", FedGLOMO),
-    "mime": _Entry(
-        "a central optimizer's frozen statistics in corrected local steps, no client memory", _mime, fixed=("lite",)
-    ),
-    "mimelite": _Entry("Mime without the correction: cheaper, keeps a bias of drift", _mime, {"lite": True}, ("lite",)),
-    "mime-mvr": _Entry("Mime with momentum-based variance reduction", _mime_mvr, fixed=("lite",)),
-    "mimelite-mvr": _Entry("MimeLite with momentum-based variance reduction", _mime_mvr, {"lite": True}, ("lite",)),
-    "nesterov-fedavg": _Entry("Nesterov's momentum in the local steps", NesterovFedAvg),
-    "fedmass": _Entry("Nesterov's momentum with a compensating step, for overparameterised problems", FedMaSS),
-    "fedda": _Entry(
-        "adaptive local steps as restarted dual averaging; fields choose the four variants",
-        _fedda,
-        fixed=("distributed",),
-    ),
-    "fedda-mvr": _Entry(
-        "FedDA-1-1: momentum variance reduction and a metric by coordinate",
-        _fedda,
-        {"gradient": "mvr", "metric": "coordinate"},
-        ("gradient", "metric", "distributed"),
-    ),
-    "fedda-distributed": _Entry(
-        "FedDA without local steps: clients send gradients only", _fedda, {"distributed": True}, ("distributed",)
-    ),
-    "feddualavg": _Entry("dual averaging: keeps the zeros and the constraints of a regulariser", _feddualavg),
-    "local-adapt": _Entry("Adam at the clients, begun anew each round, and Adam at the server", LocalAdapt),
-    "local-amsgrad": _Entry("Adam at the clients with one second moment shared by all, client memory", LocalAMSGrad),
-}
-
-_ALIASES = {"fedavgm": "server-momentum", "fedcm": "fedavg-m"}
+METHODS = Registry("method")
+METHODS.add(
+    "fedavg", _fedavg, "weighted mean of local updates; biased where clients take unequal steps", fixed=_WEIGHTED
+)
+METHODS.add(
+    "fedprox",
+    _fedavg,
+    "FedAvg with a proximal pull in every local step: less of the bias, slower",
+    defaults={"prox": 0.005},
+    fixed=_WEIGHTED,
+)
+METHODS.add(
+    "fednova",
+    _fedavg,
+    "normalised averaging: the right objective under unequal local steps",
+    defaults=_BY_DEFAULT,
+    fixed=_NORMALIZED,
+)
+METHODS.add(
+    "fednova-vr",
+    _fedavg,
+    "FedNova with cross-client variance reduction: the exact optimum, client memory",
+    defaults=_BY_DEFAULT,
+    fixed=_NORMALIZED | {"vr": True},
+)
+METHODS.add(
+    "server-momentum",
+    _fedavg,
+    "FedAvgM: momentum at the server only (FedAvg-M is another method: fedavg-m)",
+    aliases=("fedavgm",),
+    fixed=_WEIGHTED | {"server": "momentum"},
+)
+METHODS.add(
+    "slowmo", _fedavg, "slow momentum at the server, in units of gradients", fixed=_WEIGHTED | {"server": "slowmo"}
+)
+METHODS.add(
+    "fedadagrad",
+    _fedavg,
+    "Adagrad at the server",
+    defaults={"beta1": 0.0, "server_lr": 0.01},
+    fixed=_WEIGHTED | {"server": "adagrad"},
+)
+METHODS.add("fedadam", _fedavg, "Adam at the server, as published", fixed=_WEIGHTED | {"server": "adam"})
+METHODS.add("fedyogi", _fedavg, "Yogi at the server, as published", fixed=_WEIGHTED | {"server": "yogi"})
+METHODS.add("scaffold", Scaffold, "control variates at the clients: the exact optimum, also with sampled cohorts")
+METHODS.add(
+    "vrl-sgd",
+    VRLSGD,
+    "local SGD with a correction at each client: exact under equal steps, all clients",
+    fixed={"server_lr": 1.0},
+)
+METHODS.add("fedgate", VRLSGD, "VRL-SGD with a server learning rate (FedGATE without compression)")
+METHODS.add("led", LED, "local exact diffusion: a dual variable at each client, all clients")
+METHODS.add("scaffnew", Scaffnew, "ProxSkip: communicates by the toss of a shared coin, all clients")
+METHODS.add("feddyn", FedDyn, "dynamic regularisation: the exact optimum whatever the local work, client memory")
+METHODS.add("fedpd", FedPD, "primal-dual steps at each client, communication that may be skipped, all clients")
+METHODS.add(
+    "fedavg-m",
+    FedAvgWithMomentum,
+    "FedCM: momentum inside of every local step (FedAvgM is another method: server-momentum)",
+    aliases=("fedcm",),
+)
+METHODS.add("fedavg-m-vr", FedAvgWithMomentumVR, "FedAvg-M with recursive variance reduction: two gradients a step")
+METHODS.add("scaffold-m", ScaffoldWithMomentum, "SCAFFOLD with momentum inside of every local step")
+METHODS.add(
+    "scaffold-m-vr", ScaffoldWithMomentumVR, "SCAFFOLD-M with recursive variance reduction: two gradients a step"
+)
+METHODS.add("mb-storm", MBStorm, "no local steps: STORM on the cohort's minibatches as one large batch")
+METHODS.add("ce-lsgd", CELSGD, "MB-STORM's gradient, then variance-reduced local steps at one client")
+METHODS.add("bvr-l-sgd", BVRLSGD, "periodic full gradients, then variance-reduced local steps at one client")
+METHODS.add("stem", _stem, "recursive variance reduction with averaged directions, rates by step")
+METHODS.add("fedglomo", FedGLOMO, "recursive variance reduction between rounds and between local steps")
+METHODS.add(
+    "mime",
+    _mime,
+    "a central optimizer's frozen statistics in corrected local steps, no client memory",
+    fixed={"lite": False},
+)
+METHODS.add("mimelite", _mime, "Mime without the correction: cheaper, keeps a bias of drift", fixed={"lite": True})
+METHODS.add("mime-mvr", _mime_mvr, "Mime with momentum-based variance reduction", fixed={"lite": False})
+METHODS.add("mimelite-mvr", _mime_mvr, "MimeLite with momentum-based variance reduction", fixed={"lite": True})
+METHODS.add("nesterov-fedavg", NesterovFedAvg, "Nesterov's momentum in the local steps")
+METHODS.add("fedmass", FedMaSS, "Nesterov's momentum with a compensating step, for overparameterised problems")
+METHODS.add(
+    "fedda",
+    _fedda,
+    "adaptive local steps as restarted dual averaging; fields choose the four variants",
+    fixed={"distributed": False},
+)
+METHODS.add(
+    "fedda-mvr",
+    _fedda,
+    "FedDA-1-1: momentum variance reduction and a metric by coordinate",
+    fixed={"gradient": "mvr", "metric": "coordinate", "distributed": False},
+)
+METHODS.add(
+    "fedda-distributed",
+    _fedda,
+    "FedDA without local steps: clients send gradients only",
+    fixed={"distributed": True},
+)
+METHODS.add("feddualavg", FedDualAvg, "dual averaging: keeps the zeros and the constraints of a regulariser")
+METHODS.add("local-adapt", LocalAdapt, "Adam at the clients, begun anew each round, and Adam at the server")
+METHODS.add("local-amsgrad", LocalAMSGrad, "Adam at the clients with one second moment shared by all, client memory")
 
 
 def available() -> dict[str, str]:
@@ -303,10 +308,7 @@ def available() -> dict[str, str]:
         >>> "fednova" in available()
         True
     """
-    lines = {name: entry.summary for name, entry in _METHODS.items()}
-    for alias, name in _ALIASES.items():
-        lines[name] += f" [alias {alias}]"
-    return lines
+    return METHODS.available()
 
 
 def hyperparameters(name: str) -> dict[str, Any]:
@@ -316,18 +318,7 @@ def hyperparameters(name: str) -> dict[str, Any]:
         >>> hyperparameters("fedprox")["prox"]
         0.005
     """
-    entry = _METHODS[_canonical(name)]
-    found: dict[str, Any] = {}
-    for parameter in inspect.signature(entry.build).parameters.values():
-        passed_on = parameter.kind is parameter.VAR_KEYWORD
-        found |= _defaults(_fedavg) if passed_on else {parameter.name: parameter.default}
-    hidden = (*entry.fixed, "averaging")
-    found |= {"lr": found["lr"] or _LR}
-    return {n: value for n, value in (found | entry.defaults).items() if n not in hidden}
-
-
-def _defaults(build: Callable[..., Any]) -> dict[str, Any]:
-    return {name: parameter.default for name, parameter in inspect.signature(build).parameters.items()}
+    return METHODS.get(name).arguments
 
 
 def create(name: str, **hyper: Any) -> Algorithm:
@@ -369,25 +360,8 @@ def create(name: str, **hyper: Any) -> Algorithm:
         >>> create("fedprox", lr=0.1, prox=1.0).solver.prox
         1.0
     """
-    key = _canonical(name)
-    entry = _METHODS[key]
-    known = hyperparameters(key)
-    for given in hyper:
-        if given not in known:
-            raise unknown(f"hyper-parameter of {key}", given, known)
-    defaults = dict(entry.defaults)
-    if "solver" in hyper:
-        defaults.pop("prox", None)
-    method = entry.build(**(defaults | hyper))
+    if "solver" in hyper:  # it has these itself
+        hyper = dict.fromkeys(METHODS.get(name).arguments.keys() & {"solver", "lr", "prox"}) | hyper
+    method: Algorithm = METHODS.make(name, **hyper)
     method.validate()
     return method
-
-
-def _canonical(name: str) -> str:
-    if not isinstance(name, str):
-        raise ConfigError("method", name, "give a method's name")
-    key = name.lower().replace("_", "-")
-    key = _ALIASES.get(key, key)
-    if key not in _METHODS:
-        raise unknown("method", name, (*_METHODS, *_ALIASES))
-    return key

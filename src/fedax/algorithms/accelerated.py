@@ -20,20 +20,14 @@ with its client (all clients take part); ``"both"``, it is averaged too; ``"rest
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
-
-from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.hyper import choice, hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
-from fedax.contract.schedule import stepwise
 from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import unknown
-from fedax.numbers import check_number
-
-_SYNCS = ("paper", "both", "restart")
 
 
-class Server(NamedTuple):
+class TwoSequences(NamedTuple):
     """Server state: the model, and the second sequence where it is averaged (else nothing)."""
 
     x: Vector
@@ -57,18 +51,20 @@ class NesterovFedAvg(Algorithm):
         'paper'
     """
 
-    lr: Any = stepwise(default=0.05)
-    momentum: Any = stepwise(default=0.1)
-    sync: str = eqx.field(static=True, default="paper")
+    lr: Any = hyper(0.05, "(0, ∞)", by_step=True)
+    momentum: Any = hyper(0.1, "[0, 1)", by_step=True)
+    sync: str = choice("paper", "paper", "both", "restart")
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, x if self.sync == "both" else ())
+    def traits(self) -> Traits:
+        return _traits("Nesterov FedAvg", "Qu et al. 2020, section 4", self.sync)
+
+    def init(self, x: Vector) -> TwoSequences:
+        return TwoSequences(x, x if self.sync == "both" else ())
 
     def init_client(self, x: Vector) -> Any:
         return x if self.sync == "paper" else ()
 
-    def client(self, download: Server, memory: Any, oracle: Oracle) -> tuple[Server, Any]:
-        _check_steps(oracle)
+    def client(self, download: TwoSequences, memory: Any, oracle: Oracle) -> tuple[TwoSequences, Any]:
         x = download.x
         v = {"paper": memory, "both": download.second, "restart": x}[self.sync]
 
@@ -78,14 +74,11 @@ class NesterovFedAvg(Algorithm):
             return v_new + self.momentum(oracle.t(k)) * (v_new - v), v_new
 
         y, v_new = local_steps(step, (x, v), oracle)
-        upload = Server(y - x, v_new - v if self.sync == "both" else ())
+        upload = TwoSequences(y - x, v_new - v if self.sync == "both" else ())
         return upload, v_new if self.sync == "paper" else ()
 
-    def server(self, server: Server, mean: Server, round: Round) -> Server:
-        return _move("Nesterov FedAvg", self.sync, server, mean, round)
-
-    def validate(self) -> None:
-        _validate(self)
+    def server(self, server: TwoSequences, mean: TwoSequences, round: Round) -> TwoSequences:
+        return _move(self.sync, server, mean, round)
 
 
 class FedMaSS(Algorithm):
@@ -108,19 +101,21 @@ class FedMaSS(Algorithm):
         'paper'
     """
 
-    lr: Any = stepwise(default=0.05)
-    lr2: Any = stepwise(default=0.0)
-    momentum: Any = stepwise(default=0.1)
-    sync: str = eqx.field(static=True, default="paper")
+    lr: Any = hyper(0.05, "(0, ∞)", by_step=True)
+    lr2: Any = hyper(0.0, "[0, ∞)", by_step=True)
+    momentum: Any = hyper(0.1, "[0, 1)", by_step=True)
+    sync: str = choice("paper", "paper", "both", "restart")
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, x if self.sync == "both" else ())
+    def traits(self) -> Traits:
+        return _traits("FedMaSS", "Qu et al. 2020, section G.2", self.sync)
+
+    def init(self, x: Vector) -> TwoSequences:
+        return TwoSequences(x, x if self.sync == "both" else ())
 
     def init_client(self, x: Vector) -> Any:
         return x if self.sync == "paper" else ()
 
-    def client(self, download: Server, memory: Any, oracle: Oracle) -> tuple[Server, Any]:
-        _check_steps(oracle)
+    def client(self, download: TwoSequences, memory: Any, oracle: Oracle) -> tuple[TwoSequences, Any]:
         x = download.x
         u = {"paper": memory, "both": download.second, "restart": x}[self.sync]
 
@@ -134,14 +129,14 @@ class FedMaSS(Algorithm):
 
         y, u_new, own = local_steps(step, (x, u, zeros_like(x)), oracle)
         if self.sync == "restart":
-            return Server(u_new - x, ()), ()
-        upload = Server(y - x, u_new - u if self.sync == "both" else ())
+            return TwoSequences(u_new - x, ()), ()
+        upload = TwoSequences(y - x, u_new - u if self.sync == "both" else ())
         return upload, own if self.sync == "paper" else ()
 
-    def server(self, server: Server, mean: Server, round: Round) -> Server:
-        return _move("FedMaSS", self.sync, server, mean, round)
+    def server(self, server: TwoSequences, mean: TwoSequences, round: Round) -> TwoSequences:
+        return _move(self.sync, server, mean, round)
 
-    def listen(self, download: Server, memory: Vector, oracle: Oracle) -> tuple[None, Vector]:
+    def listen(self, download: TwoSequences, memory: Vector, oracle: Oracle) -> tuple[None, Vector]:
         """``sync="paper"``: the last step of u, around the mean model."""
         gamma = self.momentum(oracle.t(oracle.steps - 1))
         return None, (1 + gamma) * download.x + memory
@@ -150,26 +145,15 @@ class FedMaSS(Algorithm):
         first = Exchange(self.client, self.server)
         return (first, Exchange(self.listen)) if self.sync == "paper" else (first,)
 
-    def validate(self) -> None:
-        check_number("lr2", self.lr2, 0)
-        _validate(self)
 
-
-def _move(name: str, sync: str, server: Server, mean: Server, round: Round) -> Server:
+def _move(sync: str, server: TwoSequences, mean: TwoSequences, round: Round) -> TwoSequences:
     """The server's part."""
-    if sync == "paper":
-        round.require_full(f"{name} with sync='paper'")
     if sync == "both":  # both sequences are averaged; an average of models has weights that sum to 1
-        return Server(server.x + mean.x / round.total, server.second + mean.second / round.total)
-    return Server(server.x + mean.x, ())
+        return TwoSequences(server.x + mean.x / round.total, server.second + mean.second / round.total)
+    return TwoSequences(server.x + mean.x, ())
 
 
-def _check_steps(oracle: Oracle) -> None:
-    oracle.equal_steps("work", "this method is defined for equal local steps; use Steps(K)")
-
-
-def _validate(method: Any) -> None:
-    check_number("lr", method.lr, 0, open_low=True)
-    check_number("momentum", method.momentum, 0, 1, open_high=True)
-    if method.sync not in _SYNCS:
-        raise unknown("sync", method.sync, _SYNCS)
+def _traits(name: str, source: str, sync: str) -> Traits:
+    if sync == "paper":
+        return Traits(f"{name} with sync='paper'", source, "all", "equal", limit="F")
+    return Traits(name, source, "any", "equal", limit="F")

@@ -20,17 +20,18 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
+from fedax.algorithms.parts import part
 from fedax.algorithms.server import Plain, ServerOptimizer
-from fedax.contract.algorithm import Algorithm, Round
+from fedax.contract.algorithm import Algorithm, Round, Traits
 from fedax.contract.local import SGD, Solver, check_linear
 from fedax.contract.oracle import Oracle
 from fedax.contract.regularizers import penalty
 from fedax.contract.vector import Vector
-from fedax.errors import ConfigError, unknown
+from fedax.errors import unknown
 from fedax.numbers import check_number
 
 
-class Normalised(NamedTuple):
+class FedNovaUpload(NamedTuple):
     """FedNova's upload: the update in units of one step, and the length ‖a_i‖₁ of the client's work."""
 
     dx: Vector
@@ -81,11 +82,11 @@ class Normalized(Averaging):
         self.tau_eff = None if named else tau_eff
         self.rule = tau_eff if named else "number"
 
-    def upload(self, dx: Vector, solver: Solver, steps: Any) -> Normalised:
+    def upload(self, dx: Vector, solver: Solver, steps: Any) -> FedNovaUpload:
         norm = solver.norm(steps)
-        return Normalised(dx / norm, norm)
+        return FedNovaUpload(dx / norm, norm)
 
-    def update(self, mean: Normalised, solver: Solver, round: Round) -> Vector:
+    def update(self, mean: FedNovaUpload, solver: Solver, round: Round) -> Vector:
         return self.effective_steps(mean.norm, round) * mean.dx
 
     def effective_steps(self, mean_norm: Any, round: Round) -> Any:
@@ -106,14 +107,7 @@ class Normalized(Averaging):
         check_linear(solver)
 
 
-def part(field: str, value: Any, kind: type) -> Any:
-    """``value``, if it is a part of this kind; else a ConfigError."""
-    if not isinstance(value, kind):
-        raise ConfigError(field, value, f"give a {kind.__name__} of fedax")
-    return value
-
-
-class Server(NamedTuple):
+class FedAvgState(NamedTuple):
     """Server state: the model, and the server optimizer's."""
 
     x: Vector
@@ -147,10 +141,18 @@ class FedAvg(Algorithm):
         self.averaging = part("averaging", Weighted() if averaging is None else averaging, Averaging)
         self.optimizer = part("server", Plain() if server is None else server, ServerOptimizer)
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, self.optimizer.init(x))
+    def traits(self) -> Traits:
+        if isinstance(self.averaging, Normalized):
+            return Traits("FedNova", "Wang et al. 2020, eq. 12", limit="F")
+        proximal = isinstance(self.solver, SGD) and self.solver.prox is not None
+        clients = "Li et al. 2020, Algorithm 2" if proximal else "McMahan et al. 2017, Algorithm 1"
+        limit = "steps" if isinstance(self.averaging, Weighted) else ""
+        return Traits("FedProx" if proximal else "FedAvg", self.optimizer.source or clients, limit=limit)
 
-    def download(self, server: Server) -> Vector:
+    def init(self, x: Vector) -> FedAvgState:
+        return FedAvgState(x, self.optimizer.init(x))
+
+    def download(self, server: FedAvgState) -> Vector:
         return server.x
 
     def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Any, Any]:
@@ -158,10 +160,10 @@ class FedAvg(Algorithm):
         y = self.solver.run(x, oracle)
         return self.averaging.upload(y - x, self.solver, oracle.steps), memory
 
-    def server(self, server: Server, mean: Any, round: Round) -> Server:
+    def server(self, server: FedAvgState, mean: Any, round: Round) -> FedAvgState:
         dx = self.averaging.update(mean, self.solver, round)
         step, optimizer = self.optimizer.update(server.optimizer, dx, server.x, self.solver.rate())
-        return Server(server.x + step, optimizer)
+        return FedAvgState(server.x + step, optimizer)
 
     def penalty(self, x: Vector) -> Any:
         return penalty(self.solver.regularizer if isinstance(self.solver, SGD) else None, x)

@@ -29,18 +29,16 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithms.warmup import check_batches, first_gradients
-from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.algorithms.warmup import first_gradients
+from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.hyper import check, choice, count, hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
-from fedax.contract.regularizers import Regularizer, Unconstrained, penalty
-from fedax.contract.schedule import Schedule, stepwise
+from fedax.contract.regularizers import Regularizer, penalty, regularizer
+from fedax.contract.schedule import Schedule
 from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import ConfigError, unknown
+from fedax.errors import ConfigError
 from fedax.numbers import check_number
-
-_GRADIENTS = ("mvr", "momentum")
-_METRICS = ("coordinate", "norm")
 
 
 class FromWarmup(eqx.Module):
@@ -51,7 +49,7 @@ def _start_of_metric(given: Any) -> Any:
     return FromWarmup() if isinstance(given, str) and given == "warmup" else given
 
 
-class Server(NamedTuple):
+class FedDAState(NamedTuple):
     """Server state: the model, the direction ν, and the second moment q."""
 
     x: Vector
@@ -95,25 +93,27 @@ class FedDA(Algorithm):
         0.999
     """
 
-    lr: Any = stepwise(default=0.05)
-    alpha: Any = stepwise(default=0.1)
-    gradient: str = eqx.field(static=True, default="mvr")
-    metric: str = eqx.field(static=True, default="coordinate")
-    b: Any = 0.999
-    eps: Any = 0.01
+    lr: Any = hyper(0.05, "(0, ∞)", by_step=True)
+    alpha: Any = hyper(0.1, "(0, 1]", by_step=True)
+    gradient: str = choice("mvr", "mvr", "momentum")
+    metric: str = choice("coordinate", "coordinate", "norm")
+    b: Any = hyper(0.999, "[0, 1]")
+    eps: Any = hyper(0.01, "(0, ∞)")
     h0: Any = eqx.field(default=0.0, converter=_start_of_metric)
-    lam: Any = 1.0
-    regularizer: Regularizer = Unconstrained()
-    warmup_batches: int | None = eqx.field(static=True, default=1)
+    lam: Any = hyper(1.0, "(0, ∞)")
+    regularizer: Regularizer = eqx.field(default=None, converter=regularizer)
+    warmup_batches: int | None = count(1, off=True)
 
-    def init(self, x: Vector) -> Server:
+    def traits(self) -> Traits:
+        return Traits("FedDA", "FedDA, Algorithms 1 and 2", steps="equal", limit="F")
+
+    def init(self, x: Vector) -> FedDAState:
         return _start(self, x)
 
-    def download(self, server: Server) -> Any:
+    def download(self, server: FedDAState) -> Any:
         return server.x, server.nu, _metric(self, server.q)
 
     def client(self, download: Any, memory: Any, oracle: Oracle) -> tuple[Upload, Any]:
-        oracle.equal_steps("work", "FedDA is defined for equal local steps; use Steps(K)")
         x, nu, h = download
 
         def step(state: Any, k: Any) -> Any:
@@ -131,12 +131,12 @@ class FedDA(Algorithm):
         _, z, s, eta, nu = local_steps(step, (x, zeros_like(x), nothing, nothing, nu), oracle)
         return Upload(z, nu, s, eta), memory
 
-    def server(self, server: Server, mean: Upload, round: Round) -> Server:
+    def server(self, server: FedDAState, mean: Upload, round: Round) -> FedDAState:
         z, s, eta = mean.z / round.total, mean.total / round.total, mean.last / round.total
         h = _metric(self, server.q)
         x = self.regularizer.step(server.x + z / h, h, s)
         per_step = z / jnp.where(eta > 0, eta, 1.0)  # 0 where nobody of weight took part
-        return Server(x, mean.nu / round.total, _moment(self, server.q, per_step))
+        return FedDAState(x, mean.nu / round.total, _moment(self, server.q, per_step))
 
     def penalty(self, x: Vector) -> Any:
         return penalty(self.regularizer, x)
@@ -165,26 +165,29 @@ class FedDADistributed(Algorithm):
         'mvr'
     """
 
-    lr: Any = 0.05
-    alpha: Any = 0.1
-    gradient: str = eqx.field(static=True, default="mvr")
-    metric: str = eqx.field(static=True, default="coordinate")
-    b: Any = 0.999
-    eps: Any = 0.01
+    lr: Any = hyper(0.05, "(0, ∞)")
+    alpha: Any = hyper(0.1, "(0, 1]")
+    gradient: str = choice("mvr", "mvr", "momentum")
+    metric: str = choice("coordinate", "coordinate", "norm")
+    b: Any = hyper(0.999, "[0, 1]")
+    eps: Any = hyper(0.01, "(0, ∞)")
     h0: Any = eqx.field(default=0.0, converter=_start_of_metric)
-    lam: Any = 1.0
-    regularizer: Regularizer = Unconstrained()
-    warmup_batches: int | None = eqx.field(static=True, default=1)
+    lam: Any = hyper(1.0, "(0, ∞)")
+    regularizer: Regularizer = eqx.field(default=None, converter=regularizer)
+    warmup_batches: int | None = count(1, off=True)
 
-    def init(self, x: Vector) -> Server:
+    def traits(self) -> Traits:
+        return Traits("FedDA-Distributed", "FedDA, Algorithm 3", limit="F", exact="always")
+
+    def init(self, x: Vector) -> FedDAState:
         return _start(self, x)
 
-    def next(self, server: Server) -> Vector:
+    def next(self, server: FedDAState) -> Vector:
         """x of the next round, which the clients need already."""
         h = _metric(self, server.q)
         return self.regularizer.step(server.x - self.lr * server.nu / h, h, self.lr)
 
-    def download(self, server: Server) -> Any:
+    def download(self, server: FedDAState) -> Any:
         x_new = self.next(server)
         return (x_new, server.x) if self.gradient == "mvr" else (x_new,)
 
@@ -194,9 +197,9 @@ class FedDADistributed(Algorithm):
             return self.alpha * g, memory
         return g - (1 - self.alpha) * oracle.grad_batches(download[1], oracle.steps), memory
 
-    def server(self, server: Server, mean: Vector, round: Round) -> Server:
+    def server(self, server: FedDAState, mean: Vector, round: Round) -> FedDAState:
         nu = mean / round.total + (1 - self.alpha) * server.nu
-        return Server(self.next(server), nu, _moment(self, server.q, server.nu))
+        return FedDAState(self.next(server), nu, _moment(self, server.q, server.nu))
 
     def penalty(self, x: Vector) -> Any:
         return penalty(self.regularizer, x)
@@ -208,14 +211,14 @@ class FedDADistributed(Algorithm):
         _validate(self)
 
 
-def _start(method: Any, x: Vector) -> Server:
+def _start(method: Any, x: Vector) -> FedDAState:
     """x^0 in X, and the second moment at its start."""
     x = method.regularizer.step(x, 1.0, 0.0)
     h0 = 0.0 if isinstance(method.h0, FromWarmup) else jnp.asarray(method.h0, float)
-    return Server(x, zeros_like(x), zeros_like(x) + h0 * h0 if method.metric == "coordinate" else h0)
+    return FedDAState(x, zeros_like(x), zeros_like(x) + h0 * h0 if method.metric == "coordinate" else h0)
 
 
-def _warm(method: Any, server: Server, g: Vector) -> Server:
+def _warm(method: Any, server: FedDAState, g: Vector) -> FedDAState:
     """The server after the warm-up, in which all clients' mean gradient at x^0 was g."""
     return server._replace(nu=g, q=_size(method, g) if isinstance(method.h0, FromWarmup) else server.q)
 
@@ -237,20 +240,10 @@ def _size(method: Any, d: Vector) -> Any:
 
 
 def _validate(method: Any) -> None:
-    check_number("lr", method.lr, 0, open_low=True)
-    check_number("alpha", method.alpha, 0, 1, open_low=True)
-    check_number("b", method.b, 0, 1)
-    check_number("eps", method.eps, 0, open_low=True)
-    check_number("lam", method.lam, 0, open_low=True)
+    check(method)
     if isinstance(method.h0, str | Schedule):
         raise ConfigError("h0", method.h0, "give a number of at least 0, or 'warmup'")
     if not isinstance(method.h0, FromWarmup):
         check_number("h0", method.h0, 0)
     elif method.warmup_batches is None:
         raise ConfigError("h0", "warmup", "there is no warm-up; give warmup_batches = 1, or h0 as a number")
-    if method.gradient not in _GRADIENTS:
-        raise unknown("gradient", method.gradient, _GRADIENTS)
-    if method.metric not in _METRICS:
-        raise unknown("metric", method.metric, _METRICS)
-    check_batches(method.warmup_batches)
-    method.regularizer.validate()

@@ -17,15 +17,17 @@ The distance-generating function is ½‖·‖². Without a regulariser it is Fe
 
 from typing import Any, NamedTuple
 
-from fedax.contract.algorithm import Algorithm, Round
+import equinox as eqx
+
+from fedax.contract.algorithm import Algorithm, Round, Traits
+from fedax.contract.hyper import hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
-from fedax.contract.regularizers import Regularizer, Unconstrained, penalty
+from fedax.contract.regularizers import Regularizer, penalty, regularizer
 from fedax.contract.vector import Vector
-from fedax.numbers import check_number
 
 
-class Server(NamedTuple):
+class DualAveragingState(NamedTuple):
     """Server state and download: the dual model, and the weight that ψ has in it. Uploads are changes of both."""
 
     z: Vector
@@ -50,32 +52,30 @@ class FedDualAvg(Algorithm):
         1.0
     """
 
-    lr: Any = 0.05
-    server_lr: Any = 1.0
-    regularizer: Regularizer = Unconstrained()
+    lr: Any = hyper(0.05, "(0, ∞)")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
+    regularizer: Regularizer = eqx.field(default=None, converter=regularizer)
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, 0.0)
+    def traits(self) -> Traits:
+        return Traits("FedDualAvg", "Yuan et al. 2021, Algorithm 3", limit="steps")
 
-    def client(self, download: Server, memory: Any, oracle: Oracle) -> tuple[Server, Any]:
+    def init(self, x: Vector) -> DualAveragingState:
+        return DualAveragingState(x, 0.0)
+
+    def client(self, download: DualAveragingState, memory: Any, oracle: Oracle) -> tuple[DualAveragingState, Any]:
         def step(state: Any, k: Any) -> Any:
             y, s = state
             w = self.regularizer.step(y, 1.0, s)
             return y - self.lr * oracle.grad(w, k), s + self.lr
 
         y, s = local_steps(step, (download.z, download.s), oracle)
-        return Server(y - download.z, s - download.s), memory
+        return DualAveragingState(y - download.z, s - download.s), memory
 
-    def server(self, server: Server, mean: Server, round: Round) -> Server:
-        return Server(server.z + self.server_lr * mean.z, server.s + self.server_lr * mean.s)
+    def server(self, server: DualAveragingState, mean: DualAveragingState, round: Round) -> DualAveragingState:
+        return DualAveragingState(server.z + self.server_lr * mean.z, server.s + self.server_lr * mean.s)
 
-    def model(self, server: Server) -> Vector:
+    def model(self, server: DualAveragingState) -> Vector:
         return self.regularizer.step(server.z, 1.0, server.s)
 
     def penalty(self, x: Vector) -> Any:
         return penalty(self.regularizer, x)
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("server_lr", self.server_lr, 0, open_low=True)
-        self.regularizer.validate()

@@ -20,18 +20,17 @@ Under full participation and with skip off they are one method.
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 
-from fedax.contract.algorithm import Algorithm, Change, Round
+from fedax.algorithms.parts import OTHERS
+from fedax.contract.algorithm import Algorithm, Change, Round, Traits
+from fedax.contract.hyper import check, choice, hyper
 from fedax.contract.local import check_pull, local_steps, phases
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import unknown
-from fedax.numbers import check_number
 
 
-class Server(NamedTuple):
+class FedDynState(NamedTuple):
     """FedDyn's server state: the model, the mean dual variable, and the cohort's mean model."""
 
     x: Vector
@@ -64,17 +63,20 @@ class FedDyn(Algorithm):
         'server'
     """
 
-    lr: Any = 0.05
-    alpha: Any = 0.1
-    deliver: str = eqx.field(static=True, default="server")
+    lr: Any = hyper(0.05, "(0, ∞)")
+    alpha: Any = hyper(0.1, "(0, ∞)")
+    deliver: str = choice("server", "server", "mean")
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, zeros_like(x), x)
+    def traits(self) -> Traits:
+        return Traits("FedDyn", "Acar et al. 2021, Algorithm 1", limit="F", exact="always", corrects=OTHERS)
+
+    def init(self, x: Vector) -> FedDynState:
+        return FedDynState(x, zeros_like(x), x)
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def download(self, server: Server) -> Vector:
+    def download(self, server: FedDynState) -> Vector:
         return server.x
 
     def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
@@ -86,23 +88,20 @@ class FedDyn(Algorithm):
         dx = local_steps(step, x, oracle) - x
         return Upload(dx, Change(dx)), dual - self.alpha * dx
 
-    def server(self, server: Server, mean: Upload, round: Round) -> Server:
+    def server(self, server: FedDynState, mean: Upload, round: Round) -> FedDynState:
         h = server.h - self.alpha * mean.change
         y = server.x + mean.dx / round.total
-        return Server(y - h / self.alpha, h, y)
+        return FedDynState(y - h / self.alpha, h, y)
 
-    def model(self, server: Server) -> Vector:
+    def model(self, server: FedDynState) -> Vector:
         return server.x if self.deliver == "server" else server.mean
 
     def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("alpha", self.alpha, 0, open_low=True)
+        check(self)
         check_pull("alpha", self.alpha, self.lr)
-        if self.deliver not in ("server", "mean"):
-            raise unknown("deliver", self.deliver, ("server", "mean"))
 
 
-class PDServer(NamedTuple):
+class FedPDState(NamedTuple):
     """FedPD's server state: the model."""
 
     x: Vector
@@ -127,17 +126,23 @@ class FedPD(Algorithm):
         True
     """
 
-    lr: Any = 0.05
-    alpha: Any = 0.1
-    skip: Any = None
+    lr: Any = hyper(0.05, "(0, ∞)")
+    alpha: Any = hyper(0.1, "(0, ∞)")
+    skip: Any = hyper(None, "[0, 1)", off=True)
 
-    def init(self, x: Vector) -> PDServer:
-        return PDServer(x)
+    def traits(self) -> Traits:
+        source = "Zhang et al. 2021, Algorithm 1"
+        if self.skip is None:
+            return Traits("FedPD", source, "all", limit="F", exact="always", corrects=OTHERS)
+        return Traits("FedPD", source, "all")
+
+    def init(self, x: Vector) -> FedPDState:
+        return FedPDState(x)
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def client(self, download: PDServer, memory: Vector, oracle: Oracle) -> tuple[Vector, Vector]:
+    def client(self, download: FedPDState, memory: Vector, oracle: Oracle) -> tuple[Vector, Vector]:
         number = 1 if self.skip is None else jax.random.geometric(oracle.round_key, 1 - self.skip)
 
         def phase(state: Any, j: Any) -> Any:
@@ -154,13 +159,9 @@ class FedPD(Algorithm):
         x, dual = phases(phase, (download.x, memory), number, oracle)
         return x - download.x, dual
 
-    def server(self, server: PDServer, mean: Vector, round: Round) -> PDServer:
-        round.require_full("FedPD")
-        return PDServer(server.x + mean)
+    def server(self, server: FedPDState, mean: Vector, round: Round) -> FedPDState:
+        return FedPDState(server.x + mean)
 
     def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("alpha", self.alpha, 0, open_low=True)
+        check(self)
         check_pull("alpha", self.alpha, self.lr)
-        if self.skip is not None:
-            check_number("skip", self.skip, 0, 1, open_high=True)

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedax.contract.algorithm import Algorithm, Round
+from fedax.contract.algorithm import Algorithm, Round, Traits
+from fedax.contract.hyper import hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-from fedax.numbers import check_number
 
 
-class Server(NamedTuple):
+class FedGLOMOState(NamedTuple):
     """Server state: the last two models, and the momentum per local step."""
 
     x: Vector
@@ -51,13 +51,16 @@ class FedGLOMO(Algorithm):
         0.1
     """
 
-    lr: Any = 0.05
-    beta: Any = 0.1
+    lr: Any = hyper(0.05, "(0, ∞)")
+    beta: Any = hyper(0.1, "(0, 1]")
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, x, zeros_like(x))
+    def traits(self) -> Traits:
+        return Traits("FedGLOMO", "Das et al. 2022, Algorithms 1 and 2", limit="F")
 
-    def download(self, server: Server) -> Any:
+    def init(self, x: Vector) -> FedGLOMOState:
+        return FedGLOMOState(x, x, zeros_like(x))
+
+    def download(self, server: FedGLOMOState) -> Any:
         return server.x, server.x_last
 
     def client(self, download: Any, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
@@ -73,14 +76,10 @@ class FedGLOMO(Algorithm):
         x, x_last = download
         return progress(x) - self.keep(oracle.round) * progress(x_last), memory
 
-    def server(self, server: Server, mean: Vector, round: Round) -> Server:
+    def server(self, server: FedGLOMOState, mean: Vector, round: Round) -> FedGLOMOState:
         u = mean + self.keep(round.index) * server.u
-        return Server(server.x - round.mean_steps * u, server.x, u)
+        return FedGLOMOState(server.x - round.mean_steps * u, server.x, u)
 
     def keep(self, index: Any) -> Any:
         """The weight of the past."""
         return jnp.where(jnp.asarray(index) == 0, 0.0, 1 - self.beta)
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("beta", self.beta, 0, 1, open_low=True)

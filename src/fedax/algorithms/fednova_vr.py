@@ -17,9 +17,10 @@ undefined, clients that are absent keep their h_i, and the updates have the weig
 
 from typing import Any, NamedTuple
 
-from fedax.algorithms.fedavg import Normalised, Normalized, part
+from fedax.algorithms.fedavg import FedNovaUpload, Normalized
+from fedax.algorithms.parts import OTHERS, part
 from fedax.algorithms.server import Plain, ServerOptimizer
-from fedax.contract.algorithm import Algorithm, Change, Round
+from fedax.contract.algorithm import Algorithm, Change, Round, Traits
 from fedax.contract.local import Solver
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
@@ -35,11 +36,11 @@ class Download(NamedTuple):
 class Upload(NamedTuple):
     """FedNova's upload, and the same update as a change: h_i moves by d_i − h̄."""
 
-    update: Normalised
+    update: FedNovaUpload
     change: Any
 
 
-class Server(NamedTuple):
+class FedNovaVRState(NamedTuple):
     """Server state: the model, h̄, and the server optimizer's."""
 
     x: Vector
@@ -73,13 +74,17 @@ class FedNovaVR(Algorithm):
         self.averaging = part("averaging", Normalized() if averaging is None else averaging, Normalized)
         self.optimizer = part("server", Plain() if server is None else server, ServerOptimizer)
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, zeros_like(x), self.optimizer.init(x))
+    def traits(self) -> Traits:
+        source = "Wang et al. 2020, supplement's Algorithm 2"
+        return Traits("FedNova-VR", source, limit="F", exact="always", corrects=OTHERS)
+
+    def init(self, x: Vector) -> FedNovaVRState:
+        return FedNovaVRState(x, zeros_like(x), self.optimizer.init(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def download(self, server: Server) -> Download:
+    def download(self, server: FedNovaVRState) -> Download:
         return Download(server.x, server.h)
 
     def client(self, download: Download, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
@@ -88,12 +93,12 @@ class FedNovaVR(Algorithm):
         upload = self.averaging.upload(y - x, self.solver, oracle.steps)
         return Upload(upload, Change(upload.dx)), upload.dx / -self.solver.rate() - correction
 
-    def server(self, server: Server, mean: Upload, round: Round) -> Server:
+    def server(self, server: FedNovaVRState, mean: Upload, round: Round) -> FedNovaVRState:
         lr = self.solver.rate()
         dx = self.averaging.update(mean.update, self.solver, round) / round.total
         step, optimizer = self.optimizer.update(server.optimizer, dx, server.x, lr)
         h = server.h + (mean.change / -lr - round.heard * server.h)
-        return Server(server.x + step, h, optimizer)
+        return FedNovaVRState(server.x + step, h, optimizer)
 
     def validate(self) -> None:
         self.solver.validate()

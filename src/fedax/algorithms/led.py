@@ -19,14 +19,15 @@ For constant η they are one method with b = p_c and b y_i = −η h_i. With b =
 
 from typing import Any, NamedTuple
 
-from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.algorithms.parts import OTHERS
+from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.hyper import hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-from fedax.numbers import check_number
 
 
-class Server(NamedTuple):
+class DualState(NamedTuple):
     """Server state: the model."""
 
     x: Vector
@@ -54,35 +55,32 @@ class LED(Algorithm):
         0.1
     """
 
-    lr: Any = 0.05
-    b: Any = None
+    lr: Any = hyper(0.05, "(0, ∞)")
+    b: Any = hyper(None, "(0, ∞)", off=True)
 
-    def init(self, x: Vector) -> Server:
-        return Server(x)
+    def traits(self) -> Traits:
+        return Traits("LED", "Alghunaim 2023", "all", limit="F", exact="always", corrects=OTHERS)
+
+    def init(self, x: Vector) -> DualState:
+        return DualState(x)
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def client(self, download: Server, memory: Vector, oracle: Oracle) -> tuple[Vector, Between]:
+    def client(self, download: DualState, memory: Vector, oracle: Oracle) -> tuple[Vector, Between]:
         x, b = download.x, _common(self.b, "b", oracle)
         y = local_steps(lambda y, k: y - self.lr * oracle.grad(y, k) - b * memory, x, oracle)
         return y - x, Between(memory, y)
 
-    def server(self, server: Server, mean: Vector, round: Round) -> Server:
-        round.require_full("LED")
-        return Server(server.x + mean)
+    def server(self, server: DualState, mean: Vector, round: Round) -> DualState:
+        return DualState(server.x + mean)
 
-    def listen(self, download: Server, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
+    def listen(self, download: DualState, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
         """The client hears the new model and moves its dual variable."""
         return None, memory.dual + (memory.y - download.x)
 
     def exchanges(self) -> tuple[Exchange, ...]:
         return (Exchange(self.client, self.server), Exchange(self.listen))
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        if self.b is not None:
-            check_number("b", self.b, 0, open_low=True)
 
 
 class Scaffnew(Algorithm):
@@ -102,36 +100,35 @@ class Scaffnew(Algorithm):
         0.1
     """
 
-    lr: Any = 0.05
-    probability: Any = None
+    lr: Any = hyper(0.05, "(0, ∞)")
+    probability: Any = hyper(None, "(0, 1]", off=True)
 
-    def init(self, x: Vector) -> Server:
-        return Server(x)
+    def traits(self) -> Traits:
+        return Traits(
+            "Scaffnew", "Mishchenko et al. 2022, Algorithm 2", "all", limit="F", exact="always", corrects=OTHERS
+        )
+
+    def init(self, x: Vector) -> DualState:
+        return DualState(x)
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def client(self, download: Server, memory: Vector, oracle: Oracle) -> tuple[Vector, Between]:
+    def client(self, download: DualState, memory: Vector, oracle: Oracle) -> tuple[Vector, Between]:
         x = download.x
         y = local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) - memory), x, oracle)
         return y - x, Between(memory, y)
 
-    def server(self, server: Server, mean: Vector, round: Round) -> Server:
-        round.require_full("Scaffnew")
-        return Server(server.x + mean)
+    def server(self, server: DualState, mean: Vector, round: Round) -> DualState:
+        return DualState(server.x + mean)
 
-    def listen(self, download: Server, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
+    def listen(self, download: DualState, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
         """The client hears the new model and moves its dual variable."""
         p_c = _common(self.probability, "probability", oracle)
         return None, memory.dual + p_c * (download.x - memory.y) / self.lr
 
     def exchanges(self) -> tuple[Exchange, ...]:
         return (Exchange(self.client, self.server), Exchange(self.listen))
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        if self.probability is not None:
-            check_number("probability", self.probability, 0, 1, open_low=True)
 
 
 def _common(step: Any, field: str, oracle: Oracle) -> Any:

@@ -19,21 +19,17 @@ consistency". Local-AMSGrad: Chen, Li and Li 2020, "Toward communication efficie
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 
 from fedax.algorithms.server import Adaptive
-from fedax.contract.algorithm import Algorithm, Round
+from fedax.contract.algorithm import Algorithm, Round, Traits
+from fedax.contract.hyper import choice, flag, hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import ConfigError, unknown
-from fedax.numbers import check_number
-
-_CORRECTIONS = ("local", "joint")
 
 
-class AdaptServer(NamedTuple):
+class LocalAdaptState(NamedTuple):
     """Local-Adapt's server state: the model, and the server's Adam."""
 
     x: Vector
@@ -67,17 +63,20 @@ class LocalAdapt(Algorithm):
         0.999
     """
 
-    lr: Any = 0.001
-    server_lr: Any = 0.01
-    beta1: Any = 0.9
-    beta2: Any = 0.999
-    eps: Any = 0.01
-    correction: str | None = eqx.field(static=True, default=None)
+    lr: Any = hyper(0.001, "(0, ∞)")
+    server_lr: Any = hyper(0.01, "(0, ∞)")
+    beta1: Any = hyper(0.9, "[0, 1)")
+    beta2: Any = hyper(0.999, "[0, 1)")
+    eps: Any = hyper(0.01, "(0, ∞)")
+    correction: str | None = choice(None, "local", "joint", off=True)
 
-    def init(self, x: Vector) -> AdaptServer:
-        return AdaptServer(x, self.adam().init(x))
+    def traits(self) -> Traits:
+        return Traits("Local-Adapt", "Wang et al. 2021, Algorithm 1")
 
-    def download(self, server: AdaptServer) -> Vector:
+    def init(self, x: Vector) -> LocalAdaptState:
+        return LocalAdaptState(x, self.adam().init(x))
+
+    def download(self, server: LocalAdaptState) -> Vector:
         return server.x
 
     def adam(self) -> Adaptive:
@@ -101,21 +100,15 @@ class LocalAdapt(Algorithm):
         dx = (y - x) / total
         return (dx if self.correction == "local" else Corrected(dx, 1 / total)), memory
 
-    def server(self, server: AdaptServer, mean: Any, round: Round) -> AdaptServer:
+    def server(self, server: LocalAdaptState, mean: Any, round: Round) -> LocalAdaptState:
         dx = mean
         if self.correction == "joint":  # 1/C is 0 only where nobody of weight took part
             dx = mean.dx / mean.inverse.map(lambda leaf: jnp.where(leaf > 0, leaf, 1.0))
         step, optimizer = self.adam().update(server.optimizer, dx, server.x, self.lr)
-        return AdaptServer(server.x + step, optimizer)
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        self.adam().validate()
-        if self.correction is not None and self.correction not in _CORRECTIONS:
-            raise unknown("correction", self.correction, _CORRECTIONS)
+        return LocalAdaptState(server.x + step, optimizer)
 
 
-class AMSGradServer(NamedTuple):
+class LocalAMSGradState(NamedTuple):
     """Local-AMSGrad's server state and download: the model, and the shared second moment v̂."""
 
     x: Vector
@@ -155,20 +148,22 @@ class LocalAMSGrad(Algorithm):
         False
     """
 
-    lr: Any = 0.001
-    beta1: Any = 0.9
-    beta2: Any = 0.999
-    eps: Any = 1e-4
-    lag: bool = eqx.field(static=True, default=False)
+    lr: Any = hyper(0.001, "(0, ∞)")
+    beta1: Any = hyper(0.9, "[0, 1)")
+    beta2: Any = hyper(0.999, "[0, 1)")
+    eps: Any = hyper(1e-4, "(0, ∞)")
+    lag: bool = flag()
 
-    def init(self, x: Vector) -> AMSGradServer:
-        return AMSGradServer(x, x.map(lambda leaf: jnp.full_like(leaf, self.eps)))
+    def traits(self) -> Traits:
+        return Traits("Local-AMSGrad", "Chen et al. 2020, Algorithm 3", steps="equal", limit="F")
+
+    def init(self, x: Vector) -> LocalAMSGradState:
+        return LocalAMSGradState(x, x.map(lambda leaf: jnp.full_like(leaf, self.eps)))
 
     def init_client(self, x: Vector) -> Moments:
         return Moments(zeros_like(x), zeros_like(x))
 
-    def client(self, download: AMSGradServer, memory: Moments, oracle: Oracle) -> tuple[AMSGradUpload, Moments]:
-        oracle.equal_steps("work", "Local-AMSGrad is defined for equal local steps; use Steps(K)")
+    def client(self, download: LocalAMSGradState, memory: Moments, oracle: Oracle) -> tuple[AMSGradUpload, Moments]:
         x, root = download.x, download.scale.map(jnp.sqrt)
 
         def step(state: Any, k: Any) -> Any:
@@ -181,18 +176,10 @@ class LocalAMSGrad(Algorithm):
         upload = AMSGradUpload(y - x, v) if self.lag else AMSGradUpload(before - x, Moments(m, v))
         return upload, Moments(m, v)
 
-    def server(self, server: AMSGradServer, mean: AMSGradUpload, round: Round) -> AMSGradServer:
+    def server(self, server: LocalAMSGradState, mean: AMSGradUpload, round: Round) -> LocalAMSGradState:
         v = mean.moments if self.lag else mean.moments.v
         scale = server.scale.map(jnp.maximum, v / round.total)
         x = server.x + mean.dx / round.total
         if not self.lag:
             x = x - self.lr * (mean.moments.m / round.total) / scale.map(jnp.sqrt)
-        return AMSGradServer(x, scale)
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("beta1", self.beta1, 0, 1, open_high=True)
-        check_number("beta2", self.beta2, 0, 1, open_high=True)
-        check_number("eps", self.eps, 0, open_low=True)
-        if not isinstance(self.lag, bool):
-            raise ConfigError("lag", self.lag, "give true or false")
+        return LocalAMSGradState(x, scale)

@@ -25,19 +25,17 @@ steps go along U(c, s), apart from drift, so that their mean has the weights ω/
 that their mean has the weights ω; but all contain U(0, s), or (1−a) m, which the server knows and need not estimate.
 """
 
-import inspect
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.hyper import check, choice, flag, hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
-from fedax.contract.schedule import stepwise
 from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import ConfigError, unknown
-from fedax.numbers import check_number
+from fedax.registry import Registry
 
 
 class Base(eqx.Module):
@@ -57,6 +55,7 @@ class Base(eqx.Module):
 
     def validate(self) -> None:
         """Raise :class:`fedax.errors.ConfigError` for hyper-parameters that cannot be used."""
+        check(self)
 
 
 class BaseSGD(Base):
@@ -79,7 +78,7 @@ class BaseMomentum(Base):
         momentum: β in [0, 1).
     """
 
-    momentum: Any = 0.9
+    momentum: Any = hyper(0.9, "[0, 1)")
 
     def init(self, x: Vector) -> Any:
         return zeros_like(x)
@@ -89,9 +88,6 @@ class BaseMomentum(Base):
 
     def statistics(self, c: Vector, s: Any) -> Any:
         return self.direction(c, s)
-
-    def validate(self) -> None:
-        check_number("momentum", self.momentum, 0, 1, open_high=True)
 
 
 class BaseAdam(Base):
@@ -103,9 +99,9 @@ class BaseAdam(Base):
         eps: ε > 0; the first round, when v is zero, goes by g/ε.
     """
 
-    beta1: Any = 0.9
-    beta2: Any = 0.99
-    eps: Any = 1e-3
+    beta1: Any = hyper(0.9, "[0, 1)")
+    beta2: Any = hyper(0.99, "[0, 1)")
+    eps: Any = hyper(1e-3, "(0, ∞)")
 
     def init(self, x: Vector) -> Any:
         return zeros_like(x), zeros_like(x)
@@ -118,13 +114,8 @@ class BaseAdam(Base):
         m, v = s
         return (1 - self.beta1) * c + self.beta1 * m, (1 - self.beta2) * c * c + self.beta2 * v
 
-    def validate(self) -> None:
-        check_number("beta1", self.beta1, 0, 1, open_high=True)
-        check_number("beta2", self.beta2, 0, 1, open_high=True)
-        check_number("eps", self.eps, 0, open_low=True)
 
-
-class Server(NamedTuple):
+class MimeState(NamedTuple):
     """Server state: the model and the base's statistics."""
 
     x: Vector
@@ -167,18 +158,24 @@ class Mime(Algorithm):
     """
 
     base: Base
-    lr: Any = 0.05
-    server_lr: Any = 1.0
-    lite: bool = eqx.field(static=True, default=False)
+    lr: Any = hyper(0.05, "(0, ∞)")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
+    lite: bool = flag()
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, self.base.init(x))
+    def traits(self) -> Traits:
+        source = "Karimireddy et al. 2020 (Mime), Algorithm 1"
+        if self.lite:
+            return Traits("MimeLite", source)
+        return Traits("Mime", source, limit="F", exact="all clients", corrects="the mean gradient of all")
+
+    def init(self, x: Vector) -> MimeState:
+        return MimeState(x, self.base.init(x))
 
     def gather(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
         """Mime's first exchange, client: the full gradient at x."""
         return oracle.full_grad(download), memory
 
-    def gathered(self, server: Server, mean: Vector, round: Round) -> Gathered:
+    def gathered(self, server: MimeState, mean: Vector, round: Round) -> Gathered:
         """Mime's first exchange, server: c."""
         return Gathered(server.x, server.s, mean)
 
@@ -192,35 +189,30 @@ class Mime(Algorithm):
 
         return local_steps(step, x, oracle) - x, memory
 
-    def move(self, server: Gathered, mean: Vector, round: Round) -> Server:
+    def move(self, server: Gathered, mean: Vector, round: Round) -> MimeState:
         """Mime's second exchange, server."""
         x, s, c = server
-        return Server(x + (self.server_lr / round.total) * mean, self.base.statistics(c, s))
+        return MimeState(x + (self.server_lr / round.total) * mean, self.base.statistics(c, s))
 
-    def work_lite(self, download: Server, memory: Any, oracle: Oracle) -> tuple[Upload, Any]:
+    def work_lite(self, download: MimeState, memory: Any, oracle: Oracle) -> tuple[Upload, Any]:
         """MimeLite, client."""
         x, s = download
         y = local_steps(lambda y, k: y - self.lr * self.base.direction(oracle.grad(y, k), s), x, oracle)
         return Upload(y - x, oracle.full_grad(x)), memory
 
-    def move_lite(self, server: Server, mean: Upload, round: Round) -> Server:
+    def move_lite(self, server: MimeState, mean: Upload, round: Round) -> MimeState:
         """MimeLite, server."""
         known = self.base.direction(zeros_like(server.x), server.s)
         dx = mean.dx - (round.shortfall * self.lr * round.mean_steps) * known
-        return Server(server.x + self.server_lr * dx, self.base.statistics(mean.c, server.s))
+        return MimeState(server.x + self.server_lr * dx, self.base.statistics(mean.c, server.s))
 
     def exchanges(self) -> tuple[Exchange, ...]:
         if self.lite:
             return (Exchange(self.work_lite, self.move_lite),)
         return (Exchange(self.gather, self.gathered, lambda server: server.x), Exchange(self.work, self.move))
 
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("server_lr", self.server_lr, 0, open_low=True)
-        self.base.validate()
 
-
-class MVRServer(NamedTuple):
+class MimeMVRState(NamedTuple):
     """Server state: the last two models, and the momentum m."""
 
     x: Vector
@@ -276,21 +268,27 @@ class MimeMVR(Algorithm):
         'previous'
     """
 
-    lr: Any = stepwise(default=0.05)
-    alpha: Any = stepwise(default=0.1)
-    server_lr: Any = 1.0
-    ref: str = eqx.field(static=True, default="previous")
-    lite: bool = eqx.field(static=True, default=False)
+    lr: Any = hyper(0.05, "(0, ∞)", by_step=True)
+    alpha: Any = hyper(0.1, "(0, 1]", by_step=True)
+    server_lr: Any = hyper(1.0, "(0, ∞)")
+    ref: str = choice("previous", "previous", "current")
+    lite: bool = flag()
 
-    def init(self, x: Vector) -> MVRServer:
-        return MVRServer(x, x, zeros_like(x))
+    def traits(self) -> Traits:
+        source = "Karimireddy et al. 2020 (Mime), appendix on momentum-based variance reduction"
+        if self.lite:
+            return Traits("MimeLiteMVR", source)
+        return Traits("MimeMVR", source, limit="F", exact="all clients", corrects="the mean gradient of all")
+
+    def init(self, x: Vector) -> MimeMVRState:
+        return MimeMVRState(x, x, zeros_like(x))
 
     def gather(self, download: Any, memory: Any, oracle: Oracle) -> tuple[Gradients, Any]:
         """MimeMVR's first exchange, client: the full gradients at the last two models."""
         x, x_last = download
         return Gradients(oracle.full_grad(x), oracle.full_grad(x_last)), memory
 
-    def gathered(self, server: MVRServer, mean: Gradients, round: Round) -> MVRGathered:
+    def gathered(self, server: MimeMVRState, mean: Gradients, round: Round) -> MVRGathered:
         """MimeMVR's first exchange, server: c, and the m of the next round."""
         return MVRGathered(*server, mean.now, self.momentum(server.m, mean, round))
 
@@ -299,22 +297,22 @@ class MimeMVR(Algorithm):
         x, x_last, m, c = download
         return self.steps(x, x_last, m, oracle, lambda k: c - oracle.grad(x, k)), memory
 
-    def move(self, server: MVRGathered, mean: Vector, round: Round) -> MVRServer:
+    def move(self, server: MVRGathered, mean: Vector, round: Round) -> MimeMVRState:
         """MimeMVR's second exchange, server."""
-        return MVRServer(server.x + (self.server_lr / round.total) * mean, server.x, server.m_new)
+        return MimeMVRState(server.x + (self.server_lr / round.total) * mean, server.x, server.m_new)
 
-    def work_lite(self, download: MVRServer, memory: Any, oracle: Oracle) -> tuple[MVRUpload, Any]:
+    def work_lite(self, download: MimeMVRState, memory: Any, oracle: Oracle) -> tuple[MVRUpload, Any]:
         """MimeLiteMVR, client."""
         x, x_last, m = download
         gradients = Gradients(oracle.full_grad(x), oracle.full_grad(x_last))
         return MVRUpload(self.steps(x, x_last, m, oracle), gradients), memory
 
-    def move_lite(self, server: MVRServer, mean: MVRUpload, round: Round) -> MVRServer:
+    def move_lite(self, server: MimeMVRState, mean: MVRUpload, round: Round) -> MimeMVRState:
         """MimeLiteMVR, server."""
         m = self.momentum(server.m, mean.gradients, round)
         known = (1 - self.alpha(round.t)) * server.m
         dx = mean.dx - (round.shortfall * self.lr(round.t) * round.mean_steps) * known
-        return MVRServer(server.x + self.server_lr * dx, server.x, m)
+        return MimeMVRState(server.x + self.server_lr * dx, server.x, m)
 
     def steps(self, x: Vector, x_last: Vector, m: Vector, oracle: Oracle, correction: Any = None) -> Vector:
         """y − x after the local steps."""
@@ -347,46 +345,12 @@ class MimeMVR(Algorithm):
         """Warm-up, client: the full gradient at x^0."""
         return oracle.full_grad(download), memory
 
-    def first_mean(self, server: MVRServer, mean: Vector, round: Round) -> MVRServer:
+    def first_mean(self, server: MimeMVRState, mean: Vector, round: Round) -> MimeMVRState:
         """Warm-up, server: m^0."""
         return server._replace(m=mean)
 
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("alpha", self.alpha, 0, 1, open_low=True)
-        check_number("server_lr", self.server_lr, 0, open_low=True)
-        if self.ref not in ("previous", "current"):
-            raise unknown("ref", self.ref, ("previous", "current"))
 
-
-_BASES: dict[str, type[Base]] = {"sgd": BaseSGD, "momentum": BaseMomentum, "adam": BaseAdam}
-
-
-def base_optimizer(base: Any, **hyper: Any) -> Base:
-    """The base that ``base`` names, with those of the hyper-parameters that are not ``None``.
-
-    Args:
-        base: ``"sgd"``, ``"momentum"``, ``"adam"`` or a :class:`Base`.
-        **hyper: ``momentum``, ``beta1``, ``beta2``, ``eps``; ``None`` is not given.
-
-    Raises:
-        ConfigError: an unknown base, or a hyper-parameter that it does not have.
-
-    Example:
-        >>> base_optimizer("momentum", momentum=0.8).momentum
-        0.8
-    """
-    given = {name: value for name, value in hyper.items() if value is not None}
-    if isinstance(base, Base):
-        for name, value in given.items():
-            raise ConfigError(name, value, "the base is given as an object; set it there")
-        return base
-    if not isinstance(base, str):
-        raise ConfigError("base", base, f"give one of {', '.join(_BASES)}, or a Base of fedax")
-    if base not in _BASES:
-        raise unknown("base", base, _BASES)
-    fields = inspect.signature(_BASES[base]).parameters
-    for name, value in given.items():
-        if name not in fields:
-            raise ConfigError(name, value, f"the base {base!r} has {', '.join(fields) or 'no hyper-parameters'}")
-    return _BASES[base](**given)
+BASES = Registry("base")
+BASES.add("sgd", BaseSGD)
+BASES.add("momentum", BaseMomentum)
+BASES.add("adam", BaseAdam)

@@ -35,22 +35,20 @@ unequal p_i in all means; in the first two a cohort's mean in the place of all c
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithms.warmup import check_batches, first_gradients
-from fedax.contract.algorithm import Algorithm, Change, Exchange, Round
+from fedax.algorithms.parts import OTHERS
+from fedax.algorithms.warmup import first_gradients
+from fedax.contract.algorithm import Algorithm, Change, Exchange, Round, Traits
+from fedax.contract.hyper import choice, count, hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import unknown
-from fedax.numbers import check_number
 
-_FORMS = ("published", "reparameterised")
 _NO_STEP = 0.0  # γ before the first step: x^{−1} = x^0
 
 
-class Server(NamedTuple):
+class MomentumState(NamedTuple):
     """Server state: the model, the momentum g, and γ of the last step."""
 
     x: Vector
@@ -58,7 +56,7 @@ class Server(NamedTuple):
     gamma: Any
 
 
-class ControlledServer(NamedTuple):
+class ControlledState(NamedTuple):
     """Server state: the model, the momentum g, γ of the last step, and the mean control variate."""
 
     x: Vector
@@ -92,15 +90,18 @@ class FedAvgWithMomentum(Algorithm):
         'published'
     """
 
-    lr: Any = 0.05
-    beta: Any = 0.1
-    server_lr: Any = 1.0
-    form: str = eqx.field(static=True, default="published")
+    lr: Any = hyper(0.05, "(0, ∞)")
+    beta: Any = hyper(0.1, "(0, 1]")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
+    form: str = choice("published", "published", "reparameterised")
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, zeros_like(x), _NO_STEP)
+    def traits(self) -> Traits:
+        return Traits("FedAvg-M", "Cheng et al. 2024, Algorithm 1", limit="F", own=self.beta)
 
-    def download(self, server: Server) -> Any:
+    def init(self, x: Vector) -> MomentumState:
+        return MomentumState(x, zeros_like(x), _NO_STEP)
+
+    def download(self, server: MomentumState) -> Any:
         return server.x, server.g
 
     def client(self, download: Any, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
@@ -108,13 +109,9 @@ class FedAvgWithMomentum(Algorithm):
         y = local_steps(lambda y, k: y - self.lr * (new * oracle.grad(y, k) + (1 - self.beta) * g), x, oracle)
         return (y - x) / oracle.steps, memory
 
-    def server(self, server: Server, mean: Vector, round: Round) -> Server:
+    def server(self, server: MomentumState, mean: Vector, round: Round) -> MomentumState:
         g = mean / -self.lr + (round.shortfall * (1 - self.beta)) * server.g
-        return Server(*_step(self, server.x, g, round))
-
-    def validate(self) -> None:
-        _validate(self)
-        _check_form(self.form)
+        return MomentumState(*_step(self, server.x, g, round))
 
 
 class FedAvgWithMomentumVR(Algorithm):
@@ -135,15 +132,18 @@ class FedAvgWithMomentumVR(Algorithm):
         0.1
     """
 
-    lr: Any = 0.05
-    beta: Any = 0.1
-    server_lr: Any = 1.0
-    warmup_batches: int | None = eqx.field(static=True, default=1)
+    lr: Any = hyper(0.05, "(0, ∞)")
+    beta: Any = hyper(0.1, "(0, 1]")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
+    warmup_batches: int | None = count(1, off=True)
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, zeros_like(x), _NO_STEP)
+    def traits(self) -> Traits:
+        return Traits("FedAvg-M-VR", "Cheng et al. 2024, Algorithm 3", limit="F")
 
-    def client(self, download: Server, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
+    def init(self, x: Vector) -> MomentumState:
+        return MomentumState(x, zeros_like(x), _NO_STEP)
+
+    def client(self, download: MomentumState, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
         x, g = download.x, download.g
         x_last = x + download.gamma * g
 
@@ -154,15 +154,11 @@ class FedAvgWithMomentumVR(Algorithm):
         y = local_steps(step, x, oracle)
         return (y - x) / oracle.steps, memory
 
-    def server(self, server: Server, mean: Vector, round: Round) -> Server:
-        return Server(*_step(self, server.x, mean / (-self.lr * round.total), round))
+    def server(self, server: MomentumState, mean: Vector, round: Round) -> MomentumState:
+        return MomentumState(*_step(self, server.x, mean / (-self.lr * round.total), round))
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(g=g))
-
-    def validate(self) -> None:
-        _validate(self)
-        check_batches(self.warmup_batches)
 
 
 class ScaffoldWithMomentum(Algorithm):
@@ -185,19 +181,23 @@ class ScaffoldWithMomentum(Algorithm):
         1
     """
 
-    lr: Any = 0.05
-    beta: Any = 0.1
-    server_lr: Any = 1.0
-    form: str = eqx.field(static=True, default="published")
-    warmup_batches: int | None = eqx.field(static=True, default=1)
+    lr: Any = hyper(0.05, "(0, ∞)")
+    beta: Any = hyper(0.1, "(0, 1]")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
+    form: str = choice("published", "published", "reparameterised")
+    warmup_batches: int | None = count(1, off=True)
 
-    def init(self, x: Vector) -> ControlledServer:
-        return ControlledServer(x, zeros_like(x), _NO_STEP, zeros_like(x))
+    def traits(self) -> Traits:
+        source = "Cheng et al. 2024, Algorithm 2"
+        return Traits("SCAFFOLD-M", source, limit="F", exact="always", corrects=OTHERS)
+
+    def init(self, x: Vector) -> ControlledState:
+        return ControlledState(x, zeros_like(x), _NO_STEP, zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def download(self, server: ControlledServer) -> Any:
+    def download(self, server: ControlledState) -> Any:
         return server.x, server.g, server.c
 
     def client(self, download: Any, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
@@ -213,17 +213,12 @@ class ScaffoldWithMomentum(Algorithm):
         c_new = total / oracle.steps
         return Upload((y - x) / oracle.steps, Change(c_new - c_i)), c_new
 
-    def server(self, server: ControlledServer, mean: Upload, round: Round) -> ControlledServer:
+    def server(self, server: ControlledState, mean: Upload, round: Round) -> ControlledState:
         g = mean.dx / (-self.lr * round.total)
-        return ControlledServer(*_step(self, server.x, g, round), server.c + mean.dc)
+        return ControlledState(*_step(self, server.x, g, round), server.c + mean.dc)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(c=c), remember=True)
-
-    def validate(self) -> None:
-        _validate(self)
-        _check_form(self.form)
-        check_batches(self.warmup_batches)
 
 
 class ScaffoldWithMomentumVR(Algorithm):
@@ -245,18 +240,22 @@ class ScaffoldWithMomentumVR(Algorithm):
         0.1
     """
 
-    lr: Any = 0.05
-    beta: Any = 0.1
-    server_lr: Any = 1.0
-    warmup_batches: int | None = eqx.field(static=True, default=1)
+    lr: Any = hyper(0.05, "(0, ∞)")
+    beta: Any = hyper(0.1, "(0, 1]")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
+    warmup_batches: int | None = count(1, off=True)
 
-    def init(self, x: Vector) -> ControlledServer:
-        return ControlledServer(x, zeros_like(x), _NO_STEP, zeros_like(x))
+    def traits(self) -> Traits:
+        source = "Cheng et al. 2024, Algorithm 4"
+        return Traits("SCAFFOLD-M-VR", source, limit="F", exact="always", corrects=OTHERS)
+
+    def init(self, x: Vector) -> ControlledState:
+        return ControlledState(x, zeros_like(x), _NO_STEP, zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def client(self, download: ControlledServer, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
+    def client(self, download: ControlledState, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
         (x, g, gamma, c), c_i = download, memory
         x_last = x + gamma * g
 
@@ -270,16 +269,12 @@ class ScaffoldWithMomentumVR(Algorithm):
         c_new = total / oracle.steps
         return Upload((y - x) / oracle.steps, Change(c_new - c_i)), c_new
 
-    def server(self, server: ControlledServer, mean: Upload, round: Round) -> ControlledServer:
+    def server(self, server: ControlledState, mean: Upload, round: Round) -> ControlledState:
         g = mean.dx / (-self.lr * round.total)
-        return ControlledServer(*_step(self, server.x, g, round), server.c + mean.dc)
+        return ControlledState(*_step(self, server.x, g, round), server.c + mean.dc)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(g=g, c=c), remember=True)
-
-    def validate(self) -> None:
-        _validate(self)
-        check_batches(self.warmup_batches)
 
 
 def _step(method: Any, x: Vector, g: Vector, round: Round) -> tuple[Vector, Vector, Any]:
@@ -291,14 +286,3 @@ def _step(method: Any, x: Vector, g: Vector, round: Round) -> tuple[Vector, Vect
 def _weight(method: Any) -> Any:
     """The weight of the new gradient."""
     return method.beta if method.form == "published" else 1.0
-
-
-def _validate(method: Any) -> None:
-    check_number("lr", method.lr, 0, open_low=True)
-    check_number("beta", method.beta, 0, 1, open_low=True)
-    check_number("server_lr", method.server_lr, 0, open_low=True)
-
-
-def _check_form(form: str) -> None:
-    if form not in _FORMS:
-        raise unknown("form", form, _FORMS)

@@ -20,18 +20,16 @@ weights that are unbiased; they need weights that sum to 1, or the steps are too
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
-
-from fedax.algorithms.warmup import check_batches, first_gradients
-from fedax.contract.algorithm import Algorithm, Change, Exchange, Round
+from fedax.algorithms.parts import OTHERS
+from fedax.algorithms.warmup import first_gradients
+from fedax.contract.algorithm import Algorithm, Change, Exchange, Round, Traits
+from fedax.contract.hyper import choice, count, hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import ConfigError
-from fedax.numbers import check_number
 
 
-class Server(NamedTuple):
+class ScaffoldState(NamedTuple):
     """Server state: the model, and the mean control variate c = Σ p_i c_i."""
 
     x: Vector
@@ -64,32 +62,28 @@ class Scaffold(Algorithm):
         1.0
     """
 
-    lr: Any = 0.05
-    server_lr: Any = 1.0
-    option: int = eqx.field(static=True, default=2)
-    warmup_batches: int | None = eqx.field(static=True, default=None)
+    lr: Any = hyper(0.05, "(0, ∞)")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
+    option: int = choice(2, 1, 2)
+    warmup_batches: int | None = count(None, off=True)
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, zeros_like(x))
+    def traits(self) -> Traits:
+        return Traits("SCAFFOLD", "Karimireddy et al. 2020, Algorithm 1", limit="F", exact="always", corrects=OTHERS)
+
+    def init(self, x: Vector) -> ScaffoldState:
+        return ScaffoldState(x, zeros_like(x))
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def client(self, download: Server, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
+    def client(self, download: ScaffoldState, memory: Vector, oracle: Oracle) -> tuple[Upload, Vector]:
         (x, c), c_i = download, memory
         y = local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) - c_i + c), x, oracle)
         c_new = oracle.full_grad(x) if self.option == 1 else c_i - c + (x - y) / (self.lr * oracle.steps)
         return Upload(y - x, Change(c_new - c_i)), c_new
 
-    def server(self, server: Server, mean: Upload, round: Round) -> Server:
-        return Server(server.x + (self.server_lr / round.total) * mean.dx, server.c + mean.dc)
+    def server(self, server: ScaffoldState, mean: Upload, round: Round) -> ScaffoldState:
+        return ScaffoldState(server.x + (self.server_lr / round.total) * mean.dx, server.c + mean.dc)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, c: server._replace(c=c), remember=True)
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("server_lr", self.server_lr, 0, open_low=True)
-        if isinstance(self.option, bool) or self.option not in (1, 2):
-            raise ConfigError("option", self.option, "give 1 or 2")
-        check_batches(self.warmup_batches)

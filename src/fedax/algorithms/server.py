@@ -8,20 +8,27 @@
 | Adagrad, Adam, Yogi | FedOpt (Reddi et al. 2021), Algorithm 2 | m ← β₁m + (1−β₁)⟨Δ⟩;  v by method;  x + γm/(√v + ε) |
 """
 
-import inspect
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 import optax
 
+from fedax.algorithms.parts import named_part
+from fedax.contract.hyper import check, choice, hyper
 from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import ConfigError, unknown
-from fedax.numbers import check_number
+from fedax.registry import Registry
 
 
 class ServerOptimizer(eqx.Module):
-    """Turns the mean update of a round into a step of the model."""
+    """Turns the mean update of a round into a step of the model.
+
+    Attributes:
+        source: the paper; empty: none of its own.
+    """
+
+    source: ClassVar[str] = ""
 
     def init(self, x: Vector) -> Any:
         """The optimizer's state at round 0."""
@@ -33,6 +40,7 @@ class ServerOptimizer(eqx.Module):
 
     def validate(self) -> None:
         """Raise :class:`fedax.errors.ConfigError` for hyper-parameters that cannot be used."""
+        check(self)
 
 
 class Plain(ServerOptimizer):
@@ -42,16 +50,13 @@ class Plain(ServerOptimizer):
         server_lr: γ > 0; 1 is plain averaging.
     """
 
-    server_lr: Any = 1.0
+    server_lr: Any = hyper(1.0, "(0, ∞)")
 
     def init(self, x: Vector) -> Any:
         return ()
 
     def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
         return self.server_lr * dx, state
-
-    def validate(self) -> None:
-        check_number("server_lr", self.server_lr, 0, open_low=True)
 
 
 class Momentum(ServerOptimizer):
@@ -66,8 +71,9 @@ class Momentum(ServerOptimizer):
     Source: Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution".
     """
 
-    server_momentum: Any = 0.9
-    server_lr: Any = 1.0
+    source: ClassVar[str] = "Hsu et al. 2019"
+    server_momentum: Any = hyper(0.9, "[0, 1)")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
 
     def init(self, x: Vector) -> Any:
         return zeros_like(x)
@@ -75,10 +81,6 @@ class Momentum(ServerOptimizer):
     def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
         v = self.server_momentum * state + dx
         return self.server_lr * v, v
-
-    def validate(self) -> None:
-        check_number("server_momentum", self.server_momentum, 0, 1, open_high=True)
-        check_number("server_lr", self.server_lr, 0, open_low=True)
 
 
 class SlowMo(ServerOptimizer):
@@ -93,8 +95,9 @@ class SlowMo(ServerOptimizer):
     Source: Wang, Tantia, Ballas and Rabbat 2020, "SlowMo".
     """
 
-    server_momentum: Any = 0.9
-    server_lr: Any = 1.0
+    source: ClassVar[str] = "Wang et al. 2020 (SlowMo), Algorithm 1"
+    server_momentum: Any = hyper(0.9, "[0, 1)")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
 
     def init(self, x: Vector) -> Any:
         return zeros_like(x)
@@ -102,10 +105,6 @@ class SlowMo(ServerOptimizer):
     def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
         u = self.server_momentum * state + dx / lr
         return self.server_lr * lr * u, u
-
-    def validate(self) -> None:
-        check_number("server_momentum", self.server_momentum, 0, 1, open_high=True)
-        check_number("server_lr", self.server_lr, 0, open_low=True)
 
 
 class Adaptive(ServerOptimizer):
@@ -124,11 +123,12 @@ class Adaptive(ServerOptimizer):
     Source: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2.
     """
 
-    kind: str = eqx.field(static=True)
-    server_lr: Any = 0.01
-    beta1: Any = 0.9
-    beta2: Any = 0.99
-    eps: Any = 1e-3
+    source: ClassVar[str] = "Reddi et al. 2021, Algorithm 2"
+    kind: str = choice(dataclasses.MISSING, "adagrad", "adam", "yogi")
+    server_lr: Any = hyper(0.01, "(0, ∞)")
+    beta1: Any = hyper(0.9, "[0, 1)")
+    beta2: Any = hyper(0.99, "[0, 1)")
+    eps: Any = hyper(1e-3, "(0, ∞)")
 
     def init(self, x: Vector) -> Any:
         return zeros_like(x), x.map(lambda leaf: jnp.full_like(leaf, self.eps) ** 2)
@@ -144,14 +144,6 @@ class Adaptive(ServerOptimizer):
         else:
             v = v - (1 - self.beta2) * square * (v - square).map(jnp.sign)
         return self.server_lr * m / (v.map(jnp.sqrt) + self.eps), (m, v)
-
-    def validate(self) -> None:
-        if self.kind not in ("adagrad", "adam", "yogi"):
-            raise unknown("kind", self.kind, ("adagrad", "adam", "yogi"))
-        check_number("server_lr", self.server_lr, 0, open_low=True)
-        check_number("beta1", self.beta1, 0, 1, open_high=True)
-        check_number("beta2", self.beta2, 0, 1, open_high=True)
-        check_number("eps", self.eps, 0, open_low=True)
 
 
 class OptaxServer(ServerOptimizer):
@@ -171,13 +163,13 @@ class OptaxServer(ServerOptimizer):
         return Vector(step), state
 
 
-def server_optimizer(server: Any, **hyper: Any) -> ServerOptimizer:
+def server_optimizer(server: Any, **given: Any) -> ServerOptimizer:
     """The server optimizer that ``server`` names, with those of the hyper-parameters that are not ``None``.
 
     Args:
         server: ``"plain"``, ``"momentum"``, ``"slowmo"``, ``"adagrad"``, ``"adam"``, ``"yogi"``, a
             :class:`ServerOptimizer`, or an optax transformation.
-        **hyper: ``server_lr``, ``server_momentum``, ``beta1``, ``beta2``, ``eps``; ``None`` is not given.
+        **given: ``server_lr``, ``server_momentum``, ``beta1``, ``beta2``, ``eps``; ``None`` is not given.
 
     Raises:
         ConfigError: unknown name, or a hyper-parameter that this optimizer does not have.
@@ -186,23 +178,14 @@ def server_optimizer(server: Any, **hyper: Any) -> ServerOptimizer:
         >>> server_optimizer("momentum", server_momentum=0.8).server_momentum
         0.8
     """
-    given = {name: value for name, value in hyper.items() if value is not None}
-    if not isinstance(server, str):
-        if given:
-            name, value = next(iter(given.items()))
-            raise ConfigError(name, value, "the server optimizer is given as an object; set it there")
-        if isinstance(server, ServerOptimizer):
-            return server
-        if isinstance(server, optax.GradientTransformation):
-            return OptaxServer(server)
-        raise ConfigError("server", server, "give a name, a ServerOptimizer or an optax transformation")
-    classes = {"plain": Plain, "momentum": Momentum, "slowmo": SlowMo}
-    adaptive = ("adagrad", "adam", "yogi")
-    if server not in classes and server not in adaptive:
-        raise unknown("server", server, (*classes, *adaptive))
-    chosen = Adaptive if server in adaptive else classes[server]
-    fields = set(inspect.signature(chosen).parameters) - {"kind"}
-    for name, value in given.items():
-        if name not in fields:
-            raise ConfigError(name, value, f"the server optimizer {server!r} has only {', '.join(sorted(fields))}")
-    return Adaptive(server, **given) if server in adaptive else classes[server](**given)
+    if isinstance(server, optax.GradientTransformation):
+        server = OptaxServer(server)
+    return named_part(SERVERS, server, ServerOptimizer, given)
+
+
+SERVERS = Registry("server")
+SERVERS.add("plain", Plain)
+SERVERS.add("momentum", Momentum)
+SERVERS.add("slowmo", SlowMo)
+for _kind in ("adagrad", "adam", "yogi"):
+    SERVERS.add(_kind, Adaptive, f"{_kind.capitalize()} at the server, as published.", fixed={"kind": _kind})

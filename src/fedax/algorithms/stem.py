@@ -16,19 +16,15 @@ near-optimal sample and communication complexities for federated learning".
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
-
-from fedax.algorithms.warmup import check_batches, first_gradients
-from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.algorithms.warmup import first_gradients
+from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.hyper import choice, count, hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
-from fedax.contract.schedule import stepwise
 from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import unknown
-from fedax.numbers import check_number
 
 
-class State(NamedTuple):
+class STEMState(NamedTuple):
     """Server state and download: model and direction. Upload: the change of the model, and the direction."""
 
     x: Vector
@@ -57,19 +53,23 @@ class STEM(Algorithm):
         0.928
     """
 
-    lr: Any = stepwise(default=0.05)
-    alpha: Any = stepwise(default=0.1)
-    prev: str = eqx.field(static=True, default="averaged")
-    warmup_batches: int | None = eqx.field(static=True, default=1)
+    lr: Any = hyper(0.05, "(0, ∞)", by_step=True)
+    alpha: Any = hyper(0.1, "(0, 1]", by_step=True)
+    prev: str = choice("averaged", "averaged", "local")
+    warmup_batches: int | None = count(1, off=True)
 
-    def init(self, x: Vector) -> State:
-        return State(x, zeros_like(x))
+    def traits(self) -> Traits:
+        local = self.prev == "local"
+        name, cohorts = ("STEM with prev='local'", "all") if local else ("STEM", "any")
+        return Traits(name, "Khanduri et al. 2021, Algorithm 1", cohorts, "equal", limit="F")
+
+    def init(self, x: Vector) -> STEMState:
+        return STEMState(x, zeros_like(x))
 
     def init_client(self, x: Vector) -> Any:
         return x if self.prev == "local" else ()
 
-    def client(self, download: State, memory: Any, oracle: Oracle) -> tuple[State, Any]:
-        oracle.equal_steps("work", "STEM is defined for equal local steps; use Steps(K)")
+    def client(self, download: STEMState, memory: Any, oracle: Oracle) -> tuple[STEMState, Any]:
         x, d = download
 
         def step(state: Any, k: Any) -> Any:
@@ -79,19 +79,10 @@ class STEM(Algorithm):
             return y, y, oracle.grad(y, k) + (1 - self.alpha(t)) * (d - oracle.grad(old, k))
 
         _, y, d = local_steps(step, (memory if self.prev == "local" else x, x, d), oracle)
-        return State(y - x, d), y if self.prev == "local" else ()
+        return STEMState(y - x, d), y if self.prev == "local" else ()
 
-    def server(self, server: State, mean: State, round: Round) -> State:
-        if self.prev == "local":
-            round.require_full("STEM with prev='local'")
-        return State(server.x + mean.x / round.total, mean.d / round.total)
+    def server(self, server: STEMState, mean: STEMState, round: Round) -> STEMState:
+        return STEMState(server.x + mean.x / round.total, mean.d / round.total)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(d=g))
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("alpha", self.alpha, 0, 1, open_low=True)
-        if self.prev not in ("averaged", "local"):
-            raise unknown("prev", self.prev, ("averaged", "local"))
-        check_batches(self.warmup_batches)

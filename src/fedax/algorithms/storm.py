@@ -23,21 +23,18 @@ MB-STORM and the gradient part of the others take no notice of unequal τ_i: the
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithms.warmup import check_batches, first_gradients
-from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.algorithms.parts import OTHERS
+from fedax.algorithms.warmup import first_gradients
+from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.hyper import choice, count, hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-from fedax.errors import unknown
-from fedax.numbers import check_count, check_number
-
-_PICKS = ("random", "average")
 
 
-class Server(NamedTuple):
+class StormState(NamedTuple):
     """Server state: the last two models, and the estimate v of the gradient."""
 
     x: Vector
@@ -60,30 +57,28 @@ class MBStorm(Algorithm):
         1
     """
 
-    lr: Any = 0.05
-    beta: Any = 0.1
-    warmup_batches: int | None = eqx.field(static=True, default=1)
+    lr: Any = hyper(0.05, "(0, ∞)")
+    beta: Any = hyper(0.1, "(0, 1]")
+    warmup_batches: int | None = count(1, off=True)
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, x, zeros_like(x))
+    def traits(self) -> Traits:
+        return Traits("MB-STORM", "Patel et al. 2022, Algorithm 2", limit="F", exact="always")
 
-    def download(self, server: Server) -> Any:
+    def init(self, x: Vector) -> StormState:
+        return StormState(x, x, zeros_like(x))
+
+    def download(self, server: StormState) -> Any:
         return server.x, server.x_last
 
     def client(self, download: Any, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
         return _recursive(self.beta, download, oracle), memory
 
-    def server(self, server: Server, mean: Vector, round: Round) -> Server:
+    def server(self, server: StormState, mean: Vector, round: Round) -> StormState:
         v = _keep(self.beta, round) * server.v + mean
-        return Server(server.x - self.lr * v, server.x, v)
+        return StormState(server.x - self.lr * v, server.x, v)
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(v=g))
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("beta", self.beta, 0, 1, open_low=True)
-        check_batches(self.warmup_batches)
 
 
 class CELSGD(Algorithm):
@@ -102,19 +97,22 @@ class CELSGD(Algorithm):
         'random'
     """
 
-    lr: Any = 0.05
-    beta: Any = 0.1
-    pick: str = eqx.field(static=True, default="random")
-    warmup_batches: int | None = eqx.field(static=True, default=1)
+    lr: Any = hyper(0.05, "(0, ∞)")
+    beta: Any = hyper(0.1, "(0, 1]")
+    pick: str = choice("random", "random", "average")
+    warmup_batches: int | None = count(1, off=True)
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, x, zeros_like(x))
+    def traits(self) -> Traits:
+        return Traits("CE-LSGD", "Patel et al. 2022, Algorithm 1", limit="F", exact="always", corrects=OTHERS)
+
+    def init(self, x: Vector) -> StormState:
+        return StormState(x, x, zeros_like(x))
 
     def gradient(self, download: Any, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
         """First exchange, client: the recursive part of v."""
         return _recursive(self.beta, download, oracle), memory
 
-    def estimate(self, server: Server, mean: Vector, round: Round) -> Server:
+    def estimate(self, server: StormState, mean: Vector, round: Round) -> StormState:
         """First exchange, server: v."""
         return server._replace(v=_keep(self.beta, round) * server.v + mean)
 
@@ -123,12 +121,6 @@ class CELSGD(Algorithm):
 
     def warmup(self) -> tuple[Exchange, ...]:
         return first_gradients(self.warmup_batches, lambda server, g, _: server._replace(v=g))
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("beta", self.beta, 0, 1, open_low=True)
-        check_batches(self.warmup_batches)
-        _check_pick(self.pick)
 
 
 class BVRLSGD(Algorithm):
@@ -148,12 +140,15 @@ class BVRLSGD(Algorithm):
         'random'
     """
 
-    lr: Any = 0.05
-    period: int | None = eqx.field(static=True, default=10)
-    pick: str = eqx.field(static=True, default="random")
+    lr: Any = hyper(0.05, "(0, ∞)")
+    period: int | None = count(10, off=True)
+    pick: str = choice("random", "random", "average")
 
-    def init(self, x: Vector) -> Server:
-        return Server(x, x, zeros_like(x))
+    def traits(self) -> Traits:
+        return Traits("BVR-L-SGD", "Murata and Suzuki 2021, Algorithm 1", limit="F", exact="always", corrects=OTHERS)
+
+    def init(self, x: Vector) -> StormState:
+        return StormState(x, x, zeros_like(x))
 
     def gradient(self, download: Any, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
         """First exchange, client: the full gradient, or the difference of two."""
@@ -161,7 +156,7 @@ class BVRLSGD(Algorithm):
         change = lambda x: oracle.grad_batches(x, oracle.steps) - oracle.grad_batches(x_last, oracle.steps)  # noqa: E731
         return oracle.cond(self.exact(oracle.round), oracle.full_grad, change, x), memory
 
-    def estimate(self, server: Server, mean: Vector, round: Round) -> Server:
+    def estimate(self, server: StormState, mean: Vector, round: Round) -> StormState:
         """First exchange, server: v."""
         return server._replace(v=jnp.where(self.exact(round.index), 0.0, 1.0) * server.v + mean)
 
@@ -172,12 +167,6 @@ class BVRLSGD(Algorithm):
 
     def exchanges(self) -> tuple[Exchange, ...]:
         return _exchanges(self)
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        if self.period is not None:
-            check_count("period", self.period)
-        _check_pick(self.pick)
 
 
 def _recursive(beta: Any, download: Any, oracle: Oracle) -> Vector:
@@ -211,17 +200,12 @@ def _exchanges(method: Any) -> tuple[Exchange, ...]:
 
     who = "one" if method.pick == "random" else "cohort"
 
-    def move(server: Server, mean: Vector, round: Round) -> Server:
+    def move(server: StormState, mean: Vector, round: Round) -> StormState:
         if who == "cohort":  # all steps begin along v, which is exact whatever Σ ω_i is
             mean = mean - (round.shortfall * method.lr * round.mean_steps) * server.v
-        return Server(server.x + mean, server.x, server.v)
+        return StormState(server.x + mean, server.x, server.v)
 
     return (
         Exchange(method.gradient, method.estimate, lambda server: (server.x, server.x_last)),
         Exchange(local, move, lambda server: (server.x, server.v), who),
     )
-
-
-def _check_pick(pick: str) -> None:
-    if pick not in _PICKS:
-        raise unknown("pick", pick, _PICKS)

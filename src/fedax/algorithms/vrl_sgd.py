@@ -18,14 +18,14 @@ guarantees" (FedGATE, here without compression).
 
 from typing import Any, NamedTuple
 
-from fedax.contract.algorithm import Algorithm, Exchange, Round
+from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.hyper import hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like
-from fedax.numbers import check_number
 
 
-class Server(NamedTuple):
+class VRLSGDState(NamedTuple):
     """Server state: the model."""
 
     x: Vector
@@ -53,32 +53,31 @@ class VRLSGD(Algorithm):
         1.0
     """
 
-    lr: Any = 0.05
-    server_lr: Any = 1.0
+    lr: Any = hyper(0.05, "(0, ∞)")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
 
-    def init(self, x: Vector) -> Server:
-        return Server(x)
+    def traits(self) -> Traits:
+        source = "Liang et al. 2019, Algorithm 1; FedGATE: Haddadpour et al. 2021"
+        return Traits("VRL-SGD", source, "all", limit="steps", exact="equal steps")
+
+    def init(self, x: Vector) -> VRLSGDState:
+        return VRLSGDState(x)
 
     def init_client(self, x: Vector) -> Vector:
         return zeros_like(x)
 
-    def client(self, download: Server, memory: Vector, oracle: Oracle) -> tuple[Vector, Between]:
+    def client(self, download: VRLSGDState, memory: Vector, oracle: Oracle) -> tuple[Vector, Between]:
         x = download.x
         y = local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) - memory), x, oracle)
         return y - x, Between(memory, x / self.server_lr + (y - x))
 
-    def server(self, server: Server, mean: Vector, round: Round) -> Server:
-        round.require_full("VRL-SGD")
-        return Server(server.x + self.server_lr * mean)
+    def server(self, server: VRLSGDState, mean: Vector, round: Round) -> VRLSGDState:
+        return VRLSGDState(server.x + self.server_lr * mean)
 
-    def listen(self, download: Server, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
+    def listen(self, download: VRLSGDState, memory: Between, oracle: Oracle) -> tuple[None, Vector]:
         """The client hears the new model and corrects its memory."""
         lacked = download.x / self.server_lr - memory.expected
         return None, memory.correction + lacked / (self.lr * oracle.steps)
 
     def exchanges(self) -> tuple[Exchange, ...]:
         return (Exchange(self.client, self.server), Exchange(self.listen))
-
-    def validate(self) -> None:
-        check_number("lr", self.lr, 0, open_low=True)
-        check_number("server_lr", self.server_lr, 0, open_low=True)

@@ -6,7 +6,6 @@ from typing import Any
 from fedax.contract.algorithm import Change, Exchange, Round
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
-from fedax.numbers import check_count
 
 
 def first_gradients(
@@ -32,9 +31,3 @@ def first_gradients(
         return start(server, *mean)
 
     return (Exchange(client, server, lambda server: server.x),)
-
-
-def check_batches(batches: Any) -> None:
-    """Raise a ConfigError unless ``warmup_batches`` is ``None`` or a whole number of at least 1."""
-    if batches is not None:
-        check_count("warmup_batches", batches)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax.numpy as jnp
 
+from fedax.contract import hyper
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
@@ -31,6 +32,51 @@ class Change(eqx.Module):
     value: Tree
 
 
+class Traits(NamedTuple):
+    """What a method with its hyper-parameters is, where its functions do not show it.
+
+    Attributes:
+        name: what its paper calls it.
+        source: the paper's authors and year, and where it is there.
+        cohorts: ``"any"``, or ``"all"``: all clients take part in every round.
+        steps: ``"any"``, or ``"equal"``: all clients take equally many local steps.
+        limit: what it minimises with exact gradients as η → 0: ``"F"``, the data's own objective; ``"steps"``,
+            Σ p_i‖a_i‖₁ F_i, in which clients count for more that take more steps; ``""``: not known.
+        exact: where it ends at the optimum of F itself for constant η: ``"always"``, with ``"all clients"``, with
+            ``"equal steps"``, or ``"never"``: drift of the local steps, in proportion to η, or another limit remains.
+        corrects: by what it corrects its local steps, so that they do not drift; ``""``: it does not.
+        own: the weight of a client's own gradient in its local steps.
+    """
+
+    name: str = ""
+    source: str = ""
+    cohorts: str = "any"
+    steps: str = "any"
+    limit: str = ""
+    exact: str = "never"
+    corrects: str = ""
+    own: Number = 1.0
+
+    def refuse(self, *, missing: str | None = None, unequal: bool = False) -> None:
+        """Raise a ConfigError for rounds for which the method is not defined.
+
+        Args:
+            missing: why a round may lack some of the N clients; ``None``: it never does.
+            unequal: whether clients may take different numbers of local steps.
+
+        Example:
+            >>> Traits(name="LED", cohorts="all").refuse(missing="3 of 7 clients")
+            Traceback (most recent call last):
+            fedax.errors.ConfigError: participation = '3 of 7 clients': LED is defined for full participation only; ...
+        """
+        if self.cohorts == "all" and missing is not None:
+            way_out = "is defined for full participation only; use Full(), and no guard that leaves clients out"
+            raise ConfigError("participation", missing, f"{self.name} {way_out}")
+        if self.steps == "equal" and unequal:
+            way_out = f"{self.name} is defined for equal local steps; use Steps(K)"
+            raise ConfigError("work", "unequal local steps", way_out)
+
+
 class Round(NamedTuple):
     """What a server knows about the round whose uploads it aggregates.
 
@@ -47,7 +93,6 @@ class Round(NamedTuple):
         data_weights: [S] p_i (0 on padding, and for a client that a guard leaves out).
         total: Σ ω_i (1 where all ω are 0); divide by it where a convex combination is needed (models, second
             moments).
-        missing: why a round may lack some of the N clients; ``None``: it never does.
     """
 
     index: Number
@@ -59,7 +104,6 @@ class Round(NamedTuple):
     present: Array
     data_weights: Array
     total: Number
-    missing: str | None = None
 
     @property
     def heard(self) -> Number:
@@ -79,15 +123,6 @@ class Round(NamedTuple):
     def mean_steps(self) -> Number:
         """Σ ω_i τ_i / Σ ω_i, the cohort's weighted mean of the local steps."""
         return jnp.sum(self.weights * self.steps) / self.total
-
-    def require_full(self, method: str) -> None:
-        """Raise a ConfigError unless all N clients are in every cohort."""
-        if self.missing is not None:
-            raise ConfigError(
-                "participation",
-                self.missing,
-                f"{method} is defined for full participation only; use Full(), and no guard that leaves clients out",
-            )
 
 
 class Exchange(NamedTuple):
@@ -154,5 +189,13 @@ class Algorithm(eqx.Module):
         """Exchanges over all N clients before round 0."""
         return ()
 
+    def traits(self) -> Traits:
+        """For which rounds the method is defined, and where it ends."""
+        return Traits(type(self).__name__)
+
     def validate(self) -> None:
-        """Raise :class:`fedax.errors.ConfigError` for hyper-parameters that cannot be used; called before a run."""
+        """Raise :class:`fedax.errors.ConfigError` for hyper-parameters that cannot be used; called before a run.
+
+        The default is :func:`fedax.contract.hyper.check`: each field as it is declared.
+        """
+        hyper.check(self)

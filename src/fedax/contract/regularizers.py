@@ -1,6 +1,5 @@
 """Constraints and regularisers, each with its proximal step in a diagonal metric."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,8 +10,9 @@ import jax.numpy as jnp
 from fedax.contract.schedule import Schedule
 from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector
-from fedax.errors import ConfigError, unknown
+from fedax.errors import ConfigError
 from fedax.numbers import check_number
+from fedax.registry import Registry
 
 
 class Regularizer(Settings):
@@ -263,16 +263,15 @@ def penalty(regularizer: Regularizer | None, x: Vector) -> Any:
     return None if regularizer is None or isinstance(regularizer, Unconstrained) else regularizer.value(x)
 
 
-_NAMES: dict[str, type[Regularizer]] = {
-    "none": Unconstrained,
-    "l1": L1,
-    "elastic-net": ElasticNet,
-    "l1-ball": L1Ball,
-    "l2-ball": L2Ball,
-    "box": Box,
-    "non-negative": NonNegative,
-    "simplex": Simplex,
-}
+REGULARIZERS = Registry("regularizer")
+REGULARIZERS.add("none", Unconstrained)
+REGULARIZERS.add("l1", L1)
+REGULARIZERS.add("elastic-net", ElasticNet)
+REGULARIZERS.add("l1-ball", L1Ball)
+REGULARIZERS.add("l2-ball", L2Ball)
+REGULARIZERS.add("box", Box)
+REGULARIZERS.add("non-negative", NonNegative)
+REGULARIZERS.add("simplex", Simplex)
 
 
 def regularizer(given: Any) -> Regularizer:
@@ -296,17 +295,8 @@ def regularizer(given: Any) -> Regularizer:
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise ConfigError("regularizer", given, "give a fedax Regularizer, such as fedax.L1(0.01), or {name = 'l1', …}")
     table = dict(given)
-    name = table.pop("name")
-    if name not in _NAMES:
-        raise unknown("regularizer", name, _NAMES)
-    fields = inspect.signature(_NAMES[name]).parameters
-    for key in table:
-        if key not in fields:
-            raise unknown(f"regularizer {name}", key, fields)
-    for key, field in fields.items():
-        if key not in table and field.default is field.empty:
-            raise ConfigError("regularizer", given, f"{name} needs {key}")
-    return _NAMES[name](**table)
+    found: Regularizer = REGULARIZERS.bind(table.pop("name"), table, section="regularizer")[0]
+    return found
 
 
 def _indicator(constraint: Regularizer, x: Vector) -> jax.Array:

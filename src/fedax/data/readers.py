@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedax.data.formats import npz_names, read_cifar10, read_idx, read_leaf, read_libsvm, read_npz, regular, room
-from fedax.errors import DataError, unknown
+from fedax.errors import DataError
+from fedax.registry import Registry
 
 Arrays = dict[str, np.ndarray]
 Found = tuple[Arrays, Arrays | None, Arrays]  # train, test, groups
@@ -81,8 +82,7 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
         >>> digits.train["x"].shape, digits.train["x"].dtype
         ((1442, 8, 8, 1), dtype('uint8'))
     """
-    if name not in _SETS:
-        raise unknown("data set", name, _SETS)
+    name = SETS.get(name).name
     known = _SETS[name]
     if name == "digits":
         return Dataset(name, *_digits(), known.classes)
@@ -107,7 +107,7 @@ def available() -> dict[str, str]:
         >>> available()["digits"]
         '8×8 grey digits, 10 classes, 1442 + 355; comes with scikit-learn'
     """
-    return {name: known.line for name, known in _SETS.items()}
+    return SETS.available()
 
 
 def _digits() -> tuple[Arrays, Arrays]:
@@ -419,3 +419,7 @@ _SETS = {
         _LIBSVM_PAGE,
     ),
 }
+
+SETS = Registry("data set")
+for _name, _known in _SETS.items():
+    SETS.add(_name, partial(load, _name), _known.line)

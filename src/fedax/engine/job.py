@@ -149,6 +149,7 @@ def make_job(
     key, x = _start(task, params, seed, shared)
     census = Census.of(data)
     plan = make_plan(census, task, x, work, batch_size, participation, wire, chunk_size, mesh)
+    algorithm.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
     stream = _stream(stream, data, own, plan.devices)
     fed = _once(
         shared, ("data", id(data), plan.mesh, stream), lambda: _on_devices(_federation(data, own, stream), plan.mesh)

@@ -201,7 +201,7 @@ def conclude(ask: Ask, total: Tree, uploads: Tree, accepted: Array, wire: Wire, 
     counts = ask.counts if wire.guard is None else ask.counts & accepted
     mean, round_ = wire.received(total, uploads, ask.round, counts, plan.by_number, ask.exchange.who == "one")
     # In a program of its own the round's static fields came as arrays.
-    return ask.exchange.server(ask.server, mean, round_._replace(num_clients=plan.num_clients, missing=plan.missing))
+    return ask.exchange.server(ask.server, mean, round_._replace(num_clients=plan.num_clients))
 
 
 def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) -> tuple[Clients, Round]:

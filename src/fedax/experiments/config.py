@@ -7,7 +7,6 @@ functions of that name.
 
 import difflib
 import functools
-import inspect
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -18,62 +17,23 @@ import numpy as np
 import pydantic
 
 import fedax
-from fedax.algorithms import hyperparameters
+from fedax.algorithms import METHODS
 from fedax.columns import better, measured_names
-from fedax.data import generators, partitions
+from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, folder
 from fedax.data.formats import regular
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import toml
 from fedax.experiments.defaults import TASKS_OF, unequal_penalties
+from fedax.federation import PARTICIPATION, WORK
 from fedax.numbers import check_number
+from fedax.registry import Component, within
+from fedax.tasks import TASKS
+from fedax.wire import AVERAGES
 
 Table = dict[str, Any]
 
 
-def _folder(path: str, test: str | None = None) -> Any:
-    """Clients' data, and held-out examples where ``test`` names another folder of the kind."""
-    data = fedax.FederatedData.open(path)
-    return data if test is None else (data, fedax.FederatedData.open(test))
-
-
-_GENERATED: dict[str, tuple[str, Callable[..., Any]]] = {
-    "synthetic": ("FedProx's Synthetic(alpha, beta): softmax labels, a model for each client", generators.synthetic),
-    "sparse_regression": ("linear models that agree on which few features matter", generators.sparse_regression),
-    "folder": ("your own clients' data, as FederatedData.save writes them", _folder),
-    "quadratics": ("quadratic objectives whose optimum is known in closed form", generators.quadratics),
-}
-_PARTITIONS: dict[str, Callable[..., Any]] = {
-    "iid": partitions.iid,
-    "dirichlet": partitions.dirichlet,
-    "dirichlet-labels": partitions.dirichlet_labels,
-    "shards": partitions.shards,
-    "dominant": partitions.dominant,
-    "power-law": partitions.power_law,
-    "column": partitions.by_column,
-}
-_WORK: dict[str, Callable[..., Any]] = {
-    "steps": fedax.Steps,
-    "epochs": fedax.Epochs,
-    "random-epochs": fedax.RandomEpochs,
-    "random-steps": fedax.RandomSteps,
-    "geometric-steps": fedax.GeometricSteps,
-    "deadline": fedax.Deadline,
-}
-_PARTICIPATION: dict[str, Callable[..., Any]] = {
-    "full": fedax.Full,
-    "uniform": fedax.Uniform,
-    "proportional": fedax.Proportional,
-    "systematic": fedax.Systematic,
-    "uniform-normalized": fedax.UniformNormalized,
-    "trace": fedax.Trace,
-}
-_AGGREGATES: dict[str, Callable[..., Any]] = {
-    "coordinate-median": fedax.CoordinateMedian,
-    "trimmed-mean": fedax.TrimmedMean,
-    "geometric-median": fedax.GeometricMedian,
-    "clipped-mean": fedax.ClippedMean,
-}
-_FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of tasks that the data set tells
+_FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of tasks that come from the data set
 
 _RECIPES = pathlib.Path(__file__).parent / "recipes"
 _MOST_SEEDS = 1000
@@ -358,7 +318,8 @@ def put(config: Table, path: str, value: Any) -> None:
         section = SELECTORS.get(path)
         if section is not None and table.get(keys[-1]) != value:
             stale = set(table) - set(section.model_fields)
-            for name in stale | ({"clients"} if value == "column" else set()):
+            by_value = isinstance(value, str) and value in PARTITIONS and PARTITIONS.get(value).make is by_column
+            for name in stale | ({"clients"} if by_value else set()):
                 table.pop(name, None)
         table[keys[-1]] = value
 
@@ -405,7 +366,7 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
     pooled, data, test, data_config = _data(_of_seed(first.data, seeds[0]))
     if first.run.split_seeds and "seed" not in data_config:
         raise ConfigError("run.split_seeds", True, "these clients are given, not drawn; leave it out")
-    task, task_config = _task(first.task, first.data.name, pooled, data)
+    task, task_config = _task(first.task, data_config["name"], pooled, data)
     sizes = []
     for seed in seeds:
         split = data if seed == seeds[0] else _data(_of_seed(first.data, seed))[1]
@@ -421,7 +382,7 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
         within("participation", lambda: own.participation.validate(data.num_clients, own.run["rounds"]))
         within("participation", lambda: own.participation.bind(data.weights))
         resolved = {
-            "name": first.name or first.data.name,
+            "name": first.name or data_config["name"],
             "data": data_config,
             "task": task_config,
             "work": own.work_config,
@@ -462,7 +423,14 @@ def _check_judge(judge: str, experiments: Sequence[Experiment]) -> None:
 
 def datasets() -> dict[str, str]:
     """All data sets that a configuration may name: name -> one line."""
-    return fedax.data.available() | {name: line for name, (line, _) in _GENERATED.items()}
+    return SETS.available() | FEDERATIONS.available()
+
+
+def data_set(name: str, field: str = "data.name") -> Component:
+    """The data set of this name, in any spelling; the error for another one names ``field``."""
+    if name in FEDERATIONS or name in SETS:
+        return (FEDERATIONS if name in FEDERATIONS else SETS).get(name)
+    raise unknown(field, name, datasets())
 
 
 def tasks() -> dict[str, str]:
@@ -489,10 +457,10 @@ class _Settings(NamedTuple):
 def _settings(sections: ExperimentSection) -> _Settings:
     names = labels(sections.methods)
     made = [_method(section, label) for section, label in zip(sections.methods, names, strict=True)]
-    work, work_config = _choose("work", "kind", sections.work.kind, _WORK, sections.work.parameters)
+    work, work_config = WORK.bind(sections.work.kind, sections.work.parameters, section="work", key="kind")
     chosen = sections.participation
-    participation, participation_config = _choose(
-        "participation", "kind", chosen.kind, _PARTICIPATION, chosen.parameters
+    participation, participation_config = PARTICIPATION.bind(
+        chosen.kind, chosen.parameters, section="participation", key="kind"
     )
     absent = {name: value for name in ("dropout", "available") if (value := getattr(chosen, name)) is not None}
     if absent:
@@ -512,10 +480,7 @@ def _options(run: Table) -> Table:
         options["guard"] = call("run.guard", fedax.Guard, guard)
     if (aggregate := run.get("aggregate")) is not None:
         given = {"name": aggregate} if isinstance(aggregate, str) else dict(aggregate)
-        name = given.pop("name", None)
-        if name not in _AGGREGATES:
-            raise unknown("run.aggregate", str(name), _AGGREGATES)
-        options["aggregate"] = call("run.aggregate", _AGGREGATES[name], given)
+        options["aggregate"], _ = AVERAGES.bind(given.pop("name", None), given, section="run.aggregate")
     if (faults := run.get("faults")) is not None:
         options["faults"] = call("run.faults", fedax.Faults, faults)
     return options
@@ -534,24 +499,19 @@ def _run(section: RunSection) -> Table:
 
 def hyperparameters_of(section: MethodSection, label: str) -> Table:
     """The method's hyper-parameters with their defaults."""
-    try:
-        return hyperparameters(section.name)
-    except ConfigError as error:
-        raise ConfigError(f"methods.{label}.name", section.name, error.way_out) from None
+    return METHODS.get(section.name, f"methods.{label}.name").arguments
 
 
 def _method(section: MethodSection, label: str) -> tuple[fedax.Algorithm, Table]:
     place = f"methods.{label}"
-    known = hyperparameters_of(section, label)
-    given = {}
-    for name, value in section.parameters.items():
-        if name not in known:
-            raise unknown(f"{place}.{name}", name, known)
-        schedule = isinstance(value, dict) and name != "regularizer"
-        given[name] = _schedule(f"{place}.{name}", value) if schedule else value
-    method = within(place, lambda: fedax.create(section.name, **given))
-    defaults = {name: value for name, value in known.items() if value is not None}
-    return method, {"name": section.name, "label": label, **defaults, **section.parameters}
+    component = METHODS.get(section.name, f"{place}.name")
+    given = section.parameters
+    component.check(given, component.arguments, f"{place}.")
+    schedules = {name for name, value in given.items() if isinstance(value, dict) and name != "regularizer"}
+    made = {name: _schedule(f"{place}.{name}", given[name]) if name in schedules else given[name] for name in given}
+    method = within(place, lambda: fedax.create(section.name, **made))
+    defaults = {name: value for name, value in component.arguments.items() if value is not None}
+    return method, {"name": section.name, "label": label, **defaults, **given}
 
 
 def _schedule(field: str, table: Table) -> fedax.Schedule:
@@ -609,38 +569,39 @@ def _differing(same: Sequence[MethodSection]) -> list[str]:
 
 def _data(section: DataSection) -> tuple[Any, fedax.FederatedData, Table | None, Table]:
     """``-> (data set, clients' data, held-out examples, configuration)``; no data set where one is generated."""
-    if section.name in _GENERATED:
-        if section.partition is not None:
-            raise ConfigError("data.partition", section.partition, f"{section.name} comes in clients; leave it out")
-        make = _GENERATED[section.name][1]
-        given = section.parameters
-        if make is not _folder or "seed" in section.model_fields_set:
-            given = given | {"seed": section.seed}
-        if section.clients is not None:
-            given["clients"] = section.clients
-        made, parameters = _bind("data", make, given, skip=("H", "e", "weights"))
-        data, test = made if isinstance(made, tuple) else (made, None)
-        data = data if make is _folder and section.weights == "sizes" else _weighted(data, section.weights)
-        test = None if test is None else test.examples
-        return None, data, test, {"name": section.name, **parameters, "weights": section.weights}
-    if section.name not in datasets():
-        raise unknown("data.name", section.name, datasets())
-    partition = section.partition or "iid"
-    if partition not in _PARTITIONS:
-        raise unknown("data.partition", partition, _PARTITIONS)
-    if partition != "column" and section.clients is None:
+    pool = data_set(section.name)
+    if pool.name in FEDERATIONS:
+        return _in_clients(section, pool)
+    partition = PARTITIONS.get(section.partition or "iid", "data.partition")
+    if partition.make is not by_column and section.clients is None:
         raise ConfigError("data.clients", None, "this is missing; give the number of clients")
-    pooled = fedax.data.load(section.name)
-    deal = _PARTITIONS[partition]
-    if partition == "column":
+    pooled = fedax.data.load(pool.name)
+    if partition.make is by_column:
         parts, parameters = _by_column(section, pooled)
     else:
-        first = len(pooled.train["y"]) if "n" in inspect.signature(deal).parameters else pooled.train["y"]
+        labels = pooled.train["y"]
+        first = len(labels) if "n" in partition.arguments else labels
         given = section.parameters | {"clients": section.clients, "seed": section.seed}
-        parts, parameters = _bind("data", deal, given, first)
+        parts, parameters = partition.bind(given, first, section="data")
     data = _weighted(fedax.FederatedData.from_partition(pooled.train, parts), section.weights)
-    config = {"name": section.name, "partition": partition, **parameters, "weights": section.weights}
+    config = {"name": pool.name, "partition": partition.name, **parameters, "weights": section.weights}
     return pooled, data, pooled.test, config
+
+
+def _in_clients(section: DataSection, federation: Component) -> tuple[None, fedax.FederatedData, Table | None, Table]:
+    """:func:`_data` that come in clients."""
+    if section.partition is not None:
+        raise ConfigError("data.partition", section.partition, f"{federation.name} comes in clients; leave it out")
+    given = section.parameters
+    if "seed" in federation.arguments or "seed" in section.model_fields_set:
+        given = given | {"seed": section.seed}
+    if section.clients is not None:
+        given["clients"] = section.clients
+    made, parameters = federation.bind(given, section="data")
+    data, test = made if isinstance(made, tuple) else (made, None)
+    data = data if federation.make is folder and section.weights == "sizes" else _weighted(data, section.weights)
+    test = None if test is None else test.examples
+    return None, data, test, {"name": federation.name, **parameters, "weights": section.weights}
 
 
 def _of_seed(section: DataSection, seed: int) -> DataSection:
@@ -659,7 +620,7 @@ def _by_column(section: DataSection, pooled: Any) -> tuple[list[np.ndarray], Tab
         raise ConfigError("data.column", None, f"this is missing; there are: {', '.join(pooled.groups)}")
     if given["column"] not in pooled.groups:
         raise unknown("data.column", given["column"], pooled.groups)
-    parts = partitions.by_column(pooled.groups[given["column"]])
+    parts = by_column(pooled.groups[given["column"]])
     if section.clients not in (None, len(parts)):
         raise ConfigError("data.clients", section.clients, f"the column has {len(parts)} clients; leave it out")
     return parts, given
@@ -673,10 +634,8 @@ def _task(section: TaskSection, data_name: str, pooled: Any, data: fedax.Federat
     usual = TASKS_OF.get(data_name)
     name = section.name or usual
     if name is None:
-        raise ConfigError("task.name", None, f"this is missing; name one: {', '.join(tasks())}")
-    if name not in tasks():
-        raise unknown("task.name", name, tasks())
-    make, examples = getattr(fedax.tasks, name), data.examples
+        raise ConfigError("task.name", None, f"this is missing; name one: {', '.join(TASKS)}")
+    component, examples = TASKS.get(name, "task.name"), data.examples
     derived: Table = {}
     if "x" in examples:
         shape = examples["x"].shape[1:]
@@ -684,14 +643,14 @@ def _task(section: TaskSection, data_name: str, pooled: Any, data: fedax.Federat
         derived = {"features": int(np.prod(shape)), "shape": shape, "classes": classes, "vocabulary": classes}
     else:
         derived = {"d": examples["e"].shape[1]}
-    wanted = [key for key in inspect.signature(make).parameters if key in _FROM_DATA]
+    wanted = [key for key in component.arguments if key in _FROM_DATA]
     for key in wanted:
         if derived.get(key) is None:
             raise ConfigError("task.name", name, f"this does not fit {data_name}; try {usual or 'another'!r}")
         if key in section.parameters:
-            raise ConfigError(f"task.{key}", section.parameters[key], "the data set tells this; leave it out")
-    task, parameters = _bind("task", make, section.parameters | {key: derived[key] for key in wanted})
-    return task, {"name": name, **{key: value for key, value in parameters.items() if key not in wanted}}
+            raise ConfigError(f"task.{key}", section.parameters[key], "this comes from the data set; leave it out")
+    task, parameters = component.bind(section.parameters | {key: derived[key] for key in wanted}, section="task")
+    return task, {"name": component.name, **{key: value for key, value in parameters.items() if key not in wanted}}
 
 
 def _classes(data: fedax.FederatedData) -> list[str] | None:
@@ -702,52 +661,9 @@ def _classes(data: fedax.FederatedData) -> list[str] | None:
     return [f"{value:g}" for value in values] if len(values) <= 100 else None
 
 
-# ---- calls
-
-
-def _choose(section: str, key: str, name: str, choices: Mapping[str, Callable[..., Any]], given: Table) -> Any:
-    if name not in choices:
-        raise unknown(f"{section}.{key}", name, choices)
-    made, parameters = _bind(section, choices[name], given)
-    return made, {key: name, **parameters}
-
-
 def call(section: str, make: Callable[..., Any], given: Table) -> Any:
     """``make(**given)``; errors are reported as settings of ``section``."""
-    return _bind(section, make, given)[0]
-
-
-def _bind(
-    section: str, make: Callable[..., Any], given: Table, *first: Any, skip: Sequence[str] = ()
-) -> tuple[Any, Table]:
-    """Call ``make(*first, **given)``; ``-> (result, all keyword arguments with their defaults)``.
-
-    Unknown and missing names, and errors that the call itself raises, are reported as settings of ``section``.
-    """
-    known = list(inspect.signature(make).parameters.values())[len(first) :]
-    known = [p for p in known if p.name not in skip]
-    names = [p.name for p in known]
-    for name, value in given.items():
-        if not names:
-            raise ConfigError(f"{section}.{name}", value, "there is nothing to set here; leave it out")
-        if name not in names:
-            raise unknown(f"{section}.{name}", name, names)
-    for p in known:
-        if p.default is p.empty and p.name not in given:
-            raise ConfigError(f"{section}.{p.name}", None, f"this is missing; {section} needs {', '.join(names)}")
-    made = within(section, lambda: make(*first, **given))
-    defaults = {p.name: p.default for p in known if p.default is not p.empty and p.default is not None}
-    return made, {name: (defaults | given)[name] for name in names if name in defaults or name in given}
-
-
-def within(section: str, call: Callable[[], Any]) -> Any:
-    """The call's result; an error's field gets the section's name in front."""
-    try:
-        return call()
-    except ConfigError as error:
-        raise ConfigError(f"{section}.{error.field}", error.value, error.way_out) from error
-    except DataError as error:
-        raise DataError(f"{section}: {error}") from error
+    return Component(section, make, "").bind(given, section=section)[0]
 
 
 # ---- pydantic's errors

@@ -1,1 +1,23 @@
 """The federation: who takes part in a round (``participation``), and how much each client works (``work``)."""
+
+from fedax.federation.participation import Full, Proportional, Systematic, Trace, Uniform, UniformNormalized
+from fedax.federation.work import Deadline, Epochs, GeometricSteps, RandomEpochs, RandomSteps, Steps
+from fedax.registry import Registry
+
+__all__ = ["PARTICIPATION", "WORK"]
+
+WORK = Registry("work")
+WORK.add("steps", Steps)
+WORK.add("epochs", Epochs)
+WORK.add("random-epochs", RandomEpochs, "epochs whose number is drawn anew for each client and round, from low to high")
+WORK.add("random-steps", RandomSteps)
+WORK.add("geometric-steps", GeometricSteps)
+WORK.add("deadline", Deadline)
+
+PARTICIPATION = Registry("participation")
+PARTICIPATION.add("full", Full)
+PARTICIPATION.add("uniform", Uniform)
+PARTICIPATION.add("proportional", Proportional)
+PARTICIPATION.add("systematic", Systematic)
+PARTICIPATION.add("uniform-normalized", UniformNormalized)
+PARTICIPATION.add("trace", Trace)

@@ -1,15 +1,15 @@
 """What is learned: tasks (a model's initial parameters, a loss per example, metrics) and a zoo of models."""
 
-import inspect
 from typing import Any
 
-from fedax.errors import ConfigError, unknown
+from fedax.registry import Registry
 from fedax.tasks.classification import classification
 from fedax.tasks.linear import linear_regression, logistic_regression, quadratic, softmax_regression
 from fedax.tasks.models import char_lstm, cnn, mlp, resnet18, vgg11
 from fedax.tasks.task import Task
 
 __all__ = [
+    "TASKS",
     "Task",
     "available",
     "char_lstm",
@@ -25,20 +25,19 @@ __all__ = [
     "vgg11",
 ]
 
-_ZOO = {
-    factory.__name__: factory
-    for factory in (
-        quadratic,
-        linear_regression,
-        logistic_regression,
-        softmax_regression,
-        mlp,
-        cnn,
-        vgg11,
-        resnet18,
-        char_lstm,
-    )
-}
+TASKS = Registry("task")
+for _factory in (
+    quadratic,
+    linear_regression,
+    logistic_regression,
+    softmax_regression,
+    mlp,
+    cnn,
+    vgg11,
+    resnet18,
+    char_lstm,
+):
+    TASKS.add(_factory.__name__, _factory)
 
 
 def available() -> dict[str, str]:
@@ -48,7 +47,7 @@ def available() -> dict[str, str]:
         >>> available()["mlp"]
         'Multilayer perceptron: dense layers with ReLU between them.'
     """
-    return {name: str(factory.__doc__).partition("\n")[0] for name, factory in _ZOO.items()}
+    return TASKS.available()
 
 
 def create(name: str, **hyper: Any) -> Task:
@@ -68,13 +67,4 @@ def create(name: str, **hyper: Any) -> Task:
         Traceback (most recent call last):
         fedax.errors.ConfigError: task = 'mpl': did you mean 'mlp'? There are: ...
     """
-    if name not in _ZOO:
-        raise unknown("task", name, _ZOO)
-    parameters = _ZOO[name].signature.parameters
-    for field in hyper:
-        if field not in parameters:
-            raise unknown(f"argument of task {name}", field, parameters)
-    for field, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and field not in hyper:
-            raise ConfigError(field, None, f"the task {name} needs it: create({name!r}, {field}=...)")
-    return _ZOO[name](**hyper)
+    return TASKS.make(name, **hyper)

@@ -2,7 +2,7 @@
 
 from fedax.theory.conditioning import (
     ConditionNumbers,
-    FedMaSS,
+    FedMaSSRates,
     Geometric,
     condition_numbers,
     fedmass_from_sequences,
@@ -53,7 +53,7 @@ from fedax.theory.speedup import (
 __all__ = [
     "ConditionNumbers",
     "Diagnosis",
-    "FedMaSS",
+    "FedMaSSRates",
     "Geometric",
     "LowerBound",
     "MomentumParameters",

@@ -51,7 +51,7 @@ class Geometric(NamedTuple):
     factor: float
 
 
-class FedMaSS(NamedTuple):
+class FedMaSSRates(NamedTuple):
     """w' = u − η₁g, u' = w' + γ(w' − w) + η₂g, g the gradient at u."""
 
     eta_1: float
@@ -140,7 +140,9 @@ def least_squares_lr(c: ConditionNumbers, *, period: int = 1) -> Geometric:
     return Geometric(lr, 1 - c.lambda_min * lr * (1 - lr * period / (2 * best)))
 
 
-def fedmass_parameters(c: ConditionNumbers, *, period: int = 1, scale: float = 1.0, form: str = "proof") -> FedMaSS:
+def fedmass_parameters(
+    c: ConditionNumbers, *, period: int = 1, scale: float = 1.0, form: str = "proof"
+) -> FedMaSSRates:
     """FedMaSS's η₁, η₂ and γ.
 
     ``"proof"``: η = N/(lν_max + L(N − ν_min)), α = [2((κ₁ν_max + κ(N − ν_min))/N)((κ̃ν_max + N − ν_min)/N)]^−½,
@@ -164,7 +166,7 @@ def fedmass_parameters(c: ConditionNumbers, *, period: int = 1, scale: float = 1
     share, low = number("scale", scale, 1) / check_count("period", period), c.lambda_min
     if form == "theorem":
         s, eta_1 = math.sqrt(low / (c.sample_smoothness * c.kappa_tilde)), scale * least_squares_lr(c, period=period).lr
-        return FedMaSS(eta_1, eta_1 * (1 - 1 / c.kappa_tilde) / (1 + s), (1 - s) / (1 + s))
+        return FedMaSSRates(eta_1, eta_1 * (1 - 1 / c.kappa_tilde) / (1 + s), (1 - s) / (1 + s))
     if form != "proof":
         raise ConfigError("form", form, "give 'proof' or 'theorem'")
     eta = c.clients / _spread(c, c.smoothness)
@@ -172,7 +174,7 @@ def fedmass_parameters(c: ConditionNumbers, *, period: int = 1, scale: float = 1
     return fedmass_from_sequences(share * eta, share * alpha, share * alpha / low)
 
 
-def fedmass_from_sequences(lr: float, alpha: float, delta: float) -> FedMaSS:
+def fedmass_from_sequences(lr: float, alpha: float, delta: float) -> FedMaSSRates:
     """The same method from v' = (1 − α)v + αu − δg, w' = u − ηg, u' = (αv' + w')/(1 + α).
 
     η₁ = η, η₂ = (η − αδ)/(1 + α), γ = (1 − α)/(1 + α); δ = η/α is Nesterov's method, η₂ = 0.
@@ -183,10 +185,10 @@ def fedmass_from_sequences(lr: float, alpha: float, delta: float) -> FedMaSS:
 
     Example:
         >>> fedmass_from_sequences(0.5, 0.25, 1.0)
-        FedMaSS(eta_1=0.5, eta_2=0.2, gamma=0.6)
+        FedMaSSRates(eta_1=0.5, eta_2=0.2, gamma=0.6)
     """
     eta, a, d = number("lr", lr), number("alpha", alpha, 1), number("delta", delta, positive=False)
-    return FedMaSS(eta, (eta - a * d) / (1 + a), (1 - a) / (1 + a))
+    return FedMaSSRates(eta, (eta - a * d) / (1 + a), (1 - a) / (1 + a))
 
 
 def _spread(c: ConditionNumbers, eigenvalue: float) -> float:

@@ -38,6 +38,8 @@ _COHORTS = 2000  # drawn for the mean weights of normalised cohorts
 _UPDATES = 2**24  # numbers that the updates of drawn cohorts may hold, of at most 256 and at least 8 cohorts
 _SAME = 1e-6  # χ² up to which weights are the same
 MATERIAL = 0.002  # of what training gains: a cost that is worth a remedy
+# What the advice names, registered methods with the traits that it is about (tests hold them to these).
+PLAIN, NORMALIZED, CORRECTED = "fedavg", "fednova", "scaffold"
 _OFTEN = 20  # rounds between two visits of a client, up to which its control variate is fresh enough
 
 
@@ -144,8 +146,7 @@ def diagnose(
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     tolerance, seed = number("tolerance", tolerance, 1), check_count("seed", seed, 0)
     view = _view(resolve(algorithm, 0), participation)
-    if view.equal_only and work.equal(data.sizes, batch_size) is None:
-        raise ConfigError("work", type(work).__name__, f"{view.name} needs equal local steps; give Steps(10)")
+    algorithm.traits().refuse(unequal=work.equal(data.sizes, batch_size) is None)
     given = [None] if points is None else points
     models = [_start(task, seed) if model is None else _point(task, model, k) for k, model in enumerate(given)]
     if not models:
@@ -215,7 +216,6 @@ class _View(NamedTuple):
         tau_eff: FedNova's rule.
         averages: the theorems of Wang et al. cover it, with plain averaging at the server or (not ``plain``) without.
         own_steps: its local steps are the solver's, which else only stand for them.
-        equal_only: it is defined for equal steps.
         remedy: against the bias of unequal work.
     """
 
@@ -230,51 +230,30 @@ class _View(NamedTuple):
     averages: bool = False
     plain: bool = True
     own_steps: bool = False
-    equal_only: bool = False
     remedy: str = "Equal steps remove that."
 
 
-_CORRECTED = (
-    methods.FedNovaVR, methods.Scaffold, methods.ScaffoldWithMomentum, methods.ScaffoldWithMomentumVR, methods.LED,
-    methods.Scaffnew, methods.FedDyn, methods.CELSGD, methods.BVRLSGD,
-)  # fmt: skip
-_WITHOUT_LOCAL_STEPS = (methods.MBStorm, methods.FedDADistributed)
-_BY_STEP = (methods.FedAvgWithMomentum, methods.FedAvgWithMomentumVR, methods.FedGLOMO)
-_EQUAL_ONLY = (methods.STEM, methods.NesterovFedAvg, methods.FedMaSS, methods.FedDA, methods.LocalAMSGrad)
-
-
 def _view(method: Any, participation: Participation) -> _View:
-    name = type(method).__name__
     if isinstance(method, methods.FedAvg):
         return _averaging(method)
-    solver = getattr(method, "solver", None)
+    name, traits, solver = type(method).__name__, method.traits(), getattr(method, "solver", None)
     rate = solver.rate() if isinstance(solver, Solver) else getattr(method, "lr", None)
     rate = rate(0) if isinstance(rate, Stepwise) else rate
     if rate is None:
         raise ConfigError("algorithm", name, "it has no lr by which its local steps could be judged")
     view = functools.partial(_View, name, float(rate))
-    solver = solver if isinstance(solver, Solver) else SGD(float(rate))
-    if isinstance(method, _WITHOUT_LOCAL_STEPS):
+    own = solver if isinstance(solver, Solver) else SGD(float(rate) * float(traits.own))
+    everyone = isinstance(participation, Full)
+    if traits.exact == "always" and not traits.corrects:
         return view(None, None, "it takes no local steps, its minibatches make one large one", exact=True)
-    if isinstance(method, _CORRECTED) or (isinstance(method, methods.FedPD) and method.skip is None):
-        why = "it corrects each client's steps by what the others' gradients are"
-        return view(solver, None, why, exact=True, corrected=True)
-    if isinstance(method, methods.Mime | methods.MimeMVR) and not method.lite and isinstance(participation, Full):
-        why = "it corrects each client's steps by the mean gradient of all"
-        return view(solver, None, why, exact=True, corrected=True)
-    if isinstance(method, _BY_STEP):
-        own = float(method.beta) if isinstance(method, methods.FedAvgWithMomentum) else 1.0  # share of its own gradient
-        return view(SGD(float(rate) * own), "normalized")
-    if isinstance(method, _EQUAL_ONLY):
-        return view(solver, "normalized", equal_only=True)
-    if isinstance(method, methods.VRLSGD):
-        remedy = (
-            "Steps that change between rounds make it diverge. Equal steps remove that; led and scaffold need none."
-        )
-        return view(solver, "weighted", remedy=remedy)
-    if isinstance(method, methods.FedDualAvg):
-        return view(solver, "weighted")
-    return view(solver, None, "fedax has no closed form of where it ends")
+    if traits.exact == "always" or (traits.exact == "all clients" and everyone):
+        return view(own, None, f"it corrects each client's steps by {traits.corrects}", exact=True, corrected=True)
+    if traits.exact == "equal steps":
+        remedy = f"Steps that change between rounds make it diverge. Equal steps remove that; {CORRECTED} needs none."
+        return view(own, "weighted", remedy=remedy)
+    if traits.limit and traits.exact == "never":
+        return view(own, {"F": "normalized", "steps": "weighted"}[traits.limit])
+    return view(own, None, "fedax has no closed form of where it ends")
 
 
 def _averaging(method: methods.FedAvg) -> _View:
@@ -436,7 +415,7 @@ class _Words:
         return self.last.free_cohort_cost or 0.0
 
     def drift_harms(self) -> bool | None:
-        """Whether drift costs plain local steps more than noise does, and enough to be seen; ``None``: not told."""
+        """Whether drift costs plain local steps more than noise does, and enough to be seen; ``None``: not known."""
         x = self.last
         if x.drift_cost_range is None or x.noise_cost is None or x.cohort_cost is None:
             return None
@@ -491,8 +470,8 @@ class _Words:
                     else "costs it anything"
                 )
                 why = (
-                    f"neither that clients are unlike nor noise {much}, so control variates (scaffold) or normalised "
-                    "averaging (fednova) would gain nothing that shows"
+                    f"neither that clients are unlike nor noise {much}, so control variates ({CORRECTED}) or "
+                    f"normalised averaging ({NORMALIZED}) would gain nothing that shows"
                 )
             return f"Keep {name}: {why}. {again}", ""
         cause = max(worth, key=lambda key: worth[key])
@@ -500,13 +479,13 @@ class _Words:
         dear = "They cost twice the traffic, and memory of the model's size at every client"
         if cause == "drift" and (x.free_descent or 0.0) > (x.descent or 0.0):
             return (
-                f"Take scaffold in place of {name}: its clients' unlike data pull their local models "
+                f"Take {CORRECTED} in place of {name}: its clients' unlike data pull their local models "
                 "apart, and the mean "
                 f"of these rests {gain} above the lowest loss. Control variates take that away. "
                 f"{dear}{self._visits()}; "
                 "where that is too dear, take fewer local steps or a smaller lr, and more rounds. Think again when "
                 "clients take fewer local steps, or lr is lowered."
-            ), "scaffold"
+            ), CORRECTED
         if cause == "drift":
             return (
                 f"Keep {name} with fewer local steps or a smaller lr: local models drift so far that their mean rests "
@@ -515,11 +494,11 @@ class _Words:
             ), ""
         if cause == "inconsistency" and self._by_work and self.view.own_steps:
             return (
-                f"Take fednova in place of {name}: clients that work more pull harder, so that {name} "
+                f"Take {NORMALIZED} in place of {name}: clients that work more pull harder, so that {name} "
                 "minimises another "
                 f"objective, {gain} above the lowest loss. FedNova counts each client by its weight, and costs one "
                 "number more in each upload. Think again when all clients take equally many steps."
-            ), "fednova"
+            ), NORMALIZED
         if cause == "inconsistency":
             way = "equal local steps for all clients" if self._by_work else "cohorts drawn by fedax.Systematic"
             return (
@@ -543,11 +522,11 @@ class _Words:
             ), ""
         if self.free_cohort_cost < x.cohort_cost / 2 and self._rounds_between <= _OFTEN:  # type: ignore[operator]
             return (
-                f"Take scaffold in place of {name}: {noisy}, and control variates leave "
+                f"Take {CORRECTED} in place of {name}: {noisy}, and control variates leave "
                 f"{self._of(self.free_cohort_cost)} "
                 f"of that, as corrected clients answer much alike. {dear}{self._visits()}; or take larger cohorts, of "
                 f"which twice the clients leave half. Think again when more clients take part in a round."
-            ), "scaffold"
+            ), CORRECTED
         return (
             f"Keep {name}, with larger cohorts or an lr that decays towards the end: {noisy}. Twice the clients leave "
             f"half of that, for twice the traffic; a decay costs nothing. {again}"
@@ -555,7 +534,7 @@ class _Words:
 
     def _corrected(self) -> tuple[str, str]:
         name, x = self.f.method, self.last
-        instead = "fedavg" if self.f.steps[0] == self.f.steps[1] else "fednova"
+        instead = PLAIN if self.f.steps[0] == self.f.steps[1] else NORMALIZED
         if x.drift_cost is None or x.cohort_cost is None:
             return f"Keep {name}: there is nothing here to compare it with.", ""
         saved = {"drift": x.drift_cost if self.drift_harms() else 0.0, "cohort": x.cohort_cost - self.free_cohort_cost}
@@ -614,7 +593,7 @@ class _Words:
             return (
                 f"What {f.method} minimises with unlike clients is not known: {view.why}. Compare its "
                 "loss with that of "
-                "fednova or scaffold, which minimise the data's own objective."
+                f"{NORMALIZED} or {CORRECTED}, which minimise the data's own objective."
             )
         equal, weighted = low == high, view.averaging == "weighted"
         steps = f"every client takes {low} step{'s' * (low > 1)}" if equal else f"clients take {low} to {high} steps"
@@ -677,7 +656,7 @@ class _Words:
             )
         if harms:
             return (
-                f"{text}drift harms here. Control variates (scaffold; fednova-vr) take it away; half "
+                f"{text}drift harms here. Control variates ({CORRECTED}) take it away; half "
                 "the lr or half the "
                 "local steps leave about a quarter, and want twice the rounds."
             )

@@ -1,0 +1,37 @@
+"""Parts of a method, which may be given by name or as objects."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedax.errors import ConfigError
+from fedax.registry import Registry
+
+OTHERS = "what the others' gradients are"  # by which most methods correct a client's steps
+
+
+def part(field: str, value: Any, kind: type) -> Any:
+    """``value``, if it is a part of this kind; else a ConfigError."""
+    if not isinstance(value, kind):
+        raise ConfigError(field, value, f"give a {kind.__name__} of fedax")
+    return value
+
+
+def named_part(registry: Registry, given: Any, kind: type, hyper: Mapping[str, Any]) -> Any:
+    """The part that ``given`` names, with those of the hyper-parameters that are not ``None``; an object as it is.
+
+    Raises:
+        ConfigError: an unknown name, a hyper-parameter that the part does not have, or something else.
+    """
+    hyper = {name: value for name, value in hyper.items() if value is not None}
+    if isinstance(given, str):
+        component = registry.get(given)
+        for name, value in hyper.items():
+            if name not in component.arguments:
+                has = f"only {', '.join(component.arguments)}" if component.arguments else "no hyper-parameters"
+                raise ConfigError(name, value, f"the {registry.kind} {component.name!r} has {has}")
+        return component.bind(hyper)[0]
+    for name, value in hyper.items():
+        raise ConfigError(name, value, f"the {registry.kind} is given as an object; set it there")
+    if not isinstance(given, kind):
+        raise ConfigError(registry.kind, given, f"give a name ({', '.join(registry)}), or a {kind.__name__} of fedax")
+    return given

@@ -1,0 +1,121 @@
+"""Footprint: what a method sends, keeps and computes in a round, found by tracing it on a small model."""
+
+import operator
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedax.contract.algorithm import Algorithm, Change, Round
+from fedax.contract.oracle import Asked, Oracle
+from fedax.contract.schedule import resolve
+from fedax.contract.types import Array, Tree
+from fedax.contract.vector import Vector
+from fedax.tasks.task import Task
+
+_SIZE = 97  # parameters of the small model, more than any method sends numbers
+
+
+class Amount(NamedTuple):
+    """So many arrays of the model's size, and so many further numbers."""
+
+    models: int = 0
+    numbers: int = 0
+
+
+class Footprint(NamedTuple):
+    """What one client sends, receives and computes in one exchange, or in several.
+
+    Attributes:
+        down, up: what it receives and sends; what comes twice counts once.
+        asked: the gradients and the loops over local steps.
+    """
+
+    down: Amount = Amount()
+    up: Amount = Amount()
+    asked: Asked = Asked()
+
+    def plus(self, other: "Footprint") -> "Footprint":
+        """Both together."""
+        added: Footprint = jax.tree.map(operator.add, self, other)
+        return added
+
+
+class Footprints(NamedTuple):
+    """What a method needs: ``warmup``, before round 0; ``cohort``, each client of a round; ``one``, further, a single
+    client of the cohort; ``memory``, what a client keeps between rounds."""
+
+    warmup: Footprint
+    cohort: Footprint
+    one: Footprint
+    memory: Amount
+
+
+def footprints(method: Algorithm) -> Footprints:
+    """What a method needs in a usual round of equal local steps; of a method's rare rounds nothing is said.
+
+    Example:
+        >>> from fedax.algorithms import Scaffold
+        >>> found = footprints(Scaffold())
+        >>> found.cohort.down, found.cohort.up, found.memory, found.cohort.asked.step_batches
+        (Amount(models=2, numbers=0), Amount(models=2, numbers=0), Amount(models=1, numbers=0), 1)
+    """
+    found: list[Footprints] = []
+    jax.eval_shape(lambda x: found.append(_trace(resolve(method, 0), Vector(x))), jnp.zeros(_SIZE))
+    return found[0]
+
+
+class _Usual(Oracle):
+    """An oracle that takes the second branch of every choice between rounds, which is the usual one."""
+
+    def cond(self, pred: Array, yes: Callable[[Tree], Tree], no: Callable[[Tree], Tree], operand: Tree) -> Tree:
+        return no(operand)
+
+
+def _trace(method: Algorithm, x: Vector) -> Footprints:
+    key = jax.random.key(0)
+    task = Task(lambda key: jnp.zeros(_SIZE), lambda params, batch, key: batch["z"] @ params)
+    one = jnp.ones(1)
+    round_ = Round(jnp.int32(1), jnp.int32(3), key, 1, one, 3 * one, one > 0, one, jnp.sum(one))
+    server, memory = method.init(x), method.init_client(x)
+    kept = _amount(jax.tree.leaves(memory))
+    totals = {"warmup": Footprint(), "cohort": Footprint(), "one": Footprint()}
+    for stage in ("warmup", "exchanges"):
+        # Of a later round: what was one array at the start, such as the last two models, is two.
+        server, memory = jax.tree.map(lambda leaf: jnp.asarray(leaf) + 0, (server, memory))
+        sent: list[Array] = []
+        for exchange in getattr(method, stage)():
+            oracle = _Usual(
+                task, {"z": jnp.zeros((4, _SIZE))}, offset=0, size=4, max_size=4, batch_size=1, epochs=False,
+                steps=3, round=1, start=3, key=key, round_key=key,
+            )  # fmt: skip
+            download = (exchange.download or method.download)(server)
+            upload, memory = exchange.client(download, memory, oracle)
+            fresh = [leaf for leaf in _distinct(download) if not any(leaf is old for old in sent)]
+            listens = exchange.server is None  # to what a client that is always there would be sent next
+            down = Amount() if listens else _amount(fresh)
+            if exchange.who == "cohort":
+                sent += fresh
+            place = "warmup" if stage == "warmup" else exchange.who
+            totals[place] = totals[place].plus(Footprint(down, _amount(_distinct(upload)), oracle.asked))
+            if exchange.server is not None:
+                server = exchange.server(server, _as_heard(upload), round_)
+    return Footprints(**totals, memory=kept)
+
+
+def _as_heard(upload: Tree) -> Tree:
+    parts, structure = jax.tree.flatten(upload, is_leaf=lambda part: isinstance(part, Change))
+    return jax.tree.unflatten(structure, [part.value if isinstance(part, Change) else part for part in parts])
+
+
+def _distinct(tree: Tree) -> list[Array]:
+    leaves: list[Array] = []
+    for leaf in jax.tree.leaves(tree):
+        if not any(leaf is other for other in leaves):
+            leaves.append(leaf)
+    return leaves
+
+
+def _amount(leaves: list[Array]) -> Amount:
+    return Amount(*divmod(sum(jnp.size(leaf) for leaf in leaves), _SIZE))

@@ -1,0 +1,192 @@
+"""Components by name: one spelling, one place where a name becomes an object, one error for what cannot be."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedax.errors import ConfigError, DataError, unknown
+
+
+class Component(NamedTuple):
+    """A named component.
+
+    Attributes:
+        name: its canonical spelling.
+        make: what makes it, a class or a function.
+        summary: one line about it.
+        aliases: other names.
+        defaults: arguments with another default than ``make`` has.
+        fixed: arguments that a user does not set.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    summary: str
+    aliases: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = {}
+    fixed: Mapping[str, Any] = {}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What a user may set, and the defaults; ``inspect.Parameter.empty`` where an argument has to be given."""
+        found = {name: field.default for name, field in inspect.signature(self.make).parameters.items()}
+        return {name: self.defaults.get(name, value) for name, value in found.items() if name not in self.fixed}
+
+    def bind(self, given: Mapping[str, Any], *first: Any, section: str | None = None) -> tuple[Any, dict[str, Any]]:
+        """Make it from a table of arguments.
+
+        Args:
+            given: arguments by name.
+            first: arguments before these, which no user sets.
+            section: in front of the fields that errors name, such as a section of a configuration.
+
+        Returns:
+            What was made, and the arguments that have a value, given or by default.
+
+        Raises:
+            ConfigError: an argument that it does not have, one that is missing, or what making it raises.
+        """
+        arguments = dict(list(self.arguments.items())[len(first) :])
+        self.check(given, arguments, None if section is None else f"{section}.")
+        call = functools.partial(self.make, *first, **{**self.fixed, **self.defaults, **given})
+        has = {name for name, default in arguments.items() if default is not None} | set(given)
+        made = call() if section is None else within(section, call)
+        return made, {name: given.get(name, default) for name, default in arguments.items() if name in has}
+
+    def check(self, given: Mapping[str, Any], arguments: Mapping[str, Any], prefix: str | None = None) -> None:
+        """Raise a ConfigError for a given argument that is not among ``arguments``, or one of these that is missing."""
+        for name, value in given.items():
+            if name not in arguments:
+                field = f"argument of {self.name}" if prefix is None else f"{prefix}{name}"
+                if not arguments:
+                    raise ConfigError(field, value, "there is nothing to set here; leave it out")
+                raise unknown(field, name, arguments)
+        for name, default in arguments.items():
+            if default is inspect.Parameter.empty and name not in given:
+                way_out = f"this is missing; {self.name} takes {', '.join(arguments)}"
+                raise ConfigError(f"{prefix or ''}{name}", None, way_out)
+
+
+class Registry:
+    """The components of one kind. Case does not matter in a name, and ``_`` and ``-`` are the same.
+
+    Args:
+        kind: what the components are, as errors call them.
+
+    Example:
+        >>> shapes = Registry("shape")
+        >>> shapes.add("circle", lambda radius, colour="red": (radius, colour), "all points at one distance")
+        >>> shapes.make("Circle", radius=2)
+        (2, 'red')
+        >>> shapes.make("circel", radius=2)
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: shape = 'circel': did you mean 'circle'? There are: circle
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._components: dict[str, Component] = {}
+        self._names: dict[str, str] = {}  # spellings as _key has them, of names and aliases
+
+    def add(
+        self,
+        name: str,
+        make: Callable[..., Any],
+        summary: str | None = None,
+        *,
+        aliases: Sequence[str] = (),
+        defaults: Mapping[str, Any] | None = None,
+        fixed: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add a component; the arguments are those of :class:`Component`.
+
+        Args:
+            summary: default: the first line of the docstring of ``make``.
+
+        Raises:
+            ValueError: a component has this name already.
+        """
+        line = summary if summary is not None else (inspect.getdoc(make) or "").partition("\n")[0].replace("``", "")
+        for spelling in (name, *aliases):
+            if _key(spelling) in self._names:
+                raise ValueError(f"there is a {self.kind} {spelling!r} already")
+        self._names |= {_key(spelling): name for spelling in (name, *aliases)}
+        self._components[name] = Component(name, make, line, tuple(aliases), defaults or {}, fixed or {})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._components)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and _key(name) in self._names
+
+    def get(self, name: Any, field: str | None = None) -> Component:
+        """The component of this name or alias, in any spelling.
+
+        Args:
+            name: the name.
+            field: what the error calls the setting; default: the kind.
+
+        Raises:
+            ConfigError: no such name, or no name at all.
+        """
+        field = self.kind if field is None else field
+        if not isinstance(name, str):
+            raise ConfigError(field, name, f"give a name: {', '.join(sorted(self))}")
+        if name not in self:
+            components = self._components.values()
+            raise unknown(field, name, [known for each in components for known in (each.name, *each.aliases)])
+        return self._components[self._names[_key(name)]]
+
+    def available(self) -> dict[str, str]:
+        """All names, each with one line, in which its aliases are too."""
+        return {
+            each.name: each.summary + "".join(f" [alias {alias}]" for alias in each.aliases)
+            for each in self._components.values()
+        }
+
+    def make(self, name: str, /, **given: Any) -> Any:
+        """The component of this name, made with these arguments.
+
+        Raises:
+            ConfigError: no such name; an argument that it does not have, or that is missing; and what making it raises.
+        """
+        return self.bind(name, given)[0]
+
+    def bind(
+        self, name: str, given: Mapping[str, Any], *first: Any, section: str | None = None, key: str = "name"
+    ) -> tuple[Any, dict[str, Any]]:
+        """:meth:`make` from a table, such as a section of a configuration.
+
+        Args:
+            name, given: the component, and its arguments by name.
+            first: arguments before these, which no user sets.
+            section: in front of the fields that errors name; ``None``: errors name the component.
+            key: the key of the section that has the name.
+
+        Returns:
+            What was made; and the table with the canonical name and with the arguments that have a value by default.
+        """
+        component = self.get(name, None if section is None else f"{section}.{key}")
+        made, arguments = component.bind(given, *first, section=section)
+        return made, {key: component.name, **arguments}
+
+
+def within(section: str, call: Callable[[], Any]) -> Any:
+    """The call's result; an error's field gets the section's name in front.
+
+    Example:
+        >>> within("run", lambda: Registry("work").make("steps"))
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: run.work = 'steps': no such name. There are:
+    """
+    try:
+        return call()
+    except ConfigError as error:
+        raise ConfigError(f"{section}.{error.field}", error.value, error.way_out) from error
+    except DataError as error:
+        raise DataError(f"{section}: {error}") from error
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("_", "-")
