@@ -151,6 +151,8 @@ CASES = {
         "fednova", fed.fedavgm, _MOMENTUM | {"tau_eff": "default"}, {"server": "momentum"}, variant=True
     ),
     "fednova-adam": Case("fednova", fed.fedadam, _ADAPTIVE | {"tau_eff": "default"}, {"server": "adam"}, variant=True),
+    "fedexp": Case("fedexp", fed.fedexp, {"eps": 1e-3}, cost=_NORMALISED),
+    "fedexp-last-model": Case("fedexp", fed.fedexp, {"eps": 0.1, "average_last": False}, variant=True),
     "scaffold": Case("scaffold", mom.scaffold, {"server_lr": 0.8}, cost=Cost(2, 2)),
     "scaffold-option-1": Case("scaffold", mom.scaffold, {"option": 1}, cost=Cost(2, 2, passes=1)),
     "scaffold-warm-up": Case("scaffold", mom.scaffold, {"warmup_batches": 3}, cost=Cost(2, 2, warmup=3)),

@@ -161,7 +161,16 @@ class Given(fedax.Participation):
         return 3
 
 
-AS_IF_THEY_DID = ["fednova-vr-all", "scaffold", "feddyn", "fedavg-m-vr", "scaffold-m", "scaffold-m-vr", "nesterov-both"]
+AS_IF_THEY_DID = [
+    "fedexp",
+    "fednova-vr-all",
+    "scaffold",
+    "feddyn",
+    "fedavg-m-vr",
+    "scaffold-m",
+    "scaffold-m-vr",
+    "nesterov-both",
+]
 APART = ["fedavg-m", "mimelite-momentum", "mimelite-adam", "mimelite-mvr-previous", "ce-lsgd-average"]
 BOTH = ["fednova-sgd", "fednova-ptau", "mime-momentum", "mime-mvr-previous"]
 

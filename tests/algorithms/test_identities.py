@@ -9,10 +9,11 @@ import optax
 import pytest
 
 import fedax
+from tests.references import fedavg_family as fed
 from tests.references import momentum_family as mom
 from tests.references import quadratics as quad
 
-from .bed import BED, DATA, GRADS, LR, QUADRATIC, ROUNDS, X0, federation, noisy, path, transcribed
+from .bed import BED, COHORTS, DATA, GRADS, LR, QUADRATIC, ROUNDS, SCALAR, X0, federation, noisy, path, transcribed
 from .cases import SOLVERS
 
 CONSTANT = fedax.Piecewise(LR, {2: 1.0})
@@ -113,6 +114,36 @@ def test_tau_eff_is_the_length_of_the_step_and_nothing_else():
 def test_fednova_vr_is_vrl_sgd_for_equal_steps():
     """On minibatches: both draw the same, as a client's minibatches do not depend on the method."""
     same(noisy(fedax.create("fednova-vr", lr=LR)), noisy(fedax.create("vrl-sgd", lr=LR)))
+
+
+# FedExP.
+
+
+def test_fedexp_by_hand():
+    """½(x − 3)² and ½(x + 1)², one local step of 0.1 from 0: updates .3 and −.1, of mean .1; η_g = .05/(2·.0125)."""
+    data = federation(np.ones((2, 1, 1)), np.array([[3.0], [-1.0]]), np.array([0.5, 0.5]))
+    options = {"task": SCALAR, "data": data, "x0": np.zeros(1), "work": fedax.Steps(1), "rounds": 2}
+    models = path(fedax.create("fedexp", lr=0.1, eps=0.0025, average_last=False), **options)
+    np.testing.assert_allclose(models[:, 0], [0.0, 0.2, 0.2 + 0.08 * 0.0464 / (2 * 0.0089)], rtol=1e-5)
+    means = path(fedax.create("fedexp", lr=0.1, eps=0.0025), **options)
+    np.testing.assert_allclose(means[1:], (models[1:] + models[:-1]) / 2, rtol=1e-5)
+
+
+def test_fedexp_with_cohorts_in_which_it_extrapolates():
+    """From the optimum, where the clients of a cohort pull in different directions."""
+    start, hyper = BED.optimum(), {"lr": LR, "eps": 1e-4}
+    rates = fed.fedexp(GRADS, BED.p, BED.tau, fed.trace_cohorts(BED.p, COHORTS), start, ROUNDS, **hyper).state["rates"]
+    assert rates.max() > 1.9 and rates.min() == 1
+    ours = path(fedax.create("fedexp", **hyper), x0=start, participation=fedax.Trace(COHORTS))
+    np.testing.assert_allclose(ours, transcribed(fed.fedexp, COHORTS, x0=start, **hyper), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("hyper, alike", [({"eps": 1e-9}, True), ({"eps": 1e9}, False)], ids=["alike", "large eps"])
+def test_fedexp_is_fedavg_for_clients_that_are_alike_or_a_large_eps(hyper, alike):
+    data = federation(np.repeat(BED.H[:1], 7, 0), np.repeat(BED.e[:1], 7, 0), BED.p) if alike else DATA
+    options = {"data": data, "work": EQUAL}
+    ours = path(fedax.create("fedexp", lr=LR, average_last=False, **hyper), **options)
+    same(ours, path(fedax.create("fedavg", lr=LR), **options))
 
 
 # Control variates and momentum. On minibatches, which both sides draw alike.

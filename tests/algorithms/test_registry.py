@@ -107,6 +107,7 @@ VALID = {
     "lr2": 0.02,
     "sync": "both",
     "lag": True,
+    "average_last": False,
 }
 
 

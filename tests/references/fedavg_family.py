@@ -367,6 +367,37 @@ def slowmo(
     return Reference(np.stack(iterates), {"u": u})
 
 
+def fedexp(
+    grads: Sequence[Grad],
+    p: Sequence[float],
+    taus: Taus,
+    cohorts: Cohorts,
+    x0: np.ndarray,
+    rounds: int,
+    *,
+    lr: Rate,
+    eps: float,
+    average_last: bool = True,
+) -> Reference:
+    """FedExP with the paper's sign, Δ_i = w − w_i: η_g = max{1, Σ ω̂‖Δ_i‖² / 2(‖Δ̄‖² + ε)}, w ← w − η_g Δ̄, ω̂ = ω/Σω;
+    evaluated at (w^t + w^{t−1})/2 (Jhunjhunwala et al. 2023, Algorithm 1)."""
+    w = _start(x0)
+    models, rates = [w], []
+    for r in range(rounds):
+        cohort, steps = _cohort(cohorts, r), _steps(taus, r)
+        local = [local_solver(lambda z, k, i=i, r=r: grads[i](z, k, r), w, steps[i], _at(lr, r)) for i, _ in cohort]
+        weights = np.array([omega for _, omega in cohort])
+        weights = weights / weights.sum()
+        deltas = np.stack([w - w_i for w_i in local])
+        mean = np.tensordot(weights, deltas, 1)
+        lengths = (deltas.reshape(len(deltas), -1) ** 2).sum(axis=1)
+        rates.append(max(1.0, float(weights @ lengths) / (2 * (float((mean**2).sum()) + eps))))
+        w = w - rates[-1] * mean
+        models.append(w)
+    means = [models[0], *((a + b) / 2 for a, b in zip(models[1:], models[:-1], strict=True))]
+    return Reference(np.stack(means if average_last else models), {"rates": np.array(rates)})
+
+
 def _fedopt(grads, taus, cohorts, x0, rounds, lr, server_lr, beta1, eps, tau_eff, solver, second_moment) -> Reference:
     """m ← β₁m + (1−β₁)Δ̄, v by its rule, x ← x + γ m/(√v + ε), m⁰ = 0, v⁰ = ε² (Reddi et al. 2021, Algorithm 2)."""
     x = _start(x0)

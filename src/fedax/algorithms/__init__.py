@@ -7,6 +7,7 @@ from fedax.algorithms.fedavg import FedAvg, Normalized, Weighted
 from fedax.algorithms.fedda import FedDA, FedDADistributed
 from fedax.algorithms.feddualavg import FedDualAvg
 from fedax.algorithms.feddyn import FedDyn, FedPD
+from fedax.algorithms.fedexp import FedExP
 from fedax.algorithms.fedglomo import FedGLOMO
 from fedax.algorithms.fednova_vr import FedNovaVR
 from fedax.algorithms.led import LED, Scaffnew
@@ -52,6 +53,7 @@ __all__ = [
     "FedDADistributed",
     "FedDualAvg",
     "FedDyn",
+    "FedExP",
     "FedGLOMO",
     "FedMaSS",
     "FedNovaVR",
@@ -239,6 +241,7 @@ METHODS.add(
 )
 METHODS.add("fedadam", _fedavg, "Adam at the server, as published", fixed=_WEIGHTED | {"server": "adam"})
 METHODS.add("fedyogi", _fedavg, "Yogi at the server, as published", fixed=_WEIGHTED | {"server": "yogi"})
+METHODS.add("fedexp", FedExP, "FedAvg with a server step as long as the clients' updates differ")
 METHODS.add("scaffold", Scaffold, "control variates at the clients: the exact optimum, also with sampled cohorts")
 METHODS.add(
     "vrl-sgd",
