@@ -5,8 +5,8 @@ from typing import Any
 
 import fedax
 from fedax.algorithms import METHODS
-from fedax.contract.footprint import Amount, Footprint, footprints
 from fedax.contract.hyper import rules
+from fedax.engine.footprint import Amount, Footprint, footprints
 
 PAGE = pathlib.Path(__file__).parent / "methods.md"
 BEGIN, END = "<!-- table of methods: python docs/tables.py -->\n", "<!-- end of the table -->\n"

@@ -10,8 +10,8 @@ import pytest
 
 import fedax
 from fedax.contract.algorithm import Traits
-from fedax.contract.footprint import footprints
 from fedax.contract.hyper import choice, hyper, rules
+from fedax.engine.footprint import footprints
 
 from .bed import federation
 from .cases import CASES

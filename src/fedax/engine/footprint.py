@@ -7,12 +7,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedax.contract.algorithm import Algorithm, Change, Round
+from fedax.contract.algorithm import Algorithm, Round
 from fedax.contract.oracle import Asked, Oracle
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree
 from fedax.contract.vector import Vector
+from fedax.engine.loop import Ask, Clients, Heard, converse, exchanges
 from fedax.tasks.task import Task
+from fedax.wire.sums import without_marks
+from fedax.wire.wire import Wire
 
 _SIZE = 97  # parameters of the small model, more than any method sends numbers
 
@@ -74,39 +77,47 @@ class _Usual(Oracle):
 
 
 def _trace(method: Algorithm, x: Vector) -> Footprints:
-    key = jax.random.key(0)
-    task = Task(lambda key: jnp.zeros(_SIZE), lambda params, batch, key: batch["z"] @ params)
-    one = jnp.ones(1)
+    one, key = jnp.ones(1), jax.random.key(0)
+    clients = Clients(jnp.zeros(1, int), one, one, 3 * one, one > 0, one, one)
     round_ = Round(jnp.int32(1), jnp.int32(3), key, 1, one, 3 * one, one > 0, one, jnp.sum(one))
     server, memory = method.init(x), method.init_client(x)
-    kept = _amount(jax.tree.leaves(memory))
-    totals = {"warmup": Footprint(), "cohort": Footprint(), "one": Footprint()}
+    place = _Traced(method, memory)
     for stage in ("warmup", "exchanges"):
         # Of a later round: what was one array at the start, such as the last two models, is two.
-        server, memory = jax.tree.map(lambda leaf: jnp.asarray(leaf) + 0, (server, memory))
-        sent: list[Array] = []
-        for exchange in getattr(method, stage)():
-            oracle = _Usual(
-                task, {"z": jnp.zeros((4, _SIZE))}, offset=0, size=4, max_size=4, batch_size=1, epochs=False,
-                steps=3, round=1, start=3, key=key, round_key=key,
-            )  # fmt: skip
-            download = (exchange.download or method.download)(server)
-            upload, memory = exchange.client(download, memory, oracle)
-            fresh = [leaf for leaf in _distinct(download) if not any(leaf is old for old in sent)]
-            listens = exchange.server is None  # to what a client that is always there would be sent next
-            down = Amount() if listens else _amount(fresh)
-            if exchange.who == "cohort":
-                sent += fresh
-            place = "warmup" if stage == "warmup" else exchange.who
-            totals[place] = totals[place].plus(Footprint(down, _amount(_distinct(upload)), oracle.asked))
-            if exchange.server is not None:
-                server = exchange.server(server, _as_heard(upload), round_)
-    return Footprints(**totals, memory=kept)
+        server, place.memory = jax.tree.map(lambda leaf: jnp.asarray(leaf) + 0, (server, place.memory))
+        place.sent = []
+        if getattr(method, stage)():
+            server = converse(exchanges(stage, method, clients, round_, server, Wire(), False), place.answer).server
+    return Footprints(**place.totals, memory=_amount(jax.tree.leaves(memory)))
 
 
-def _as_heard(upload: Tree) -> Tree:
-    parts, structure = jax.tree.flatten(upload, is_leaf=lambda part: isinstance(part, Change))
-    return jax.tree.unflatten(structure, [part.value if isinstance(part, Change) else part for part in parts])
+class _Traced:
+    """A place with one client, in which what is sent and asked is noted."""
+
+    def __init__(self, method: Algorithm, memory: Tree):
+        self.method, self.memory = method, memory
+        self.sent: list[Array] = []
+        self.totals = {"warmup": Footprint(), "cohort": Footprint(), "one": Footprint()}
+        self._task = Task(lambda key: jnp.zeros(_SIZE), lambda params, batch, key: batch["z"] @ params)
+
+    def answer(self, ask: Ask) -> Heard:
+        key, exchange = jax.random.key(0), ask.exchange
+        oracle = _Usual(
+            self._task, {"z": jnp.zeros((4, _SIZE))}, offset=0, size=4, max_size=4, batch_size=1, epochs=False,
+            steps=3, round=1, start=3, key=key, round_key=key,
+        )  # fmt: skip
+        download = (exchange.download or self.method.download)(ask.server)
+        upload, self.memory = exchange.client(download, self.memory, oracle)
+        fresh = [leaf for leaf in _distinct(download) if not any(leaf is old for old in self.sent)]
+        listens = exchange.server is None  # to what a client that is always there would be sent next
+        if exchange.who == "cohort":
+            self.sent += fresh
+        part = "warmup" if ask.stage == "warmup" else exchange.who
+        cost = Footprint(Amount() if listens else _amount(fresh), _amount(_distinct(upload)), oracle.asked)
+        self.totals[part] = self.totals[part].plus(cost)
+        if exchange.server is None:
+            return Heard(ask.server, ())
+        return Heard(exchange.server(ask.server, without_marks(upload), ask.round), ())
 
 
 def _distinct(tree: Tree) -> list[Array]:
