@@ -30,6 +30,14 @@ def local_steps(step: Callable[[Any, Any], Any], start: Any, oracle: Oracle) -> 
         step: one local step; ``state`` is any pytree of Vectors and arrays that keeps its structure and dtypes.
         start: the state before step 0, usually the server's model.
         oracle: gives τ_i, and counts the gradients that ``step`` asks of it.
+
+    Raises:
+        TypeError: a step that runs local steps itself.
+
+    Example:
+        >>> def client(self, download, memory, oracle):  # a method's: SGD
+        ...     y = local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), download, oracle)
+        ...     return y - download, memory
     """
     body = Counted(oracle, step)
     end = _repeat(body, start, oracle.steps)
