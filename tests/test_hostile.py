@@ -175,6 +175,10 @@ def test_bombs(tmp_path):
         (b"\x80\x02" + b"]" * 100_000 + b".", "exhaust memory"),
         (b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b".", "cannot be read"),
         (b"\x80\x02}I1\nNs.", "keys that are no texts"),
+        (b"\x80\x04\x8f.", "the operation EMPTY_SET of a pickle, which is refused"),  # slow where hashes collide
+        (b"\x80\x02G" + bytes(8) + b".", "the operation BINFLOAT"),
+        (b"\x80\x02\x8a\x05" + bytes(4) + b"\x01.", "exhaust memory"),  # 2³²
+        (b"\x80\x02Nr" + struct.pack("<I", 10**6) + b".", "exhaust memory"),  # a memo of so many places
         (b"\x80\x02cnumpy\ndtype\n]b.", "cannot be read"),
         (b"S'\\u'\n.", "cannot be read"),
         (b"\x80\x02" + b"(" * 10 + b"e.", "cannot be read"),
