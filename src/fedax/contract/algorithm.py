@@ -127,7 +127,7 @@ class Algorithm(eqx.Module):
 
     Example:
         >>> class GradientDescent(Algorithm):
-        ...     lr: Any
+        ...     lr: float
         ...
         ...     def init(self, x):
         ...         return x

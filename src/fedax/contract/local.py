@@ -110,8 +110,8 @@ class Solver(Settings):
             g = oracle.grad(y, k)
             return self.step(y, buffer, g if correction is None else g + correction, k, x)
 
-        y, _ = local_steps(step, (x, self.init(x)), oracle)
-        return y
+        end: tuple[Vector, Any] = local_steps(step, (x, self.init(x)), oracle)
+        return end[0]
 
     def norm(self, steps: Any) -> Any:
         """‖a_i‖₁ of ``steps`` local steps (a number or a traced integer): −Δ/η for the constant gradient 1.
@@ -274,7 +274,8 @@ def _response(solver: Solver, steps: Any, start: jax.Array, gradient: Callable[[
         return solver.step(y, buffer, Vector(jnp.asarray(gradient(k), float)), k, x)
 
     y, _ = _repeat(step, (x, solver.init(x)), steps)
-    return (y - x).tree
+    change: jax.Array = (y - x).tree
+    return change
 
 
 def _repeat(step: Callable[[Any, Any], Any], start: Any, steps: Any) -> Any:
