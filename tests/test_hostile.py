@@ -87,8 +87,8 @@ def shaped(shape, dtype="|u1"):
         ({"change": shaped("(4,)", "<f3")}, "has not the header"),
         ({"change": shaped("(4,)", "<U0")}, "has not the header"),
         ({"change": shaped([("a", "<i4")], "|V4")}, "structures"),
-        ({"change": lambda member: b"PK" + member}, "does not start as an array"),
-        ({"change": lambda member: member[:6] + b"\x09\x00" + member[8:]}, "does not start as an array"),
+        ({"change": lambda member: b"PK" + member}, "has not the header"),
+        ({"change": lambda member: member[:6] + b"\x09\x00" + member[8:]}, "has not the header"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -159,7 +159,7 @@ def test_bombs(tmp_path):
     header = tarfile.TarInfo("data_batch_1")
     header.size = 60 * MEGABYTE
     cut = write(tmp_path / "a.tar.gz", gzip.compress(header.tobuf(), mtime=0))
-    with refused("in the middle of a batch"):
+    with refused("cannot be read as CIFAR-10: unexpected end of data"):
         read_cifar10(cut)
     extension = tarfile.TarInfo("x")  # a header that tarfile would read as a whole, and in quadratic time
     extension.size, extension.type = 30 * MEGABYTE, b"x"
@@ -175,7 +175,11 @@ def test_bombs(tmp_path):
         (b"\x80\x02" + b"]" * 100_000 + b".", "exhaust memory"),
         (b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b".", "cannot be read"),
         (b"\x80\x02}I1\nNs.", "keys that are no texts"),
-        (b"\x80\x02cnumpy\ndtype\n]b.", "refused"),
+        (b"\x80\x04\x8f.", "the operation EMPTY_SET of a pickle, which is refused"),  # slow where hashes collide
+        (b"\x80\x02G" + bytes(8) + b".", "the operation BINFLOAT"),
+        (b"\x80\x02\x8a\x05" + bytes(4) + b"\x01.", "exhaust memory"),  # 2³²
+        (b"\x80\x02Nr" + struct.pack("<I", 10**6) + b".", "exhaust memory"),  # a memo of so many places
+        (b"\x80\x02cnumpy\ndtype\n]b.", "cannot be read"),
         (b"S'\\u'\n.", "cannot be read"),
         (b"\x80\x02" + b"(" * 10 + b"e.", "cannot be read"),
     ],

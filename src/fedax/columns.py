@@ -95,7 +95,7 @@ def better(name: str) -> Direction | None:
 
 
 def higher_is_better(name: str, field: str) -> bool:
-    """Whether higher is better, for who picks a best value and was not told.
+    """Whether higher is better, for callers that pick a best value where the user gave no direction.
 
     Raises:
         ConfigError: about ``field``: the name does not tell.

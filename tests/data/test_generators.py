@@ -17,8 +17,16 @@ def test_drawn_quadratics_have_the_curvatures_asked_for():
     assert np.median(eigenvalues) == pytest.approx(2.0, rel=0.25)  # the geometric middle: log-uniform
     assert e.std() == pytest.approx(2.0, rel=0.15)
     assert np.array_equal(federation.sizes, np.ones(50)) and np.allclose(federation.weights, 1 / 50)
-    # Isotropic: no direction is preferred.
-    assert np.abs(H.mean(axis=0) - np.trace(H.mean(axis=0)) / 6 * np.eye(6)).max() < 1.0
+
+
+def test_drawn_quadratics_prefer_no_direction():
+    """H = QΛQᵀ with Q uniform: E H_ii = tr Λ/d, and E H_ij² = (d tr Λ² − (tr Λ)²)/(d(d−1)(d+2)) for i ≠ j."""
+    n, d = 4000, 4
+    H = data.quadratics(clients=n, dimension=d, mu=0.5, L=8.0).examples["H"]
+    trace, square = np.trace(H, axis1=1, axis2=2), np.sum(H * H, axis=(1, 2))
+    mean, apart = np.mean(trace) / d, np.mean((d * square - trace**2) / (d * (d - 1) * (d + 2)))
+    np.testing.assert_allclose(H.mean(0), mean * np.eye(d), atol=5 * np.sqrt(square.mean() / n / d))
+    np.testing.assert_allclose(np.mean(H * H, axis=0)[~np.eye(d, dtype=bool)], apart, rtol=0.2)
 
 
 def test_quadratics_of_the_papers_figure_2_are_shifted_bowls():

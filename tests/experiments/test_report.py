@@ -6,6 +6,7 @@ import re
 import numpy as np
 import plotly.offline
 import pytest
+from matplotlib.image import imread
 
 from fedax.experiments import summary, toml
 from fedax.experiments.plots import _curves, write_plots
@@ -267,10 +268,26 @@ def test_data_without_classes(tmp_path):
     write_plots(record)
 
 
-def test_plots_are_png_files(record):
+def test_plots_show_the_means_over_seeds_between_the_lowest_and_the_highest(record):
+    figure = _curves(summary.methods([record]), "train_loss")
+    (axes,) = figure.axes
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert drawn["plain"] == [[0, 2.0], [5, 0.5], [10, pytest.approx(0.2)]]
+    assert drawn["wild (diverged)"] == [[0, 2.0], [5, 7.0]]  # as far as all seeds came
+    band = axes.collections[0].get_paths()[0].vertices
+    assert {(10, 0.1), (10, 0.3)} <= {(x, round(y, 9)) for x, y in band.tolist()}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("rounds", "Train loss")
+
+
+def test_plots_are_pictures_with_something_in_them(record):
     write_plots(record)
-    for name in ("train_loss", "test_accuracy", "clients"):
-        assert (record.folder / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    for name, (width, height) in {
+        "train_loss": (1024, 640),
+        "test_accuracy": (1024, 640),
+        "clients": (1152, 512),
+    }.items():
+        picture = imread(record.folder / "plots" / f"{name}.png")
+        assert picture.shape[:2] == (height, width) and len(np.unique(picture.reshape(-1, 4), axis=0)) > 20
 
 
 def test_only_losses_are_drawn_on_a_logarithmic_scale(tmp_path):

@@ -54,7 +54,13 @@ class Averaging(eqx.Module):
 
 
 class Weighted(Averaging):
-    """⟨Δ⟩ = Σ ω_i Δ_i. Clients that take more steps pull harder: the limit minimises Σ p_i‖a_i‖₁ F_i, not F."""
+    """⟨Δ⟩ = Σ ω_i Δ_i. Clients that take more steps pull harder: the limit minimises Σ p_i‖a_i‖₁ F_i, not F.
+
+    Example:
+        >>> from fedax.contract.local import SGD
+        >>> FedAvg(SGD(0.1), averaging=Weighted()).averaging
+        Weighted()
+    """
 
     def upload(self, dx: Vector, solver: Solver, steps: Any) -> Vector:
         return dx
@@ -71,7 +77,16 @@ class Normalized(Averaging):
             paper's choice for proximal solvers); ``"mean"`` the cohort's mean of τ_i; or a number > 0. ω̂ = ω/Σω.
             It scales the step and leaves the fixed point alone.
 
+    Raises:
+        ConfigError: an unknown rule, or a number that is not positive; a solver that is not linear.
+
     Source: Wang et al. 2020, eq. 12, and its supplement's Algorithm 1.
+
+    Example:
+        >>> from fedax.contract.local import SGD
+        >>> method = FedAvg(SGD(0.1), averaging=Normalized(tau_eff=5.0))
+        >>> method.averaging.tau_eff
+        5.0
     """
 
     tau_eff: Any = "default"  # a name is made static in __init__, a number can be swept

@@ -48,6 +48,14 @@ class Plain(ServerOptimizer):
 
     Args:
         server_lr: γ > 0; 1 is plain averaging.
+
+    Raises:
+        ConfigError: numbers out of range.
+
+    Example:
+        >>> step, _ = Plain(0.5).update((), Vector(jnp.array([2.0])), Vector(jnp.zeros(1)), 0.1)
+        >>> step.tree.tolist()
+        [1.0]
     """
 
     server_lr: Any = hyper(1.0, "(0, ∞)")
@@ -68,7 +76,16 @@ class Momentum(ServerOptimizer):
         server_momentum: β in [0, 1).
         server_lr: γ > 0.
 
+    Raises:
+        ConfigError: numbers out of range.
+
     Source: Hsu, Qi and Brown 2019, "Measuring the effects of non-identical data distribution".
+
+    Example:
+        >>> v, dx, x = (Vector(jnp.array([value])) for value in (2.0, 1.0, 0.0))
+        >>> step, v = Momentum(0.5).update(v, dx, x, 0.1)
+        >>> step.tree.tolist()
+        [2.0]
     """
 
     source: ClassVar[str] = "Hsu et al. 2019"
@@ -92,7 +109,16 @@ class SlowMo(ServerOptimizer):
         server_momentum: β in [0, 1).
         server_lr: α > 0.
 
+    Raises:
+        ConfigError: numbers out of range.
+
     Source: Wang, Tantia, Ballas and Rabbat 2020, "SlowMo".
+
+    Example:
+        >>> u, dx, x = (Vector(jnp.array([value])) for value in (2.0, 1.0, 0.0))
+        >>> step, u = SlowMo(0.5).update(u, dx, x, 0.5)
+        >>> u.tree.tolist(), step.tree.tolist()
+        ([3.0], [1.5])
     """
 
     source: ClassVar[str] = "Wang et al. 2020 (SlowMo), Algorithm 1"
@@ -120,7 +146,16 @@ class Adaptive(ServerOptimizer):
         beta2: β₂ in [0, 1); unused by adagrad.
         eps: ε > 0, in units of the update.
 
+    Raises:
+        ConfigError: an unknown kind, or numbers out of range.
+
     Source: Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2.
+
+    Example:
+        >>> adam, x = Adaptive("adam", server_lr=0.1, beta1=0.0, beta2=0.0), Vector(jnp.zeros(1))
+        >>> step, _ = adam.update(adam.init(x), Vector(jnp.array([3.0])), x, 0.1)
+        >>> round(step.tree.item(), 3)  # γ⟨Δ⟩/|⟨Δ⟩|
+        0.1
     """
 
     source: ClassVar[str] = "Reddi et al. 2021, Algorithm 2"
@@ -151,6 +186,12 @@ class OptaxServer(ServerOptimizer):
 
     Args:
         transformation: as of optax, with its learning rate, e.g. ``optax.adam(0.01)``; ``optax.sgd(1.0)`` is averaging.
+
+    Example:
+        >>> server, x = OptaxServer(optax.sgd(0.5)), Vector(jnp.zeros(1))
+        >>> step, _ = server.update(server.init(x), Vector(jnp.array([2.0])), x, 0.1)
+        >>> step.tree.tolist()
+        [1.0]
     """
 
     transformation: optax.GradientTransformation = eqx.field(static=True)

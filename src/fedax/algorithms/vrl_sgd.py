@@ -48,6 +48,9 @@ class VRLSGD(Algorithm):
         lr: η > 0, the local learning rate.
         server_lr: γ > 0; 1 is VRL-SGD.
 
+    Raises:
+        ConfigError: numbers out of range.
+
     Example:
         >>> VRLSGD(lr=0.05).server_lr
         1.0

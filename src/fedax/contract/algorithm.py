@@ -93,6 +93,10 @@ class Round(NamedTuple):
         data_weights: [S] p_i (0 on padding, and for a client that a guard leaves out).
         total: Σ ω_i (1 where all ω are 0); divide by it where a convex combination is needed (models, second
             moments).
+
+    Example:
+        >>> def server(self, server, mean, round):  # a method's: steps along the mean gradient, fewer in later rounds
+        ...     return server - self.lr / (1 + round.index) * mean / round.total
     """
 
     index: Number
@@ -133,6 +137,11 @@ class Exchange(NamedTuple):
         server: ``(server, mean, round) -> server``; ``None``: the clients only listen, and their upload is ``None``.
         download: ``(server) -> download``; ``None``: the method's own.
         who: ``"cohort"``, or ``"one"``: a single client, drawn from the cohort by weight; only it runs.
+
+    Example:
+        >>> exchange = Exchange(client=lambda download, memory, oracle: (oracle.full_grad(download), memory))
+        >>> exchange.who
+        'cohort'
     """
 
     client: Callable[..., Tree]
@@ -150,6 +159,24 @@ class Algorithm(eqx.Module):
 
     A new method gives :meth:`client` and :meth:`server` (or :meth:`exchanges`) and may override the other defaults.
     No concrete method is subclassed: a variant is a field, or wraps.
+
+    Example:
+        >>> class GradientDescent(Algorithm):
+        ...     lr: float
+        ...
+        ...     def init(self, x):
+        ...         return x
+        ...
+        ...     def model(self, server):
+        ...         return server
+        ...
+        ...     def client(self, download, memory, oracle):
+        ...         return oracle.full_grad(download), memory
+        ...
+        ...     def server(self, server, mean, round):
+        ...         return server - self.lr * mean
+        >>> GradientDescent(lr=0.1).server(Vector(jnp.ones(2)), Vector(jnp.array([0.0, 5.0])), None).tree.tolist()
+        [1.0, 0.5]
     """
 
     def init(self, x: Vector) -> Tree:

@@ -30,6 +30,14 @@ def local_steps(step: Callable[[Any, Any], Any], start: Any, oracle: Oracle) -> 
         step: one local step; ``state`` is any pytree of Vectors and arrays that keeps its structure and dtypes.
         start: the state before step 0, usually the server's model.
         oracle: gives τ_i, and counts the gradients that ``step`` asks of it.
+
+    Raises:
+        TypeError: a step that runs local steps itself.
+
+    Example:
+        >>> def client(self, download, memory, oracle):  # a method's: SGD
+        ...     y = local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), download, oracle)
+        ...     return y - download, memory
     """
     body = Counted(oracle, step)
     end = _repeat(body, start, oracle.steps)
@@ -102,8 +110,8 @@ class Solver(Settings):
             g = oracle.grad(y, k)
             return self.step(y, buffer, g if correction is None else g + correction, k, x)
 
-        y, _ = local_steps(step, (x, self.init(x)), oracle)
-        return y
+        end: tuple[Vector, Any] = local_steps(step, (x, self.init(x)), oracle)
+        return end[0]
 
     def norm(self, steps: Any) -> Any:
         """‖a_i‖₁ of ``steps`` local steps (a number or a traced integer): −Δ/η for the constant gradient 1.
@@ -266,7 +274,8 @@ def _response(solver: Solver, steps: Any, start: jax.Array, gradient: Callable[[
         return solver.step(y, buffer, Vector(jnp.asarray(gradient(k), float)), k, x)
 
     y, _ = _repeat(step, (x, solver.init(x)), steps)
-    return (y - x).tree
+    change: jax.Array = (y - x).tree
+    return change
 
 
 def _repeat(step: Callable[[Any, Any], Any], start: Any, steps: Any) -> Any:

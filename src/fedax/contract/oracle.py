@@ -29,6 +29,10 @@ class Oracle:
         key: a random key of this client, round and exchange.
         round_key: a random key that all clients of the round share (a shared coin).
         asked: what was asked so far.
+
+    Example:
+        >>> def client(self, download, memory, oracle):  # a method's: one step along the gradient of all data
+        ...     return -self.lr * oracle.full_grad(download), memory
     """
 
     def __init__(
@@ -112,7 +116,11 @@ class Oracle:
         return out
 
     def equal_steps(self, field: str, way_out: str) -> int:
-        """τ, where all clients take the same number of steps in all rounds; else a ConfigError about ``field``."""
+        """τ, where all clients take the same number of steps in all rounds.
+
+        Raises:
+            ConfigError: about ``field``: they do not.
+        """
         if not isinstance(self.steps, int):
             raise ConfigError(field, "unequal local steps", way_out)
         return self.steps

@@ -20,6 +20,16 @@ class Schedule(Settings):
     The engine evaluates it before each round, with the round's index r = 0, 1, …; fields that a method declares
     :func:`stepwise` are evaluated inside the round, with the global step t = r·K + k. A schedule is a pytree, so its
     constants can be swept like any other number.
+
+    Example:
+        >>> class Cosine(Schedule):
+        ...     value: Any
+        ...     rounds: int
+        ...
+        ...     def __call__(self, t):
+        ...         return self.value * (1 + jnp.cos(jnp.pi * t / self.rounds)) / 2
+        >>> round(float(Cosine(0.1, 100)(50)), 3)
+        0.05
     """
 
     def __call__(self, t: Any) -> Any:

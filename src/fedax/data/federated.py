@@ -81,6 +81,9 @@ class FederatedData:
     def from_clients(cls, clients: Sequence[Examples], weights: Any = None) -> "FederatedData":
         """From one pytree of arrays [n_i, ...] a client; all need the same structure and trailing shapes.
 
+        Raises:
+            DataError: no client, or clients with other arrays than the first.
+
         Example:
             >>> FederatedData.from_clients([{"x": np.zeros((2, 3))}, {"x": np.ones((1, 3))}]).sizes.tolist()
             [2, 1]
@@ -122,6 +125,9 @@ class FederatedData:
         """From pooled examples and, for each client, the indices of its examples.
 
         An index may occur in several parts (the example is then copied) or in none (it is left out).
+
+        Raises:
+            DataError: indices that do not fit the examples; a client without an example.
 
         Example:
             >>> data = FederatedData.from_partition({"y": np.arange(4)}, [np.array([3]), np.array([0, 1])])

@@ -1,7 +1,8 @@
 """File formats of data sets: idx, CIFAR-10 (Python and binary), LIBSVM text, LEAF JSON, NumPy archives.
 
-A file is not trusted: what it declares is checked against its length before memory is taken for it, and no pickle is
-run. What cannot be read raises a DataError that names the file.
+The libraries read; what is here is what they do not do. A file is not trusted: what it declares is checked against its
+length before memory is taken for it, links in archives are not followed, and a pickle can make nothing but plain
+containers. What cannot be read raises a DataError that names the file.
 """
 
 import bz2
@@ -11,16 +12,18 @@ import gzip
 import io
 import json
 import math
+import pickle
 import pickletools
-import re
 import stat
 import struct
+import tarfile
+import tokenize
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -30,13 +33,12 @@ _DEFLATE = 1032  # deflate packs no more than so many bytes into one
 _BATCH = 1 << 26  # bytes; a batch of CIFAR-10 has 31 million
 _DIRECTORY = 1 << 16  # bytes of a NumPy archive's table of contents, of which an array takes some sixty
 _PLANES = (3, 32, 32)
-_NPY = re.compile(
-    rb"\{'descr': '([<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16|[SU][1-9]\d{0,5}))', 'fortran_order': (True|False), "
-    rb"'shape': \(((?:\d{1,18}L?, ?)*(?:\d{1,18}L?)?)\),? ?\}\s*"
+_HEADER = 10_000  # bytes of the header of an array, of which NumPy writes 128
+# What the standard library's decoders, NumPy's and scikit-learn's raise on bad input.
+_DAMAGE = (
+    *(OSError, EOFError, ValueError, OverflowError, NotImplementedError, struct.error, zlib.error),
+    *(tarfile.TarError, zipfile.BadZipFile),
 )
-
-# What the standard library's decoders, and scikit-learn's, raise on bad input.
-_DAMAGE = (OSError, EOFError, ValueError, OverflowError, NotImplementedError, struct.error, zlib.error)
 
 
 def regular(path: Path) -> int:
@@ -256,28 +258,30 @@ def _array(archive: zipfile.ZipFile, name: str, path: Path) -> np.ndarray:
     if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise DataError(f"{path}: {name} is encrypted or not packed as NumPy does it; write it again with np.savez")
     with archive.open(info) as file:
-        start = file.read(8)
-        size = {b"\x01\x00": "<H", b"\x02\x00": "<I"}.get(start[6:])
-        if start[:6] != b"\x93NUMPY" or size is None:
-            raise DataError(f"{path}: {name} does not start as an array of NumPy")
-        (length,) = struct.unpack(size, file.read(struct.calcsize(size)))
-        header = _NPY.fullmatch(file.read(min(length, 10_000)))
-        if header is None:
-            raise DataError(
-                f"{path}: {name} has not the header of an array of numbers or text (Python objects, structures and "
-                "dates are not read); write it again with np.savez"
-            )
-        dtype, order = np.dtype(header[1].decode()), "F" if header[2] == b"True" else "C"
-        shape = [int(n.strip().rstrip(b"L")) for n in header[3].split(b",") if n.strip()]
-        declared = math.prod(shape) * dtype.itemsize
-        packed = min(info.compress_size, stored)
-        most = min(packed * _DEFLATE, room(stored)) if info.compress_type == zipfile.ZIP_DEFLATED else packed
-        if file.tell() + declared != info.file_size or declared > most:
-            raise DataError(
-                f"{path}: {name} declares {_clipped(tuple(shape))} of {dtype}, which is not what the file holds"
-            )
-        # Not file.read(): that would unpack all that there is, and only then cut it off.
-        return np.frombuffer(file.read(declared), dtype).reshape(shape, order=order)  # type: ignore[call-overload]
+        head = io.BytesIO(file.read(_HEADER))
+    shape, dtype = _array_header(head, f"{path}: {name}")
+    declared, packed = math.prod(shape) * dtype.itemsize, min(info.compress_size, stored)
+    most = min(packed * _DEFLATE, room(stored)) if info.compress_type == zipfile.ZIP_DEFLATED else packed
+    if head.tell() + declared != info.file_size or declared > most:
+        raise DataError(f"{path}: {name} declares {_clipped(shape)} of {dtype}, which is not what the file holds")
+    with archive.open(info) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _array_header(head: BinaryIO, where: str) -> tuple[tuple[int, ...], np.dtype]:
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
+            shape, _, dtype = readers[np.lib.format.read_magic(head)](head)
+        if dtype.kind in "biufcSU" and dtype.itemsize and all(n >= 0 for n in shape):
+            return shape, dtype
+    except (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError):
+        pass  # what NumPy raises on bad headers
+    raise DataError(
+        f"{where} has not the header of an array of numbers or text (Python objects, structures and dates are not "
+        "read); write it again with np.savez"
+    )
 
 
 def npz_names(path: Path) -> list[str]:
@@ -312,7 +316,7 @@ def _reading(path: Path, kind: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (*_DAMAGE, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise DataError(f"{path}: cannot be read as {kind}: {_clipped(error)}") from error
 
 
@@ -331,36 +335,27 @@ def _cifar10_files(path: Path, names: Sequence[str]) -> Iterator[tuple[str, byte
                 _check_batch_size(file, regular(file))
                 yield file.name, file.read_bytes()
         return
-    stored = regular(path)
-    with gzip.open(path) as archive:
-        yield from _tar_members(archive, path, wanted, stored * _DEFLATE)
-
-
-def _tar_members(file: Any, path: Path, wanted: set[str], most: int) -> Iterator[tuple[str, bytes]]:
-    """The wanted files of a tar archive; headers of extensions are not interpreted, for these names need none."""
+    regular(path)
     left = 6 * _BATCH
-    while (header := file.read(512)).strip(b"\x00"):
-        number, check = (field.strip(b" \x00") for field in (header[124:136], header[148:156]))
-        summed = sum(header) - sum(header[148:156]) + 8 * ord(" ")
-        if len(header) < 512 or not (number.isdigit() and check.isdigit()) or int(check, 8) != summed:
-            raise DataError(f"{path}: no tar archive, or a damaged one")
-        name, size = PurePosixPath(header[:100].partition(b"\x00")[0].decode("latin-1")).name, int(number, 8)
-        rest = -(-size // 512) * 512
-        if header[156:157] in (b"0", b"\x00") and name in wanted:
-            _check_batch_size(f"{path}: {name}", size)
-            content = file.read(size) if size <= most else b""
-            if len(content) < size:
-                raise EOFError("it ends in the middle of a batch")
-            yield name, content
-            rest -= size
-            left -= size
-        left -= 512 + rest
-        if left < 0:
-            raise DataError(f"{path}: unpacks to more than {6 * _BATCH} bytes; CIFAR-10 has 186 million")
-        while rest > 0:
-            if not (skipped := file.read(min(rest, 1 << 16))):
-                raise EOFError("it ends in the middle of a file")
-            rest -= len(skipped)
+    with gzip.open(path) as packed, tarfile.open(fileobj=packed, mode="r|", tarinfo=_Member) as archive:
+        for member in archive:
+            name = PurePosixPath(member.name).name
+            chosen = name in wanted and member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
+            if chosen:
+                _check_batch_size(f"{path}: {name}", member.size)
+            left -= 512 + member.size
+            if left < 0 or member.size < 0:
+                raise DataError(f"{path}: unpacks to more than {6 * _BATCH} bytes; CIFAR-10 has 186 million")
+            if chosen and (batch := archive.extractfile(member)) is not None:
+                yield name, batch.read()
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+
+
+class _Member(tarfile.TarInfo):
+    """A member by its own header: headers of extensions, which tarfile reads as a whole, are skipped as others are."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> Any:
+        return self._proc_builtin(archive)  # type: ignore[attr-defined]
 
 
 def _check_batch_size(where: Any, size: int) -> None:
@@ -378,113 +373,70 @@ def _binary_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _python_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     try:
-        batch = _inert(content, where)
+        batch = _unpickled(content, where)
+        if not all(isinstance(key, str | bytes) for key, _ in batch.items()):
+            raise DataError(f"{where}: a table with keys that are no texts")
+        batch = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
         labels, (_, shape, dtype, fortran, pixels) = batch["labels"], batch["data"].state
-        pixels = pixels.encode("latin-1") if isinstance(pixels, str) else pixels
         declared = (shape, dtype.args[0], fortran, len(pixels))
     except DataError:
         raise
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (pickle.UnpicklingError, LookupError, TypeError, AttributeError, ValueError, EOFError) as error:
         raise DataError(f"{where}: cannot be read as CIFAR-10: {_clipped(error)}") from error
     n, width = len(labels), math.prod(_PLANES)
     if declared not in (((n, width), kind, False, n * width) for kind in ("u1", b"u1")) or type(pixels) is not bytes:
         raise DataError(f"{where}: the images are not one row of {width} bytes for each of its labels")
-    if not all(type(label) is int and abs(label) < 2**31 for label in labels):
+    if not all(type(label) is int for label in labels):
         raise DataError(f"{where}: labels that are not whole numbers")
     return np.frombuffer(pixels, np.uint8).reshape(-1, *_PLANES), np.array(labels, np.int64)
 
 
-class _Inert:
-    """Stands for what one of NumPy's constructors would make: keeps what it would get, does nothing with it."""
-
-    args: Any = None
-    state: Any = None
-
-
-_NUMPY = {
-    *("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"),
-    *("numpy ndarray", "numpy dtype"),
+_CONTAINERS = {  # the operations of a pickle that make plain values and containers, and of arrays
+    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG1"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "UNICODE", "BINUNICODE"),
+    *("SHORT_BINUNICODE", "LIST", "EMPTY_LIST", "APPEND", "APPENDS", "TUPLE", "EMPTY_TUPLE", "TUPLE1", "TUPLE2"),
+    *("TUPLE3", "DICT", "EMPTY_DICT", "SETITEM", "SETITEMS", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET"),
+    *("BINGET", "LONG_BINGET", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"),
 }
-_VALUES = {
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "STRING", "BINSTRING", "SHORT_BINSTRING"),
-    *("BINBYTES", "SHORT_BINBYTES", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "FLOAT", "BINFLOAT"),
+_ARRAYS = {
+    *("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"),
 }
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_MADE: dict[str, type] = {"LIST": list, "EMPTY_LIST": list, "TUPLE": tuple, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict}
 
 
-def _operations(content: bytes) -> Iterator[tuple[Any, Any, int | None]]:
+class _Kept:
+    """Stands for NumPy's constructors: keeps what they would get."""
+
+    def __init__(self, *args: Any):
+        self.args, self.state = args, None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes, where: str):
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self.where = where
+
+    def find_class(self, module: str, name: str) -> type:
+        if f"{module}.{name}" not in _ARRAYS:
+            raise DataError(f"{self.where}: it asks for {f'{module}.{name}'[:100]!a}, which is refused")
+        return _Kept
+
+
+def _unpickled(content: bytes, where: str) -> Any:
+    """What a pickle holds, with arrays as :class:`_Kept`.
+
+    Looked through beforehand, for Python's unpickler takes 64 bytes for a list of one byte, and as much memory as the
+    largest number of a memo asks for. A batch has few operations, and small numbers.
+    """
+    most = 1000 + len(content) // 50
     with warnings.catch_warnings():  # of escapes in texts that Python does not know
         warnings.simplefilter("ignore")
-        yield from pickletools.genops(content)
-
-
-def _inert(content: bytes, where: str) -> Any:
-    """What a pickle holds, with plain containers and NumPy's arrays as :class:`_Inert`; any other name is refused.
-
-    Not Python's unpickler: nothing is called here, texts alone are keys, and a batch has few operations.
-
-    Raises:
-        DataError: a name or an operation that is refused.
-        LookupError, TypeError, AttributeError, ValueError: damage.
-    """
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[int, Any] = {}
-    for count, (opcode, value, _) in enumerate(_operations(content)):
-        if count > 1000 + len(content) // 50:
-            raise DataError(f"{where}: a pickle made to exhaust memory")
-        name, items = opcode.name, []
-        if name in ("APPENDS", "SETITEMS", "TUPLE", "LIST", "DICT"):
-            items = stack[(mark := marks.pop()) :]
-            del stack[mark:]
-        elif name in ("APPEND", "TUPLE1", "SETITEM", "TUPLE2", "TUPLE3"):
-            number = {"APPEND": 1, "TUPLE1": 1, "TUPLE3": 3}.get(name, 2)
-            items = [stack.pop() for _ in range(number)][::-1]
-        if name in _VALUES:
-            stack.append(value)
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
-            if name == "STACK_GLOBAL":
-                last = stack.pop()
-                value = f"{stack.pop()} {last}"
-            if value not in _NUMPY:
-                raise DataError(f"{where}: it asks for {value.replace(' ', '.')[:100]!a}, which is refused")
-            stack.append(_Inert)
-        elif name == "REDUCE":
-            args = stack.pop()
-            if stack.pop() is not _Inert:
-                raise DataError(f"{where}: a call that is refused")
-            stack.append(_Inert())
-            stack[-1].args = args
-        elif name == "BUILD":
-            state = stack.pop()
-            if type(stack[-1]) is not _Inert:
-                raise DataError(f"{where}: a call that is refused")
-            stack[-1].state = state
-        elif name in ("APPEND", "APPENDS"):
-            stack[-1].extend(items)
-        elif name in ("SETITEM", "SETITEMS", "DICT"):
-            keys = [key.decode("latin-1") if isinstance(key, bytes) else key for key in items[::2]]
-            if not all(isinstance(key, str) for key in keys):
-                raise DataError(f"{where}: a table with keys that are no texts")
-            if name == "DICT":
-                stack.append({})
-            stack[-1].update(zip(keys, items[1::2], strict=True))
-        elif name in _MADE or name.startswith("TUPLE"):
-            stack.append(_MADE.get(name, tuple)(items))
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            at = len(memo) if value is None else value
-            if at >= 2**31:
+        for count, (operation, value, _) in enumerate(pickletools.genops(content)):
+            if operation.name not in _CONTAINERS:
+                raise DataError(f"{where}: the operation {operation.name} of a pickle, which is refused")
+            number = abs(value) if isinstance(value, int) else 0
+            if max(count, number if "PUT" in operation.name else 0) > most or number >= 2**31:
                 raise DataError(f"{where}: a pickle made to exhaust memory")
-            memo[at] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[value])
-        elif name == "MARK":
-            marks.append(len(stack))
-        elif name == "STOP":
-            return stack.pop()
-        elif name not in ("PROTO", "FRAME"):
-            raise DataError(f"{where}: the operation {name} of a pickle, which is refused")
-    raise ValueError("it has no end")
+        return _Unpickler(content, where).load()

@@ -50,6 +50,11 @@ class Dataset:
         classes: C where labels (or characters) are whole numbers from 0 to C − 1, else ``None``.
         groups: columns [n] of whole numbers: whose each training example is, e.g. ``{"writer": ids}``; for
             :func:`fedax.data.by_column`.
+
+    Example:
+        >>> digits = load("digits")
+        >>> digits.classes, digits.test["x"].shape
+        (10, (355, 8, 8, 1))
     """
 
     name: str

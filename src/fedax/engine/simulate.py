@@ -59,6 +59,13 @@ class Run:
         compile_seconds: time spent on tracing and compiling.
         best: with ``Checkpoints(best=…)``, the ``round`` at which that column was best, its ``value`` and the model
             then, ``params``; else ``None``.
+
+    Example:
+        >>> import fedax
+        >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+        >>> run = fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, rounds=4, evaluate_every=2)
+        >>> run.status, run.history["round"].tolist()
+        ('finished', [0, 2, 4])
     """
 
     best: Best | None = None

@@ -42,6 +42,9 @@ class Range:
         points: how many a grid takes, at least 2.
         log: evenly spaced, and drawn, on a logarithmic scale.
 
+    Raises:
+        ConfigError: values out of range.
+
     Example:
         >>> [round(value, 6) for value in Range(0.001, 0.1, points=3).values()]
         [0.001, 0.01, 0.1]
@@ -79,6 +82,9 @@ def random_points(space: Mapping[str, Any], number: int, seed: int = 0) -> list[
         number: how many points.
         seed: of the draws.
 
+    Raises:
+        ConfigError: an axis without values, or numbers out of range.
+
     Example:
         >>> points = random_points({"lr": Range(0.01, 1), "momentum": [0.0, 0.9]}, 3)
         >>> len(points), sorted(points[0])
@@ -101,6 +107,13 @@ class Sweep:
         seeds: the seeds; every point has a run with each.
         runs: ``runs[i][k]``, the :class:`Run` of point i with seed number k.
         programs: how many compiled programs it took.
+
+    Example:
+        >>> import fedax
+        >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+        >>> found = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.001, 0.1]}, task, data, rounds=4)
+        >>> found.best()
+        {'lr': 0.1}
     """
 
     def __init__(self, points: list[Point], seeds: list[int], runs: list[list[Run]], programs: int):
@@ -114,6 +127,9 @@ class Sweep:
         Args:
             criterion: a column of the history, or a function of a :class:`Run`.
             last: the mean of so many last evaluations, where the criterion is a column.
+
+        Raises:
+            ConfigError: there is no such column.
         """
 
         def score(run: Run) -> float:

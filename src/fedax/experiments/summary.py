@@ -161,10 +161,10 @@ def problems(records: Sequence[Record]) -> list[Problem]:
     folders = _folders(records)
     for members in groups.values():
         first = settings[members[0]]
-        told = {name: first.get(name, "none") for name in differ}
-        if told.pop(_DEALT, None) and not any(name.startswith("data.") for name in told):
-            told[_DEALT] = f"as in {folders[members[0]]}"
-        found.append(_compared([records[i] for i in members], told, [folders[i] for i in members]))
+        differs = {name: first.get(name, "none") for name in differ}
+        if differs.pop(_DEALT, None) and not any(name.startswith("data.") for name in differs):
+            differs[_DEALT] = f"as in {folders[members[0]]}"
+        found.append(_compared([records[i] for i in members], differs, [folders[i] for i in members]))
     return found
 
 
@@ -187,8 +187,8 @@ def _problem(record: Record) -> dict[str, str]:
     asked = ("rounds", "batch_size", "faults", "split_seeds")
     sections = {name: config[name] for name in ("data", "task", "work", "participation")}
     sections["run"] = {name: value for name, value in config["run"].items() if name in asked and value is not False}
-    told = {f"{name}.{key}": repr(value) for name, table in sections.items() for key, value in table.items()}
-    return told | {_DEALT: json.dumps([clients["sizes"], clients["counts"]])}
+    settings = {f"{name}.{key}": repr(value) for name, table in sections.items() for key, value in table.items()}
+    return settings | {_DEALT: json.dumps([clients["sizes"], clients["counts"]])}
 
 
 def _compared(records: list[Record], differs: dict[str, str], folders: list[str]) -> Problem:

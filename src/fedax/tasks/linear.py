@@ -27,6 +27,10 @@ def quadratic(d: int) -> Task:
 
     Examples are ``{"H": [n, d, d] symmetric, "e": [n, d]}``.
 
+    Raises:
+        ConfigError: arguments out of range.
+        DataError: by a run, examples that do not fit.
+
     Source: Wang et al. 2020, "Tackling the objective inconsistency problem", equation 3.
 
     Example:
@@ -68,6 +72,10 @@ def linear_regression(features: int, bias: bool = True) -> Task:
 
     Examples are ``{"x": [n, features], "y": [n]}``, real numbers.
 
+    Raises:
+        ConfigError: arguments out of range.
+        DataError: by a run, examples that do not fit.
+
     Source: "Federated learning's blessing: FedAvg has linear speedup", section 5, case 3.
 
     Example:
@@ -106,6 +114,10 @@ def logistic_regression(features: int, l2: Real = 0.0) -> Task:
         l2: λ ≥ 0, part of each example's loss; 1/n in the paper.
 
     Examples are ``{"x": [n, features], "y": [n]}``.
+
+    Raises:
+        ConfigError: arguments out of range.
+        DataError: by a run, examples that do not fit.
 
     Source: "Federated learning's blessing: FedAvg has linear speedup", section 5, cases 1 and 2.
 
@@ -150,6 +162,10 @@ def softmax_regression(
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
 
     Examples are ``{"x": [n, ...] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
+
+    Raises:
+        ConfigError: arguments out of range.
+        DataError: by a run, examples that do not fit.
 
     Source: Li et al. 2020, FedProx, the model of the Synthetic(α, β) experiments.
 

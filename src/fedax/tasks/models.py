@@ -55,6 +55,10 @@ def mlp(
 
     Examples are ``{"x": [n, ...] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
+    Raises:
+        ConfigError: arguments out of range.
+        DataError: by a run, examples that do not fit.
+
     Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data".
 
     Example:
@@ -108,6 +112,10 @@ def cnn(
 
     Examples are ``{"x": [n, *shape] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
+    Raises:
+        ConfigError: arguments out of range.
+        DataError: by a run, examples that do not fit.
+
     Source: "FedDA: faster framework of local adaptive gradient methods via restarted dual averaging", section 8.1.
 
     Example:
@@ -158,6 +166,10 @@ def vgg11(
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
 
     Examples are ``{"x": [n, *shape] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
+
+    Raises:
+        ConfigError: arguments out of range.
+        DataError: by a run, examples that do not fit.
 
     Source: Simonyan and Zisserman 2015, configuration A; the small head is that of FedNova's authors.
 
@@ -224,6 +236,10 @@ def resnet18(
 
     Examples are ``{"x": [n, *shape] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
+    Raises:
+        ConfigError: arguments out of range.
+        DataError: by a run, examples that do not fit.
+
     Source: He et al. 2016; Wu and He 2018 for the normalisation.
 
     Example:
@@ -276,6 +292,10 @@ def char_lstm(vocabulary: int, embedding: int = 8, hidden: int = 256, layers: in
 
     Examples are ``{"x": [n, T], "y": [n, T]}``, whole numbers from 0 to vocabulary − 1, y one character ahead of x.
     Forget gates start with an offset of 1, so that a fresh network remembers.
+
+    Raises:
+        ConfigError: arguments out of range.
+        DataError: by a run, examples that do not fit.
 
     Source: McMahan et al. 2017, section 3; T = 80 there.
 

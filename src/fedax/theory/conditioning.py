@@ -21,7 +21,13 @@ from fedax.theory.checks import normalised, number
 
 
 class ConditionNumbers(NamedTuple):
-    """What the theorems need to know of the features."""
+    """What the theorems need to know of the features.
+
+    Example:
+        >>> c = condition_numbers([np.diag([1.0, 2.0]), np.diag([3.0, 1.0])])
+        >>> c.clients, round(c.lambda_max, 9), round(c.lambda_min, 9)
+        (2, 2.5, 1.25)
+    """
 
     clients: int  #: N
     nu_max: float  #: ν_max = max_i Np_i
@@ -45,14 +51,25 @@ class ConditionNumbers(NamedTuple):
 
 
 class Geometric(NamedTuple):
-    """A constant step size α, and the factor per iteration of E‖w̄_t − w*‖²."""
+    """A constant step size α, and the factor per iteration of E‖w̄_t − w*‖².
+
+    Example:
+        >>> step = interpolation_lr(condition_numbers([np.eye(2)]))
+        >>> round(step.lr, 6), round(step.factor, 6)
+        (0.5, 0.75)
+    """
 
     lr: float
     factor: float
 
 
 class FedMaSSRates(NamedTuple):
-    """w' = u − η₁g, u' = w' + γ(w' − w) + η₂g, g the gradient at u."""
+    """w' = u − η₁g, u' = w' + γ(w' − w) + η₂g, g the gradient at u.
+
+    Example:
+        >>> fedmass_from_sequences(0.1, 0.5, 0.2)._fields
+        ('eta_1', 'eta_2', 'gamma')
+    """
 
     eta_1: float
     eta_2: float
@@ -117,6 +134,13 @@ def interpolation_lr(c: ConditionNumbers, *, period: int = 1) -> Geometric:
     Args:
         c: of :func:`condition_numbers`, or of the losses at hand.
         period: E ≥ 1, local steps per round.
+
+    Raises:
+        ConfigError: a period that is no whole number of at least 1.
+
+    Example:
+        >>> round(interpolation_lr(condition_numbers([np.eye(2)]), period=2).lr, 6)
+        0.25
     """
     lr = c.clients / (2 * check_count("period", period) * _spread(c, c.smoothness))
     return Geometric(lr, 1 - min(c.curvature, c.lambda_min) * lr)
@@ -134,6 +158,13 @@ def least_squares_lr(c: ConditionNumbers, *, period: int = 1) -> Geometric:
     Args:
         c: of :func:`condition_numbers`.
         period: E ≥ 1, local steps per round.
+
+    Raises:
+        ConfigError: a period that is no whole number of at least 1.
+
+    Example:
+        >>> round(least_squares_lr(condition_numbers([np.eye(2)])).lr, 6)
+        0.25
     """
     best = c.clients / (4 * _spread(c, c.lambda_min))
     lr = min(best, c.clients / (2 * _spread(c, c.lambda_max + c.lambda_min))) / check_count("period", period)
@@ -159,6 +190,9 @@ def fedmass_parameters(
         scale: in (0, 1], the small constant that E > 1 asks for.
         form: ``"proof"`` or ``"theorem"``; for one client they agree up to constants.
 
+    Raises:
+        ConfigError: numbers out of range, or an unknown form.
+
     Example:
         >>> fedmass_parameters(condition_numbers([np.eye(2)]), form="theorem").gamma  # κ₁ = κ̃ = 2
         0.333...
@@ -182,6 +216,9 @@ def fedmass_from_sequences(lr: float, alpha: float, delta: float) -> FedMaSSRate
 
     Args:
         lr, alpha, delta: η > 0; α in (0, 1]; δ ≥ 0.
+
+    Raises:
+        ConfigError: numbers out of range.
 
     Example:
         >>> fedmass_from_sequences(0.5, 0.25, 1.0)

@@ -70,6 +70,12 @@ class Diagnosis:
         take: the method that it says to take instead; empty: to stay with this one.
         advice: the reasons, with figures: on the objective, on drift, on noise, on η.
         unknown: what these figures cannot tell.
+
+    Example:
+        >>> import fedax
+        >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+        >>> diagnose(fedax.create("fedavg", lr=0.1), task, data).clients
+        3
     """
 
     method: str

@@ -29,6 +29,10 @@ class MomentumParameters(NamedTuple):
         lr: η > 0, the local learning rate.
         warmup_batches: B ≥ 1, minibatches per client for the estimates at x⁰; None: no warm-up.
         steps: K, local steps per round.
+
+    Example:
+        >>> MomentumParameters(beta=0.5, gamma=0.2, lr=0.01, warmup_batches=None, steps=10).server_lr
+        2.0
     """
 
     beta: float

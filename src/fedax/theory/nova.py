@@ -30,7 +30,12 @@ from fedax.theory.checks import normalised, number
 
 
 class Norms(NamedTuple):
-    """‖a‖₁, ‖a‖₂ and a[−1], the last entry."""
+    """‖a‖₁, ‖a‖₂ and a[−1], the last entry.
+
+    Example:
+        >>> Norms(l1=3.0, l2=1.5, last=1.0).l1
+        3.0
+    """
 
     l1: float
     l2: float
@@ -38,7 +43,13 @@ class Norms(NamedTuple):
 
 
 class UpdateRule(NamedTuple):
-    """An averaging method as Theorem 1 sees it."""
+    """An averaging method as Theorem 1 sees it.
+
+    Example:
+        >>> rule = update_rule([np.ones(2), np.ones(6)])
+        >>> rule.tau_eff, rule.weights.tolist()
+        (4.0, [0.25, 0.75])
+    """
 
     weights: np.ndarray  #: w_i of the surrogate objective, Σ w_i = 1
     tau_eff: float  #: effective steps per round
@@ -56,7 +67,12 @@ class UpdateRule(NamedTuple):
 
 
 class LowerBound(NamedTuple):
-    """lim x, lim ‖∇F(x)‖², χ² and κ²."""
+    """lim x, lim ‖∇F(x)‖², χ² and κ².
+
+    Example:
+        >>> lower_bound_example(3.0, (2, 6)).limit
+        -1.5
+    """
 
     limit: float
     gradient: float
@@ -72,6 +88,9 @@ def accumulation_vector(solver: Solver, steps: int, *, round_: int = 0) -> np.nd
         solver: a linear one: SGD in all its variants, or an Optax transformation that is linear in the gradients.
         steps: τ ≥ 1.
         round_: at which the solver's schedules, if any, are taken; a is relative to the η of this round.
+
+    Raises:
+        ConfigError: a solver that is not linear, or numbers out of range.
 
     Example:
         >>> from fedax.contract.local import SGD
@@ -98,6 +117,9 @@ def accumulation_vector(solver: Solver, steps: int, *, round_: int = 0) -> np.nd
 def accumulation_norms(vector: Any) -> Norms:
     """‖a‖₁, ‖a‖₂ and a[−1] of one client; the entries of a are ≥ 0 and not all 0.
 
+    Raises:
+        DataError: entries that are negative, not finite, or all 0.
+
     Example:
         >>> accumulation_norms([2.0, 2.0, 1.0])
         Norms(l1=5.0, l2=3.0, last=1.0)
@@ -110,6 +132,9 @@ def accumulation_norms(vector: Any) -> Norms:
 
 def chi_square(p: Any, w: Any) -> float:
     """χ²(p‖w) = Σ (p_i − w_i)²/w_i of weights > 0, one per client; Wang et al. 2020, Theorem 2.
+
+    Raises:
+        DataError: weights or arrays of another form.
 
     Example:
         >>> round(chi_square([0.5, 0.5], [0.25, 0.75]), 6)
@@ -133,6 +158,10 @@ def update_rule(
         normalized: FedNova's average, w_i = p_i; otherwise w_i ∝ p_i‖a_i‖₁.
         tau_eff: FedNova's τ_eff > 0; None: Σ p_i‖a_i‖₁.
 
+    Raises:
+        ConfigError: ``tau_eff`` out of range.
+        DataError: vectors or weights that cannot be used.
+
     Example:
         >>> rule = update_rule([np.ones(2), np.ones(6)])
         >>> rule.weights.tolist(), rule.tau_eff, rule.A, rule.C
@@ -149,6 +178,9 @@ def update_rule(
 def fedprox_rule(steps: Any, alpha: float, weights: Any = None) -> UpdateRule:
     """FedProx as a rule for τ_i and α = ημ in [0, 1]: a_i = [(1 − α)^{τ_i−1}, …, 1 − α, 1]; FedAvg at α = 0.
     Wang et al. 2020, eq. 7, 121–131.
+
+    Raises:
+        ConfigError: numbers out of range.
 
     Example:
         >>> round(fedprox_rule([2, 6], 0.5).tau_eff, 4), fedprox_rule([2, 6], 1.0).chi2
@@ -184,6 +216,9 @@ def fixed_point(
         weights: in proportion to p_i.
         normalized: FedNova's average.
 
+    Raises:
+        DataError: weights or arrays of another form.
+
     Source: Wang et al. 2020, eq. 12, 26, 28; Cheng et al. 2024 for FedAvg-M and FedAvg-M-VR.
 
     Example:
@@ -217,6 +252,9 @@ def weighted_optimum(hessians: Any, linear: Any, weights: Any = None) -> np.ndar
     For w_i = p_iτ_i it is VRL-SGD's fixed point for constant τ_i and, where H_i = I, FedAvg's for η → 0.
     Wang et al. 2020, appendix A, eq. 30.
 
+    Raises:
+        DataError: weights or arrays of another form.
+
     Example:
         >>> weighted_optimum(np.ones((2, 1, 1)), [[3.0], [-3.0]], [1, 2]).round(6).tolist()
         [-1.0]
@@ -236,6 +274,9 @@ def unit_fixed_point(centres: Any, steps: Any, weights: Any = None, *, lr: float
         weights: in proportion to p_i.
         lr: η in [0, 1]; 0 is the limit η → 0, Σ p_iτ_i e_i / Σ p_iτ_i.
 
+    Raises:
+        DataError: weights or arrays of another form.
+
     Example:
         >>> unit_fixed_point([[3.0], [-3.0]], [2, 6]).tolist()
         [-1.5]
@@ -250,6 +291,9 @@ def lower_bound_example(a: float, steps: tuple[int, int]) -> LowerBound:
 
     w_i = τ_i/(τ₁ + τ₂), χ² = (τ₁ − τ₂)²/(4τ₁τ₂) and κ² = 4w₁w₂a², where the paper prints 2w₁w₂a².
     Wang et al. 2020, Lemma 4, eq. 115–120.
+
+    Raises:
+        ConfigError: numbers out of range.
 
     Example:
         >>> lower_bound_example(3.0, (2, 6))

@@ -22,7 +22,12 @@ from fedax.theory.nova import UpdateRule, fedprox_rule
 
 
 class SurrogateBound(NamedTuple):
-    """The terms of eq. 97: of the start, of noise, of noise through drift, of dissimilarity through drift."""
+    """The terms of eq. 97: of the start, of noise, of noise through drift, of dissimilarity through drift.
+
+    Example:
+        >>> SurrogateBound(start=1.0, noise=0.5, drift_noise=0.25, drift=0.0).total
+        1.75
+    """
 
     start: float
     noise: float
@@ -36,7 +41,12 @@ class SurrogateBound(NamedTuple):
 
 
 class ObjectiveBound(NamedTuple):
-    """The terms of eq. 10; ``floor`` = 2χ²κ² stays however long the run."""
+    """The terms of eq. 10; ``floor`` = 2χ²κ² stays however long the run.
+
+    Example:
+        >>> ObjectiveBound(vanishing=0.5, floor=0.25).floor
+        0.25
+    """
 
     vanishing: float
     floor: float
@@ -45,6 +55,9 @@ class ObjectiveBound(NamedTuple):
 def nova_lr(*, clients: int, mean_steps: float, rounds: int) -> float:
     """η = √(N/(τ̄R)), τ̄ the mean of τ_i over clients, and over rounds where it varies; Corollary 3: N is the cohort S.
     Wang et al. 2020, Theorems 1 and 3, Corollary 3.
+
+    Raises:
+        ConfigError: numbers out of range.
 
     Example:
         >>> nova_lr(clients=16, mean_steps=4, rounds=100)
@@ -57,6 +70,9 @@ def nova_lr(*, clients: int, mean_steps: float, rounds: int) -> float:
 def max_lr(rules: UpdateRule | Iterable[UpdateRule], *, smoothness: float, dissimilarity_factor: float = 1.0) -> float:
     """The largest η of Theorems 1 to 3: ηL ≤ ½ min{1/(max_i‖a_i‖₁ √(2β² + 1)), 1/τ_eff}, β² ≥ 1, in every round.
     Wang et al. 2020, eq. 101, 152.
+
+    Raises:
+        ConfigError: numbers out of range.
 
     Example:
         >>> max_lr(fedprox_rule([5], 0), smoothness=0.1, dissimilarity_factor=4.0)
@@ -80,6 +96,9 @@ def surrogate_bound(
         smoothness, variance: L > 0 of every client's loss; σ² ≥ 0 of a minibatch gradient (squared norm).
         gap, dissimilarity, rounds: F̃(x⁰) − inf F̃ ≥ 0; κ² ≥ 0; R ≥ 1.
         lr: η > 0; None: √(N/(τ̄R)).
+
+    Raises:
+        ConfigError: numbers out of range.
 
     Source: Wang et al. 2020, Theorems 1 and 3, eq. 8, 97, 147.
 
@@ -106,6 +125,9 @@ def objective_bound(
 ) -> ObjectiveBound:
     """min_r ‖∇F(x^r)‖² ≤ 2[χ²(β² − 1) + 1] ε_opt + 2χ²κ²; ε_opt is such as ``surrogate_bound(…).total``.
     Wang et al. 2020, Theorem 2, eq. 10.
+
+    Raises:
+        ConfigError: numbers out of range.
 
     Example:
         >>> objective_bound(0.5, 0.1, dissimilarity=2.0, dissimilarity_factor=3.0)
@@ -150,6 +172,9 @@ def best_alpha(steps: Any, weights: Any = None, **constants: Any) -> tuple[float
 def asymptotic_alpha(*, clients: int, mean_steps: float, rounds: int) -> float:
     """The order of the best α of FedProx for p_i = 1/N and τ_i ≫ 1: N^½ τ̄^−½ R^−⅙, at most 1.
     Wang et al. 2020, Corollary 2, eq. 139.
+
+    Raises:
+        ConfigError: numbers out of range.
 
     Example:
         >>> asymptotic_alpha(clients=4, mean_steps=100, rounds=64)
@@ -200,6 +225,9 @@ def convex_lr(*, clients: int, iterations: int, smoothness: float | None = None,
         smoothness: L; if given, 4αL ≤ 1 is checked, which the proof asks for; with Nesterov's β it asks 4αL ≤ 1 − β.
         scale: > 0, the constant of the order √(N/T).
 
+    Raises:
+        ConfigError: numbers out of range.
+
     Example:
         >>> convex_lr(clients=4, iterations=10_000, smoothness=1.0)
         0.02
@@ -227,7 +255,15 @@ def strongly_convex_bound(
         variance, gradient, distance: σ², G² and D₀, ≥ 0.
         cohort, replacement, nu_max: S or None; whether drawn with replacement; ν_max ≥ 1.
 
+    Raises:
+        ConfigError: numbers out of range.
+
     Source: Qu et al. 2020, Theorem 1, Lemma 3, eq. 7–9.
+
+    Example:
+        >>> constants = dict(clients=4, smoothness=1, curvature=0.5, period=1, variance=1, gradient=1, distance=1)
+        >>> strongly_convex_bound(10**6, **constants) < strongly_convex_bound(10**4, **constants)
+        True
     """
     V, drift, L = _noise(clients, cohort, replacement, nu_max, variance, period, gradient, smoothness)
     alpha = strongly_convex_lr(smoothness=smoothness, curvature=curvature, period=period)
@@ -245,7 +281,15 @@ def convex_bound(
 
     Args: as :func:`strongly_convex_bound` and :func:`convex_lr`.
 
+    Raises:
+        ConfigError: numbers out of range.
+
     Source: Qu et al. 2020, Theorem 2, Lemma 6.
+
+    Example:
+        >>> constants = dict(clients=4, smoothness=1, period=1, variance=1, gradient=1, distance=1)
+        >>> convex_bound(10**6, **constants) < convex_bound(10**4, **constants)
+        True
     """
     V, drift, L = _noise(clients, cohort, replacement, nu_max, variance, period, gradient, smoothness)
     alpha = convex_lr(clients=cohort or clients, iterations=iterations, scale=scale)
@@ -256,6 +300,13 @@ def convex_bound(
 def geometric_bound(iterations: int, *, smoothness: float, factor: float, distance: float) -> float:
     """E F(w̄_T) − F* ≤ (L/2) factor^T D₀, with the factor of :mod:`fedax.theory.conditioning`, in [0, 1).
     Qu et al. 2020, Theorems 5 to 7.
+
+    Raises:
+        ConfigError: numbers out of range.
+
+    Example:
+        >>> geometric_bound(2, smoothness=2.0, factor=0.5, distance=4.0)
+        1.0
     """
     rate = number("factor", factor, 1 - 1e-16, positive=False) ** check_count("iterations", iterations)
     return number("smoothness", smoothness) / 2 * rate * number("distance", distance, positive=False)

@@ -19,6 +19,13 @@ class Aggregator(Settings):
 
     A robust average estimates Σ ω_i v_i / Σ ω_i, and is then multiplied by Σ ω_i. All of them are for methods whose
     clients keep nothing between rounds: what clients keep assumes that their uploads entered a mean.
+
+    Example:
+        >>> class Maximum(Aggregator):
+        ...     def average(self, uploads, weights):
+        ...         return jax.tree.map(lambda leaf: leaf.max(0), uploads)
+        >>> Maximum().average(jnp.array([1.0, 3.0, 2.0]), jnp.full(3, 1 / 3)).tolist()
+        3.0
     """
 
     gathers: ClassVar[bool] = True  # whether it needs the uploads of a cohort at once; they have to fit in memory
@@ -62,6 +69,9 @@ class TrimmedMean(Aggregator):
     Args:
         share: of the weight that is cut off at either end, 0 < share < 1/2.
 
+    Raises:
+        ConfigError: numbers out of range.
+
     Example:
         >>> round(TrimmedMean(0.25).average(jnp.array([1.0, 2.0, 9.0, 1e30]), jnp.full(4, 0.25)).item(), 4)
         5.5
@@ -91,6 +101,9 @@ class GeometricMedian(Aggregator):
     Args:
         steps: how often, ≥ 1.
         eps: ε > 0.
+
+    Raises:
+        ConfigError: numbers out of range.
 
     Example:
         >>> points = jnp.array([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1e9, 1e9]])
@@ -122,6 +135,9 @@ class ClippedMean(Aggregator):
     """The weighted mean of updates none of which is longer than ``norm``: longer ones are shortened.
 
     Bounds what a client can do, and does nothing to direction. For methods whose upload is one update of the model.
+    Raises:
+        ConfigError: numbers out of range.
+
     Source: Sun et al. 2019, "Can you really backdoor federated learning?", norm thresholding.
 
     Args:
