@@ -355,7 +355,7 @@ def test_another_sweep_is_refused_by_name_before_it_begins(tmp_path, monkeypatch
     for options, differs in (
         ({"seeds": 3}, "seed was 0; 1, is 0; 1; 2"),
         ({"grid": LANES | {"lr": [0.05, 1e6, 0.02]}}, "method.lr was 0.05; 1000000.0; 0.01, is 0.05; 1000000.0; 0.02"),
-        ({"grid": LANES | {"steps": [1, 3]}}, "work.fixed was 2, is 3"),
+        ({"grid": LANES | {"steps": [1, 3]}}, "work.steps was 2, is 3"),
         ({"batch_size": 3}, "batch_size was 2, is 3"),
         ({"rounds": 9}, "these runs are over, at round 8, and are to have 9"),
         ({"rounds": 6}, "round 8 already, and is to have 6"),
