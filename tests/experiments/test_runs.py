@@ -81,7 +81,7 @@ def test_what_was_left_out_is_told(tmp_path):
     (method,) = summary.methods([record])
     assert method.losses_text == "8 uploads of client 1 left out"
     assert "8 uploads of client 1 left out" in (record.folder / "report.html").read_text()
-    assert summary.metrics([method]) == ["train_loss", "test_accuracy", "test_loss"]
+    assert summary.metrics([method]) == ["test_accuracy", "test_loss", "train_loss"]
 
 
 def test_a_method_that_cannot_is_refused_before_another_one_runs(tmp_path):

@@ -107,6 +107,7 @@ def simulate(
 
     Example:
         >>> import fedax
+        >>> import numpy as np
         >>> data = fedax.FederatedData({"H": np.ones((2, 1, 1)), "e": np.array([[1.0], [3.0]])}, sizes=[1, 1])
         >>> run = simulate(fedax.create("fedavg", lr=0.5), fedax.tasks.quadratic(1), data, rounds=30)
         >>> round(float(run.params[0]), 4), run.history["round"][-1].item()
