@@ -155,6 +155,7 @@ def test_a_lane_that_its_guard_stops_ends_alone():
         warnings.simplefilter("ignore", fedax.BadClientWarning)
         found = check(lambda: fedavg(0.05), {}, seeds=4, participation=fedax.Uniform(1), **options)
     ends = [run.history["round"].tolist() for run in found.runs[0]]
+    assert any(end[-1] % 4 for end in ends) and all(index % 4 == 0 for end in ends for index in end[:-1])
     assert len({end[-1] for end in ends}) > 1 and {run.status for run in found.runs[0]} == {"failed", "finished"}
 
 
