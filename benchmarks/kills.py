@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,8 @@ CASES = {
     "scaffold": ({"client_memory": "device"}, {"client_memory": "host"}),
     "mime": ({"stream": False}, {"stream": True}),
     "fedadam": ({"stream": False}, {"stream": True}),
+    # Side by side: the seeds of one point, on a core each, and points with seeds, in batches.
+    "sweep": ({"lr": [0.05], "seeds": 3}, {"lr": [0.05, 0.1, 0.02], "steps": [2, 3], "seeds": 2}),
 }
 # What a command runs that is killed at an event of its run folder: of six methods each run is killed several times.
 METHODS = ("fedavg", "scaffold", "mime", "fedadam", "fedda-mvr", "scaffold-m-vr")
@@ -31,11 +34,16 @@ run.faults = {clients = [1], sends = nan}
 participation.dropout = 0.2
 """,
 }
+GRID = """
+[sweep.grid]
+"methods.*.lr" = [0.05, 0.1, 0.02]
+"work.steps" = [2, 3]
+"""
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod")
 LONGEST = 120  # seconds that a process may take to end by SIGTERM, on a machine that is busy
 
 
-def run(method: str, options: dict[str, object], rounds: int, folder: str) -> str:
+def run(method: str, options: dict[str, Any], rounds: int, folder: str) -> str:
     """The checksum of all that a run gives, but its seconds. The first rows come with a line of output."""
     import jax
 
@@ -44,27 +52,37 @@ def run(method: str, options: dict[str, object], rounds: int, folder: str) -> st
     def callback(row):
         if row["round"] == 0:
             print("at work", flush=True)
-        time.sleep(0.05)  # so that a run takes seconds, and is killed while it writes as well as while it computes
+        time.sleep(
+            0.05 if method != "sweep" else 0.01
+        )  # so that a run takes seconds, and is killed while it writes as well as while it computes
 
     rng = np.random.default_rng(0)
     data = fedax.FederatedData({"x": rng.normal(size=(400, 30)), "y": rng.integers(0, 10, 400)}, np.full(20, 20))
-    run = fedax.simulate(
-        fedax.create(method, lr=0.05),
-        fedax.tasks.softmax_regression(30, 10),
-        data,
-        rounds=rounds,
-        work=fedax.Steps(3),
-        batch_size=5,
-        participation=fedax.Uniform(6),
-        evaluate_every=7,
-        checkpoint=fedax.Checkpoints(folder, rounds=2, minutes=None, best="train_loss"),
-        callback=callback,
-        **options,
-    )
-    sums = hashlib.sha256(json.dumps({k: v.tolist() for k, v in run.history.items() if k != "seconds"}).encode())
-    rows = run.memory[np.arange(20)] if hasattr(run.memory, "kept") else run.memory
-    for leaf in jax.tree.leaves((run.params, run.state, rows, run.best)):
-        sums.update(np.ascontiguousarray(leaf).tobytes())
+    task = fedax.tasks.softmax_regression(30, 10)
+    given: dict[str, Any] = {
+        "rounds": rounds,
+        "batch_size": 5,
+        "participation": fedax.Uniform(6),
+        "evaluate_every": 7,
+        "checkpoint": fedax.Checkpoints(folder, rounds=2, minutes=None, best="train_loss"),
+    }
+    if method == "sweep":
+        grid = {"lr": options["lr"], "steps": options.get("steps", [3])}
+        make = lambda lr, steps: {"algorithm": fedax.create("scaffold", lr=lr), "work": fedax.Steps(steps)}  # noqa: E731
+        watch = lambda point, seed, row: callback(row)  # noqa: E731
+        found = fedax.sweep(make, grid, task, data, seeds=options["seeds"], callback=watch, **given)
+        runs = [run for of in found.runs for run in of]
+    else:
+        work = fedax.Steps(3)
+        runs = [
+            fedax.simulate(fedax.create(method, lr=0.05), task, data, work=work, callback=callback, **given, **options)
+        ]
+    sums = hashlib.sha256()
+    for run in runs:
+        sums.update(json.dumps({k: v.tolist() for k, v in run.history.items() if k != "seconds"}).encode())
+        rows = run.memory[np.arange(20)] if hasattr(run.memory, "kept") else run.memory
+        for leaf in jax.tree.leaves((run.params, run.state, rows, run.best)):
+            sums.update(np.ascontiguousarray(leaf).tobytes())
     return sums.hexdigest()
 
 
@@ -140,13 +158,15 @@ def outcome(folder: pathlib.Path) -> dict[str, object]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows = [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
     models = {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())}
-    summary = json.loads((folder / "summary.json").read_text())
+    summary, swept = json.loads((folder / "summary.json").read_text()), {}
+    if (folder / "sweep.json").exists():
+        swept = json.loads((folder / "sweep.json").read_text()) | {"seconds": 0}
     states = [(method["label"], method["status"], method["seeds"]) for method in summary["methods"]]
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-    return {"rows": rows, "models": models, "states": states, "files": names}
+    return {"rows": rows, "models": models, "states": states, "sweep": swept, "files": names}
 
 
-def command(name: str, kills: int, scratch: pathlib.Path, luck: random.Random) -> int:
+def command(word: str, name: str, kills: int, scratch: pathlib.Path, luck: random.Random) -> int:
     """How many runs of the command ended otherwise than one that was left alone."""
     scratch.mkdir()
     methods = ", ".join(f'{{name = "{method}", lr = 0.05}}' for method in METHODS)
@@ -158,13 +178,14 @@ work = {{kind = "steps", steps = 2}}
 methods = [{methods}]
 run.rounds = 8
 run.evaluate_every = 3
+run.seeds = 3
 participation.kind = "uniform"
 participation.size = 4
-{CONFIGS[name]}""")
-    kept = ["--checkpoint-rounds", "2", "--checkpoint-best", "train_loss"]
+{CONFIGS[name]}{GRID if word == "sweep" else ""}""")
+    kept = ["--checkpoint-rounds", "2"] + (["--checkpoint-best", "train_loss"] if word == "run" else [])
 
     def process(folder: pathlib.Path, at: int, after: float) -> subprocess.CompletedProcess[str]:
-        arguments = ["run", str(config), "--out", str(folder), *kept]
+        arguments = [word, str(config), "--out", str(folder), *kept]
         line = [sys.executable, __file__, "--die", str(at), str(after), str(folder), *arguments]
         return subprocess.run(line, capture_output=True, text=True)
 
@@ -185,7 +206,7 @@ participation.size = 4
                 bad += 1
                 print(f"{differs} differ; {ended.stderr[-1000:]}", file=sys.stderr, flush=True)
             break
-    text = f"{name}, {len(METHODS)} methods, {events} events a run: {runs} runs killed {killed} times"
+    text = f"fedax {word}, {name}, {len(METHODS)} methods, {events} events a run: {runs} runs killed {killed} times"
     print(f"{text}; {bad} otherwise than one left alone", flush=True)
     return bad
 
@@ -197,7 +218,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--one", nargs=3, metavar=("METHOD", "PLACE", "FOLDER"), help=argparse.SUPPRESS)
-    parser.add_argument("--command", action="store_true", help="kill fedax run, at events of the files in its folder")
+    parser.add_argument("--command", choices=["run", "sweep"], help="kill it at events of the files in its folder")
     if sys.argv[1:2] == ["--die"]:
         at, after, folder, *arguments = sys.argv[2:]
         return dying(int(at), float(after), folder, arguments)
@@ -215,7 +236,7 @@ def main() -> None:
             each = -(-given.kills // len(CONFIGS))
             places = []
             for k, name in enumerate(CONFIGS):
-                bad += command(name, each, pathlib.Path(scratch, f"command-{k}"), luck)
+                bad += command(given.command, name, each, pathlib.Path(scratch, f"command-{k}"), luck)
         for method, which in places:
             each = -(-given.kills // len(places))
             bad += case(method, which, given.rounds, each, pathlib.Path(scratch, f"{method}-{which}"), luck)

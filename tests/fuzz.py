@@ -593,11 +593,11 @@ def checkpointed(tag: bytes) -> tuple[Any, Callable[[], Any], list[tuple[str, by
     costs = {"clients": 4, "local_steps": 8, "gradients": 8, "bytes_down": 64, "bytes_up": 64, "seconds": 0.5}
     rows = [{"round": k, "train_loss": 0.5 + k, **costs} for k in (0, 2, 4)]
     with tempfile.TemporaryDirectory() as folder:
-        keeper = checkpoint.Keeper(fedax.Checkpoints(folder), job)
+        keeper = checkpoint.Keeper(fedax.Checkpoints(folder), [job])
         begun = state()
         if tag == b"h":
             begun.memory.put(np.array([3, 1]), jax.tree.map(lambda leaf: np.stack([leaf, leaf]), memory))
-        keeper.save(checkpoint.Saved(begun, 4, rows, costs, "finished"))
+        keeper.save(checkpoint.Saved(begun, 4, [checkpoint.Past(rows, costs, "finished")]))
         (path,) = Path(folder).iterdir()
         content = path.read_bytes()
         files = [(path.name, content)]
@@ -618,8 +618,8 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
     import jax
 
     from fedax.engine.checkpoint import Checkpoints, Keeper
+    from fedax.engine.drive import drive
     from fedax.engine.loop import Tally
-    from fedax.engine.simulate import drive
 
     tag = content[:1] if content[:1] in (b"h", b"p") else b"d"
     job, state, files = checkpointed(tag)
@@ -647,7 +647,7 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
         def save(self, saved: Any) -> None:
             pass
 
-    run = drive(Program(), [job], lambda i, row: None, Reading(Checkpoints(place), job))[0]
+    run = drive(Program(), [job], lambda i, row: None, Reading(Checkpoints(place), [job]))[0]
     repr(run)
     memory = run.memory if tag != b"h" else run.memory[np.arange(5)]
     return jax.tree.map(np.asarray, (run.params, memory, run.history))

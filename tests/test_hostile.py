@@ -326,26 +326,38 @@ def changed(content, change):
     return fuzz.resealed(struct.pack("<Q", len(words)) + words + content[end:])
 
 
+def run(text):
+    """The only run of a checkpoint."""
+    return text["runs"][0]
+
+
 CHECKPOINTS = {
     "no text": (lambda head, text: head.pop("__metadata__"), "it has no digest"),
     "another form": (lambda head, text: text.update(format="\x1b[31m" * 1000), "no checkpoint"),
     "settings in pairs": (lambda head, text: text.update(job=[*text["job"].items()]), "no checkpoint"),
     "settings": (lambda head, text: text["job"].update(seed="9" * 5000), "seed was 9"),
     "lists": (lambda head, text: text.update(more=[[]] * 30_000), "too many lists"),
-    "status": (lambda head, text: text.update(status=["finished"]), "status"),
-    "over before": (lambda head, text: (text.update(status="stopped"), text["rows"].pop()), "stopped with figures"),
-    "no rows": (lambda head, text: text.update(rows=[]), "no checkpoint"),
-    "rows that are none": (lambda head, text: text.update(rows={"0": {}}), "no checkpoint"),
-    "rounds to come": (lambda head, text: text["rows"][2].update(round=5), "up to round 5"),
-    "rounds again": (lambda head, text: text["rows"][1].update(round=0), "do not ascend"),
-    "other columns": (lambda head, text: text["rows"][1].update(more=0.5), "other columns"),
-    "columns for all": (lambda head, text: [row.update(more=0.5) for row in text["rows"]], "the columns more"),
-    "a loss that is text": (lambda head, text: text["rows"][1].update(train_loss="0.5"), "train_loss is '0.5'"),
-    "half a client": (lambda head, text: text["rows"][1].update(clients=0.5), "clients is 0.5"),
-    "costs without end": (lambda head, text: text["costs"].update(bytes_up=10**400), "bytes_up is 1"),
-    "costs below 0": (lambda head, text: text["costs"].update(clients=-1), "clients is -1"),
-    "no time": (lambda head, text: text["costs"].update(seconds=float("nan")), "seconds is nan"),
-    "costs by name": (lambda head, text: text["costs"].update(add=1), "columns are missing"),
+    "status": (lambda head, text: run(text).update(status=["finished"]), "status"),
+    "over before": (
+        lambda head, text: (run(text).update(status="stopped"), run(text)["rows"].pop()),
+        "stopped with figures",
+    ),
+    "no rows": (lambda head, text: run(text).update(rows=[]), "no checkpoint"),
+    "rows that are none": (lambda head, text: run(text).update(rows={"0": {}}), "no checkpoint"),
+    "rounds to come": (lambda head, text: run(text)["rows"][2].update(round=5), "up to round 5"),
+    "rounds again": (lambda head, text: run(text)["rows"][1].update(round=0), "do not ascend"),
+    "other columns": (lambda head, text: run(text)["rows"][1].update(more=0.5), "other columns"),
+    "columns for all": (lambda head, text: [row.update(more=0.5) for row in run(text)["rows"]], "the columns more"),
+    "a loss that is text": (lambda head, text: run(text)["rows"][1].update(train_loss="0.5"), "train_loss is '0.5'"),
+    "half a client": (lambda head, text: run(text)["rows"][1].update(clients=0.5), "clients is 0.5"),
+    "costs without end": (lambda head, text: run(text)["costs"].update(bytes_up=10**400), "bytes_up is 1"),
+    "costs below 0": (lambda head, text: run(text)["costs"].update(clients=-1), "clients is -1"),
+    "no time": (lambda head, text: run(text)["costs"].update(seconds=float("nan")), "seconds is nan"),
+    "costs by name": (lambda head, text: run(text)["costs"].update(add=1), "columns are missing"),
+    "no runs": (lambda head, text: text.update(runs=[]), "0 runs"),
+    "a run that is none": (lambda head, text: text.update(runs=[3]), "no checkpoint"),
+    "over, and not ended": (lambda head, text: text.update(over=True), "has not ended"),
+    "over or not": (lambda head, text: text.update(over=2), "no checkpoint"),
     "shapes": (lambda head, text: head["ids"].update(shape=[2**62, 4]), "broken"),
     "axes": (lambda head, text: head["ids"].update(shape=[1] * 30_000 + [5]), "ids should be I64"),
     "types": (lambda head, text: head["memory.0"].update(dtype="U32"), "memory.0 should be .* and is U32"),
@@ -359,6 +371,23 @@ def test_checkpoints(tmp_path, name):
     with pytest.raises(CheckpointError, match=message) as caught:
         fuzz.read_checkpoint(tmp_path, b"d" + content)
     assert len(str(caught.value)) < 2000 and str(caught.value).isprintable() and str(tmp_path) in str(caught.value)
+
+
+def test_checkpoints_of_the_format_before(tmp_path):
+    """Of one run, without a list of runs."""
+
+    def before(header, text):
+        one = text.pop("runs")[0]
+        text.update({name: one[name] for name in ("rows", "costs", "status")}, format="fedax checkpoint 2")
+        del text["over"]
+
+    now, old = fuzz.checkpointed(b"d")[2][0][1], changed(fuzz.checkpointed(b"d")[2][0][1], before)
+    found = []
+    for content in (now, old):
+        place = tmp_path / str(len(found))
+        place.mkdir()
+        found.append(fuzz.read_checkpoint(place, b"d" + content))
+    assert found[0][2]["train_loss"].tolist() == found[1][2]["train_loss"].tolist() == [0.5, 2.5, 4.5, 0.25, 0.25]
 
 
 @pytest.mark.parametrize(("tag", "ids"), [(b"h", [3, 3]), (b"h", [3, 5]), (b"h", [-1, 1]), (b"p", [0, 1, 3])])

@@ -34,7 +34,8 @@ from .contract.schedule import FromFunction, Piecewise, PowerDecay, Schedule, st
 from .contract.vector import Vector, zeros_like
 from .data.federated import FederatedData
 from .engine.checkpoint import Checkpoints
-from .engine.simulate import Run, simulate
+from .engine.history import Run
+from .engine.simulate import simulate
 from .engine.sweep import Range, Sweep, random_points, sweep
 from .errors import BadClientWarning, CheckpointError, ConfigError, DataError, DivergedWarning, FedaxError, ProcessError
 from .federation.participation import (

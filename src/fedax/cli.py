@@ -17,7 +17,7 @@ import time
 import traceback
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -47,6 +47,13 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the configuration; may be repeated."),
 ]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the last run of this configuration that was stopped.")
+]
+Rounds = Annotated[
+    int | None, typer.Option(min=1, help="Make a checkpoint after every so many rounds.", show_default=False)
+]
+Minutes = Annotated[float, typer.Option(help="Make one as soon as so long has passed.")]
 
 
 def main() -> None:
@@ -252,13 +259,9 @@ def run(
     config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
     out: Out = None,
     settings: Set = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the last run of this configuration that was stopped.")
-    ] = False,
-    checkpoint_rounds: Annotated[
-        int | None, typer.Option(min=1, help="Make a checkpoint after every so many rounds.", show_default=False)
-    ] = None,
-    checkpoint_minutes: Annotated[float, typer.Option(help="Make one as soon as so long has passed.")] = 10.0,
+    resume: Resume = False,
+    checkpoint_rounds: Rounds = None,
+    checkpoint_minutes: Minutes = 10.0,
     checkpoint_best: Annotated[
         str | None,
         typer.Option(metavar="COLUMN", help="Keep the model at its best too, as by test_loss.", show_default=False),
@@ -396,6 +399,9 @@ def sweep(
     ] = None,
     out: Out = None,
     settings: Set = None,
+    resume: Resume = False,
+    checkpoint_rounds: Rounds = None,
+    checkpoint_minutes: Minutes = 10.0,
 ) -> None:
     """Try the methods of a configuration at many settings, and find the best.
 
@@ -416,16 +422,21 @@ def sweep(
       fedax sweep experiment.toml
       fedax sweep experiment.toml --grid "methods.*.lr=0.01,0.1,1"
       fedax sweep experiment.toml --set sweep.search=random --set sweep.points=20
+      fedax sweep experiment.toml --resume
 
     Exit code 1: a method diverged, or ended worse than it began, wherever it was
     tried (all is written). It says nothing else.
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM; there are no checkpoints, but
-    a report of what was done.
+    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
+    with a checkpoint and a report; --resume goes on. A second one ends it at once.
     """
+    from fedax import Checkpoints
     from fedax.errors import ConfigError
-    from fedax.experiments import new_folder, override, plan, read_toml, tune
+    from fedax.experiments import override, plan, read_toml, tune
     from fedax.experiments.config import value_of
+
+    kept: dict[str, Any] = {"rounds": checkpoint_rounds, "minutes": checkpoint_minutes}
+    Checkpoints("", **kept)  # refuses bad values before anything begins
 
     tables = read_toml(config)
     for setting in settings or []:
@@ -441,16 +452,12 @@ def sweep(
             values = listed if isinstance(listed, list) else [value_of(word) for word in text.split(",")]
         axes[key.strip()] = values if isinstance(values, list | dict) else [values]
     tuning = plan(tables, axes)
-    folder = new_folder(out, f"{tuning.config['name']}-sweep")
     console = _console()
-    _show_plan(console, tuning, folder)
-    try:
+    folder = _folder(console, out, tuning.config, f"{tuning.config['name']}-sweep", resume)
+    with _writing(folder, "sweep"):
+        _show_plan(console, tuning, folder)
         with _SweepProgress(console, tuning) as watch:
-            record, found = tune(tuning, folder, watch)
-    except KeyboardInterrupt as error:
-        _stopped(error, folder, "a sweep begins anew")
-    except OSError as error:
-        raise _unwritable(folder, error, "a sweep begins anew") from error
+            record, found = tune(tuning, folder, watch, **kept)
     _show_sweep(console, record, found)
     _show_report(console, record)
 
@@ -628,8 +635,8 @@ def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = Fal
     if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
         raise unknown("checkpoint-best", best, known)
     if jax.process_index() > 0:  # the first of several processes writes and shows
-        made_of = check_methods(experiment)
-        execute(experiment, pathlib.Path(processes.text_from_first("")), made_of=made_of, **kept)
+        checked = check_methods(experiment)
+        execute(experiment, pathlib.Path(processes.text_from_first("")), checked=checked, **kept)
         return
     record = _train(experiment, out, resume, **kept)
     console = _console()
@@ -638,38 +645,54 @@ def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = Fal
 
 
 def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = False, **kept: Any) -> "Record":
-    from fedax.engine import processes, signals
-    from fedax.errors import ConfigError
-    from fedax.experiments import begun_folder, execute, locked, new_folder
+    from fedax.engine import processes
+    from fedax.experiments import execute
     from fedax.experiments.runner import check_methods
 
     console = _console()
-    made_of = check_methods(experiment)  # before there is a folder
-    folder = begun_folder(out, experiment.config) if resume or out is not None else None
+    checked = check_methods(experiment)  # before there is a folder
+    folder = _folder(console, out, experiment.config, experiment.config["name"], resume)
+    with _writing(folder, "run"):
+        processes.text_from_first(str(folder.absolute()))
+        _show_choices(console, experiment, folder)
+        with _Progress(console, experiment) as watch:
+            record = execute(experiment, folder, watch, checked, **kept)
+    assert record is not None
+    return record
+
+
+def _folder(
+    console: "Console", out: pathlib.Path | None, config: Mapping[str, Any], name: str, resume: bool
+) -> pathlib.Path:
+    """That of the run of this configuration that has begun, where it is asked for; else a new one."""
+    from fedax.errors import ConfigError
+    from fedax.experiments import begun_folder, new_folder
+
+    folder = begun_folder(out, config, name) if resume or out is not None else None
     if folder is None and resume and (out is None or not out.exists()):  # it may have ended before it began
         raise ConfigError("resume", True, "no run of this configuration has begun there; leave --resume out")
     if folder is not None:
         console.print(f"Going on with {folder}", markup=False, highlight=False, soft_wrap=True)
-    folder = folder or new_folder(out, experiment.config["name"])
+    return folder or new_folder(out, name)
+
+
+@contextlib.contextmanager
+def _writing(folder: pathlib.Path, command: str) -> Iterator[None]:
+    """While a run folder is written: nobody else does; and what ends it early leaves a report and the way to go on."""
+    from fedax.engine import processes, signals
+    from fedax.experiments import locked
+
+    # Whatever command began it.
+    way_on = f"fedax {command} {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
     with locked(folder):
-        processes.text_from_first(str(folder.absolute()))
-        _show_choices(console, experiment, folder)
         try:
-            with _Progress(console, experiment) as watch:
-                record = execute(experiment, folder, watch, made_of, **kept)
-                assert record is not None
-                return record
+            yield
         except KeyboardInterrupt as error:
             if signals.kept(error):
                 processes.part()
-            _stopped(error, folder, f"to go on: {_way_on(folder)}")
+            _stopped(error, folder, f"to go on: {way_on}")
         except OSError as error:
-            raise _unwritable(folder, error, f"once it can: {_way_on(folder)}") from error
-
-
-def _way_on(folder: pathlib.Path) -> str:
-    """The command that goes on with a run, whatever command began it."""
-    return f"fedax run {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
+            raise _unwritable(folder, error, f"once it can: {way_on}") from error
 
 
 def _stopped(error: KeyboardInterrupt, folder: pathlib.Path, way_on: str) -> NoReturn:
@@ -696,7 +719,7 @@ def _show_report(console: "Console", record: "Record") -> None:
     """Where it is; and exit code 1 where a method failed."""
     from rich.markup import escape
 
-    from fedax.engine.simulate import FAILED
+    from fedax.engine.history import FAILED
     from fedax.experiments import summary
 
     path = escape(str(record.folder / "report.html"))
@@ -889,8 +912,8 @@ class _Progress:
     def __init__(self, console: "Console", experiment: "Experiment"):
         run = experiment.config["run"]
         self.console, self.rounds, self.decides = console, run["rounds"], _decides(experiment)
-        self.objective: list[float] = []
-        self.before = -self.rounds  # rounds of the runs that are over; the first begin() makes it 0
+        self.objective: dict[tuple[str, int], list[float]] = {}  # of the runs that have begun
+        self.done: dict[tuple[str, int], int] = {}  # rounds of each
         self.bar = _bar(console)
         self.total = len(experiment.methods) * len(run["seeds"]) * self.rounds
         self.task = self.bar.add_task("starting", total=self.total, figures="")
@@ -904,31 +927,33 @@ class _Progress:
         self.bar.stop()
 
     def watch(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
-        """As :func:`fedax.experiments.execute` calls it."""
+        """As :func:`fedax.experiments.execute` calls it; the rows of several seeds may come in turns."""
         from rich.markup import escape
 
-        from fedax.engine.simulate import ended_worse
+        from fedax.engine.history import ended_worse
 
+        run, name = (label, seed), f"{label}, seed {seed}"
         if row is None:
-            self.objective = []
-            self.before += self.rounds
-            text = f"{escape(label)}, seed {seed}"
-            self.bar.update(self.task, completed=self.before, description=text, figures="compiling")
-            self.lines.tell(f"{label}, seed {seed}: begins", self.before)
+            self.objective[run], self.done[run] = [], self.rounds  # of one that is over there are no rows
+            self.bar.update(self.task, description=escape(name), figures="compiling")
+            self.lines.tell(f"{name}: begins", sum(self.done.values()) - self.rounds)
             return
         figures, at = _figures(row, self.decides), f"round {row['round']}"
-        self.objective.append(row.get("objective", row["train_loss"]))
-        self.bar.update(self.task, completed=self.before + row["round"], figures=figures)
+        self.objective[run].append(row.get("objective", row["train_loss"]))
         diverged = not math.isfinite(row["train_loss"])
-        if diverged or row["round"] == self.rounds:
-            state = f"[red]diverged by {at}[/]" if diverged else f"{at}, {figures}"
-            state += "; [red]ended worse than it began[/]" if not diverged and ended_worse(self.objective) else ""
-            self.console.print(f"{escape(label)}, seed {seed}: {state}", soft_wrap=True)
-            self.lines.told(self.before + self.rounds)
-            if self.before + self.rounds == self.total:
-                self.bar.update(self.task, completed=self.total, description="writing the report", figures="")
-        else:
-            self.lines.tell(f"{label}, seed {seed}: {at} of {self.rounds}, {figures}", self.before + row["round"])
+        over = diverged or row["round"] == self.rounds
+        self.done[run] = self.rounds if over else row["round"]
+        done = sum(self.done.values())
+        self.bar.update(self.task, completed=done, description=escape(name), figures=figures)
+        if not over:
+            self.lines.tell(f"{name}: {at} of {self.rounds}, {figures}", done)
+            return
+        state = f"[red]diverged by {at}[/]" if diverged else f"{at}, {figures}"
+        state += "; [red]ended worse than it began[/]" if not diverged and ended_worse(self.objective[run]) else ""
+        self.console.print(f"{escape(name)}: {state}", soft_wrap=True)
+        self.lines.told(done)
+        if done == self.total:
+            self.bar.update(self.task, description="writing the report", figures="")
 
 
 class _SweepProgress:

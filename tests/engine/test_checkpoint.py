@@ -202,7 +202,7 @@ def test_no_damage_passes(prolonged, tmp_path):
 def test_files_of_an_older_version_are_refused(prolonged, tmp_path):
     path = tmp_path / "round-000000006.0-of-1.safetensors"
     good = max(prolonged[0].iterdir()).read_bytes()
-    path.write_bytes(good.replace(b"sha256", b"sha---").replace(b"fedax checkpoint 2", b"fedax checkpoint 1"))
+    path.write_bytes(good.replace(b"sha256", b"sha---").replace(b"fedax checkpoint 3", b"fedax checkpoint 1"))
     with pytest.raises(CheckpointError, match=f"{path.name}: of an older version of fedax"):
         run("scaffold", tmp_path)
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import fedax
-from fedax.engine import signals, simulate
+from fedax.engine import drive, signals, simulate
 
 from .problem import DATA, TASK
 from .test_checkpoint import identical
@@ -71,7 +71,7 @@ def test_in_the_middle_of_a_stretch(whole, tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return advance(self, state, start, stop)
 
-    monkeypatch.setattr(simulate, "_CALL", 0.0)
+    monkeypatch.setattr(drive, "_CALL", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(simulate.Alone, "advance", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -139,10 +139,10 @@ def test_calls_are_bounded_by_the_pace(whole, monkeypatch):
             return super().advance(state, start, stop)
 
     monkeypatch.setattr(simulate, "Alone", Watched)
-    monkeypatch.setattr(simulate.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(drive.time, "perf_counter", lambda: now[0])
     found = run(rounds=20, evaluate_every=20)
     assert calls == [1, 8, 8, 3]  # two seconds each, once the pace is known
-    monkeypatch.setattr(simulate, "_CALL", 1e9)
+    monkeypatch.setattr(drive, "_CALL", 1e9)
     calls.clear()
     identical(run(rounds=20, evaluate_every=20), found)
     assert calls == [1, 19]

@@ -1,16 +1,24 @@
 """sweep: the same runs as simulate's, side by side; its grids, groups, tables, and bad input."""
 
+import dataclasses
+import importlib
 import itertools
 import math
+import types
+import warnings
 
+import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import fedax
+from fedax.engine.job import make_job
 from fedax.errors import ConfigError, DivergedWarning
 
 from .problem import DATA, TASK, UNEQUAL, P, federation, flat
 
+sweep = importlib.import_module("fedax.engine.sweep")
 TEST = federation([11], [1.0], seed=5)
 OPTIONS = {"rounds": 4, "work": fedax.Steps(2), "batch_size": 2, "test": TEST.examples, "evaluate_every": 2}
 LRS = [0.01, 0.05]
@@ -32,6 +40,9 @@ def check(make, grid, seeds=(3, 0), **options):
             alone = fedax.simulate(given.pop("algorithm"), TASK, DATA, seed=seed, **given)
             assert list(run.history) == list(alone.history) and run.status == alone.status
             for name in set(alone.history) - {"seconds"}:
+                if name == "bad_clients":
+                    assert run.history[name].tolist() == alone.history[name].tolist()
+                    continue
                 np.testing.assert_allclose(run.history[name], alone.history[name], 1e-5, 1e-6, err_msg=name)
             np.testing.assert_allclose(flat(run.params), flat(alone.params), 1e-5, 1e-6)
     return found
@@ -92,13 +103,60 @@ def test_schedules_steps_and_weights_of_several_points():
     assert check(make, [{"lr": 0.1, "steps": [1, 2, 3, 4, 5]}, {"lr": 0.2, "steps": [5, 4, 3, 2, 1]}]).programs == 1
 
 
-@pytest.mark.parametrize(("width", "programs"), [(1, 1), (4, 1), (5, 1), (100, 1)])
+@pytest.mark.parametrize(("width", "programs"), [(1, 1), (5, 1), (12, 1), (4, 2), (100, 1)])
 def test_blocks_of_any_width_give_the_same(width, programs):
-    lrs = [0.01, 0.02, 0.03, 0.04]
+    """Blocks of one form share a program; of five points at most four at a time go as three and two."""
+    lrs = [0.01, 0.02, 0.03, 0.04, 0.05]
     whole = fedax.sweep(fedavg, {"lr": lrs}, TASK, DATA, seeds=3, **OPTIONS)
     cut = fedax.sweep(fedavg, {"lr": lrs}, TASK, DATA, seeds=3, width=width, **OPTIONS)
+    assert (whole.programs, cut.programs) == (1, programs)
     np.testing.assert_allclose(whole.scores(), cut.scores(), 1e-5)
-    assert len(np.unique(whole.scores())) == 12
+    assert len(np.unique(whole.scores())) == 15
+
+
+def test_seeds_of_one_point_are_spread_over_the_cores():
+    """To the bit what a core alone gives, whatever their number; and compiled in no more programs for more of them."""
+    found = check(lambda: fedavg(0.05), {}, seeds=5, **COHORT)
+    assert found.programs == 1 and len(np.unique(found.scores())) == 5
+    for seed, run in zip(found.seeds, found.runs[0], strict=True):
+        alone = fedax.simulate(fedavg(0.05), TASK, DATA, seed=seed, **OPTIONS, **COHORT, **sweep.one_core())
+        if len(jax.local_devices()) > 1:
+            assert run.history["train_loss"].tolist() == alone.history["train_loss"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "cores", "spread", "worth"),
+    [(1, 2, 0, False), (3, 2, 0, True), (3, 1, 0, False), (3, 2, 2, True), (2, 16, 16, False), (12, 16, 16, True)],
+)
+def test_when_seeds_go_side_by_side(seeds, cores, spread, worth, monkeypatch):
+    job = make_job(fedavg(0.05), TASK, DATA, rounds=1)
+    mesh = types.SimpleNamespace(size=spread) if spread else None
+    job = job._replace(plan=dataclasses.replace(job.plan, mesh=mesh))
+    monkeypatch.setattr(jax, "local_devices", lambda: [None] * cores)
+    assert sweep.worth_lanes(job, seeds) is worth
+    assert not sweep.worth_lanes(job._replace(memory="host"), seeds)
+    monkeypatch.setattr(sweep, "is_small", lambda x: False)
+    assert not sweep.worth_lanes(job, seeds)
+
+
+def test_initial_models_that_differ_by_point():
+    def make(start):
+        return {"algorithm": fedavg(0.05), "params": {"w": np.full(3, start), "b": 0.0}}
+
+    found = check(make, {"start": [0.5, 2.0]}, seeds=2)
+    assert found.runs[0][0].history["train_loss"][0] != found.runs[1][0].history["train_loss"][0]
+
+
+def test_a_lane_that_its_guard_stops_ends_alone():
+    """Between two evaluations, while the others get no row that they would not have alone."""
+    bad = fedax.Faults([1], sends=float("nan"))
+    options = {"rounds": 8, "evaluate_every": 4, "guard": fedax.Guard(stop=True), "faults": bad}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedax.BadClientWarning)
+        found = check(lambda: fedavg(0.05), {}, seeds=4, participation=fedax.Uniform(1), **options)
+    ends = [run.history["round"].tolist() for run in found.runs[0]]
+    assert any(end[-1] % 4 for end in ends) and all(index % 4 == 0 for end in ends for index in end[:-1])
+    assert len({end[-1] for end in ends}) > 1 and {run.status for run in found.runs[0]} == {"failed", "finished"}
 
 
 def test_a_run_that_diverges_leaves_the_others_alone():
@@ -218,3 +276,92 @@ def test_evaluation_after_given_rounds():
     assert run.history["round"].tolist() == [0, 1, 3, 5]
     every = fedax.simulate(fedavg(0.05), TASK, DATA, **(OPTIONS | {"evaluate_every": 1, "rounds": 5}))
     assert run.history["train_loss"].tolist() == every.history["train_loss"][[0, 1, 3, 5]].tolist()
+
+
+class Killed(Exception):
+    pass
+
+
+LANES = {"lr": [0.05, 1e6, 0.01], "steps": [1, 2]}  # of the second all diverge; two blocks
+
+
+def kept(folder, at=None, grid=LANES, **options):
+    """A sweep that is killed at its row number ``at``."""
+    rows = []
+
+    def callback(point, seed, row):
+        rows.append((point, seed, row))
+        if len(rows) == at:
+            raise Killed
+
+    def make(lr, steps):
+        return {"algorithm": fedax.create("scaffold", lr=lr), "work": fedax.Steps(steps)}
+
+    checkpoint = None if folder is None else fedax.Checkpoints(folder, 2, None, best="test_error")
+    options = {"rounds": 8, "batch_size": 2, "test": TEST.examples, "evaluate_every": 3, "seeds": 2} | options
+    options["participation"] = fedax.Uniform(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)
+        found = fedax.sweep(make, grid, TASK, DATA, checkpoint=checkpoint, callback=callback, **options)
+    return found, rows
+
+
+def the_same(one, other):
+    for mine, theirs in zip(itertools.chain(*one.runs), itertools.chain(*other.runs), strict=True):
+        assert mine.status == theirs.status and mine.history.keys() == theirs.history.keys()
+        for column in mine.history.keys() - {"seconds"}:
+            np.testing.assert_array_equal(mine.history[column], theirs.history[column], err_msg=column)
+        np.testing.assert_array_equal(flat(mine.params), flat(theirs.params))
+
+
+@pytest.mark.parametrize("seeds", [2, 3])  # 3: blocks are padded
+@pytest.mark.parametrize("width", [None, 1])
+def test_a_sweep_goes_on_as_if_it_had_never_stopped(seeds, width, tmp_path):
+    options = {"seeds": seeds, "width": width}
+    whole, rows = kept(None, **options)
+    for at in (1, len(rows) // 3, len(rows) // 2 + 1, len(rows)):
+        with pytest.raises(Killed):
+            kept(tmp_path, at, **options)
+    again, seen = kept(tmp_path, **options)
+    the_same(whole, again)
+    without = lambda row: {name: value for name, value in row.items() if name != "seconds"}  # noqa: E731
+    assert str([(p, s, without(r)) for p, s, r in seen]) == str([(p, s, without(r)) for p, s, r in rows])
+    for run in itertools.chain(*again.runs):
+        if run.status == "finished":
+            errors = run.history["test_error"]
+            assert run.best.value == errors.min() and run.best.round == run.history["round"][errors.argmin()]
+
+
+def test_one_point_with_seeds_on_cores_goes_on(tmp_path):
+    grid = [{"lr": 0.05, "steps": 2}]
+    whole, _ = kept(None, grid=grid, seeds=3)
+    for at in (4, 8):
+        with pytest.raises(Killed):
+            kept(tmp_path, at, grid=grid, seeds=3)
+    the_same(whole, kept(tmp_path, grid=grid, seeds=3)[0])
+
+
+def test_what_is_over_is_neither_compiled_nor_run_again(tmp_path, monkeypatch):
+    whole, _ = kept(tmp_path)
+    names = safetensors.numpy.load_file(max((tmp_path / "batch-0").glob("round-*"))).keys()
+    assert len(names) == 12 and all(name.startswith("model.") for name in names)  # 6 runs of two tensors; no state
+    monkeypatch.setattr(sweep, "_advance", lambda *args, **given: pytest.fail("it ran"))
+    monkeypatch.setattr(sweep, "_prepare", lambda *args, **given: pytest.fail("it ran"))
+    the_same(whole, kept(tmp_path)[0])
+
+
+def test_another_sweep_is_refused_by_name_before_it_begins(tmp_path, monkeypatch):
+    kept(tmp_path)
+    monkeypatch.setattr(sweep, "_prepare", lambda *args, **given: pytest.fail("it ran"))
+    for options, differs in (
+        ({"seeds": 3}, "seed was 0; 1, is 0; 1; 2"),
+        ({"grid": LANES | {"lr": [0.05, 1e6, 0.02]}}, "method.lr was 0.05; 1000000.0; 0.01, is 0.05; 1000000.0; 0.02"),
+        ({"grid": LANES | {"steps": [1, 3]}}, "work.steps was 2, is 3"),
+        ({"batch_size": 3}, "batch_size was 2, is 3"),
+        ({"rounds": 9}, "these runs are over, at round 8, and are to have 9"),
+        ({"rounds": 6}, "round 8 already, and is to have 6"),
+        ({"grad_norm": True}, "has the columns grad_norm_sq"),
+    ):
+        with pytest.raises(fedax.CheckpointError) as error:
+            kept(tmp_path, **options)
+        assert differs in str(error.value)

@@ -8,6 +8,7 @@ import shutil
 import signal
 
 import filelock
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -16,7 +17,7 @@ from fedax import cli
 from fedax.cli import app
 from fedax.engine import checkpoint
 from fedax.errors import DamagedWarning
-from fedax.experiments import begun_folder, build, execute, locked, new_folder, read, runner, runs
+from fedax.experiments import begun_folder, build, execute, locked, new_folder, plan, read, runner, runs, tune, tuning
 
 TABLES = {
     "name": "small",
@@ -56,15 +57,23 @@ def stopped(experiment, folder, at):
         execute(experiment, folder, watch, rounds=1)
 
 
+@pytest.fixture(scope="module", autouse=True, params=[False, True], ids=["one by one", "side by side"])
+def together(request):
+    """Whether the seeds of a method run side by side, whatever the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "worth_lanes", lambda job, seeds: request.param)
+        yield request.param
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(together, tmp_path_factory):
     folder = new_folder(tmp_path_factory.mktemp("whole") / "run", "small")
     experiment = build(TABLES)
     execute(experiment, folder)
     return experiment, folder
 
 
-def test_what_is_over_stays_and_what_was_under_way_goes_on(whole, tmp_path, monkeypatch):
+def test_what_is_over_stays_and_what_was_under_way_goes_on(whole, together, tmp_path, monkeypatch):
     experiment, expected = whole
     folder = new_folder(tmp_path / "run", "small")
     stopped(experiment, folder, ("fedavg", 1, 4))
@@ -73,16 +82,20 @@ def test_what_is_over_stays_and_what_was_under_way_goes_on(whole, tmp_path, monk
     began = json.loads((folder / "about.json").read_text())["started"]
     stopped(experiment, folder, ("scaffold", 0, 4))
     started = []
-    simulate = fedax.simulate
+    simulate, sweep = fedax.simulate, fedax.sweep
 
-    def watched(*args, **options):
-        run = simulate(*args, **options)
+    def simulated(*args, **options):
         started.append((type(args[0]).__name__, options["seed"]))
-        return run
+        return simulate(*args, **options)
 
-    monkeypatch.setattr(fedax, "simulate", watched)
+    def swept(*args, **options):
+        started.append((type(args[0]()).__name__, options["seeds"]))
+        return sweep(*args, **options)
+
+    monkeypatch.setattr(fedax, "simulate", simulated)
+    monkeypatch.setattr(fedax, "sweep", swept)
     record = execute(experiment, folder)
-    assert started == [("Scaffold", 0), ("Scaffold", 1)]
+    assert started == ([("Scaffold", [0, 1])] if together else [("Scaffold", 0), ("Scaffold", 1)])
     assert rows(folder) == rows(expected)
     for model in (expected / "models").iterdir():
         assert (folder / "models" / model.name).read_bytes() == model.read_bytes()
@@ -161,22 +174,31 @@ def here(tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-@pytest.fixture
-def at(monkeypatch):
+def watching(module, monkeypatch):
     """``at(label, seed, round, do)``: do something after that row is written."""
-    append_metrics = runner.append_metrics
+    append_metrics = runs.append_metrics
 
     def arrange(*arguments):
         *when, do = arguments
 
-        def append(folder, label, method, seed, row):
-            append_metrics(folder, label, method, seed, row)
+        def append(folder, label, method, seed, row, *point):
+            append_metrics(folder, label, method, seed, row, *point)
             if [label, seed, row["round"]] == when:
                 do()
 
-        monkeypatch.setattr(runner, "append_metrics", append)
+        monkeypatch.setattr(module, "append_metrics", append)
 
     return arrange
+
+
+@pytest.fixture
+def at(monkeypatch):
+    return watching(runner, monkeypatch)
+
+
+@pytest.fixture
+def at_sweep(monkeypatch):
+    return watching(tuning, monkeypatch)
 
 
 def command(*arguments):
@@ -244,7 +266,10 @@ def test_rows_and_models_that_are_lost_are_made_again(whole, tmp_path):
     experiment, expected = whole
     folder = copied(whole, tmp_path / "run")
     lines = (folder / "metrics.jsonl").read_text().splitlines(True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:1] + lines[2:8] + lines[9:]))
+    gone = [("fedavg", 0, 2), ("scaffold", 0, 0)]
+    kept = [line for line, row in zip(lines, rows(folder), strict=True)
+            if (row["label"], row["seed"], row["round"]) not in gone]  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(kept))
     model = folder / "models" / "scaffold-seed1.safetensors"
     model.write_bytes(model.read_bytes()[:-1] + b"\x01")
     (folder / "models" / "fedavg-seed1.safetensors").unlink()
@@ -308,6 +333,129 @@ def test_a_run_of_another_problem_is_refused(whole, tmp_path):
     assert read(folder).runs
 
 
+def test_killed_at_every_row(whole, tmp_path):
+    """And after each model that is written: nothing is lost, and nothing comes twice."""
+    experiment, expected = whole
+    folder, number = new_folder(tmp_path / "run", "small"), 0
+    while True:
+        seen = iter(range(number))
+
+        def watch(label, seed, row, seen=seen):
+            if row is not None and next(seen, None) is None:
+                raise Stopped
+
+        try:
+            execute(experiment, folder, watch, rounds=1)
+            break
+        except Stopped:
+            number += 1
+            assert number < 100
+    assert rows(folder) == rows(expected)
+    for model in (expected / "models").iterdir():
+        assert (folder / "models" / model.name).read_bytes() == model.read_bytes()
+    assert not list((folder / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("written", range(4))
+def test_killed_between_the_models(written, whole, tmp_path, monkeypatch):
+    experiment, expected = whole
+    folder, left = new_folder(tmp_path / "run", "small"), iter(range(written))
+
+    def dies(path, params):
+        if next(left, None) is None:
+            raise Stopped
+        runs.write_model(path, params)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "write_model", dies)
+        with pytest.raises(Stopped):
+            execute(experiment, folder)
+    execute(experiment, folder)
+    assert rows(folder) == rows(expected)
+    for model in (expected / "models").iterdir():
+        assert (folder / "models" / model.name).read_bytes() == model.read_bytes()
+
+
+def test_seeds_go_on_as_they_were_begun(whole, together, tmp_path, monkeypatch):
+    """Side by side or one by one, also where the other way would be taken now; as in folders of earlier versions."""
+    experiment, expected = whole
+    folder = new_folder(tmp_path / "run", "small")
+    stopped(experiment, folder, ("scaffold", 0, 4))
+    monkeypatch.setattr(runner, "worth_lanes", lambda job, seeds: not together)
+    execute(experiment, folder)
+    assert rows(folder) == rows(expected)
+
+
+def test_side_by_side_or_one_by_one_the_figures_are_the_same(whole, together, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "worth_lanes", lambda job, seeds: not together)
+    record, other = read(whole[1]), execute(whole[0], new_folder(tmp_path / "other", "small"))
+    assert [(run.label, run.seed) for run in record.runs] == [(run.label, run.seed) for run in other.runs]
+    for one, two in zip(record.runs, other.runs, strict=True):
+        assert one.history.keys() == two.history.keys() and one.status == two.status
+        for column in one.history.keys() - {"seconds"}:
+            np.testing.assert_allclose(one.history[column], two.history[column], 1e-5, err_msg=column)
+
+
+def test_a_sweep_goes_on(tmp_path, together):
+    """Killed at every fifth row, and between the methods; what is over is not run again."""
+    grid = {"methods.*.lr": [0.1, 0.2], "work.steps": [1, 2]}
+    found = plan(TABLES, grid)
+    expected, folder = (new_folder(tmp_path / name, "small") for name in ("whole", "part"))
+    tune(found, expected)
+    number = 0
+    while True:
+        seen = iter(range(number))
+
+        def watch(label, point, seed, row, seen=seen):
+            if next(seen, None) is None:
+                raise Stopped
+
+        try:
+            tune(found, folder, watch, rounds=1)
+            break
+        except Stopped:
+            number += 5
+            assert number < 200
+    assert rows(folder) == rows(expected)
+    for path in (*(expected / "models").iterdir(), expected / "best.toml"):
+        assert (folder / path.relative_to(expected)).read_bytes() == path.read_bytes()
+    told, again = (json.loads((each / "sweep.json").read_text()) | {"seconds": 0} for each in (expected, folder))
+    assert told == again
+    assert not list((folder / "checkpoints").iterdir())
+    before = (folder / "metrics.jsonl").read_bytes()
+    assert tune(found, folder)[1]["best"] == again["best"] and (folder / "metrics.jsonl").read_bytes() == before
+    experiments = {
+        label: [dataclasses.replace(each, data=each.data.with_weights([0.1, 0.2, 0.3, 0.4])) for each in several]
+        for label, several in found.experiments.items()
+    }
+    part = new_folder(tmp_path / "other", "small")
+    with pytest.raises(Stopped):
+        tune(found, part, lambda *row: (_ for _ in ()).throw(Stopped) if row[-1]["round"] == 4 else None, rounds=1)
+    with pytest.raises(fedax.errors.CheckpointError, match="sizes and weights was"):
+        tune(dataclasses.replace(found, experiments=experiments), part)
+
+
+def test_the_command_goes_on_with_a_sweep(here, at_sweep):
+    """Ended by a signal; the line that it leaves goes on."""
+    given = ["sweep", "small.toml", "--grid", "methods.*.lr=0.1,0.2"]
+    assert command(*given, "--out", "expected").exit_code == 0
+    at_sweep("scaffold", 0, 2, lambda: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        result = command(*given)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130 and "to go on: fedax sweep runs/small-sweep-1/config.toml" in result.stderr
+    at_sweep(None, lambda: None)
+    again = command(*shlex.split(result.stderr.partition("to go on: fedax ")[2]))
+    assert again.exit_code == 0 and "Going on with runs/small-sweep-1" in again.stdout, again.stderr
+    folder = here.parent / "runs" / "small-sweep-1"
+    assert rows(folder) == rows(here.parent / "expected")
+    over = command(*given, "--resume")
+    assert over.exit_code == 0 and "runs done" not in over.stdout
+    assert over.stdout.partition("The best again")[2] == again.stdout.partition("The best again")[2] != ""
+
+
 def test_what_a_killed_process_left_goes(whole, tmp_path):
     """Killed while it wrote a model, and after that, before it removed the checkpoints."""
     folder = copied(whole, tmp_path / "run")
@@ -358,7 +506,7 @@ def test_what_is_not_ours_stays_among_the_checkpoints(whole, tmp_path):
     ("which", "handler", "code"),
     [(signal.SIGINT, signal.default_int_handler, 130), (signal.SIGTERM, cli._terminate, 143)],
 )
-def test_signals_end_a_run_with_a_checkpoint_and_a_report(which, handler, code, whole, here, at, monkeypatch):
+def test_signals_end_a_run_with_a_checkpoint_and_a_report(which, handler, code, whole, together, here, at):
     before = signal.signal(which, handler)
     at("scaffold", 0, 2, lambda: signal.raise_signal(which))
     try:
@@ -366,7 +514,8 @@ def test_signals_end_a_run_with_a_checkpoint_and_a_report(which, handler, code, 
     finally:
         assert signal.signal(which, before) is handler
     assert result.exit_code == code
-    assert (here / "checkpoints" / "scaffold-seed0" / "round-000000002.0-of-1.safetensors").is_file()
+    place = here / "checkpoints" / ("scaffold-seeds/batch-0" if together else "scaffold-seed0")
+    assert (place / "round-000000002.0-of-1.safetensors").is_file()
     assert "stopped at round 2" in (here / "report.html").read_text()
     assert result.stderr.startswith("stopped; report: run/report.html; to go on: fedax run ")
     at(None, lambda: None)
@@ -383,7 +532,7 @@ def test_interrupted_before_there_is_a_row(here, monkeypatch):
     assert result.exit_code == 130 and "what was done is in run; to go on: " in result.stderr
     monkeypatch.setattr("fedax.experiments.tuning.begin", interrupted)
     result = command("sweep", "small.toml", "--grid", "methods.*.lr=0.1,0.2", "--out", "tried")
-    assert result.exit_code == 130 and result.stderr.endswith("a sweep begins anew\n")
+    assert result.exit_code == 130 and "in tried; to go on: fedax sweep tried/config.toml --out" in result.stderr
 
 
 def full(*arguments, **options):

@@ -65,7 +65,8 @@ def test_metrics_are_strict_json_with_null_and_a_status_where_the_loss_is_not_fi
     bad = [line for line in lines if line["label"] == "too fast" and line["round"] > 0]
     assert bad and all(line["train_loss"] is None and line["status"] == "diverged" for line in bad)
     good = [line for line in lines if line["label"] == "good"]
-    assert [(line["seed"], line["round"]) for line in good] == [(s, r) for s in (0, 1) for r in (0, 2, 4)]
+    found = [(line["seed"], line["round"]) for line in good]  # of seeds side by side they come in turns
+    assert sorted(found) == [(s, r) for s in (0, 1) for r in (0, 2, 4)] and found[0] == (0, 0)
     assert all(line["status"] == "ok" and line["method"] == "fedavg" for line in good)
     assert {"test_accuracy", "bytes_up", "seconds", "local_steps", "gradients", "clients"} < set(good[0])
 
@@ -134,6 +135,7 @@ def test_a_run_that_was_stopped_half_way_can_be_read(done, tmp_path):
     for name in ("config.toml", "about.json"):
         (tmp_path / name).write_bytes((record.folder / name).read_bytes())
     lines = (record.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines = [line for line in lines if strict(line)["seed"] == 0]
     (tmp_path / "metrics.jsonl").write_text(lines[0] + lines[1] + lines[2][:30])
     (run,) = read(tmp_path).runs
     assert run.status == "unfinished" and run.history["round"].tolist() == [0, 2]

@@ -1,8 +1,9 @@
-"""Checkpoints of a run: all that it takes to go on as if it had never stopped.
+"""Checkpoints of a run, or of several side by side: all that it takes to go on as if they had never stopped.
 
 A checkpoint is a safetensors file, of several processes one each, and holds no code: the server's state, the rows of
-client memory, and as text the history, the costs and what makes the run. Files appear whole or not at all, and hold a
-digest of themselves. The best model, where one is asked for, is a file of its own.
+client memory, and as text the histories, the costs and what makes the runs. Of runs side by side the states have the
+axes [seeds, points] before their own, and the models of those that have ended are there too. Files appear whole or not
+at all, and hold a digest of themselves. The best models, where they are asked for, are files of their own.
 """
 
 import contextlib
@@ -18,17 +19,17 @@ import struct
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import safetensors
 
-from fedax.columns import COSTS, describe, higher_is_better
+from fedax.columns import COSTS, EXCLUSIONS, describe, higher_is_better
 from fedax.engine import processes
 from fedax.engine.evaluate import columns
-from fedax.engine.identity import differences, same_versions, versions
+from fedax.engine.identity import differences, same_versions, settings_of, versions
 from fedax.engine.job import Job
 from fedax.engine.loop import State
 from fedax.engine.memory import ClientMemory
@@ -36,9 +37,9 @@ from fedax.engine.signals import Held
 from fedax.errors import CheckpointError, ConfigError, DamagedWarning, unknown
 from fedax.numbers import check_count, check_number
 
-_FORMAT, _OLD_FORMAT = "fedax checkpoint 2", "fedax checkpoint 1"
+_FORMAT, _ONE_RUN, _OLD_FORMAT = "fedax checkpoint 3", "fedax checkpoint 2", "fedax checkpoint 1"
 _ROWS = 2**26  # bytes of client memory that are read at a time
-_BEST = "best.safetensors"
+_BEST = re.compile(r"best(-\d+)?\.safetensors")
 WRITING = ".writing-"  # how the names of files begin that are not whole yet
 _NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
 _BLOCK = 2**16  # bytes that are hashed at a time
@@ -75,7 +76,7 @@ class Checkpoints:
         True
     """
 
-    folder: str | os.PathLike
+    folder: str | os.PathLike[str]
     rounds: int | None = None
     minutes: float | None = 10.0
     keep: int = 2
@@ -117,29 +118,48 @@ class Best(NamedTuple):
     params: Any
 
 
-class Saved(NamedTuple):
-    """What a run goes on from: after ``done`` rounds, with the rows of its history and its costs so far."""
+class Past(NamedTuple):
+    """One run so far: the rows of its history, its costs and, once it has ended, its model."""
 
-    state: State
-    done: int
     rows: list[dict[str, Any]]
     costs: dict[str, Any]
     status: str
+    model: Any = None
+
+
+class Saved(NamedTuple):
+    """What runs side by side go on from, after ``done`` rounds."""
+
+    state: State
+    done: int
+    runs: list[Past]
 
 
 class Keeper:
-    """Makes the checkpoints of one job, and finds them again; a context, at whose end signals are as before.
+    """Makes the checkpoints of jobs that run side by side, and finds them again; at its end signals are as before.
+
+    Args:
+        wanted: where and when.
+        jobs: one, or seeds × points in this order.
+        points: how many points there are of each seed.
+        lasting: whether the last checkpoint is one to go on from, with more rounds; else it has the models only.
+
+    Attributes:
+        best: of each job, where it is asked for.
 
     Raises:
-        CheckpointError: those in the folder are another job's, or all are damaged.
+        CheckpointError: those in the folder are of other jobs, or all are damaged.
     """
 
-    def __init__(self, wanted: Checkpoints, job: Job):
-        self.wanted, self.job = wanted, job
+    def __init__(self, wanted: Checkpoints, jobs: Sequence[Job], points: int = 1, lasting: bool = True):
+        self.wanted, self.jobs, self.job, self.lasting = wanted, jobs, jobs[0], lasting
+        # The axes that states have before their own; what else is there is padding.
+        self._lanes = (len(jobs) // points, points) if len(jobs) > 1 else ()
+        self._settings = _together(jobs, points)
         self.folder = pathlib.Path(wanted.folder)
         self._held = Held()
         self._time, self._round = time.monotonic(), 0  # of the last one
-        if wanted.best is not None and wanted.best not in (known := columns(job)):
+        if wanted.best is not None and wanted.best not in (known := columns(self.job)):
             raise unknown("checkpoint.best", wanted.best, known)
         self._upwards = wanted.upwards
         try:
@@ -150,7 +170,8 @@ class Keeper:
             way_out = f"cannot write there ({error.strerror}); give another folder"
             raise ConfigError("checkpoint.folder", str(self.folder), way_out) from error
         # Before anything is compiled: what is another job's is refused.
-        self.best, self._newest = self._find_best(), self._find_newest()
+        self.best = [self._find_best(i) for i in range(len(jobs))]
+        self._newest = self._find_newest()
 
     def __enter__(self) -> "Keeper":
         return self
@@ -162,33 +183,83 @@ class Keeper:
         """The newest checkpoint that all processes have written and that is not damaged.
 
         Args:
-            state: one of this job, which is used up.
+            state: one of these jobs, which is used up.
 
         Raises:
-            CheckpointError: it is of a round after the last of this job, or does not fit it.
+            CheckpointError: it is of a round after the last of these jobs, or does not fit them.
         """
         if self._newest is None:
             return None
         index, paths = self._newest
+        runs, _ = self._runs(paths[0], index)
+        dense = ("server", "losses", "memory") if self._lanes else ("server", "losses")
         with _opened(paths[0]) as file:
-            meta = self._text(paths[0], file, {"status", "rows", "costs"})
-            last = meta["rows"][-1]["round"]
-            if last > index or (last < index and meta["status"] != "finished"):
-                raise CheckpointError(f"{paths[0]}: {meta['status']} with figures up to round {last}; remove it")
-            leaves, form = jax.tree.flatten(state.server)
-            server = [_read(paths[0], file, f"server.{k}", leaf.shape, leaf.dtype) for k, leaf in enumerate(leaves)]
-            lost, losses = jax.tree.flatten(state.losses)
-            lost = [_read(paths[0], file, f"losses.{k}", leaf.shape, leaf.dtype) for k, leaf in enumerate(lost)]
+            found = {name: self._state(paths[0], file, name, getattr(state, name)) for name in dense}
+        memory = found["memory"] if self._lanes else self._memory(state.memory, paths)
+        self._time, self._round = time.monotonic(), index
+        return Saved(State(found["server"], memory, found["losses"]), index, runs)
+
+    def find_over(self) -> list[Past] | None:
+        """The runs, where all were over and the newest checkpoint has nothing to go on from.
+
+        Raises:
+            CheckpointError: they are to have another number of rounds, or it does not fit these jobs.
+        """
+        if self._newest is None:
+            return None
+        index, paths = self._newest
+        runs, over = self._runs(paths[0], index)
+        if over and index != self.job.rounds and any(run.status == "finished" for run in runs):
+            raise CheckpointError(
+                f"{paths[0]}: these runs are over, at round {index}, and are to have {self.job.rounds}: "
+                "ask for as many as before, or give another folder"
+            )
+        return runs if over else None
+
+    def _runs(self, path: pathlib.Path, index: int) -> tuple[list[Past], bool]:
+        """The runs of a checkpoint after ``index`` rounds, and whether it has nothing to go on from."""
         if index > self.job.rounds:
             raise CheckpointError(
-                f"{paths[0]}: the run was at round {index} already, and is to have {self.job.rounds}: "
+                f"{path}: the run was at round {index} already, and is to have {self.job.rounds}: "
                 "ask for at least as many, or give another folder"
             )
-        put = [jax.device_put(new, leaf.sharding) for new, leaf in zip(server, leaves, strict=True)]
-        memory = self._memory(state.memory, paths)
-        self._time, self._round = time.monotonic(), index
-        whole = State(jax.tree.unflatten(form, put), memory, jax.tree.unflatten(losses, lost))
-        return Saved(whole, index, meta["rows"], meta["costs"], meta["status"])
+        with _opened(path) as file:
+            meta = self._text(path, file, {"runs", "over"})
+            runs = []
+            for i, run in enumerate(meta["runs"]):
+                rows, costs, status = run["rows"], run["costs"], run["status"]
+                last = rows[-1]["round"]
+                if last > index or (last < index and status != "finished" and not self._lanes):
+                    raise CheckpointError(f"{path}: {status} with figures up to round {last}; remove it")
+                asked = {"round", *costs, *columns(self.job), *(EXCLUSIONS if self.job.plan.watched else ())}
+                if differs := asked ^ rows[0].keys():
+                    raise CheckpointError(
+                        f"{self.folder}: only one of this run and the one that wrote it has the columns "
+                        f"{', '.join(sorted(differs))}: ask for the same test, grad_norm and density, or give another "
+                        "folder"
+                    )
+                model = self._model(path, file, f"model.{i}.") if run.get("ended") else None
+                runs.append(Past(rows, costs, status, model))
+        return runs, meta["over"]
+
+    def _state(self, path: pathlib.Path, file: Any, name: str, like: Any) -> Any:
+        """A part of the state, where the one that it replaces is; padding is filled with copies of what is last."""
+        leaves, form = jax.tree.flatten(like)
+        found = []
+        for k, leaf in enumerate(leaves):
+            shape = (*self._lanes, *leaf.shape[len(self._lanes) :])
+            values = _read(path, file, f"{name}.{k}", shape, leaf.dtype)
+            if leaf.shape != shape:
+                values = np.pad(
+                    values, [(0, there - own) for there, own in zip(leaf.shape, shape, strict=True)], "edge"
+                )
+            found.append(jax.device_put(values, leaf.sharding) if isinstance(leaf, jax.Array) else values)
+        return jax.tree.unflatten(form, found)
+
+    def _model(self, path: pathlib.Path, file: Any, before: str) -> Any:
+        leaves, form = jax.tree_util.tree_flatten_with_path(self.job.form)
+        found = [_read(path, file, before + tensor_name(at), leaf.shape, leaf.dtype) for at, leaf in leaves]
+        return jax.tree.unflatten(form, found)
 
     def _find_newest(self) -> tuple[int, list[pathlib.Path]] | None:
         """The round that :meth:`find` goes on from, and its files.
@@ -237,24 +308,23 @@ class Keeper:
         by_rounds = self.wanted.rounds is not None and index % self.wanted.rounds == 0
         return bool(processes.total(asked).any() or by_rounds) and index > self._round
 
-    def compare(self, row: Mapping[str, Any], model: Callable[[], Any]) -> None:
-        """Keep the model that a row is about, if it is the best so far.
+    def compare(self, which: int, row: Mapping[str, Any], model: Callable[[], Any]) -> None:
+        """Keep the model of job ``which`` that a row is about, if it is the best so far.
 
         Raises:
             CheckpointError: it cannot be written; the one before is as it was.
         """
-        column = self.wanted.best
+        column, best = self.wanted.best, self.best[which]
         if column is None or not math.isfinite(row[column]):
             return
         sign = -1 if self._upwards else 1
-        if self.best is not None and sign * row[column] >= sign * self.best.value:
+        if best is not None and sign * row[column] >= sign * best.value:
             return
         # Copies: the next rounds use up what the model may share with the server.
-        self.best = Best(row["round"], row[column], jax.tree.map(np.array, model()))
+        self.best[which] = best = Best(row["round"], row[column], jax.tree.map(np.array, model()))
         if jax.process_index() == 0:
-            tensors = {tensor_name(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(self.best.params)}
-            about = {"of": [column, self._upwards], "round": self.best.round, "value": self.best.value}
-            self._put(self.folder / _BEST, tensors, about)
+            about = {"of": [column, self._upwards], "round": best.round, "value": best.value}
+            self._put(self._best_path(which), _named("", best.params), about)
 
     def save(self, saved: Saved) -> None:
         """Write a checkpoint, and remove those that are too old; then handle the signals that waited for it.
@@ -263,27 +333,42 @@ class Keeper:
             CheckpointError: it cannot be written; earlier ones are as they were.
         """
         number, process = processes.count(), jax.process_index()
-        memory = saved.state.memory
-        if isinstance(memory, ClientMemory):
-            ids, rows = memory.kept()
-        else:
-            rows = [np.asarray(leaf) for leaf in jax.tree.leaves(memory)]
-            ids = np.arange(self.job.plan.num_clients)
-        tensors = {"ids": ids} | {f"memory.{k}": leaf for k, leaf in enumerate(rows)}
-        if process == 0:
-            for name in ("server", "losses"):
-                leaves = jax.tree.leaves(getattr(saved.state, name))
-                tensors |= {f"{name}.{k}": np.asarray(leaf) for k, leaf in enumerate(leaves)}
+        over = not self.lasting and all(run.model is not None for run in saved.runs)
+        tensors = {} if over else self._of_state(saved.state)
+        runs = []
+        for i, run in enumerate(saved.runs):
+            ended = run.model is not None and (over or bool(self._lanes))
+            tensors |= _named(f"model.{i}.", run.model) if ended else {}
+            runs.append({"status": run.status, "ended": ended, "rows": run.rows, "costs": run.costs})
         path = self.folder / f"round-{saved.done:09}.{process}-of-{number}.safetensors"
-        self._put(path, tensors, {"status": saved.status, "rows": saved.rows, "costs": saved.costs})
+        self._put(path, tensors, {"over": over, "runs": runs})
         with _writing(path):
             if process == 0:
                 self._clean(saved.done)
         self._time, self._round = time.monotonic(), saved.done
         self._held.deliver()
 
+    def _of_state(self, state: State) -> dict[str, np.ndarray]:
+        """The tensors of a state, without padding; of one job client memory by rows, those of this process."""
+        own = tuple(slice(0, number) for number in self._lanes)
+        tensors: dict[str, np.ndarray] = {}
+        for name in ("server", "losses", "memory"):
+            if name == "memory" and not self._lanes:
+                continue
+            if self._lanes or jax.process_index() == 0:
+                leaves = jax.tree.leaves(getattr(state, name))
+                tensors |= {f"{name}.{k}": np.asarray(leaf)[own] for k, leaf in enumerate(leaves)}
+        if self._lanes:
+            return tensors
+        if isinstance(state.memory, ClientMemory):
+            ids, rows = state.memory.kept()
+        else:
+            rows = [np.asarray(leaf) for leaf in jax.tree.leaves(state.memory)]
+            ids = np.arange(self.job.plan.num_clients)
+        return tensors | {"ids": ids} | {f"memory.{k}": leaf for k, leaf in enumerate(rows)}
+
     def _put(self, path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
-        meta = {"format": _FORMAT, "versions": versions(), "job": self.job.settings(), **about}
+        meta = {"format": _FORMAT, "versions": versions(), "job": self._settings, **about}
         with _writing(path):
             _write(path, tensors, json.dumps(meta))
 
@@ -301,9 +386,12 @@ class Keeper:
             if (found := _NAME.fullmatch(old.name)) and not oldest <= int(found[1]) <= newest:
                 old.unlink(missing_ok=True)
 
-    def _find_best(self) -> Best | None:
+    def _best_path(self, which: int) -> pathlib.Path:
+        return self.folder / (f"best-{which}.safetensors" if self._lanes else "best.safetensors")
+
+    def _find_best(self, which: int) -> Best | None:
         """The best model so far, where there is a file of it; it may be of a later round than the checkpoints."""
-        path = self.folder / _BEST
+        path = self._best_path(which)
         if self.wanted.best is None or not path.exists():
             return None
         if (wrong := damage(path)) is not None:
@@ -314,9 +402,7 @@ class Keeper:
                 return None
             if type(meta["round"]) is not int or type(meta["value"]) is not float or not math.isfinite(meta["value"]):
                 raise CheckpointError(f"{path}: best {meta['value']!r} at round {meta['round']!r}; remove it")
-            leaves, form = jax.tree_util.tree_flatten_with_path(self.job.form)
-            params = [_read(path, file, tensor_name(at), leaf.shape, leaf.dtype) for at, leaf in leaves]
-        return Best(meta["round"], meta["value"], jax.tree.unflatten(form, params))
+            return Best(meta["round"], meta["value"], self._model(path, file, ""))
 
     def _complete(self) -> dict[int, list[pathlib.Path]]:
         """Round -> the files of its checkpoint, of those that all their processes have written."""
@@ -335,14 +421,23 @@ class Keeper:
             if text.count("[") + text.count("{") > 1000 + len(text) // 16:  # each takes 60 bytes and more
                 raise ValueError("too many lists and tables for its length")
             meta: dict[str, Any] = json.loads(text)
-            if meta["format"] != _FORMAT or not isinstance(was := meta["job"], dict) or not wanted <= meta.keys():
+            if meta["format"] == _ONE_RUN and "rows" in meta:
+                meta |= {"over": False, "runs": [{name: meta[name] for name in ("status", "rows", "costs")}]}
+            known = meta["format"] in (_FORMAT, _ONE_RUN)
+            if not known or not isinstance(was := meta["job"], dict) or not wanted <= meta.keys():
                 raise ValueError(f"format {meta['format']!r}")
             same = same_versions(meta["versions"])
-            if "rows" in wanted:
-                _check_figures(**{name: meta[name] for name in ("status", "rows", "costs")})
+            differs = differences(was, self._settings, same)
+            if "runs" in wanted and not differs:
+                if len(meta["runs"]) != len(self.jobs) or type(meta["over"]) is not bool:
+                    raise ValueError(f"{len(meta['runs'])} runs")
+                for run in meta["runs"]:
+                    _check_figures(**{name: run[name] for name in ("status", "rows", "costs")})
+                    if meta["over"] and not run["ended"]:
+                        raise ValueError("over, and a run has not ended")
         except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path}: no checkpoint that this version can read ({error})") from error
-        if differs := differences(was, self.job.settings(), same):
+        if differs:
             raise CheckpointError(
                 f"{path}: of another run: give the same problem and settings, or another folder ({'; '.join(differs)})"
             )
@@ -387,11 +482,33 @@ class Keeper:
         return jax.tree.unflatten(structure, put)
 
 
+def _together(jobs: Sequence[Job], points: int) -> dict[str, str]:
+    """What makes jobs that run side by side: of one its settings; where several differ, the texts of all of them."""
+    found = dict(jobs[0].settings())
+    if len(jobs) > 1:
+        found["seed"] = "; ".join(str(job.seed) for job in jobs[::points])
+        each = [settings_of(job.hyper) for job in jobs[:points]]
+        for name in dict.fromkeys(name for one in each for name in one):
+            texts = [one.get(name, "None") for one in each]
+            found |= {name: "; ".join(texts)} if len({*texts}) > 1 else {}
+    return found
+
+
+def _named(before: str, tree: Any) -> dict[str, np.ndarray]:
+    """The tensors of a model, by their paths in it."""
+    return {before + tensor_name(at): np.asarray(leaf) for at, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def present(folder: pathlib.Path) -> bool:
+    """Whether a checkpoint is in a folder, or a part of one."""
+    return folder.is_dir() and any(_NAME.fullmatch(path.name) for path in folder.iterdir())
+
+
 def discard(folder: pathlib.Path) -> None:
-    """Remove the checkpoints of a run that is over: its own files, and the folder if nothing else is in it."""
+    """Remove the checkpoints of runs that are over: their own files, and the folder if nothing else is in it."""
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
-            if _NAME.fullmatch(path.name) or path.name == _BEST or path.name.startswith(WRITING):
+            if _NAME.fullmatch(path.name) or _BEST.fullmatch(path.name) or path.name.startswith(WRITING):
                 path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else is in it, or it is gone
         folder.rmdir()

@@ -20,17 +20,8 @@ MOST_NAMES = 100  # clients that a row of the history names
 _BLOCK_ELEMENTS = 2**19  # numbers of input that are evaluated at a time
 
 
-def figures(
-    algorithm: Any, server: Any, index: Any, fed: Federation, test: Any, density: Any, train: Any = None, **asked: Any
-) -> dict[str, Any]:
-    """What is measured of the model after ``index`` rounds: numbers by column, of which :func:`rows` makes rows.
-
-    ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
-    asked; ``test_loss`` and ``test_<metric>`` of held-out data. ``train``: the :func:`train_sums` of all data, where
-    they are known.
-    """
-    model, penalty = model_after(algorithm, server, index)
-    found = _of_model(model, fed, test, density, train, **asked)
+def with_objective(found: dict[str, Any], penalty: Any) -> dict[str, Any]:
+    """What was measured, with F(x) + ψ(x) where there is a ψ."""
     if penalty is not None:
         found["objective"] = found["train_loss"] + penalty
     return found
@@ -45,7 +36,7 @@ def model_after(algorithm: Any, server: Any, index: Any) -> tuple[Vector, Any]:
 
 
 @compiled(static=["task", "grad_norm", "mesh"])
-def _of_model(
+def of_model(
     model: Vector,
     fed: Federation,
     test: Any,
@@ -81,10 +72,16 @@ def columns(job: Any) -> list[str]:
 
 
 def measured(job: Any, server: Any, index: int, train: Any = None) -> list[dict[str, Any]]:
-    """The row of one job, in the form that the engine's programs give them."""
+    """The row of one job: what is measured of the model after ``index`` rounds.
+
+    ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
+    asked; ``test_loss`` and ``test_<metric>`` of held-out data. ``train``: the :func:`train_sums` of all data, where
+    they are known.
+    """
+    model, penalty = model_after(job.hyper[0], server, index)
     asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
-    found = figures(job.hyper[0], server, index, job.fed, job.test, job.density, train, **asked)
-    return rows(job.plan.task, found, job.x.size)
+    found = of_model(model, job.fed, job.test, job.density, train, **asked)
+    return rows(job.plan.task, with_objective(found, penalty), job.x.size)
 
 
 def told(losses: Any) -> dict[str, Any]:
@@ -133,7 +130,8 @@ def _test(task: Task, model: Vector, test: Any, mesh: Mesh | None) -> dict[str, 
         columns |= {name: metric(tree, batch) for name, metric in task.metrics.items()}
         return {name: jnp.sum(jnp.where(weights > 0, v * weights, 0)) for name, v in columns.items()}
 
-    return _sum(values, lambda _, rows: jnp.full(rows.shape, 1 / n), model.tree, test, mesh)
+    found: dict[str, Any] = _sum(values, lambda _, rows: jnp.full(rows.shape, 1 / n), model.tree, test, mesh)
+    return found
 
 
 def _sum(f: Callable[..., Any], weigh: Callable[..., Any], around: Any, examples: Any, mesh: Mesh | None) -> Any:

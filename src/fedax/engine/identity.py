@@ -73,12 +73,7 @@ def identity(
             found[f"{name}{jax.tree_util.keystr(at)}"] = f"{array.dtype}{list(array.shape[1:])} {content}"
             files += [] if file is None else [file]
     found |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
-    method, work, participation, wire = hyper
-    for name, part in (("method", method), ("work", work), ("participation", participation)):
-        found |= _spelled(name, part)
-    asked = {"guard": wire.guard, "aggregate": wire.aggregate, "faults": wire.faults}
-    for name, part in asked.items():
-        found |= {} if part is None else _spelled(name, part)
+    found |= settings_of(hyper)
     shapes = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)),
         data.examples,
@@ -163,6 +158,15 @@ def _file_of(leaf: Array) -> str | None:
 
 
 # ---- settings
+
+
+def settings_of(hyper: Tree) -> dict[str, str]:
+    """Name -> text of the settings of method, work, participation and, where there are any, of the wire."""
+    method, work, participation, wire = hyper
+    found = {"method": method, "work": work, "participation": participation}
+    wanted = {"guard": wire.guard, "aggregate": wire.aggregate, "faults": wire.faults}
+    found |= {name: part for name, part in wanted.items() if part is not None}
+    return {key: text for name, part in found.items() for key, text in _spelled(name, part).items()}
 
 
 def _spelled(name: str, value: Unknown) -> dict[str, str]:

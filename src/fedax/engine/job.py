@@ -58,6 +58,7 @@ class Job(NamedTuple):
         test: held-out examples on the device, or ``None``.
         grad_norm, density, until: as of :func:`fedax.simulate`.
         form: shapes and types of the task's own parameters; those of ``x`` are wider where they are bfloat16.
+        seed: as of :func:`fedax.simulate`.
     """
 
     hyper: Hyper
@@ -77,6 +78,7 @@ class Job(NamedTuple):
     density: float | None
     until: Callable[[dict[str, Unknown]], bool] | None
     form: Tree
+    seed: int
 
     def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: parameters of the types that the task's ``init`` gives them."""
@@ -176,14 +178,14 @@ def make_job(
             settings()[FILES] = processes.text_from_first(settings()[FILES])
     return Job(
         hyper, fed, key, x, data if stream else None, own, plan, memory, traffic, settings,
-        rounds, stops, held_out, grad_norm, density, until, form,
+        rounds, stops, held_out, grad_norm, density, until, form, seed,
     )  # fmt: skip
 
 
 def with_seed(job: Job, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> Job:
     """The same job with another seed."""
     key, x = _start(job.plan.task, params, seed, shared)
-    return job._replace(key=key, x=x)
+    return job._replace(key=key, x=x, seed=seed, settings=lambda: job.settings() | {"seed": str(seed)})
 
 
 def _start(task: Task, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> tuple[Array, Vector]:

@@ -1,9 +1,13 @@
 """sweep: many runs, alike but for numbers, side by side in one compiled program."""
 
+import contextlib
+import dataclasses
+import functools
 import itertools
 import math
+import os
+import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,13 +20,15 @@ from jax.sharding import PartitionSpec as P
 from fedax.columns import higher_is_better
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
-from fedax.engine.evaluate import figures, model_after, rows
+from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
+from fedax.engine.drive import drive
+from fedax.engine.evaluate import model_after, of_model, rows, with_objective
+from fedax.engine.history import FAILED, Run
 from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, is_small
 from fedax.engine.programs import compiled
-from fedax.engine.simulate import FAILED, Run, drive
 from fedax.engine.simulate import program as alone
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
@@ -30,10 +36,12 @@ from fedax.tasks.task import Task
 
 Point = dict[str, Any]
 
+BATCH = "batch-"  # how the folders of those that run side by side begin
+_WAITING = 4 / 3  # so much of the time that cohorts take on all cores may seeds take that are spread over them
 _NUMBERS = 300_000  # floating-point numbers of models at work side by side on a CPU: they stay in the cache
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Range:
     """Values from ``low`` to ``high``, both included.
 
@@ -65,7 +73,7 @@ class Range:
     def values(self) -> list[float]:
         """The points of a grid."""
         space = np.geomspace if self.log else np.linspace
-        return space(self.low, self.high, self.points).tolist()
+        return [float(value) for value in space(self.low, self.high, self.points)]
 
     def draw(self, rng: np.random.Generator) -> float:
         """A random value."""
@@ -165,8 +173,8 @@ class Sweep:
             mean = float(good.mean()) if good.size else math.nan
             std = float(good.std(ddof=1)) if good.size > 1 else math.nan
             found.append(point | {"mean": mean, "std": std, "failed": int(np.isnan(values).sum())})
-        key = lambda row: (row["failed"], -row["mean"] if higher else row["mean"])  # noqa: E731
-        return sorted(found, key=lambda row: (math.isnan(row["mean"]), *key(row)))
+        sign = -1 if higher else 1
+        return sorted(found, key=lambda row: (math.isnan(row["mean"]), row["failed"], sign * row["mean"]))
 
     def best(
         self, criterion: str | Callable[[Run], float] = "train_loss", *, higher: bool | None = None, last: int = 1
@@ -188,6 +196,7 @@ def sweep(
     seeds: int | Sequence[int] = 1,
     width: int | None = None,
     callback: Callable[[Point, int, dict[str, Any]], None] | None = None,
+    checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Sweep:
     """Train at every point of a grid with every seed, side by side.
@@ -205,7 +214,11 @@ def sweep(
         data: the clients' data.
         seeds: how many (0, 1, …), or which. They share nothing; all points have the same.
         width: most runs side by side; default: by the model's size.
-        callback: called as ``callback(point, seed, row)`` with each row of the histories.
+        callback: called as ``callback(point, seed, row)`` with each row of the histories; by a sweep that goes on from
+            checkpoints with those that it had, too.
+        checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`, as of :func:`simulate`. Runs that go side
+            by side have one together, in ``batch-<k>``; of those that are over, histories and models stay there and are
+            not made again. The same call goes on, bit-identical, on as many cores.
         **options: as of :func:`simulate`: ``rounds``, ``test``, ``evaluate_every``, ….
 
     Returns:
@@ -213,7 +226,7 @@ def sweep(
         time of those that ran side by side.
 
     Raises:
-        ConfigError, DataError: as :func:`simulate`, for all points before any of them runs.
+        ConfigError, DataError, CheckpointError: as :func:`simulate`, for all points before any of them runs.
 
     Example:
         >>> import fedax
@@ -242,24 +255,49 @@ def sweep(
         raise ConfigError("processes", processes.count(), "a sweep runs in one process; give each some of the points")
     if not isinstance(task, Task):
         raise ConfigError("task", task, "give a fedax.Task, for instance one of fedax.tasks")
-    if len(points) > 1 and jax.default_backend() == "cpu" and is_small(task.form()):
-        options = {"mesh": Mesh(np.array(jax.local_devices()[:1]), ("clients",))} | options  # points are spread instead
+    if (len(points) > 1 or len(chosen) >= len(jax.local_devices())) and is_small(task.form()):
+        options = one_core() | options  # points or seeds are spread instead
     jobs = _jobs(make, points, chosen, task, data, options)
+    blocks = _blocks(jobs, len(chosen), width)
+    places = [[(i, k) for k in block.seeds for i in block.points] for block in blocks]
+    keepers: list[Keeper | None] = []
+    for number, block in enumerate(blocks):  # what is of another sweep is refused before anything runs
+        keeper = None
+        if checkpoint is not None:
+            kept = checkpoint if isinstance(checkpoint, Checkpoints) else Checkpoints(checkpoint)
+            kept = dataclasses.replace(kept, folder=pathlib.Path(kept.folder, f"{BATCH}{number}"))
+            keeper = Keeper(kept, [jobs[i][k] for i, k in places[number]], len(block.points), lasting=False)
+        keepers.append(keeper)
     runs: dict[tuple[int, int], Run] = {}
-    programs = 0
-    for block in _blocks(jobs, len(chosen), width):
-        places = [(i, k) for k in block.seeds for i in block.points]
-        flat = [jobs[i][k] for i, k in places]
+    for block, at, keeper in zip(blocks, places, keepers, strict=True):
 
-        def watch(which: int, row: dict[str, Any], places: list[tuple[int, int]] = places) -> None:
+        def watch(which: int, row: dict[str, Any], at: list[tuple[int, int]] = at) -> None:
             if callback is not None:
-                i, k = places[which]
+                i, k = at[which]
                 callback(dict(points[i]), chosen[k], row)
 
         lanes = [[jobs[i][k] for i in block.points] for k in block.seeds]
-        runs |= dict(zip(places, drive(alone(flat[0]) if len(flat) == 1 else _Lanes(lanes), flat, watch), strict=True))
-        programs += block.new
+        program = Lanes(lanes) if len(at) > 1 else alone(lanes[0][0])
+        with keeper or contextlib.nullcontext():
+            found = drive(program, [job for row in lanes for job in row], watch, keeper)
+        for number, run in enumerate(found):
+            run.best = keeper.best[number] if keeper is not None else None
+            runs[at[number]] = run
+    programs = sum(block.new for block in blocks)
     return Sweep(points, chosen, [[runs[i, k] for k in range(len(chosen))] for i in range(len(points))], programs)
+
+
+def discard_sweep(folder: pathlib.Path) -> None:
+    """Remove the checkpoints of a sweep that is over, as :func:`fedax.engine.checkpoint.discard` does."""
+    for place in folder.glob(f"{BATCH}*"):
+        discard(place)
+    with contextlib.suppress(OSError):  # something else is in it, or it is not there
+        folder.rmdir()
+
+
+def was_begun(folder: pathlib.Path) -> bool:
+    """Whether checkpoints of a sweep are in a folder."""
+    return any(present(place) for place in folder.glob(f"{BATCH}*"))
 
 
 _ELSEWHERE = {
@@ -338,7 +376,8 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
     for i, (job, *_) in enumerate(jobs):
         leaves, structure = jax.tree.flatten(job.hyper)
         form = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
-        shared = (id(job.fed), id(job.test), job.plan, job.memory, job.stops, job.grad_norm, job.density, id(job.until))
+        objects = tuple(map(id, (job.fed, job.test, job.x, job.until)))
+        shared = (objects, job.plan, job.memory, job.stops, job.grad_norm, job.density)
         groups.setdefault((structure, form, shared), []).append(i)
     blocks = []
     for members in groups.values():
@@ -377,76 +416,99 @@ def _width(job: Job) -> int:
     return max(1, devices * _NUMBERS // (size * job.plan.chunk_size))
 
 
-class _Lanes:
+def worth_lanes(job: Job, seeds: int) -> bool:
+    """Whether so many seeds of a job gain from running side by side; on a CPU on a core each (:func:`one_core`).
+
+    There they do unless cohorts that are spread over the cores keep these busier: the cores that have one seed less
+    wait, and were measured to lose less by that than cohorts lose by waiting for each other, at up to a third.
+    """
+    if seeds < 2 or job.hosted or processes.count() > 1:
+        return False
+    if jax.default_backend() != "cpu":
+        return _width(job) >= seeds
+    cores = len(jax.local_devices())
+    return cores > 1 and is_small(job.x) and -(-seeds // cores) * job.plan.devices <= _WAITING * seeds
+
+
+def one_core() -> dict[str, Any]:
+    """The option that keeps a run's cohorts on one core, of several; on accelerators none."""
+    if jax.default_backend() != "cpu":
+        return {}
+    return {"mesh": Mesh(np.array(jax.local_devices()[:1]), ("clients",))}
+
+
+class Lanes:
     """The program of several jobs: seeds × points, two batch axes.
 
     Points are the inner one, along which neither minibatches nor cohorts differ: they are drawn and gathered once. On a
-    CPU they are spread over the cores, which then have nothing to tell each other.
+    CPU the points, or where there is one the seeds, are spread over the cores, which then have nothing to tell each
+    other. Seeds have nothing in common that is worth a wider operation: a core runs its own one after another, by a
+    program that takes no longer to compile than that of a run alone.
     """
 
     def __init__(self, jobs: list[list[Job]]):
-        self.jobs, self.points, first = jobs, len(jobs[0]), jobs[0][0]
+        self.jobs, self.seeds, self.points, first = jobs, len(jobs), len(jobs[0]), jobs[0][0]
         cores = jax.local_devices() if jax.default_backend() == "cpu" and first.plan.mesh is None else []
-        self.mesh = Mesh(np.array(cores[: self.points]), ("points",)) if min(self.points, len(cores)) > 1 else None
-        devices = 1 if self.mesh is None else self.mesh.size
-        self.padding = -self.points % devices  # by copies of the last point
+        axis, number = ("points", self.points) if self.points > 1 else ("seeds", self.seeds)
+        self.mesh = Mesh(np.array(cores[:number]), (axis,)) if min(number, len(cores)) > 1 else None
+        padding = 0 if self.mesh is None else -number % self.mesh.size  # by copies of the last
+        more = {"points": 0, "seeds": 0} | {axis: padding}
         hypers = [job.hyper for job in jobs[0]]
         same = jax.tree.map(lambda *leaves: all(np.array_equal(leaves[0], leaf) for leaf in leaves), *hypers)
         varying = [eqx.partition(hyper, same)[1] for hyper in hypers]
-        varying += varying[-1:] * self.padding
-        stacked = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *varying)
+        varying += varying[-1:] * more["points"]
+        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *varying)
+        rows = jobs + jobs[-1:] * more["seeds"]
         # The axis of the points has a leaf of its own: points that differ in nothing that is a number have no other.
-        self.varying = (jnp.arange(len(varying)), stacked)
-        everywhere = (
-            eqx.partition(first.hyper, same)[0],
-            first.fed,
-            jnp.stack([row[0].key for row in jobs]),
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *(row[0].x for row in jobs)),
-            first.test,
-            first.density,
-        )
+        self.varying = (np.arange(len(varying)), stacked)
+        everywhere = (eqx.partition(first.hyper, same)[0], first.fed, first.test, first.density)
+        keys = jnp.stack([row[0].key for row in rows])
+        x = jax.tree.map(lambda *leaves: np.stack(leaves), *(row[0].x for row in rows))
         if self.mesh is not None:
             everywhere = jax.device_put(everywhere, NamedSharding(self.mesh, P()))
-        self.common, self.fed, self.keys, self.x, self.test, self.density = everywhere
-        self.task = first.plan.task
-        self.static: dict[str, Any] = {"plan": first.plan, "mesh": self.mesh}
+            spread = NamedSharding(self.mesh, P("seeds") if axis == "seeds" else P())
+            keys, x = jax.device_put((keys, x), spread)
+        self.common, self.fed, self.test, self.density = everywhere
+        self.keys, self.x, self.plan = keys, x, first.plan
 
     def prepare(self) -> tuple[State, Tally]:
-        state, tally = _prepare(self.varying, self.common, self.fed, self.keys, self.x, **self.static)
+        state, tally = _prepare(self.varying, self.common, self.fed, self.keys, self.x, plan=self.plan, mesh=self.mesh)
         return state, self._own(tally)
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        state, tally = _advance(self.varying, self.common, self.fed, self.keys, state, start, stop, **self.static)
+        state, tally = _advance(
+            self.varying, self.common, self.fed, self.keys, state, start, stop, plan=self.plan, mesh=self.mesh
+        )
         return state, self._own(tally)
 
     def measure(self, state: State, index: int) -> list[dict[str, Any]]:
-        grad_norm = self.jobs[0][0].grad_norm
-        found = self._own(
-            _figures(
-                self.varying, self.common, state.server, index, self.fed, self.test, self.density,
-                grad_norm=grad_norm, **self.static,
-            )
+        models, penalties = _models(self.varying, self.common, state.server, index, mesh=self.mesh)
+        first = self.jobs[0][0]
+        found = _figures(
+            models, self.fed, self.test, self.density,
+            task=self.plan.task, grad_norm=first.grad_norm, inner=self.plan.mesh, mesh=self.mesh,
         )  # fmt: skip
-        return rows(self.task, found, self.jobs[0][0].x.size)
+        return rows(self.plan.task, self._own(with_objective(found, penalties)), first.x.size)
 
     def losses(self, state: State) -> list[Any]:
         every = jax.tree.map(np.asarray, state.losses)
-        places = itertools.product(range(len(self.jobs)), range(self.points))
+        places = itertools.product(range(self.seeds), range(self.points))
         return [jax.tree.map(lambda leaf, at=at: leaf[at], every) for at in places]
 
     def outcome(self, state: State, index: int, which: int) -> tuple[None, Any]:
-        seed, point = divmod(which, self.points)
-        server = jax.tree.map(lambda leaf: leaf[seed, point], state.server)
-        job = self.jobs[seed][point]
-        return None, jax.tree.map(np.asarray, job.delivered(model_after(job.hyper[0], server, index)[0]))
+        models, _ = _models(self.varying, self.common, state.server, index, mesh=self.mesh)
+        at = divmod(which, self.points)
+        # On the host, where a part of an array is no program.
+        model = jax.tree.map(lambda leaf: np.asarray(leaf)[at], models)
+        return None, jax.tree.map(np.array, self.jobs[0][0].delivered(model))
 
     def _own(self, tree: Any) -> Any:
         """Leaves [seeds, points] as [jobs], without the padding."""
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[:, : self.points].ravel(), tree)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[: self.seeds, : self.points].ravel(), tree)
 
 
 def _over_lanes(f: Callable[..., Any], mesh: Mesh | None, each: Sequence[str], *arguments: Any) -> Any:
-    """``f`` over seeds × points, the points over the devices.
+    """``f`` over seeds × points, one of them over the devices.
 
     ``each`` says what an argument has: "points" or "seeds" as its first axis, "both", or "none".
     """
@@ -455,9 +517,26 @@ def _over_lanes(f: Callable[..., Any], mesh: Mesh | None, each: Sequence[str], *
     over = jax.vmap(jax.vmap(f, in_axes=by_point), in_axes=by_seed)
     if mesh is None:
         return over(*arguments)
-    spec = {"points": P("points"), "both": P(None, "points")}
+    (axis,) = mesh.axis_names
+    if axis == "seeds":
+        over = functools.partial(_one_after_another, f, each)
+    spec = {axis: P(axis), "both": P(axis) if axis == "seeds" else P(None, axis)}
     specs = tuple(spec.get(axes, P()) for axes in each)
     return jax.shard_map(over, mesh=mesh, in_specs=specs, out_specs=spec["both"], check_vma=False)(*arguments)
+
+
+def _one_after_another(f: Callable[..., Any], each: Sequence[str], *arguments: Any) -> Any:
+    """``f`` over the seeds of one point, on one core: the program of a run alone, in a loop."""
+    of_seeds = {k: argument for k, argument in enumerate(arguments) if each[k] in ("seeds", "both")}
+
+    def lane(own: dict[int, Any]) -> Any:
+        given = list({**dict(enumerate(arguments)), **own}.values())
+        for k, axes in enumerate(each):
+            if axes in ("points", "both"):  # of which there is one
+                given[k] = jax.tree.map(lambda leaf: leaf[0], given[k])
+        return jax.tree.map(lambda leaf: leaf[None], f(*given))
+
+    return jax.lax.map(lane, of_seeds)
 
 
 @compiled(static=["plan", "mesh"])
@@ -482,15 +561,24 @@ def _advance(
     return out
 
 
-@compiled(static=["plan", "mesh", "grad_norm"])
-def _figures(
-    varying: Any, common: Any, server: Any, index: Any, fed: Any, test: Any, density: Any, *,
-    plan: Plan, mesh: Mesh | None, grad_norm: bool,
-) -> dict[str, Any]:  # fmt: skip
-    def lane(varying: Any, common: Any, server: Any, index: Any, fed: Any, test: Any, density: Any) -> Any:
-        asked = {"task": plan.task, "grad_norm": grad_norm, "mesh": plan.mesh}
-        return figures(eqx.combine(varying[1], common)[0], server, index, fed, test, density, **asked)
+@compiled(static=["mesh"])
+def _models(varying: Any, common: Any, server: Any, index: Any, *, mesh: Mesh | None) -> tuple[Any, Any]:
+    def lane(varying: Any, common: Any, server: Any, index: Any) -> Any:
+        return model_after(eqx.combine(varying[1], common)[0], server, index)
 
-    each = ("points", "none", "both", "none", "none", "none", "none")
-    found: dict[str, Any] = _over_lanes(lane, mesh, each, varying, common, server, index, fed, test, density)
+    out: tuple[Any, Any] = _over_lanes(lane, mesh, ("points", "none", "both", "none"), varying, common, server, index)
+    return out
+
+
+@compiled(static=["task", "grad_norm", "inner", "mesh"])
+def _figures(
+    models: Any, fed: Any, test: Any, density: Any, *, task: Task, grad_norm: bool, inner: Mesh | None,
+    mesh: Mesh | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What needs no method, so that methods that are compared have one program for it."""
+
+    def lane(model: Any, fed: Any, test: Any, density: Any) -> Any:
+        return of_model(model, fed, test, density, None, task=task, grad_norm=grad_norm, mesh=inner)
+
+    found: dict[str, Any] = _over_lanes(lane, mesh, ("both", "none", "none", "none"), models, fed, test, density)
     return found

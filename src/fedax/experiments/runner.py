@@ -5,8 +5,8 @@ import functools
 import math
 import platform
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,10 @@ import numpy as np
 import fedax
 from fedax.columns import COSTS
 from fedax.engine import processes
-from fedax.engine.checkpoint import discard
+from fedax.engine.checkpoint import discard, present
 from fedax.engine.identity import differences, same_versions
 from fedax.engine.job import make_job
+from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments import summary, toml
 from fedax.experiments.config import Experiment, within
@@ -45,7 +46,7 @@ from fedax.experiments.runs import (
 )
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
-MadeOf = Mapping[str, Mapping[str, str]]
+MadeOf = dict[str, dict[str, str]]
 
 _DRAWS = 50  # rounds for which local work is drawn, to show how it is spread
 
@@ -54,20 +55,22 @@ def execute(
     experiment: Experiment,
     folder: Path,
     watch: Watch | None = None,
-    made_of: MadeOf | None = None,
+    checked: "Checked | None" = None,
     **kept: Any,
 ) -> Record | None:
     """Run an experiment and fill its folder; or go on with it, where it was stopped.
 
     What is over stays as it is, and what was under way goes on from its last checkpoint. A run that is over, but whose
-    model or rows are damaged or lost, is run again, with a warning.
+    model or rows are damaged or lost, is run again, with a warning. The seeds of a method run side by side where that
+    is faster; their rows come in turns then.
 
     Args:
         experiment: from :func:`fedax.experiments.build`.
         folder: from :func:`fedax.experiments.new_folder`, or that of the same configuration. Of several processes that
             run it together, all give the same; the first writes there, and all their checkpoints.
-        made_of: what :func:`check_methods` gave; default: it is called first.
-        watch: called as ``watch(label, seed, row)``; the row is ``None`` when a run begins, then each of its history.
+        checked: what :func:`check_methods` gave; default: it is called first.
+        watch: called as ``watch(label, seed, row)``; the row is ``None`` when a run begins, then each of its history;
+            first of all once for each run that is over.
         kept: settings of the :class:`fedax.Checkpoints`, but their folder. Where they ask for the best model, that is
             ``models/<label>-seed<k>-best.safetensors``.
 
@@ -79,81 +82,146 @@ def execute(
             problem, with a link in it, or with files that no run writes.
     """
     config, writes = experiment.config, jax.process_index() == 0
-    made_of = check_methods(experiment) if made_of is None else made_of
+    checked = check_methods(experiment) if checked is None else checked
     runs = [(label, seed) for label in experiment.methods for seed in config["run"]["seeds"]]
     if config["run"]["split_seeds"]:
         runs.sort(key=lambda each: config["run"]["seeds"].index(each[1]))  # one split after the other in memory
-    data: dict[int, Any] = {}  # of the seed under way
-    models = {each: model_path(folder, *each) for each in runs}
     over: set[tuple[str, int]] = set()
+    about = None
     if writes:
         refuse_links(folder)
         remove_unfinished(folder)
         if (about := begun(folder)) is None:
-            begin(folder, config, [experiment], made_of)
+            begin(folder, config, [experiment], checked.made_of)
         else:
-            _check_same(folder, about, made_of)
+            _check_same(folder, about, checked.made_of)
             over = _over(folder, experiment, runs, best=kept.get("best") is not None)
-            keep_rows(folder, over)
     agreed = processes.from_first(np.array([each in over for each in runs]))
     over = {each for each, done in zip(runs, agreed, strict=True) if done}
+    batches = _batches(folder, runs, over, checked.together)
+    over -= {each for batch in batches for each in batch}
+    if about is not None:
+        keep_rows(folder, over)
     names = {method["label"]: method["name"] for method in config["methods"]}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
-    for label, seed in runs:
+    data: dict[int, Any] = {}  # of the split under way
+    _say_begun(watch, [each for each in runs if each in over])
+    for batch in batches:
+        (label, first), *_ = batch
 
-        def on_row(row: dict[str, Any], label: str = label, seed: int = seed) -> None:
+        def on_row(seed: int, row: dict[str, Any], label: str = label) -> None:
             if writes:
                 append_metrics(folder, label, names[label], seed, row)
             if watch is not None:
                 watch(label, seed, row)
 
-        if watch is not None:
-            watch(label, seed, None)
-        place = folder / "checkpoints" / f"{slug(label)}-seed{seed}"
-        if (label, seed) in over:
-            if writes:
-                discard(place)  # its process may have been killed before it did
-            continue
-        if seed not in data:
-            data = {seed: experiment.split(seed)}
-        with warnings.catch_warnings():
-            for said in (DivergedWarning, BadClientWarning):  # by the report
-                warnings.simplefilter("ignore", said)
-            run = fedax.simulate(
-                experiment.methods[label],
-                experiment.task,
-                data[seed][0],
-                work=experiment.work,
-                participation=experiment.participation,
-                test=data[seed][1],
-                seed=seed,
-                callback=on_row,
-                checkpoint=fedax.Checkpoints(place, **kept),
-                **experiment.options,
-            )
-        compiled[label] += run.compile_seconds
+        split = first if config["run"]["split_seeds"] else 0
+        if split not in data:
+            data = {split: experiment.split(first)}
+        _say_begun(watch, batch)
+        place = _checkpoints(folder, batch)
+        found = _train(experiment, label, [seed for _, seed in batch], data[split], on_row, place, kept)
+        compiled[label] += sum(run.compile_seconds for run in found)
         if writes:
-            if run.best is not None:
-                write_model(model_path(folder, label, seed, best=True), run.best.params)
-            write_model(models[label, seed], run.params)
-            discard(place)
+            for (_, seed), run in zip(batch, found, strict=True):
+                if run.best is not None:
+                    write_model(model_path(folder, label, seed, best=True), run.best.params)
+                write_model(model_path(folder, label, seed), run.params)
+            discard_sweep(place) if len(batch) > 1 else discard(place)
     return finish(folder, compiled) if writes else None
 
 
-def check_methods(experiment: Experiment) -> MadeOf:
-    """Check that each method can be run as is asked, before any is; of several processes, in all of them.
+def _say_begun(watch: Watch | None, runs: Sequence[tuple[str, int]]) -> None:
+    for label, seed in runs:
+        if watch is not None:
+            watch(label, seed, None)
 
-    Returns:
-        Label -> what makes its runs, besides the seed, as text.
+
+def _batches(
+    folder: Path, runs: Sequence[tuple[str, int]], over: Collection[tuple[str, int]], together: Mapping[str, bool]
+) -> list[list[tuple[str, int]]]:
+    """What is to be run, those together that go side by side; what was begun one after another goes on so.
+
+    Checkpoints of runs that are over are removed: the process that made them may have been killed before it did.
     """
+    writes = jax.process_index() == 0
+    batches = []
+    for label in dict.fromkeys(label for label, _ in runs):
+        every = [each for each in runs if each[0] == label]
+        left = [each for each in every if each not in over]
+        whole = _checkpoints(folder, every) if len(every) > 1 else None
+        begun_together = whole is not None and left != [] and was_begun(whole)
+        if begun_together and processes.count() > 1:
+            raise ConfigError(
+                "out", str(folder), f"one process has begun all seeds of {label} together: go on with one"
+            )
+        alone = any(present(_checkpoints(folder, [each])) for each in left)
+        if begun_together or (left == every and together[label] and not alone):
+            batches.append(every)
+            continue
+        batches += [[each] for each in left]
+        for each in every:
+            if writes and each in over:
+                discard(_checkpoints(folder, [each]))
+        if writes and whole is not None:
+            discard_sweep(whole)
+    return sorted(batches, key=lambda batch: runs.index(batch[0]))
+
+
+def _checkpoints(folder: Path, batch: Sequence[tuple[str, int]]) -> Path:
+    """Where the checkpoints of a run are, or of all seeds of a method."""
+    label, seed = batch[0]
+    return folder / "checkpoints" / f"{slug(label)}-{f'seed{seed}' if len(batch) == 1 else 'seeds'}"
+
+
+def _train(
+    experiment: Experiment,
+    label: str,
+    seeds: list[int],
+    data: tuple[Any, Any],
+    on_row: Callable[[int, dict[str, Any]], None],
+    place: Path,
+    kept: Mapping[str, Any],
+) -> list[fedax.Run]:
+    """A method with one seed, or with several side by side."""
+    options = {"work": experiment.work, "participation": experiment.participation, "test": data[1]}
+    options |= {"checkpoint": fedax.Checkpoints(place, **kept)} | experiment.options
+    method, task = experiment.methods[label], experiment.task
+    with warnings.catch_warnings():
+        for said in (DivergedWarning, BadClientWarning):  # by the report
+            warnings.simplefilter("ignore", said)
+        if len(seeds) > 1:
+            watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
+            options |= one_core()
+            return fedax.sweep(lambda: method, [{}], task, data[0], seeds=seeds, callback=watch, **options).runs[0]
+        callback = functools.partial(on_row, seeds[0])
+        return [fedax.simulate(method, task, data[0], seed=seeds[0], callback=callback, **options)]
+
+
+class Checked(NamedTuple):
+    """What :func:`check_methods` found, by label.
+
+    Attributes:
+        made_of: what makes the runs, besides the seed, as text.
+        together: whether the seeds gain from running side by side.
+    """
+
+    made_of: MadeOf
+    together: dict[str, bool]
+
+
+def check_methods(experiment: Experiment) -> Checked:
+    """Check that each method can be run as is asked, before any is; of several processes, in all of them."""
     parts = {"work": experiment.work, "participation": experiment.participation, "test": experiment.test}
     given: dict[str, Any] = (
         {"task": experiment.task, "data": experiment.data, "shared": {}} | parts | experiment.options
     )
-    found = {}
+    run = experiment.config["run"]
+    found = Checked({}, {})
     for label, algorithm in experiment.methods.items():
         job = within(f"methods.{label}", functools.partial(make_job, algorithm, **given))
-        found[label] = {name: text for name, text in job.settings().items() if name != "seed"}
+        found.made_of[label] = {name: text for name, text in job.settings().items() if name != "seed"}
+        found.together[label] = not run["split_seeds"] and worth_lanes(job, len(run["seeds"]))
     return found
 
 
@@ -208,7 +276,7 @@ def begin(
         folder: the run folder.
         config: the whole configuration.
         experiments: one, or of a sweep those of all points.
-        made_of: as :func:`check_methods` gives it; ``None`` of a sweep, which never goes on.
+        made_of: as :func:`check_methods` gives it; ``None`` of a sweep, whose checkpoints tell what they are of.
     """
     text = toml.dumps(config)
     try:

@@ -40,8 +40,8 @@ import safetensors.numpy
 from fedax.columns import COSTS
 from fedax.data.formats import parse_json, regular
 from fedax.engine.checkpoint import BLANK, WRITING, damage, tensor_name, with_digest
+from fedax.engine.history import FAILED, column_of, ended_worse
 from fedax.engine.job import evaluation_rounds
-from fedax.engine.simulate import FAILED, column_of, ended_worse
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
 from fedax.experiments.config import WrittenSection, check, slug
@@ -240,21 +240,21 @@ def refuse_links(folder: Path) -> None:
             raise ConfigError("out", str(path), "this is a link, and a run writes in its own folder only; remove it")
 
 
-def begun_folder(out: str | Path | None, config: Mapping[str, Any]) -> Path | None:
+def begun_folder(out: str | Path | None, config: Mapping[str, Any], name: str | None = None) -> Path | None:
     """The folder in which the run of this configuration has begun, if there is one.
 
     Args:
         out: the folder; ``None``: the last of ``runs/<name>-<number>`` with this configuration.
         config: the whole configuration, as :func:`fedax.experiments.build` gives it.
+        name: of the folders, as :func:`new_folder` was given it; default: the experiment's.
 
     Raises:
         ConfigError: ``out`` holds the run of another configuration.
     """
     begun = [] if out is None else [Path(out)]
     if out is None:
-        numbered = (
-            (re.fullmatch(rf"{re.escape(slug(config['name']))}-(\d+)", p.name), p) for p in Path("runs").glob("*")
-        )
+        first = re.escape(slug(name or config["name"]))
+        numbered = ((re.fullmatch(rf"{first}-(\d+)", p.name), p) for p in Path("runs").glob("*"))
         begun = [path for _, path in sorted(((int(m[1]), path) for m, path in numbered if m), reverse=True)]
     wanted = toml.loads(toml.dumps(config).encode())
     for folder in begun:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedax.algorithms import hyperparameters
 from fedax.columns import EXCLUSIONS, better, describe, measures, show_parts
-from fedax.engine.simulate import tail_of
+from fedax.engine.history import tail_of
 from fedax.experiments.defaults import judge
 from fedax.experiments.runs import MethodRun, Record
 

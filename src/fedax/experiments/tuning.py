@@ -4,7 +4,9 @@ What may vary are hyper-parameters of the methods, the work, the participation a
 same data, task, rounds and seeds: their figures can be compared.
 """
 
+import contextlib
 import copy
+import json
 import math
 import time
 import warnings
@@ -14,6 +16,7 @@ from typing import Any
 
 import fedax
 from fedax.columns import better
+from fedax.engine.sweep import discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
 from fedax.experiments import sweeps, toml
 from fedax.experiments.config import (
@@ -32,10 +35,25 @@ from fedax.experiments.config import (
 )
 from fedax.experiments.defaults import judge
 from fedax.experiments.runner import begin, finish
-from fedax.experiments.runs import Path, Record, append_metrics, read, slug, write_atomic, write_json, write_model
+from fedax.experiments.runs import (
+    Path,
+    Record,
+    append_metrics,
+    begun,
+    keep_rows,
+    model_path,
+    read,
+    refuse_links,
+    remove_unfinished,
+    slug,
+    write_atomic,
+    write_json,
+    write_model,
+)
 
 Axis = list[Any] | fedax.Range
 Point = dict[str, Any]
+Seeds = tuple[int, ...]
 Watch = Callable[[str, Point, int, Mapping[str, Any]], None]
 
 MOST_POINTS = 1000  # of all methods together
@@ -109,33 +127,69 @@ def plan(config: Mapping[str, Any], grid: Mapping[str, Any] | None = None) -> Tu
     return Tuning(resolved, points, experiments)
 
 
-def tune(tuning: Tuning, folder: Path, watch: Watch | None = None) -> tuple[Record, dict[str, Any]]:
+def tune(tuning: Tuning, folder: Path, watch: Watch | None = None, **kept: Any) -> tuple[Record, dict[str, Any]]:
     """Run a sweep and fill its folder: as :func:`fedax.experiments.execute`, and sweep.json and best.toml.
+
+    A sweep that was stopped goes on from its checkpoints, which stay until all methods are done; one that is over stays
+    as it is.
 
     Args:
         tuning: from :func:`plan`.
-        folder: from :func:`fedax.experiments.new_folder`.
+        folder: from :func:`fedax.experiments.new_folder`, or that of the same configuration.
         watch: called as ``watch(label, point, seed, row)`` with each row of the histories.
+        kept: settings of the :class:`fedax.Checkpoints`, but their folder.
 
     Returns:
         The run folder, read again, and the content of sweep.json. Of the models, those of the best points are written.
+
+    Raises:
+        ConfigError: a folder with a link in it, or with files that no run writes.
+        CheckpointError: a folder with the sweep of another problem.
     """
+    config, results = tuning.config, folder / "sweep.json"
+    refuse_links(folder)
+    remove_unfinished(folder)
+    splits = _splits(config)
+    places = {
+        label: {seeds: folder / "checkpoints" / slug(label) / f"split-{k}" for k, seeds in enumerate(splits)}
+        for label in tuning.points
+    }
+    if results.exists():
+        record, content = read(folder), json.loads(results.read_text())
+    else:
+        if begun(folder) is None:
+            begin(folder, config, [experiment for each in tuning.experiments.values() for experiment in each])
+        else:
+            keep_rows(folder, ())  # checkpoints have them
+        record, content = _tune(tuning, folder, watch, places, kept)
+        write_json(results, content)
+    for each in places.values():
+        for place in each.values():
+            discard_sweep(place)
+            with contextlib.suppress(OSError):  # there are others, or it is gone
+                place.parent.rmdir()
+    return record, content
+
+
+def _tune(
+    tuning: Tuning, folder: Path, watch: Watch | None, places: Mapping[str, Mapping[Seeds, Path]], kept: Table
+) -> tuple[Record, Table]:
+    """All methods, one after another, and what becomes sweep.json."""
     config = tuning.config
-    begin(folder, config, [experiment for each in tuning.experiments.values() for experiment in each])
     began, programs, compiled = time.perf_counter(), 0, {}
     for method in config["methods"]:
         label = method["label"]
-        swept = _sweep(tuning, folder, method, watch)
+        swept = _sweep(tuning, folder, method, watch, places[label], kept)
         programs += sum(found.programs for found in swept)
         compiled[label] = sum(run.compile_seconds for found in swept for runs in found.runs for run in runs)
         best = tuning.points[label].index(read(folder).trials(label)[0].point)
         for found in swept:
             for seed, run in zip(found.seeds, found.runs[best], strict=True):
-                write_model(folder / "models" / f"{slug(label)}-seed{seed}.safetensors", run.params)
+                write_model(model_path(folder, label, seed), run.params)
     seconds = time.perf_counter() - began
     record = finish(folder, compiled)
     files = _write_best(tuning, record)
-    content = {
+    return record, {
         **{name: value for name, value in config["sweep"].items() if name != "grid"},
         "programs": programs,
         "seconds": seconds,
@@ -143,15 +197,20 @@ def tune(tuning: Tuning, folder: Path, watch: Watch | None = None) -> tuple[Reco
         "notes": sweeps.notes(record),
         "methods": [_table(record, label) for label in tuning.points],
     }
-    write_json(folder / "sweep.json", content)
-    return record, content
 
 
-def _sweep(tuning: Tuning, folder: Path, method: Table, watch: Watch | None) -> list[fedax.Sweep]:
+def _splits(config: Table) -> list[Seeds]:
+    """The seeds that have the same data."""
+    run = config["run"]
+    return [(seed,) for seed in run["seeds"]] if run["split_seeds"] else [tuple(run["seeds"])]
+
+
+def _sweep(
+    tuning: Tuning, folder: Path, method: Table, watch: Watch | None, places: Mapping[Seeds, Path], kept: Table
+) -> list[fedax.Sweep]:
     """One method at all its points with all seeds: at once, or where each has a split of its own, one by one."""
     label = method["label"]
     experiments, points = tuning.experiments[label], tuning.points[label]
-    run = tuning.config["run"]
 
     def make(number: int) -> dict[str, Any]:
         experiment = experiments[number]
@@ -169,7 +228,7 @@ def _sweep(tuning: Tuning, folder: Path, method: Table, watch: Watch | None) -> 
             watch(label, point, seed, row)
 
     found = []
-    for seeds in [[seed] for seed in run["seeds"]] if run["split_seeds"] else [run["seeds"]]:
+    for seeds, place in places.items():
         data, test = experiments[0].split(seeds[0])
         with warnings.catch_warnings():
             for said in (DivergedWarning, BadClientWarning):  # by the table
@@ -182,6 +241,7 @@ def _sweep(tuning: Tuning, folder: Path, method: Table, watch: Watch | None) -> 
                 seeds=seeds,
                 callback=on_row,
                 test=test,
+                checkpoint=fedax.Checkpoints(place, **kept),
                 **{name: value for name, value in experiments[0].options.items() if name != "batch_size"},
             )
         found.append(swept)

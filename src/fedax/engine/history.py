@@ -1,0 +1,171 @@
+"""The history of a run: its rows, what they cost, and how it ended."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedax.columns import COSTS
+from fedax.engine.checkpoint import Best
+from fedax.engine.evaluate import told
+from fedax.engine.loop import State, Tally
+from fedax.engine.plan import Form
+
+FAILED = ("diverged", "worse", "failed")  # the statuses of runs whose last model is of no use
+
+
+class Run:
+    """The outcome of :func:`simulate`.
+
+    Attributes:
+        params: the delivered model, a pytree as the task's ``init`` gives it.
+        state: the server's state after the last round; ``None`` in a sweep.
+        memory: what the clients keep, leaves [N, ...]; where it is not on the device a ``ClientMemory``, of which
+            ``memory[ids]`` gives rows; ``None`` in a sweep.
+        history: column -> array with one entry an evaluation, the first at round 0. Columns: ``round``;
+            ``train_loss``, F(x) = Σ p_i F_i(x); ``objective``, F(x) + ψ(x), of methods that have a ψ; ``density``,
+            where asked; ``grad_norm_sq``, ‖∇F(x)‖², where asked; ``test_loss`` and
+            ``test_<metric>``, means over the held-out examples; and the cost so far: ``clients`` (participations),
+            ``local_steps``, ``gradients`` (minibatch gradients), ``bytes_down``, ``bytes_up`` (over all clients) and
+            ``seconds`` (of training; compilation and evaluation are not in it; of runs side by side, each one's
+            share). With a guard, and where clients may drop out: ``left_out``, how many uploads have been left out so
+            far; ``bad_clients``, a list of those whose they were, of the first hundred; ``skipped``, how many rounds
+            changed nothing for want of clients.
+        status: ``"finished"``; ``"worse"`` where it came to its last round, with an objective above that at the start
+            (see :func:`ended_worse`); ``"stopped"`` where ``until`` was true before the last round; ``"diverged"``
+            where the loss was no longer finite; ``"failed"`` where a guard stopped it.
+        left_out: client -> how often its uploads were left out; ``None`` in a sweep.
+        compile_seconds: time spent on tracing and compiling.
+        best: with ``Checkpoints(best=…)``, the ``round`` at which that column was best, its ``value`` and the model
+            then, ``params``; else ``None``.
+
+    Example:
+        >>> import fedax
+        >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+        >>> run = fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, rounds=4, evaluate_every=2)
+        >>> run.status, run.history["round"].tolist()
+        ('finished', [0, 2, 4])
+    """
+
+    best: Best | None = None
+
+    def __init__(
+        self, rows: list[dict[str, Any]], state: State | None, params: Any, status: str, compile_seconds: float
+    ):
+        self.params = params
+        self.state = None if state is None else state.server
+        self.memory = None if state is None else state.memory
+        self.left_out = None if state is None else _often(state.losses)
+        self.history = {name: column_of([row[name] for row in rows]) for name in rows[0]}
+        self.status, self.compile_seconds = status, compile_seconds
+
+    def to_pandas(self) -> Any:
+        """The history as a ``pandas.DataFrame``; needs pandas."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("Run.to_pandas needs pandas: pip install pandas (or use Run.history)") from error
+        return pandas.DataFrame(self.history)
+
+    def __repr__(self) -> str:
+        last = {name: column[-1] for name, column in self.history.items()}
+        return f"Run({self.status} at round {last['round']}, train_loss={last['train_loss']:.6g})"
+
+
+def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:
+    """Whether a run ended worse than it began, by more than noise.
+
+    That is by more than one percent of the first value; and where one of the last evaluations (a tenth of all, at least
+    three) is not above the first, also by more than their standard deviation.
+
+    Args:
+        objective: at each evaluation, the first at round 0.
+
+    Example:
+        >>> ended_worse([2.3, 1e30, 4e28]), ended_worse([2.3, 2.301]), ended_worse([0.7, 0.75, 0.69, 0.72])
+        (True, False, False)
+    """
+    values = np.asarray(objective, float)
+    first, last, tail = values[0], values[-1], values[1:][-tail_of(len(values)) :]
+    with np.errstate(all="ignore"):  # numbers near the largest there are
+        noise = float(np.std(tail, ddof=1)) if tail.size > 1 and tail.min() <= first else 0.0
+        return bool(last - first > max(0.01 * abs(first), noise))
+
+
+def tail_of(evaluations: int) -> int:
+    """How many of a run's evaluations are its last ones: a tenth, at least three."""
+    return max(3, round(evaluations / 10))
+
+
+def column_of(values: Sequence[Any]) -> np.ndarray:
+    """A column of the history; of lists, an array of objects."""
+    if not isinstance(values[0], list):
+        return np.asarray(values)
+    column = np.empty(len(values), object)
+    column[:] = values
+    return column
+
+
+def _often(losses: Any) -> dict[int, int]:
+    """Client -> how often its uploads were left out."""
+    times = np.asarray(losses.left_out) if losses else np.zeros(0, np.int32)
+    ids = np.flatnonzero(times)
+    return dict(zip(ids.tolist(), times[ids].tolist(), strict=True))
+
+
+class History:
+    """The rows of a run so far, and its costs."""
+
+    def __init__(self, traffic: tuple[list[Form], list[Form]]):
+        self.rows: list[dict[str, Any]] = []
+        self.costs = Costs(traffic)
+
+    def add(self, index: int, figures: dict[str, Any], losses: Any) -> dict[str, Any]:
+        """The row after ``index`` rounds, of what was measured then and lost so far."""
+        self.rows.append({"round": index} | figures | told(losses) | self.costs.row())
+        return self.rows[-1]
+
+    def take(self, rows: list[dict[str, Any]], costs: dict[str, Any]) -> None:
+        """Go on from those of a checkpoint."""
+        self.rows = list(rows)
+        self.costs.take(costs)
+
+    @property
+    def objective(self) -> list[float]:
+        """F, or F + ψ, at each evaluation."""
+        return [row.get("objective", row["train_loss"]) for row in self.rows]
+
+
+class Costs:
+    """The cost so far, in whole numbers of any size."""
+
+    def __init__(self, traffic: tuple[list[Form], list[Form]]):
+        self.warmup, self.round = traffic
+        self.clients = self.local_steps = self.gradients = self.bytes_down = self.bytes_up = 0
+        self.seconds = 0.0
+
+    def add(self, done: Tally, rounds: int, warmup: bool) -> None:
+        """Add what some rounds did; ``rounds``: how many they were."""
+        clients, local_steps, gradients = done
+        self.clients += clients
+        self.local_steps += local_steps
+        self.gradients += gradients
+        for exchange in self.warmup if warmup else self.round:
+            answered = rounds if exchange.one else clients
+            self.bytes_down += answered * exchange.down
+            self.bytes_up += answered * exchange.up
+
+    def take(self, row: dict[str, Any]) -> None:
+        """Go on from what :meth:`row` gave."""
+        for name, value in row.items():
+            setattr(self, name, value)
+
+    def row(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in COSTS if name != "round"}
+
+
+def count(histories: Sequence[History], tally: Tally, rounds: int, warmup: bool = False) -> None:
+    """Add to the costs of runs side by side what some rounds did; leaves of ``tally``: one number, or one a run."""
+    columns = [np.asarray(leaf).ravel().tolist() for leaf in tally]
+    for each, done in zip(histories, zip(*columns, strict=True), strict=True):
+        each.costs.add(Tally(*done), rounds, warmup)

@@ -1,0 +1,127 @@
+"""drive's parts: the clock of calls, the history and its costs, how a run ends."""
+
+import math
+import types
+
+import numpy as np
+import pytest
+
+import fedax
+from fedax.engine import drive
+from fedax.engine.history import Costs, History, count
+from fedax.engine.job import make_job
+from fedax.engine.loop import Missed, Tally
+
+from .problem import DATA, TASK
+
+TRAFFIC = (  # of the warm-up, and of a round
+    [types.SimpleNamespace(down=5, up=7, one=False)],
+    [types.SimpleNamespace(down=10, up=100, one=False), types.SimpleNamespace(down=1000, up=10000, one=True)],
+)
+
+
+def lane(until=None, **options):
+    return drive.Lane(make_job(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=4, until=until, **options))
+
+
+def row(index=2, loss=1.0, left_out=0):
+    return {"round": index, "train_loss": loss, "left_out": left_out, "bad_clients": [3]}
+
+
+def test_the_clock_keeps_calls_to_two_seconds_once_it_knows_the_pace():
+    clock = drive.Clock(most=60)
+    assert clock.end(0, 100) == 1
+    clock.took(0.1, rounds=2)
+    assert clock.end(1, 100) == 41 and clock.end(1, 30) == 30
+    clock.took(1e-9, rounds=40)
+    assert clock.end(41, 1000) == 101  # as many as counts of 32 bits hold
+    clock.took(50.0, rounds=1)
+    assert clock.end(101, 1000) == 102
+
+
+def test_costs_are_those_of_the_exchanges_that_took_place():
+    costs = Costs(TRAFFIC)
+    costs.add(Tally(5, 0, 5), 1, warmup=True)
+    assert costs.row() == {
+        "clients": 5,
+        "local_steps": 0,
+        "gradients": 5,
+        "bytes_down": 25,
+        "bytes_up": 35,
+        "seconds": 0,
+    }
+    costs.add(Tally(6, 12, 24), rounds=2, warmup=False)  # one client alone answers the second exchange of each round
+    assert costs.bytes_down == 25 + 6 * 10 + 2 * 1000 and costs.bytes_up == 35 + 6 * 100 + 2 * 10000
+    other = Costs(TRAFFIC)
+    other.take(costs.row())
+    assert other.row() == costs.row()
+
+
+def test_counts_of_runs_side_by_side_go_to_each():
+    histories = [History(TRAFFIC), History(TRAFFIC)]
+    count(histories, Tally(np.array([[1], [2]]), np.array([[3], [4]]), np.array([[5], [6]])), rounds=1)
+    assert [(h.costs.clients, h.costs.local_steps, h.costs.gradients) for h in histories] == [(1, 3, 5), (2, 4, 6)]
+
+
+def test_a_row_has_figures_losses_and_costs_in_this_order():
+    history = History(TRAFFIC)
+    losses = Missed(np.array([0, 2, 1]), np.array(4))
+    history.add(3, {"train_loss": 0.5, "objective": 0.75}, losses)
+    assert list(history.rows[0].items())[:6] == [
+        ("round", 3), ("train_loss", 0.5), ("objective", 0.75), ("left_out", 3), ("bad_clients", [1, 2]), ("skipped", 4)
+    ]  # fmt: skip
+    assert history.objective == [0.75] and list(history.rows[0])[6] == "clients"
+    other = History(TRAFFIC)
+    other.take(history.rows, history.costs.row())
+    other.add(4, {"train_loss": 0.4}, ())
+    assert len(history.rows) == 1 and other.objective == [0.75, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "status", "over"),
+    [
+        ({}, row(), "finished", False),
+        ({}, row(4), "finished", True),
+        ({}, row(loss=math.inf), "diverged", True),
+        ({}, row(left_out=1), "finished", False),
+        ({"guard": fedax.Guard(stop=True)}, row(left_out=1), "failed", True),
+        ({"guard": fedax.Guard(stop=True)}, row(left_out=1, loss=math.nan), "diverged", True),
+        ({"until": lambda row: row["round"] == 2}, row(), "stopped", True),
+        ({"until": lambda row: True}, row(4), "finished", True),
+    ],
+)
+def test_who_is_done(options, given, status, over):
+    one = lane(**options)
+    one.history.rows.append(given)
+    assert one.judge(given) is over and one.status == status and one.over is over
+
+
+@pytest.mark.parametrize(
+    ("status", "losses", "ends", "said"),
+    [
+        ("finished", [1.0, 0.5], "finished", None),
+        ("finished", [1.0, 2.0], "worse", "its objective was 1, is 2; try a smaller"),
+        ("stopped", [1.0, 2.0], "stopped", None),
+        ("diverged", [1.0, math.inf], "diverged", "the training loss is inf at round 1: stopped"),
+        ("failed", [1.0, 0.5], "failed", r"what clients \[3\] sent was left out by round 1: stopped, as asked"),
+    ],
+)
+def test_what_is_said_in_the_end(status, losses, ends, said):
+    one = lane()
+    one.history.rows, one.status = [row(k, loss) for k, loss in enumerate(losses)], status
+    found = one.conclude()
+    assert one.status == ends and (found is None) is (said is None)
+    if found is not None:
+        with pytest.warns(found[1], match=said):
+            drive.warnings.warn(*found, stacklevel=1)
+
+
+def test_warnings_point_at_the_line_of_the_user():
+    options = {"rounds": 8, "work": fedax.Steps(3)}
+    for call in (
+        lambda: fedax.simulate(fedax.create("fedavg", lr=0.9), TASK, DATA, **options),
+        lambda: fedax.sweep(lambda: fedax.create("fedavg", lr=0.9), [{}], TASK, DATA, seeds=2, **options),
+    ):
+        with pytest.warns(fedax.DivergedWarning, match="ended worse") as said:
+            call()
+        assert {each.filename for each in said} == {__file__}
