@@ -26,6 +26,7 @@ from fedax.contract.algorithm import Algorithm, Round, Traits
 from fedax.contract.local import SGD, Solver, check_linear
 from fedax.contract.oracle import Oracle
 from fedax.contract.regularizers import penalty
+from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector
 from fedax.errors import unknown
 from fedax.numbers import check_number
@@ -38,7 +39,7 @@ class FedNovaUpload(NamedTuple):
     norm: Any
 
 
-class Averaging(eqx.Module):
+class Averaging(Settings):
     """What the clients send, and what the server makes of the mean of it."""
 
     def upload(self, dx: Vector, solver: Solver, steps: Any) -> Any:
@@ -96,6 +97,9 @@ class Normalized(Averaging):
         named = isinstance(tau_eff, str)
         self.tau_eff = None if named else tau_eff
         self.rule = tau_eff if named else "number"
+
+    def arguments(self) -> dict[str, Any]:
+        return {"tau_eff": self.tau_eff if self.rule == "number" else self.rule}
 
     def upload(self, dx: Vector, solver: Solver, steps: Any) -> FedNovaUpload:
         norm = solver.norm(steps)
@@ -155,6 +159,9 @@ class FedAvg(Algorithm):
         self.solver = part("solver", solver, Solver)
         self.averaging = part("averaging", Weighted() if averaging is None else averaging, Averaging)
         self.optimizer = part("server", Plain() if server is None else server, ServerOptimizer)
+
+    def arguments(self) -> dict[str, Any]:
+        return {"solver": self.solver, "averaging": self.averaging, "server": self.optimizer}
 
     def traits(self) -> Traits:
         if isinstance(self.averaging, Normalized):

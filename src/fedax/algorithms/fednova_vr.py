@@ -74,6 +74,9 @@ class FedNovaVR(Algorithm):
         self.averaging = part("averaging", Normalized() if averaging is None else averaging, Normalized)
         self.optimizer = part("server", Plain() if server is None else server, ServerOptimizer)
 
+    def arguments(self) -> dict[str, Any]:
+        return {"solver": self.solver, "averaging": self.averaging, "server": self.optimizer}
+
     def traits(self) -> Traits:
         source = "Wang et al. 2020, supplement's Algorithm 2"
         return Traits("FedNova-VR", source, limit="F", exact="always", corrects=OTHERS)

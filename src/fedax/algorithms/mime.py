@@ -27,18 +27,18 @@ that their mean has the weights ω; but all contain U(0, s), or (1−a) m, which
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 
 from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
 from fedax.contract.hyper import check, choice, flag, hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle
+from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector, zeros_like
 from fedax.registry import Registry
 
 
-class Base(eqx.Module):
+class Base(Settings):
     """A centralised optimizer, cut into its direction U and its statistics V."""
 
     def init(self, x: Vector) -> Any:

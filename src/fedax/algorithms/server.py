@@ -17,11 +17,12 @@ import optax
 
 from fedax.algorithms.parts import named_part
 from fedax.contract.hyper import check, choice, hyper
+from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector, zeros_like
 from fedax.registry import Registry
 
 
-class ServerOptimizer(eqx.Module):
+class ServerOptimizer(Settings):
     """Turns the mean update of a round into a step of the model.
 
     Attributes:

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from fedax.contract import hyper
+from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
@@ -150,7 +151,7 @@ class Exchange(NamedTuple):
     who: str = "cohort"
 
 
-class Algorithm(eqx.Module):
+class Algorithm(Settings):
     """A federated optimization method: a frozen pytree of hyper-parameters with pure methods, and no state.
 
     A method never knows where it runs. What :meth:`download` returns and what a client uploads are the only things

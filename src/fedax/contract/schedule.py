@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.settings import Settings
+from fedax.contract.settings import Settings, plain
 from fedax.errors import ConfigError
 
 
@@ -135,6 +135,9 @@ class Stepwise(eqx.Module):
     def __call__(self, t: Any) -> Any:
         """The value at global step ``t``."""
         return self.schedule(t) if isinstance(self.schedule, Schedule) else self.schedule
+
+    def __repr__(self) -> str:
+        return repr(plain(self.schedule))  # as it was given: the field makes this of it again
 
 
 def stepwise(**keywords: Any) -> Any:
