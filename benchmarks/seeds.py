@@ -13,7 +13,7 @@ from cases import cases
 from with_fedax import Fedax
 
 import fedax
-from fedax.engine import programs
+from fedax import programs
 from fedax.engine.job import make_job
 from fedax.engine.sweep import one_core, worth_lanes
 from fedax.experiments import build

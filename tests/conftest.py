@@ -17,6 +17,7 @@ os.environ.setdefault(
 
 import jax
 import pytest
+from jaxtyping import config
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; small runs take one
@@ -29,3 +30,31 @@ def data_folder() -> pathlib.Path:
     if not folder:
         pytest.skip("FEDAX_DATA is not set: the big data sets are not here")
     return pathlib.Path(folder)
+
+
+@pytest.fixture
+def unchecked_types():
+    """Outside of tests nothing checks the annotations: what fedax itself says to values of a wrong type."""
+    before = config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def compilations():
+    """``compilations()``: how many programs were compiled since the last look; ``("f")``: of the function f."""
+    seen = []
+
+    def listen(event, seconds, **details):
+        if event == "/jax/core/compile/backend_compile_duration":
+            seen.append(details["fun_name"])
+
+    def count(name=None):
+        number = len(seen) if name is None else seen.count(f"jit({name})")
+        seen.clear()
+        return number
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield count
+    jax.monitoring.unregister_event_duration_listener(listen)

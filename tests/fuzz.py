@@ -637,8 +637,8 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
         def measure(self, state: Any, index: int) -> Any:
             return [{"train_loss": 0.25}]
 
-        def losses(self, state: Any) -> Any:
-            return [state.losses]
+        def exclusions(self, state: Any) -> Any:
+            return [state.exclusions]
 
         def outcome(self, state: Any, index: int, which: int) -> Any:
             return state, state.server

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
-from tests.core.probe import named, numbered
+from tests.contract.probe import named, numbered
 from tests.references import fedavg_family as fed
 from tests.references import quadratics as quad
 

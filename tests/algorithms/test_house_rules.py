@@ -132,3 +132,13 @@ def test_a_sweep_is_a_vmap_over_the_method(name):
         for swept, alone in zip(together, upload(method), strict=True):
             np.testing.assert_allclose(swept[i], alone, rtol=1e-5, atol=1e-6)
     assert np.abs(together[0][0] - together[0][-1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("room", ["contract", "wire", "engine"])
+def test_what_has_no_type_has_a_name(room):
+    """Any stands in annotations under one of the names of contract/types.py."""
+    files = [path for path in sorted((FOLDER / room).rglob("*.py")) if path.name != "types.py"]
+    assert len(files) > 4
+    for path in files:
+        names = {node.id for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Name)}
+        assert "Any" not in names, path

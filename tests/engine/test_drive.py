@@ -10,7 +10,7 @@ import fedax
 from fedax.engine import drive
 from fedax.engine.history import Costs, History, count
 from fedax.engine.job import make_job
-from fedax.engine.loop import Missed, Tally
+from fedax.engine.loop import Exclusions, Tally
 
 from .problem import DATA, TASK
 
@@ -65,7 +65,7 @@ def test_counts_of_runs_side_by_side_go_to_each():
 
 def test_a_row_has_figures_losses_and_costs_in_this_order():
     history = History(TRAFFIC)
-    losses = Missed(np.array([0, 2, 1]), np.array(4))
+    losses = Exclusions(np.array([0, 2, 1]), np.array(4))
     history.add(3, {"train_loss": 0.5, "objective": 0.75}, losses)
     assert list(history.rows[0].items())[:6] == [
         ("round", 3), ("train_loss", 0.5), ("objective", 0.75), ("left_out", 3), ("bad_clients", [1, 2]), ("skipped", 4)

@@ -33,12 +33,12 @@ def test_a_form_counts_each_array_once_and_what_was_sent_before_not_at_all():
 
 def test_the_dry_run_gives_the_forms_of_all_that_is_sent_and_kept():
     job = make_job(fedax.create("mime", lr=0.1), TASK, DATA, rounds=2, work=fedax.Steps(2), batch_size=2)
-    warmup, (gather, steps) = job.traffic
+    warmup, (gather, steps) = job.forms
     model = {"b": (), "w": (3,)}
     shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
     assert warmup == [] and not gather.one
     assert shapes(gather.upload.tree) == model and gather.down == 4 * 4
     # The model of the second exchange was sent in the first.
     assert steps.down < sum(leaf.size * 4 for leaf in jax.tree.leaves(steps.download))
-    kept = make_job(fedax.create("scaffold", lr=0.1), TASK, DATA, rounds=2).traffic[1][0].memory
+    kept = make_job(fedax.create("scaffold", lr=0.1), TASK, DATA, rounds=2).forms[1][0].memory
     assert shapes(kept.tree) == model

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.engine import programs
+from fedax import programs
 
 from .problem import DATA, TASK
 

@@ -47,6 +47,11 @@ class Traits(NamedTuple):
             ``"equal steps"``, or ``"never"``: drift of the local steps, in proportion to η, or another limit remains.
         corrects: by what it corrects its local steps, so that they do not drift; ``""``: it does not.
         own: the weight of a client's own gradient in its local steps.
+
+    Example:
+        >>> import fedax
+        >>> fedax.create("scaffold").traits().exact, fedax.create("vrl-sgd").traits().cohorts
+        ('always', 'all')
     """
 
     name: str = ""

@@ -6,7 +6,6 @@ on the gradient 1, so that it is right for every combination of options.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -18,12 +17,13 @@ from fedax.contract.oracle import Counted, Oracle
 from fedax.contract.regularizers import Regularizer
 from fedax.contract.schedule import resolve
 from fedax.contract.settings import Settings
+from fedax.contract.types import Number, Tree
 from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
 
 
-def local_steps(step: Callable[[Any, Any], Any], start: Any, oracle: Oracle) -> Any:
+def local_steps(step: Callable[[Tree, Tree], Tree], start: Tree, oracle: Oracle) -> Tree:
     """Run ``state = step(state, k)`` for k = 0 … τ_i − 1 and return the last state.
 
     Args:
@@ -47,7 +47,7 @@ def local_steps(step: Callable[[Any, Any], Any], start: Any, oracle: Oracle) -> 
     return end
 
 
-def phases(phase: Callable[[Any, Any], Any], start: Any, number: Any, oracle: Oracle) -> Any:
+def phases(phase: Callable[[Tree, Tree], Tree], start: Tree, number: Number, oracle: Oracle) -> Tree:
     """Run ``state = phase(state, j)`` for j = 0 … number − 1 and return the last state.
 
     Args:
@@ -70,7 +70,7 @@ class Solver(Settings):
 
     Example:
         >>> class Sign(Solver):  # signSGD: y ← y − η sign(g)
-        ...     lr: Any
+        ...     lr: Number
         ...
         ...     def init(self, x):
         ...         return ()
@@ -87,15 +87,15 @@ class Solver(Settings):
     def __check_init__(self) -> None:
         self.validate()
 
-    def init(self, x: Vector) -> Any:
+    def init(self, x: Vector) -> Tree:
         """The solver's buffers before step 0."""
         raise NotImplementedError
 
-    def step(self, y: Vector, buffer: Any, g: Vector, k: Any, x: Vector) -> tuple[Vector, Any]:
+    def step(self, y: Vector, buffer: Tree, g: Vector, k: Number, x: Vector) -> tuple[Vector, Tree]:
         """Local step k from ``y`` with gradient ``g``; ``x`` is where the round began. ``-> (y, buffer)``."""
         raise NotImplementedError
 
-    def rate(self) -> Any:
+    def rate(self) -> Number:
         """η, the local learning rate."""
         raise NotImplementedError
 
@@ -105,15 +105,15 @@ class Solver(Settings):
     def run(self, x: Vector, oracle: Oracle, correction: Vector | None = None) -> Vector:
         """The local model after τ_i steps from ``x``; ``correction`` is added to every gradient."""
 
-        def step(state: Any, k: Any) -> Any:
+        def step(state: Tree, k: Number) -> Tree:
             y, buffer = state
             g = oracle.grad(y, k)
             return self.step(y, buffer, g if correction is None else g + correction, k, x)
 
-        end: tuple[Vector, Any] = local_steps(step, (x, self.init(x)), oracle)
+        end: tuple[Vector, Tree] = local_steps(step, (x, self.init(x)), oracle)
         return end[0]
 
-    def norm(self, steps: Any) -> Any:
+    def norm(self, steps: Number) -> Number:
         """‖a_i‖₁ of ``steps`` local steps (a number or a traced integer): −Δ/η for the constant gradient 1.
 
         Exact for linear solvers only; :func:`check_linear` tells them from the others.
@@ -148,17 +148,17 @@ class SGD(Solver):
         1.0
     """
 
-    lr: Any
-    momentum: Any = None
+    lr: Number
+    momentum: Number = None
     nesterov: bool = eqx.field(static=True, default=False)
-    prox: Any = None
-    decay: Any = None
+    prox: Number = None
+    decay: Number = None
     regularizer: Regularizer | None = None
 
-    def init(self, x: Vector) -> Any:
+    def init(self, x: Vector) -> Tree:
         return None if self.momentum is None else zeros_like(x)
 
-    def step(self, y: Vector, buffer: Any, g: Vector, k: Any, x: Vector) -> tuple[Vector, Any]:
+    def step(self, y: Vector, buffer: Tree, g: Vector, k: Number, x: Vector) -> tuple[Vector, Tree]:
         d = g
         if self.momentum is not None:
             buffer = self.momentum * buffer + g
@@ -170,7 +170,7 @@ class SGD(Solver):
         y = y - self.lr * d
         return (y if self.regularizer is None else self.regularizer.step(y, 1.0, self.lr)), buffer
 
-    def rate(self) -> Any:
+    def rate(self) -> Number:
         return self.lr
 
     def validate(self) -> None:
@@ -210,14 +210,14 @@ class Optax(Solver):
 
     transformation: optax.GradientTransformation = eqx.field(static=True)
 
-    def init(self, x: Vector) -> Any:
+    def init(self, x: Vector) -> Tree:
         return self.transformation.init(x.tree)
 
-    def step(self, y: Vector, buffer: Any, g: Vector, k: Any, x: Vector) -> tuple[Vector, Any]:
+    def step(self, y: Vector, buffer: Tree, g: Vector, k: Number, x: Vector) -> tuple[Vector, Tree]:
         updates, buffer = self.transformation.update(g.tree, buffer, y.tree)
         return y + Vector(updates), buffer
 
-    def rate(self) -> Any:
+    def rate(self) -> Number:
         return -_response(self, 1, jnp.zeros(()), lambda k: 1.0)
 
     def validate(self) -> None:
@@ -258,18 +258,18 @@ def check_linear(solver: Solver) -> None:
             )
 
 
-def check_pull(field: str, value: Any, lr: Any) -> None:
+def check_pull(field: str, value: Number, lr: Number) -> None:
     """Raise a ConfigError where a pull of strength ``value`` overshoots in one step of length ``lr`` in round 0."""
     lr, strength = resolve((lr, value), 0)
     if not isinstance(lr, jax.core.Tracer) and not isinstance(strength, jax.core.Tracer) and lr * strength > 1:
         raise ConfigError(field, value, f"lr · {field} must be at most 1, so at most {1 / lr:g} here")
 
 
-def _response(solver: Solver, steps: Any, start: jax.Array, gradient: Callable[[Any], Any]) -> jax.Array:
+def _response(solver: Solver, steps: Number, start: jax.Array, gradient: Callable[[Tree], Tree]) -> jax.Array:
     """Δ of a one-dimensional model at ``start`` whose k-th gradient is given."""
     x = Vector(jnp.asarray(start, float))
 
-    def step(state: Any, k: Any) -> Any:
+    def step(state: Tree, k: Number) -> Tree:
         y, buffer = state
         return solver.step(y, buffer, Vector(jnp.asarray(gradient(k), float)), k, x)
 
@@ -278,7 +278,7 @@ def _response(solver: Solver, steps: Any, start: jax.Array, gradient: Callable[[
     return change
 
 
-def _repeat(step: Callable[[Any, Any], Any], start: Any, steps: Any) -> Any:
+def _repeat(step: Callable[[Tree, Tree], Tree], start: Tree, steps: Number) -> Tree:
     if isinstance(steps, int):
         end, _ = jax.lax.scan(lambda state, k: (step(state, k), None), start, jnp.arange(steps))
         return end

@@ -1,7 +1,6 @@
 """Constraints and regularisers, each with its proximal step in a diagonal metric."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.flatten_util
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 
 from fedax.contract.schedule import Schedule
 from fedax.contract.settings import Settings
+from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
@@ -23,7 +23,7 @@ class Regularizer(Settings):
 
     Example:
         >>> class Ridge(Regularizer):  # ψ = ½ w ‖x‖²
-        ...     weight: Any
+        ...     weight: Number
         ...
         ...     def value(self, x):
         ...         return 0.5 * self.weight * x.dot(x)
@@ -41,7 +41,7 @@ class Regularizer(Settings):
         """ψ(x); for a constraint 0 if x is in X up to rounding, which is where the step leaves it, else ∞."""
         raise NotImplementedError
 
-    def step(self, u: Vector, h: Any, s: Any) -> Vector:
+    def step(self, u: Vector, h: Number, s: Number) -> Vector:
         """argmin over x in X of s ψ(x) + ½ Σ_j h_j (x_j − u_j)²; h > 0, a Vector like ``u`` or a number, and s ≥ 0."""
         raise NotImplementedError
 
@@ -60,7 +60,7 @@ class Unconstrained(Regularizer):
     def value(self, x: Vector) -> jax.Array:
         return _indicator(self, x)
 
-    def step(self, u: Vector, h: Any, s: Any) -> Vector:
+    def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return u
 
 
@@ -78,12 +78,12 @@ class L1(Regularizer):
         [2.0, -0.0]
     """
 
-    weight: Any
+    weight: Number
 
     def value(self, x: Vector) -> jax.Array:
         return ElasticNet(self.weight, 0.0).value(x)
 
-    def step(self, u: Vector, h: Any, s: Any) -> Vector:
+    def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return ElasticNet(self.weight, 0.0).step(u, h, s)
 
     def validate(self) -> None:
@@ -104,16 +104,16 @@ class ElasticNet(Regularizer):
         [2.0, 0.0]
     """
 
-    l1: Any
-    l2: Any
+    l1: Number
+    l2: Number
 
     def value(self, x: Vector) -> jax.Array:
         flat = _flat(x)
         l1, l2 = jnp.asarray(self.l1, flat.dtype), jnp.asarray(self.l2, flat.dtype)
         return jnp.sum(l1 * jnp.abs(flat) + 0.5 * l2 * flat * flat)
 
-    def step(self, u: Vector, h: Any, s: Any) -> Vector:
-        def shrink(leaf: Any, h: jax.Array) -> jax.Array:
+    def step(self, u: Vector, h: Number, s: Number) -> Vector:
+        def shrink(leaf: Array, h: jax.Array) -> jax.Array:
             factor, l1, l2 = (jnp.asarray(number, h.dtype) for number in (s, self.l1, self.l2))
             return jnp.sign(leaf) * jnp.maximum(jnp.abs(leaf) - factor * l1 / h, 0) / (1 + factor * l2 / h)
 
@@ -138,13 +138,13 @@ class Box(Regularizer):
         [2.0, -1.0, 0.5]
     """
 
-    low: Any
-    high: Any
+    low: Number
+    high: Number
 
     def value(self, x: Vector) -> jax.Array:
         return _indicator(self, x)
 
-    def step(self, u: Vector, h: Any, s: Any) -> Vector:
+    def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return u.map(lambda leaf: jnp.clip(leaf, *(jnp.asarray(end, leaf.dtype) for end in (self.low, self.high))))
 
     def validate(self) -> None:
@@ -165,7 +165,7 @@ class NonNegative(Regularizer):
     def value(self, x: Vector) -> jax.Array:
         return _indicator(self, x)
 
-    def step(self, u: Vector, h: Any, s: Any) -> Vector:
+    def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return u.map(lambda leaf: jnp.maximum(leaf, 0))
 
 
@@ -183,12 +183,12 @@ class L1Ball(Regularizer):
         [1.5, -0.5]
     """
 
-    radius: Any
+    radius: Number
 
     def value(self, x: Vector) -> jax.Array:
         return _indicator(self, x)
 
-    def step(self, u: Vector, h: Any, s: Any) -> Vector:
+    def step(self, u: Vector, h: Number, s: Number) -> Vector:
         inside = lambda x, radius: jnp.sum(jnp.abs(x)) <= radius  # noqa: E731
         onto = lambda x, h, radius: jnp.sign(x) * _onto_simplex(jnp.abs(x), h, radius)  # noqa: E731
         return _project(u, h, self.radius, inside, onto)
@@ -214,12 +214,12 @@ class L2Ball(Regularizer):
         [3.0, -4.0]
     """
 
-    radius: Any
+    radius: Number
 
     def value(self, x: Vector) -> jax.Array:
         return _indicator(self, x)
 
-    def step(self, u: Vector, h: Any, s: Any) -> Vector:
+    def step(self, u: Vector, h: Number, s: Number) -> Vector:
         return _project(u, h, self.radius, lambda x, radius: _norm(x) <= radius, _onto_sphere)
 
     def validate(self) -> None:
@@ -240,12 +240,12 @@ class Simplex(Regularizer):
         [0.75, 0.25, 0.0]
     """
 
-    radius: Any = 1.0
+    radius: Number = 1.0
 
     def value(self, x: Vector) -> jax.Array:
         return _indicator(self, x)
 
-    def step(self, u: Vector, h: Any, s: Any) -> Vector:
+    def step(self, u: Vector, h: Number, s: Number) -> Vector:
         inside = lambda x, radius: jnp.all(x >= 0) & (jnp.sum(x) == radius)  # noqa: E731
         return _project(u, h, self.radius, inside, _onto_simplex)
 
@@ -253,7 +253,7 @@ class Simplex(Regularizer):
         check_number("radius", self.radius, 0, open_low=True)
 
 
-def penalty(regularizer: Regularizer | None, x: Vector) -> Any:
+def penalty(regularizer: Regularizer | None, x: Vector) -> Number:
     """ψ(x), and 0 or ∞ for a constraint; ``None`` where the problem has neither.
 
     Example:
@@ -274,7 +274,7 @@ REGULARIZERS.add("non-negative", NonNegative)
 REGULARIZERS.add("simplex", Simplex)
 
 
-def regularizer(given: Any) -> Regularizer:
+def regularizer(given: Unknown) -> Regularizer:
     """A :class:`Regularizer` as it is; ``None`` for none; or from a table, as a configuration has it.
 
     Args:
@@ -311,7 +311,7 @@ def _flat(x: Vector) -> jax.Array:
     return jax.flatten_util.ravel_pytree(x.tree)[0]
 
 
-def _like(h: Any, u: Vector) -> Vector:
+def _like(h: Number, u: Vector) -> Vector:
     if isinstance(h, Vector):
         return u.map(lambda leaf, metric: jnp.asarray(metric, jnp.result_type(leaf)), h)
     return u.map(lambda leaf: jnp.full(jnp.shape(leaf), h, jnp.result_type(leaf)))
@@ -324,7 +324,7 @@ def _norm(flat: jax.Array) -> jax.Array:
     return scale * jnp.sqrt(jnp.sum((flat / scale) ** 2))
 
 
-def _project(u: Vector, h: Any, radius: Any, inside: Callable[..., Any], onto: Callable[..., Any]) -> Vector:
+def _project(u: Vector, h: Number, radius: Number, inside: Callable[..., Tree], onto: Callable[..., Tree]) -> Vector:
     """``u`` where it is inside, else ``onto(u, h, radius)``, of all leaves as one array."""
     flat, unravel = jax.flatten_util.ravel_pytree(u.tree)
     radius = jnp.asarray(radius, flat.dtype)
@@ -342,7 +342,7 @@ def _onto_sphere(u: jax.Array, h: jax.Array, radius: jax.Array) -> jax.Array:
         return zeta + (_norm(x) / radius - 1) / jnp.sum((x / _norm(x)) ** 2 / (h + zeta))
 
     # 1/‖x(ζ)‖ is concave and increasing: Newton's step from any ζ ends at or below the root, bisection bounds it.
-    def narrow(state: Any) -> Any:
+    def narrow(state: Tree) -> Tree:
         low, high, _, count = state
         middle = jnp.sqrt(low) * jnp.sqrt(high)
         beyond = newton(middle)

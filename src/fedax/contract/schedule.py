@@ -3,7 +3,6 @@
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.settings import Settings, plain
+from fedax.contract.types import Number, Tree, Unknown
 from fedax.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ class Schedule(Settings):
 
     Example:
         >>> class Cosine(Schedule):
-        ...     value: Any
+        ...     value: Number
         ...     rounds: int
         ...
         ...     def __call__(self, t):
@@ -32,7 +32,7 @@ class Schedule(Settings):
         0.05
     """
 
-    def __call__(self, t: Any) -> Any:
+    def __call__(self, t: Number) -> Number:
         """The value at counter ``t`` (a number or a traced array of shape ())."""
         raise NotImplementedError
 
@@ -53,10 +53,10 @@ class Piecewise(Schedule):
         [0.05, 0.05, 0.01, 0.01, 0.002]
     """
 
-    value: Any
-    at: dict[int, Any]
+    value: Number
+    at: dict[int, Number]
 
-    def __init__(self, value: Any, at: Mapping[int, float]):
+    def __init__(self, value: Number, at: Mapping[int, float]):
         if not isinstance(at, Mapping):
             raise ConfigError("at", at, "give factors by round, such as {600: 0.2, 900: 0.2}")
         for round_, factor in at.items():
@@ -66,7 +66,7 @@ class Piecewise(Schedule):
         self.value = _check_positive("value", value)
         self.at = dict(sorted(at.items()))
 
-    def __call__(self, t: Any) -> Any:
+    def __call__(self, t: Number) -> Number:
         value = jnp.asarray(self.value, float)
         for round_, factor in self.at.items():
             value = value * jnp.where(t >= round_, factor, 1.0)
@@ -89,16 +89,16 @@ class PowerDecay(Schedule):
         0.25
     """
 
-    value: Any
-    offset: Any
-    power: Any
+    value: Number
+    offset: Number
+    power: Number
 
-    def __init__(self, value: Any, offset: Any = 1.0, power: Any = 0.5):
+    def __init__(self, value: Number, offset: Number = 1.0, power: Number = 0.5):
         self.value = _check_positive("value", value)
         self.offset = _check_positive("offset", offset)
         self.power = _check_positive("power", power)
 
-    def __call__(self, t: Any) -> Any:
+    def __call__(self, t: Number) -> Number:
         return jnp.asarray(self.value, float) / (self.offset + jnp.asarray(t, float)) ** self.power
 
 
@@ -117,22 +117,22 @@ class FromFunction(Schedule):
         0.5
     """
 
-    function: Callable[[Any], Any] = eqx.field(static=True)
+    function: Callable[[Number], Number] = eqx.field(static=True)
 
     def __check_init__(self) -> None:
         if not callable(self.function):
             raise ConfigError("function", self.function, "give a function of the counter")
 
-    def __call__(self, t: Any) -> Any:
+    def __call__(self, t: Number) -> Number:
         return self.function(t)
 
 
 class Stepwise(eqx.Module):
     """What a field declared :func:`stepwise` holds: always a function of the global step."""
 
-    schedule: Any
+    schedule: Unknown
 
-    def __call__(self, t: Any) -> Any:
+    def __call__(self, t: Number) -> Number:
         """The value at global step ``t``."""
         return self.schedule(t) if isinstance(self.schedule, Schedule) else self.schedule
 
@@ -140,19 +140,19 @@ class Stepwise(eqx.Module):
         return repr(plain(self.schedule))  # as it was given: the field makes this of it again
 
 
-def stepwise(**keywords: Any) -> Any:
+def stepwise(**keywords: Unknown) -> Unknown:
     """Declare a method's field that varies inside a round: in the method, ``self.lr(t)`` is its value at step t.
 
     Example:
         >>> class Method(eqx.Module):
-        ...     lr: Any = stepwise()
+        ...     lr: Number = stepwise()
         >>> float(Method(lr=PowerDecay(1.0, power=1.0)).lr(1)), Method(lr=0.5).lr(7)
         (0.5, 0.5)
     """
     return eqx.field(converter=lambda v: v if isinstance(v, Stepwise) else Stepwise(v), **keywords)
 
 
-def resolve(method: Any, round_: Any) -> Any:
+def resolve(method: Tree, round_: Number) -> Tree:
     """``method`` with every schedule replaced by its value at this round; stepwise fields stay functions.
 
     Example:
@@ -163,7 +163,7 @@ def resolve(method: Any, round_: Any) -> Any:
     return jax.tree.map(lambda node: node(round_) if isinstance(node, Schedule) else node, method, is_leaf=varies)
 
 
-def _check_positive(field: str, value: Any) -> Any:
+def _check_positive(field: str, value: Number) -> Number:
     """Numbers > 0 pass, and arrays of a sweep, which are checked where they come from."""
     if isinstance(value, jax.Array | np.ndarray):
         return value

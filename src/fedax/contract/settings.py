@@ -1,11 +1,12 @@
 """Settings: the base of what a user configures, whose repr can be pasted back."""
 
 import inspect
-from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
+
+from fedax.contract.types import Unknown
 
 
 class Settings(eqx.Module):
@@ -13,13 +14,13 @@ class Settings(eqx.Module):
 
     Example:
         >>> class Rate(Settings):
-        ...     value: Any
-        ...     factor: Any = 1.0
+        ...     value: Number
+        ...     factor: Number = 1.0
         >>> Rate(np.array([0.1, 0.2]))
         Rate(value=[0.1, 0.2])
     """
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Unknown]:
         """Name -> value of the arguments with which an equal object is made."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
@@ -30,7 +31,7 @@ class Settings(eqx.Module):
         return f"{type(self).__name__}({text})"
 
 
-def plain(value: Any) -> Any:
+def plain(value: Unknown) -> Unknown:
     """``value`` with the numbers and lists of Python in place of arrays; arrays that JAX is tracing stay."""
     if isinstance(value, np.ndarray | np.generic | jax.Array) and not isinstance(value, jax.core.Tracer):
         return value.tolist()

@@ -42,6 +42,17 @@ def folder(path: str | os.PathLike, test: str | os.PathLike | None = None) -> An
 
     Returns:
         The clients' data, or the pair of it and the held-out data.
+
+    Raises:
+        DataError: there are no such data.
+
+    Example:
+        >>> import tempfile
+        >>> import fedax
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     fedax.FederatedData({"x": [[1.0], [2.0]]}, sizes=[1, 1]).save(place)
+        ...     folder(place).num_clients
+        2
     """
     data = FederatedData.open(path)
     return data if test is None else (data, FederatedData.open(test))

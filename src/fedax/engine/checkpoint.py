@@ -20,13 +20,14 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import safetensors
 
 from fedax.columns import COSTS, EXCLUSIONS, describe, higher_is_better
+from fedax.contract.types import Tree, Unknown
 from fedax.engine import processes
 from fedax.engine.evaluate import columns
 from fedax.engine.identity import differences, same_versions, settings_of, versions
@@ -46,6 +47,7 @@ _BLOCK = 2**16  # bytes that are hashed at a time
 BLANK = "0" * 64  # stands for the digest while a file is hashed
 _DIGEST = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')  # in a header; quotation marks within texts are escaped there
 _KINDS = {"f": "F", "i": "I", "u": "U"}
+_TENSORS = {"server": "server", "exclusions": "losses", "memory": "memory"}  # part of the state -> its name in files
 _NONE_WHOLE = -2  # no round: there are checkpoints, all of them damaged
 _ANEW = "remove what is there to begin anew, or give another folder"
 
@@ -115,16 +117,16 @@ class Best(NamedTuple):
 
     round: int
     value: float
-    params: Any
+    params: Tree
 
 
 class Past(NamedTuple):
     """One run so far: the rows of its history, its costs and, once it has ended, its model."""
 
-    rows: list[dict[str, Any]]
-    costs: dict[str, Any]
+    rows: list[dict[str, Unknown]]
+    costs: dict[str, Unknown]
     status: str
-    model: Any = None
+    model: Tree = None
 
 
 class Saved(NamedTuple):
@@ -176,7 +178,7 @@ class Keeper:
     def __enter__(self) -> "Keeper":
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: Unknown) -> None:
         self._held.release()
 
     def find(self, state: State) -> Saved | None:
@@ -192,12 +194,12 @@ class Keeper:
             return None
         index, paths = self._newest
         runs, _ = self._runs(paths[0], index)
-        dense = ("server", "losses", "memory") if self._lanes else ("server", "losses")
+        dense = [name for name in _TENSORS if self._lanes or name != "memory"]
         with _opened(paths[0]) as file:
-            found = {name: self._state(paths[0], file, name, getattr(state, name)) for name in dense}
+            found = {name: self._state(paths[0], file, _TENSORS[name], getattr(state, name)) for name in dense}
         memory = found["memory"] if self._lanes else self._memory(state.memory, paths)
         self._time, self._round = time.monotonic(), index
-        return Saved(State(found["server"], memory, found["losses"]), index, runs)
+        return Saved(State(found["server"], memory, found["exclusions"]), index, runs)
 
     def find_over(self) -> list[Past] | None:
         """The runs, where all were over and the newest checkpoint has nothing to go on from.
@@ -242,7 +244,7 @@ class Keeper:
                 runs.append(Past(rows, costs, status, model))
         return runs, meta["over"]
 
-    def _state(self, path: pathlib.Path, file: Any, name: str, like: Any) -> Any:
+    def _state(self, path: pathlib.Path, file: Unknown, name: str, like: Tree) -> Tree:
         """A part of the state, where the one that it replaces is; padding is filled with copies of what is last."""
         leaves, form = jax.tree.flatten(like)
         found = []
@@ -256,7 +258,7 @@ class Keeper:
             found.append(jax.device_put(values, leaf.sharding) if isinstance(leaf, jax.Array) else values)
         return jax.tree.unflatten(form, found)
 
-    def _model(self, path: pathlib.Path, file: Any, before: str) -> Any:
+    def _model(self, path: pathlib.Path, file: Unknown, before: str) -> Tree:
         leaves, form = jax.tree_util.tree_flatten_with_path(self.job.form)
         found = [_read(path, file, before + tensor_name(at), leaf.shape, leaf.dtype) for at, leaf in leaves]
         return jax.tree.unflatten(form, found)
@@ -308,7 +310,7 @@ class Keeper:
         by_rounds = self.wanted.rounds is not None and index % self.wanted.rounds == 0
         return bool(processes.total(asked).any() or by_rounds) and index > self._round
 
-    def compare(self, which: int, row: Mapping[str, Any], model: Callable[[], Any]) -> None:
+    def compare(self, which: int, row: Mapping[str, Unknown], model: Callable[[], Tree]) -> None:
         """Keep the model of job ``which`` that a row is about, if it is the best so far.
 
         Raises:
@@ -352,12 +354,12 @@ class Keeper:
         """The tensors of a state, without padding; of one job client memory by rows, those of this process."""
         own = tuple(slice(0, number) for number in self._lanes)
         tensors: dict[str, np.ndarray] = {}
-        for name in ("server", "losses", "memory"):
+        for name, stored in _TENSORS.items():
             if name == "memory" and not self._lanes:
                 continue
             if self._lanes or jax.process_index() == 0:
                 leaves = jax.tree.leaves(getattr(state, name))
-                tensors |= {f"{name}.{k}": np.asarray(leaf)[own] for k, leaf in enumerate(leaves)}
+                tensors |= {f"{stored}.{k}": np.asarray(leaf)[own] for k, leaf in enumerate(leaves)}
         if self._lanes:
             return tensors
         if isinstance(state.memory, ClientMemory):
@@ -367,7 +369,7 @@ class Keeper:
             ids = np.arange(self.job.plan.num_clients)
         return tensors | {"ids": ids} | {f"memory.{k}": leaf for k, leaf in enumerate(rows)}
 
-    def _put(self, path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> None:
+    def _put(self, path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Unknown]) -> None:
         meta = {"format": _FORMAT, "versions": versions(), "job": self._settings, **about}
         with _writing(path):
             _write(path, tensors, json.dumps(meta))
@@ -414,13 +416,13 @@ class Keeper:
         whole = [key for key, files in found.items() if len(files) == key[1] and max(files) < key[1]]
         return {index: [found[index, number][k] for k in range(number)] for index, number in sorted(whole)}
 
-    def _text(self, path: pathlib.Path, file: Any, wanted: set[str]) -> dict[str, Any]:
+    def _text(self, path: pathlib.Path, file: Unknown, wanted: set[str]) -> dict[str, Unknown]:
         """What a checkpoint says about itself, if it is this job's."""
         try:
             text = (file.metadata() or {})["fedax"]
             if text.count("[") + text.count("{") > 1000 + len(text) // 16:  # each takes 60 bytes and more
                 raise ValueError("too many lists and tables for its length")
-            meta: dict[str, Any] = json.loads(text)
+            meta: dict[str, Unknown] = json.loads(text)
             if meta["format"] == _ONE_RUN and "rows" in meta:
                 meta |= {"over": False, "runs": [{name: meta[name] for name in ("status", "rows", "costs")}]}
             known = meta["format"] in (_FORMAT, _ONE_RUN)
@@ -443,7 +445,7 @@ class Keeper:
             )
         return meta
 
-    def _memory(self, memory: Any, paths: list[pathlib.Path]) -> Any:
+    def _memory(self, memory: Tree, paths: list[pathlib.Path]) -> Tree:
         """Client memory with the rows of a checkpoint in it, as far as they are of this process's clients."""
         own = self.job.own
         if isinstance(memory, ClientMemory):
@@ -494,7 +496,7 @@ def _together(jobs: Sequence[Job], points: int) -> dict[str, str]:
     return found
 
 
-def _named(before: str, tree: Any) -> dict[str, np.ndarray]:
+def _named(before: str, tree: Tree) -> dict[str, np.ndarray]:
     """The tensors of a model, by their paths in it."""
     return {before + tensor_name(at): np.asarray(leaf) for at, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
@@ -553,7 +555,7 @@ def with_digest(content: bytes) -> bytes:
     return content[: place.start(1)] + digest + content[place.end(1) :]
 
 
-def tensor_name(path: Any) -> str:
+def tensor_name(path: Unknown) -> str:
     """How a file calls a leaf of a model: by its path in the tree, such as ``layers.0.weight``."""
     return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
 
@@ -568,7 +570,7 @@ def _writing(path: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[Any]:
+def _opened(path: pathlib.Path) -> Iterator[Unknown]:
     if not path.is_file():
         raise CheckpointError(f"{path}: not a regular file; remove it")
     try:
@@ -578,7 +580,7 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
         raise CheckpointError(f"{path}: broken ({error}); {_ANEW}") from error
 
 
-def _check_figures(status: Any, rows: Any, costs: Any) -> None:
+def _check_figures(status: Unknown, rows: Tree, costs: Unknown) -> None:
     """Refuse a history that no run writes, with a ValueError or what its form leads to."""
     if status not in ("finished", "stopped", "diverged", "failed"):
         raise ValueError(f"status {status!r}")
@@ -603,7 +605,12 @@ def _check_figures(status: Any, rows: Any, costs: Any) -> None:
 
 
 def _read(
-    path: pathlib.Path, file: Any, name: str, shape: tuple[int, ...] | None, kind: np.dtype, rows: slice | None = None
+    path: pathlib.Path,
+    file: Unknown,
+    name: str,
+    shape: tuple[int, ...] | None,
+    kind: np.dtype,
+    rows: slice | None = None,
 ) -> np.ndarray:
     """A tensor, or rows of one, of the form that it has to have; ``shape`` None: of one axis, or none."""
     found = file.get_slice(name)
@@ -627,7 +634,7 @@ def _label(kind: np.dtype) -> str:
 
 def _write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> None:
     """A safetensors file, whole or not at all. The library would hold a second copy of everything in memory."""
-    header: dict[str, Any] = {"__metadata__": {"sha256": BLANK, "fedax": text}}
+    header: dict[str, Unknown] = {"__metadata__": {"sha256": BLANK, "fedax": text}}
     at = 0
     arrays = {name: np.ascontiguousarray(leaf).reshape(leaf.shape) for name, leaf in tensors.items()}
     for name, leaf in arrays.items():
@@ -644,7 +651,7 @@ def _write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> 
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=WRITING)
     try:
         with os.fdopen(handle, "wb") as file:
-            parts: list[Any] = [words, *(leaf.reshape(-1).view(np.uint8).data for leaf in arrays.values())]
+            parts: list[Unknown] = [words, *(leaf.reshape(-1).view(np.uint8).data for leaf in arrays.values())]
             for part in parts:
                 digest.update(part)
                 file.write(part)

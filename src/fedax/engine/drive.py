@@ -5,11 +5,12 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import numpy as np
 
+from fedax.contract.types import Tree, Unknown
 from fedax.engine import processes
 from fedax.engine.checkpoint import Keeper, Past, Saved
 from fedax.engine.history import History, Run, count, ended_worse
@@ -17,7 +18,7 @@ from fedax.engine.job import Job
 from fedax.engine.loop import State, Tally
 from fedax.errors import BadClientWarning, DivergedWarning
 
-Watch = Callable[[int, dict[str, Any]], None]
+Watch = Callable[[int, dict[str, Unknown]], None]
 
 _CALL = 2.0  # seconds that a call takes at most, by the pace so far: Python sees signals between calls only
 
@@ -31,13 +32,13 @@ class Program(Protocol):
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
         """Rounds start … stop − 1, and what they did; no round where they are equal. ``state`` is used up."""
 
-    def measure(self, state: State, index: int) -> list[dict[str, Any]]:
+    def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         """What evaluation gives after ``index`` rounds, of each job."""
 
-    def losses(self, state: State) -> list[Any]:
-        """What was lost so far, of each job."""
+    def exclusions(self, state: State) -> list[Tree]:
+        """What was left out so far, of each job."""
 
-    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
+    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
         """What a run keeps in the end of job ``which``: the state, and the model."""
 
 
@@ -70,11 +71,11 @@ class Lane:
     """One run: its history, and how it ended."""
 
     def __init__(self, job: Job):
-        self.job, self.history = job, History(job.traffic)
+        self.job, self.history = job, History(job.forms)
         self.status = "finished"
-        self.kept: tuple[State | None, Any] | None = None  # the state and the model in the end
+        self.kept: tuple[State | None, Tree] | None = None  # the state and the model in the end
 
-    def judge(self, row: dict[str, Any]) -> bool:
+    def judge(self, row: dict[str, Unknown]) -> bool:
         """Whether the run ends with its last row; ``status`` says how."""
         if not math.isfinite(row["train_loss"]):
             self.status = "diverged"
@@ -206,27 +207,27 @@ class _Going:
         """The lanes that end here, though no evaluation is due, for a client's upload was left out."""
         if not self.lanes[0].job.plan.stops:
             return []
-        losses = self.program.losses(self.state)
-        return [i for i in self.going if np.any(losses[i].left_out)]
+        excluded = self.program.exclusions(self.state)
+        return [i for i in self.going if np.any(excluded[i].left_out)]
 
     def record(self, which: list[int] | None = None) -> None:
         """Evaluate, and end those that are done; ``which``: of these lanes, by default of all that go on."""
         which = list(self.going) if which is None else which
         if not which:
             return
-        losses, figures = self.program.losses(self.state), self.program.measure(self.state, self.index)
+        excluded, figures = self.program.exclusions(self.state), self.program.measure(self.state, self.index)
         for i in which:
-            row = self.lanes[i].history.add(self.index, figures[i], losses[i])
+            row = self.lanes[i].history.add(self.index, figures[i], excluded[i])
             if self.keeper is not None:
                 self.keeper.compare(i, row, functools.partial(self._model, i))
             self.watch(i, dict(row))
             if self.lanes[i].judge(row):
                 self._end(i)
 
-    def _model(self, i: int) -> Any:
+    def _model(self, i: int) -> Tree:
         return self.program.outcome(self.state, self.index, i)[1]
 
-    def _end(self, i: int, model: Any = None) -> None:
+    def _end(self, i: int, model: Tree = None) -> None:
         self.going.remove(i)
         kept = self.program.outcome(self.state, self.index, i) if model is None else (None, model)
         self.lanes[i].kept = kept

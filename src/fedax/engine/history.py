@@ -1,13 +1,13 @@
 """The history of a run: its rows, what they cost, and how it ended."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from fedax.columns import COSTS
+from fedax.contract.types import Tree, Unknown
 from fedax.engine.checkpoint import Best
-from fedax.engine.evaluate import told
+from fedax.engine.evaluate import excluded
 from fedax.engine.loop import State, Tally
 from fedax.engine.plan import Form
 
@@ -50,16 +50,16 @@ class Run:
     best: Best | None = None
 
     def __init__(
-        self, rows: list[dict[str, Any]], state: State | None, params: Any, status: str, compile_seconds: float
+        self, rows: list[dict[str, Unknown]], state: State | None, params: Tree, status: str, compile_seconds: float
     ):
         self.params = params
         self.state = None if state is None else state.server
         self.memory = None if state is None else state.memory
-        self.left_out = None if state is None else _often(state.losses)
+        self.left_out = None if state is None else _often(state.exclusions)
         self.history = {name: column_of([row[name] for row in rows]) for name in rows[0]}
         self.status, self.compile_seconds = status, compile_seconds
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> Unknown:
         """The history as a ``pandas.DataFrame``; needs pandas."""
         try:
             import pandas
@@ -97,7 +97,7 @@ def tail_of(evaluations: int) -> int:
     return max(3, round(evaluations / 10))
 
 
-def column_of(values: Sequence[Any]) -> np.ndarray:
+def column_of(values: Sequence[Unknown]) -> np.ndarray:
     """A column of the history; of lists, an array of objects."""
     if not isinstance(values[0], list):
         return np.asarray(values)
@@ -106,9 +106,9 @@ def column_of(values: Sequence[Any]) -> np.ndarray:
     return column
 
 
-def _often(losses: Any) -> dict[int, int]:
+def _often(exclusions: Tree) -> dict[int, int]:
     """Client -> how often its uploads were left out."""
-    times = np.asarray(losses.left_out) if losses else np.zeros(0, np.int32)
+    times = np.asarray(exclusions.left_out) if exclusions else np.zeros(0, np.int32)
     ids = np.flatnonzero(times)
     return dict(zip(ids.tolist(), times[ids].tolist(), strict=True))
 
@@ -116,16 +116,16 @@ def _often(losses: Any) -> dict[int, int]:
 class History:
     """The rows of a run so far, and its costs."""
 
-    def __init__(self, traffic: tuple[list[Form], list[Form]]):
-        self.rows: list[dict[str, Any]] = []
-        self.costs = Costs(traffic)
+    def __init__(self, forms: tuple[list[Form], list[Form]]):
+        self.rows: list[dict[str, Unknown]] = []
+        self.costs = Costs(forms)
 
-    def add(self, index: int, figures: dict[str, Any], losses: Any) -> dict[str, Any]:
-        """The row after ``index`` rounds, of what was measured then and lost so far."""
-        self.rows.append({"round": index} | figures | told(losses) | self.costs.row())
+    def add(self, index: int, figures: dict[str, Unknown], exclusions: Tree) -> dict[str, Unknown]:
+        """The row after ``index`` rounds, of what was measured then, and left out so far."""
+        self.rows.append({"round": index} | figures | excluded(exclusions) | self.costs.row())
         return self.rows[-1]
 
-    def take(self, rows: list[dict[str, Any]], costs: dict[str, Any]) -> None:
+    def take(self, rows: list[dict[str, Unknown]], costs: dict[str, Unknown]) -> None:
         """Go on from those of a checkpoint."""
         self.rows = list(rows)
         self.costs.take(costs)
@@ -133,14 +133,14 @@ class History:
     @property
     def objective(self) -> list[float]:
         """F, or F + ψ, at each evaluation."""
-        return [row.get("objective", row["train_loss"]) for row in self.rows]
+        return [row["objective"] if "objective" in row else row["train_loss"] for row in self.rows]
 
 
 class Costs:
     """The cost so far, in whole numbers of any size."""
 
-    def __init__(self, traffic: tuple[list[Form], list[Form]]):
-        self.warmup, self.round = traffic
+    def __init__(self, forms: tuple[list[Form], list[Form]]):
+        self.warmup, self.round = forms
         self.clients = self.local_steps = self.gradients = self.bytes_down = self.bytes_up = 0
         self.seconds = 0.0
 
@@ -155,12 +155,12 @@ class Costs:
             self.bytes_down += answered * exchange.down
             self.bytes_up += answered * exchange.up
 
-    def take(self, row: dict[str, Any]) -> None:
+    def take(self, row: dict[str, Unknown]) -> None:
         """Go on from what :meth:`row` gave."""
         for name, value in row.items():
             setattr(self, name, value)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, Unknown]:
         return {name: getattr(self, name) for name in COSTS if name != "round"}
 
 

@@ -25,12 +25,12 @@ from fedax.engine.loop import Federation, Hyper
 from fedax.engine.memory import where
 from fedax.engine.places.device import first_state
 from fedax.engine.plan import Form, Plan, is_small, make_plan
-from fedax.engine.programs import compiled
 from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
 from fedax.numbers import MOST, check_count, check_number, check_room
+from fedax.programs import compiled
 from fedax.tasks.task import Task
 from fedax.wire.averages import Aggregator
 from fedax.wire.faults import Faults
@@ -50,7 +50,7 @@ class Job(NamedTuple):
         plan: what is fixed before compilation.
         memory: where client memory is: "device", "host", or the folder of its file; on the device only of a job
             whose rounds are compiled, those of a job of one process whose data are there.
-        traffic: forms of the exchanges of the warm-up, and of a round.
+        forms: forms of the exchanges of the warm-up, and of a round.
         settings: gives what makes the run, by name, as text: the same for the same run. Made when it is first asked
             for, as all examples are read for it.
         rounds: R.
@@ -69,7 +69,7 @@ class Job(NamedTuple):
     own: slice
     plan: Plan
     memory: str
-    traffic: tuple[list[Form], list[Form]]
+    forms: tuple[list[Form], list[Form]]
     settings: Callable[[], dict[str, str]]
     rounds: int
     stops: tuple[int, ...]
@@ -164,8 +164,8 @@ def make_job(
     # what cannot have a batch axis; of large models it would take twice as long.
     side_by_side = min(2 if is_small(x.tree) else 1, participation.places(data.num_clients))
     plain = dataclasses.replace(plan, mesh=None, chunk_size=side_by_side)
-    traffic, program = dry_run(hyper, pool, key, x, plain)
-    _check_uploads(aggregate, algorithm, traffic)
+    forms, program = dry_run(hyper, pool, key, x, plain)
+    _check_uploads(aggregate, algorithm, forms)
     row = jax.eval_shape(first_state, algorithm, x)[1]
     hosted = stream or processes.count() > 1
     memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
@@ -177,7 +177,7 @@ def make_job(
         if FILES in settings():  # each host may have a copy of its own
             settings()[FILES] = processes.text_from_first(settings()[FILES])
     return Job(
-        hyper, fed, key, x, data if stream else None, own, plan, memory, traffic, settings,
+        hyper, fed, key, x, data if stream else None, own, plan, memory, forms, settings,
         rounds, stops, held_out, grad_norm, density, until, form, seed,
     )  # fmt: skip
 

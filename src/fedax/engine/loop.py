@@ -71,13 +71,13 @@ def nobody(num_clients: int) -> Clients:
     return Clients(num_clients, 0, 0, 0, False, 0, 1)
 
 
-class Missed(NamedTuple):
+class Exclusions(NamedTuple):
     """How often the uploads of each client were left out, [N], and how many rounds were skipped."""
 
     left_out: Array
     skipped: Array
 
-    def after(self, clients: Clients, end: "End") -> "Missed":
+    def after(self, clients: Clients, end: "End") -> "Exclusions":
         """With those of another round."""
         gone = clients.present & ~end.counts
         if isinstance(end.skipped, jax.Array):
@@ -85,18 +85,18 @@ class Missed(NamedTuple):
         else:
             times = self.left_out.copy()
             times[clients.ids[gone]] += 1
-        return Missed(times, self.skipped + end.skipped)
+        return Exclusions(times, self.skipped + end.skipped)
 
 
 class State(NamedTuple):
     """What goes from round to round: the server's state, and the memory of all N clients, leaves [N, ...].
 
-    ``losses`` is :class:`Missed`, or ``()`` where every upload counts.
+    ``exclusions`` is :class:`Exclusions`, or ``()`` where every upload counts.
     """
 
     server: Tree
     memory: Tree
-    losses: Tree = ()
+    exclusions: Tree = ()
 
 
 class Tally(NamedTuple):

@@ -95,7 +95,7 @@ class ClientMemory:
             self._seen = 0
 
     def _write(self, file: int, slots: np.ndarray, rows: np.ndarray) -> None:
-        """Not through the map: there the system fills each new page with zeros first, and a full disk is our end."""
+        """Write rows by ``pwrite``: through the map, a full disk would kill the process, and new pages be zeroed."""
         cuts = np.flatnonzero(np.diff(slots) != 1) + 1
         for start, stop in itertools.pairwise([0, *cuts.tolist(), len(slots)] if len(slots) else []):
             content = np.ascontiguousarray(rows[start:stop]).reshape(-1).view(np.uint8).data

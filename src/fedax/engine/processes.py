@@ -19,8 +19,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedax.contract.types import Tree, Unknown
-from fedax.engine.programs import compiled
 from fedax.errors import ConfigError, ProcessError
+from fedax.programs import compiled
 
 _AXIS = "processes"
 _HEARTBEAT = 10  # seconds without a sign of life after which a process counts as dead

@@ -3,10 +3,10 @@
 import signal
 import threading
 import time
-from typing import Any
 
 import numpy as np
 
+from fedax.contract.types import Unknown
 from fedax.engine import processes
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -27,7 +27,7 @@ class Held:
     """
 
     def __init__(self) -> None:
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Unknown] = {}
         self._noted: tuple[int, float] | None = None  # which, and when
 
     def hold(self) -> None:
@@ -60,7 +60,7 @@ class Held:
         if self._noted is not None:
             self._handle(self._noted[0])
 
-    def _note(self, signum: int, frame: Any) -> None:
+    def _note(self, signum: int, frame: Unknown) -> None:
         if self._noted is None:
             self._noted = signum, time.monotonic()
         elif time.monotonic() - self._noted[1] > ONE:

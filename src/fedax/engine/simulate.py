@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from jax.sharding import Mesh
 
 from fedax.contract.algorithm import Algorithm
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.checkpoint import Checkpoints, Keeper
 from fedax.engine.drive import Program, drive
@@ -17,10 +17,10 @@ from fedax.engine.loop import State, Tally
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan
-from fedax.engine.programs import compiled
 from fedax.errors import ConfigError
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
+from fedax.programs import compiled
 from fedax.tasks.task import Task
 from fedax.wire.averages import Aggregator
 from fedax.wire.faults import Faults
@@ -37,20 +37,20 @@ def simulate(
     batch_size: int | None = None,
     participation: Participation | None = None,
     seed: int = 0,
-    test: Any = None,
+    test: Tree = None,
     evaluate_every: int | Sequence[int] | None = None,
-    params: Any = None,
+    params: Tree = None,
     chunk_size: int | None = None,
     mesh: Mesh | None = None,
     client_memory: str = "auto",
     stream: bool | None = None,
     grad_norm: bool = False,
     density: float | None = None,
-    until: Callable[[dict[str, Any]], bool] | None = None,
+    until: Callable[[dict[str, Unknown]], bool] | None = None,
     guard: Guard | bool | None = None,
     aggregate: Aggregator | None = None,
     faults: Faults | None = None,
-    callback: Callable[[dict[str, Any]], None] | None = None,
+    callback: Callable[[dict[str, Unknown]], None] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
 ) -> Run:
     """Train ``task`` on ``data`` with ``algorithm`` for some rounds.
@@ -170,18 +170,18 @@ class Alone:
         found: tuple[State, Tally] = _advance(job.hyper, job.fed, job.key, state, start, stop, job.plan)
         return found
 
-    def measure(self, state: State, index: int) -> list[dict[str, Any]]:
+    def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         return measured(self.job, state.server, index)
 
-    def losses(self, state: State) -> list[Any]:
-        return [state.losses]
+    def exclusions(self, state: State) -> list[Tree]:
+        return [state.exclusions]
 
-    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Any]:
+    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
         return state, self.job.delivered(model_after(self.job.hyper[0], state.server, index)[0])
 
 
 @compiled(static=["plan"])
-def _prepare(hyper: Any, fed: Any, key: Any, x: Any, plan: Plan) -> tuple[State, Tally]:
+def _prepare(hyper: Tree, fed: Tree, key: Array, x: Array, plan: Plan) -> tuple[State, Tally]:
     return prepare(hyper, fed, key, x, plan)
 
 

@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fedax.columns import higher_is_better
+from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
@@ -28,13 +29,13 @@ from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, is_small
-from fedax.engine.programs import compiled
 from fedax.engine.simulate import program as alone
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
+from fedax.programs import compiled
 from fedax.tasks.task import Task
 
-Point = dict[str, Any]
+Point = dict[str, Unknown]
 
 BATCH = "batch-"  # how the folders of those that run side by side begin
 _WAITING = 4 / 3  # so much of the time that cohorts take on all cores may seeds take that are spread over them
@@ -82,7 +83,7 @@ class Range:
         return float(rng.uniform(self.low, self.high))
 
 
-def random_points(space: Mapping[str, Any], number: int, seed: int = 0) -> list[Point]:
+def random_points(space: Mapping[str, Unknown], number: int, seed: int = 0) -> list[Point]:
     """Random search: ``number`` independent draws, to be given to :func:`sweep` in the place of a grid.
 
     Args:
@@ -101,7 +102,7 @@ def random_points(space: Mapping[str, Any], number: int, seed: int = 0) -> list[
     rng = np.random.default_rng(check_count("seed", seed, 0))
     axes = {name: _axis(name, values) for name, values in _named(space).items()}
 
-    def draw(values: Any) -> Any:
+    def draw(values: Tree) -> Tree:
         return values.draw(rng) if isinstance(values, Range) else values[rng.integers(len(values))]
 
     return [{name: draw(values) for name, values in axes.items()} for _ in range(check_count("number", number))]
@@ -153,7 +154,7 @@ class Sweep:
 
     def table(
         self, criterion: str | Callable[[Run], float] = "train_loss", *, higher: bool | None = None, last: int = 1
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, Unknown]]:
         """A row for each point, the best first: its values, ``mean`` and ``std`` over the seeds, ``failed`` runs.
 
         Args:
@@ -188,16 +189,16 @@ class Sweep:
 
 
 def sweep(
-    make: Callable[..., Any],
-    grid: Mapping[str, Any] | Iterable[Point],
+    make: Callable[..., Tree],
+    grid: Mapping[str, Unknown] | Iterable[Point],
     task: Task,
     data: FederatedData,
     *,
     seeds: int | Sequence[int] = 1,
     width: int | None = None,
-    callback: Callable[[Point, int, dict[str, Any]], None] | None = None,
+    callback: Callable[[Point, int, dict[str, Unknown]], None] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
-    **options: Any,
+    **options: Unknown,
 ) -> Sweep:
     """Train at every point of a grid with every seed, side by side.
 
@@ -271,7 +272,7 @@ def sweep(
     runs: dict[tuple[int, int], Run] = {}
     for block, at, keeper in zip(blocks, places, keepers, strict=True):
 
-        def watch(which: int, row: dict[str, Any], at: list[tuple[int, int]] = at) -> None:
+        def watch(which: int, row: dict[str, Unknown], at: list[tuple[int, int]] = at) -> None:
             if callback is not None:
                 i, k = at[which]
                 callback(dict(points[i]), chosen[k], row)
@@ -307,7 +308,7 @@ _ELSEWHERE = {
 }
 
 
-def _points(grid: Any) -> list[Point]:
+def _points(grid: Unknown) -> list[Point]:
     if isinstance(grid, Mapping):
         axes = {name: _axis(name, values) for name, values in _named(grid).items()}
         lists = [axis.values() if isinstance(axis, Range) else axis for axis in axes.values()]
@@ -318,13 +319,13 @@ def _points(grid: Any) -> list[Point]:
     return [dict(point) for point in points]
 
 
-def _named(space: Any) -> Mapping[str, Any]:
+def _named(space: Unknown) -> Mapping[str, Unknown]:
     if not isinstance(space, Mapping) or not all(isinstance(name, str) for name in space):
         raise ConfigError("grid", space, "give a dictionary: name -> values")
     return space
 
 
-def _axis(name: str, values: Any) -> Any:
+def _axis(name: str, values: Tree) -> Tree:
     if isinstance(values, Range):
         return values
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
@@ -335,7 +336,7 @@ def _axis(name: str, values: Any) -> Any:
     return listed
 
 
-def _seeds(seeds: Any) -> list[int]:
+def _seeds(seeds: Unknown) -> list[int]:
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         return list(range(check_count("seeds", seeds)))
     chosen = [check_count("seeds", seed, 0) for seed in seeds] if isinstance(seeds, Sequence | range) else []
@@ -345,10 +346,15 @@ def _seeds(seeds: Any) -> list[int]:
 
 
 def _jobs(
-    make: Callable[..., Any], points: list[Point], seeds: list[int], task: Task, data: Any, options: dict[str, Any]
+    make: Callable[..., Tree],
+    points: list[Point],
+    seeds: list[int],
+    task: Task,
+    data: Tree,
+    options: dict[str, Unknown],
 ) -> list[list[Job]]:
     """The jobs of each point with each seed; an error names the point."""
-    there: dict[int, Any] = {}
+    there: dict[int, Tree] = {}
     jobs: list[list[Job]] = []
     for point in points:
         made = make(**point)
@@ -372,7 +378,7 @@ class _Block(NamedTuple):
 
 def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block]:
     """Points that differ in numbers only, cut so that they fit; blocks of one group have one form where possible."""
-    groups: dict[Any, list[int]] = {}
+    groups: dict[Tree, list[int]] = {}
     for i, (job, *_) in enumerate(jobs):
         leaves, structure = jax.tree.flatten(job.hyper)
         form = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
@@ -430,7 +436,7 @@ def worth_lanes(job: Job, seeds: int) -> bool:
     return cores > 1 and is_small(job.x) and -(-seeds // cores) * job.plan.devices <= _WAITING * seeds
 
 
-def one_core() -> dict[str, Any]:
+def one_core() -> dict[str, Unknown]:
     """The option that keeps a run's cohorts on one core, of several; on accelerators none."""
     if jax.default_backend() != "cpu":
         return {}
@@ -481,7 +487,7 @@ class Lanes:
         )
         return state, self._own(tally)
 
-    def measure(self, state: State, index: int) -> list[dict[str, Any]]:
+    def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         models, penalties = _models(self.varying, self.common, state.server, index, mesh=self.mesh)
         first = self.jobs[0][0]
         found = _figures(
@@ -490,24 +496,24 @@ class Lanes:
         )  # fmt: skip
         return rows(self.plan.task, self._own(with_objective(found, penalties)), first.x.size)
 
-    def losses(self, state: State) -> list[Any]:
-        every = jax.tree.map(np.asarray, state.losses)
+    def exclusions(self, state: State) -> list[Tree]:
+        every = jax.tree.map(np.asarray, state.exclusions)
         places = itertools.product(range(self.seeds), range(self.points))
         return [jax.tree.map(lambda leaf, at=at: leaf[at], every) for at in places]
 
-    def outcome(self, state: State, index: int, which: int) -> tuple[None, Any]:
+    def outcome(self, state: State, index: int, which: int) -> tuple[None, Tree]:
         models, _ = _models(self.varying, self.common, state.server, index, mesh=self.mesh)
         at = divmod(which, self.points)
         # On the host, where a part of an array is no program.
         model = jax.tree.map(lambda leaf: np.asarray(leaf)[at], models)
         return None, jax.tree.map(np.array, self.jobs[0][0].delivered(model))
 
-    def _own(self, tree: Any) -> Any:
+    def _own(self, tree: Tree) -> Tree:
         """Leaves [seeds, points] as [jobs], without the padding."""
         return jax.tree.map(lambda leaf: np.asarray(leaf)[: self.seeds, : self.points].ravel(), tree)
 
 
-def _over_lanes(f: Callable[..., Any], mesh: Mesh | None, each: Sequence[str], *arguments: Any) -> Any:
+def _over_lanes(f: Callable[..., Tree], mesh: Mesh | None, each: Sequence[str], *arguments: Unknown) -> Tree:
     """``f`` over seeds × points, one of them over the devices.
 
     ``each`` says what an argument has: "points" or "seeds" as its first axis, "both", or "none".
@@ -525,11 +531,11 @@ def _over_lanes(f: Callable[..., Any], mesh: Mesh | None, each: Sequence[str], *
     return jax.shard_map(over, mesh=mesh, in_specs=specs, out_specs=spec["both"], check_vma=False)(*arguments)
 
 
-def _one_after_another(f: Callable[..., Any], each: Sequence[str], *arguments: Any) -> Any:
+def _one_after_another(f: Callable[..., Tree], each: Sequence[str], *arguments: Unknown) -> Tree:
     """``f`` over the seeds of one point, on one core: the program of a run alone, in a loop."""
     of_seeds = {k: argument for k, argument in enumerate(arguments) if each[k] in ("seeds", "both")}
 
-    def lane(own: dict[int, Any]) -> Any:
+    def lane(own: dict[int, Tree]) -> Tree:
         given = list({**dict(enumerate(arguments)), **own}.values())
         for k, axes in enumerate(each):
             if axes in ("points", "both"):  # of which there is one
@@ -540,8 +546,8 @@ def _one_after_another(f: Callable[..., Any], each: Sequence[str], *arguments: A
 
 
 @compiled(static=["plan", "mesh"])
-def _prepare(varying: Any, common: Any, fed: Any, keys: Any, x: Any, *, plan: Plan, mesh: Mesh | None) -> Any:
-    def lane(varying: Any, common: Any, fed: Any, key: Any, x: Any) -> Any:
+def _prepare(varying: Array, common: Array, fed: Tree, keys: Array, x: Array, *, plan: Plan, mesh: Mesh | None) -> Tree:
+    def lane(varying: Array, common: Array, fed: Tree, key: Array, x: Array) -> Tree:
         return prepare(eqx.combine(varying[1], common), fed, key, x, plan)
 
     each = ("points", "none", "none", "seeds", "seeds")
@@ -550,10 +556,10 @@ def _prepare(varying: Any, common: Any, fed: Any, keys: Any, x: Any, *, plan: Pl
 
 @compiled(static=["plan", "mesh"], donate=["state"])
 def _advance(
-    varying: Any, common: Any, fed: Any, keys: Any, state: State, start: Any, stop: Any, *,
+    varying: Array, common: Array, fed: Tree, keys: Array, state: State, start: Tree, stop: Array, *,
     plan: Plan, mesh: Mesh | None,
 ) -> tuple[State, Tally]:  # fmt: skip
-    def lane(varying: Any, common: Any, fed: Any, key: Any, state: State, start: Any, stop: Any) -> Any:
+    def lane(varying: Array, common: Array, fed: Tree, key: Array, state: State, start: Tree, stop: Array) -> Tree:
         return some_rounds(eqx.combine(varying[1], common), fed, key, state, start, stop, plan)
 
     each = ("points", "none", "none", "seeds", "both", "none", "none")
@@ -562,23 +568,23 @@ def _advance(
 
 
 @compiled(static=["mesh"])
-def _models(varying: Any, common: Any, server: Any, index: Any, *, mesh: Mesh | None) -> tuple[Any, Any]:
-    def lane(varying: Any, common: Any, server: Any, index: Any) -> Any:
+def _models(varying: Array, common: Array, server: Tree, index: Number, *, mesh: Mesh | None) -> tuple[Tree, Tree]:
+    def lane(varying: Array, common: Array, server: Tree, index: Number) -> Tree:
         return model_after(eqx.combine(varying[1], common)[0], server, index)
 
-    out: tuple[Any, Any] = _over_lanes(lane, mesh, ("points", "none", "both", "none"), varying, common, server, index)
+    out: tuple[Tree, Tree] = _over_lanes(lane, mesh, ("points", "none", "both", "none"), varying, common, server, index)
     return out
 
 
 @compiled(static=["task", "grad_norm", "inner", "mesh"])
 def _figures(
-    models: Any, fed: Any, test: Any, density: Any, *, task: Task, grad_norm: bool, inner: Mesh | None,
+    models: Array, fed: Tree, test: Tree, density: Number, *, task: Task, grad_norm: bool, inner: Mesh | None,
     mesh: Mesh | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Unknown]:  # fmt: skip
     """What needs no method, so that methods that are compared have one program for it."""
 
-    def lane(model: Any, fed: Any, test: Any, density: Any) -> Any:
+    def lane(model: Tree, fed: Tree, test: Tree, density: Number) -> Tree:
         return of_model(model, fed, test, density, None, task=task, grad_norm=grad_norm, mesh=inner)
 
-    found: dict[str, Any] = _over_lanes(lane, mesh, ("both", "none", "none", "none"), models, fed, test, density)
+    found: dict[str, Unknown] = _over_lanes(lane, mesh, ("both", "none", "none", "none"), models, fed, test, density)
     return found

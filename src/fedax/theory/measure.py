@@ -28,9 +28,9 @@ from fedax.contract.local import Solver
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
-from fedax.engine.programs import compiled
 from fedax.errors import ConfigError
 from fedax.numbers import check_count
+from fedax.programs import compiled
 from fedax.tasks.task import Task
 
 _NUMBERS = 2**26  # that a Krylov basis, or the gradients of single examples, may hold at a time

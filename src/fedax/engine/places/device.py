@@ -12,10 +12,10 @@ from fedax.contract.vector import Vector
 from fedax.engine.clients import Client, Outside, alone, client_program, contribute
 from fedax.engine.loop import (
     Ask,
+    Exclusions,
     Federation,
     Heard,
     Hyper,
-    Missed,
     State,
     Tally,
     conclude,
@@ -37,7 +37,7 @@ def prepare(
     """Server state and client memory at round 0, after the method's warm-up over all clients."""
     server, row = first_state(hyper.method, x)
     memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (plan.num_clients, *leaf.shape)), row)
-    state, done = State(server, memory, none_missed(plan)), nothing()
+    state, done = State(server, memory, no_exclusions(plan)), nothing()
     if resolve(hyper.method, 0).warmup():
         everyone = hyper._replace(participation=Full())
         state, done = one_round(everyone, fed, key, state, 0, plan, "warmup", forms)
@@ -53,9 +53,9 @@ def first_state(algorithm: Algorithm, x: Vector) -> tuple[Tree, Tree]:
     return found
 
 
-def none_missed(plan: Plan) -> Missed | tuple[()]:
-    """What was missed before the first round."""
-    return Missed(jnp.zeros(plan.num_clients, jnp.int32), jnp.zeros((), jnp.int32)) if plan.watched else ()
+def no_exclusions(plan: Plan) -> Exclusions | tuple[()]:
+    """What was exclusions before the first round."""
+    return Exclusions(jnp.zeros(plan.num_clients, jnp.int32), jnp.zeros((), jnp.int32)) if plan.watched else ()
 
 
 def some_rounds(
@@ -94,14 +94,14 @@ def one_round(
     place = Device(hyper, method, fed, key, index, before, plan, forms)
     end = converse(exchanges(stage, method, clients, round_, state.server, hyper.wire, plan.watched), place.answer)
     _check_memory(method, state.memory, place.memory)
-    memory, missed = place.memory, state.losses
-    if missed:
+    memory, exclusions = place.memory, state.exclusions
+    if exclusions:
         stays = end.counts & ~end.skipped
         memory = jax.tree.map(lambda old, new: jnp.where(along(stays, new), new, old), before, memory)
-        missed = missed.after(clients, end)
+        exclusions = exclusions.after(clients, end)
     kept = jax.tree.map(lambda all_, part: all_.at[clients.ids].set(part, mode="drop"), state.memory, memory)
     done = place.done._replace(clients=jnp.sum(clients.present, dtype=jnp.int32))
-    return State(end.server, kept, missed), done
+    return State(end.server, kept, exclusions), done
 
 
 class Device:

@@ -44,10 +44,10 @@ from fedax.engine.loop import (
 from fedax.engine.memory import ClientMemory
 from fedax.engine.places import blocks
 from fedax.engine.places.blocks import Block, Examples, Rows
-from fedax.engine.places.device import first_state, none_missed
+from fedax.engine.places.device import first_state, no_exclusions
 from fedax.engine.plan import Plan
-from fedax.engine.programs import compiled
 from fedax.federation.participation import Full
+from fedax.programs import compiled
 
 _AHEAD = 16  # rounds whose cohorts are drawn at a time, if they are small
 _DRAWN = 2**18  # clients of all of these, at most
@@ -77,7 +77,7 @@ class Hosted:
         server, row = _first_state(job.hyper.method, job.x)
         folder = None if job.memory == "host" else job.memory
         store = ClientMemory(job.plan.num_clients, row, folder, room=job.own.stop - job.own.start)
-        state, self._rows = State(server, store, jax.tree.map(np.array, none_missed(job.plan))), Rows(store)
+        state, self._rows = State(server, store, jax.tree.map(np.array, no_exclusions(job.plan))), Rows(store)
         if resolve(job.hyper.method, 0).warmup():
             everyone = job.hyper._replace(participation=Full())
             (drawn,) = self._draw(everyone, np.zeros(1, np.int32), "warmup")
@@ -111,9 +111,9 @@ class Hosted:
         words = np.array(list(row.values()), float).view(np.uint32)  # whole, for JAX would halve the floats
         return [dict(zip(row, processes.from_first(words).view(float).tolist(), strict=True))]
 
-    def losses(self, state: State) -> list[Tree]:
+    def exclusions(self, state: State) -> list[Tree]:
         """How often uploads were left out so far."""
-        return [state.losses]
+        return [state.exclusions]
 
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
         """What the run keeps: the state, and the model."""
@@ -132,8 +132,8 @@ class Hosted:
         if self._rows.hold:
             self._rows.release(drawn.blocks, end.counts & ~end.skipped)
         self._clients += int(drawn.clients.present.sum()) if jax.process_index() == 0 else 0
-        losses = state.losses.after(drawn.clients, end) if state.losses else ()
-        return State(end.server, state.memory, losses)
+        exclusions = state.exclusions.after(drawn.clients, end) if state.exclusions else ()
+        return State(end.server, state.memory, exclusions)
 
     def answer(self, ask: Ask) -> Heard:
         """Run the clients of this process, block by block; conclude with the sum over all processes."""

@@ -3,16 +3,15 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from fedax.contract.types import Unknown
-
 _MOST = 128  # each takes about 40 to 80 memory maps, of which Linux allows a process 65,530, and 3 to 5 MiB
 
 
-def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Callable[..., Callable[..., Unknown]]:
+def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Callable[..., Callable[..., Any]]:
     """Decorator, as ``jax.jit``: but all functions together keep the 128 programs that were used last.
 
     ``jax.jit`` itself keeps the programs of a function as long as the function lives, which for one of a module is for
@@ -30,11 +29,11 @@ def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Calla
         (9.0, 27.0)
     """
 
-    def decorate(function: Callable[..., Unknown]) -> Callable[..., Unknown]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(function).parameters)
 
         @functools.wraps(function)
-        def call(*args: Unknown, **kwargs: Unknown) -> Unknown:
+        def call(*args: Any, **kwargs: Any) -> Any:
             given = dict(zip(names, args, strict=False)) | kwargs
             fixed = tuple((name, given.pop(name)) for name in static)
             leaves, structure = jax.tree.flatten(given)
@@ -47,9 +46,7 @@ def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Calla
 
 
 @functools.lru_cache(maxsize=_MOST)
-def _program(
-    function: Callable[..., Unknown], donate: tuple[str, ...], fixed: Unknown, structure: Unknown, form: Unknown
-) -> Unknown:
+def _program(function: Callable[..., Any], donate: tuple[str, ...], fixed: Any, structure: Any, form: Any) -> Any:
     """A function for JAX that is nobody else's: once it is gone, so is what was compiled for it."""
     program = functools.partial(function, **dict(fixed))
     program.__name__ = function.__name__  # type: ignore[attr-defined]

@@ -12,8 +12,7 @@ import scipy.stats
 from jax.sharding import Mesh
 
 import fedax
-
-from .problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
+from tests.engine.problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
 
 ROUNDS, N = 3, DATA.num_clients
 NAN = fedax.Faults([1], sends=np.nan)

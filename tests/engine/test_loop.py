@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedax
-from tests.core.probe import named, numbered
+from tests.contract.probe import named, numbered
 
 from . import methods
 from .problem import ALL, COHORTS, DATA, FEATURES, LR, SIZES, TASK, TAUS, TRACE, UNEQUAL, P, federation, flat, gradient
