@@ -1,8 +1,11 @@
 """Strict by default: no silent broadcasting between ranks; the big data sets only where they are."""
 
+import atexit
 import importlib.metadata
 import os
 import pathlib
+import shutil
+import tempfile
 
 # Compile time is test time, and the tests' programs are small: let XLA optimise less, and give LLVM one module a
 # program instead of one a kernel, which takes a third of the time. Before JAX starts; processes of tests inherit it.
@@ -14,6 +17,12 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false"
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
+
+# What one worker has compiled, and processes that tests start, the others need not compile again.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled = tempfile.mkdtemp(prefix="fedax-tests-")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
+    atexit.register(shutil.rmtree, compiled, ignore_errors=True)
 
 import jax
 import pytest
