@@ -1,7 +1,8 @@
-"""Every public class and function has an example, which runs as a doctest, and names the errors that it raises."""
+"""Public classes and functions have an example that runs as a doctest, and name their errors; pages are wrapped."""
 
 import doctest
 import inspect
+import pathlib
 import re
 
 import pytest
@@ -75,3 +76,15 @@ def test_functions_of_a_class_that_raise_say_so(name):
     if raises(function):
         text = inspect.getdoc(getattr(kind, own)) or inspect.getdoc(function) or ""  # or that of the base
         assert re.search(r"\bRaises?\b", text)
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_of_prose_are_short(page):
+    """At most 120 characters; tables, code and links that cannot be broken may be longer."""
+    prose = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in prose.splitlines() if not line.startswith("|") and " " in line.strip("-* ")]
+    assert [line for line in lines if len(line) > 120] == []
