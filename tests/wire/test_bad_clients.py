@@ -12,6 +12,7 @@ import scipy.stats
 from jax.sharding import Mesh
 
 import fedax
+from tests.engine.methods import Server
 from tests.engine.problem import DATA, LR, TASK, UNEQUAL, X0, P, flat, gradient
 
 ROUNDS, N = 3, DATA.num_clients
@@ -132,6 +133,9 @@ class BrokenAt(fedax.Algorithm):
     def init(self, x):
         return self.inner.init(x)
 
+    def init_client(self, x):
+        return self.inner.init_client(x)
+
     def warmup(self):
         return self.inner.warmup()
 
@@ -153,6 +157,29 @@ def test_who_is_left_out_stays_out_of_the_round(where):
     found = run(BrokenAt(method, 0), guard=True, **options)
     alike(found, run(method, participation=fedax.Trace([[0, 1, 2, 3]] * ROUNDS), work=fedax.Steps(2)))
     assert found.left_out == {4: ROUNDS}
+
+
+class Counting(fedax.Algorithm):
+    """Two exchanges, in each of which a client changes what it keeps."""
+
+    def init(self, x):
+        return Server(x)
+
+    def init_client(self, x):
+        return jnp.zeros(2)
+
+    def exchanges(self):
+        first = fedax.Exchange(lambda s, m, o: (s.x, m + jnp.array([1.0, 0.0])), lambda s, mean, round: s)
+        second = fedax.Exchange(lambda s, m, o: (s.x, m + jnp.array([0.0, 1.0])), lambda s, mean, round: s)
+        return first, second
+
+
+@pytest.mark.parametrize("where", ["device", "host", "streamed"])
+def test_what_is_left_out_late_keeps_what_it_had_before_the_round(where):
+    options = {"device": {}, "host": {"client_memory": "host"}, "streamed": {"stream": True}}[where]
+    found = run(BrokenAt(Counting(), 1), guard=True, work=fedax.Steps(2), **options)
+    kept = found.memory if where == "device" else found.memory[np.arange(N)]
+    assert np.asarray(kept).tolist() == [[ROUNDS, ROUNDS]] * 4 + [[0, 0]]
 
 
 @pytest.mark.parametrize("where", ["device", "streamed"])
