@@ -70,7 +70,7 @@ class Solver(Settings):
 
     Example:
         >>> class Sign(Solver):  # signSGD: y ← y − η sign(g)
-        ...     lr: Number
+        ...     lr: float
         ...
         ...     def init(self, x):
         ...         return ()

@@ -23,7 +23,7 @@ class Regularizer(Settings):
 
     Example:
         >>> class Ridge(Regularizer):  # ψ = ½ w ‖x‖²
-        ...     weight: Number
+        ...     weight: float
         ...
         ...     def value(self, x):
         ...         return 0.5 * self.weight * x.dot(x)

@@ -23,7 +23,7 @@ class Schedule(Settings):
 
     Example:
         >>> class Cosine(Schedule):
-        ...     value: Number
+        ...     value: float
         ...     rounds: int
         ...
         ...     def __call__(self, t):
@@ -145,7 +145,7 @@ def stepwise(**keywords: Unknown) -> Unknown:
 
     Example:
         >>> class Method(eqx.Module):
-        ...     lr: Number = stepwise()
+        ...     lr: float = stepwise()
         >>> float(Method(lr=PowerDecay(1.0, power=1.0)).lr(1)), Method(lr=0.5).lr(7)
         (0.5, 0.5)
     """

@@ -14,8 +14,8 @@ class Settings(eqx.Module):
 
     Example:
         >>> class Rate(Settings):
-        ...     value: Number
-        ...     factor: Number = 1.0
+        ...     value: object
+        ...     factor: float = 1.0
         >>> Rate(np.array([0.1, 0.2]))
         Rate(value=[0.1, 0.2])
     """

@@ -49,9 +49,10 @@ def folder(path: str | os.PathLike, test: str | os.PathLike | None = None) -> An
     Example:
         >>> import tempfile
         >>> import fedax
+        >>> import numpy as np
         >>> with tempfile.TemporaryDirectory() as place:
-        ...     fedax.FederatedData({"x": [[1.0], [2.0]]}, sizes=[1, 1]).save(place)
-        ...     folder(place).num_clients
+        ...     fedax.FederatedData({"x": np.ones((2, 1))}, sizes=[1, 1]).save(f"{place}/mine")
+        ...     folder(f"{place}/mine").num_clients
         2
     """
     data = FederatedData.open(path)
