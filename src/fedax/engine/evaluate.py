@@ -66,7 +66,7 @@ def columns(job: Unknown) -> list[str]:
         job.plan.task.metrics,
         test=job.test is not None,
         grad_norm=job.grad_norm,
-        objective=resolve(job.hyper[0], 0).penalty(job.x) is not None,
+        objective=resolve(job.hyper.method, 0).penalty(job.x) is not None,
         density=job.density is not None,
     )
 
@@ -78,7 +78,7 @@ def measured(job: Unknown, server: Tree, index: int, train: Array = None) -> lis
     asked; ``test_loss`` and ``test_<metric>`` of held-out data. ``train``: the :func:`train_sums` of all data, where
     they are known.
     """
-    model, penalty = model_after(job.hyper[0], server, index)
+    model, penalty = model_after(job.hyper.method, server, index)
     asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
     found = of_model(model, job.fed, job.test, job.density, train, **asked)
     return rows(job.plan.task, with_objective(found, penalty), job.x.size)

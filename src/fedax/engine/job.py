@@ -97,7 +97,7 @@ class Job(NamedTuple):
         """
         if self.plan.stops:
             return 1
-        places = self.hyper[2].places(self.plan.num_clients)
+        places = self.hyper.participation.places(self.plan.num_clients)
         return max(1, 2**31 // (places * max(self.plan.max_steps, self.plan.max_size) * 64))
 
 

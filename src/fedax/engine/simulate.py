@@ -177,7 +177,7 @@ class Alone:
         return [state.exclusions]
 
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
-        return state, self.job.delivered(model_after(self.job.hyper[0], state.server, index)[0])
+        return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
 
 
 @compiled(static=["plan"])

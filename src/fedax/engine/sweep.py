@@ -413,7 +413,7 @@ def _width(job: Job) -> int:
     size = job.x.size
     if jax.default_backend() != "cpu":
         held = job.plan.chunk_size + 4 * (
-            1 + len(jax.tree.leaves(job.hyper[0].init_client(job.x))) * job.plan.num_clients
+            1 + len(jax.tree.leaves(job.hyper.method.init_client(job.x))) * job.plan.num_clients
         )
         return max(1, 2**30 // (size * held))
     if not is_small(job.x):
