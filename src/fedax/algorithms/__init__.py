@@ -241,7 +241,7 @@ METHODS.add(
 )
 METHODS.add("fedadam", _fedavg, "Adam at the server, as published", fixed=_WEIGHTED | {"server": "adam"})
 METHODS.add("fedyogi", _fedavg, "Yogi at the server, as published", fixed=_WEIGHTED | {"server": "yogi"})
-METHODS.add("fedexp", FedExP, "FedAvg with a server step as long as the clients' updates differ")
+METHODS.add("fedexp", FedExP, "FedAvg with a longer server step, the more the clients' updates differ")
 METHODS.add("scaffold", Scaffold, "control variates at the clients: the exact optimum, also with sampled cohorts")
 METHODS.add(
     "vrl-sgd",
