@@ -92,6 +92,13 @@ class ProcessError(FedaxError, RuntimeError):
     """Of several processes that run one job together, another one is gone."""
 
 
+class NodeError(FedaxError, RuntimeError):
+    """Real clients, their node or the link to them: one did not answer, answered something else, or does not fit."""
+
+    def __init__(self, text: str):
+        super().__init__(_shown(text, 1500))
+
+
 class DivergedWarning(UserWarning):
     """A run was stopped because its training loss was no longer finite, or it ended worse than it began."""
 

@@ -614,7 +614,7 @@ def _read(
 ) -> np.ndarray:
     """A tensor, or rows of one, of the form that it has to have; ``shape`` None: of one axis, or none."""
     found = file.get_slice(name)
-    stored, there = _stored(kind), found.get_shape()
+    stored, there = stored_kind(kind), found.get_shape()
     wanted = there[:1] if shape is None else list(shape)  # NumPy has no arrays of more than 64 axes
     if found.get_dtype() != _label(stored) or there != wanted:
         should = f"{_label(stored)} {wanted}"
@@ -623,7 +623,7 @@ def _read(
     return np.asarray(values).view(kind) if kind != stored else np.asarray(values)
 
 
-def _stored(kind: np.dtype) -> np.dtype:
+def stored_kind(kind: np.dtype) -> np.dtype:
     """The type under which a file has numbers: types that NumPy knows by name only go as whole numbers."""
     return kind if kind.kind in "fiub" and kind.isbuiltin == 1 else np.dtype(f"u{kind.itemsize}")
 
@@ -639,7 +639,7 @@ def _write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> 
     arrays = {name: np.ascontiguousarray(leaf).reshape(leaf.shape) for name, leaf in tensors.items()}
     for name, leaf in arrays.items():
         header[name] = {
-            "dtype": _label(_stored(leaf.dtype)),
+            "dtype": _label(stored_kind(leaf.dtype)),
             "shape": list(leaf.shape),
             "data_offsets": [at, at + leaf.nbytes],
         }

@@ -1,0 +1,108 @@
+"""What goes between a server and the nodes at which real clients are: messages of JSON and arrays, and who carries them.
+
+Arrays go as a safetensors file, by the names of their places in the tree, and are checked against the form that the
+receiver expects. Nothing in a message is code.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from fedax.contract.types import Tree, Unknown
+from fedax.engine.checkpoint import stored_kind
+from fedax.errors import NodeError
+
+
+class Message(NamedTuple):
+    """A question, or an answer.
+
+    Attributes:
+        head: plain JSON; of an answer that could not be given ``{"error": why}``.
+        tensors: a safetensors file, or nothing.
+    """
+
+    head: dict[str, Unknown]
+    tensors: bytes = b""
+
+
+class Failure(NamedTuple):
+    """What comes in the place of an answer.
+
+    Attributes:
+        text: what happened.
+        gone: whether the node cannot be reached, and may come back.
+    """
+
+    text: str
+    gone: bool
+
+
+class Transport(Protocol):
+    """Carries messages to nodes, which are known by number.
+
+    Attributes:
+        sent, received: bytes so far on the wire as it is, to and from the nodes.
+    """
+
+    sent: int
+    received: int
+
+    def nodes(self) -> list[int]:
+        """The nodes that are there now."""
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        """Ask some nodes; their answers as they come, and a failure for each that gives none in ``timeout`` seconds."""
+
+
+def packed(trees: Mapping[str, Tree]) -> bytes:
+    """Some pytrees of arrays as one safetensors file; the bits of every type of number are kept.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> file = packed({"upload": {"w": jnp.ones(2, jnp.bfloat16)}, "ids": np.arange(2)})
+        >>> unpacked(file, {"upload": {"w": jax.ShapeDtypeStruct((2,), jnp.bfloat16)}, "ids": np.zeros(2, int)}, "it")
+        {'ids': array([0, 1]), 'upload': {'w': array([1, 1], dtype=bfloat16)}}
+    """
+    arrays = {}
+    for name, leaf in _named(trees).items():
+        array = np.ascontiguousarray(leaf).reshape(np.shape(leaf))
+        arrays[name] = array.view(stored_kind(array.dtype))
+    return safetensors.numpy.save(arrays) if arrays else b""
+
+
+def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tree]:
+    """The pytrees of a file that :func:`packed` made, of the forms that they have to have.
+
+    Args:
+        file: from elsewhere, so it may hold anything.
+        forms: pytrees of arrays or of ``jax.ShapeDtypeStruct``.
+        what: what the file should be, for errors.
+
+    Raises:
+        NodeError: it is no such file, or an array is missing, too much, or of another shape or type.
+    """
+    try:
+        found = safetensors.numpy.load(file) if file else {}
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise NodeError(f"{what}: no arrays ({str(error)[:200]})") from error
+    wanted = _named(forms)
+    if differ := sorted(wanted.keys() ^ found.keys()):
+        there = "is missing" if differ[0] in wanted else "is there and should not be"
+        raise NodeError(f"{what}: {differ[0]} {there} ({len(found)} arrays, expected {len(wanted)})")
+    leaves = []
+    for name, form in wanted.items():
+        kind, array = np.dtype(form.dtype), found[name]
+        if array.shape != tuple(form.shape) or array.dtype != stored_kind(kind):
+            should = f"{kind}{list(form.shape)}"
+            raise NodeError(f"{what}: {name} is {array.dtype}{list(array.shape)}, expected {should}")
+        leaves.append(array.view(kind))
+    whole: dict[str, Tree] = jax.tree.unflatten(jax.tree.structure(dict(forms)), leaves)
+    return whole
+
+
+def _named(trees: Mapping[str, Tree]) -> dict[str, Tree]:
+    return {jax.tree_util.keystr(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(dict(trees))}
