@@ -25,7 +25,8 @@ class Column:
 
     Attributes:
         label: its name for people.
-        kind: ``"measure"`` of the model, ``"cost"`` so far, or ``"exclusion"``: uploads that did not count.
+        kind: ``"measure"`` of the model, ``"cost"`` so far, ``"exclusion"``: uploads that did not count, or
+            ``"traffic"``: what real clients cost besides, and how many of them were heard.
         unit: ``"%"`` for shares that are shown as percentages, ``"B"``, ``"s"``, or nothing.
         better: which way is better; ``None`` where neither is, or the name does not tell.
         type: of its values; ``"whole"`` numbers are ≥ 0, ``"ids"`` are lists of clients.
@@ -33,7 +34,7 @@ class Column:
     """
 
     label: str
-    kind: Literal["measure", "cost", "exclusion"] = "measure"
+    kind: Literal["measure", "cost", "exclusion", "traffic"] = "measure"
     unit: Literal["", "%", "B", "s"] = ""
     better: Direction | None = None
     type: Literal["real", "whole", "ids"] = "real"
@@ -56,12 +57,17 @@ _TABLE = {  # in the order of a table's columns, after the metrics of the task
     "left_out": Column("Uploads left out", "exclusion", better="lower", type="whole"),
     "bad_clients": Column("Clients left out", "exclusion", type="ids"),
     "skipped": Column("Rounds skipped", "exclusion", better="lower", type="whole"),
+    "heard": Column("Weight of the clients heard", "traffic", "%", scale="linear"),
+    "wire_down": Column("Sent over the network", "traffic", "B", "lower", "whole"),
+    "wire_up": Column("Received over the network", "traffic", "B", "lower", "whole"),
+    "waited": Column("Waited for clients", "traffic", "s", "lower"),
 }
 _PLACES = {name: place for place, name in enumerate(_TABLE)}
 _HIGHER = {"accuracy", "precision", "recall", "f1", "auc"}
 _LOWER = {"loss", "error", "perplexity", "mse", "rmse", "mae"}
 
 COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost")
+TRAFFIC = ("wire_down", "wire_up", "waited")
 EXCLUSIONS = tuple(name for name, column in _TABLE.items() if column.kind == "exclusion")
 
 

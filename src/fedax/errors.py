@@ -227,6 +227,19 @@ def of_a_library(module: str) -> bool:
     return top in _LIBRARIES or top in sys.stdlib_module_names
 
 
+def caller_level() -> int:
+    """The ``stacklevel`` at which a warning names the line outside of fedax that led to it.
+
+    Example:
+        >>> caller_level() >= 1
+        True
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "fedax":
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def _short(file: str) -> str:
     """A file's path from here, if it is below."""
     below = os.path.relpath(file) if os.path.isabs(file) else file

@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import safetensors
 
-from fedax.columns import COSTS, EXCLUSIONS, describe, higher_is_better
+from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC, describe, higher_is_better
 from fedax.contract.types import Tree, Unknown
 from fedax.engine import processes
 from fedax.engine.evaluate import columns
@@ -35,7 +35,7 @@ from fedax.engine.job import Job
 from fedax.engine.loop import State
 from fedax.engine.memory import ClientMemory
 from fedax.engine.signals import Held
-from fedax.errors import CheckpointError, ConfigError, DamagedWarning, unknown
+from fedax.errors import CheckpointError, ConfigError, DamagedWarning, caller_level, unknown
 from fedax.numbers import check_count, check_number
 
 _FORMAT, _ONE_RUN, _OLD_FORMAT = "fedax checkpoint 3", "fedax checkpoint 2", "fedax checkpoint 1"
@@ -181,6 +181,11 @@ class Keeper:
     def __exit__(self, *error: Unknown) -> None:
         self._held.release()
 
+    @property
+    def found(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self._newest is not None
+
     def find(self, state: State) -> Saved | None:
         """The newest checkpoint that all processes have written and that is not damaged.
 
@@ -234,6 +239,7 @@ class Keeper:
                 if last > index or (last < index and status != "finished" and not self._lanes):
                     raise CheckpointError(f"{path}: {status} with figures up to round {last}; remove it")
                 asked = {"round", *costs, *columns(self.job), *(EXCLUSIONS if self.job.plan.watched else ())}
+                asked |= {"heard"} if self.job.memory == "nodes" else set()
                 if differs := asked ^ rows[0].keys():
                     raise CheckpointError(
                         f"{self.folder}: only one of this run and the one that wrote it has the columns "
@@ -286,7 +292,9 @@ class Keeper:
             return None
         if damaged:
             text = f"{len(damaged)} of {len(complete)} checkpoints cannot be used ({names})"
-            warnings.warn(f"{text}: going on from round {index}, to the same end", DamagedWarning, stacklevel=4)
+            warnings.warn(
+                f"{text}: going on from round {index}, to the same end", DamagedWarning, stacklevel=caller_level()
+            )
         paths = complete.get(index, [])
         if not paths:
             raise CheckpointError(f"{self.folder}: process 0 has a checkpoint of round {index} there: share the folder")
@@ -372,7 +380,7 @@ class Keeper:
     def _put(self, path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Unknown]) -> None:
         meta = {"format": _FORMAT, "versions": versions(), "job": self._settings, **about}
         with _writing(path):
-            _write(path, tensors, json.dumps(meta))
+            write_tensors(path, tensors, json.dumps(meta))
 
     def _clean(self, newest: int) -> None:
         """Remove what is too old, what was damaged, and what a process that was killed has left."""
@@ -480,7 +488,10 @@ class Keeper:
                             leaf[ids[rows][mine]] = new
         if isinstance(memory, ClientMemory):
             return memory
-        put = [jax.device_put(new, leaf.sharding) for new, leaf in zip(whole, leaves, strict=True)]
+        put = [
+            jax.device_put(new, leaf.sharding) if isinstance(leaf, jax.Array) else new
+            for new, leaf in zip(whole, leaves, strict=True)
+        ]
         return jax.tree.unflatten(structure, put)
 
 
@@ -584,7 +595,7 @@ def _check_figures(status: Unknown, rows: Tree, costs: Unknown) -> None:
     """Refuse a history that no run writes, with a ValueError or what its form leads to."""
     if status not in ("finished", "stopped", "diverged", "failed"):
         raise ValueError(f"status {status!r}")
-    if costs.keys() != {*COSTS} - {"round"} or not {"round", "train_loss", *costs} <= rows[0].keys():
+    if costs.keys() - {*TRAFFIC} != {*COSTS} - {"round"} or not {"round", "train_loss", *costs} <= rows[0].keys():
         raise ValueError("columns are missing")
     for row in (*rows, costs):
         if row is not costs and row.keys() != rows[0].keys():
@@ -632,7 +643,7 @@ def _label(kind: np.dtype) -> str:
     return "BOOL" if kind.kind == "b" else f"{_KINDS[kind.kind]}{8 * kind.itemsize}"
 
 
-def _write(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> None:
+def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> None:
     """A safetensors file, whole or not at all. The library would hold a second copy of everything in memory."""
     header: dict[str, Unknown] = {"__metadata__": {"sha256": BLANK, "fedax": text}}
     at = 0

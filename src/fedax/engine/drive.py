@@ -16,7 +16,7 @@ from fedax.engine.checkpoint import Keeper, Past, Saved
 from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
 from fedax.engine.loop import State, Tally
-from fedax.errors import BadClientWarning, DivergedWarning
+from fedax.errors import BadClientWarning, DivergedWarning, caller_level
 
 Watch = Callable[[int, dict[str, Unknown]], None]
 
@@ -41,12 +41,15 @@ class Program(Protocol):
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
         """What a run keeps in the end of job ``which``: the state, and the model."""
 
+    def traffic(self) -> dict[str, Unknown]:
+        """What went over a network since the last time, by column; nothing in a simulation."""
+
 
 def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | None = None) -> list[Run]:
     """Run jobs side by side, from their start or their last checkpoint to their ends.
 
     A job that diverged or stopped gets no more rows, whatever becomes of its numbers; when all are done, all end. Those
-    that ended badly are warned of, at the line that called this function's caller.
+    that ended badly are warned of.
 
     Args:
         watch: called with the number of a job and each row of its history.
@@ -63,7 +66,7 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
             going.save()
     for lane in lanes:
         if (said := lane.conclude()) is not None:
-            warnings.warn(*said, stacklevel=3)
+            warnings.warn(*said, stacklevel=caller_level())
     return [lane.run(seconds) for lane in lanes]
 
 
@@ -159,7 +162,7 @@ class _Going:
         # A call that runs no round compiles the program and leaves the state as it is.
         self.state, _ = self.program.advance(state, 0, 0)
         jax.block_until_ready(self.state)
-        count([lane.history for lane in self.lanes], tally, 1, warmup=True)
+        self._count(tally, 1, warmup=True)
         if self.keeper is None or (found := self.keeper.find(self.state)) is None:
             self.record()
         else:
@@ -192,7 +195,7 @@ class _Going:
             rounds = int(processes.from_first(np.int32(to))) - self.index
             began = time.perf_counter()
             self.state, tally = self.program.advance(self.state, self.index, self.index + rounds)
-            count([lane.history for lane in self.lanes], jax.block_until_ready(tally), rounds)
+            self._count(jax.block_until_ready(tally), rounds)
             seconds = time.perf_counter() - began
             self.clock.took(seconds, rounds)
             self.index += rounds
@@ -216,6 +219,7 @@ class _Going:
         if not which:
             return
         excluded, figures = self.program.exclusions(self.state), self.program.measure(self.state, self.index)
+        self._count_traffic()
         for i in which:
             row = self.lanes[i].history.add(self.index, figures[i], excluded[i])
             if self.keeper is not None:
@@ -223,6 +227,15 @@ class _Going:
             self.watch(i, dict(row))
             if self.lanes[i].judge(row):
                 self._end(i)
+
+    def _count(self, tally: Tally, rounds: int, warmup: bool = False) -> None:
+        count([lane.history for lane in self.lanes], tally, rounds, warmup)
+        self._count_traffic()
+
+    def _count_traffic(self) -> None:
+        found = self.program.traffic()
+        for lane in self.lanes:
+            lane.history.costs.add_traffic(found)
 
     def _model(self, i: int) -> Tree:
         return self.program.outcome(self.state, self.index, i)[1]

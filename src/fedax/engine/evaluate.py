@@ -54,7 +54,7 @@ def of_model(
         gradient = Vector(sums[1])
         found["grad_norm_sq"] = gradient.dot(gradient)
     if test is not None:
-        found |= {f"test_{name}": value for name, value in _test(task, model, test, mesh).items()}
+        found |= {f"test_{name}": value for name, value in test_means(task, model, test, mesh).items()}
     if density is not None:
         found["density"] = sum(jnp.sum(jnp.abs(leaf) > density) for leaf in jax.tree.leaves(model.tree))
     return found
@@ -64,23 +64,25 @@ def columns(job: Unknown) -> list[str]:
     """What the rows of a job have besides the round and the costs."""
     return measured_names(
         job.plan.task.metrics,
-        test=job.test is not None,
+        test=job.tested,
         grad_norm=job.grad_norm,
         objective=resolve(job.hyper.method, 0).penalty(job.x) is not None,
         density=job.density is not None,
     )
 
 
-def measured(job: Unknown, server: Tree, index: int, train: Array = None) -> list[dict[str, Unknown]]:
+def measured(
+    job: Unknown, server: Tree, index: int, train: Array = None, test: Mapping[str, Unknown] | None = None
+) -> list[dict[str, Unknown]]:
     """The row of one job: what is measured of the model after ``index`` rounds.
 
     ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
     asked; ``test_loss`` and ``test_<metric>`` of held-out data. ``train``: the :func:`train_sums` of all data, where
-    they are known.
+    they are known; ``test``: the same of means over held-out data that are at the clients.
     """
     model, penalty = model_after(job.hyper.method, server, index)
     asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
-    found = of_model(model, job.fed, job.test, job.density, train, **asked)
+    found = of_model(model, job.fed, job.test, job.density, train, **asked) | dict(test or {})
     return rows(job.plan.task, with_objective(found, penalty), job.x.size)
 
 
@@ -123,7 +125,7 @@ def train_sums(model: Vector, fed: Federation, *, task: Task, grad_norm: bool, m
     return found
 
 
-def _test(task: Task, model: Vector, test: Tree, mesh: Mesh | None) -> dict[str, Unknown]:
+def test_means(task: Task, model: Vector, test: Tree, mesh: Mesh | None) -> dict[str, Unknown]:
     """Means over held-out data, ``loss`` and the task's metrics."""
     n = jax.tree.leaves(test)[0].shape[0]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedax.columns import COSTS
+from fedax.columns import COSTS, TRAFFIC
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
@@ -30,7 +30,9 @@ class Run:
             ``seconds`` (of training; compilation and evaluation are not in it; of runs side by side, each one's
             share). With a guard, and where clients may drop out: ``left_out``, how many uploads have been left out so
             far; ``bad_clients``, a list of those whose they were, of the first hundred; ``skipped``, how many rounds
-            changed nothing for want of clients.
+            changed nothing for want of clients. Of real clients: ``heard``, the share of the weight of those whose
+            nodes were heard in this evaluation; ``wire_down`` and ``wire_up``, bytes on the network as it is;
+            ``waited``, seconds that the server waited for answers.
         status: ``"finished"``; ``"worse"`` where it came to its last round, with an objective above that at the start
             (see :func:`ended_worse`); ``"stopped"`` where ``until`` was true before the last round; ``"diverged"``
             where the loss was no longer finite; ``"failed"`` where a guard stopped it.
@@ -143,6 +145,11 @@ class Costs:
         self.warmup, self.round = forms
         self.clients = self.local_steps = self.gradients = self.bytes_down = self.bytes_up = 0
         self.seconds = 0.0
+        self.traffic: dict[str, Unknown] = {}  # of real clients
+
+    def add_traffic(self, found: dict[str, Unknown]) -> None:
+        """Add what went over a network."""
+        self.traffic |= {name: value + self.traffic.get(name, 0) for name, value in found.items()}
 
     def add(self, done: Tally, rounds: int, warmup: bool) -> None:
         """Add what some rounds did; ``rounds``: how many they were."""
@@ -157,11 +164,12 @@ class Costs:
 
     def take(self, row: dict[str, Unknown]) -> None:
         """Go on from what :meth:`row` gave."""
-        for name, value in row.items():
-            setattr(self, name, value)
+        self.traffic = {name: row[name] for name in TRAFFIC if name in row}
+        for name in row.keys() - self.traffic.keys():
+            setattr(self, name, row[name])
 
     def row(self) -> dict[str, Unknown]:
-        return {name: getattr(self, name) for name in COSTS if name != "round"}
+        return {name: getattr(self, name) for name in COSTS if name != "round"} | self.traffic
 
 
 def count(histories: Sequence[History], tally: Tally, rounds: int, warmup: bool = False) -> None:

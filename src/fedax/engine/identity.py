@@ -25,6 +25,7 @@ from fedax.contract.schedule import Piecewise, PowerDecay, Schedule
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
+from fedax.federation.census import Census
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
 
@@ -40,6 +41,7 @@ def identity(
     hyper: Tree,
     task: Task,
     data: Tree,
+    census: Census,
     test: Tree,
     plan: Unknown,
     seed: int,
@@ -51,22 +53,24 @@ def identity(
 
     Args:
         hyper: method, work, participation and wire.
-        task, data, test, seed, params: as of :func:`fedax.simulate`.
+        task, data, test, seed, params: as of :func:`fedax.simulate`; ``data`` are ``None`` where they are elsewhere.
+        census: of the clients.
         plan: what is fixed before compilation.
         x: the initial model.
         round_program: :func:`digest` of a round.
     """
     found = {
-        "data": f"{data.num_clients} clients, {data.num_examples} examples",
-        "sizes and weights": f"{_hashed(data.sizes)} {_hashed(data.weights)}",
+        "data": f"{census.num_clients} clients, {int(census.sizes.sum())} examples",
+        "sizes and weights": f"{_hashed(census.sizes)} {_hashed(census.weights)}",
         "model": f"{jax.tree.map(lambda leaf: f'{leaf.dtype}{list(leaf.shape)}', x.tree)}",
         "params": "task.init" if params is None else _hashed(*jax.tree.leaves(x.tree)),
         "batch_size": str(plan.batch_size),
         "seed": str(seed),
         "task": _task(task),
     }
+    found |= {f"client {name}": text for name, text in zip(census.names, census.digests, strict=True)}
     files: list[str] = []
-    for name, tree in (("data", data.examples), ("test", test)):
+    for name, tree in (("data", None if data is None else data.examples), ("test", test)):
         for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
             array, file = np.asarray(leaf), _file_of(leaf)
             content = _hashed(array) if file is None else f"{_sampled(array)} (sampled)"
@@ -74,11 +78,7 @@ def identity(
             files += [] if file is None else [file]
     found |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
     found |= settings_of(hyper)
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype)),
-        data.examples,
-    )
-    return found | _task_programs(task.trained, x.tree, shapes) | {f"{_PROGRAM}a round": round_program}
+    return found | _task_programs(task.trained, x.tree, census.examples(2)) | {f"{_PROGRAM}a round": round_program}
 
 
 def _task(task: Task) -> str:

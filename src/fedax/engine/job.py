@@ -46,10 +46,11 @@ class Job(NamedTuple):
         hyper: the method, the work, the participation and the wire, pytrees of numbers.
         fed, key, x: the data on the device, the run's random key, the initial model.
         data: the data where they are on the host, and come to the device cohort by cohort, or ``None``.
+        census: of the clients.
         own: the clients that belong to this process.
         plan: what is fixed before compilation.
         memory: where client memory is: "device", "host", or the folder of its file; on the device only of a job
-            whose rounds are compiled, those of a job of one process whose data are there.
+            whose rounds are compiled, those of a job of one process whose data are there; or "nodes", with the data.
         forms: forms of the exchanges of the warm-up, and of a round.
         settings: gives what makes the run, by name, as text: the same for the same run. Made when it is first asked
             for, as all examples are read for it.
@@ -66,6 +67,7 @@ class Job(NamedTuple):
     key: Array
     x: Vector
     data: FederatedData | None
+    census: Census
     own: slice
     plan: Plan
     memory: str
@@ -90,6 +92,11 @@ class Job(NamedTuple):
         return self.memory != "device"
 
     @property
+    def tested(self) -> bool:
+        """Whether there are held-out examples, here or at the clients."""
+        return self.test is not None or self.census.tests > 0
+
+    @property
     def rounds_a_call(self) -> int:
         """So many rounds that counts of 32 bits hold what they do (a step asks some gradients, a full one more).
 
@@ -104,7 +111,7 @@ class Job(NamedTuple):
 def make_job(
     algorithm: Algorithm,
     task: Task,
-    data: FederatedData,
+    data: FederatedData | Census,
     *,
     rounds: int,
     work: Work | None = None,
@@ -128,7 +135,10 @@ def make_job(
 ) -> Job:
     """Check what :func:`fedax.simulate` is given, and make a job of it.
 
-    ``shared``: of several jobs, so that what they have in common is checked and made once.
+    Args:
+        data: as there; or the census of real clients, whose data are at their nodes. Their uploads may get lost, where
+            the method allows that.
+        shared: of several jobs, so that what they have in common is checked and made once.
     """
     shared = {} if shared is None else shared
     # What is shared is named by identity, which another object may have once these are gone.
@@ -136,59 +146,70 @@ def make_job(
     work = Epochs(1) if work is None else work
     participation = Full() if participation is None else participation
     guard = Guard() if guard is True else None if guard is False else guard
-    _check(algorithm, task, data, rounds, work, participation, until, guard, aggregate, faults)
+    census = data if isinstance(data, Census) else None if not isinstance(data, FederatedData) else Census.of(data)
+    _check(algorithm, task, census or data, rounds, work, participation, until, guard, aggregate, faults)
+    assert census is not None
+    here = data if isinstance(data, FederatedData) else None
     form = _once(shared, ("form", id(task)), task.form)
     given, task = task, task.trained
-    own = processes.own(data)
-    _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, data, own, test))
+    own = processes.own(census)
+    _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, census, here, own, test))
     rounds = int(rounds)
     density = None if density is None else check_number("density", density, 0)
-    batch_size = None if batch_size is None else _batch_size(batch_size, data)
+    batch_size = None if batch_size is None else _batch_size(batch_size, census)
     stops = evaluation_rounds(rounds, evaluate_every)
     # One type for all numbers: whether 1, 1.0 or np.float64(1.0) is given, the program is the same.
     one_type = lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf  # noqa: E731
     algorithm, wire = jax.tree.map(one_type, (algorithm, Wire(faults, guard, aggregate)))
-    key, x = _start(task, params, seed, shared)
-    census = Census.of(data)
-    plan = make_plan(census, task, x, work, batch_size, participation, wire, chunk_size, mesh)
+    key, x = start(task, params, seed, shared)
+    loses = here is None and algorithm.traits().cohorts == "any"
+    sure = dataclasses.replace(wire, lossy=loses)
+    plan = make_plan(census, task, x, work, batch_size, participation, sure, chunk_size, mesh)
+    plan = dataclasses.replace(plan, mesh=None) if here is None else plan
     algorithm.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
-    stream = _stream(stream, data, own, plan.devices)
+    stream = here is not None and streamed(stream, here, own, plan.devices)
     fed = _once(
-        shared, ("data", id(data), plan.mesh, stream), lambda: _on_devices(_federation(data, own, stream), plan.mesh)
+        shared,
+        ("data", id(data), plan.mesh, stream),
+        lambda: on_devices(federation_of(census, None if stream else here, own), plan.mesh),
     )
-    held_out = _once(shared, ("test", id(test), plan.mesh), lambda: _on_devices(test, plan.mesh))
-    hyper = Hyper(algorithm, work, participation.bind(data.weights), wire)
+    held_out = _once(shared, ("test", id(test), plan.mesh), lambda: on_devices(test, plan.mesh))
+    hyper = Hyper(algorithm, work, participation.bind(census.weights), wire)
     pool = fed._replace(examples=census.examples(2))
     _check_aggregator(aggregate, algorithm, x)
     # Neither the devices nor how many clients run side by side are part of what a round is. Tracing two at a time shows
     # what cannot have a batch axis; of large models it would take twice as long.
-    side_by_side = min(2 if is_small(x.tree) else 1, participation.places(data.num_clients))
+    side_by_side = min(2 if is_small(x.tree) else 1, participation.places(census.num_clients))
     plain = dataclasses.replace(plan, mesh=None, chunk_size=side_by_side)
     forms, program = dry_run(hyper, pool, key, x, plain)
     _check_uploads(aggregate, algorithm, forms)
     row = jax.eval_shape(first_state, algorithm, x)[1]
     hosted = stream or processes.count() > 1
-    memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
+    memory = "nodes"
+    if here is not None:
+        memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
+    hyper = hyper._replace(wire=sure)
     asked = Hyper(algorithm, work, participation, wire)
-    settings = functools.cache(lambda: identity(asked, given, data, test, plan, seed, x, params, program))
+    settings = functools.cache(lambda: identity(asked, given, here, census, test, plan, seed, x, params, program))
     if processes.count() > 1:
         content = {name: text for name, text in settings().items() if name != FILES}
         processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density}")
         if FILES in settings():  # each host may have a copy of its own
             settings()[FILES] = processes.text_from_first(settings()[FILES])
     return Job(
-        hyper, fed, key, x, data if stream else None, own, plan, memory, forms, settings,
+        hyper, fed, key, x, here if stream else None, census, own, plan, memory, forms, settings,
         rounds, stops, held_out, grad_norm, density, until, form, seed,
     )  # fmt: skip
 
 
 def with_seed(job: Job, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> Job:
     """The same job with another seed."""
-    key, x = _start(job.plan.task, params, seed, shared)
+    key, x = start(job.plan.task, params, seed, shared)
     return job._replace(key=key, x=x, seed=seed, settings=lambda: job.settings() | {"seed": str(seed)})
 
 
-def _start(task: Task, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> tuple[Array, Vector]:
+def start(task: Task, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> tuple[Array, Vector]:
+    """The key of a run with this seed, and its initial model."""
     seed = check_count("seed", seed, 0)
     if seed >= 2**32:
         raise ConfigError("seed", seed, "give a whole number below 2**32")
@@ -204,9 +225,10 @@ def _once(shared: dict[Unknown, Unknown], name: Unknown, make: Callable[[], Unkn
     return shared[name]
 
 
-def _batch_size(asked: Unknown, data: FederatedData) -> int:
+def _batch_size(asked: Unknown, census: Census) -> int:
     batch_size = check_count("batch_size", asked, high=MOST)
-    check_room(batch_size * sum(leaf[:1].nbytes for leaf in jax.tree.leaves(data.examples)), batch_size=batch_size)
+    each = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(census.example))
+    check_room(batch_size * each, batch_size=batch_size)
     return batch_size
 
 
@@ -236,7 +258,7 @@ def _check(
     required = (
         ("algorithm", algorithm, Algorithm, "give a method, for instance fedax.create('fedavg', lr=0.1)"),
         ("task", task, Task, "give a fedax.Task, for instance one of fedax.tasks"),
-        ("data", data, FederatedData, "give a fedax.FederatedData"),
+        ("data", data, Census, "give a fedax.FederatedData"),
         ("work", work, Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
         ("participation", participation, Participation, "give Full, Uniform, Proportional, ... or Trace"),
     )
@@ -280,32 +302,35 @@ def _check_uploads(aggregate: Aggregator | None, algorithm: Algorithm, forms: tu
             raise ConfigError("aggregate", type(aggregate).__name__, way_out)
 
 
-def _check_examples(task: Task, data: FederatedData, own: slice, test: Tree) -> None:
-    data.check(task, own)
+def _check_examples(task: Task, census: Census, data: FederatedData | None, own: slice, test: Tree) -> None:
+    if data is not None:
+        data.check(task, own)
     if test is None:
         return
     try:
-        _check_test(task, data, test)
+        _check_test(task, census, test)
     except ExampleError as error:
         raise ExampleError(f"test: {error.column}", error.example, error.what) from None
     except DataError as error:
         raise DataError(f"test: {str(error).replace('clients[0]', 'it', 1)}") from None
 
 
-def _check_test(task: Task, data: FederatedData, test: Tree) -> None:
-    if not same_structure(test, data.examples):
+def _check_test(task: Task, census: Census, test: Tree) -> None:
+    if not same_structure(test, census.example):
         raise DataError(
             f"its structure {jax.tree.structure(test)} is not that of the clients' examples, "
-            f"{jax.tree.structure(data.examples)}"
+            f"{jax.tree.structure(census.example)}"
         )
     if all(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(test)):
         raise DataError("there is no example in it; give None for no held-out data")
     # A federation of one client has the same demands on its examples.
     FederatedData.from_clients([test])
-    for (path, got), own in zip(jax.tree_util.tree_leaves_with_path(test), jax.tree.leaves(data.examples), strict=True):
-        if np.shape(got)[1:] != own.shape[1:]:
+    for (path, got), own in zip(
+        jax.tree_util.tree_leaves_with_path(test), jax.tree.leaves(census.example), strict=True
+    ):
+        if np.shape(got)[1:] != own.shape:
             name = f"examples{jax.tree_util.keystr(path)}"
-            raise DataError(f"{name}: examples of shape {np.shape(got)[1:]}, the clients' have {own.shape[1:]}")
+            raise DataError(f"{name}: examples of shape {np.shape(got)[1:]}, the clients' have {own.shape}")
     task.check_examples(jax.tree.map(np.asarray, test))
 
 
@@ -340,7 +365,7 @@ def _examples(data: FederatedData, own: slice) -> Tree:
     return jax.tree.map(lambda leaf: leaf[rows], data.examples)
 
 
-def _stream(asked: Unknown, data: FederatedData, own: slice, devices: int) -> bool:
+def streamed(asked: Unknown, data: FederatedData, own: slice, devices: int) -> bool:
     """Whether examples come to the device cohort by cohort: where asked, and where all of them have no room there."""
     if asked not in (None, True, False):
         raise ConfigError("stream", asked, "give True, False, or None for: where the examples do not fit the device")
@@ -353,17 +378,19 @@ def _stream(asked: Unknown, data: FederatedData, own: slice, devices: int) -> bo
     return bool(asked)
 
 
-def _federation(data: FederatedData, own: slice, stream: bool) -> Federation:
+def federation_of(census: Census, data: FederatedData | None, own: slice) -> Federation:
+    """What goes to the devices of a census, and of the examples of some clients where they are to be there."""
     dtype = jnp.zeros(()).dtype
+    offsets = np.zeros(census.num_clients) if data is None else data.offsets - data.offsets[own.start]
     return Federation(
-        None if stream else _examples(data, own),
-        np.where(stream, 0, data.offsets - data.offsets[own.start]).astype(np.int32),  # of other processes: not used
-        data.sizes.astype(np.int32),
-        data.weights.astype(dtype),
+        None if data is None else _examples(data, own),
+        offsets.astype(np.int32),  # of other processes: not used
+        census.sizes.astype(np.int32),
+        census.weights.astype(dtype),
     )
 
 
-def _on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
+def on_devices(tree: Tree, mesh: Mesh | None) -> Tree:
     """Arrays on the default device, or on all of a mesh."""
     there = jax.tree.map(jnp.asarray, tree)
     return there if mesh is None else jax.device_put(there, NamedSharding(mesh, PartitionSpec()))

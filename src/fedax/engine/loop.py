@@ -155,10 +155,10 @@ def exchanges(
     for number, exchange in enumerate(getattr(method, stage)()):
         if exchange.who not in ("cohort", "one"):
             raise ConfigError("who", exchange.who, "an exchange is with 'cohort' or with 'one'")
-        asked = clients if wire.guard is None else clients.only(counts)
+        asked = clients.only(counts) if wire.excludes else clients
         heard = yield Ask(stage, number, exchange, server, asked, round_, counts)
         server = heard.server
-        if wire.guard is not None:
+        if wire.excludes:
             counts = counts & heard.accepted
             if exchange.who == "one":
                 failed = failed | ~heard.accepted.all()
@@ -198,7 +198,7 @@ def conclude(ask: Ask, total: Tree, uploads: Tree, accepted: Array, wire: Wire, 
     """
     if ask.exchange.server is None:
         return ask.server
-    counts = ask.counts if wire.guard is None else ask.counts & accepted
+    counts = ask.counts & accepted if wire.excludes else ask.counts
     mean, round_ = wire.received(total, uploads, ask.round, counts, plan.by_number, ask.exchange.who == "one")
     # In a program of its own the round's static fields came as arrays.
     return ask.exchange.server(ask.server, mean, round_._replace(num_clients=plan.num_clients))

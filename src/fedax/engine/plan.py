@@ -149,7 +149,7 @@ def make_plan(
         mesh=mesh,
         missing=_missing(participation, census.num_clients, wire),
         by_number=participation.counts,
-        watched=participation.may_fail or wire.guard is not None,
+        watched=participation.may_fail or wire.excludes,
         stops=wire.guard is not None and wire.guard.stop,
     )
 
@@ -158,6 +158,8 @@ def _missing(participation: Participation, num_clients: int, wire: Wire) -> str 
     """Why a round may lack some of the clients."""
     if wire.guard is not None:
         return "a guard may leave clients out"
+    if wire.lossy:
+        return "clients may not answer"
     if isinstance(participation, Dropout):
         return "clients may drop out"
     if participation.everyone(num_clients):

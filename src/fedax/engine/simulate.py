@@ -138,13 +138,29 @@ def simulate(
         aggregate=aggregate,
         faults=faults,
     )
+    return conduct(job, lambda _: program(job), callback, checkpoint)
+
+
+def conduct(
+    job: Job,
+    make: Callable[[bool], Program],
+    callback: Callable[[dict[str, Unknown]], None] | None,
+    checkpoint: Checkpoints | str | os.PathLike[str] | None,
+) -> Run:
+    """Run one job, from its start or its checkpoint.
+
+    Args:
+        job: what is run.
+        make: gives its program; called with whether there is a checkpoint to go on from.
+        callback, checkpoint: as of :func:`simulate`.
+    """
     watch = callback or (lambda row: None)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
         checkpoint = Checkpoints(checkpoint)
     if checkpoint is None:
-        return drive(program(job), [job], lambda _, row: watch(row))[0]
+        return drive(make(False), [job], lambda _, row: watch(row))[0]
     with Keeper(checkpoint, [job]) as keeper:
-        run = drive(program(job), [job], lambda _, row: watch(row), keeper)[0]
+        run = drive(make(keeper.found), [job], lambda _, row: watch(row), keeper)[0]
     run.best = keeper.best[0]
     return run
 
@@ -178,6 +194,9 @@ class Alone:
 
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
         return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
+
+    def traffic(self) -> dict[str, Unknown]:
+        return {}
 
 
 @compiled(static=["plan"])

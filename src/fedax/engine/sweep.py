@@ -508,6 +508,9 @@ class Lanes:
         model = jax.tree.map(lambda leaf: np.asarray(leaf)[at], models)
         return None, jax.tree.map(np.array, self.jobs[0][0].delivered(model))
 
+    def traffic(self) -> dict[str, Unknown]:
+        return {}
+
     def _own(self, tree: Tree) -> Tree:
         """Leaves [seeds, points] as [jobs], without the padding."""
         return jax.tree.map(lambda leaf: np.asarray(leaf)[: self.seeds, : self.points].ravel(), tree)

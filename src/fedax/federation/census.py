@@ -15,6 +15,9 @@ class Census(NamedTuple):
         sizes: [N] n_i ≥ 1.
         weights: [N] p_i; they sum to 1.
         example: shapes and types of one example, a pytree of ``jax.ShapeDtypeStruct``.
+        names: [N] what real clients are called; empty in a simulation.
+        digests: [N] of each real client's examples, as text that changes where they do.
+        tests: how many held-out examples real clients have, all together.
 
     Example:
         >>> import fedax
@@ -27,6 +30,9 @@ class Census(NamedTuple):
     sizes: np.ndarray
     weights: np.ndarray
     example: Tree
+    names: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+    tests: int = 0
 
     @classmethod
     def of(cls, data: Tree) -> "Census":

@@ -24,6 +24,7 @@ class Wire(eqx.Module):
         faults: clients that send something else; ``None``: none do.
         guard: which uploads count; ``None``: all.
         aggregate: what stands in the place of the mean; ``None``: the mean.
+        lossy: whether uploads may get lost on their way, as those of real clients may.
 
     Example:
         >>> upload, accepted = Wire(guard=Guard()).sent(jnp.array([jnp.nan, 1.0]), client=0, num_clients=5)
@@ -34,6 +35,12 @@ class Wire(eqx.Module):
     faults: Faults | None = None
     guard: Guard | None = None
     aggregate: Aggregator | None = None
+    lossy: bool = eqx.field(static=True, default=False)
+
+    @property
+    def excludes(self) -> bool:
+        """Whether uploads of clients that were asked may not count."""
+        return self.guard is not None or self.lossy
 
     @property
     def gathers(self) -> bool:
@@ -66,7 +73,7 @@ class Wire(eqx.Module):
             alone: whether ``total`` is the one upload of an exchange with one client.
         """
         mean = total
-        if self.guard is not None:
+        if self.excludes:
             grow = left(round_.weights, counts, round_.present, by_number)
             weights = jnp.where(counts, round_.weights * grow, 0)
             if not alone:

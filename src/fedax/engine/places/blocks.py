@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from fedax.contract.types import Tree
+from fedax.contract.types import Array, Tree
 from fedax.data.federated import FederatedData
 from fedax.engine.clients import Answer
-from fedax.engine.job import Job
 from fedax.engine.loop import Clients, Federation, Tally
 from fedax.engine.memory import ClientMemory
 
@@ -49,14 +48,14 @@ class Block:
 class Examples:
     """The examples of this process's clients: on the device, or fetched by block."""
 
-    def __init__(self, job: Job):
-        self.job, self.streamed = job, job.data is not None
-        self.bytes_a_client = _example_bytes(job.data) * float(np.mean(np.asarray(job.fed.sizes)))
+    def __init__(self, data: FederatedData | None, fed: Federation, own: slice):
+        self.data, self.fed, self.own, self.streamed = data, fed, own, data is not None
+        self.bytes_a_client = _example_bytes(data) * float(np.mean(np.asarray(fed.sizes)))
         self._room = 0  # examples of the largest block so far: another number is another program
 
     def fetch(self, block: Block) -> None:
         """Fetch a block's examples, unless all are on the device, or these are here."""
-        data, clients = self.job.data, block.clients
+        data, clients = self.data, block.clients
         if data is None or block.examples is not None:
             return
         sizes = np.where(clients.present, clients.sizes, 0)
@@ -69,23 +68,27 @@ class Examples:
     def take(self, block: Block) -> Federation:
         """The data for a block's work."""
         self.fetch(block)
-        fed = self.job.fed if block.examples is None else self.job.fed._replace(examples=block.examples)
+        fed = self.fed if block.examples is None else self.fed._replace(examples=block.examples)
         block.examples = None  # or a round would gather all data
         return fed
 
-    def pieces(self) -> Iterator[Federation]:
-        """The data of this process's clients, for evaluation: on the device as they are, or piece by piece."""
-        job, data = self.job, self.job.data
+    def pieces(self, weights: Array = None) -> Iterator[Federation]:
+        """The data of this process's clients, for evaluation: on the device as they are, or piece by piece.
+
+        ``weights``: of these clients, in the place of their own.
+        """
+        fed, data, own = self.fed, self.data, self.own
         if data is None:
-            fed = job.fed
-            yield Federation(fed.examples, fed.offsets[job.own], fed.sizes[job.own], fed.weights[job.own])
+            weights = fed.weights[own] if weights is None else weights
+            yield Federation(fed.examples, fed.offsets[own], fed.sizes[own], weights)
             return
+        weights = data.weights[own] if weights is None else weights
         most = max(1, MOST_BYTES // _example_bytes(data))
         ends = data.offsets + data.sizes
-        cuts = [job.own.start]
-        while cuts[-1] < job.own.stop:
+        cuts = [own.start]
+        while cuts[-1] < own.stop:
             last = int(np.searchsorted(ends, data.offsets[cuts[-1]] + most, side="right"))
-            cuts.append(min(max(last, cuts[-1] + 1), job.own.stop))
+            cuts.append(min(max(last, cuts[-1] + 1), own.stop))
         clients = max(np.diff(cuts))
         room = int(max(ends[b - 1] - data.offsets[a] for a, b in itertools.pairwise(cuts)))
         for a, b in itertools.pairwise(cuts):
@@ -97,7 +100,7 @@ class Examples:
                 examples,
                 np.concatenate([data.offsets[a:b] - data.offsets[a], fill]).astype(np.int32),
                 np.concatenate([data.sizes[a:b], np.ones_like(fill)]).astype(np.int32),
-                np.concatenate([data.weights[a:b], np.zeros(len(fill))]).astype(job.fed.weights.dtype),
+                np.concatenate([weights[a - own.start : b - own.start], np.zeros(len(fill))]).astype(fed.weights.dtype),
             )
 
 

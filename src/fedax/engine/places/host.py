@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedax.contract.algorithm import Exchange, Round
 from fedax.contract.schedule import resolve
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine import processes
 from fedax.engine.clients import Answer, Outside, client_program, contribute, of_one
 from fedax.engine.evaluate import measured, model_after, train_sums
@@ -65,7 +65,7 @@ class Hosted:
     """The program of one job whose rounds are a loop on the host, and the place that answers in them."""
 
     def __init__(self, job: Job):
-        self.job, self._examples = job, Examples(job)
+        self.job, self._examples = job, Examples(job.data, job.fed, job.own)
         self._clients = 0  # that took part since the costs were last asked for
         self._draws: dict[int, tuple[Clients, Round]] = {}  # of the rounds to come
         self._drawn: dict[int, _Drawn] = {}  # of the round under way, and the next one
@@ -74,7 +74,7 @@ class Hosted:
     def prepare(self) -> tuple[State, Tally]:
         """The state before round 0, and what the warm-up did."""
         job = self.job
-        server, row = _first_state(job.hyper.method, job.x)
+        server, row = first_states(job.hyper.method, job.x)
         folder = None if job.memory == "host" else job.memory
         store = ClientMemory(job.plan.num_clients, row, folder, room=job.own.stop - job.own.start)
         state, self._rows = State(server, store, jax.tree.map(np.array, no_exclusions(job.plan))), Rows(store)
@@ -105,7 +105,7 @@ class Hosted:
         asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
         found: Tree = None
         for piece in self._examples.pieces():
-            part = jax.block_until_ready(_train_sums(model, piece, **asked))
+            part = jax.block_until_ready(sums_of(model, piece, **asked))
             found = part if found is None else jax.tree.map(jnp.add, found, part)
         (row,) = measured(job, state.server, index, processes.total(found))
         words = np.array(list(row.values()), float).view(np.uint32)  # whole, for JAX would halve the floats
@@ -118,6 +118,10 @@ class Hosted:
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
         """What the run keeps: the state, and the model."""
         return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
+
+    def traffic(self) -> dict[str, Unknown]:
+        """Nothing goes over a network to a client."""
+        return {}
 
     def _round(self, state: State, index: int, stage: str, drawn: _Drawn) -> State:
         """The state after a round, or the warm-up."""
@@ -146,7 +150,7 @@ class Hosted:
         work = functools.partial(_contribute, heard=(ask.round, ask.counts) if at_once else None)
         at = -1
         if ask.exchange.who == "one":
-            at = int(_one_of(ask.clients, job.key, self._under_way[0], stage=ask.stage))
+            at = int(position_of_one(ask.clients, job.key, self._under_way[0], stage=ask.stage))
             # Where another process has that client any block runs, and its upload counts as zero.
             visited = [block for block in visited if at in block.positions] or visited[:1]
             mine = at in visited[0].positions
@@ -167,7 +171,7 @@ class Hosted:
             leaves = zip(*(jax.tree.leaves(block.answer.upload) for block in visited), strict=True)
             form = jax.tree.structure(visited[0].answer.upload)
             uploads = jax.tree.unflatten(form, [_assembled(visited, each, len(ask.counts)) for each in leaves])
-        server = _conclude(known, processes.total(total), uploads, accepted, ask.round, ask.counts, **which)
+        server = conclude_alone(known, processes.total(total), uploads, accepted, ask.round, ask.counts, **which)
         return Heard(server, accepted)
 
     def _look_ahead(self, ask: Ask, after: Block | None) -> None:
@@ -211,7 +215,7 @@ class Hosted:
 
     def _draw(self, hyper: Hyper, indices: np.ndarray, stage: str) -> list[tuple[Clients, Round]]:
         job = self.job
-        drawn = jax.tree.map(np.asarray, _drawn(hyper, job.fed, job.key, indices, plan=job.plan, stage=stage))
+        drawn = jax.tree.map(np.asarray, draw_rounds(hyper, job.fed, job.key, indices, plan=job.plan, stage=stage))
         return [jax.tree.map(lambda leaf, k=k: leaf[k], drawn) for k in range(len(indices))]
 
     def _cut(self, clients: Clients) -> list[Block]:
@@ -255,12 +259,12 @@ def _assembled(blocks: Sequence[Block], parts: Sequence[Array], size: int) -> np
 
 Known = tuple[Hyper, Tree, Array, Array]  # numbers of the run, server state, the run's key, the round's index
 
-_first_state = compiled()(first_state)
-_train_sums = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
+first_states = compiled()(first_state)
+sums_of = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
 
 
 @compiled(static=["plan", "stage"])
-def _drawn(
+def draw_rounds(
     hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: Plan, stage: str
 ) -> tuple[Clients, Round]:
     """:func:`draw` of some rounds, leaves [rounds, ...]; without the server's keys."""
@@ -274,7 +278,7 @@ def _drawn(
 
 
 @compiled(static=["stage"])
-def _one_of(clients: Clients, key: Array, index: Array, *, stage: str) -> Array:
+def position_of_one(clients: Clients, key: Array, index: Array, *, stage: str) -> Array:
     return one_of(clients, stage_key(key, index, stage))
 
 
@@ -331,4 +335,4 @@ def _alone(
     return upload, Answer(kept, new.accepted, ()), done
 
 
-_conclude = compiled(static=["stage", "number", "plan"])(_concluded)
+conclude_alone = compiled(static=["stage", "number", "plan"])(_concluded)

@@ -1,4 +1,4 @@
-"""What goes between a server and the nodes at which real clients are: messages of JSON and arrays, and who carries them.
+"""What goes between a server and the nodes of real clients: messages of JSON and arrays, and who carries them.
 
 Arrays go as a safetensors file, by the names of their places in the tree, and are checked against the form that the
 receiver expects. Nothing in a message is code.
@@ -68,7 +68,7 @@ def packed(trees: Mapping[str, Tree]) -> bytes:
         {'ids': array([0, 1]), 'upload': {'w': array([1, 1], dtype=bfloat16)}}
     """
     arrays = {}
-    for name, leaf in _named(trees).items():
+    for name, leaf in arrays_of(trees).items():
         array = np.ascontiguousarray(leaf).reshape(np.shape(leaf))
         arrays[name] = array.view(stored_kind(array.dtype))
     return safetensors.numpy.save(arrays) if arrays else b""
@@ -89,7 +89,7 @@ def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tre
         found = safetensors.numpy.load(file) if file else {}
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise NodeError(f"{what}: no arrays ({str(error)[:200]})") from error
-    wanted = _named(forms)
+    wanted = arrays_of(forms)
     if differ := sorted(wanted.keys() ^ found.keys()):
         there = "is missing" if differ[0] in wanted else "is there and should not be"
         raise NodeError(f"{what}: {differ[0]} {there} ({len(found)} arrays, expected {len(wanted)})")
@@ -104,5 +104,6 @@ def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tre
     return whole
 
 
-def _named(trees: Mapping[str, Tree]) -> dict[str, Tree]:
+def arrays_of(trees: Mapping[str, Tree]) -> dict[str, Tree]:
+    """The leaves of some pytrees by name, as :func:`packed` names them."""
     return {jax.tree_util.keystr(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(dict(trees))}

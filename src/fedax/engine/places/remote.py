@@ -1,0 +1,497 @@
+"""Real clients: each is at a node, which answers for its clients with one weighted sum; the server has no examples.
+
+What a node does is in :mod:`fedax.engine.places.site`; who carries the messages is a transport of
+:mod:`fedax.engine.places.nodes`. Between rounds the state has, in the place of client memory, its version at the node.
+"""
+
+import functools
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.contract.schedule import resolve
+from fedax.contract.types import Tree, Unknown
+from fedax.engine.evaluate import columns, measured, model_after
+from fedax.engine.job import Job
+from fedax.engine.loop import Ask, Clients, Heard, Hyper, State, Tally, converse, exchanges
+from fedax.engine.places.device import no_exclusions
+from fedax.engine.places.host import conclude_alone, draw_rounds, first_states, position_of_one
+from fedax.engine.places.nodes import Failure, Message, Transport, packed, unpacked
+from fedax.engine.places.site import ECHOED, Problem, client_forms, order, precise_versions
+from fedax.engine.plan import Form
+from fedax.errors import NodeError
+from fedax.federation.census import Census
+from fedax.federation.participation import Full
+from fedax.wire.sums import weighted
+
+_PAUSE = 0.5  # seconds before nodes that are not there are looked for again
+
+
+class _Node(NamedTuple):
+    """A node as it was found.
+
+    Attributes:
+        number: of the transport; another one where the node comes back under another.
+        about: what it said of itself.
+        clients: [k] the numbers of its clients in the federation, in the node's own order.
+    """
+
+    number: int
+    about: dict[str, Unknown]
+    clients: np.ndarray
+
+
+class Fleet:
+    """The nodes of a federation, and which client is at which.
+
+    Args:
+        transport: carries the messages.
+        timeout: seconds that a node has for an answer, > 0.
+        nodes: how many nodes to wait for; ``None``: those that are there.
+        wait: seconds to wait for them.
+
+    Attributes:
+        census: of the clients, in the order of their names, numbers in them by their value; all count by their size.
+        classes: one more than the largest label, where the examples have whole numbers as labels.
+        waited: seconds that the server waited for answers so far.
+
+    Raises:
+        NodeError: too few nodes; a node of other versions, or with other examples, than the first; a client at two
+            nodes.
+    """
+
+    def __init__(self, transport: Transport, timeout: float = 600.0, nodes: int | None = None, wait: float = 60.0):
+        self.transport, self.timeout, self.waited = transport, timeout, 0.0
+        self._absent: set[int] = set()
+        found = self._gather(nodes, wait)
+        self.census, self.classes, owners = _census(found)
+        self._nodes = [
+            _Node(number, about, np.array([owners[name] for name in about["names"]])) for number, about in found
+        ]
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def clients(self, which: int) -> np.ndarray:
+        """The clients of node ``which``, in its own order."""
+        return self._nodes[which].clients
+
+    def tests(self, which: int) -> int:
+        """How many held-out examples node ``which`` has."""
+        return int(self._nodes[which].about["tests"])
+
+    def names(self, which: int) -> str:
+        """Its clients, for people."""
+        return _listed(self._nodes[which].about["names"])
+
+    def ask(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message | None]]:
+        """The answers of some nodes as they come; ``None`` of those that do not answer in time.
+
+        A node that is gone is asked again when it is back. One that was waited for in vain is not waited for again
+        before it is there.
+
+        Raises:
+            NodeError: a node answered that it cannot.
+        """
+        began, end = time.monotonic(), time.monotonic() + self.timeout
+        left = dict(messages)
+        try:
+            while left:
+                there = {self._nodes[which].number: which for which in left}
+                online = {*self.transport.nodes()}
+                if any(number not in online for number in there):
+                    there = {self._find(which, online): which for which in left}
+                for which in [which for number, which in there.items() if number not in online]:
+                    if which in self._absent:
+                        del left[which]
+                        yield which, None
+                ready = {number: left[which] for number, which in there.items() if which in left and number in online}
+                rest = end - time.monotonic()
+                if not left or rest <= 0:
+                    break
+                if not ready:
+                    time.sleep(min(_PAUSE, rest))
+                for number, answer in self.transport.ask(ready, rest) if ready else ():
+                    which = there[number]
+                    if isinstance(answer, Failure):
+                        if not answer.gone:
+                            raise NodeError(f"clients {self.names(which)}: {answer.text}")
+                        continue
+                    if "error" in answer.head:
+                        raise NodeError(f"clients {self.names(which)}: {answer.head['error']}")
+                    self._absent.discard(which)
+                    del left[which]
+                    yield which, answer
+            for which in left:
+                self._absent.add(which)
+                yield which, None
+        finally:
+            self.waited += time.monotonic() - began
+
+    def check(self, job: Job, asked: dict[str, Unknown]) -> None:
+        """Ask all nodes whether anything speaks against a run.
+
+        Raises:
+            NodeError: something does, or a node does not answer.
+        """
+        given = {"kind": "check", "run": 0, "job": asked, "columns": columns(job), "rounds": job.rounds}
+        for which, answer in self.ask({which: self.message(which, given) for which in range(len(self))}):
+            if answer is None:
+                raise NodeError(f"clients {self.names(which)}: no answer in {self.timeout:g} s")
+            if problems := answer.head.get("problems"):
+                raise NodeError(f"clients {self.names(which)}: {'; '.join(map(str, problems))}")
+
+    def message(self, which: int, head: dict[str, Unknown], tensors: bytes = b"") -> Message:
+        """A message to node ``which``."""
+        return Message({**head, "mark": self._nodes[which].about["mark"]}, tensors)
+
+    def _gather(self, nodes: int | None, wait: float) -> list[tuple[int, dict[str, Unknown]]]:
+        found: dict[int, dict[str, Unknown]] = {}
+        end = time.monotonic() + wait
+        while True:
+            new = [number for number in self.transport.nodes() if number not in found]
+            found |= self._greet(new, max(1.0, end - time.monotonic()))
+            if len(found) >= (nodes or 1):
+                return sorted(found.items(), key=lambda each: _natural(each[1]["names"][0]))
+            if time.monotonic() > end:
+                raise NodeError(f"{len(found)} nodes are there after {wait:g} s, and {nodes or 1} should be")
+            time.sleep(_PAUSE)
+
+    def _greet(self, numbers: Sequence[int], timeout: float) -> dict[int, dict[str, Unknown]]:
+        """What nodes say of themselves, of those that answer."""
+        found = {}
+        for number, answer in self.transport.ask(dict.fromkeys(numbers, Message({"kind": "hello"})), timeout):
+            if isinstance(answer, Failure):
+                if not answer.gone:
+                    raise NodeError(f"node {number}: {answer.text}")
+                continue
+            if "error" in answer.head:
+                raise NodeError(f"node {number}: {answer.head['error']}")
+            found[number] = _checked(number, answer.head)
+        return found
+
+    def _find(self, which: int, online: set[int]) -> int:
+        """The number of a node that may have come back under another one."""
+        node = self._nodes[which]
+        if node.number in online:
+            return node.number
+        for number, about in self._greet(sorted(online - {each.number for each in self._nodes}), 30.0).items():
+            if about["mark"] == node.about["mark"]:
+                self._nodes[which] = node._replace(number=number)
+                return number
+        return node.number
+
+
+def _checked(number: int, about: dict[str, Unknown]) -> dict[str, Unknown]:
+    """What a node said of itself, if it is of the form in which nodes say it."""
+    try:
+        names, sizes, digests = about["names"], about["sizes"], about["digests"]
+        good = len(names) == len(sizes) == len(digests) > 0 and all(type(n) is int and n > 0 for n in sizes)
+        good = good and all(isinstance(text, str) for text in (*names, *digests, about["mark"]))
+        good = good and type(about["tests"]) is int and isinstance(about["classes"], int | None)
+        example = {name: (np.dtype(kind), [*map(int, shape)]) for name, (kind, shape) in about["example"].items()}
+        if not good or not example:
+            raise ValueError("no clients")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise NodeError(f"node {number}: it does not say who is there ({type(error).__name__}: {error})") from error
+    return about
+
+
+def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | None, dict[str, int]]:
+    """The census of all nodes together, the number of classes, and the number of each client."""
+    _, first = found[0]
+    mine = precise_versions()
+    where: dict[str, int] = {}
+    for number, about in found:
+        others = [f"{name} {about['versions'].get(name)}, and the server has {mine[name]}"
+                  for name in mine if about["versions"].get(name) != mine[name]]  # fmt: skip
+        if others:
+            raise NodeError(f"clients {_listed(about['names'])}: their node has {'; '.join(others)}")
+        if about["example"] != first["example"]:
+            raise NodeError(
+                f"clients {_listed(about['names'])}: an example is {about['example']}, and that of clients "
+                f"{_listed(first['names'])} {first['example']}; bring all to one form"
+            )
+        for name in about["names"]:
+            if name in where:
+                raise NodeError(f"client {name!r} is at two nodes; give every client a name of its own, or stop one")
+            where[name] = number
+    names = sorted(where, key=_natural)
+    each = {name: (size, digest) for _, about in found
+            for name, size, digest in zip(about["names"], about["sizes"], about["digests"], strict=True)}  # fmt: skip
+    sizes = np.array([each[name][0] for name in names], np.int64)
+    example = {
+        name: jax.ShapeDtypeStruct(tuple(shape), np.dtype(kind)) for name, (kind, shape) in first["example"].items()
+    }
+    classes = [about["classes"] for _, about in found]
+    census = Census(
+        sizes, sizes / sizes.sum(), example, tuple(names), tuple(each[name][1] for name in names),
+        sum(about["tests"] for _, about in found),
+    )  # fmt: skip
+    return census, None if None in classes else max(classes), {name: i for i, name in enumerate(names)}
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """By which names are sorted: numbers in them by their value, so that client 10 comes after client 9."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _listed(names: Sequence[str]) -> str:
+    few = ", ".join(map(repr, names[:5]))
+    return f"{few}, … ({len(names)})" if len(names) > 5 else few
+
+
+class Remote:
+    """The program of one job whose clients are at nodes, and the place that answers in its rounds.
+
+    Between two rounds ``state.memory`` is [N, 3]: the number of the run, which is random, and the version of each
+    client's memory: the number of the process of the server that asked for it, random too, and a count.
+
+    Args:
+        job: made from the fleet's census.
+        fleet: the nodes.
+        problem: the configuration in plain JSON, from which nodes make the method, the task and the wire.
+        resumes: whether there is a checkpoint to go on from.
+
+    Raises:
+        NodeError: something speaks against the run at a node.
+    """
+
+    def __init__(self, job: Job, fleet: Fleet, problem: dict[str, Unknown], resumes: bool = False):
+        self.job, self.fleet, self._resumes = job, fleet, resumes
+        made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
+        self._forms, program = client_forms(made, job.plan, job.census.example, job.x)
+        self._order = order(job.plan, problem, job.seed, program)
+        self._process, self._count, self._run = secrets.randbits(62), 0, 0
+        self._before: np.ndarray | None = None  # the versions at the checkpoint before the last
+        self._done = np.zeros(3, np.int64)
+        self._seen = (fleet.transport.sent, fleet.transport.received, fleet.waited)
+        fleet.check(job, self._order)
+
+    # ---- what drive() asks
+
+    def prepare(self) -> tuple[State, Tally]:
+        """The state before round 0, and what the warm-up did; where a checkpoint is to come, only its form."""
+        job = self.job
+        server, _ = first_states(job.hyper.method, job.x)
+        versions = np.zeros((job.plan.num_clients, 3), np.int64)
+        versions[:, 0] = secrets.randbits(62)
+        state = State(server, versions, jax.tree.map(np.array, no_exclusions(job.plan)))
+        if not self._resumes and resolve(job.hyper.method, 0).warmup():
+            everyone = job.hyper._replace(participation=Full())
+            state = self._round(state, 0, "warmup", everyone)
+        return state, self._tally()
+
+    def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
+        """Rounds start … stop − 1, and what they did."""
+        for index in range(start, stop):
+            state = self._round(state, index, "exchanges", self.job.hyper)
+        return state, self._tally()
+
+    def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
+        """What evaluation gives after ``index`` rounds, of the clients whose nodes answer.
+
+        ``heard`` is their share of the weight. Where it is not 1, F is the mean over them.
+        """
+        job, census = self.job, self.job.census
+        model = model_after(job.hyper.method, state.server, index)[0]
+        given = {"kind": "evaluate", "job": self._order, "index": index, "run": int(state.memory[0, 0]),
+                 "columns": columns(job), "grad_norm": job.grad_norm, "tests": job.test is None}  # fmt: skip
+        weights = np.asarray(job.fed.weights)
+        messages = {
+            which: self.fleet.message(
+                which, given, packed({"model": model, "weights": weights[self.fleet.clients(which)]})
+            )
+            for which in range(len(self.fleet))
+        }
+        names = ["loss", *job.plan.task.metrics]
+        real = jax.ShapeDtypeStruct((), weights.dtype)
+        found: dict[int, dict[str, Tree]] = {}
+        form = {"train": [real, job.x.tree] if job.grad_norm else [real]}
+        for which, answer in self.fleet.ask(messages):
+            if answer is not None:
+                tests = self.fleet.tests(which) if job.test is None else 0
+                wanted = form | ({"test": dict.fromkeys(names, real)} if tests else {})
+                found[which] = self._opened(which, answer, messages[which], wanted)
+        if not found:
+            raise NodeError(f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}")
+        share = sum(float(census.weights[self.fleet.clients(which)].sum()) for which in found)
+        heard = share if len(found) < len(self.fleet) else 1.0
+        parts = [found[which] for which in sorted(found)]
+        train = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), [part["train"] for part in parts])
+        train = jax.tree.map(lambda leaf: leaf / np.asarray(heard, leaf.dtype), train)
+        tested = [(self.fleet.tests(which), found[which]["test"]) for which in sorted(found) if "test" in found[which]]
+        number = sum(n for n, _ in tested)
+        test = {f"test_{name}": sum(n * float(part[name]) for n, part in tested) / number for name in names if tested}
+        (row,) = measured(job, state.server, index, train, test)
+        return [row | {"heard": heard}]
+
+    def exclusions(self, state: State) -> list[Tree]:
+        """How often uploads were left out so far."""
+        return [state.exclusions]
+
+    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
+        """What the run keeps: the state, and the model."""
+        return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
+
+    def traffic(self) -> dict[str, Unknown]:
+        """Bytes on the wire, and seconds of waiting, since the last time."""
+        now = (self.fleet.transport.sent, self.fleet.transport.received, self.fleet.waited)
+        down, up, waited = (new - old for new, old in zip(now, self._seen, strict=True))
+        self._seen = now
+        return {"wire_down": int(down), "wire_up": int(up), "waited": float(waited)}
+
+    def forget(self) -> None:
+        """Tell the nodes that the run is over, and its memory not needed any more."""
+        given = {"kind": "forget", "run": self._run}
+        for _ in self.fleet.ask({which: self.fleet.message(which, given) for which in range(len(self.fleet))}):
+            pass
+
+    # ---- a round
+
+    def _round(self, state: State, index: int, stage: str, hyper: Hyper) -> State:
+        job, plan = self.job, self.job.plan
+        indices = np.array([index], np.int32)
+        drawn = jax.tree.map(np.asarray, draw_rounds(hyper, job.fed, job.key, indices, plan=plan, stage=stage))
+        clients, round_ = jax.tree.map(lambda leaf: leaf[0], drawn)
+        self._index, self._run, versions = index, int(state.memory[0, 0]), state.memory[:, 1:]
+        # A checkpoint is made after every round, and two of them stay: this round's start, and that of the one before.
+        self._kept = np.stack([versions, versions if self._before is None else self._before], axis=1)
+        self._now = versions.copy()
+        self._there = clients.present.copy()  # those that answered so far
+        method = resolve(job.hyper.method, index)
+        end = converse(
+            exchanges(stage, method, clients, round_, state.server, job.hyper.wire, plan.watched), self.answer
+        )
+        stays = clients.present & (np.asarray(end.counts) & ~np.asarray(end.skipped))
+        ids = clients.ids[stays]
+        memory = state.memory.copy()
+        memory[ids, 1:] = self._now[ids]
+        self._before = versions
+        self._done[0] += int(self._there.sum())
+        exclusions = state.exclusions.after(clients, end) if state.exclusions else ()
+        return State(end.server, memory, exclusions)
+
+    def answer(self, ask: Ask) -> Heard:
+        """Ask the nodes of the clients; conclude with the sum of their answers."""
+        job, wire, size = self.job, self.job.hyper.wire, len(ask.counts)
+        form = self._forms[0 if ask.stage == "warmup" else 1][ask.number]
+        asked, accepted = np.flatnonzero(self._there), np.ones(size, bool)
+        if form.one:
+            at = int(position_of_one(ask.clients, job.key, self._index, stage=ask.stage))
+            accepted[at] = self._there[at]
+            asked = asked[asked == at]
+        self._count += 1
+        at_nodes = self._by_node(ask.clients, asked)
+        messages = {which: self._message(which, ask, *at) for which, at in at_nodes.items()}
+        answers = dict(self.fleet.ask(messages))
+        total, uploads = _zeros(form, size, wire.gathers)
+        for which in sorted(at_nodes):
+            positions, _ = at_nodes[which]
+            answer = answers[which]
+            if answer is None:
+                self._lost(which, len([each for each in answers.values() if each is not None]))
+                self._there[positions] = accepted[positions] = False
+                continue
+            found = self._read(which, answer, messages[which], form, len(positions))
+            self._now[ask.clients.ids[positions]] = self._process, self._count
+            accepted[positions] = found.get("accepted", True)
+            if not self._believed(found, accepted[positions]):
+                accepted[positions] = False
+                continue
+            if "total" in found:
+                total = jax.tree.map(np.add, total, found["total"])
+            if "uploads" in found:
+                jax.tree.map(lambda all_, own, at=positions: all_.__setitem__(at, own), uploads, found["uploads"])
+        heard = accepted if wire.excludes else ()
+        if ask.exchange.server is None:
+            return Heard(ask.server, heard)
+        known = (job.hyper, ask.server, job.key, self._index)
+        which_one = {"stage": ask.stage, "number": ask.number, "plan": job.plan}
+        return Heard(conclude_alone(known, total, uploads, heard, ask.round, ask.counts, **which_one), heard)
+
+    def _by_node(self, clients: Clients, asked: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Node -> the positions of its clients in the cohort, and their places at the node."""
+        found = {}
+        for which in range(len(self.fleet)):
+            places = {int(id_): k for k, id_ in enumerate(self.fleet.clients(which))}
+            positions = np.array([at for at in asked if int(clients.ids[at]) in places], np.int64)
+            if len(positions):
+                found[which] = positions, np.array([places[int(clients.ids[at])] for at in positions], np.int32)
+        return found
+
+    def _message(self, which: int, ask: Ask, positions: np.ndarray, rows: np.ndarray) -> Message:
+        """What a node is asked in an exchange."""
+        clients = ask.clients
+        ids = clients.ids[positions]
+        told = {name: getattr(clients, name)[positions] for name in ("ids", "weights", "data_weights", "steps")}
+        method = resolve(self.job.hyper.method, self._index)
+        download = (ask.exchange.download or method.download)(ask.server)
+        given = {"clients": told | {"rows": rows}, "base": self._now[ids], "keep": self._kept[ids]}
+        head = {
+            "kind": "exchange", "job": self._order, "run": self._run, "stage": ask.stage, "number": ask.number,
+            "index": self._index, "size": len(positions), "keep": self._kept.shape[1],
+            "write": [self._process, self._count], "heard": ask.exchange.server is not None,
+        }  # fmt: skip
+        return self.fleet.message(which, head, packed(given | {"download": download}))
+
+    def _read(self, which: int, answer: Message, message: Message, form: Form, size: int) -> dict[str, Tree]:
+        """What a node answered in an exchange."""
+        wire, wanted = self.job.hyper.wire, {}
+        total, uploads = jax.eval_shape(lambda: _zeros(form, size, wire.gathers))
+        if message.head["heard"]:
+            wanted = {"uploads": uploads} if wire.gathers else {"total": total}
+        if wire.guard is not None:
+            wanted["accepted"] = jax.ShapeDtypeStruct((size,), bool)
+        found = self._opened(which, answer, message, wanted)
+        tally = answer.head.get("tally")
+        if not isinstance(tally, list) or len(tally) != 2 or not all(type(n) is int and 0 <= n < 2**31 for n in tally):
+            raise NodeError(f"clients {self.fleet.names(which)}: the answer counts {tally!r} steps and gradients")
+        self._done[1:] += tally
+        return found
+
+    def _opened(self, which: int, answer: Message, message: Message, wanted: Mapping[str, Tree]) -> dict[str, Tree]:
+        """The arrays of an answer, if it is one to this message."""
+        who = f"clients {self.fleet.names(which)}: the answer"
+        for name in ECHOED:
+            if answer.head.get(name) != message.head.get(name):
+                raise NodeError(f"{who} is to another question: {name} is {answer.head.get(name)!r}")
+        return unpacked(answer.tensors, wanted, who)
+
+    def _believed(self, found: dict[str, Tree], accepted: np.ndarray) -> bool:
+        """Whether a sum can be of uploads that the guard accepts; a node need not be as it says."""
+        guard = self.job.hyper.wire.guard
+        if guard is None or "total" not in found:
+            return True
+        most = float(guard.largest) * max(1, int(accepted.sum())) * max(1.0, self.job.plan.num_clients)
+        return all(bool(np.all(np.abs(leaf) <= most)) for leaf in jax.tree.leaves(found["total"]))
+
+    def _lost(self, which: int, heard: int) -> None:
+        """A node did not answer in time; raise unless the round can go on without its clients."""
+        text = f"clients {self.fleet.names(which)}: no answer in {self.fleet.timeout:g} s, in round {self._index}"
+        way_on = "--resume goes on when they are back"
+        if not self.job.hyper.wire.lossy:
+            name = self.job.hyper.method.traits().name or type(self.job.hyper.method).__name__
+            raise NodeError(f"{text}, and {name} is defined for rounds with all clients only; {way_on}")
+        if not heard:
+            raise NodeError(f"{text}, nor of any other; {way_on}")
+
+    def _tally(self) -> Tally:
+        """What was done since the last time."""
+        done, self._done = Tally(*self._done.tolist()), np.zeros(3, np.int64)
+        return done
+
+
+def _zeros(form: Form, size: int, gathers: bool) -> tuple[Tree, Tree]:
+    """The sum of no uploads, and the uploads of ``size`` clients where they are looked at one by one."""
+    if gathers:
+        return (), jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape), leaf.dtype), form.upload)
+    none = jnp.zeros(())
+    total = jax.eval_shape(lambda upload: weighted(upload, none, none), form.upload)
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), total), ()

@@ -1,0 +1,481 @@
+"""A site: the clients of one node, with their data, their memory and the programs that work on them.
+
+It answers the messages of a server (:mod:`fedax.engine.places.remote`). A message has all that its answer depends on
+but for data and memory, so that a site that was stopped and started again answers as if nothing had been.
+"""
+
+import dataclasses
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import filelock
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.contract.algorithm import Algorithm
+from fedax.contract.schedule import resolve
+from fedax.contract.types import Array, Tree, Unknown
+from fedax.contract.vector import Vector
+from fedax.data.federated import FederatedData
+from fedax.engine.checkpoint import WRITING, damage, write_tensors
+from fedax.engine.clients import Answer, Outside, client_program, contribute, of_one
+from fedax.engine.dry_run import dry_run
+from fedax.engine.evaluate import test_means, train_sums
+from fedax.engine.identity import versions
+from fedax.engine.job import federation_of, on_devices, start, streamed
+from fedax.engine.loop import Clients, Federation, Hyper, Tally, nobody, stage_key
+from fedax.engine.places.blocks import Block, Examples
+from fedax.engine.places.device import first_state
+from fedax.engine.places.nodes import Message, arrays_of, packed, unpacked
+from fedax.engine.plan import Form, Plan, make_plan
+from fedax.errors import ConfigError, DataError, FedaxError, NodeError
+from fedax.federation.census import Census
+from fedax.federation.participation import Full
+from fedax.federation.work import Steps
+from fedax.numbers import check_count
+from fedax.programs import compiled
+from fedax.tasks.task import Task
+from fedax.wire.wire import Wire
+
+_PLANNED = ("num_clients", "max_size", "batch_size", "epochs", "steps", "max_steps", "full", "missing", "by_number",
+            "watched", "stops")  # fmt: skip
+_READY = 8  # jobs, at most
+
+
+class Problem(NamedTuple):
+    """What a configuration stands for, at the server and at a node alike."""
+
+    method: Algorithm
+    task: Task
+    wire: Wire
+
+
+def order(plan: Plan, problem: dict[str, Unknown], seed: int, program: str) -> dict[str, Unknown]:
+    """What a message says of the job: the problem in plain JSON, the plan, the seed, and a digest of the program."""
+    plain = {name: getattr(plan, name) for name in _PLANNED}
+    return {"problem": problem, "plan": plain, "seed": seed, "program": program}
+
+
+def client_forms(problem: Problem, plan: Plan, example: Tree, x: Vector) -> tuple[tuple[list[Form], list[Form]], str]:
+    """The forms of a job's exchanges, and a digest of its program; the same at the server and at a node.
+
+    Who takes part, and how much work each does, is not in it, for a node does not know that.
+    """
+    n = plan.num_clients
+    census = Census(np.ones(n, np.int64), np.full(n, 1 / n), example)
+    fed = federation_of(census, None, slice(0, n))._replace(examples=census.examples(2))
+    hyper = Hyper(problem.method, Steps(1), Full(), dataclasses.replace(problem.wire, lossy=False))
+    forms, digest = dry_run(hyper, fed, jax.random.key(0), x, dataclasses.replace(plan, mesh=None, chunk_size=1))
+    return forms, hashlib.sha256(digest.encode()).hexdigest()[:16]
+
+
+def asked_form(size: int, keep: int) -> dict[str, Tree]:
+    """The form of what a message tells of ``size`` clients, of each of which ``keep`` versions of memory are to stay.
+
+    ``clients``: their numbers in the federation, their places at the node, ω, p and τ. ``base`` and ``keep``: versions
+    of their memory, that which they start from and those that stay; see :class:`Site`.
+    """
+    real = jnp.zeros(()).dtype
+    kinds = {"ids": np.int32, "rows": np.int32, "weights": real, "data_weights": real, "steps": np.int32}
+    clients = {name: jax.ShapeDtypeStruct((size,), kind) for name, kind in kinds.items()}
+    shapes = {"base": (size, 2), "keep": (size, keep, 2)}
+    return {"clients": clients} | {name: jax.ShapeDtypeStruct(shape, np.int64) for name, shape in shapes.items()}
+
+
+class Limits:
+    """What the owner of a node allows.
+
+    Args:
+        columns: which measures may leave the node, such as ``["train_loss"]``; ``None``: all that a run asks for.
+        rounds: in how many rounds, of all runs together, its clients take part at most, ≥ 1; ``None``: no limit.
+
+    Raises:
+        ConfigError: values out of range.
+
+    Example:
+        >>> Limits(columns=["train_loss"]).refused(["train_loss", "grad_norm_sq"])
+        ['grad_norm_sq']
+    """
+
+    def __init__(self, columns: Collection[str] | None = None, rounds: int | None = None):
+        self.columns = None if columns is None else frozenset(columns)
+        self.rounds = None if rounds is None else check_count("rounds", rounds)
+
+    def refused(self, columns: Sequence[str]) -> list[str]:
+        """Those of some columns that may not leave."""
+        return [] if self.columns is None else [name for name in columns if name not in self.columns]
+
+
+class _Ready(NamedTuple):
+    """A job with all that its answers need; ``row`` is the memory of a client before everything."""
+
+    problem: Problem
+    plan: Plan
+    key: Array
+    row: Tree
+    forms: tuple[list[Form], list[Form]]
+    program: str
+    examples: Examples
+
+
+class Site:
+    """The clients of one node.
+
+    Memory has versions: each exchange starts from one and writes another, as the server says, and those that the server
+    may still come back to stay. So an exchange that is asked twice changes nothing, and a run that goes on from an
+    older checkpoint finds the memory of that time. A version that should be there and is not is an error, never zero.
+
+    Args:
+        data: the clients' examples, a dict of arrays.
+        make: gives the :class:`Problem` of a configuration in plain JSON.
+        folder: where the site keeps what has to outlive its process: the memory of its clients, how many rounds it took
+            part in, its log. One process at a time.
+        names: of the clients; no two clients of a federation have the same.
+        test: held-out examples, like ``data.examples``, or ``None``.
+        limits: what the node's owner allows; default: everything.
+
+    Raises:
+        ConfigError, DataError: names that do not fit the data; another process has the folder, or it cannot be written.
+    """
+
+    def __init__(
+        self,
+        data: FederatedData,
+        make: Callable[[dict[str, Unknown]], Problem],
+        folder: str | os.PathLike[str],
+        names: Sequence[str],
+        test: Tree = None,
+        limits: Limits | None = None,
+    ):
+        self.data, self.test, self.names, self.limits = data, test, tuple(map(str, names)), limits or Limits()
+        self.folder, self._make = pathlib.Path(folder), make
+        if not isinstance(data.examples, dict):
+            raise DataError("examples: of a real client they are a dict of arrays, such as {'x': ..., 'y': ...}")
+        if len(self.names) != data.num_clients or len({*self.names}) < data.num_clients or not all(self.names):
+            raise ConfigError("names", list(self.names), f"give each of the {data.num_clients} clients its own name")
+        try:
+            (self.folder / "memory").mkdir(parents=True, exist_ok=True)
+            self._lock = filelock.FileLock(self.folder / ".lock")
+            self._lock.acquire(timeout=0)
+            self._digests = _digests(data, self.folder / "secret")
+        except filelock.Timeout:
+            raise ConfigError("folder", str(folder), "another process is this node; stop it first") from None
+        except OSError as error:
+            raise ConfigError("folder", str(folder), f"cannot write there ({error.strerror})") from error
+        self._census = Census.of(data)
+        # Of the clients that are here: another set, or other examples, is another mark.
+        self.mark = hashlib.sha256("\n".join([*self.names, *self._digests]).encode()).hexdigest()[:16]
+        self._ready: dict[str, _Ready] = {}
+        self._rounds = _read_rounds(self.folder / "rounds.json")
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        self._lock.release()
+
+    def answer(self, message: Message) -> Message:
+        """The answer to a message; ``{"error": why}`` where there is none."""
+        began, head = time.perf_counter(), message.head
+        kinds = {"hello": self._hello, "check": self._check, "exchange": self._exchange, "evaluate": self._evaluate,
+                 "forget": self._forget}  # fmt: skip
+        try:
+            if (kind := head.get("kind")) not in kinds:
+                raise NodeError(f"a message of kind {kind!r}, which this version does not know")
+            if kind != "hello" and head.get("mark") != self.mark:
+                raise NodeError("the clients at this node, or their examples, are others than when the run began")
+            found = kinds[kind](head, message.tensors)
+        except FedaxError as error:
+            found = Message({"error": str(error)})
+        except Exception as error:  # the server has to hear of it, and its text is at the node
+            traceback.print_exc(file=sys.stderr)
+            found = Message({"error": f"{type(error).__name__}: {str(error)[:500]}"})
+        self._log(message, found, time.perf_counter() - began)
+        return found
+
+    def _hello(self, head: dict[str, Unknown], tensors: bytes) -> Message:
+        """Who is here, and what their examples look like."""
+        labels = self.data.examples.get("y")
+        whole = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu"
+        about = {
+            "names": self.names,
+            "sizes": self.data.sizes.tolist(),
+            "digests": self._digests,
+            "example": {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in self._census.example.items()},
+            "classes": int(labels.max()) + 1 if whole else None,
+            "tests": 0 if self.test is None else len(jax.tree.leaves(self.test)[0]),
+            "mark": self.mark,
+        }
+        return Message(about | {"versions": precise_versions()})
+
+    def _check(self, head: dict[str, Unknown], tensors: bytes) -> Message:
+        """What speaks against a run, before its first round."""
+        ready, problems = self._job(head["job"]), []
+        try:
+            self.data.check(ready.problem.task)
+        except DataError as error:
+            problems.append(str(error))
+        if ready.program != head["job"]["program"]:
+            problems.append("its code makes another program of this configuration than the server's")
+        if refused := self.limits.refused(head["columns"]):
+            problems.append(f"its owner does not let {', '.join(refused)} leave it (--columns)")
+        before, asked = self._rounds.get(head["run"], 0), head["rounds"]
+        done = sum(self._rounds.values()) - before
+        if self.limits.rounds is not None and done + asked > self.limits.rounds:
+            text = f"its owner allows {self.limits.rounds} rounds (--max-rounds)"
+            problems.append(f"{text}: other runs had {done}, and this one is to have {asked}")
+        return Message({"problems": problems})
+
+    def _exchange(self, head: dict[str, Unknown], tensors: bytes) -> Message:
+        """Some clients take part in an exchange."""
+        ready = self._job(head["job"])
+        stage, number, index, size = head["stage"], int(head["number"]), int(head["index"]), int(head["size"])
+        forms = ready.forms[0 if stage == "warmup" else 1]
+        form, before = forms[number], ready.row if number == 0 else forms[number - 1].memory
+        if not 0 < size <= self.data.num_clients:
+            raise NodeError(f"{size} clients are asked, and {self.data.num_clients} are here")
+        wanted = {"download": form.download} | asked_form(size, int(head["keep"]))
+        given = unpacked(tensors, wanted, "the message")
+        rows = given["clients"]["rows"].tolist()
+        if min(rows) < 0 or max(rows) >= self.data.num_clients or len({*rows}) < size:
+            raise NodeError(f"clients {rows} are asked, and {self.data.num_clients} are here")
+        run, write = int(head["run"]), (int(head["write"][0]), int(head["write"][1]))
+        self._count_round(run, stage, index)
+        memory = [
+            self._recall(run, row, base, before, ready) for row, base in zip(rows, given["base"].tolist(), strict=True)
+        ]
+        total, answer, done = self._work(ready, stage, number, index, given, memory, form.one)
+        for k, row in enumerate(rows):
+            own = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], answer.memory)
+            self._remember(run, row, write, given["keep"][k].tolist(), own)
+        found: dict[str, Tree] = {}
+        if head["heard"]:
+            found = {"uploads": answer.upload} if ready.problem.wire.gathers else {"total": total}
+        if not isinstance(answer.accepted, tuple):
+            found["accepted"] = answer.accepted
+        echo = {name: head[name] for name in ECHOED if name in head}
+        tally = [int(done.local_steps), int(done.gradients)]
+        return Message(echo | {"tally": tally}, packed(jax.tree.map(np.asarray, found)))
+
+    def _work(
+        self,
+        ready: _Ready,
+        stage: str,
+        number: int,
+        index: int,
+        given: dict[str, Tree],
+        memory: list[Tree],
+        one: bool,
+    ) -> tuple[Tree, Answer, Tally]:
+        """Run the clients; what is answered of each is without padding."""
+        own, size = self.data, len(memory)
+        # Their number is random where not all take part; empty places make it one of few, for each of which a program
+        # is compiled.
+        width = 1 if one else min(1 << (size - 1).bit_length(), own.num_clients)
+        asked = given["clients"]
+        rows = asked["rows"]
+        here = Clients(
+            rows, asked["weights"], asked["data_weights"], asked["steps"], np.ones(size, bool),
+            np.asarray(ready.examples.fed.offsets)[rows], own.sizes[rows].astype(np.int32),
+        )  # fmt: skip
+        fill = nobody(own.num_clients)
+        whole = Clients(*(_extended(leaf, width, value) for leaf, value in zip(here, fill, strict=True)))
+        block = Block(np.where(whole.present, np.arange(width), -1), whole)
+        fed = ready.examples.take(block)
+        clients = block.now(whole, ready.examples.streamed)
+        clients = clients._replace(ids=_extended(asked["ids"], width, ready.plan.num_clients))
+        rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
+        program = _one_alone if one else _together
+        total, answer, done = program(
+            ready.problem.method, ready.problem.wire, given["download"], fed._replace(weights=None), ready.key,
+            np.int32(index), rows_of, clients, stage=stage, number=number, plan=ready.plan,
+        )  # fmt: skip
+        return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], answer), done
+
+    def _evaluate(self, head: dict[str, Unknown], tensors: bytes) -> Message:
+        """Σ p_i F_i over the clients that are here, its gradient where asked, and means over the held-out examples."""
+        ready = self._job(head["job"])
+        if refused := self.limits.refused(head["columns"]):
+            raise NodeError(f"its owner does not let {', '.join(refused)} leave it (--columns)")
+        task, mesh = ready.plan.task, ready.plan.mesh
+        x = jax.eval_shape(lambda: Vector(task.init(jax.random.key(0))))
+        weights = jax.ShapeDtypeStruct((self.data.num_clients,), jnp.zeros(()).dtype)
+        given = unpacked(tensors, {"model": x, "weights": weights}, "the message")
+        asked = {"task": task, "grad_norm": bool(head["grad_norm"]), "mesh": mesh}
+        train: Tree = None
+        for piece in ready.examples.pieces(given["weights"]):
+            part = jax.block_until_ready(_train_sums(given["model"], piece, **asked))
+            train = part if train is None else jax.tree.map(jnp.add, train, part)
+        found: dict[str, Tree] = {"train": list(train)}
+        if head["tests"] and self.test is not None:
+            found["test"] = _test_means(task, given["model"], self.test, None)
+        return Message({name: head[name] for name in ECHOED if name in head}, packed(jax.tree.map(np.asarray, found)))
+
+    def _forget(self, head: dict[str, Unknown], tensors: bytes) -> Message:
+        """A run is over: its memory is not needed any more."""
+        for path in (self.folder / "memory" / str(int(head["run"]))).glob("*"):
+            path.unlink(missing_ok=True)
+        return Message({})
+
+    def _job(self, asked: dict[str, Unknown]) -> _Ready:
+        text = json.dumps(asked, sort_keys=True)
+        if text not in self._ready:
+            self._ready = dict(list(self._ready.items())[1 - _READY :])
+            self._ready[text] = self._made(asked)
+        return self._ready[text]
+
+    def _made(self, asked: dict[str, Unknown]) -> _Ready:
+        problem = self._make(asked["problem"])
+        task, planned = problem.task.trained, asked["plan"]
+        key, x = start(task, None, asked["seed"], {})
+        # How many run side by side, and on which devices, is the node's own affair.
+        usual = Steps(max(1, planned["max_steps"]))
+        own = make_plan(self._census, task, x, usual, planned["batch_size"], Full(), problem.wire)
+        plan = dataclasses.replace(own, **{name: planned[name] for name in _PLANNED})
+        forms, program = client_forms(problem, plan, self._census.example, x)
+        every = slice(0, self.data.num_clients)
+        stream = streamed(None, self.data, every, plan.devices)
+        known = [ready.examples for ready in self._ready.values() if ready.plan.mesh == plan.mesh]
+        examples = known[0] if known else None
+        if examples is None:
+            fed = on_devices(federation_of(self._census, None if stream else self.data, every), plan.mesh)
+            examples = Examples(self.data if stream else None, fed, every)
+        row = jax.tree.map(np.asarray, jax.jit(first_state)(problem.method, x)[1])
+        return _Ready(problem, plan, key, row, forms, program, examples)
+
+    # ---- what outlives the process
+
+    def _version(self, run: int, row: int, version: Sequence[int]) -> pathlib.Path:
+        return self.folder / "memory" / str(run) / f"{row}-{version[0]}-{version[1]}.safetensors"
+
+    def _recall(self, run: int, row: int, version: Sequence[int], form: Tree, ready: _Ready) -> Tree:
+        """A client's memory at a version; (0, 0) is that before everything."""
+        if not jax.tree.leaves(form):
+            return form
+        if tuple(version) == (0, 0):
+            return ready.row
+        path, who = self._version(run, row, version), f"client {self.names[row]!r}"
+        if not path.exists():
+            raise NodeError(f"{who}: its memory is lost: {path.name} is not at its node any more; begin a new run")
+        if (wrong := damage(path)) is not None:
+            raise NodeError(f"{who}: its memory, {path}, is {wrong}; restore it, or begin a new run")
+        found: Tree = unpacked(path.read_bytes(), {"memory": form}, f"{who}: its memory, {path}")["memory"]
+        return found
+
+    def _remember(
+        self, run: int, row: int, version: Sequence[int], keep: Sequence[Sequence[int]], memory: Tree
+    ) -> None:
+        """Write a client's memory as a version; of the others only those stay that are to be kept."""
+        if not jax.tree.leaves(memory):
+            return
+        path = self._version(run, row, version)
+        path.parent.mkdir(exist_ok=True)
+        write_tensors(path, arrays_of({"memory": memory}), "memory")
+        stay = {path.name} | {self._version(run, row, each).name for each in keep}
+        for old in path.parent.iterdir():
+            if (old.name.startswith(f"{row}-") and old.name not in stay) or old.name.startswith(WRITING):
+                old.unlink(missing_ok=True)
+
+    def _count_round(self, run: int, stage: str, index: int) -> None:
+        """Count a round, once; refuse it where it is beyond what the owner allows."""
+        if stage == "warmup" or index < self._rounds.get(run, 0):
+            return
+        rounds = self._rounds | {run: index + 1}
+        if self.limits.rounds is not None and sum(rounds.values()) > self.limits.rounds:
+            raise NodeError(
+                f"its owner allows {self.limits.rounds} rounds (--max-rounds), and that many were asked for"
+            )
+        self._rounds = rounds
+        path = self.folder / "rounds.json"
+        scratch = path.with_name(f"{WRITING}{path.name}")
+        scratch.write_text(json.dumps({str(each): count for each, count in rounds.items()}))
+        os.replace(scratch, path)
+
+    def _log(self, message: Message, answer: Message, seconds: float) -> None:
+        """One line for each message: who asked what, and what left."""
+        told = ("kind", "run", "stage", "index", "number", "size", "columns")
+        line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        line |= {name: message.head[name] for name in told if name in message.head}
+        for name, each in (("came", message), ("left", answer)):
+            line[name] = len(each.tensors) + len(json.dumps(each.head))
+        line["seconds"] = round(seconds, 3)
+        if "error" in answer.head:
+            line["error"] = answer.head["error"]
+        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+ECHOED = ("run", "stage", "number", "index", "write")  # of a message, by which its answer is known
+
+
+def precise_versions() -> dict[str, Unknown]:
+    """What has to be the same at the server and at all nodes."""
+    return versions() | {"float64": bool(jax.config.read("jax_enable_x64"))}
+
+
+def _extended(leaf: np.ndarray, width: int, value: Unknown) -> np.ndarray:
+    return np.concatenate([leaf, np.full(width - len(leaf), value, leaf.dtype)])
+
+
+def _digests(data: FederatedData, file: pathlib.Path) -> list[str]:
+    """Of each client's examples, under a secret of the node: they tell others that data changed, and nothing else."""
+    if not file.exists():
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as written:
+            written.write(secrets.token_bytes(32))
+    key = file.read_bytes()
+    found = []
+    for i in range(data.num_clients):
+        digest = hmac.new(key, digestmod=hashlib.sha256)
+        for name, leaf in sorted(data.client(i).items()):
+            digest.update(f"{name} {leaf.dtype} {leaf.shape}\n".encode())
+            digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+        found.append(digest.hexdigest()[:16])
+    return found
+
+
+def _read_rounds(path: pathlib.Path) -> dict[int, int]:
+    """Run -> in how many rounds it was answered."""
+    try:
+        found = json.loads(path.read_text()) if path.exists() else {}
+        return {int(run): int(count) for run, count in found.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError("folder", str(path), f"this should count rounds, and cannot be read ({error})") from error
+
+
+# ---- programs
+
+
+@compiled(static=["stage", "number", "plan"])
+def _together(
+    method: Algorithm, wire: Wire, download: Tree, fed: Federation, key: Array, index: Array, memory: Tree,
+    clients: Clients, *, stage: str, number: int, plan: Plan,
+) -> tuple[Tree, Answer, Tally]:  # fmt: skip
+    """The weighted sum of the clients' uploads, what becomes of each, and what they did."""
+    outside = Outside(resolve(method, index), wire, download, fed, stage_key(key, index, stage), index)
+    return contribute(lambda given: client_program(stage, number, plan, None, given), outside, memory, clients, plan)
+
+
+@compiled(static=["stage", "number", "plan"])
+def _one_alone(
+    method: Algorithm, wire: Wire, download: Tree, fed: Federation, key: Array, index: Array, memory: Tree,
+    clients: Clients, *, stage: str, number: int, plan: Plan,
+) -> tuple[Tree, Answer, Tally]:  # fmt: skip
+    """The upload of the one client that works alone."""
+    outside = Outside(resolve(method, index), wire, download, fed, stage_key(key, index, stage), index)
+    first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)  # noqa: E731
+    client, program = first(clients), client_program(stage, number, plan, None, outside)
+    upload, answer, done = program(first(memory), client)
+    return of_one(upload, client), jax.tree.map(lambda leaf: leaf[None], answer), done
+
+
+_train_sums = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
+_test_means = compiled(static=["task", "mesh"])(test_means)

@@ -1,0 +1,82 @@
+"""Nodes in this process: what the engine sends to real clients, without a network."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+import fedax
+from fedax.engine.places.nodes import Failure, Message
+from fedax.engine.places.remote import Fleet
+from fedax.engine.places.site import Problem, Site
+from fedax.engine.train import train
+from fedax.wire.wire import Wire
+
+
+class Here:
+    """A transport to sites in this process; messages go through JSON, as they do elsewhere.
+
+    ``spy`` sees each message and its answer, and gives the answer that arrives.
+    """
+
+    def __init__(self, sites: Mapping[int, Site], spy: Callable[[int, Message, Any], Any] | None = None):
+        self.sites, self.spy, self.sent, self.received = dict(sites), spy, 0, 0
+
+    def nodes(self) -> list[int]:
+        return list(self.sites)
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        for number, message in messages.items():
+            message = Message(json.loads(json.dumps(message.head)), message.tensors)
+            self.sent += len(message.tensors)
+            answer = self.sites[number].answer(message)
+            answer = Message(json.loads(json.dumps(answer.head)), answer.tensors)
+            answer = answer if self.spy is None else self.spy(number, message, answer)
+            self.received += len(answer.tensors) if isinstance(answer, Message) else 0
+            yield number, answer
+
+
+def part_of(data: fedax.FederatedData, clients: list[int]) -> fedax.FederatedData:
+    """Some of the clients."""
+    return fedax.FederatedData.from_clients([data.client(i) for i in clients])
+
+
+def sites(
+    data: fedax.FederatedData, where: list[list[int]], problem: Problem, tests: list[Any] | None = None, **more: Any
+) -> dict[int, Site]:
+    """A site for each list of clients; they are called by their numbers."""
+    return {
+        7 + k: Site(
+            part_of(data, clients), lambda _: problem, tempfile.mkdtemp(), [str(i) for i in clients],
+            None if tests is None else tests[k], **more,
+        )
+        for k, clients in enumerate(where)
+    }  # fmt: skip
+
+
+def together(
+    algorithm: Any, task: Any, data: fedax.FederatedData, where: list[list[int]], spy: Any = None, tests: Any = None,
+    guard: Any = None, aggregate: Any = None, faults: Any = None, **options: Any,
+) -> tuple[fedax.Run, Here]:  # fmt: skip
+    """A run over sites in this process, and the transport with them."""
+    wire = Wire(faults, fedax.Guard() if guard is True else guard, aggregate)
+    method, wire = jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, int | float) else leaf, (algorithm, wire))
+    here = Here(sites(data, where, Problem(method, task, wire), tests), spy)
+    fleet = Fleet(here, timeout=5.0)
+    census = fleet.census._replace(weights=data.weights)
+    options |= {"guard": guard, "aggregate": aggregate, "faults": faults, "census": census}
+    return train(algorithm, task, fleet, {}, **options), here
+
+
+def memory_of(run: fedax.Run, here: Here, form: Any) -> Any:
+    """What all clients keep, leaves [N, ...], from the folders of their sites."""
+    rows: dict[int, Any] = {}
+    for site in here.sites.values():
+        ready = next(iter(site._ready.values()))
+        for row, name in enumerate(site.names):
+            run_, *version = run.memory[int(name)].tolist()
+            rows[int(name)] = site._recall(run_, row, version, form, ready)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *(rows[i] for i in sorted(rows)))
