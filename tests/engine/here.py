@@ -63,11 +63,10 @@ def together(
 ) -> tuple[fedax.Run, Here]:  # fmt: skip
     """A run over sites in this process, and the transport with them."""
     wire = Wire(faults, fedax.Guard() if guard is True else guard, aggregate)
-    method, wire = jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, int | float) else leaf, (algorithm, wire))
-    here = Here(sites(data, where, Problem(method, task, wire), tests), spy)
+    here = Here(sites(data, where, Problem(algorithm, task, wire), tests), spy)
     fleet = Fleet(here, timeout=5.0)
-    census = fleet.census._replace(weights=data.weights)
-    options |= {"guard": guard, "aggregate": aggregate, "faults": faults, "census": census}
+    fleet.census = fleet.census._replace(weights=data.weights)
+    options |= {"guard": guard, "aggregate": aggregate, "faults": faults}
     return train(algorithm, task, fleet, {}, **options), here
 
 

@@ -158,9 +158,7 @@ def make_job(
     density = None if density is None else check_number("density", density, 0)
     batch_size = None if batch_size is None else _batch_size(batch_size, census)
     stops = evaluation_rounds(rounds, evaluate_every)
-    # One type for all numbers: whether 1, 1.0 or np.float64(1.0) is given, the program is the same.
-    one_type = lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf  # noqa: E731
-    algorithm, wire = jax.tree.map(one_type, (algorithm, Wire(faults, guard, aggregate)))
+    algorithm, wire = one_type((algorithm, Wire(faults, guard, aggregate)))
     key, x = start(task, params, seed, shared)
     loses = here is None and algorithm.traits().cohorts == "any"
     sure = dataclasses.replace(wire, lossy=loses)
@@ -200,6 +198,11 @@ def make_job(
         hyper, fed, key, x, here if stream else None, census, own, plan, memory, forms, settings,
         rounds, stops, held_out, grad_norm, density, until, form, seed,
     )  # fmt: skip
+
+
+def one_type(tree: Tree) -> Tree:
+    """With one type for all numbers: whether 1, 1.0 or np.float64(1.0) is given, the program is the same."""
+    return jax.tree.map(lambda leaf: float(leaf) if isinstance(leaf, numbers.Real) else leaf, tree)
 
 
 def with_seed(job: Job, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> Job:

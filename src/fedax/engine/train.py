@@ -49,7 +49,7 @@ def train(
         NodeError: something speaks against the run at a node; a node answers something else than it was asked, or
             none answers; the link to the nodes is gone.
     """
-    job = make_job(algorithm, task, options.pop("census", fleet.census), **options)
+    job = make_job(algorithm, task, fleet.census, **options)
     made: list[Remote] = []
 
     def make(resumes: bool) -> Remote:

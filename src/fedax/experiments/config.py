@@ -21,19 +21,25 @@ from fedax.algorithms import METHODS
 from fedax.columns import better, measured_names
 from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, folder
 from fedax.data.formats import regular
+from fedax.engine.places.remote import Fleet
+from fedax.engine.places.site import Problem
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import toml
 from fedax.experiments.defaults import TASKS_OF, unequal_penalties
 from fedax.federation import PARTICIPATION, WORK
+from fedax.federation.census import Census
 from fedax.numbers import check_number
 from fedax.registry import Component, within
 from fedax.tasks import TASKS
 from fedax.wire import AVERAGES
+from fedax.wire.wire import Wire
 
 Table = dict[str, Any]
 
 
 _FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of tasks that come from the data set
+
+_WIRE = ("guard", "aggregate", "faults")  # settings of the section run that belong to the wire
 
 _RECIPES = pathlib.Path(__file__).parent / "recipes"
 _MOST_SEEDS = 1000
@@ -188,7 +194,7 @@ class Experiment:
 
     Attributes:
         config: the configuration with all defaults filled in, as it is written to config.toml.
-        data: the clients' examples.
+        data: the clients' examples; of real clients their census.
         test: held-out examples, or ``None``.
         classes: names of the classes, or ``None`` where the examples have none.
         task: what is learned; one object for all runs, so that JAX compiles once a method.
@@ -196,10 +202,12 @@ class Experiment:
         participation: who takes part.
         methods: label -> method.
         options: the section ``run`` as arguments of :func:`fedax.simulate`, without the seeds.
+        fleet: the nodes of real clients; ``None`` in a simulation.
+        model: the section ``task`` with what comes from the data.
     """
 
     config: Table
-    data: fedax.FederatedData
+    data: fedax.FederatedData | Census
     test: Table | None
     classes: list[str] | None
     task: fedax.Task
@@ -207,8 +215,16 @@ class Experiment:
     participation: fedax.Participation
     methods: dict[str, fedax.Algorithm]
     options: dict[str, Any]
+    fleet: Fleet | None
+    model: Table
 
-    def split(self, seed: int) -> tuple[fedax.FederatedData, Table | None]:
+    def problem(self, label: str) -> Table:
+        """What a node needs to make the method of this label, its task and its wire: see :func:`problem_of`."""
+        (method,) = (each for each in self.config["methods"] if each["label"] == label)
+        run = {name: self.config["run"][name] for name in _WIRE if name in self.config["run"]}
+        return {"task": self.model, "method": method, "run": run}
+
+    def split(self, seed: int) -> tuple[fedax.FederatedData | Census, Table | None]:
         """The clients' data and the held-out examples of a run with this seed.
 
         They are the same for all seeds, unless ``run.split_seeds`` asks for a split of each: that of data.seed + seed.
@@ -217,7 +233,7 @@ class Experiment:
         run = self.config["run"]
         if not run["split_seeds"] or seed == run["seeds"][0]:
             return self.data, self.test
-        _, data, test, _ = _data(_of_seed(DataSection(**self.config["data"]), seed))
+        _, data, test, _ = _data(_of_seed(DataSection(**self.config["data"]), seed), self.fleet)
         return data, test
 
 
@@ -336,11 +352,12 @@ def check(config: Mapping[str, Any], form: type[ExperimentSection] = ExperimentS
         raise _clear(error.errors()[0]) from None
 
 
-def build(config: Mapping[str, Any]) -> Experiment:
+def build(config: Mapping[str, Any], fleet: Fleet | None = None) -> Experiment:
     """Check a configuration wholly, load its data, and make all its objects.
 
     Args:
         config: tables, as of :func:`read_toml`.
+        fleet: the nodes of real clients, whose data are the data set ``nodes``.
 
     Raises:
         ConfigError, DataError: whatever cannot be used, with the setting's dotted name.
@@ -354,27 +371,51 @@ def build(config: Mapping[str, Any]) -> Experiment:
         >>> experiment.data, list(experiment.methods), experiment.config["task"]["name"]
         (FederatedData(4 clients, 1442 examples, 360 to 361 a client), ['fedavg'], 'softmax_regression')
     """
-    return build_all([config])[0]
+    return build_all([config], fleet)[0]
 
 
-def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
+def problem_of(table: Table) -> Problem:
+    """The method, the task and the wire of :meth:`Experiment.problem`, wherever it is read.
+
+    Example:
+        >>> experiment = build({
+        ...     "data": {"name": "digits", "clients": 4},
+        ...     "run": {"rounds": 2, "guard": True},
+        ...     "methods": [{"name": "fedavg", "lr": 0.1}],
+        ... })
+        >>> problem = problem_of(experiment.problem("fedavg"))
+        >>> problem.method == experiment.methods["fedavg"], problem.task == experiment.task, problem.wire.guard
+        (True, True, Guard())
+    """
+    task, _ = _made_task(table["task"])
+    method, _ = _method(MethodSection(**table["method"]), table["method"]["label"])
+    given = {name: part for name, part in _options(table["run"]).items() if name in _WIRE}
+    guard = given.get("guard")
+    wire = Wire(given.get("faults"), fedax.Guard() if guard is True else guard or None, given.get("aggregate"))
+    return Problem(method, task, wire)
+
+
+def build_all(configs: Sequence[Mapping[str, Any]], fleet: Fleet | None = None) -> list[Experiment]:
     """:func:`build` of configurations that have data and task in common: all are checked, then data are loaded once."""
     # What needs no data comes first, so that a misspelt method does not wait for a large file.
     settings = [_settings(check(config)) for config in configs]
     first = check(configs[0])
     seeds = settings[0].run["seeds"] if first.run.split_seeds else [0]
-    pooled, data, test, data_config = _data(_of_seed(first.data, seeds[0]))
+    pooled, data, test, data_config = _data(_of_seed(first.data, seeds[0]), fleet)
     if first.run.split_seeds and "seed" not in data_config:
         raise ConfigError("run.split_seeds", True, "these clients are given, not drawn; leave it out")
-    task, task_config = _task(first.task, data_config["name"], pooled, data)
+    census = data if isinstance(data, Census) else Census.of(data)
+    classes = fleet.classes if fleet is not None else _number_of_classes(pooled, data)
+    task, model, task_config = _task(first.task, data_config["name"], census, classes)
     sizes = []
     for seed in seeds:
         split = data if seed == seeds[0] else _data(_of_seed(first.data, seed))[1]
-        split.check(task)
+        if isinstance(split, fedax.FederatedData):
+            split.check(task)
         sizes.append(split.sizes)
     if "seed" in data_config:
         data_config["seed"] = first.data.seed
-    classes = _classes(data)
+    named = None if isinstance(data, Census) else _classes(data)
 
     def experiment(own: _Settings) -> Experiment:
         for each in sizes:
@@ -392,7 +433,9 @@ def build_all(configs: Sequence[Mapping[str, Any]]) -> list[Experiment]:
         }
         if (faults := own.options.get("faults")) is not None:
             within("run.faults", lambda: faults.of(data.num_clients))
-        return Experiment(resolved, data, test, classes, task, own.work, own.participation, own.methods, own.options)
+        return Experiment(
+            resolved, data, test, named, task, own.work, own.participation, own.methods, own.options, fleet, model
+        )
 
     found = [experiment(own) for own in settings]
     if (judge := first.run.judge) is not None:
@@ -567,8 +610,12 @@ def _differing(same: Sequence[MethodSection]) -> list[str]:
     return [key for key in keys if len({repr(each.get(key)) for each in given}) > 1]
 
 
-def _data(section: DataSection) -> tuple[Any, fedax.FederatedData, Table | None, Table]:
+def _data(
+    section: DataSection, fleet: Fleet | None = None
+) -> tuple[Any, fedax.FederatedData | Census, Table | None, Table]:
     """``-> (data set, clients' data, held-out examples, configuration)``; no data set where one is generated."""
+    if section.name == "nodes":
+        return _at_nodes(section, fleet)
     pool = data_set(section.name)
     if pool.name in FEDERATIONS:
         return _in_clients(section, pool)
@@ -586,6 +633,27 @@ def _data(section: DataSection) -> tuple[Any, fedax.FederatedData, Table | None,
     data = _weighted(fedax.FederatedData.from_partition(pooled.train, parts), section.weights)
     config = {"name": pool.name, "partition": partition.name, **parameters, "weights": section.weights}
     return pooled, data, pooled.test, config
+
+
+def _at_nodes(section: DataSection, fleet: Fleet | None) -> tuple[None, Census, Table | None, Table]:
+    """:func:`_data` of real clients; held-out examples are at the nodes, or in a folder at the server."""
+    if fleet is None:
+        raise ConfigError(
+            "data.name", "nodes", "these are real clients: fedax deploy run; to simulate, name a data set"
+        )
+    for name in ("partition", "clients"):
+        if getattr(section, name) is not None:
+            raise ConfigError(f"data.{name}", getattr(section, name), "the data are at the nodes; leave it out")
+    if differ := section.parameters.keys() - {"test"}:
+        raise unknown(f"data.{min(differ)}", min(differ), ["name", "test", "weights"])
+    folder_, census = section.parameters.get("test"), fleet.census
+    test = None if folder_ is None else within("data", lambda: fedax.FederatedData.open(folder_).examples)
+    n = census.num_clients
+    if section.weights == "uniform":
+        census = census._replace(weights=np.full(n, 1 / n))
+    fleet.census = census
+    config = {"name": "nodes", **section.parameters, "weights": section.weights}
+    return None, census, test, config
 
 
 def _in_clients(section: DataSection, federation: Component) -> tuple[None, fedax.FederatedData, Table | None, Table]:
@@ -630,27 +698,41 @@ def _weighted(data: fedax.FederatedData, weights: str) -> fedax.FederatedData:
     return data.with_weights(None if weights == "sizes" else np.full(data.num_clients, 1 / data.num_clients))
 
 
-def _task(section: TaskSection, data_name: str, pooled: Any, data: fedax.FederatedData) -> tuple[fedax.Task, Table]:
+def _number_of_classes(pooled: Any, data: fedax.FederatedData | Census) -> int | None:
+    if pooled is not None:
+        return int(pooled.classes)
+    labels = data.examples.get("y") if isinstance(data, fedax.FederatedData) else None
+    return None if labels is None else int(labels.max()) + 1
+
+
+def _task(section: TaskSection, data_name: str, census: Census, classes: int | None) -> tuple[fedax.Task, Table, Table]:
+    """The task; its section with what comes from the data; and the section as it is written to config.toml."""
     usual = TASKS_OF.get(data_name)
     name = section.name or usual
     if name is None:
         raise ConfigError("task.name", None, f"this is missing; name one: {', '.join(TASKS)}")
-    component, examples = TASKS.get(name, "task.name"), data.examples
+    component, example = TASKS.get(name, "task.name"), census.example
     derived: Table = {}
-    if "x" in examples:
-        shape = examples["x"].shape[1:]
-        classes = pooled.classes if pooled is not None else int(examples["y"].max()) + 1
+    if "x" in example:
+        shape = list(example["x"].shape)
         derived = {"features": int(np.prod(shape)), "shape": shape, "classes": classes, "vocabulary": classes}
-    else:
-        derived = {"d": examples["e"].shape[1]}
+    elif "e" in example:
+        derived = {"d": example["e"].shape[0]}
     wanted = [key for key in component.arguments if key in _FROM_DATA]
     for key in wanted:
         if derived.get(key) is None:
             raise ConfigError("task.name", name, f"this does not fit {data_name}; try {usual or 'another'!r}")
         if key in section.parameters:
             raise ConfigError(f"task.{key}", section.parameters[key], "this comes from the data set; leave it out")
-    task, parameters = component.bind(section.parameters | {key: derived[key] for key in wanted}, section="task")
-    return task, {"name": component.name, **{key: value for key, value in parameters.items() if key not in wanted}}
+    model = {"name": component.name, **section.parameters, **{key: derived[key] for key in wanted}}
+    task, parameters = _made_task(model)
+    written = {key: value for key, value in parameters.items() if key not in wanted}
+    return task, model, {"name": component.name, **written}
+
+
+def _made_task(model: Table) -> tuple[fedax.Task, Table]:
+    given = {key: tuple(value) if key == "shape" else value for key, value in model.items() if key != "name"}
+    return TASKS.get(model["name"]).bind(given, section="task")
 
 
 def _classes(data: fedax.FederatedData) -> list[str] | None:

@@ -48,6 +48,7 @@ def diagnose_run(experiment: Experiment, record: Record, watch: Callable[[str], 
                 points[f"the final one of seed {seed}"] = model
             else:
                 missing.append(seed)
+        assert isinstance(experiment.data, fedax.FederatedData)  # real clients need a fleet
         found = diagnose(
             algorithm,
             experiment.task,

@@ -19,6 +19,7 @@ from fedax.engine.checkpoint import discard, present
 from fedax.engine.identity import differences, same_versions
 from fedax.engine.job import make_job
 from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
+from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments import summary, toml
 from fedax.experiments.config import Experiment, within
@@ -44,6 +45,7 @@ from fedax.experiments.runs import (
     write_json,
     write_model,
 )
+from fedax.federation.census import Census
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
 MadeOf = dict[str, dict[str, str]]
@@ -190,6 +192,10 @@ def _train(
     with warnings.catch_warnings():
         for said in (DivergedWarning, BadClientWarning):  # by the report
             warnings.simplefilter("ignore", said)
+        if experiment.fleet is not None:
+            del options["checkpoint"]
+            options |= {"checkpoint": place, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
+            return [train(method, task, experiment.fleet, experiment.problem(label), seed=seeds[0], **options)]
         if len(seeds) > 1:
             watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
             options |= one_core()
@@ -221,7 +227,8 @@ def check_methods(experiment: Experiment) -> Checked:
     for label, algorithm in experiment.methods.items():
         job = within(f"methods.{label}", functools.partial(make_job, algorithm, **given))
         found.made_of[label] = {name: text for name, text in job.settings().items() if name != "seed"}
-        found.together[label] = not run["split_seeds"] and worth_lanes(job, len(run["seeds"]))
+        side_by_side = experiment.fleet is None and not run["split_seeds"]
+        found.together[label] = side_by_side and worth_lanes(job, len(run["seeds"]))
     return found
 
 
@@ -323,7 +330,7 @@ def _about(experiments: Sequence[Experiment]) -> dict[str, Any]:
 def _clients(experiments: Sequence[Experiment]) -> dict[str, Any]:
     data, classes = experiments[0].data, experiments[0].classes
     counts = None
-    if classes is not None:
+    if classes is not None and isinstance(data, fedax.FederatedData):
         _, codes = np.unique(data.examples["y"], return_inverse=True)
         client = np.repeat(np.arange(data.num_clients), data.sizes)
         counts = np.zeros((data.num_clients, len(classes)), int)
@@ -332,6 +339,7 @@ def _clients(experiments: Sequence[Experiment]) -> dict[str, Any]:
     works = {(str(each.config["work"]), each.config["run"].get("batch_size")): each for each in experiments}
     steps = np.concatenate([_steps(each) for each in works.values()])
     return {
+        "names": list(data.names) if isinstance(data, Census) else None,
         "sizes": data.sizes,
         "uniform": experiments[0].config["data"]["weights"] == "uniform",
         "classes": classes,

@@ -667,6 +667,7 @@ class _Steps(_Form):
 
 
 class _Clients(_Form):
+    names: list[str] | None = None  # of real clients
     sizes: list[Annotated[Whole, pydantic.Field(ge=1)]] = pydantic.Field(min_length=1)
     uniform: bool
     classes: list[str] | None

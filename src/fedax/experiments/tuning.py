@@ -230,6 +230,7 @@ def _sweep(
     found = []
     for seeds, place in places.items():
         data, test = experiments[0].split(seeds[0])
+        assert isinstance(data, fedax.FederatedData)  # real clients need a fleet
         with warnings.catch_warnings():
             for said in (DivergedWarning, BadClientWarning):  # by the table
                 warnings.simplefilter("ignore", said)

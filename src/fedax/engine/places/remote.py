@@ -57,7 +57,8 @@ class Fleet:
         wait: seconds to wait for them.
 
     Attributes:
-        census: of the clients, in the order of their names, numbers in them by their value; all count by their size.
+        census: of the clients, in the order of their names, numbers in them by their value. They count by their sizes,
+            unless it is replaced by one with other weights.
         classes: one more than the largest label, where the examples have whole numbers as labels.
         waited: seconds that the server waited for answers so far.
 

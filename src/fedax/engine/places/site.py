@@ -32,7 +32,7 @@ from fedax.engine.clients import Answer, Outside, client_program, contribute, of
 from fedax.engine.dry_run import dry_run
 from fedax.engine.evaluate import test_means, train_sums
 from fedax.engine.identity import versions
-from fedax.engine.job import federation_of, on_devices, start, streamed
+from fedax.engine.job import federation_of, on_devices, one_type, start, streamed
 from fedax.engine.loop import Clients, Federation, Hyper, Tally, nobody, stage_key
 from fedax.engine.places.blocks import Block, Examples
 from fedax.engine.places.device import first_state
@@ -333,7 +333,8 @@ class Site:
         return self._ready[text]
 
     def _made(self, asked: dict[str, Unknown]) -> _Ready:
-        problem = self._make(asked["problem"])
+        made = self._make(asked["problem"])
+        problem = made._replace(method=one_type(made.method), wire=one_type(made.wire))
         task, planned = problem.task.trained, asked["plan"]
         key, x = start(task, None, asked["seed"], {})
         # How many run side by side, and on which devices, is the node's own affair.
@@ -471,9 +472,8 @@ def _one_alone(
 ) -> tuple[Tree, Answer, Tally]:  # fmt: skip
     """The upload of the one client that works alone."""
     outside = Outside(resolve(method, index), wire, download, fed, stage_key(key, index, stage), index)
-    first = lambda tree: jax.tree.map(lambda leaf: leaf[0], tree)  # noqa: E731
-    client, program = first(clients), client_program(stage, number, plan, None, outside)
-    upload, answer, done = program(first(memory), client)
+    row, client = jax.tree.map(lambda leaf: leaf[0], (memory, clients))
+    upload, answer, done = client_program(stage, number, plan, None, outside)(row, client)
     return of_one(upload, client), jax.tree.map(lambda leaf: leaf[None], answer), done
 
 
