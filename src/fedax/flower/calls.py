@@ -87,4 +87,6 @@ def control(address: str, ca: bytes, secret: str, patience: float = 15.0) -> Con
 
 def look_often() -> None:
     """Let Flower look often for parts of a message that are still on their way; its own first pause is a second."""
-    pull_objects.__kwdefaults__.update(initial_backoff=0.02, backoff_cap=0.5, max_tries_per_object=None)
+    defaults = pull_objects.__kwdefaults__
+    assert defaults is not None
+    defaults.update(initial_backoff=0.02, backoff_cap=0.5, max_tries_per_object=None)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import flwr.app
 from flwr.clientapp import ClientApp
 
-from fedax.errors import FedaxError
 from fedax.engine.places.nodes import Message
+from fedax.errors import FedaxError
 from fedax.flower.records import pack, unpack
 
 app = ClientApp()
