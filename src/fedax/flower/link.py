@@ -13,7 +13,7 @@ from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, Unregi
 from fedax.errors import ConfigError, FedaxError
 from fedax.flower import certificates, require
 from fedax.flower.calls import control
-from fedax.flower.processes import Kept, end_with_parent, ending
+from fedax.flower.processes import Kept, end_with_parent, ending, options
 
 _LOOK = 1.0  # seconds between looks into the folder of keys
 
@@ -67,10 +67,17 @@ def run(
         raise ConfigError("port", port, f"cannot be used ({error.strerror}); give another with --port") from error
     superlink = Kept(
         "fedax.flower.superlink",
-        ["--secret-file", str(folder / "secret"), "--host", bind, "--port", str(port)]
-        + ["--isolation", "process", "--enable-supernode-auth", "--database", str((folder / "link.db").resolve())]
-        + ["--ssl-certfile", str(folder / "server.pem"), "--ssl-keyfile", str(folder / "server.key")]
-        + ["--ssl-ca-certfile", str(folder / "ca.pem")],
+        options(
+            secret_file=folder / "secret",
+            host=bind,
+            port=port,
+            isolation="process",
+            enable_supernode_auth=True,
+            database=(folder / "link.db").resolve(),
+            ssl_certfile=folder / "server.pem",
+            ssl_keyfile=folder / "server.key",
+            ssl_ca_certfile=folder / "ca.pem",
+        ),
         log=folder / "link.log",
         environment={"FLWR_LOG_LEVEL": "WARNING"},
     )
@@ -95,9 +102,7 @@ def run(
                     say(str(error))
                     continue
                 if not ready:
-                    say(
-                        f"the link is ready at port {port}; nodes' keys: {folder / 'nodes'}, secret: {folder / 'secret'}"
-                    )
+                    say(f"the link is ready at port {port}, with the nodes whose keys are in {folder / 'nodes'}")
                     ready = True
         finally:
             superlink.stop()

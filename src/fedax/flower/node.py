@@ -6,6 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.flower import certificates, require
-from fedax.flower.processes import Kept, end_with_parent, ending, free_port
+from fedax.flower.processes import Kept, end_with_parent, ending, free_port, options
 
 _LOOK = 15.0  # seconds between looks whether the link is still there
 _AGAIN = 2.0  # the same where it was not
@@ -75,16 +76,26 @@ def run(
     runtime = free_port()
     supernode = Kept(
         "fedax.flower.supernode",
-        ["--poll", str(poll), "--superlink", link, "--root-certificates", str(ca)]
-        + ["--auth-supernode-private-key", str(key), "--isolation", "process", "--host", "127.0.0.1"]
-        + ["--port", str(runtime), "--superexec-auth-secret-file", str(state / "secret")],
+        options(
+            poll=poll,
+            superlink=link,
+            root_certificates=ca,
+            auth_supernode_private_key=key,
+            isolation="process",
+            host="127.0.0.1",
+            port=runtime,
+            superexec_auth_secret_file=state / "secret",
+        ),
         log=state / "supernode.log",
         environment={"FLWR_LOG_LEVEL": "WARNING"},
     )
     worker = Kept(
         "fedax.flower.worker",
-        ["--runtime", f"127.0.0.1:{runtime}", "--secret-file", str(state / "secret"), "--factory", factory]
-        + ["--arguments", json.dumps(dict(arguments)), "--trusted", *trusted],
+        [
+            *options(runtime=f"127.0.0.1:{runtime}", secret_file=state / "secret", factory=factory),
+            *options(arguments=json.dumps(dict(arguments))),
+            *(f"--trusted={one}" for one in trusted),
+        ],
         environment={"FLWR_HOME": str((state / "flwr").resolve()), "FLWR_LOG_LEVEL": "ERROR"},
     )
     door = _Door(link, ca, key, state, wait, say)
@@ -154,10 +165,8 @@ class _Door:
         with FleetHttpClient.from_server_address(self.link, False, self.ca.read_bytes(), signed) as client:
             try:
                 if self._number_file.exists():
-                    try:
+                    with suppress(httpx.HTTPStatusError, ValueError):  # signed off, or known by another number now
                         client.DeactivateNode(DeactivateNodeRequest(node_id=int(self._number_file.read_text())))
-                    except (httpx.HTTPStatusError, ValueError):
-                        pass  # it is signed off, or has another number now
                 entered = client.ActivateNode(
                     ActivateNodeRequest(
                         public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
@@ -191,7 +200,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--arguments", type=json.loads, default={})
     parser.add_argument("--poll", type=float, default=3.0)
-    parser.add_argument("--trusted", nargs="*", default=[])
+    parser.add_argument("--trusted", action="append", default=[])
     parser.add_argument("--wait", type=float)
     given = parser.parse_args(arguments)
     end_with_parent()

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PARENT = "FEDAX_PARENT"  # whose child a process is meant to be
@@ -46,6 +46,19 @@ def free_port() -> int:
     """A port of 127.0.0.1 that is free now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def options(**given: object) -> list[str]:
+    """Options of a command line; ``True`` stands for an option without a value.
+
+    Example:
+        >>> options(port=9443, enable_supernode_auth=True)
+        ['--port=9443', '--enable-supernode-auth']
+    """
+    return [
+        f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
+        for name, value in given.items()
+    ]
 
 
 class Kept:
@@ -113,10 +126,8 @@ class Kept:
             return
         if grace > 0:
             self.process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(grace)
-            except subprocess.TimeoutExpired:
-                pass
         self.process.kill()
         self.process.wait()
         self.process = None

@@ -4,6 +4,7 @@ Flower serves nodes, commands and servers on one port, and authenticates only no
 needs the secret.
 """
 
+import argparse
 import hmac
 import importlib
 import os
@@ -52,8 +53,9 @@ class Guard:
 def main(arguments: list[str]) -> None:
     """Run the SuperLink: ``--secret-file FILE``, then Flower's own arguments."""
     end_with_parent()
-    flag, file, *rest = arguments
-    assert flag == "--secret-file"
+    parser = argparse.ArgumentParser(prog="python -m fedax.flower.superlink", allow_abbrev=False)
+    parser.add_argument("--secret-file", type=Path, required=True)
+    given, rest = parser.parse_known_args(arguments)
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
         os.environ.pop(name, None)  # they would open ports without the guard
     import uvicorn
@@ -63,7 +65,7 @@ def main(arguments: list[str]) -> None:
     sys.argv = ["flower-superlink", *rest]
     config = superlink._parse_superlink_lifespan_config()
     uvicorn.run(
-        Guard(create_app(config, superlink.SuperLinkLifespan), Path(file).read_text().strip()),
+        Guard(create_app(config, superlink.SuperLinkLifespan), given.secret_file.read_text().strip()),
         host=config.host,
         port=config.port,
         ssl_keyfile=config.ssl_keyfile,

@@ -4,6 +4,7 @@ Flower's SuperNode asks the link every three seconds whether there is a message,
 worker has answered.
 """
 
+import argparse
 import importlib
 import sys
 import time
@@ -26,14 +27,15 @@ class _Clock:
 def main(arguments: list[str]) -> None:
     """Run the SuperNode: ``--poll SECONDS``, then Flower's own arguments."""
     end_with_parent()
-    flag, poll, *rest = arguments
-    assert flag == "--poll"
+    parser = argparse.ArgumentParser(prog="python -m fedax.flower.supernode", allow_abbrev=False)
+    parser.add_argument("--poll", type=float, required=True)
+    given, rest = parser.parse_known_args(arguments)
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     from fedax.flower.calls import look_often
 
     look_often()
-    importlib.import_module("flwr.supernode.start_client_internal").__dict__["time"] = _Clock(float(poll))
+    importlib.import_module("flwr.supernode.start_client_internal").__dict__["time"] = _Clock(given.poll)
     sys.argv = ["flower-supernode", *rest]
     flower_supernode()
 

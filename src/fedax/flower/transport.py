@@ -4,7 +4,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import flwr.app
@@ -163,10 +163,8 @@ def connect(
         raise
     finally:
         patience.seconds = 0.0  # an end must not wait for a link that is gone
-        try:
+        with suppress(NodeError):  # the link has ended the run already, or notices in a minute that nobody is there
             grid.runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
-        except NodeError:
-            pass  # the link has ended the run already, or notices within a minute that nobody is there
         if beat.is_running:
             beat.stop()
         grid.close()
@@ -201,7 +199,7 @@ def _wait_for_others(commands: ControlHttpClient, address: str, say: Callable[[s
             return
         if time.monotonic() >= until:
             raise NodeError(
-                f"another run ({others[0]}) is under way at the link at {address}, and a node does one thing at a time: "
+                f"another run ({others[0]}) is under way at the link at {address}, and nodes do one thing at a time: "
                 "wait for its end, or use a link of its own"
             )
         if not said:
@@ -224,10 +222,8 @@ def _begin(commands: ControlHttpClient, address: str, ca: bytes, secret: str, pa
                     old.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=gone))
         raise NodeError(f"another command has taken this run at the link at {address}; start again")
     except BaseException:
-        try:
+        with suppress(NodeError):  # it is finished, or the link is gone: the error that is under way says more
             commands.StopRun(StopRunRequest(run_id=number))
-        except NodeError:
-            pass  # it is finished, or the link is gone: the error that is under way says more
         raise
 
 

@@ -1,7 +1,7 @@
 """``python -m fedax.flower.worker``: answers a node's messages, one after the other, in one process that stays warm.
 
 It takes tasks from the SuperNode as Flower's own executor does. What comes with a message as its app is run only where
-it is the app that this fedax builds itself, whose code is then this installation's, or one that the node's owner trusts.
+it is the app that this fedax builds itself, whose code is then this installation's, or one that the owner trusts.
 """
 
 import argparse
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--secret-file", required=True)
     parser.add_argument("--factory", required=True)
     parser.add_argument("--arguments", default="{}")
-    parser.add_argument("--trusted", nargs="*", default=[])
+    parser.add_argument("--trusted", action="append", default=[])
     given = parser.parse_args(arguments)
     end_with_parent()
     module, _, name = given.factory.partition(":")
