@@ -5,9 +5,13 @@ import time
 from collections.abc import Callable
 
 from fedax.engine.places.nodes import Message
+from fedax.errors import ConfigError
 
 
 def make(name: str = "echo") -> Callable[[Message], Message]:
+    if name == "bad":
+        raise ConfigError("data", name, "give a folder")
+
     def answer(message: Message) -> Message:
         match message.head.get("do"):
             case "raise":

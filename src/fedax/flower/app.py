@@ -3,7 +3,9 @@
 import functools
 import hashlib
 import io
+import warnings
 import zipfile
+from collections.abc import Mapping
 
 from flwr.cli.build import build_fab_from_files
 
@@ -48,7 +50,14 @@ def files() -> dict[str, bytes]:
 @functools.cache
 def build() -> bytes:
     """The app as Flower's bundle (FAB)."""
-    return build_fab_from_files(files())[0]
+    return bundle(files())
+
+
+def bundle(contents: Mapping[str, bytes]) -> bytes:
+    """Files by their paths as one of Flower's bundles (FAB)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
+        return build_fab_from_files(dict(contents))[0]
 
 
 def app_hash(content: bytes) -> str:

@@ -152,8 +152,11 @@ def greet(address: str, ca: Path) -> str | None:
             "ca", str(ca), f"no certificate in PEM form ({error}); the link's folder has ca.pem"
         ) from error
     try:
-        with socket.create_connection((host, port), timeout=5) as plain:
-            context.wrap_socket(plain, server_hostname=host).close()
+        with (
+            socket.create_connection((host, port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            pass
     except ssl.SSLCertVerificationError as error:
         raise NodeError(f"the link at {address} cannot be trusted: {_reason(error, host, ca)}") from error
     except OSError as error:  # ssl.SSLError is one

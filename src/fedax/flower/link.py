@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 
-from fedax.errors import ConfigError, FedaxError
+from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.flower import certificates, require
 from fedax.flower.calls import control
 from fedax.flower.processes import Kept, end_with_parent, ending, options
@@ -98,13 +98,13 @@ def run(
                 look = time.monotonic() + _LOOK
                 try:
                     keys.reconcile()
-                except FedaxError as error:
-                    say(str(error))
+                except NodeError:  # it is starting or ending
                     continue
                 if not ready:
                     say(f"the link is ready at port {port}, with the nodes whose keys are in {folder / 'nodes'}")
                     ready = True
         finally:
+            keys.close()
             superlink.stop()
 
 
@@ -112,31 +112,48 @@ class _Keys:
     """Keeps the nodes that the link knows those whose keys are in the folder."""
 
     def __init__(self, folder: Path, address: str, say: Callable[[str], None]):
-        self.folder, self.say = folder, say
-        self.control = control(address, (folder / "ca.pem").read_bytes(), (folder / "secret").read_text().strip(), 2.0)
-        self._bad: dict[Path, float] = {}
+        self.folder, self._say = folder / "nodes", say
+        self._control = control(address, (folder / "ca.pem").read_bytes(), (folder / "secret").read_text().strip(), 2.0)
+        self._said: set[str] = set()
 
     def reconcile(self) -> None:
+        """Register the nodes of new keys, and unregister those of removed ones.
+
+        Raises:
+            NodeError: the SuperLink is not there.
+        """
+        if not self.folder.is_dir():  # whoever moves it does not mean to part with all nodes
+            return
         wanted = {}
-        for path in sorted((self.folder / "nodes").glob("*.pub")):
+        for path in sorted(self.folder.glob("*.pub")):
             try:
-                changed = path.stat().st_mtime
-                wanted[certificates.load_public(path)] = path.stem
-            except (ConfigError, OSError) as error:
-                if isinstance(error, ConfigError) and self._bad.get(path) != changed:
-                    self._bad[path] = changed
-                    self.say(str(error))
+                wanted[certificates.load_public(path)] = path
+            except ConfigError as error:
+                self._once(str(error))
         known = {
             node.public_key: node.node_id
-            for node in self.control.ListNodes(ListNodesRequest()).nodes_info
+            for node in self._control.ListNodes(ListNodesRequest()).nodes_info
             if not node.HasField("unregistered_at")
         }
         for key in wanted.keys() - known.keys():
-            number = self.control.RegisterNode(RegisterNodeRequest(public_key=key, name=wanted[key])).node_id
-            self.say(f"node {wanted[key]} is {number}")
+            name = wanted[key].stem
+            try:
+                number = self._control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
+                self._say(f"node {name} is {number}")
+            except NodeError as error:
+                self._once(f"{wanted[key]}: {error}; a key that was removed cannot come back: the node needs a new one")
         for key in known.keys() - wanted.keys():
-            self.control.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
-            self.say(f"node {known[key]} is no longer known: its key was removed")
+            self._control.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
+            self._say(f"node {known[key]} is no longer known: its key was removed")
+
+    def close(self) -> None:
+        """End the connection."""
+        self._control.close()
+
+    def _once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -25,7 +25,7 @@ from fedax.flower.processes import Kept, end_with_parent, ending, free_port, opt
 _LOOK = 15.0  # seconds between looks whether the link is still there
 _AGAIN = 2.0  # the same where it was not
 _REMIND = 60.0  # seconds between lines that say that the link is not there
-_UNKNOWN = 5.0  # seconds in which a key may still become known at the link
+_UNKNOWN = 3.0  # seconds in which a key may still become known at the link
 
 
 def run(

@@ -37,16 +37,16 @@ from fedax.flower.calls import Patience, Secret, control, look_often
 from fedax.flower.certificates import greet
 from fedax.flower.records import pack, unpack
 
-_GONE = {
-    ErrorCode.MESSAGE_UNAVAILABLE,
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
-    ErrorCode.NODE_UNAVAILABLE,
-    ErrorCode.CLIENT_APP_CRASHED,  # the worker was killed; it is started again
+_GONE = {  # Flower's errors that mean that a node is not there, or was not for a moment
+    ErrorCode.MESSAGE_UNAVAILABLE: "the message or its answer was lost on the way",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "the answer was lost on the way",
+    ErrorCode.NODE_UNAVAILABLE: "the node is gone",
+    ErrorCode.CLIENT_APP_CRASHED: "the node's worker is gone",
 }
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 0.5  # seconds between looks for answers
 _ROLL_CALL = 2.0  # seconds between looks whether nodes were restarted
 _EXPIRY = 65.0  # seconds after which a link has noticed that a server was killed
-_PATIENCE = 15.0  # seconds in which a link may come back
+_PATIENCE = 30.0  # seconds in which a link may come back
 
 
 class FlowerTransport:
@@ -148,7 +148,8 @@ def connect(
     finally:
         commands.close()
     grid = _Grid(address, certificate, secret, token, patience)
-    beat = HeartbeatSender(_heartbeat(address, certificate, secret, token))
+    pulse = _runtime(address, certificate, secret, token)
+    beat = HeartbeatSender(lambda: _lives(pulse))
     status, details = SubStatus.FAILED, ""
     try:
         beat.start()
@@ -167,6 +168,7 @@ def connect(
             grid.runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
         if beat.is_running:
             beat.stop()
+        pulse.close()
         grid.close()
 
 
@@ -227,25 +229,21 @@ def _begin(commands: ControlHttpClient, address: str, ca: bytes, secret: str, pa
         raise
 
 
-def _heartbeat(address: str, ca: bytes, secret: str, token: str) -> Callable[[], bool]:
-    client = _runtime(address, ca, secret, token)
-
-    def beat() -> bool:
-        try:
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except httpx.TransportError:
-            return False
-        except httpx.HTTPStatusError as error:
-            return error.response.status_code < 500  # a run that is over shows at the next question
-        return True
-
-    return beat
+def _lives(client: RuntimeHttpClient) -> bool:
+    """Tell the link that this server is there; ``False``: try again."""
+    try:
+        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    except httpx.TransportError:
+        return False
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code < 500  # that a run is over shows at the next question
+    return True
 
 
 def _answer(reply: flwr.app.Message) -> Message | Failure:
     if reply.has_error():
         code = reply.error.code
-        return Failure(f"{reply.error.reason} (Flower's error {code})", code in _GONE)
+        return Failure(_GONE.get(code, reply.error.reason or "an error without a reason"), code in _GONE)
     try:
         return unpack(reply.content)
     except ValueError as error:
