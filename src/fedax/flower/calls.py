@@ -1,0 +1,92 @@
+"""Calls to Flower's HTTP APIs: the link's secret, and what is done about errors."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import FlowerError
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+
+from fedax.errors import NodeError
+
+RESUME = "start the run again with --resume"
+
+
+class Secret:
+    """Adds the link's secret to requests."""
+
+    def __init__(self, secret: str):
+        self.header = f"Bearer {secret}"
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Flower's hook around one request."""
+        context.request.headers["authorization"] = self.header
+        return call_next(context)
+
+
+class Patience:
+    """In the place of Flower's retries, which end the process: try again for a while, then a NodeError.
+
+    Args:
+        address: of the link, for errors.
+        seconds: how long a link that cannot be reached is tried.
+    """
+
+    def __init__(self, address: str, seconds: float):
+        self.address, self.seconds = address, seconds
+
+    def invoke(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The call's result.
+
+        Raises:
+            NodeError: the link cannot be reached, or refuses.
+        """
+        until, pause = time.monotonic() + self.seconds, 0.1
+        while True:
+            try:
+                return call(*args, **kwargs)
+            except httpx.TransportError as error:
+                reason = str(error) or type(error).__name__
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
+                    raise  # HttpGrid reports it
+                if error.response.status_code not in (502, 503, 504):
+                    raise NodeError(refusal(self.address, error)) from error
+                reason = str(error)
+            if time.monotonic() >= until:
+                raise NodeError(f"the link at {self.address} cannot be reached ({reason}); {RESUME}")
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+
+def refusal(address: str, error: httpx.HTTPStatusError) -> str:
+    """What a link's refusal means, and what to do."""
+    status = error.response.status_code
+    if status == httpx.codes.FORBIDDEN:
+        return f"the link at {address} refuses the secret; take the file `secret` from the link's folder"
+    if status == httpx.codes.UNAUTHORIZED:
+        return f"the link at {address} has ended this run: it was restarted, or someone stopped the run; {RESUME}"
+    said = FlowerError.from_json(error.response.text)
+    text = error.response.text[:300] if said is None else said.message
+    return f"the link at {address} refused a request (HTTP {status}): {text}"
+
+
+def control(address: str, ca: bytes, secret: str, patience: float = 15.0) -> ControlHttpClient:
+    """A client of the link's Control API."""
+    return ControlHttpClient.from_server_address(
+        address,
+        False,
+        ca,
+        [Secret(secret)],
+        retry_invoker=Patience(address, patience),  # type: ignore[arg-type]
+    )
+
+
+def look_often() -> None:
+    """Let Flower look often for parts of a message that are still on their way; its own first pause is a second."""
+    defaults = pull_objects.__kwdefaults__
+    assert defaults is not None
+    defaults.update(initial_backoff=0.02, backoff_cap=0.5, max_tries_per_object=None)

@@ -1,0 +1,246 @@
+"""Certificates of the link, keys of the nodes, and the first contact with a link."""
+
+import datetime
+import ipaddress
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedax.errors import ConfigError, NodeError
+
+_PEM = serialization.Encoding.PEM
+_NO_PASSWORD = serialization.NoEncryption()
+_AHEAD = 30  # days before its end that a server's certificate is renewed
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read; it is there whole or not at all."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.unlink(missing_ok=True)
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    scratch.rename(path)
+
+
+def make_authority(folder: Path) -> None:
+    """Make ``ca.pem`` and ``ca.key`` in a folder, valid for ten years, where they are missing."""
+    if (folder / "ca.pem").exists() and (folder / "ca.key").exists():
+        return
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedax link")])
+    usage = _usage(sign_certificates=True)
+    certificate = (
+        _begun(name, name, key.public_key(), days=3650)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    write_private(folder / "ca.key", _private_pem(key))
+    (folder / "ca.pem").write_bytes(certificate.public_bytes(_PEM))
+
+
+def make_server(folder: Path, hosts: Sequence[str], days: float = 730) -> None:
+    """Make ``server.pem`` and ``server.key`` in a folder with an authority.
+
+    They are kept where they are there, name all ``hosts``, are of this authority, and end in more than 30 days.
+
+    Args:
+        folder: where ``ca.pem`` and ``ca.key`` are.
+        hosts: names and IP addresses by which the server is reached.
+        days: how long the certificate is valid.
+    """
+    authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    if (folder / "server.key").exists() and _still_good(folder / "server.pem", authority, hosts):
+        return
+    signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    server_use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    certificate = (
+        _begun(name, authority.subject, key.public_key(), days)
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(sign_certificates=False), critical=True)
+        .add_extension(server_use, critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA384())
+    )
+    write_private(folder / "server.key", _private_pem(key))
+    (folder / "server.pem").write_bytes(certificate.public_bytes(_PEM))
+
+
+def make_node_key(path: Path) -> bool:
+    """Make a node's key pair ``path`` and ``path.pub`` where it is missing.
+
+    Returns:
+        Whether it was made now.
+    """
+    public = path.with_name(f"{path.name}.pub")
+    made = not path.exists()
+    if made:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        key = ec.generate_private_key(ec.SECP384R1())
+        write_private(path, key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _NO_PASSWORD))
+    if made or not public.exists():
+        text = (
+            load_node_key(path)
+            .public_key()
+            .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        )
+        public.write_bytes(text + b"\n")
+    return made
+
+
+def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A node's private key.
+
+    Raises:
+        ConfigError: the file is no private EC key in OpenSSH's form.
+    """
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise ConfigError("key", str(path), f"no private key in OpenSSH's form ({error})") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError("key", str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")
+    return key
+
+
+def load_public(path: Path) -> bytes:
+    """A node's public key, in the form in which Flower's SuperLink knows it.
+
+    Raises:
+        ConfigError: the file is no public EC key in OpenSSH's form.
+    """
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError("nodes", str(path), f"no public key in OpenSSH's form ({error})") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not key.curve.name.startswith("secp"):
+        raise ConfigError("nodes", str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")
+    return key.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def greet(address: str, ca: Path) -> str | None:
+    """Make contact with a link, as any of its clients will, and say what is wrong.
+
+    Args:
+        address: ``host:port``.
+        ca: the certificate of the authority that signed the link's.
+
+    Returns:
+        ``None`` where there is a link; the reason where there is none now, but may be later.
+
+    Raises:
+        NodeError: the link's certificate is not good; waiting does not help.
+        ConfigError: the address or the file cannot be used.
+    """
+    host, port = split(address)
+    try:
+        context = ssl.create_default_context(cafile=str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            "ca", str(ca), f"no certificate in PEM form ({error}); the link's folder has ca.pem"
+        ) from error
+    try:
+        with (
+            socket.create_connection((host, port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        raise NodeError(f"the link at {address} cannot be trusted: {_reason(error, host, ca)}") from error
+    except OSError as error:  # ssl.SSLError is one
+        return str(error.strerror or error)
+    return None
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``.
+
+    Raises:
+        ConfigError: it is not of this form.
+
+    Example:
+        >>> split("[::1]:9443")
+        ('::1', 9443)
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError("link", address, "give HOST:PORT, such as hospital.example:9443")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _reason(error: ssl.SSLCertVerificationError, host: str, ca: Path) -> str:
+    match error.verify_code:  # OpenSSL's numbers
+        case 10:
+            return "its certificate has expired; `fedax deploy link`, started anew, renews it"
+        case 9:
+            return "its certificate is not valid yet; set the clock of this machine"
+        case 62 | 64:
+            return f"its certificate is not for {host}; start `fedax deploy link` with --host {host}"
+    return f"its certificate is not signed by {ca} ({error.verify_message}); take ca.pem from the link's folder"
+
+
+def _still_good(path: Path, authority: x509.Certificate, hosts: Sequence[str]) -> bool:
+    try:
+        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        certificate.verify_directly_issued_by(authority)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except Exception:  # whatever is wrong with it, a new one is made
+        return False
+    ends = certificate.not_valid_after_utc - datetime.timedelta(days=_AHEAD)
+    return ends > _now() and set(names) >= {_alternative(host) for host in hosts}
+
+
+def _begun(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_now() - datetime.timedelta(days=1 - min(days, 0)))
+        .not_valid_after(_now() + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(sign_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, _NO_PASSWORD)
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,177 @@
+"""The link: where nodes and servers meet. Its folder, and the process that keeps Flower's SuperLink running."""
+
+import argparse
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
+
+from fedax.errors import ConfigError, FedaxError, NodeError
+from fedax.flower import certificates, require
+from fedax.flower.calls import control
+from fedax.flower.processes import Kept, end_with_parent, ending, options
+
+_LOOK = 1.0  # seconds between looks into the folder of keys
+
+
+def prepare(folder: Path, hosts: Sequence[str]) -> None:
+    """Make what a link's folder needs, where it is missing.
+
+    ``ca.pem``, ``ca.key``: an authority of its own; ``server.pem``, ``server.key``: its server's certificate;
+    ``secret``: what commands that start runs need; ``nodes/``: for the nodes' public keys.
+
+    Args:
+        folder: is made where it is missing.
+        hosts: names and IP addresses by which nodes and servers reach the link.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "nodes").mkdir(exist_ok=True)
+    certificates.make_authority(folder)
+    certificates.make_server(folder, [*dict.fromkeys([*hosts, "localhost", "127.0.0.1"])])
+    if not (folder / "secret").exists():
+        certificates.write_private(folder / "secret", secrets.token_urlsafe(32).encode())
+
+
+def run(
+    folder: str | Path,
+    hosts: Sequence[str],
+    port: int,
+    *,
+    bind: str = "0.0.0.0",
+    say: Callable[[str], None] = print,
+) -> None:
+    """Run a link until SIGINT or SIGTERM.
+
+    Args:
+        folder: see :func:`prepare`.
+        hosts: names and IP addresses by which nodes and servers reach the link.
+        port: 1 to 65535.
+        bind: the address of this machine that it listens at.
+        say: is called with lines for people.
+
+    Raises:
+        ConfigError: the port is not free.
+    """
+    require()
+    folder = Path(folder)
+    # the supervisor itself talks to the link at this address, so the certificate has to name it
+    here = "127.0.0.1" if bind in ("0.0.0.0", "::") else bind
+    prepare(folder, [*hosts, here])
+    try:
+        socket.create_server((bind, port)).close()
+    except OSError as error:
+        raise ConfigError("port", port, f"cannot be used ({error.strerror}); give another with --port") from error
+    superlink = Kept(
+        "fedax.flower.superlink",
+        options(
+            secret_file=folder / "secret",
+            host=bind,
+            port=port,
+            isolation="process",
+            enable_supernode_auth=True,
+            database=(folder / "link.db").resolve(),
+            ssl_certfile=folder / "server.pem",
+            ssl_keyfile=folder / "server.key",
+            ssl_ca_certfile=folder / "ca.pem",
+        ),
+        log=folder / "link.log",
+        environment={"FLWR_LOG_LEVEL": "WARNING"},
+    )
+    keys = _Keys(folder, f"{here}:{port}", say)
+    with ending() as end:
+        try:
+            ready, look = False, 0.0
+            while not end.wait(0.2):
+                if (status := superlink.ended()) is not None:
+                    say(f"the SuperLink has ended (status {status}; see {folder / 'link.log'}); it is started again")
+                    ready = False
+                if superlink.due:
+                    superlink.start()
+                if time.monotonic() < look or not superlink.runs:
+                    continue
+                if not ready and certificates.greet(f"{here}:{port}", folder / "ca.pem") is not None:
+                    continue
+                look = time.monotonic() + _LOOK
+                try:
+                    keys.reconcile()
+                except NodeError:  # it is starting or ending
+                    continue
+                if not ready:
+                    say(f"the link is ready at port {port}, with the nodes whose keys are in {folder / 'nodes'}")
+                    ready = True
+        finally:
+            keys.close()
+            superlink.stop()
+
+
+class _Keys:
+    """Keeps the nodes that the link knows those whose keys are in the folder."""
+
+    def __init__(self, folder: Path, address: str, say: Callable[[str], None]):
+        self.folder, self._say = folder / "nodes", say
+        self._control = control(address, (folder / "ca.pem").read_bytes(), (folder / "secret").read_text().strip(), 2.0)
+        self._said: set[str] = set()
+
+    def reconcile(self) -> None:
+        """Register the nodes of new keys, and unregister those of removed ones.
+
+        Raises:
+            NodeError: the SuperLink is not there.
+        """
+        if not self.folder.is_dir():  # whoever moves it does not mean to part with all nodes
+            return
+        wanted = {}
+        for path in sorted(self.folder.glob("*.pub")):
+            try:
+                wanted[certificates.load_public(path)] = path
+            except ConfigError as error:
+                self._once(str(error))
+        known = {
+            node.public_key: node.node_id
+            for node in self._control.ListNodes(ListNodesRequest()).nodes_info
+            if not node.HasField("unregistered_at")
+        }
+        for key in wanted.keys() - known.keys():
+            name = wanted[key].stem
+            try:
+                number = self._control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
+                self._say(f"node {name} is {number}")
+            except NodeError as error:
+                self._once(f"{wanted[key]}: {error}; a key that was removed cannot come back: the node needs a new one")
+        for key in known.keys() - wanted.keys():
+            self._control.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
+            self._say(f"node {known[key]} is no longer known: its key was removed")
+
+    def close(self) -> None:
+        """End the connection."""
+        self._control.close()
+
+    def _once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line of :func:`run`."""
+    parser = argparse.ArgumentParser(prog="python -m fedax.flower.link")
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--host", action="append", default=[], dest="hosts")
+    parser.add_argument("--port", type=int, default=9443)
+    parser.add_argument("--bind", default="0.0.0.0")
+    given = parser.parse_args(arguments)
+    end_with_parent()
+    try:
+        run(given.folder, given.hosts, given.port, bind=given.bind, say=lambda line: print(line, flush=True))
+    except FedaxError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""Processes that a command starts, watches, and takes with it when it ends, however it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PARENT = "FEDAX_PARENT"  # whose child a process is meant to be
+_FIRST_PAUSE, _LONGEST_PAUSE, _STEADY = 0.5, 30.0, 60.0  # seconds
+
+
+def end_with_parent() -> None:
+    """End this process soon after the one that started it has ended, even by SIGKILL. Call it first in a child."""
+    parent = int(os.environ.pop(_PARENT, os.getppid()))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="watch-parent").start()
+
+
+@contextmanager
+def ending() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set, in the main thread; elsewhere nothing sets it."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = {number: signal.signal(number, lambda *_: event.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def options(**given: object) -> list[str]:
+    """Options of a command line; ``True`` stands for an option without a value.
+
+    Example:
+        >>> options(port=9443, enable_supernode_auth=True)
+        ['--port=9443', '--enable-supernode-auth']
+    """
+    return [
+        f"--{name.replace('_', '-')}" if value is True else f"--{name.replace('_', '-')}={value}"
+        for name, value in given.items()
+    ]
+
+
+class Kept:
+    """A Python module that runs as a process of its own and is started again when it ends.
+
+    Args:
+        module, arguments: what ``python -m`` is given.
+        log: the file that its output goes to; ``None``: it is shown.
+        environment: variables in addition to this process's own.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ):
+        self.command = [sys.executable, "-m", module, *arguments]
+        self.log, self.environment = log, {**(environment or {}), _PARENT: str(os.getpid())}
+        self.process: subprocess.Popen[bytes] | None = None
+        self._pause, self._due, self._began = _FIRST_PAUSE, 0.0, 0.0
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and has not been seen to end."""
+        return self.process is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether it does not run and the pause since it last ended is over."""
+        return self.process is None and time.monotonic() >= self._due
+
+    def start(self) -> None:
+        """Start it; Ctrl-C in a terminal does not reach it."""
+        output = None if self.log is None else self.log.open("ab")
+        try:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **self.environment},
+                start_new_session=True,
+            )
+        finally:
+            if output is not None:
+                output.close()
+        self._began = time.monotonic()
+
+    def ended(self) -> int | None:
+        """Its exit status, once, when it has ended; the next start is due after a pause that grows."""
+        if self.process is None or (status := self.process.poll()) is None:
+            return None
+        self.process = None
+        now = time.monotonic()
+        if now - self._began > _STEADY:
+            self._pause = _FIRST_PAUSE
+        self._due, self._pause = now + self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        return status
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Ask it to end; after ``grace`` seconds make it."""
+        if self.process is None:
+            return
+        if grace > 0:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(grace)
+        self.process.kill()
+        self.process.wait()
+        self.process = None

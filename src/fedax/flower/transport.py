@@ -1,0 +1,254 @@
+"""The server's side: a run at a link, and messages to its nodes."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import flwr.app
+import httpx
+from flwr.common.constant import ErrorCode, Status, SubStatus
+from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.serverapp import Grid
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from fedax.engine.places.nodes import Failure, Message
+from fedax.errors import NodeError
+from fedax.flower import require
+from fedax.flower.app import build
+from fedax.flower.calls import Patience, Secret, control, look_often
+from fedax.flower.certificates import greet
+from fedax.flower.records import pack, unpack
+
+_GONE = {  # Flower's errors that mean that a node is not there, or was not for a moment
+    ErrorCode.MESSAGE_UNAVAILABLE: "the message or its answer was lost on the way",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "the answer was lost on the way",
+    ErrorCode.NODE_UNAVAILABLE: "the node is gone",
+    ErrorCode.CLIENT_APP_CRASHED: "the node's worker is gone",
+}
+_FIRST_LOOK, _LONGEST_LOOK = 0.05, 0.5  # seconds between looks for answers
+_ROLL_CALL = 2.0  # seconds between looks whether nodes were restarted
+_EXPIRY = 65.0  # seconds after which a link has noticed that a server was killed
+_PATIENCE = 30.0  # seconds in which a link may come back
+
+
+class FlowerTransport:
+    """A ``fedax.engine.places.nodes.Transport`` over one of Flower's grids, in a run that has begun.
+
+    Args:
+        grid: an ``HttpGrid`` with its run set, or the grid that Flower's simulation gives a ServerApp.
+    """
+
+    def __init__(self, grid: Grid):
+        self._grid = grid
+        self.sent = self.received = 0
+
+    def nodes(self) -> list[int]:
+        """The nodes that are there now, in ascending order.
+
+        Raises:
+            NodeError: the link cannot be reached, or has ended the run.
+        """
+        return sorted(self._grid.get_node_ids())
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        """Ask some nodes.
+
+        Args:
+            messages: by the node's number.
+            timeout: seconds from now, above 0.
+
+        Yields:
+            Of each node its answer as it comes, or a failure.
+
+        Raises:
+            NodeError: the link cannot be reached, or has ended the run.
+        """
+        until, pause = time.monotonic() + timeout, _FIRST_LOOK
+        since, waiting, roll_call = self._since(), dict[str, int](), time.monotonic() + _ROLL_CALL
+        for node, message in messages.items():
+            asked = flwr.app.Message(pack(message), node, "query", ttl=timeout)
+            numbers = list(self._grid.push_messages([asked]))
+            if not numbers or not numbers[0]:
+                yield node, Failure("the link does not take messages for this node", True)
+                continue
+            self.sent += _size(asked)
+            waiting[numbers[0]] = node
+        while waiting:
+            replies = list(self._grid.pull_messages(list(waiting)))
+            for reply in replies:
+                node = waiting.pop(reply.metadata.reply_to_message_id)
+                self.received += _size(reply)
+                yield node, _answer(reply)
+            if not waiting:
+                return
+            if time.monotonic() >= until:
+                yield from ((node, Failure(f"no answer in {timeout:g} s", True)) for node in waiting.values())
+                return
+            if time.monotonic() >= roll_call:
+                now, roll_call = self._since(), time.monotonic() + _ROLL_CALL
+                for number, node in list(waiting.items()):
+                    if node in since and node in now and now[node] != since[node]:
+                        del waiting[number]
+                        yield node, Failure("the node was restarted while it was asked", True)
+            pause = _FIRST_LOOK if replies else min(1.3 * pause, _LONGEST_LOOK)
+            time.sleep(max(0.0, min(pause, until - time.monotonic())))
+
+    def _since(self) -> dict[int, str]:
+        """Of the nodes that are there the time at which each came; nodes of a simulation do not come and go."""
+        if not isinstance(self._grid, HttpGrid):
+            return {}
+        return {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
+
+
+@contextmanager
+def connect(
+    address: str, ca: str | Path, secret: str, *, say: Callable[[str], None] = print
+) -> Iterator[FlowerTransport]:
+    """A run of its own at a link, for as long as the context lasts; it ends with the context, however that ends.
+
+    Args:
+        address: of the link, ``host:port``.
+        ca: the file ``ca.pem`` of the link's folder.
+        secret: what is in the file ``secret`` of the link's folder.
+        say: is called with lines for people.
+
+    Raises:
+        NodeError: there is no link, it is not the right one, it refuses the secret, or another run is under way.
+        ConfigError: the address or the file cannot be used.
+    """
+    require()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    look_often()
+    if reason := greet(address, Path(ca)):
+        raise NodeError(f"the link at {address} cannot be reached ({reason}); start it with `fedax deploy link`")
+    certificate = Path(ca).read_bytes()
+    patience = Patience(address, _PATIENCE)
+    commands = control(address, certificate, secret)
+    try:
+        _wait_for_others(commands, address, say)
+        number, token = _begin(commands, address, certificate, secret, patience)
+    finally:
+        commands.close()
+    grid = _Grid(address, certificate, secret, token, patience)
+    pulse = _runtime(address, certificate, secret, token)
+    beat = HeartbeatSender(lambda: _lives(pulse))
+    status, details = SubStatus.FAILED, ""
+    try:
+        beat.start()
+        given = grid.runtime.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, number
+        TaskIdentity.node_id = context_from_proto(given.context).node_id
+        grid.set_run(run_from_proto(given.run))
+        yield FlowerTransport(grid)
+        status = SubStatus.COMPLETED
+    except BaseException as error:
+        details = f"{type(error).__name__}: {error}"[:1000]
+        raise
+    finally:
+        patience.seconds = 0.0  # an end must not wait for a link that is gone
+        with suppress(NodeError):  # the link has ended the run already, or notices in a minute that nobody is there
+            grid.runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+        if beat.is_running:
+            beat.stop()
+        pulse.close()
+        grid.close()
+
+
+class _Grid(HttpGrid):
+    """Flower's grid with the link's secret, and with our errors in the place of signals."""
+
+    def __init__(self, address: str, ca: bytes, secret: str, token: str, patience: Patience):
+        super().__init__(address, False, ca, token=token)
+        self._client = _runtime(address, ca, secret, token, patience)
+
+    @property
+    def runtime(self) -> RuntimeHttpClient:
+        return self._runtime_client
+
+
+def _runtime(
+    address: str, ca: bytes, secret: str, token: str | None = None, patience: Patience | None = None
+) -> RuntimeHttpClient:
+    headers = [Secret(secret), *([RuntimeTokenHttpInterceptor(token)] if token else [])]
+    return RuntimeHttpClient.from_server_address(address, False, ca, headers, retry_invoker=patience)  # type: ignore[arg-type]
+
+
+def _wait_for_others(commands: ControlHttpClient, address: str, say: Callable[[str], None]) -> None:
+    """A run whose server was killed counts as under way for up to a minute; one that goes on longer is an error."""
+    until, said = time.monotonic() + _EXPIRY, False
+    while True:
+        runs = commands.ListRuns(ListRunsRequest(limit=20)).run_dict
+        others = [n for n, run in runs.items() if run.status.status in (Status.STARTING, Status.RUNNING)]
+        if not others:
+            return
+        if time.monotonic() >= until:
+            raise NodeError(
+                f"another run ({others[0]}) is under way at the link at {address}, and nodes do one thing at a time: "
+                "wait for its end, or use a link of its own"
+            )
+        if not said:
+            say(f"another run is under way at {address}, or its server was killed: waiting up to {_EXPIRY:g} s")
+            said = True
+        time.sleep(1.0)
+
+
+def _begin(commands: ControlHttpClient, address: str, ca: bytes, secret: str, patience: Patience) -> tuple[int, str]:
+    """Start a run and take its task; tasks of commands that died before they took theirs are finished as failed."""
+    fab = build()
+    number = commands.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})))).run_id
+    try:
+        with _runtime(address, ca, secret, patience=patience) as takes:
+            while (found := takes.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))).token:
+                if found.task.run_id == number:
+                    return number, found.token
+                with _runtime(address, ca, secret, found.token, patience) as old:
+                    gone = "the command that started this run ended before the run began"
+                    old.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=gone))
+        raise NodeError(f"another command has taken this run at the link at {address}; start again")
+    except BaseException:
+        with suppress(NodeError):  # it is finished, or the link is gone: the error that is under way says more
+            commands.StopRun(StopRunRequest(run_id=number))
+        raise
+
+
+def _lives(client: RuntimeHttpClient) -> bool:
+    """Tell the link that this server is there; ``False``: try again."""
+    try:
+        client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+    except httpx.TransportError:
+        return False
+    except httpx.HTTPStatusError as error:
+        return error.response.status_code < 500  # that a run is over shows at the next question
+    return True
+
+
+def _answer(reply: flwr.app.Message) -> Message | Failure:
+    if reply.has_error():
+        code = reply.error.code
+        return Failure(_GONE.get(code, reply.error.reason or "an error without a reason"), code in _GONE)
+    try:
+        return unpack(reply.content)
+    except ValueError as error:
+        return Failure(str(error), False)
+
+
+def _size(message: flwr.app.Message) -> int:
+    return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())

@@ -1,0 +1,197 @@
+"""``python -m fedax.flower.worker``: answers a node's messages, one after the other, in one process that stays warm.
+
+It takes tasks from the SuperNode as Flower's own executor does. What comes with a message as its app is run only where
+it is the app that this fedax builds itself, whose code is then this installation's, or one that the owner trusts.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import flwr.app
+import httpx
+from flwr.app.error import Error
+from flwr.cli.install import install_from_fab
+from flwr.clientapp import ClientApp
+from flwr.clientapp.utils import get_load_client_app_fn
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.serde import context_from_proto, context_to_proto, fab_from_proto, run_from_proto
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import TASK_TOKEN_HEADER, TaskType
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.run import Run
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.runtime.run_clientapp import push_message
+
+from fedax.errors import FedaxError
+from fedax.flower import client_app
+from fedax.flower.app import app_hash, own_hash
+from fedax.flower.processes import end_with_parent
+
+_LOOK = 0.1  # seconds between looks for a task, and the longest pause while its message is still on its way
+
+
+class Untrusted(FedaxError):
+    """A message came with an app that the node's owner does not trust."""
+
+
+class Worker:
+    """Answers the messages of one SuperNode.
+
+    Args:
+        address: of the SuperNode's Runtime API.
+        secret: of the same.
+        trusted: :func:`fedax.flower.app.app_hash` of apps whose code may be run.
+    """
+
+    def __init__(self, address: str, secret: bytes, trusted: Sequence[str] = ()):
+        self._trusted = frozenset(trusted)
+        self._apps: dict[bytes, ClientApp] = {}
+        self._token = _Token()
+        acquire = SuperExecAuthHttpInterceptor(
+            master_secret=secret, protected_methods=["/flwr.proto.Runtime/AcquireTask"]
+        )
+        self._client = RuntimeHttpClient.from_server_address(address, True, None, [acquire, self._token])
+
+    def run(self) -> None:
+        """Answer messages for ever."""
+        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        while True:
+            try:
+                found = self._client.AcquireTask(request)
+                if found.token:
+                    self._token.value = found.token
+                    self._one()
+                    continue
+            except httpx.HTTPError as error:  # the SuperNode is gone, or has given up the task; it may come back
+                if self._token.value:
+                    print(f"an answer could not be handed over: {error}", file=sys.stderr, flush=True)
+            finally:
+                self._token.value = ""
+            time.sleep(_LOOK)
+
+    def _one(self) -> None:
+        beat = HeartbeatSender(self._beat)
+        beat.start()
+        status, details = SubStatus.COMPLETED, ""
+        try:
+            given = self._client.PullTaskInput(PullTaskInputRequest())
+            context, run, fab = context_from_proto(given.context), run_from_proto(given.run), fab_from_proto(given.fab)
+            TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, run.run_id
+            TaskIdentity.node_id = context.node_id
+            message = self._message(context)
+            try:
+                reply = self._app(run, fab)(message=message, context=context)
+            except Exception as error:
+                details = str(error) if isinstance(error, Untrusted) else f"{type(error).__name__}: {error}"
+                print(details, file=sys.stderr, flush=True)
+                status = SubStatus.FAILED
+                reply = flwr.app.Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, details), reply_to=message)
+            push_message(self._client, reply, context)
+            self._client.PushTaskOutput(
+                PushTaskOutputRequest(context=context_to_proto(context), sub_status=status, details=details)
+            )
+        finally:
+            beat.stop()
+
+    def _message(self, context: flwr.app.Context) -> flwr.app.Message:
+        # The task is there a moment before its message is, and the message before its parts.
+        while not (found := self._client.PullMessages(PullAppMessagesRequest())).messages_list:
+            time.sleep(_LOOK / 10)
+        tree: ObjectTree = found.message_object_trees[0]
+        node = Node(node_id=context.node_id)
+        message = pull_and_inflate_object_from_tree(
+            tree,
+            make_pull_object_fn_protobuf(self._client.PullObject, node, context.run_id),
+            make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, node, context.run_id),
+            return_type=flwr.app.Message,
+            max_tries_per_object=None,
+            initial_backoff=_LOOK / 10,
+            backoff_cap=_LOOK,
+        )
+        message.metadata.__dict__["_message_id"] = tree.object_id
+        return message
+
+    def _app(self, run: Run, fab: Fab) -> ClientApp:
+        if fab.content not in self._apps:
+            found = app_hash(fab.content)
+            if found == own_hash():
+                self._apps[fab.content] = client_app.app
+            elif found in self._trusted:
+                install_from_fab(fab.content, skip_prompt=True)
+                load = get_load_client_app_fn("", None, True)
+                self._apps[fab.content] = load(run.fab_id, run.fab_version, fab.hash_str)
+            else:
+                raise Untrusted(
+                    f"this node does not run the app {run.fab_id} {run.fab_version}: it is not fedax's own; "
+                    f"its owner can trust it with --trusted {found}"
+                )
+        return self._apps[fab.content]
+
+    def _beat(self) -> bool:
+        try:
+            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+        except httpx.TransportError:
+            return False
+        except httpx.HTTPStatusError:
+            pass  # the SuperNode has given up the task: handing over the answer will fail
+        return True
+
+
+class _Token:
+    """Adds the token of the task that is at work to requests."""
+
+    value = ""
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        if self.value:
+            context.request.headers[TASK_TOKEN_HEADER] = self.value
+        return call_next(context)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make the answering function and answer.
+
+    ``--factory MODULE:NAME`` is called with the object of ``--arguments JSON`` as keywords.
+    """
+    parser = argparse.ArgumentParser(prog="python -m fedax.flower.worker")
+    parser.add_argument("--runtime", required=True)
+    parser.add_argument("--secret-file", required=True)
+    parser.add_argument("--factory", required=True)
+    parser.add_argument("--arguments", default="{}")
+    parser.add_argument("--trusted", action="append", default=[])
+    given = parser.parse_args(arguments)
+    end_with_parent()
+    module, _, name = given.factory.partition(":")
+    try:
+        client_app.answer = getattr(importlib.import_module(module), name)(**json.loads(given.arguments))
+    except FedaxError as error:
+        print(error, file=sys.stderr)
+        return 2
+    Worker(given.runtime, Path(given.secret_file).read_bytes(), given.trusted).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,484 @@
+"""Real processes on this machine: a link, two nodes with an echo worker, and the transport, with TLS and keys."""
+
+import contextlib
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
+
+import flwr.app
+import httpx
+import jax.numpy as jnp
+
+from fedax import flower
+from fedax.engine.places.nodes import Failure, Message, packed, unpacked
+from fedax.errors import ConfigError, NodeError
+from fedax.flower import app, certificates, link, processes, records, superlink, transport
+
+HERE = Path(__file__).parent
+SOON = 30.0  # seconds in which anything happens, on a busy machine too
+
+FOREIGN = """\
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.query()
+def query(message, context):
+    text = message.content["head"]["json"]
+    if "rubbish" in text:
+        return Message(RecordDict(), reply_to=message)
+    return Message(RecordDict({"head": ConfigRecord({"json": '{"foreign": true}'})}), reply_to=message)
+"""
+
+
+def foreign_app() -> bytes:
+    project = app.files()["pyproject.toml"].replace(b"fedax-app", b"other-app").replace(b"fedax_app", b"other_app")
+    files = {"pyproject.toml": project, "other_app/__init__.py": b"", "other_app/client.py": FOREIGN.encode()}
+    return app.bundle({**files, "other_app/server.py": b"app = None\n"})
+
+
+class Network:
+    """A link's folder, and the commands that run."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.port = folder, processes.free_port()
+        self.commands: dict[str, subprocess.Popen[bytes]] = {}
+        self.address = f"127.0.0.1:{self.port}"
+        self.ca, self.secret = folder / "link" / "ca.pem", ""
+
+    def start(self, name: str, module: str, **given: Any) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join([str(HERE), *filter(None, sys.path)])
+        with (self.folder / f"{name}.txt").open("ab") as output:
+            self.commands[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *processes.options(**given)],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        return self.commands[name]
+
+    def start_link(self) -> None:
+        self.start("link", "fedax.flower.link", folder=self.folder / "link", port=self.port, bind="127.0.0.1")
+
+    def start_node(self, name: str, **given: Any) -> subprocess.Popen[bytes]:
+        values = {
+            "link": self.address,
+            "ca": self.ca,
+            "key": self.folder / name,
+            "state": self.folder / f"{name}.state",
+        }
+        values |= {"factory": "echo:make", "arguments": f'{{"name": "{name}"}}', "poll": 0.1}
+        return self.start(name, "fedax.flower.node", **{**values, **given})
+
+    def number(self, name: str) -> int:
+        return int((self.folder / f"{name}.state" / "number").read_text())
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.txt").read_text()
+
+    @contextlib.contextmanager
+    def commanding(self) -> Iterator[Any]:
+        with transport.control(self.address, self.ca.read_bytes(), self.secret) as made:
+            yield made
+
+    def connect(self) -> contextlib.AbstractContextManager[transport.FlowerTransport]:
+        return transport.connect(self.address, self.ca, self.secret, say=lambda line: None)
+
+
+def wait_for(what: Any, seconds: float = SOON) -> None:
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.1)
+
+
+def children(process: int, module: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == process and module.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def there(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    made = Network(tmp_path_factory.mktemp("flower"))
+    link.prepare(made.folder / "link", ["127.0.0.1"])
+    made.secret = (made.folder / "link" / "secret").read_text()
+    for name in ("n0", "n1"):
+        certificates.make_node_key(made.folder / name)
+        (made.folder / f"{name}.pub").rename(made.folder / "link" / "nodes" / f"{name}.pub")
+    try:
+        made.start_link()
+        made.start_node("n0")
+        made.start_node("n1", trusted=app.app_hash(foreign_app()))
+        wait_for(lambda: certificates.greet(made.address, made.ca) is None)
+        with made.connect() as first:
+            wait_for(lambda: len(first.nodes()) == 2)
+        yield made
+    finally:
+        for command in made.commands.values():
+            command.send_signal(signal.SIGTERM)
+        for command in made.commands.values():
+            command.wait(SOON)
+
+
+@pytest.fixture
+def carrier(network: Network) -> Iterator[transport.FlowerTransport]:
+    with network.connect() as made:
+        wait_for(lambda: len(made.nodes()) == 2)
+        yield made
+
+
+def answers(carrier: transport.FlowerTransport, messages: dict[int, Message], timeout: float = SOON) -> dict[int, Any]:
+    found = list(carrier.ask(messages, timeout))
+    assert sorted(node for node, _ in found) == sorted(messages)  # each node once
+    return dict(found)
+
+
+@pytest.mark.parametrize("size", [0, 3, 1_000_003, 6_000_000])
+def test_messages_come_back_bit_for_bit(carrier: transport.FlowerTransport, size: int, record_property: Any) -> None:
+    rng = np.random.default_rng(size)
+    tree = {"raw": np.frombuffer(rng.bytes(size), np.uint8)}
+    file = packed(tree) if size else b""
+    head = {"k": [1, 2.5, None, True, "ä"], "nested": {"a": {}}}
+    numbers = carrier.nodes()
+    found = answers(carrier, {node: Message(head, file) for node in numbers})
+    for node in numbers:
+        assert found[node].tensors == file
+        assert {name: found[node].head[name] for name in head} == head
+    assert sorted(found[node].head["name"] for node in numbers) == ["n0", "n1"]
+    for way, total in (("sent", carrier.sent), ("received", carrier.received)):
+        over = total / len(numbers) - len(file)
+        record_property(f"bytes {way} over the payload", over)
+        print(f"{size} bytes: {over:g} over the payload {way}")
+        assert 0 < over < 10_000
+
+
+def test_every_type_of_number_survives(carrier: transport.FlowerTransport) -> None:
+    tree = {"up": {"h": jnp.arange(3, dtype=jnp.bfloat16), "n": np.float32("nan"), "i": np.arange(2)}}
+    node = carrier.nodes()[0]
+    reply = answers(carrier, {node: Message({}, packed(tree))})[node]
+    back = unpacked(reply.tensors, tree, "the answer")
+    assert back["up"]["h"].dtype == jnp.bfloat16 and packed(back) == packed(tree)
+
+
+def test_an_exception_is_an_answer_with_an_error(carrier: transport.FlowerTransport) -> None:
+    node = carrier.nodes()[0]
+    assert answers(carrier, {node: Message({"do": "raise"})})[node] == Message(
+        {"error": "ZeroDivisionError: on purpose"}
+    )
+
+
+def test_a_node_that_does_not_answer_in_time(network: Network, carrier: transport.FlowerTransport) -> None:
+    slow, quick = network.number("n0"), network.number("n1")
+    began = time.monotonic()
+    found = answers(carrier, {slow: Message({"do": "sleep", "seconds": 3}), quick: Message({})}, 1.5)
+    assert time.monotonic() - began < 2.5
+    assert found[slow] == Failure("no answer in 1.5 s", True)
+    assert found[quick].head["name"] == "n1"
+
+
+def test_a_node_that_no_one_knows(carrier: transport.FlowerTransport) -> None:
+    assert answers(carrier, {5: Message({})})[5].gone
+
+
+def test_work_for_a_run_that_is_over_does_not_disturb_the_next(network: Network) -> None:
+    node = network.number("n0")
+    with network.connect() as first:
+        answers(first, {node: Message({"do": "sleep", "seconds": 2})}, 0.5)
+    with network.connect() as second:
+        assert answers(second, {node: Message({"k": 7})})[node].head["k"] == 7
+
+
+def test_a_task_that_was_never_taken_is_cleared(network: Network) -> None:
+    with network.commanding() as commands:
+        fab = transport.fab_to_proto(transport.Fab("", app.build(), {}))
+        old = commands.StartRun(transport.StartRunRequest(fab=fab)).run_id
+        with network.connect() as made:
+            made.nodes()
+        runs = commands.ListRuns(transport.ListRunsRequest(limit=5)).run_dict
+        assert runs[old].status.sub_status == "failed"
+        assert all(run.status.status == "finished" for run in runs.values())
+
+
+def test_one_run_at_a_time(
+    network: Network, carrier: transport.FlowerTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "_EXPIRY", 0.5)
+    with pytest.raises(NodeError, match=r"another run .* is under way"), network.connect():
+        pass
+    assert carrier.nodes()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_run_ends_with_its_command(network: Network, error: type[BaseException]) -> None:
+    with pytest.raises(error), network.connect():
+        raise error("so")
+    with network.commanding() as commands:
+        runs = commands.ListRuns(transport.ListRunsRequest()).run_dict.values()
+    assert all(run.status.status == "finished" for run in runs)
+    assert f"{error.__name__}: so" in [run.status.details for run in runs if run.status.sub_status == "failed"]
+
+
+def test_only_trusted_apps_run(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "build", foreign_app)
+    careful, trusting = network.number("n0"), network.number("n1")
+    with network.connect() as made:
+        found = answers(made, {careful: Message({}), trusting: Message({})})
+        rubbish = answers(made, {trusting: Message({"say": "rubbish"})})[trusting]
+    assert not found[careful].gone
+    assert f"--trusted {app.app_hash(foreign_app())}" in found[careful].text
+    assert found[trusting] == Message({"foreign": True})
+    assert not rubbish.gone and "no message of fedax" in rubbish.text
+
+
+def test_a_killed_worker_comes_back(network: Network, carrier: transport.FlowerTransport) -> None:
+    node = network.number("n0")
+    before = answers(carrier, {node: Message({})})[node].head["pid"]
+    began = time.monotonic()
+    found = answers(carrier, {node: Message({"do": "die"})})[node]
+    assert isinstance(found, Failure) and found.gone
+    assert time.monotonic() - began < SOON - 10  # it is noticed, not waited for
+    wait_for(lambda: node in carrier.nodes())
+    assert answers(carrier, {node: Message({})})[node].head["pid"] != before
+
+
+def test_a_killed_supernode_comes_back_as_the_same_node(network: Network, carrier: transport.FlowerTransport) -> None:
+    node = network.number("n1")
+    before = answers(carrier, {node: Message({})})[node].head["pid"]
+    (process,) = children(network.commands["n1"].pid, "fedax.flower.supernode")
+    threading.Timer(1.0, os.kill, (process, signal.SIGKILL)).start()
+    found = answers(carrier, {node: Message({"do": "sleep", "seconds": 3})})[node]
+    assert isinstance(found, Failure) and found.gone
+    wait_for(lambda: node in carrier.nodes())
+    assert network.number("n1") == node
+    assert answers(carrier, {node: Message({})})[node].head["pid"] == before  # the worker stayed warm
+
+
+def test_a_link_that_comes_back_soon_is_waited_for(network: Network, carrier: transport.FlowerTransport) -> None:
+    (process,) = children(network.commands["link"].pid, "fedax.flower.superlink")
+    threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
+    found = answers(carrier, {node: Message({"do": "sleep", "seconds": 1.5}) for node in carrier.nodes()})
+    assert sorted(reply.head["name"] for reply in found.values()) == ["n0", "n1"]
+
+
+def test_a_link_that_is_killed_and_started_again(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_PATIENCE", 1.0)
+    (process,) = children(network.commands["link"].pid, "fedax.flower.superlink")
+    with pytest.raises(NodeError, match=r"cannot be reached .* --resume"), network.connect() as made:
+        numbers = made.nodes()
+        network.commands["link"].kill()
+        network.commands["link"].wait()
+        wait_for(lambda: not there(process))  # it ends with its supervisor
+        list(made.ask({node: Message({}) for node in numbers}, SOON))
+    network.start_link()
+    monkeypatch.setattr(transport, "_PATIENCE", 30.0)
+    wait_for(lambda: certificates.greet(network.address, network.ca) is None)
+    with network.commanding() as commands:  # the run of before counts as under way for a minute
+        runs = commands.ListRuns(transport.ListRunsRequest()).run_dict
+        (run,) = [number for number, run in runs.items() if run.status.status == "running"]
+        commands.StopRun(transport.StopRunRequest(run_id=run))
+    with network.connect() as again:
+        wait_for(lambda: again.nodes() == numbers)
+        assert len(answers(again, {node: Message({}) for node in numbers})) == 2
+
+
+def test_a_run_that_was_stopped_at_the_link(network: Network) -> None:
+    with pytest.raises(NodeError, match="has ended this run"), network.connect() as made:
+        with network.commanding() as commands:
+            runs = commands.ListRuns(transport.ListRunsRequest()).run_dict
+            (run,) = [number for number, run in runs.items() if run.status.status == "running"]
+            commands.StopRun(transport.StopRunRequest(run_id=run))
+        made.nodes()
+
+
+def test_nothing_but_the_nodes_part_without_the_secret(network: Network) -> None:
+    context = ssl.create_default_context(cafile=str(network.ca))
+    with httpx.Client(base_url=f"https://{network.address}", verify=context) as http:
+        closed = ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/"]
+        closed += ["/v1/fleet/../control/list-runs", "//v1/fleet/x", "/v1/Fleet/x"]
+        wrong = [{}, {"authorization": "Bearer no"}, {"authorization": network.secret}]
+        for path in closed:
+            for headers in wrong:
+                assert http.post(path, headers=headers).status_code == 403, (path, headers)
+        assert http.get("/health").status_code == 200
+        right = {"authorization": f"Bearer {network.secret}"}
+        assert http.post("/v1/control/list-runs", headers=right).status_code == 415  # Flower has it
+    with pytest.raises(NodeError, match="refuses the secret"), transport.connect(network.address, network.ca, "no"):
+        pass
+
+
+def test_a_node_that_cannot_work_says_why_and_ends(network: Network, tmp_path: Path) -> None:
+    link.prepare(tmp_path / "other", ["127.0.0.1"])
+    network.start_node("unknown")
+    network.start_node("mistaken", ca=tmp_path / "other" / "ca.pem")
+    network.start_node("bad", key=network.folder / "n0")
+    network.start_node("lonely", link=f"127.0.0.1:{processes.free_port()}", wait=1)
+    network.start_node("second", key=network.folder / "n0", state=network.folder / "n0.state")
+    said = {
+        "unknown": "does not know the key",
+        "mistaken": "is not signed by",
+        "bad": "data = 'bad': give a folder",
+        "lonely": "could not be reached for 1 s",
+        "second": "another node uses this folder",
+    }
+    for name, line in said.items():
+        assert network.commands.pop(name).wait(SOON) == 2
+        assert line in network.said(name), network.said(name)
+        assert "Traceback" not in network.said(name)
+
+
+def test_a_certificate_that_is_over_or_for_another_host(network: Network, tmp_path: Path) -> None:
+    link.prepare(tmp_path, ["127.0.0.1"])
+    for hosts, days, line in ((["127.0.0.1"], -1, "has expired"), (["elsewhere"], 1, "is not for 127.0.0.1")):
+        for file in ("server.pem", "server.key"):
+            (tmp_path / file).unlink()
+        certificates.make_server(tmp_path, hosts, days)
+        with listening(tmp_path) as address, pytest.raises(NodeError, match=line):
+            certificates.greet(address, tmp_path / "ca.pem")
+
+
+def test_a_node_says_that_the_certificate_is_over(network: Network, tmp_path: Path) -> None:
+    link.prepare(tmp_path, ["127.0.0.1"])
+    for file in ("server.pem", "server.key"):
+        (tmp_path / file).unlink()
+    certificates.make_server(tmp_path, ["127.0.0.1"], -1)
+    with listening(tmp_path) as address:
+        network.start_node("late", link=address, ca=tmp_path / "ca.pem")
+        assert network.commands.pop("late").wait(SOON) == 2
+    assert "has expired" in network.said("late")
+
+
+@contextlib.contextmanager
+def listening(folder: Path) -> Iterator[str]:
+    """A TLS server with the certificate in a folder."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    plain, _ = server.accept()
+                    with contextlib.suppress(OSError), context.wrap_socket(plain, server_side=True):
+                        pass
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_removed_key_is_no_longer_known(network: Network) -> None:
+    key = network.folder / "link" / "nodes" / "n1.pub"
+    text = key.read_bytes()
+    key.unlink()
+    assert network.commands.pop("n1").wait(SOON) == 2
+    assert "does not know the key" in network.said("n1")
+    key.write_bytes(text)
+    wait_for(lambda: "a key that was removed cannot come back" in network.said("link"))
+    (network.folder / "n1").unlink()
+    certificates.make_node_key(network.folder / "n1")
+    (network.folder / "n1.pub").rename(key)
+    network.start_node("n1")
+    with network.connect() as made:
+        wait_for(lambda: len(made.nodes()) == 2)
+
+
+def test_nothing_is_left_of_a_node_that_was_killed(network: Network) -> None:
+    command = network.commands["n1"]
+    left = children(command.pid, "fedax.flower.")
+    assert len(left) == 2
+    command.kill()
+    command.wait()
+    wait_for(lambda: not any(there(process) for process in left))
+    network.start_node("n1")
+    with network.connect() as made:
+        wait_for(lambda: len(made.nodes()) == 2)  # at once, not after the minute in which Flower believes it there
+
+
+def test_records_of_others_are_no_messages() -> None:
+    good = records.pack(Message({"a": 1}, b"abc"))
+    assert records.unpack(good) == Message({"a": 1}, b"abc")
+    head = flwr.app.ConfigRecord({"json": "[1]"})
+    numpy_array = flwr.app.ArrayRecord({"0": flwr.app.Array(np.zeros(3))})
+    for bad in (
+        flwr.app.RecordDict(),
+        flwr.app.RecordDict({"head": head}),
+        flwr.app.RecordDict({"head": flwr.app.ConfigRecord({"json": "{"})}),
+        flwr.app.RecordDict({"head": flwr.app.ConfigRecord({"other": "{}"})}),
+        flwr.app.RecordDict({"head": flwr.app.ConfigRecord({"json": "{}"}), "tensors": numpy_array}),
+        flwr.app.RecordDict({"head": flwr.app.ConfigRecord({"json": "{}"}), "tensors": flwr.app.ArrayRecord()}),
+    ):
+        with pytest.raises(ValueError, match="no message of fedax"):
+            records.unpack(bad)
+
+
+def test_an_apps_hash_is_of_its_files() -> None:
+    assert app.own_hash() == app.app_hash(app.build())
+    assert app.app_hash(foreign_app()) != app.own_hash()
+    with pytest.raises(ValueError, match="no zip file"):
+        app.app_hash(b"abc")
+
+
+def test_files_that_are_secret_are_their_owners(network: Network) -> None:
+    private = [network.folder / "link" / name for name in ("ca.key", "server.key", "secret")]
+    for path in [*private, network.folder / "n0", network.folder / "n0.state" / "secret"]:
+        assert path.stat().st_mode & 0o777 == 0o600, path
+
+
+def test_certificates_are_kept_and_renewed(tmp_path: Path) -> None:
+    link.prepare(tmp_path, ["a.example"])
+    first = {name: (tmp_path / name).read_bytes() for name in ("ca.pem", "server.pem", "secret")}
+    link.prepare(tmp_path, ["a.example"])
+    assert first == {name: (tmp_path / name).read_bytes() for name in first}
+    link.prepare(tmp_path, ["b.example"])
+    assert (tmp_path / "server.pem").read_bytes() != first["server.pem"]
+    assert (tmp_path / "ca.pem").read_bytes() == first["ca.pem"]
+    certificates.make_server(tmp_path, ["b.example"], 5)
+    kept = (tmp_path / "server.pem").read_bytes()
+    (tmp_path / "server.pem").unlink()
+    certificates.make_server(tmp_path, ["b.example"], 5)
+    soon_over = (tmp_path / "server.pem").read_bytes()
+    certificates.make_server(tmp_path, ["b.example"])
+    assert (tmp_path / "server.pem").read_bytes() not in (kept, soon_over)
+
+
+def test_another_version_of_flower_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower.importlib.metadata, "version", lambda name: "1.0.0")
+    with pytest.raises(ConfigError, match=r"flwr = '1.0.0': .*pip install 'fedax\[flower\]'"):
+        flower.require()
+
+
+def test_fedax_does_not_import_flower() -> None:
+    script = "import sys, fedax, fedax.cli, fedax.flower; sys.exit('flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_the_guard_takes_one_header_only() -> None:
+    guard = superlink.Guard(None, "s")  # type: ignore[arg-type]
+    header = (b"authorization", b"Bearer s")
+    assert guard._may_pass({"path": "/v1/control/x", "headers": [header]})
+    assert not guard._may_pass({"path": "/v1/control/x", "headers": [header, header]})
