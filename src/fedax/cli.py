@@ -619,6 +619,186 @@ def report(
         typer.echo(f"these runs are of {number} different problems, which the report keeps apart", err=True)
 
 
+deploy = typer.Typer(
+    help="Train on real clients, over Flower: a link, a node at each site, and the run.",
+    epilog="Begin with: fedax deploy local experiment.toml --nodes 3",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+app.add_typer(deploy, name="deploy")
+
+Timeout = Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long to wait for the answer of a node.")]
+Link = Annotated[str, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)]
+
+
+@deploy.command("local")
+@_clear_errors
+def deploy_local(
+    config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes the clients are dealt to.")] = 3,
+    out: Out = None,
+    settings: Set = None,
+    resume: Resume = False,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Try a deployment on this machine: the link and the nodes are processes here.
+
+    The data set of the configuration is dealt to the nodes. TLS and keys are made
+    for them. The run folder and the report are those of fedax run.
+
+    \b
+    Examples:
+      fedax deploy local experiment.toml --nodes 3
+      fedax deploy local experiment.toml --set run.rounds=5
+      fedax deploy local experiment.toml --resume
+
+    Exit codes: as fedax run. With 2, a node or the link could not go on; --resume does.
+    """
+    from fedax.experiments import build, override, read_toml
+    from fedax.flower import deploy as deployment
+
+    tables = read_toml(config)
+    for setting in settings or []:
+        override(tables, setting)
+    experiment = build(tables)
+    deployment.check_local(experiment, nodes)
+    say = lambda line: typer.echo(line, err=True)  # noqa: E731
+    start = lambda ready, folder: deployment.local(ready, folder, nodes, timeout, say)  # noqa: E731
+    _finish(_train(experiment, out, resume, "deploy local", start))
+
+
+@deploy.command("link")
+@_clear_errors
+def deploy_link(
+    folder: Annotated[pathlib.Path, typer.Option(help="For certificates, keys and the database.")] = pathlib.Path(
+        "link"
+    ),
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address by which nodes reach this machine; may be repeated.", show_default=False),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port that nodes reach.")] = 9443,
+    bind: Annotated[str, typer.Option(help="The address of this machine to listen at.")] = "0.0.0.0",
+) -> None:
+    """Run the link, where nodes and runs meet, until Ctrl-C.
+
+    Makes what is missing in the folder: certificates, a secret, a database. Each
+    node's public key belongs into its folder nodes/, and ca.pem to each node.
+
+    \b
+    Examples:
+      fedax deploy link --host fed.example.org
+      fedax deploy link --folder link --host 192.168.1.7 --port 9443
+    """
+    from fedax.flower import require
+
+    require()
+    from fedax.flower import link as links
+
+    links.run(folder, host or [], port, bind=bind, say=typer.echo)
+
+
+@deploy.command("node")
+@_clear_errors
+def deploy_node(
+    link: Link,
+    data: Annotated[pathlib.Path, typer.Option(help="Its clients' data, as FederatedData.save writes them.")],
+    key: Annotated[pathlib.Path, typer.Option(help="Its private key; made where it is missing, with KEY.pub.")],
+    ca: Annotated[pathlib.Path, typer.Option(help="The link's certificate, ca.pem of its folder.")] = pathlib.Path(
+        "ca.pem"
+    ),
+    clients: Annotated[
+        str | None, typer.Option(help="Its clients' names, separated by commas.", show_default="by the key's name")
+    ] = None,
+    test: Annotated[
+        pathlib.Path | None, typer.Option(help="Held-out examples of this site.", show_default=False)
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="The measures that may leave, separated by commas.", show_default="all")
+    ] = None,
+    max_rounds: Annotated[
+        int | None, typer.Option(min=1, help="In how many rounds of all runs it takes part.", show_default="no limit")
+    ] = None,
+    trusted: Annotated[
+        list[str] | None, typer.Option(metavar="HASH", help="An app of others that may run here.", show_default=False)
+    ] = None,
+    state: Annotated[
+        pathlib.Path | None, typer.Option(help="Folder for memory and logs.", show_default="KEY.state")
+    ] = None,
+    poll: Annotated[float, typer.Option(help="Seconds between questions for messages.")] = 3.0,
+    wait: Annotated[
+        float | None, typer.Option(help="Seconds to wait for a link that is gone.", show_default="for ever")
+    ] = None,
+) -> None:
+    """Run the node of a site, with one client or several, until Ctrl-C.
+
+    Data never leave it. What leaves is in the log of its folder, message by message.
+
+    \b
+    Examples:
+      fedax deploy node --link fed.example.org:9443 --data hospital-7 --key node7
+      fedax deploy node --link fed.example.org:9443 --data wards --key node7 --clients icu,surgery
+    """
+    from fedax.flower import deploy as deployment
+
+    listed = lambda text: None if text is None else [each.strip() for each in text.split(",")]  # noqa: E731
+    deployment.node(
+        link, ca, key, data, state=state, names=listed(clients), test=test, columns=listed(columns),
+        rounds=max_rounds, trusted=trusted or [], poll=poll, wait=wait, say=typer.echo,
+    )  # fmt: skip
+
+
+@deploy.command("run")
+@_clear_errors
+def deploy_run(
+    config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
+    link: Link,
+    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder, for ca.pem and the secret.")] = pathlib.Path(
+        "link"
+    ),
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="How many nodes to wait for.", show_default="those that are there")
+    ] = None,
+    test: Annotated[
+        pathlib.Path | None, typer.Option(help="Held-out examples at the server.", show_default=False)
+    ] = None,
+    out: Out = None,
+    settings: Set = None,
+    resume: Resume = False,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Run an experiment on the clients at the nodes of a link.
+
+    The data are at the nodes; the configuration's own are for simulation, and left
+    aside. A node that does not answer in time is left out of the round, where the
+    method allows that.
+
+    \b
+    Examples:
+      fedax deploy run experiment.toml --link fed.example.org:9443 --nodes 3
+      fedax deploy run experiment.toml --link fed.example.org:9443 --resume
+
+    Exit codes: as fedax run. With 2, a node or the link could not go on; --resume does.
+    """
+    from fedax.experiments import build, override, read_toml
+    from fedax.flower import deploy as deployment
+
+    tables = read_toml(config)
+    for setting in settings or []:
+        override(tables, setting)
+    tables = deployment.with_nodes_data(tables, test)
+    say = lambda line: typer.echo(line, err=True)  # noqa: E731
+    with deployment.fleet_at(link, folder, timeout, nodes, say) as fleet:
+        record = _train(build(tables, fleet), out, resume, f"deploy run --link {shlex.quote(link)}")
+    _finish(record)
+
+
+def _finish(record: "Record") -> None:
+    console = _console()
+    _show_results(console, record)
+    _show_report(console, record)
+
+
 # ---- what run and compare share
 
 
@@ -638,13 +818,18 @@ def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = Fal
         checked = check_methods(experiment)
         execute(experiment, pathlib.Path(processes.text_from_first("")), checked=checked, **kept)
         return
-    record = _train(experiment, out, resume, **kept)
-    console = _console()
-    _show_results(console, record)
-    _show_report(console, record)
+    _finish(_train(experiment, out, resume, **kept))
 
 
-def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = False, **kept: Any) -> "Record":
+def _train(
+    experiment: "Experiment",
+    out: pathlib.Path | None,
+    resume: bool = False,
+    command: str = "run",
+    nodes: Callable[["Experiment", pathlib.Path], contextlib.AbstractContextManager["Experiment"]] | None = None,
+    **kept: Any,
+) -> "Record":
+    """Run an experiment with all that is shown of it; ``nodes``: gives it real clients, once it has a folder."""
     from fedax.engine import processes
     from fedax.experiments import execute
     from fedax.experiments.runner import check_methods
@@ -652,11 +837,13 @@ def _train(experiment: "Experiment", out: pathlib.Path | None, resume: bool = Fa
     console = _console()
     checked = check_methods(experiment)  # before there is a folder
     folder = _folder(console, out, experiment.config, experiment.config["name"], resume)
-    with _writing(folder, "run"):
+    with _writing(folder, command):
         processes.text_from_first(str(folder.absolute()))
         _show_choices(console, experiment, folder)
-        with _Progress(console, experiment) as watch:
-            record = execute(experiment, folder, watch, checked, **kept)
+        with contextlib.nullcontext(experiment) if nodes is None else nodes(experiment, folder) as ready:
+            checked = checked if nodes is None else check_methods(ready)
+            with _Progress(console, ready) as watch:
+                record = execute(ready, folder, watch, checked, **kept)
     assert record is not None
     return record
 

@@ -395,6 +395,15 @@ def problem_of(table: Table) -> Problem:
     return Problem(method, task, wire)
 
 
+def check_settings(config: Mapping[str, Any]) -> None:
+    """Check all of a configuration that needs no data.
+
+    Raises:
+        ConfigError: the first thing that cannot be used.
+    """
+    _settings(check(config))
+
+
 def build_all(configs: Sequence[Mapping[str, Any]], fleet: Fleet | None = None) -> list[Experiment]:
     """:func:`build` of configurations that have data and task in common: all are checked, then data are loaded once."""
     # What needs no data comes first, so that a misspelt method does not wait for a large file.
@@ -448,7 +457,7 @@ def columns(experiments: Sequence[Experiment]) -> list[str]:
     first, run = experiments[0], experiments[0].config["run"]
     return measured_names(
         first.task.metrics,
-        test=first.test is not None,
+        test=first.test is not None or (isinstance(first.data, Census) and first.data.tests > 0),
         grad_norm=run["grad_norm"],
         objective=all("regularizer" in method for each in experiments for method in each.config["methods"]),
         density="density" in run,

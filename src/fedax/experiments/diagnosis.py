@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from fedax.columns import describe
+from fedax.data import FederatedData
 from fedax.experiments import summary
 from fedax.experiments.config import Experiment
 from fedax.experiments.runs import Record, finite, read_model, slug, write_json
@@ -48,7 +49,7 @@ def diagnose_run(experiment: Experiment, record: Record, watch: Callable[[str], 
                 points[f"the final one of seed {seed}"] = model
             else:
                 missing.append(seed)
-        assert isinstance(experiment.data, fedax.FederatedData)  # real clients need a fleet
+        assert isinstance(experiment.data, FederatedData)  # real clients need a fleet
         found = diagnose(
             algorithm,
             experiment.task,

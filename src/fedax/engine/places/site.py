@@ -166,16 +166,25 @@ class Site:
         try:
             (self.folder / "memory").mkdir(parents=True, exist_ok=True)
             self._lock = filelock.FileLock(self.folder / ".lock")
-            self._lock.acquire(timeout=0)
+            self.open()
             self._digests = _digests(data, self.folder / "secret")
-        except filelock.Timeout:
-            raise ConfigError("folder", str(folder), "another process is this node; stop it first") from None
         except OSError as error:
             raise ConfigError("folder", str(folder), f"cannot write there ({error.strerror})") from error
         self._census = Census.of(data)
         # Of the clients that are here: another set, or other examples, is another mark.
         self.mark = hashlib.sha256("\n".join([*self.names, *self._digests]).encode()).hexdigest()[:16]
         self._ready: dict[str, _Ready] = {}
+
+    def open(self) -> None:
+        """Take the folder again after :meth:`close`.
+
+        Raises:
+            ConfigError: another process has it.
+        """
+        try:
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise ConfigError("folder", str(self.folder), "another process is this node; stop it first") from None
         self._rounds = _read_rounds(self.folder / "rounds.json")
 
     def close(self) -> None:

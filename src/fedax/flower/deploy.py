@@ -1,0 +1,309 @@
+"""Experiments over nodes: what the commands ``fedax deploy run`` and ``fedax deploy local`` add to ``fedax run``."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedax.data import FederatedData
+from fedax.engine.places.nodes import Message
+from fedax.engine.places.remote import Fleet
+from fedax.engine.places.site import Limits, Problem, Site
+from fedax.errors import ConfigError, NodeError
+from fedax.experiments.config import Experiment, check_settings, problem_of
+from fedax.experiments.defaults import TASKS_OF
+from fedax.flower import require
+from fedax.flower.processes import Kept, free_port, options
+
+Say = Callable[[str], None]
+Table = dict[str, Any]
+
+_START = 120.0  # seconds in which the processes of a local deployment have to be there
+_FACTORY = "fedax.flower.deploy:answering"
+
+
+@functools.lru_cache(maxsize=64)
+def _problem(text: str) -> Problem:
+    """One object for one configuration, so that its programs are compiled once."""
+    return problem_of(json.loads(text))
+
+
+def _make(table: Table) -> Problem:
+    return _problem(json.dumps(table, sort_keys=True))
+
+
+def answering(
+    data: str,
+    state: str,
+    names: Sequence[str],
+    test: str | None = None,
+    columns: Sequence[str] | None = None,
+    rounds: int | None = None,
+) -> Callable[[Message], Message]:
+    """What answers for the clients of a node, in the process of its worker.
+
+    Args:
+        data: the folder of their examples, as ``FederatedData.save`` writes it.
+        state: a folder for what outlives the process.
+        names: of the clients, in the order of ``data``.
+        test: the folder of held-out examples, or ``None``.
+        columns, rounds: as of :class:`fedax.engine.places.site.Limits`.
+
+    Raises:
+        ConfigError, DataError: these cannot be used.
+    """
+    held_out = None if test is None else FederatedData.open(test).examples
+    site = Site(FederatedData.open(data), _make, state, names, held_out, Limits(columns, rounds))
+    return site.answer
+
+
+def node(
+    link: str,
+    ca: pathlib.Path,
+    key: pathlib.Path,
+    data: pathlib.Path,
+    *,
+    state: pathlib.Path | None = None,
+    names: Sequence[str] | None = None,
+    test: pathlib.Path | None = None,
+    columns: Sequence[str] | None = None,
+    rounds: int | None = None,
+    trusted: Sequence[str] = (),
+    poll: float = 3.0,
+    wait: float | None = None,
+    say: Say = print,
+) -> None:
+    """Run a node until SIGINT or SIGTERM.
+
+    Args:
+        link, ca, key, trusted, poll, wait, say: as of :func:`fedax.flower.node.run`.
+        data, test, columns, rounds: as of :func:`answering`.
+        state: its folder; default: ``<key>.state``.
+        names: of its clients; default: the key's file name, of several clients with their numbers.
+
+    Raises:
+        ConfigError, DataError, NodeError: something cannot be used, before anything is started; the node cannot work.
+    """
+    require()
+    from fedax.flower import node as nodes
+
+    here = FederatedData.open(data)
+    usual = [key.name] if here.num_clients == 1 else [f"{key.name}-{i}" for i in range(here.num_clients)]
+    given = list(names) if names else usual
+    if len({*given}) != here.num_clients:
+        raise ConfigError("clients", given, f"there are {here.num_clients} clients in {data}; give each its own name")
+    if test is not None:
+        FederatedData.open(test)
+    Limits(columns, rounds)
+    for path, field in ((ca, "ca"),):
+        if not path.is_file():
+            raise ConfigError(field, str(path), "no such file; it is ca.pem of the link's folder, ask its coordinator")
+    state = key.with_name(f"{key.name}.state") if state is None else state
+    arguments = {
+        "data": str(data.absolute()),
+        "state": str((state / "site").absolute()),
+        "names": given,
+        "test": None if test is None else str(test.absolute()),
+        "columns": None if columns is None else [*columns],
+        "rounds": rounds,
+    }
+    nodes.run(
+        link=link, ca=ca, key=key, state=state, factory=_FACTORY, arguments=arguments,
+        poll=poll, trusted=trusted, wait=wait, say=say,
+    )  # fmt: skip
+
+
+def with_nodes_data(tables: Table, test: pathlib.Path | None) -> Table:
+    """A configuration whose data are at nodes; its section ``data`` was for simulation.
+
+    The task that is usual for the data set stays, and the weights.
+
+    Raises:
+        ConfigError: something else in it cannot be used.
+    """
+    given = tables.get("data", {})
+    given = given if isinstance(given, dict) else {}
+    task = dict(tables.get("task", {}))
+    if "name" not in task and (usual := TASKS_OF.get(str(given.get("name")))) is not None:
+        task["name"] = usual
+    data: Table = {"name": "nodes", "weights": given.get("weights", "sizes")}
+    if test is not None:
+        data["test"] = str(test.absolute())
+    elif given.get("name") == "nodes" and "test" in given:
+        data["test"] = given["test"]
+    found = {**tables, "data": data, "task": task}
+    check_settings(found)
+    return found
+
+
+@contextlib.contextmanager
+def fleet_at(
+    link: str, folder: pathlib.Path, timeout: float, nodes: int | None, say: Say, wait: float = 60.0
+) -> Iterator[Fleet]:
+    """The nodes at a link, for as long as the context lasts.
+
+    Args:
+        link: ``host:port``.
+        folder: the link's, with ``ca.pem`` and ``secret``.
+        timeout, nodes, wait: as of :class:`Fleet`.
+        say: is called with lines for people.
+
+    Raises:
+        ConfigError, NodeError: the link cannot be used, or its nodes do not fit together.
+    """
+    require()
+    from fedax.flower import transport
+
+    for name in ("ca.pem", "secret"):
+        if not (folder / name).is_file():
+            raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
+    with transport.connect(link, folder / "ca.pem", (folder / "secret").read_text().strip(), say=say) as there:
+        fleet = Fleet(there, timeout, nodes, wait)
+        census = fleet.census
+        say(f"{len(fleet)} nodes with {census.num_clients} clients and {int(census.sizes.sum())} examples")
+        yield fleet
+
+
+@contextlib.contextmanager
+def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: float, say: Say) -> Iterator[Experiment]:
+    """An experiment on clients behind a link and nodes on this machine, for as long as the context lasts.
+
+    All of them are processes of their own, with TLS and keys made for them; what they need is in ``folder/deploy``, and
+    of a run that ended without an error only the nodes' logs stay.
+
+    Args:
+        experiment: with its data, which are dealt to the nodes.
+        folder: of the run.
+        nodes: how many, 1 to N.
+        timeout: as of :class:`Fleet`.
+        say: is called with lines for people.
+
+    Raises:
+        ConfigError: the experiment cannot be run so.
+        NodeError: the processes do not come up.
+    """
+    require()
+    from fedax.flower import certificates
+    from fedax.flower import link as links
+
+    data, place, port = experiment.data, folder / "deploy", free_port()
+    assert isinstance(data, FederatedData)
+    address, link = f"127.0.0.1:{port}", place / "link"
+    links.prepare(link, [])
+    kept = [Kept("fedax.flower.link", options(folder=link, port=port, bind="127.0.0.1"), log=place / "link.log")]
+    for k, clients in enumerate(np.array_split(np.arange(data.num_clients), nodes)):
+        own = place / f"node-{k}"
+        own.mkdir(parents=True, exist_ok=True)
+        if not (own / "data").exists():
+            FederatedData.from_clients([data.client(i) for i in clients]).save(own / "data")
+        certificates.make_node_key(own / "key")
+        shutil.copy(own / "key.pub", link / "nodes" / f"node-{k}.pub")
+        arguments: Table = {"data": str((own / "data").absolute()), "state": str((own / "site").absolute())}
+        arguments |= {"names": [str(i) for i in clients]}
+        command = options(link=address, ca=link / "ca.pem", key=own / "key", state=own / "state", poll=0.1)
+        command += options(factory=_FACTORY, arguments=json.dumps(arguments))
+        kept.append(Kept("fedax.flower.node", command, log=own / "node.log"))
+    with _running(kept):
+        _await(lambda: certificates.greet(address, link / "ca.pem"), "the link", place / "link.log")
+        with fleet_at(address, link, timeout, nodes, say, _START) as fleet:
+            fleet.census = fleet.census._replace(weights=data.weights)
+            yield dataclasses.replace(experiment, data=fleet.census, fleet=fleet)
+    for k in range(nodes):
+        shutil.move(place / f"node-{k}" / "site" / "log.jsonl", place / f"node-{k}.jsonl")
+        shutil.rmtree(place / f"node-{k}")
+    shutil.rmtree(link)
+
+
+def check_local(experiment: Experiment, nodes: int) -> None:
+    """Refuse what :func:`local` cannot do.
+
+    Raises:
+        ConfigError: more nodes than clients; a split for each seed; examples that are no dict of arrays.
+    """
+    data = experiment.data
+    if not 1 <= nodes <= data.num_clients:
+        raise ConfigError("nodes", nodes, f"give 1 to {data.num_clients}: every node has a client")
+    if experiment.config["run"]["split_seeds"]:
+        raise ConfigError("run.split_seeds", True, "the clients of nodes have the data that they have; leave it out")
+
+
+@contextlib.contextmanager
+def _running(kept: Sequence[Kept]) -> Iterator[None]:
+    """Keep processes running."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.2):
+            for each in kept:
+                each.ended()
+                if each.due:
+                    each.start()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        for each in kept:
+            if each.process is not None:
+                each.process.terminate()  # all at once
+        for each in kept:
+            each.stop()
+
+
+def _await(reason: Callable[[], str | None], what: str, log: pathlib.Path) -> None:
+    import time
+
+    end = time.monotonic() + _START
+    while (why := reason()) is not None:
+        if time.monotonic() > end:
+            raise NodeError(f"{what} does not come up ({why}); see {log}")
+        time.sleep(0.2)
+
+
+# ---- Flower's simulation
+
+
+_SITES: dict[tuple[str, int], Site] = {}
+
+
+def ray_node(context: Any) -> Callable[[Message], Message]:
+    """What answers for the one client of a node of Flower's simulation."""
+    job = json.loads(str(context.run_config["job"]))
+    which = int(context.node_config["partition-id"])
+    if (job["data"], which) not in _SITES:
+        data = FederatedData.open(job["data"])
+        one = FederatedData.from_clients([data.client(which)])
+        _SITES[job["data"], which] = Site(one, _make, pathlib.Path(job["state"]) / str(which), [str(which)])
+    site = _SITES[job["data"], which]
+
+    def answer(message: Message) -> Message:
+        site.open()  # the next message may come to another process
+        try:
+            return site.answer(message)
+        finally:
+            site.close()
+
+    return answer
+
+
+def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
+    """Run the experiment of a run of Flower's simulation; its folder is there already."""
+    from fedax.experiments import build, execute
+    from fedax.flower.transport import FlowerTransport
+
+    job = json.loads(str(run_config["job"]))
+    experiment = build(job["config"])
+    data = experiment.data
+    fleet = Fleet(FlowerTransport(grid), float(job["timeout"]), data.num_clients, _START)
+    fleet.census = fleet.census._replace(weights=data.weights)
+    execute(dataclasses.replace(experiment, data=fleet.census, fleet=fleet), pathlib.Path(job["folder"]))
