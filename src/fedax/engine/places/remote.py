@@ -141,7 +141,7 @@ class Fleet:
         Raises:
             NodeError: something does, or a node does not answer.
         """
-        given = {"kind": "check", "run": 0, "job": asked, "columns": columns(job), "rounds": job.rounds}
+        given = {"kind": "check", "run": 0, "job": asked, "columns": _leaving(job), "rounds": job.rounds}
         for which, answer in self.ask({which: self.message(which, given) for which in range(len(self))}):
             if answer is None:
                 raise NodeError(f"clients {self.names(which)}: no answer in {self.timeout:g} s")
@@ -187,6 +187,12 @@ class Fleet:
                 self._nodes[which] = node._replace(number=number)
                 return number
         return node.number
+
+
+def _leaving(job: Job) -> list[str]:
+    """The measures of a job to which nodes contribute."""
+    at_nodes = job.test is None
+    return [name for name in columns(job) if name in ("train_loss", "grad_norm_sq") or (at_nodes and "test_" in name)]
 
 
 def _checked(number: int, about: dict[str, Unknown]) -> dict[str, Unknown]:
@@ -303,7 +309,7 @@ class Remote:
         job, census = self.job, self.job.census
         model = model_after(job.hyper.method, state.server, index)[0]
         given = {"kind": "evaluate", "job": self._order, "index": index, "run": int(state.memory[0, 0]),
-                 "columns": columns(job), "grad_norm": job.grad_norm, "tests": job.test is None}  # fmt: skip
+                 "columns": _leaving(job), "grad_norm": job.grad_norm, "tests": job.test is None}  # fmt: skip
         weights = np.asarray(job.fed.weights)
         messages = {
             which: self.fleet.message(
