@@ -640,6 +640,7 @@ def deploy_local(
     settings: Set = None,
     resume: Resume = False,
     timeout: Timeout = 600.0,
+    ray: Annotated[bool, typer.Option("--ray", help="Every client a node of Flower's simulation, on Ray.")] = False,
 ) -> None:
     """Try a deployment on this machine: the link and the nodes are processes here.
 
@@ -663,6 +664,8 @@ def deploy_local(
     experiment = build(tables)
     deployment.check_local(experiment, nodes)
     say = lambda line: typer.echo(line, err=True)  # noqa: E731
+    if ray:
+        return _finish(_on_ray(experiment, out, resume, timeout, say))
     start = lambda ready, folder: deployment.local(ready, folder, nodes, timeout, say)  # noqa: E731
     _finish(_train(experiment, out, resume, "deploy local", start))
 
@@ -791,6 +794,22 @@ def deploy_run(
     with deployment.fleet_at(link, folder, timeout, nodes, say) as fleet:
         record = _train(build(tables, fleet), out, resume, f"deploy run --link {shlex.quote(link)}")
     _finish(record)
+
+
+def _on_ray(
+    experiment: "Experiment", out: pathlib.Path | None, resume: bool, timeout: float, say: Callable[[str], None]
+) -> "Record":
+    from fedax.experiments import read
+    from fedax.experiments.runner import check_methods
+    from fedax.flower import deploy as deployment
+
+    console = _console()
+    check_methods(experiment)
+    folder = _folder(console, out, experiment.config, experiment.config["name"], resume)
+    with _writing(folder, "deploy local --ray"):
+        _show_choices(console, experiment, folder)
+        deployment.on_ray(experiment, folder, timeout, say)
+    return read(folder)
 
 
 def _finish(record: "Record") -> None:

@@ -74,13 +74,13 @@ def refusal(address: str, error: httpx.HTTPStatusError) -> str:
     return f"the link at {address} refused a request (HTTP {status}): {text}"
 
 
-def control(address: str, ca: bytes, secret: str, patience: float = 15.0) -> ControlHttpClient:
-    """A client of the link's Control API."""
+def control(address: str, ca: bytes | None, secret: str, patience: float = 15.0) -> ControlHttpClient:
+    """A client of the link's Control API; without ``ca``, of a link on this machine that has no TLS."""
     return ControlHttpClient.from_server_address(
         address,
-        False,
+        ca is None,
         ca,
-        [Secret(secret)],
+        [] if ca is None else [Secret(secret)],
         retry_invoker=Patience(address, patience),  # type: ignore[arg-type]
     )
 

@@ -3,10 +3,16 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import importlib.util
 import json
+import os
 import pathlib
 import shutil
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -261,8 +267,6 @@ def _running(kept: Sequence[Kept]) -> Iterator[None]:
 
 
 def _await(reason: Callable[[], str | None], what: str, log: pathlib.Path) -> None:
-    import time
-
     end = time.monotonic() + _START
     while (why := reason()) is not None:
         if time.monotonic() > end:
@@ -271,6 +275,71 @@ def _await(reason: Callable[[], str | None], what: str, log: pathlib.Path) -> No
 
 
 # ---- Flower's simulation
+
+
+def on_ray(experiment: Experiment, folder: pathlib.Path, timeout: float, say: Say) -> None:
+    """Run an experiment in Flower's simulation: every client is a node of its own, and an actor of Ray answers for it.
+
+    The run is written to its folder by a process of Flower's.
+
+    Args:
+        experiment: with its data; its run has begun in ``folder`` or begins there.
+        folder, timeout, say: as of :func:`local`.
+
+    Raises:
+        ConfigError: Ray is not installed.
+        NodeError: the run ended with an error.
+    """
+    require()
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("ray", None, "Flower's simulation needs it: pip install 'flwr[simulation]==1.41.0'")
+    from flwr.common.serde import fab_to_proto, user_config_to_proto
+    from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
+    from flwr.proto.federation_config_pb2 import SimulationConfig
+    from flwr.supercore.fab import Fab
+
+    from fedax.flower.app import build
+    from fedax.flower.calls import control
+
+    data, place, port = experiment.data, folder / "deploy", free_port()
+    assert isinstance(data, FederatedData)
+    place.mkdir(exist_ok=True)
+    if not (place / "data").exists():
+        data.save(place / "data")
+    job = {"config": experiment.config, "data": str((place / "data").absolute()), "timeout": timeout}
+    job |= {"state": str((place / "state").absolute()), "folder": str(folder.absolute())}
+    arguments = options(insecure=True, simulation=True, host="127.0.0.1", port=port, database=place / "link.db")
+    arguments += ["--disable-runtime-dependency-installation"]
+    environment = {"FLWR_HOME": str((place / "flwr").absolute()), "FLWR_LOG_LEVEL": "WARNING"}
+    # Flower calls its own commands by their names.
+    environment["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
+    link = Kept("fedax.flower.superlink", arguments, log=place / "ray.log", environment=environment)
+    with _running([link]):
+        _await(lambda: _refuses(port), "Flower's SuperLink", place / "ray.log")
+        calls = control(f"127.0.0.1:{port}", None, "")
+        fab = build()
+        asked = StartRunRequest(
+            fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})),
+            override_config=user_config_to_proto({"job": json.dumps(job)}),
+            override_federation_config=SimulationConfig(num_supernodes=data.num_clients, client_resources_num_cpus=1),
+        )
+        number = calls.StartRun(asked).run_id
+        say(f"{data.num_clients} clients in Flower's simulation; its log is {place / 'ray.log'}")
+        while (run := calls.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]).status.status != "finished":
+            time.sleep(0.5)
+        calls.close()
+        if run.status.sub_status != "completed":
+            raise NodeError(f"Flower's simulation ended with: {run.status.details or run.status.sub_status}")
+    shutil.rmtree(place)
+
+
+def _refuses(port: int) -> str | None:
+    """Why nobody listens at a port of this machine, or ``None``."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+    except OSError as error:
+        return str(error)
+    return None
 
 
 _SITES: dict[tuple[str, int], Site] = {}
@@ -284,6 +353,7 @@ def ray_node(context: Any) -> Callable[[Message], Message]:
         data = FederatedData.open(job["data"])
         one = FederatedData.from_clients([data.client(which)])
         _SITES[job["data"], which] = Site(one, _make, pathlib.Path(job["state"]) / str(which), [str(which)])
+        _SITES[job["data"], which].close()
     site = _SITES[job["data"], which]
 
     def answer(message: Message) -> Message:

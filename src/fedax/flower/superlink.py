@@ -51,10 +51,13 @@ class Guard:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the SuperLink: ``--secret-file FILE``, then Flower's own arguments."""
+    """Run the SuperLink: ``--secret-file FILE``, then Flower's own arguments.
+
+    Without a secret everything is open: for a simulation, whose link nobody else reaches.
+    """
     end_with_parent()
     parser = argparse.ArgumentParser(prog="python -m fedax.flower.superlink", allow_abbrev=False)
-    parser.add_argument("--secret-file", type=Path, required=True)
+    parser.add_argument("--secret-file", type=Path)
     given, rest = parser.parse_known_args(arguments)
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
         os.environ.pop(name, None)  # they would open ports without the guard
@@ -64,8 +67,9 @@ def main(arguments: list[str]) -> None:
     superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
     sys.argv = ["flower-superlink", *rest]
     config = superlink._parse_superlink_lifespan_config()
+    app = create_app(config, superlink.SuperLinkLifespan)
     uvicorn.run(
-        Guard(create_app(config, superlink.SuperLinkLifespan), given.secret_file.read_text().strip()),
+        app if given.secret_file is None else Guard(app, given.secret_file.read_text().strip()),
         host=config.host,
         port=config.port,
         ssl_keyfile=config.ssl_keyfile,
