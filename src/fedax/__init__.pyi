@@ -37,7 +37,16 @@ from .engine.checkpoint import Checkpoints
 from .engine.history import Run
 from .engine.simulate import simulate
 from .engine.sweep import Range, Sweep, random_points, sweep
-from .errors import BadClientWarning, CheckpointError, ConfigError, DataError, DivergedWarning, FedaxError, ProcessError
+from .errors import (
+    BadClientWarning,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedWarning,
+    FedaxError,
+    NodeError,
+    ProcessError,
+)
 from .federation.participation import (
     Dropout,
     Full,
@@ -97,6 +106,7 @@ __all__ = [
     "L1Ball",
     "L2Ball",
     "Momentum",
+    "NodeError",
     "NonNegative",
     "Normalized",
     "Optax",

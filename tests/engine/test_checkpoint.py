@@ -258,7 +258,7 @@ def test_they_come_by_time(tmp_path, monkeypatch):
 
 def test_types_that_numpy_knows_by_name_only(tmp_path):
     tensors = {"a": np.arange(6).reshape(2, 3).astype(jax.numpy.bfloat16), "b": np.array(True), "c": np.zeros((0, 2))}
-    checkpoint._write(tmp_path / "x", tensors, json.dumps({"é": 1}))
+    checkpoint.write_tensors(tmp_path / "x", tensors, json.dumps({"é": 1}))
     with checkpoint._opened(tmp_path / "x") as file:
         assert json.loads(file.metadata()["fedax"]) == {"é": 1}
         for name, leaf in tensors.items():

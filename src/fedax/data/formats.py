@@ -76,7 +76,7 @@ def parse_json(content: bytes) -> Any:
     """
     # Python takes 50 bytes and more for a list, a table or a text, and 24 for a number, unless it is one of few.
     things = content.count(b"[") + content.count(b"{") + content.count(b'"') // 2
-    if things > 1000 + len(content) // 32:
+    if things > 10_000 + len(content) // 12:
         raise ValueError(f"{things} lists, tables and texts in {len(content)} bytes are too many")
     try:
         text = content.decode("utf-8-sig")
