@@ -21,11 +21,20 @@ pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
 import flwr.app
 import httpx
 import jax.numpy as jnp
+from flwr.common.constant import NOOP_FLWR_AID
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.serverapp import Grid
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.grid import InMemoryGrid
 
 from fedax import flower
 from fedax.engine.places.nodes import Failure, Message, packed, unpacked
 from fedax.errors import ConfigError, NodeError
-from fedax.flower import app, certificates, link, processes, records, superlink, transport
+from fedax.flower import app, certificates, client_app, link, processes, records, superlink, transport
+
+from . import echo
 
 HERE = Path(__file__).parent
 SOON = 30.0  # seconds in which anything happens, on a busy machine too
@@ -141,8 +150,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     finally:
         for command in made.commands.values():
             command.send_signal(signal.SIGTERM)
-        for command in made.commands.values():
-            command.wait(SOON)
+        assert all(command.wait(SOON) == 0 for command in made.commands.values())
 
 
 @pytest.fixture
@@ -417,6 +425,80 @@ def test_nothing_is_left_of_a_node_that_was_killed(network: Network) -> None:
     network.start_node("n1")
     with network.connect() as made:
         wait_for(lambda: len(made.nodes()) == 2)  # at once, not after the minute in which Flower believes it there
+
+
+def test_a_clock_that_is_wrong(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() - 3600)  # what this process believes
+    with network.connect() as made:
+        assert -1 < made._ahead - 3600 < 1
+    monkeypatch.undo()
+    made = transport.FlowerTransport(grid := Late(), ahead=3600.0)
+    transport.TaskIdentity.run_id = transport.TaskIdentity.node_id = transport.TaskIdentity.task_id = 1
+    list(made.ask({7: Message({})}, 0.1))
+    assert 3500 < grid.pushed[0].metadata.created_at - time.time() < 3700
+    assert 0.1 < grid.pushed[0].metadata.ttl < 5
+
+
+class Late(Grid):
+    """A grid whose nodes never answer."""
+
+    def __init__(self) -> None:
+        self.pushed: list[flwr.app.Message] = []
+
+    run = create_message = get_nodes = send_and_receive = set_run = None
+
+    def get_node_ids(self) -> list[int]:
+        return [9, 7]
+
+    def push_messages(self, messages: list[flwr.app.Message]) -> list[str]:
+        self.pushed += messages
+        return ["a"]
+
+    def pull_messages(self, message_ids: list[str]) -> list[flwr.app.Message]:
+        return []
+
+
+def in_memory() -> tuple[list[int], InMemoryGrid, threading.Event]:
+    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
+    state = factory.state()
+    given = ("fedax/app", "1.0.0", "", {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+    run = state.create_run(*given)
+    numbers = [state.create_node(NOOP_FLWR_AID, "", bytes([k]), 1e9) for k in range(3)]
+    assert all(state.acknowledge_node_heartbeat(number, 1e9) for number in numbers)
+    grid = InMemoryGrid(factory)
+    grid.set_run(state.get_run_info(run_ids=[run])[0])
+    transport.TaskIdentity.task_id = transport.TaskIdentity.node_id = 1
+    transport.TaskIdentity.run_id = run
+    return numbers, grid, threading.Event()
+
+
+def test_in_flowers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid of Flower's simulation, without Ray: a thread in the place of the clients."""
+    numbers, grid, ended = in_memory()
+    monkeypatch.setattr(client_app, "answer", echo.make("here"))
+
+    def work() -> None:
+        while not ended.wait(0.02):
+            for number in numbers:
+                for message in grid.state.get_message_ins(number, limit=1):
+                    context = flwr.app.Context(1, number, {}, flwr.app.RecordDict(), {})
+                    reply = client_app.app(message=message, context=context)
+                    reply.metadata.__dict__["_message_id"] = f"reply to {message.metadata.message_id}"
+                    grid.state.store_message_res(reply)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        made = transport.FlowerTransport(grid)
+        assert made.nodes() == sorted(numbers)
+        found = dict(made.ask({number: Message({"k": number % 7}, b"x" * 9) for number in numbers}, SOON))
+    finally:
+        ended.set()
+        thread.join()
+    assert {number: reply.head["k"] for number, reply in found.items()} == {n: n % 7 for n in numbers}
+    assert all(reply.tensors == b"x" * 9 for reply in found.values())
+    assert made.sent > 100 and made.received > 100
 
 
 def test_records_of_others_are_no_messages() -> None:

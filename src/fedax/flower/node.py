@@ -186,6 +186,8 @@ class _Door:
     def _refuse(self, error: httpx.HTTPStatusError) -> None:
         now = time.monotonic()
         self._refused = now if self._refused is None else self._refused
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            raise NodeError(f"the link at {self.link} refuses this node's signature: set the clock of this machine")
         if error.response.status_code < 500 and now - self._refused >= _UNKNOWN:
             raise NodeError(
                 f"the link at {self.link} does not know the key {self.key}.pub: the coordinator has to put it into the "
