@@ -150,7 +150,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     finally:
         for command in made.commands.values():
             command.send_signal(signal.SIGTERM)
-        assert all(command.wait(SOON) == 0 for command in made.commands.values())
+        ends = {name: command.wait(SOON) for name, command in made.commands.items()}
+        assert not any(ends.values()), {name: made.said(name)[-500:] for name in ends if ends[name]}
 
 
 @pytest.fixture
@@ -416,15 +417,18 @@ def test_a_removed_key_is_no_longer_known(network: Network) -> None:
 
 
 def test_nothing_is_left_of_a_node_that_was_killed(network: Network) -> None:
-    command = network.commands["n1"]
+    command, node = network.commands["n1"], network.number("n1")
     left = children(command.pid, "fedax.flower.")
     assert len(left) == 2
     command.kill()
     command.wait()
     wait_for(lambda: not any(there(process) for process in left))
+    line = f"this is node {node} at"
+    before = network.said("n1").count(line)
     network.start_node("n1")
+    wait_for(lambda: network.said("n1").count(line) > before)  # not after the minute in which Flower believes it there
     with network.connect() as made:
-        wait_for(lambda: len(made.nodes()) == 2)  # at once, not after the minute in which Flower believes it there
+        assert answers(made, {node: Message({})})[node].head["pid"] not in left
 
 
 def test_a_clock_that_is_wrong(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
