@@ -109,9 +109,10 @@ def run(
                     supernode.stop(0)  # with the message that was being answered; the link learns of it
                 if (status := supernode.ended()) is not None:
                     say(f"the SuperNode has ended (status {status}; see {state / 'supernode.log'})")
+                there = door.there()  # first: where the certificate is not good there is nothing to start
                 if worker.due:
                     worker.start()
-                if door.there() and supernode.due and (number := door.enter()) is not None:
+                if there and supernode.due and (number := door.enter()) is not None:
                     supernode.start()
                     say(f"this is node {number} at {link}")
         finally:
