@@ -21,11 +21,20 @@ pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
 import flwr.app
 import httpx
 import jax.numpy as jnp
+from flwr.common.constant import NOOP_FLWR_AID
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.serverapp import Grid
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.grid import InMemoryGrid
 
 from fedax import flower
 from fedax.engine.places.nodes import Failure, Message, packed, unpacked
 from fedax.errors import ConfigError, NodeError
-from fedax.flower import app, certificates, link, processes, records, superlink, transport
+from fedax.flower import app, certificates, client_app, link, processes, records, superlink, transport
+
+from . import echo
 
 HERE = Path(__file__).parent
 SOON = 30.0  # seconds in which anything happens, on a busy machine too
@@ -141,8 +150,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     finally:
         for command in made.commands.values():
             command.send_signal(signal.SIGTERM)
-        for command in made.commands.values():
-            command.wait(SOON)
+        ends = {name: command.wait(SOON) for name, command in made.commands.items()}
+        assert not any(ends.values()), {name: made.said(name)[-500:] for name in ends if ends[name]}
 
 
 @pytest.fixture
@@ -158,7 +167,7 @@ def answers(carrier: transport.FlowerTransport, messages: dict[int, Message], ti
     return dict(found)
 
 
-@pytest.mark.parametrize("size", [0, 3, 1_000_003, 6_000_000])
+@pytest.mark.parametrize("size", [0, 3, 1_000_003, 5_300_000])
 def test_messages_come_back_bit_for_bit(carrier: transport.FlowerTransport, size: int, record_property: Any) -> None:
     rng = np.random.default_rng(size)
     tree = {"raw": np.frombuffer(rng.bytes(size), np.uint8)}
@@ -333,6 +342,7 @@ def test_nothing_but_the_nodes_part_without_the_secret(network: Network) -> None
 
 def test_a_node_that_cannot_work_says_why_and_ends(network: Network, tmp_path: Path) -> None:
     link.prepare(tmp_path / "other", ["127.0.0.1"])
+    make_server_anew(tmp_path / "other", ["127.0.0.1"], -1)
     network.start_node("unknown")
     network.start_node("mistaken", ca=tmp_path / "other" / "ca.pem")
     network.start_node("bad", key=network.folder / "n0")
@@ -344,32 +354,28 @@ def test_a_node_that_cannot_work_says_why_and_ends(network: Network, tmp_path: P
         "bad": "data = 'bad': give a folder",
         "lonely": "could not be reached for 1 s",
         "second": "another node uses this folder",
+        "late": "has expired",
     }
-    for name, line in said.items():
-        assert network.commands.pop(name).wait(SOON) == 2
-        assert line in network.said(name), network.said(name)
-        assert "Traceback" not in network.said(name)
+    with listening(tmp_path / "other") as address:
+        network.start_node("late", link=address, ca=tmp_path / "other" / "ca.pem")
+        for name, line in said.items():
+            assert network.commands.pop(name).wait(SOON) == 2
+            assert line in network.said(name), network.said(name)
+            assert "Traceback" not in network.said(name)
 
 
-def test_a_certificate_that_is_over_or_for_another_host(network: Network, tmp_path: Path) -> None:
+def test_a_certificate_that_is_over_or_for_another_host(tmp_path: Path) -> None:
     link.prepare(tmp_path, ["127.0.0.1"])
     for hosts, days, line in ((["127.0.0.1"], -1, "has expired"), (["elsewhere"], 1, "is not for 127.0.0.1")):
-        for file in ("server.pem", "server.key"):
-            (tmp_path / file).unlink()
-        certificates.make_server(tmp_path, hosts, days)
+        make_server_anew(tmp_path, hosts, days)
         with listening(tmp_path) as address, pytest.raises(NodeError, match=line):
             certificates.greet(address, tmp_path / "ca.pem")
 
 
-def test_a_node_says_that_the_certificate_is_over(network: Network, tmp_path: Path) -> None:
-    link.prepare(tmp_path, ["127.0.0.1"])
+def make_server_anew(folder: Path, hosts: list[str], days: float) -> None:
     for file in ("server.pem", "server.key"):
-        (tmp_path / file).unlink()
-    certificates.make_server(tmp_path, ["127.0.0.1"], -1)
-    with listening(tmp_path) as address:
-        network.start_node("late", link=address, ca=tmp_path / "ca.pem")
-        assert network.commands.pop("late").wait(SOON) == 2
-    assert "has expired" in network.said("late")
+        (folder / file).unlink()
+    certificates.make_server(folder, hosts, days)
 
 
 @contextlib.contextmanager
@@ -408,15 +414,93 @@ def test_a_removed_key_is_no_longer_known(network: Network) -> None:
 
 
 def test_nothing_is_left_of_a_node_that_was_killed(network: Network) -> None:
-    command = network.commands["n1"]
+    command, node = network.commands["n1"], network.number("n1")
     left = children(command.pid, "fedax.flower.")
     assert len(left) == 2
     command.kill()
     command.wait()
     wait_for(lambda: not any(there(process) for process in left))
+    line = f"this is node {node} at"
+    before = network.said("n1").count(line)
     network.start_node("n1")
+    wait_for(lambda: network.said("n1").count(line) > before)  # not after the minute in which Flower believes it there
     with network.connect() as made:
-        wait_for(lambda: len(made.nodes()) == 2)  # at once, not after the minute in which Flower believes it there
+        wait_for(lambda: node in made.nodes())
+        assert answers(made, {node: Message({})})[node].head["pid"] not in left
+
+
+def test_a_clock_that_is_wrong(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() - 3600)  # what this process believes
+    with network.connect() as made:
+        assert -1 < made._ahead - 3600 < 1
+    monkeypatch.undo()
+    made = transport.FlowerTransport(grid := Late(), ahead=3600.0)
+    transport.TaskIdentity.run_id = transport.TaskIdentity.node_id = transport.TaskIdentity.task_id = 1
+    list(made.ask({7: Message({})}, 0.1))
+    assert 3500 < grid.pushed[0].metadata.created_at - time.time() < 3700
+    assert 0.1 < grid.pushed[0].metadata.ttl < 5
+
+
+class Late(Grid):
+    """A grid whose nodes never answer."""
+
+    def __init__(self) -> None:
+        self.pushed: list[flwr.app.Message] = []
+
+    run = create_message = get_nodes = send_and_receive = set_run = None
+
+    def get_node_ids(self) -> list[int]:
+        return [9, 7]
+
+    def push_messages(self, messages: list[flwr.app.Message]) -> list[str]:
+        self.pushed += messages
+        return ["a"]
+
+    def pull_messages(self, message_ids: list[str]) -> list[flwr.app.Message]:
+        return []
+
+
+def in_memory() -> tuple[list[int], InMemoryGrid, threading.Event]:
+    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory())
+    state = factory.state()
+    given = ("fedax/app", "1.0.0", "", {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+    run = state.create_run(*given)
+    numbers = [state.create_node(NOOP_FLWR_AID, "", bytes([k]), 1e9) for k in range(3)]
+    assert all(state.acknowledge_node_heartbeat(number, 1e9) for number in numbers)
+    grid = InMemoryGrid(factory)
+    grid.set_run(state.get_run_info(run_ids=[run])[0])
+    transport.TaskIdentity.task_id = transport.TaskIdentity.node_id = 1
+    transport.TaskIdentity.run_id = run
+    return numbers, grid, threading.Event()
+
+
+def test_in_flowers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The grid of Flower's simulation, without Ray: a thread in the place of the clients."""
+    numbers, grid, ended = in_memory()
+    monkeypatch.setattr(client_app, "answer", echo.make("here"))
+
+    def work() -> None:
+        while not ended.wait(0.02):
+            for number in numbers:
+                for message in grid.state.get_message_ins(number, limit=1):
+                    context = flwr.app.Context(1, number, {}, flwr.app.RecordDict(), {})
+                    reply = client_app.app(message=message, context=context)
+                    reply.metadata.__dict__["_message_id"] = f"reply to {message.metadata.message_id}"
+                    grid.state.store_message_res(reply)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        made = transport.FlowerTransport(grid)
+        assert made.nodes() == sorted(numbers)
+        found = dict(made.ask({number: Message({"k": number % 7}, b"x" * 9) for number in numbers}, SOON))
+    finally:
+        ended.set()
+        thread.join()
+    assert {number: reply.head["k"] for number, reply in found.items()} == {n: n % 7 for n in numbers}
+    assert all(reply.tensors == b"x" * 9 for reply in found.values())
+    assert made.sent > 100 and made.received > 100
 
 
 def test_records_of_others_are_no_messages() -> None:

@@ -50,7 +50,7 @@ def run(
         folder: see :func:`prepare`.
         hosts: names and IP addresses by which nodes and servers reach the link.
         port: 1 to 65535.
-        bind: the address of this machine that it listens at.
+        bind: the IPv4 address of this machine that it listens at; 0.0.0.0: all.
         say: is called with lines for people.
 
     Raises:
@@ -59,7 +59,7 @@ def run(
     require()
     folder = Path(folder)
     # the supervisor itself talks to the link at this address, so the certificate has to name it
-    here = "127.0.0.1" if bind in ("0.0.0.0", "::") else bind
+    here = "127.0.0.1" if bind == "0.0.0.0" else bind
     prepare(folder, [*hosts, here])
     try:
         socket.create_server((bind, port)).close()

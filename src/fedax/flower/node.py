@@ -109,9 +109,10 @@ def run(
                     supernode.stop(0)  # with the message that was being answered; the link learns of it
                 if (status := supernode.ended()) is not None:
                     say(f"the SuperNode has ended (status {status}; see {state / 'supernode.log'})")
+                there = door.there()  # first: where the certificate is not good there is nothing to start
                 if worker.due:
                     worker.start()
-                if door.there() and supernode.due and (number := door.enter()) is not None:
+                if there and supernode.due and (number := door.enter()) is not None:
                     supernode.start()
                     say(f"this is node {number} at {link}")
         finally:
@@ -186,6 +187,8 @@ class _Door:
     def _refuse(self, error: httpx.HTTPStatusError) -> None:
         now = time.monotonic()
         self._refused = now if self._refused is None else self._refused
+        if error.response.status_code == httpx.codes.UNAUTHORIZED:
+            raise NodeError(f"the link at {self.link} refuses this node's signature: set the clock of this machine")
         if error.response.status_code < 500 and now - self._refused >= _UNKNOWN:
             raise NodeError(
                 f"the link at {self.link} does not know the key {self.key}.pub: the coordinator has to put it into the "

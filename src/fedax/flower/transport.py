@@ -1,5 +1,6 @@
 """The server's side: a run at a link, and messages to its nodes."""
 
+import datetime
 import hashlib
 import logging
 import time
@@ -45,6 +46,7 @@ _GONE = {  # Flower's errors that mean that a node is not there, or was not for 
 }
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 0.5  # seconds between looks for answers
 _ROLL_CALL = 2.0  # seconds between looks whether nodes were restarted
+_SPARE = 2.0  # seconds that a message lives on after its answer is of no use, so that it is we who give up
 _EXPIRY = 65.0  # seconds after which a link has noticed that a server was killed
 _PATIENCE = 30.0  # seconds in which a link may come back
 
@@ -54,10 +56,11 @@ class FlowerTransport:
 
     Args:
         grid: an ``HttpGrid`` with its run set, or the grid that Flower's simulation gives a ServerApp.
+        ahead: seconds by which the link's clock is ahead of this machine's.
     """
 
-    def __init__(self, grid: Grid):
-        self._grid = grid
+    def __init__(self, grid: Grid, ahead: float = 0.0):
+        self._grid, self._ahead = grid, ahead
         self.sent = self.received = 0
 
     def nodes(self) -> list[int]:
@@ -84,7 +87,9 @@ class FlowerTransport:
         until, pause = time.monotonic() + timeout, _FIRST_LOOK
         since, waiting, roll_call = self._since(), dict[str, int](), time.monotonic() + _ROLL_CALL
         for node, message in messages.items():
-            asked = flwr.app.Message(pack(message), node, "query", ttl=timeout)
+            # A node that comes too late for this answer does not begin with it.
+            asked = flwr.app.Message(pack(message), node, "query", ttl=timeout + _SPARE)
+            asked.metadata.created_at += self._ahead
             numbers = list(self._grid.push_messages([asked]))
             if not numbers or not numbers[0]:
                 yield node, Failure("the link does not take messages for this node", True)
@@ -143,7 +148,7 @@ def connect(
     patience = Patience(address, _PATIENCE)
     commands = control(address, certificate, secret)
     try:
-        _wait_for_others(commands, address, say)
+        ahead = _wait_for_others(commands, address, say)
         number, token = _begin(commands, address, certificate, secret, patience)
     finally:
         commands.close()
@@ -157,7 +162,7 @@ def connect(
         TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, number
         TaskIdentity.node_id = context_from_proto(given.context).node_id
         grid.set_run(run_from_proto(given.run))
-        yield FlowerTransport(grid)
+        yield FlowerTransport(grid, ahead)
         status = SubStatus.COMPLETED
     except BaseException as error:
         details = f"{type(error).__name__}: {error}"[:1000]
@@ -191,14 +196,19 @@ def _runtime(
     return RuntimeHttpClient.from_server_address(address, False, ca, headers, retry_invoker=patience)  # type: ignore[arg-type]
 
 
-def _wait_for_others(commands: ControlHttpClient, address: str, say: Callable[[str], None]) -> None:
-    """A run whose server was killed counts as under way for up to a minute; one that goes on longer is an error."""
+def _wait_for_others(commands: ControlHttpClient, address: str, say: Callable[[str], None]) -> float:
+    """A run whose server was killed counts as under way for up to a minute; one that goes on longer is an error.
+
+    Returns:
+        Seconds by which the link's clock is ahead of this machine's.
+    """
     until, said = time.monotonic() + _EXPIRY, False
     while True:
-        runs = commands.ListRuns(ListRunsRequest(limit=20)).run_dict
-        others = [n for n, run in runs.items() if run.status.status in (Status.STARTING, Status.RUNNING)]
+        listed = commands.ListRuns(ListRunsRequest(limit=20))
+        runs = listed.run_dict.items()
+        others = [number for number, run in runs if run.status.status in (Status.STARTING, Status.RUNNING)]
         if not others:
-            return
+            return datetime.datetime.fromisoformat(listed.now).timestamp() - time.time()
         if time.monotonic() >= until:
             raise NodeError(
                 f"another run ({others[0]}) is under way at the link at {address}, and nodes do one thing at a time: "
