@@ -643,6 +643,9 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
         def outcome(self, state: Any, index: int, which: int) -> Any:
             return state, state.server
 
+        def traffic(self) -> dict[str, Any]:
+            return {}
+
     class Reading(Keeper):
         def save(self, saved: Any) -> None:
             pass

@@ -541,7 +541,7 @@ def full(*arguments, **options):
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(runner, "append_metrics"), (runner, "write_model"), (runner, "finish"), (checkpoint, "_write")],
+    [(runner, "append_metrics"), (runner, "write_model"), (runner, "finish"), (checkpoint, "write_tensors")],
 )
 def test_a_disk_that_is_full(module, name, whole, here, monkeypatch):
     """One line, and what there is goes on as if nothing had been."""
