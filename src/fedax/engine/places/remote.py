@@ -5,8 +5,10 @@ What a node does is in :mod:`fedax.engine.places.site`; who carries the messages
 """
 
 import functools
+import getpass
 import re
 import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -31,6 +33,7 @@ from fedax.federation.participation import Full
 from fedax.wire.sums import weighted
 
 _PAUSE = 0.5  # seconds before nodes that are not there are looked for again
+_SIGN = 10.0  # seconds that a node that was waited for in vain has to show that it is back
 
 
 class _Node(NamedTuple):
@@ -70,6 +73,7 @@ class Fleet:
     def __init__(self, transport: Transport, timeout: float = 600.0, nodes: int | None = None, wait: float = 60.0):
         self.transport, self.timeout, self.waited = transport, timeout, 0.0
         self._absent: set[int] = set()
+        self._name = f"{getpass.getuser()}@{socket.gethostname()}"  # for the nodes' logs
         found = self._gather(nodes, wait)
         self.census, self.classes, owners = _census(found)
         self._nodes = [
@@ -95,7 +99,7 @@ class Fleet:
         """The answers of some nodes as they come; ``None`` of those that do not answer in time.
 
         A node that is gone is asked again when it is back. One that was waited for in vain is not waited for again
-        before it is there.
+        before it has shown a sign of life.
 
         Raises:
             NodeError: a node answered that it cannot.
@@ -103,21 +107,18 @@ class Fleet:
         began, end = time.monotonic(), time.monotonic() + self.timeout
         left = dict(messages)
         try:
+            for which in self._silent([which for which in left if which in self._absent]):
+                del left[which]
+                yield which, None
             while left:
                 there = {self._nodes[which].number: which for which in left}
                 online = {*self.transport.nodes()}
                 if any(number not in online for number in there):
                     there = {self._find(which, online): which for which in left}
-                for which in [which for number, which in there.items() if number not in online]:
-                    if which in self._absent:
-                        del left[which]
-                        yield which, None
-                ready = {number: left[which] for number, which in there.items() if which in left and number in online}
+                ready = {number: left[which] for number, which in there.items() if number in online}
                 rest = end - time.monotonic()
-                if not left or rest <= 0:
+                if rest <= 0:
                     break
-                if not ready:
-                    time.sleep(min(_PAUSE, rest))
                 for number, answer in self.transport.ask(ready, rest) if ready else ():
                     which = there[number]
                     if isinstance(answer, Failure):
@@ -126,9 +127,9 @@ class Fleet:
                         continue
                     if "error" in answer.head:
                         raise NodeError(f"clients {self.names(which)}: {answer.head['error']}")
-                    self._absent.discard(which)
                     del left[which]
                     yield which, answer
+                time.sleep(min(_PAUSE, max(0.0, end - time.monotonic())) if left else 0)
             for which in left:
                 self._absent.add(which)
                 yield which, None
@@ -150,7 +151,7 @@ class Fleet:
 
     def message(self, which: int, head: dict[str, Unknown], tensors: bytes = b"") -> Message:
         """A message to node ``which``."""
-        return Message({**head, "mark": self._nodes[which].about["mark"]}, tensors)
+        return Message({**head, "mark": self._nodes[which].about["mark"], "server": self._name}, tensors)
 
     def _gather(self, nodes: int | None, wait: float) -> list[tuple[int, dict[str, Unknown]]]:
         found: dict[int, dict[str, Unknown]] = {}
@@ -176,6 +177,15 @@ class Fleet:
                 raise NodeError(f"node {number}: {answer.head['error']}")
             found[number] = _checked(number, answer.head)
         return found
+
+    def _silent(self, absent: list[int]) -> list[int]:
+        """Those of some nodes that were waited for in vain that still show no sign of life."""
+        online = {*self.transport.nodes()} if absent else set()
+        asked = {number: which for which in absent if (number := self._find(which, online)) in online}
+        for number, answer in self.transport.ask(dict.fromkeys(asked, Message({"kind": "hello"})), _SIGN):
+            if isinstance(answer, Message):
+                self._absent.discard(asked[number])
+        return [which for which in absent if which in self._absent]
 
     def _find(self, which: int, online: set[int]) -> int:
         """The number of a node that may have come back under another one."""

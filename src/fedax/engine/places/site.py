@@ -174,6 +174,7 @@ class Site:
         # Of the clients that are here: another set, or other examples, is another mark.
         self.mark = hashlib.sha256("\n".join([*self.names, *self._digests]).encode()).hexdigest()[:16]
         self._ready: dict[str, _Ready] = {}
+        self._asked: list[str] = []  # the clients of the message at hand, for the log
 
     def open(self) -> None:
         """Take the folder again after :meth:`close`.
@@ -193,7 +194,7 @@ class Site:
 
     def answer(self, message: Message) -> Message:
         """The answer to a message; ``{"error": why}`` where there is none."""
-        began, head = time.perf_counter(), message.head
+        began, head, self._asked = time.perf_counter(), message.head, []
         kinds = {"hello": self._hello, "check": self._check, "exchange": self._exchange, "evaluate": self._evaluate,
                  "forget": self._forget}  # fmt: skip
         try:
@@ -256,6 +257,7 @@ class Site:
         rows = given["clients"]["rows"].tolist()
         if min(rows) < 0 or max(rows) >= self.data.num_clients or len({*rows}) < size:
             raise NodeError(f"clients {rows} are asked, and {self.data.num_clients} are here")
+        self._asked = [self.names[row] for row in rows]
         run, write = int(head["run"]), (int(head["write"][0]), int(head["write"][1]))
         self._count_round(run, stage, index)
         memory = [
@@ -411,12 +413,14 @@ class Site:
 
     def _log(self, message: Message, answer: Message, seconds: float) -> None:
         """One line for each message: who asked what, and what left."""
-        told = ("kind", "run", "stage", "index", "number", "size", "columns")
+        told = ("kind", "server", "run", "stage", "index", "number", "columns")
         line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         line |= {name: message.head[name] for name in told if name in message.head}
         for name, each in (("came", message), ("left", answer)):
             line[name] = len(each.tensors) + len(json.dumps(each.head))
         line["seconds"] = round(seconds, 3)
+        if self._asked:
+            line["clients"] = self._asked
         if "error" in answer.head:
             line["error"] = answer.head["error"]
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
