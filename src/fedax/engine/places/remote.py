@@ -73,7 +73,7 @@ class Fleet:
     def __init__(self, transport: Transport, timeout: float = 600.0, nodes: int | None = None, wait: float = 60.0):
         self.transport, self.timeout, self.waited = transport, timeout, 0.0
         self._absent: set[int] = set()
-        self._name = f"{getpass.getuser()}@{socket.gethostname()}"  # for the nodes' logs
+        self._name = _who()
         found = self._gather(nodes, wait)
         self.census, self.classes, owners = _census(found)
         self._nodes = [
@@ -180,7 +180,9 @@ class Fleet:
 
     def _silent(self, absent: list[int]) -> list[int]:
         """Those of some nodes that were waited for in vain that still show no sign of life."""
-        online = {*self.transport.nodes()} if absent else set()
+        if not absent:
+            return []
+        online = {*self.transport.nodes()}
         asked = {number: which for which in absent if (number := self._find(which, online)) in online}
         for number, answer in self.transport.ask(dict.fromkeys(asked, Message({"kind": "hello"})), _SIGN):
             if isinstance(answer, Message):
@@ -197,6 +199,14 @@ class Fleet:
                 self._nodes[which] = node._replace(number=number)
                 return number
         return node.number
+
+
+def _who() -> str:
+    """Who asks, for the logs of the nodes."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError, ImportError):  # a user without a name
+        return socket.gethostname()
 
 
 def _leaving(job: Job) -> list[str]:
