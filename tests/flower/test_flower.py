@@ -343,7 +343,7 @@ def test_nothing_but_the_nodes_part_without_the_secret(network: Network) -> None
 def test_a_node_that_cannot_work_says_why_and_ends(network: Network, tmp_path: Path) -> None:
     link.prepare(tmp_path / "other", ["127.0.0.1"])
     make_server_anew(tmp_path / "other", ["127.0.0.1"], -1)
-    network.start_node("unknown")
+    network.start_node("unknown", wait=1)
     network.start_node("mistaken", ca=tmp_path / "other" / "ca.pem")
     network.start_node("bad", key=network.folder / "n0")
     network.start_node("lonely", link=f"127.0.0.1:{processes.free_port()}", wait=1)

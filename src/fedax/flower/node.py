@@ -25,7 +25,7 @@ from fedax.flower.processes import Kept, end_with_parent, ending, free_port, opt
 _LOOK = 15.0  # seconds between looks whether the link is still there
 _AGAIN = 2.0  # the same where it was not
 _REMIND = 60.0  # seconds between lines that say that the link is not there
-_UNKNOWN = 3.0  # seconds in which a key may still become known at the link
+_UNKNOWN = 3.0  # seconds in which a key that was known may become known again
 
 
 def run(
@@ -52,7 +52,8 @@ def run(
         arguments: its keyword arguments, plain JSON.
         poll: seconds between two times that the node asks the link for messages; above 0.
         trusted: hashes of apps that are not fedax's own and that may run code here.
-        wait: seconds without a link after which the node ends; ``None``: it waits for ever.
+        wait: seconds after which the node ends without a link, or with a key that no link knew before; ``None``: it
+            waits for ever.
         say: is called with lines for people.
 
     Raises:
@@ -130,6 +131,7 @@ class _Door:
         self._next = self._next_line = 0.0
         self._missing: float | None = None
         self._refused: float | None = None
+        self._enter = self._remind = 0.0
 
     def there(self) -> bool:
         """Whether the link was there when it was last looked for."""
@@ -156,11 +158,13 @@ class _Door:
         A SuperNode that was killed counts as there for up to a minute, and another is refused: so it is signed off.
 
         Returns:
-            ``None`` where it did not work now.
+            ``None`` where it did not work now: a key that is new may still become known.
 
         Raises:
-            NodeError: the link does not know the key.
+            NodeError: the link does not know the key any more, or did not come to know it in time.
         """
+        if time.monotonic() < self._enter:
+            return None
         public = self._private.public_key()
         signed = [NodeAuthHttpInterceptor(self._private, public)]
         with FleetHttpClient.from_server_address(self.link, False, self.ca.read_bytes(), signed) as client:
@@ -189,11 +193,20 @@ class _Door:
         self._refused = now if self._refused is None else self._refused
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
             raise NodeError(f"the link at {self.link} refuses this node's signature: set the clock of this machine")
-        if error.response.status_code < 500 and now - self._refused >= _UNKNOWN:
+        self._enter = now + _AGAIN
+        if error.response.status_code >= 500:
+            return
+        new = not self._number_file.exists()
+        patience = self.wait if new else _UNKNOWN
+        text = f"the link at {self.link} does not know the key {self.key}.pub"
+        if patience is not None and now - self._refused >= patience:
             raise NodeError(
-                f"the link at {self.link} does not know the key {self.key}.pub: the coordinator has to put it into the "
-                "link's folder nodes (or another node with this key is running, or was killed in the last minute)"
+                f"{text}: the coordinator has to put it into the link's folder nodes (or another node with this key is "
+                "running, or was killed in the last minute)"
             ) from error
+        if new and now >= self._remind:
+            self._remind = now + _REMIND
+            self.say(f"{text} yet; waiting until it is in the link's folder nodes")
 
 
 def main(arguments: Sequence[str]) -> int:
