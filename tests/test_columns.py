@@ -8,6 +8,7 @@ from fedax.columns import (
     _TABLE,
     COSTS,
     EXCLUSIONS,
+    TRAFFIC,
     better,
     describe,
     higher_is_better,
@@ -32,7 +33,9 @@ def test_the_table_has_every_column_of_a_run():
         guard=True,
     )
     task_metrics = {"test_accuracy"}
-    assert {*run.history} - task_metrics == {*_TABLE}
+    of_real_clients = {name for name in _TABLE if describe(name).kind == "traffic"}
+    assert of_real_clients == {"heard", *TRAFFIC}
+    assert {*run.history} - task_metrics == {*_TABLE} - of_real_clients
     assert [name for name in run.history if name not in (*COSTS, *EXCLUSIONS)] == measured_names(["accuracy"])
     for name, values in run.history.items():
         kind = {"whole": "i", "real": "f", "ids": "O"}[describe(name).type]

@@ -60,6 +60,9 @@ def render(records: Sequence[Record]) -> str:
         "diagnosis": "".join(_diagnosis(record, len(records) > 1) for record in records),
         "clients": "".join(_clients(record, k, len(records) > 1) for k, record in enumerate(records)),
         "configuration": "".join(_configuration(record, len(records) > 1) for record in records),
+        "again": "fedax deploy run config.toml --link HOST:PORT"
+        if first["data"]["name"] == "nodes"
+        else "fedax run config.toml",
         "footer": html.escape(_footer(records)),
         "plotly": plotly.offline.get_plotlyjs(),
         "data": _embed(_data(records, problems)),
@@ -87,7 +90,8 @@ def _subtitle(records: Sequence[Record]) -> str:
     if len(records) > 1:
         return f"{len(records)} experiments side by side"
     names = ", ".join(dict.fromkeys(m["name"] for m in config["methods"]))
-    return f"{names} on {config['data']['name']} with {len(clients['sizes'])} clients"
+    number, data = len(clients["sizes"]), config["data"]["name"]
+    return f"{names} with {number} real clients" if data == "nodes" else f"{names} on {data} with {number} clients"
 
 
 def _facts(records: Sequence[Record]) -> dict[str, str]:
@@ -164,6 +168,8 @@ def _footer(records: Sequence[Record]) -> str:
 def _table(problem: Problem) -> str:
     costs = ["local_steps", "gradients", "bytes", "seconds"]
     cost_names = ["Local steps", "Gradients", "Traffic down + up", "Time"]
+    if all("wire_down" in run.history for m in problem.methods for run in m.runs):
+        costs, cost_names = [*costs, "wire", "waited"], [*cost_names, "Over the network", "Waited"]
     measured = []  # name, values of a method, column
     for column in summary.table_order(problem):
         measured.append((describe(column).label, column, 1))
@@ -198,9 +204,9 @@ def _cell(column: str, values: np.ndarray) -> str:
 
 
 def _cost(method: Method, column: str) -> str:
-    if column != "bytes":
+    if column not in ("bytes", "wire"):
         return show(column, method.cost(column))
-    down, up = show("bytes_down", method.cost("bytes_down")), show("bytes_up", method.cost("bytes_up"))
+    down, up = (show(f"{column}_{way}", method.cost(f"{column}_{way}")) for way in ("down", "up"))
     number, _, unit = down.partition(" ")
     return f"{number} + {up}" if up.endswith(f" {unit}") else f"{down} + {up}"
 

@@ -37,11 +37,13 @@ class Method:
         label: its name in the report.
         hyper: its hyper-parameters, as configured.
         runs: one a seed.
+        names: of the clients, where they are real; else empty.
     """
 
     label: str
     hyper: dict[str, Any]
     runs: list[MethodRun]
+    names: Sequence[str] = ()
 
     @property
     def status(self) -> str:
@@ -67,7 +69,8 @@ class Method:
         last = [{name: run.history[name][-1] for name in EXCLUSIONS if name in run.history} for run in self.runs]
         left_out, skipped = (sum(int(row.get(name, 0)) for row in last) for name in ("left_out", "skipped"))
         ids = sorted({id_ for row in last for id_ in row.get("bad_clients", ())})
-        whose = f"client{'s' * (len(ids) > 1)} {', '.join(map(str, ids[:10]))}{', …' * (len(ids) > 10)}"
+        called = [self.names[id_] if id_ < len(self.names) else str(id_) for id_ in ids[:10]]
+        whose = f"client{'s' * (len(ids) > 1)} {', '.join(called)}{', …' * (len(ids) > 10)}"
         said = [f"{left_out} upload{'s' * (left_out > 1)} of {whose} left out"] if left_out else []
         said += [f"{skipped} round{'s' * (skipped > 1)} skipped for want of clients"] if skipped else []
         return "; ".join(said)
@@ -100,7 +103,8 @@ def methods(records: Sequence[Record], names: Sequence[str] = ()) -> list[Method
             runs = record.of(settings["label"])
             if runs:
                 label = f"{settings['label']} · {name}" if name else settings["label"]
-                found.append(Method(label, telling(_at(settings, runs[0].point)), runs))
+                clients = record.about["clients"].get("names") or ()
+                found.append(Method(label, telling(_at(settings, runs[0].point)), runs, clients))
     return found
 
 
@@ -405,6 +409,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     data, run, who = config["data"], config["run"], config["participation"]
     hidden = ("name", "clients", "seed", "weights")
     dealt = f"by {data['column']}" if "column" in data else None
+    dealt = "as the sites have them" if data["name"] == "nodes" else dealt
     dealt = dealt or _settings({k: v for k, v in data.items() if k not in hidden}, "partition", "generated")
     cohort = f"{who['size']} a round, {who['kind']}" if "size" in who else "all in every round"
     if "trace" in who["kind"]:
@@ -417,7 +422,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     asked = {name: run[name] for name in ("guard", "aggregate", "faults") if run.get(name)}
     uploads = "; ".join(f"{name} {'on' if what is True else short(what)}" for name, what in asked.items())
     return {
-        "Data": f"{data['name']}, {thousands(sum(sizes))} training examples",
+        "Data": f"{'at nodes' if data['name'] == 'nodes' else data['name']}, {thousands(sum(sizes))} training examples",
         "Partition": dealt + (", all clients weigh the same" if data["weights"] == "uniform" else ""),
         "Clients": f"{len(sizes)}, {cohort}",
         "Task": f"{_settings(config['task'], 'name')}, {thousands(parameters)} parameters",
