@@ -19,11 +19,14 @@ from fedax.wire.wire import Wire
 class Here:
     """A transport to sites in this process; messages go through JSON, as they do elsewhere.
 
-    ``spy`` sees each message and its answer, and gives the answer that arrives.
+    ``spy`` sees each message and its answer, and gives the answer that arrives. Sites keep memory when a run is over,
+    unless it ``forgets``.
     """
 
-    def __init__(self, sites: Mapping[int, Site], spy: Callable[[int, Message, Any], Any] | None = None):
-        self.sites, self.spy, self.sent, self.received = dict(sites), spy, 0, 0
+    def __init__(
+        self, sites: Mapping[int, Site], spy: Callable[[int, Message, Any], Any] | None = None, forgets: bool = False
+    ):
+        self.sites, self.spy, self.forgets, self.sent, self.received = dict(sites), spy, forgets, 0, 0
 
     def nodes(self) -> list[int]:
         return list(self.sites)
@@ -32,7 +35,8 @@ class Here:
         for number, message in messages.items():
             message = Message(json.loads(json.dumps(message.head)), message.tensors)
             self.sent += len(message.tensors)
-            answer = self.sites[number].answer(message)
+            forgotten = message.head["kind"] == "forget" and not self.forgets
+            answer = Message({}) if forgotten else self.sites[number].answer(message)
             answer = Message(json.loads(json.dumps(answer.head)), answer.tensors)
             answer = answer if self.spy is None else self.spy(number, message, answer)
             self.received += len(answer.tensors) if isinstance(answer, Message) else 0
@@ -57,25 +61,35 @@ def sites(
     }  # fmt: skip
 
 
+def wire_of(guard: Any = None, aggregate: Any = None, faults: Any = None, **options: Any) -> Wire:
+    """What the options of a run say of the wire."""
+    return Wire(faults, fedax.Guard() if guard is True else guard, aggregate)
+
+
+def trained(
+    algorithm: Any, task: Any, data: fedax.FederatedData, here: Any, timeout: float = 5.0, **options: Any
+) -> fedax.Run:
+    """A run over the nodes of a transport, whose clients count as in ``data``."""
+    fleet = Fleet(here, timeout=timeout)
+    fleet.census = fleet.census._replace(weights=data.weights)
+    return train(algorithm, task, fleet, {}, **options)
+
+
 def together(
     algorithm: Any, task: Any, data: fedax.FederatedData, where: list[list[int]], spy: Any = None, tests: Any = None,
-    guard: Any = None, aggregate: Any = None, faults: Any = None, **options: Any,
+    **options: Any,
 ) -> tuple[fedax.Run, Here]:  # fmt: skip
     """A run over sites in this process, and the transport with them."""
-    wire = Wire(faults, fedax.Guard() if guard is True else guard, aggregate)
-    here = Here(sites(data, where, Problem(algorithm, task, wire), tests), spy)
-    fleet = Fleet(here, timeout=5.0)
-    fleet.census = fleet.census._replace(weights=data.weights)
-    options |= {"guard": guard, "aggregate": aggregate, "faults": faults}
-    return train(algorithm, task, fleet, {}, **options), here
+    here = Here(sites(data, where, Problem(algorithm, task, wire_of(**options)), tests), spy)
+    return trained(algorithm, task, data, here, **options), here
 
 
-def memory_of(run: fedax.Run, here: Here, form: Any) -> Any:
+def memory_of(run: fedax.Run, here: Here) -> Any:
     """What all clients keep, leaves [N, ...], from the folders of their sites."""
     rows: dict[int, Any] = {}
     for site in here.sites.values():
         ready = next(iter(site._ready.values()))
         for row, name in enumerate(site.names):
-            run_, *version = run.memory[int(name)].tolist()
-            rows[int(name)] = site._recall(run_, row, version, form, ready)
+            number, *version = run.memory[int(name)].tolist()
+            rows[int(name)] = site._recall(number, row, version, ready.row, ready)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(rows[i] for i in sorted(rows)))

@@ -21,13 +21,17 @@ from jax.sharding import Mesh
 
 import fedax
 import tests.conftest  # noqa: F401  (JAX's settings, before its first computation)
+from fedax.columns import EXCLUSIONS, TRAFFIC
 from fedax.engine import processes
+from tests.engine import here
 from tests.engine.problem import DATA, TASK, UNEQUAL, federation, flat
 
 NUMBERS = pathlib.Path(__file__).with_name("numbers")
-PLACES = ("device", "host", "file", "streamed", "2 devices", "2 processes")
+PLACES = ("device", "host", "file", "streamed", "2 devices", "2 processes", "nodes")
 COHORTS = ("full", "uniform", "guard", "dropout")
 TEST = federation([11], [1.0], seed=5).examples
+NODES = [[3, 0], [1], [4, 2]]  # the clients of each
+TESTS = [{name: leaf[:4] for name, leaf in TEST.items()}, None, {name: leaf[4:] for name, leaf in TEST.items()}]
 
 
 def case(method: str, place: str, cohort: str) -> str:
@@ -58,19 +62,29 @@ def _cohort(name: str) -> dict[str, Any]:
     }[name]
 
 
-def outcome(name: str) -> np.ndarray | None:
-    """Model, client memory and history of a run, one after another; ``None`` where the method refuses the cohort."""
+def outcome(name: str, spy: Any = None) -> np.ndarray | None:
+    """Model, client memory and history of a run, one after another; ``None`` where the method refuses the cohort.
+
+    ``spy``: of messages to nodes.
+    """
     method, place, cohort = name.split(" / ")
+    made = fedax.create(method, lr=0.05)
+    options = {"rounds": 4, "batch_size": 2, "seed": 1, "grad_norm": True, "evaluate_every": 2} | _cohort(cohort)
     for work in (UNEQUAL, fedax.Steps(3)):  # unequal steps where it takes them
         try:
-            run = fedax.simulate(
-                fedax.create(method, lr=0.05), TASK, DATA, rounds=4, work=work, batch_size=2, test=TEST, seed=1,
-                grad_norm=True, evaluate_every=2, chunk_size=2, **_place(place), **_cohort(cohort),
-            )  # fmt: skip
+            if place == "nodes":
+                run, there = here.together(made, TASK, DATA, NODES, spy, TESTS, work=work, **options)
+                rows = here.memory_of(run, there)
+            else:
+                options |= _place(place) | {"test": TEST, "chunk_size": 2}
+                run = fedax.simulate(made, TASK, DATA, work=work, **options)
+                rows = run.memory[np.arange(DATA.num_clients)] if hasattr(run.memory, "kept") else run.memory
         except fedax.ConfigError:
             continue
-        columns = [column for name, column in sorted(run.history.items()) if name not in ("seconds", "bad_clients")]
-        rows = run.memory[np.arange(DATA.num_clients)] if hasattr(run.memory, "kept") else run.memory
+        apart = {"seconds", "bad_clients", "heard", *TRAFFIC}
+        if place == "nodes" and cohort in ("full", "uniform"):  # where uploads of simulated clients do not get lost
+            apart |= {*EXCLUSIONS}
+        columns = [column for name, column in sorted(run.history.items()) if name not in apart]
         mine, kept = processes.own(DATA), []
         for leaf in map(np.asarray, jax.tree.leaves(rows)):
             own = np.zeros_like(leaf)

@@ -4,6 +4,7 @@ What a node does is in :mod:`fedax.engine.places.site`; who carries the messages
 :mod:`fedax.engine.places.nodes`. Between rounds the state has, in the place of client memory, its version at the node.
 """
 
+import contextlib
 import functools
 import getpass
 import re
@@ -116,7 +117,7 @@ class Fleet:
                 if any(number not in online for number in there):
                     there = {self._find(which, online): which for which in left}
                 ready = {number: left[which] for number, which in there.items() if number in online}
-                rest = end - time.monotonic()
+                rest, waiting = end - time.monotonic(), len(left)
                 if rest <= 0:
                     break
                 for number, answer in self.transport.ask(ready, rest) if ready else ():
@@ -129,20 +130,28 @@ class Fleet:
                         raise NodeError(f"clients {self.names(which)}: {answer.head['error']}")
                     del left[which]
                     yield which, answer
-                time.sleep(min(_PAUSE, max(0.0, end - time.monotonic())) if left else 0)
+                if len(left) == waiting:
+                    time.sleep(min(_PAUSE, max(0.0, end - time.monotonic())))
             for which in left:
                 self._absent.add(which)
                 yield which, None
         finally:
             self.waited += time.monotonic() - began
 
-    def check(self, job: Job, asked: dict[str, Unknown]) -> None:
+    @property
+    def lost(self) -> bool:
+        """Whether all nodes were waited for in vain."""
+        return len(self._absent) == len(self)
+
+    def check(self, job: Job, asked: dict[str, Unknown], resumes: bool) -> None:
         """Ask all nodes whether anything speaks against a run.
+
+        Of one that ``resumes`` the nodes have counted some rounds already; whether they allow the others shows then.
 
         Raises:
             NodeError: something does, or a node does not answer.
         """
-        given = {"kind": "check", "run": 0, "job": asked, "columns": _leaving(job), "rounds": job.rounds}
+        given = {"kind": "check", "job": asked, "columns": _leaving(job), "rounds": 0 if resumes else job.rounds}
         for which, answer in self.ask({which: self.message(which, given) for which in range(len(self))}):
             if answer is None:
                 raise NodeError(f"clients {self.names(which)}: no answer in {self.timeout:g} s")
@@ -194,10 +203,11 @@ class Fleet:
         node = self._nodes[which]
         if node.number in online:
             return node.number
-        for number, about in self._greet(sorted(online - {each.number for each in self._nodes}), 30.0).items():
-            if about["mark"] == node.about["mark"]:
-                self._nodes[which] = node._replace(number=number)
-                return number
+        for number in sorted(online - {each.number for each in self._nodes}):
+            with contextlib.suppress(NodeError):  # it is another one, which nobody waits for
+                if any(about["mark"] == node.about["mark"] for about in self._greet([number], 30.0).values()):
+                    self._nodes[which] = node._replace(number=number)
+                    return number
         return node.number
 
 
@@ -219,9 +229,10 @@ def _checked(number: int, about: dict[str, Unknown]) -> dict[str, Unknown]:
     """What a node said of itself, if it is of the form in which nodes say it."""
     try:
         names, sizes, digests = about["names"], about["sizes"], about["digests"]
-        good = len(names) == len(sizes) == len(digests) > 0 and all(type(n) is int and n > 0 for n in sizes)
+        good = len(names) == len(sizes) == len(digests) > 0 and all(type(n) is int and 0 < n < 2**31 for n in sizes)
         good = good and all(isinstance(text, str) for text in (*names, *digests, about["mark"]))
-        good = good and type(about["tests"]) is int and isinstance(about["classes"], int | None)
+        good = good and type(about["tests"]) is int and about["tests"] >= 0 and isinstance(about["classes"], int | None)
+        good = good and isinstance(about["versions"], dict)
         example = {name: (np.dtype(kind), [*map(int, shape)]) for name, (kind, shape) in about["example"].items()}
         if not good or not example:
             raise ValueError("no clients")
@@ -266,7 +277,7 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
     """By which names are sorted: numbers in them by their value, so that client 10 comes after client 9."""
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
+    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -299,7 +310,7 @@ class Remote:
         self._before: np.ndarray | None = None  # the versions at the checkpoint before the last
         self._done = np.zeros(3, np.int64)
         self._seen = (fleet.transport.sent, fleet.transport.received, fleet.waited)
-        fleet.check(job, self._order)
+        fleet.check(job, self._order, resumes)
 
     # ---- what drive() asks
 
@@ -329,7 +340,7 @@ class Remote:
         job, census = self.job, self.job.census
         model = model_after(job.hyper.method, state.server, index)[0]
         given = {"kind": "evaluate", "job": self._order, "index": index, "run": int(state.memory[0, 0]),
-                 "columns": _leaving(job), "grad_norm": job.grad_norm, "tests": job.test is None}  # fmt: skip
+                 "grad_norm": job.grad_norm, "tests": job.test is None}  # fmt: skip
         weights = np.asarray(job.fed.weights)
         messages = {
             which: self.fleet.message(
@@ -423,14 +434,13 @@ class Remote:
             positions, _ = at_nodes[which]
             answer = answers[which]
             if answer is None:
-                self._lost(which, len([each for each in answers.values() if each is not None]))
+                self._lost(which)
                 self._there[positions] = accepted[positions] = False
                 continue
             found = self._read(which, answer, messages[which], form, len(positions))
             self._now[ask.clients.ids[positions]] = self._process, self._count
-            accepted[positions] = found.get("accepted", True)
-            if not self._believed(found, accepted[positions]):
-                accepted[positions] = False
+            accepted[positions] = found.get("accepted", True) & self._believed(found, len(positions))
+            if "total" in found and not accepted[positions].any():
                 continue
             if "total" in found:
                 total = jax.tree.map(np.add, total, found["total"])
@@ -491,22 +501,27 @@ class Remote:
                 raise NodeError(f"{who} is to another question: {name} is {answer.head.get(name)!r}")
         return unpacked(answer.tensors, wanted, who)
 
-    def _believed(self, found: dict[str, Tree], accepted: np.ndarray) -> bool:
-        """Whether a sum can be of uploads that the guard accepts; a node need not be as it says."""
+    def _believed(self, found: dict[str, Tree], size: int) -> np.ndarray:
+        """[size] whether uploads, or their sum, can be what the guard accepts; a node need not be as it says."""
         guard = self.job.hyper.wire.guard
-        if guard is None or "total" not in found:
-            return True
-        most = float(guard.largest) * max(1, int(accepted.sum())) * max(1.0, self.job.plan.num_clients)
-        return all(bool(np.all(np.abs(leaf) <= most)) for leaf in jax.tree.leaves(found["total"]))
+        fine = np.ones(size, bool)
+        if guard is None:
+            return fine
+        most = float(guard.largest) * size * self.job.plan.num_clients
+        for leaf in jax.tree.leaves(found.get("total")):
+            fine &= bool(np.all(np.abs(leaf) <= most))
+        for leaf in jax.tree.leaves(found.get("uploads")):
+            fine &= np.all(np.abs(leaf.reshape(size, -1)) <= float(guard.largest), axis=1)
+        return fine
 
-    def _lost(self, which: int, heard: int) -> None:
-        """A node did not answer in time; raise unless the round can go on without its clients."""
+    def _lost(self, which: int) -> None:
+        """A node did not answer in time; raise unless the round can go on without its clients, or be skipped."""
         text = f"clients {self.fleet.names(which)}: no answer in {self.fleet.timeout:g} s, in round {self._index}"
         way_on = "--resume goes on when they are back"
         if not self.job.hyper.wire.lossy:
             name = self.job.hyper.method.traits().name or type(self.job.hyper.method).__name__
             raise NodeError(f"{text}, and {name} is defined for rounds with all clients only; {way_on}")
-        if not heard:
+        if self.fleet.lost:
             raise NodeError(f"{text}, nor of any other; {way_on}")
 
     def _tally(self) -> Tally:

@@ -10,7 +10,9 @@ import hmac
 import json
 import os
 import pathlib
+import re
 import secrets
+import shutil
 import sys
 import time
 import traceback
@@ -22,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedax.columns import measured_names
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
@@ -50,6 +53,7 @@ from fedax.wire.wire import Wire
 _PLANNED = ("num_clients", "max_size", "batch_size", "epochs", "steps", "max_steps", "full", "missing", "by_number",
             "watched", "stops")  # fmt: skip
 _READY = 8  # jobs, at most
+_VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")  # a client's place, and a version of its memory
 
 
 class Problem(NamedTuple):
@@ -171,8 +175,9 @@ class Site:
         except OSError as error:
             raise ConfigError("folder", str(folder), f"cannot write there ({error.strerror})") from error
         self._census = Census.of(data)
-        # Of the clients that are here: another set, or other examples, is another mark.
-        self.mark = hashlib.sha256("\n".join([*self.names, *self._digests]).encode()).hexdigest()[:16]
+        # Of what is here: other clients, or other examples, or another version, is another mark.
+        marks = [*self.names, *self._digests, json.dumps(precise_versions(), sort_keys=True)]
+        self.mark = hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
         self._ready: dict[str, _Ready] = {}
         self._asked: list[str] = []  # the clients of the message at hand, for the log
 
@@ -201,7 +206,9 @@ class Site:
             if (kind := head.get("kind")) not in kinds:
                 raise NodeError(f"a message of kind {kind!r}, which this version does not know")
             if kind != "hello" and head.get("mark") != self.mark:
-                raise NodeError("the clients at this node, or their examples, are others than when the run began")
+                raise NodeError(
+                    "the clients at this node, their examples, or its versions, are others than when the run began"
+                )
             found = kinds[kind](head, message.tensors)
         except FedaxError as error:
             found = Message({"error": str(error)})
@@ -233,12 +240,9 @@ class Site:
             self.data.check(ready.problem.task)
         except DataError as error:
             problems.append(str(error))
-        if ready.program != head["job"]["program"]:
-            problems.append("its code makes another program of this configuration than the server's")
         if refused := self.limits.refused(head["columns"]):
             problems.append(f"its owner does not let {', '.join(refused)} leave it (--columns)")
-        before, asked = self._rounds.get(head["run"], 0), head["rounds"]
-        done = sum(self._rounds.values()) - before
+        done, asked = sum(self._rounds.values()), head["rounds"]
         if self.limits.rounds is not None and done + asked > self.limits.rounds:
             text = f"its owner allows {self.limits.rounds} rounds (--max-rounds)"
             problems.append(f"{text}: other runs had {done}, and this one is to have {asked}")
@@ -260,13 +264,12 @@ class Site:
         self._asked = [self.names[row] for row in rows]
         run, write = int(head["run"]), (int(head["write"][0]), int(head["write"][1]))
         self._count_round(run, stage, index)
-        memory = [
-            self._recall(run, row, base, before, ready) for row, base in zip(rows, given["base"].tolist(), strict=True)
-        ]
+        bases = given["base"].tolist()
+        memory = [self._recall(run, row, base, before, ready) for row, base in zip(rows, bases, strict=True)]
         total, answer, done = self._work(ready, stage, number, index, given, memory, form.one)
         for k, row in enumerate(rows):
             own = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], answer.memory)
-            self._remember(run, row, write, given["keep"][k].tolist(), own)
+            self._remember(run, row, write, [bases[k], *given["keep"][k].tolist()], own)
         found: dict[str, Tree] = {}
         if head["heard"]:
             found = {"uploads": answer.upload} if ready.problem.wire.gathers else {"total": total}
@@ -313,10 +316,13 @@ class Site:
 
     def _evaluate(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Σ p_i F_i over the clients that are here, its gradient where asked, and means over the held-out examples."""
-        ready = self._job(head["job"])
-        if refused := self.limits.refused(head["columns"]):
-            raise NodeError(f"its owner does not let {', '.join(refused)} leave it (--columns)")
+        ready, tests = self._job(head["job"]), self.test if head["tests"] else None
         task, mesh = ready.plan.task, ready.plan.mesh
+        leaving = measured_names(
+            task.metrics, test=tests is not None, grad_norm=bool(head["grad_norm"]), objective=False, density=False
+        )
+        if refused := self.limits.refused(leaving):
+            raise NodeError(f"its owner does not let {', '.join(refused)} leave it (--columns)")
         x = jax.eval_shape(lambda: Vector(task.init(jax.random.key(0))))
         weights = jax.ShapeDtypeStruct((self.data.num_clients,), jnp.zeros(()).dtype)
         given = unpacked(tensors, {"model": x, "weights": weights}, "the message")
@@ -326,14 +332,13 @@ class Site:
             part = jax.block_until_ready(_train_sums(given["model"], piece, **asked))
             train = part if train is None else jax.tree.map(jnp.add, train, part)
         found: dict[str, Tree] = {"train": list(train)}
-        if head["tests"] and self.test is not None:
-            found["test"] = _test_means(task, given["model"], self.test, None)
+        if tests is not None:
+            found["test"] = _test_means(task, given["model"], tests, None)
         return Message({name: head[name] for name in ECHOED if name in head}, packed(jax.tree.map(np.asarray, found)))
 
     def _forget(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """A run is over: its memory is not needed any more."""
-        for path in (self.folder / "memory" / str(int(head["run"]))).glob("*"):
-            path.unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "memory" / str(int(head["run"])), ignore_errors=True)
         return Message({})
 
     def _job(self, asked: dict[str, Unknown]) -> _Ready:
@@ -341,6 +346,8 @@ class Site:
         if text not in self._ready:
             self._ready = dict(list(self._ready.items())[1 - _READY :])
             self._ready[text] = self._made(asked)
+        if self._ready[text].program != asked["program"]:
+            raise NodeError("its code makes another program of this configuration than the server's")
         return self._ready[text]
 
     def _made(self, asked: dict[str, Unknown]) -> _Ready:
@@ -385,7 +392,10 @@ class Site:
     def _remember(
         self, run: int, row: int, version: Sequence[int], keep: Sequence[Sequence[int]], memory: Tree
     ) -> None:
-        """Write a client's memory as a version; of the others only those stay that are to be kept."""
+        """Write a client's memory as a version; of the older ones only those stay that are to be kept.
+
+        A message that comes late, after others, removes nothing that these wrote.
+        """
         if not jax.tree.leaves(memory):
             return
         path = self._version(run, row, version)
@@ -393,7 +403,10 @@ class Site:
         write_tensors(path, arrays_of({"memory": memory}), "memory")
         stay = {path.name} | {self._version(run, row, each).name for each in keep}
         for old in path.parent.iterdir():
-            if (old.name.startswith(f"{row}-") and old.name not in stay) or old.name.startswith(WRITING):
+            own = _VERSION.fullmatch(old.name)
+            mine = own is not None and int(own[1]) == row and old.name not in stay
+            newer = own is not None and int(own[2]) == version[0] and int(own[3]) > version[1]
+            if (mine and not newer) or old.name.startswith(WRITING):
                 old.unlink(missing_ok=True)
 
     def _count_round(self, run: int, stage: str, index: int) -> None:
@@ -413,7 +426,7 @@ class Site:
 
     def _log(self, message: Message, answer: Message, seconds: float) -> None:
         """One line for each message: who asked what, and what left."""
-        told = ("kind", "server", "run", "stage", "index", "number", "columns")
+        told = ("kind", "server", "run", "stage", "index", "number", "columns", "grad_norm", "tests")
         line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         line |= {name: message.head[name] for name in told if name in message.head}
         for name, each in (("came", message), ("left", answer)):

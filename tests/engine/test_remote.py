@@ -1,0 +1,1180 @@
+"""Clients at nodes: every method there, what leaves a node, and all that nodes and the way to them can do wrong."""
+
+import functools
+import json
+import math
+import pathlib
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import fedax
+from fedax.columns import COSTS, TRAFFIC
+from fedax.engine.places import remote
+from fedax.engine.places import site as sites
+from fedax.engine.places.nodes import Failure, Message, packed, unpacked
+from fedax.engine.places.remote import Fleet
+from fedax.engine.places.site import Limits, Problem, Site
+from fedax.errors import DamagedWarning
+
+from . import here, places
+from .here import Here
+from .methods import Listening, Mime, OneWalks, Scaffold, Server, Warm, WithControl
+from .places import NODES, TEST, TESTS
+from .problem import DATA, LR, TASK, UNEQUAL, X0, P, federation, flat, gradient, losses, objective
+from .test_places import METHODS, check, one_case
+
+N, ROUNDS = DATA.num_clients, 3
+OPTIONS: dict[str, Any] = {"rounds": ROUNDS, "work": UNEQUAL, "batch_size": 2, "evaluate_every": 1}
+FIRST, SECOND, THIRD = 7, 8, 9  # the numbers of the nodes
+FEDAVG = fedax.create("fedavg", lr=LR)
+Spy = Callable[[int, Message, Any], Any]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """Nodes that are gone are looked for at once; and a transport knows what is asked next."""
+    monkeypatch.setattr(remote, "_PAUSE", 0.01)
+    message = Fleet.message
+
+    def noted(self: Fleet, which: int, head: dict[str, Any], tensors: bytes = b"") -> Message:
+        self.transport.coming = head
+        return message(self, which, head, tensors)
+
+    monkeypatch.setattr(Fleet, "message", noted)
+
+
+def problem(method: Any, task: Any = TASK, **options: Any) -> Problem:
+    return Problem(method, task, here.wire_of(**options))
+
+
+def nodes(method: Any, where: Any = NODES, data: Any = DATA, task: Any = TASK, tests: Any = None, **options: Any):
+    """Sites, made new."""
+    return here.sites(data, where, problem(method, task, **options), tests)
+
+
+def run(method: Any, transport: Any = None, *, spy: Spy | None = None, data: Any = DATA, task: Any = TASK, **options):
+    """A run at nodes; ``run.at`` is its transport."""
+    options = OPTIONS | options
+    transport = transport or Here(nodes(method, data=data, task=task, **options), spy)
+    found = here.trained(method, task, data, transport, **options)
+    found.at = transport
+    return found
+
+
+def simulated(method: Any, data: Any = DATA, task: Any = TASK, **options: Any) -> fedax.Run:
+    return fedax.simulate(method, task, data, **(OPTIONS | options))
+
+
+def alike(one: fedax.Run, other: fedax.Run, columns: Any = ("train_loss",), rtol: float = 1e-5) -> None:
+    """Model, state, memory and columns of a run at nodes and of a simulation."""
+    for column in columns:
+        np.testing.assert_allclose(one.history[column], other.history[column], rtol, 1e-6, err_msg=column)
+    memory = here.memory_of(one, one.at), other.memory
+    for a, b in ((one.params, other.params), (one.state, other.state), memory):
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+            np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol, 1e-6)
+
+
+def same(one: fedax.Run, other: fedax.Run) -> None:
+    """Two runs at nodes, bit for bit."""
+    for name in one.history.keys() - {"seconds", *TRAFFIC}:
+        assert one.history[name].tolist() == other.history[name].tolist(), name
+    memory = [here.memory_of(each, each.at) for each in (one, other)]
+    for a, b in ((one.params, other.params), (one.state, other.state), memory):
+        assert [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(a)] == [
+            np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(b)
+        ]
+
+
+def files(at: Here) -> dict[str, bytes]:
+    """What the sites keep, but for their logs."""
+    folders = [site.folder for site in at.sites.values()]
+    found = [path for folder in folders for path in [*folder.glob("memory/*/*"), *folder.glob("rounds.json")]]
+    return {str(path): path.read_bytes() for path in found}
+
+
+# ---- what leaves a node
+
+
+class Watcher:
+    """A spy that keeps all that is sent, and what clients remember; ``leaks`` says what should have stayed there."""
+
+    def __init__(self, monkeypatch: Any, data: fedax.FederatedData = DATA):
+        self.sent: list[Message] = []
+        self.secrets: dict[bytes, str] = {}
+        for i in range(data.num_clients):
+            for name, leaf in data.client(i).items():
+                for row in [leaf] if leaf.ndim == 1 else [*leaf, leaf]:  # labels are told by all of a client's together
+                    for kind in (np.float32, np.float64):
+                        self._keep(row.astype(kind), f"{name} of client {i}")
+        write = sites.write_tensors
+
+        def noted(path: Any, arrays: dict[str, Any], *more: Any) -> None:
+            for name, leaf in arrays.items():
+                self._keep(np.asarray(leaf), name)
+            write(path, arrays, *more)
+
+        monkeypatch.setattr(sites, "write_tensors", noted)
+
+    def _keep(self, array: np.ndarray, what: str) -> None:
+        """Of constants, and of less than eight bytes, nobody can tell where they come from."""
+        if array.nbytes >= 8 and len(np.unique(array)) > 1:
+            self.secrets.setdefault(np.ascontiguousarray(array).tobytes(), what)
+
+    def __call__(self, number: int, message: Message, answer: Any) -> Any:
+        self.sent += [message, answer]
+        told = {
+            "exchange": {*sites.ECHOED, "tally"},
+            "evaluate": {*sites.ECHOED},
+            "check": {"problems"},
+            "forget": set(),
+        }
+        assert message.head["kind"] == "hello" or answer.head.keys() <= told[message.head["kind"]] | {"error"}
+        return answer
+
+    def leaks(self) -> set[str]:
+        return {what for secret, what in self.secrets.items() if any(secret in each.tensors for each in self.sent)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_at_nodes(method, monkeypatch):
+    """The device's numbers come out, and no example, no labels and no memory leave a node."""
+    watcher = Watcher(monkeypatch)
+    name = one_case(method, "nodes")
+    check(name, places.outcome(name, watcher))
+    assert len(watcher.secrets) >= 2 * (2 * N + DATA.num_examples) - 6
+    assert watcher.leaks() == set()
+
+
+class Leaky(Site):
+    """Its answers have more than they should."""
+
+    def answer(self, message: Message) -> Message:
+        found = super().answer(message)
+        if message.head["kind"] != "exchange":
+            return found
+        arrays = safetensors.numpy.load(found.tensors)
+        return found._replace(tensors=safetensors.numpy.save(arrays | {"more": self.secret()}))
+
+    def secret(self) -> np.ndarray:
+        raise NotImplementedError
+
+
+class LeaksRow(Leaky):
+    def secret(self) -> np.ndarray:
+        return self.data.examples["x"][-1].copy()
+
+
+class LeaksRowInOtherNumbers(Leaky):
+    def secret(self) -> np.ndarray:
+        return self.data.examples["x"].astype(np.float32)
+
+
+class LeaksLabels(Leaky):
+    def secret(self) -> np.ndarray:
+        return self.data.client(0)["y"].astype(np.float32)
+
+
+class LeaksMemory(Leaky):
+    def secret(self) -> np.ndarray:
+        (path, *_) = sorted(self.folder.glob("memory/*/*"))
+        return next(leaf for leaf in safetensors.numpy.load_file(path).values() if leaf.size > 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [(LeaksRow, "x of"), (LeaksRowInOtherNumbers, "x of"), (LeaksLabels, "y of"), (LeaksMemory, "['memory']")],
+)
+def test_the_watcher_sees_what_leaves(kind, what, monkeypatch):
+    monkeypatch.setattr(here, "Site", kind)
+    watcher = Watcher(monkeypatch)
+    with pytest.raises(fedax.NodeError, match="is there and should not be"):
+        run(fedax.create("scaffold", lr=LR), spy=watcher)
+    assert any(each.startswith(what) for each in watcher.leaks())
+
+
+class Telling(fedax.Algorithm):
+    """Clients upload what they keep, and it is not weighted."""
+
+    def init(self, x):
+        return Server(x)
+
+    def init_client(self, x):
+        return fedax.zeros_like(x)
+
+    def exchanges(self):
+        return (fedax.Exchange(self.client, self.server, who="one"),)
+
+    def client(self, server, memory, oracle):
+        memory = memory + oracle.grad(server.x)
+        return memory, memory
+
+    def server(self, server, mean, round):
+        return Server(server.x - 0.01 * mean)
+
+
+def test_the_watcher_sees_a_method_that_tells(monkeypatch):
+    watcher = Watcher(monkeypatch)
+    run(Telling(), spy=watcher)
+    assert any(each.startswith("['memory']") for each in watcher.leaks())
+
+
+# ---- answers that are none
+
+
+def spoiled(change: Callable[[Message], Any], number: int = FIRST, kind: str = "exchange") -> Spy:
+    """A spy that changes what a node answers."""
+    return lambda n, message, answer: change(answer) if (n, message.head["kind"]) == (number, kind) else answer
+
+
+def arrays_of(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Message], Message]:
+    """Changes the arrays of an answer."""
+
+    def changed(answer: Message) -> Message:
+        return answer._replace(tensors=safetensors.numpy.save(change(safetensors.numpy.load(answer.tensors))))
+
+    return changed
+
+
+def each(change: Callable[[np.ndarray], Any]) -> Callable[[Message], Message]:
+    return arrays_of(lambda arrays: {name: np.asarray(change(leaf)) for name, leaf in arrays.items()})
+
+
+def heads(**more: Any) -> Callable[[Message], Message]:
+    return lambda answer: Message(answer.head | more, answer.tensors)
+
+
+SPOILED = {
+    "shape": (each(lambda leaf: leaf[None]), r"\['.*'\].* is float32\[1.*\], expected float32\["),
+    "dtype": (each(lambda leaf: leaf.astype(np.float64)), r"is float64.*, expected float32"),
+    "whole numbers": (each(lambda leaf: leaf.view(np.int32)), r"is int32.*, expected float32"),
+    "missing": (arrays_of(lambda arrays: dict([*arrays.items()][1:])), "is missing"),
+    "another": (arrays_of(lambda arrays: arrays | {"['total'].more": np.ones(3)}), "is there and should not be"),
+    "named otherwise": (arrays_of(lambda arrays: {f"{name}x": leaf for name, leaf in arrays.items()}), "is missing"),
+    "no file": (lambda answer: answer._replace(tensors=bytes(50)), "no arrays"),
+    "cut": (lambda answer: answer._replace(tensors=answer.tensors[:-1]), "no arrays"),
+    "code": (lambda answer: answer._replace(tensors=pickle.dumps(X0)), "no arrays"),
+    "nothing": (lambda answer: answer._replace(tensors=b""), "is missing"),
+    "no head": (lambda answer: Message({}, answer.tensors), "to another question: run is None"),
+    "another run": (heads(run=3), "to another question: run is 3"),
+    "error": (lambda answer: Message({"error": "OSError: the disk is full"}), "OSError: the disk is full"),
+    "failure": (lambda answer: Failure("it crashed", False), "it crashed"),
+}
+
+
+@pytest.mark.parametrize("kind", ["exchange", "evaluate"])
+@pytest.mark.parametrize("how", SPOILED)
+def test_an_answer_that_is_none(how, kind):
+    change, text = SPOILED[how]
+    with pytest.raises(fedax.NodeError, match=f"^clients '3', '0': .*{text}"):
+        run(FEDAVG, spy=spoiled(change, kind=kind), rounds=1)
+
+
+@pytest.mark.parametrize("tally", [[1], "ab", [1, -1], [1, 2**31], [True, 1], [1.0, 1], None, {"a": 1, "b": 2}])
+def test_an_answer_that_counts_nonsense(tally):
+    with pytest.raises(fedax.NodeError, match=r"^clients '3', '0': the answer counts"):
+        run(FEDAVG, spy=spoiled(heads(tally=tally)), rounds=1)
+
+
+@pytest.mark.parametrize("name", ["run", "stage", "number", "index", "write"])
+def test_an_answer_to_another_question(name):
+    with pytest.raises(fedax.NodeError, match=f"^clients '4', '2': the answer is to another question: {name} is None"):
+        run(FEDAVG, spy=spoiled(heads(**{name: None}), THIRD), rounds=1)
+
+
+def test_the_answer_of_another_round():
+    late: list[Message] = []
+
+    def spy(number: int, message: Message, answer: Message) -> Message:
+        if (number, message.head["kind"]) != (SECOND, "exchange"):
+            return answer
+        late.append(answer)
+        return late[0]
+
+    with pytest.raises(fedax.NodeError, match=r"^clients '1': the answer is to another question: index is 0"):
+        run(FEDAVG, spy=spy)
+    assert len(late) == 2
+
+
+@pytest.mark.parametrize("about", ["accepted", "uploads"])
+def test_answers_of_the_wrong_number_of_clients(about):
+    def fewer(arrays: dict[str, Any]) -> dict[str, Any]:
+        return {name: leaf[:1] if about in name else leaf for name, leaf in arrays.items()}
+
+    aggregate = fedax.CoordinateMedian() if about == "uploads" else None
+    with pytest.raises(fedax.NodeError, match=rf"^clients '3', '0': .*{about}'\].* expected .*\[2"):
+        run(FEDAVG, spy=spoiled(arrays_of(fewer)), rounds=1, guard=True, aggregate=aggregate)
+
+
+def test_without_a_guard_a_node_can_spoil_all():
+    with pytest.warns(fedax.DivergedWarning):
+        found = run(FEDAVG, spy=spoiled(each(lambda leaf: leaf * np.nan)))
+    assert (found.status, found.history["round"].tolist()) == ("diverged", [0, 1])
+
+
+def lying(value: float, number: int = FIRST) -> Spy:
+    """A node whose sums are nonsense, and that says that its clients' uploads are fine."""
+    return spoiled(each(lambda leaf: np.ones_like(leaf) if leaf.dtype == bool else np.full_like(leaf, value)), number)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize("name", ["scaffold-m", "mime"])
+def test_with_a_guard_the_server_looks_itself(name, value):
+    work = {"work": fedax.Steps(2)}
+    method = fedax.create(name, lr=LR)
+    found = run(method, spy=lying(value), guard=True, **work)
+    expected = simulated(method, guard=True, faults=fedax.Faults([0, 3], sends=np.nan), **work)
+    alike(found, expected, ["train_loss", "left_out", "skipped", "local_steps", "clients", "bytes_up"])
+    assert found.left_out == expected.left_out
+    assert found.left_out.keys() == {0, 3}
+    assert found.history["bad_clients"].tolist() == expected.history["bad_clients"].tolist()
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e30])
+def test_with_a_guard_the_server_looks_at_each_upload(value):
+    """One of the two clients of a node."""
+
+    def lie(arrays: dict[str, Any]) -> dict[str, Any]:
+        return {name: np.ones_like(leaf) if leaf.dtype == bool else np.where(
+            np.arange(2).reshape(-1, *[1] * (leaf.ndim - 1)) == 0, np.asarray(value, leaf.dtype), leaf
+        ) for name, leaf in arrays.items()}  # fmt: skip
+
+    options = {"guard": True, "aggregate": fedax.TrimmedMean(0.2)}
+    found = run(FEDAVG, spy=spoiled(arrays_of(lie)), **options)
+    gone = {0, 3} & found.left_out.keys()
+    assert len(gone) == 1
+    expected = simulated(FEDAVG, faults=fedax.Faults(tuple(gone), sends=np.nan), **options)
+    alike(found, expected, ["train_loss", "left_out"])
+
+
+def test_a_guard_that_stops_the_run():
+    with pytest.warns(fedax.BadClientWarning):
+        found = run(FEDAVG, spy=lying(np.nan), guard=fedax.Guard(stop=True))
+    assert (found.status, found.history["round"].tolist()) == ("failed", [0, 1])
+
+
+# ---- numbers of every kind
+
+
+def test_the_bits_of_every_kind_of_number():
+    rng = np.random.default_rng(0)
+    kinds = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16",
+             "float32", "float64", "float8_e4m3fn", "float8_e5m2"]  # fmt: skip
+    trees = {}
+    for kind in map(jnp.dtype, kinds):
+        bits = rng.integers(0, 2 if kind.kind == "b" else 256, 24 * kind.itemsize, np.uint8)  # every pattern, NaN too
+        trees[kind.name] = {"a": bits.view(kind).reshape(2, 3, 4), "b": (bits.view(kind)[:1].reshape(()),)}
+    trees["none"] = {"a": np.zeros((0, 3), np.float32)}
+    found = unpacked(packed(trees), trees, "it")
+    assert jax.tree.structure(found) == jax.tree.structure(trees)
+    for was, became in zip(jax.tree.leaves(trees), jax.tree.leaves(found), strict=True):
+        assert (was.dtype, was.shape, was.tobytes()) == (became.dtype, became.shape, became.tobytes())
+    turned = {"x": np.asfortranarray(rng.normal(size=(3, 4)))}
+    np.testing.assert_array_equal(unpacked(packed(turned), turned, "it")["x"], turned["x"])
+    with pytest.raises(fedax.NodeError, match=r"^it: \['x'\] is uint16\[2\], expected float16\[2\]"):
+        unpacked(packed({"x": np.ones(2, jnp.bfloat16)}), {"x": np.ones(2, np.float16)}, "it")
+
+
+class Narrow(fedax.Algorithm):
+    """All that goes over the wire, and what clients keep, is bfloat16."""
+
+    def init(self, x):
+        return Server(x)
+
+    def init_client(self, x):
+        return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.bfloat16), x.tree)
+
+    def download(self, server):
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), server.x.tree)
+
+    def client(self, download, memory, oracle):
+        x = fedax.Vector(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), download))
+        g = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), oracle.grad(x).tree)
+        return g, jax.tree.map(jnp.add, memory, g)
+
+    def server(self, server, mean, round):
+        return Server(server.x - LR * fedax.Vector(mean))
+
+
+def test_bfloat16_keeps_its_bits():
+    alone = [[i] for i in range(N)]
+    found = run(Narrow(), Here(nodes(Narrow(), alone)))
+    expected = simulated(Narrow(), chunk_size=1)
+    kept = here.memory_of(found, found.at)
+    for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(expected.memory), strict=True):
+        assert a.dtype == b.dtype == jnp.bfloat16
+        assert a.tobytes() == np.asarray(b).tobytes()
+    np.testing.assert_allclose(flat(found.params), flat(expected.params), 1e-6)
+
+
+def test_a_task_of_bfloat16():
+    task = fedax.Task(
+        lambda key: {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.zeros((), jnp.bfloat16)}, TASK.loss, TASK.metrics
+    )
+    found, expected = (each(FEDAVG, task=task) for each in (run, simulated))
+    assert found.params["w"].dtype == jnp.bfloat16
+    alike(found, expected)
+
+
+# ---- before the first round
+
+
+def refused(text: str, method: Any = FEDAVG, transport: Any = None, spy: Spy | None = None, **options: Any) -> None:
+    """The run is refused, and no client was asked to work before."""
+    asked = []
+
+    def noting(number: int, message: Message, answer: Any) -> Any:
+        asked.append(message.head["kind"])
+        return answer if spy is None else spy(number, message, answer)
+
+    transport = transport or Here(nodes(method))
+    transport.spy = noting
+    with pytest.raises(fedax.NodeError, match=text):
+        run(method, transport, **options)
+    assert {*asked} <= {"hello", "check"}
+
+
+def hello(**more: Any) -> Spy:
+    return spoiled(heads(**more), SECOND, "hello")
+
+
+VERSIONS = sites.precise_versions()
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"versions": VERSIONS | {"fedax": "9"}}, f"their node has fedax 9, and the server has {fedax.__version__}"),
+        ({"versions": VERSIONS | {"jax": "0.1"}}, f"their node has jax 0.1, and the server has {jax.__version__}"),
+        ({"versions": VERSIONS | {"float64": True}}, "their node has float64 True, and the server has False"),
+        ({"versions": {}}, "their node has fedax None"),
+        ({"example": {"x": ["float32", [2]], "y": ["float32", []]}}, r"an example is .*'x': \['float32', \[2\]\]"),
+        ({"example": {"x": ["float32", [3]]}}, "bring all to one form"),
+        ({"names": ["3"]}, "client '3' is at two nodes; give every client a name of its own"),
+    ],
+)  # fmt: skip
+def test_nodes_that_do_not_fit(more, text):
+    refused(text, spy=hello(**more))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"names": []}, {"names": [1]}, {"names": None}, {"names": ["a", "b"]}, {"sizes": [0]}, {"sizes": [-1]},
+        {"sizes": [1.5]}, {"sizes": ["1"]}, {"sizes": [True]}, {"sizes": [2**31]}, {"digests": []}, {"digests": [3]},
+        {"mark": 3}, {"tests": -1}, {"tests": None}, {"tests": 1.5}, {"classes": "two"}, {"example": {}},
+        {"example": {"x": ["nothing", [3]]}}, {"example": {"x": 3}}, {"example": None}, {"versions": None},
+        {"names": None, "sizes": None, "digests": None},
+    ],
+)  # fmt: skip
+def test_nodes_that_do_not_say_who_they_are(more):
+    refused("^node 8: it does not say who is there", spy=hello(**more))
+
+
+def test_a_node_that_cannot_say_hello():
+    refused("^node 8: it is Sunday", spy=spoiled(lambda answer: Message({"error": "it is Sunday"}), SECOND, "hello"))
+    refused("^node 8: unpacked", spy=spoiled(lambda answer: Failure("unpacked", False), SECOND, "hello"))
+
+
+def test_too_few_nodes():
+    at = Here(nodes(FEDAVG))
+    with pytest.raises(fedax.NodeError, match=r"^3 nodes are there after 0.01 s, and 4 should be"):
+        Fleet(at, nodes=4, wait=0.01)
+    with pytest.raises(fedax.NodeError, match=r"^0 nodes are there after 0.01 s, and 1 should be"):
+        Fleet(Here({}), wait=0.01)
+    late = Here({FIRST: at.sites[FIRST]})
+    late.nodes = lambda: (late.sites.update(at.sites), [FIRST])[1] if len(late.sites) < 3 else [*late.sites]
+    assert len(Fleet(late, nodes=3, wait=5.0)) == 3
+
+
+def test_clients_are_in_the_order_of_their_names():
+    site = nodes(FEDAVG, [[3, 0], [1]])
+    names = (["b10", "b9"], ["a²"])
+    for each, own in zip(site.values(), names, strict=True):
+        each.names = tuple(own)
+    fleet = Fleet(Here(site))
+    assert fleet.census.names == ("a²", "b9", "b10")
+    assert fleet.census.sizes.tolist() == [1, 3, 2]
+    assert sorted(fleet.clients(which).tolist() for which in range(2)) == [[0], [2, 1]]
+    assert fleet.census.weights.tolist() == pytest.approx([1 / 6, 3 / 6, 2 / 6])
+    assert remote._natural("²") > remote._natural("1")  # a digit to Python, and no number
+
+
+@pytest.mark.parametrize("names", [["a", "a"], ["a"], ["a", ""], ["a", "b", "c"]])
+def test_names_that_cannot_be(names, tmp_path):
+    with pytest.raises(fedax.ConfigError, match=r"names = .*: give each of the 2 clients its own name"):
+        Site(here.part_of(DATA, [0, 1]), lambda _: problem(FEDAVG), tmp_path, names)
+
+
+def test_a_folder_is_one_nodes(tmp_path):
+    data = here.part_of(DATA, [0])
+    first = Site(data, lambda _: problem(FEDAVG), tmp_path, ["0"])
+    with pytest.raises(fedax.ConfigError, match="another process is this node"):
+        Site(data, lambda _: problem(FEDAVG), tmp_path, ["0"])
+    first.close()
+    assert Site(data, lambda _: problem(FEDAVG), tmp_path, ["0"]).mark == first.mark
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "file").write_text("")
+    with pytest.raises(fedax.ConfigError, match="cannot write there"):
+        Site(data, lambda _: problem(FEDAVG), tmp_path / "file", ["0"])
+
+
+def test_digests_tell_nothing_but_change(tmp_path):
+    one = Site(here.part_of(DATA, [3, 3]), lambda _: problem(FEDAVG), tmp_path / "a", ["a", "b"])
+    other = Site(here.part_of(DATA, [3]), lambda _: problem(FEDAVG), tmp_path / "b", ["a"])
+    digests = [site.answer(Message({"kind": "hello"})).head["digests"] for site in (one, other)]
+    assert digests[0][0] == digests[0][1] != digests[1][0]
+
+
+def test_examples_that_do_not_fit_the_task():
+    def check(examples: Any) -> None:
+        if len(examples["y"]) == 1:
+            raise fedax.DataError("one example is not enough")
+
+    strict = fedax.Task(TASK.init, TASK.loss, TASK.metrics, check)
+    refused("^clients '1': .*one example is not enough", FEDAVG, Here(nodes(FEDAVG, task=strict)), task=strict)
+
+
+def test_a_node_that_makes_another_program():
+    at = Here(nodes(FEDAVG))
+    other = fedax.Task(TASK.init, lambda params, batch, key: 2 * TASK.loss(params, batch, key), TASK.metrics)
+    at.sites[SECOND]._make = lambda _: problem(FEDAVG, other)
+    refused("^clients '1': its code makes another program of this configuration", FEDAVG, at)
+    at.sites[SECOND]._make = lambda _: problem(fedax.create("scaffold", lr=LR))
+    refused("^clients '1': its code makes another program", FEDAVG, at, seed=2)
+
+
+def test_another_program_in_the_middle_of_a_run():
+    """A node that is stopped, and started again with other code."""
+    at, other = Here(nodes(FEDAVG)), fedax.Task(TASK.init, lambda *given: 2 * TASK.loss(*given), TASK.metrics)
+
+    def spy(number: int, message: Message, answer: Any) -> Any:
+        if message.head["kind"] == "evaluate" and message.head["index"] == 1:
+            at.sites[SECOND]._ready.clear()
+            at.sites[SECOND]._make = lambda _: problem(FEDAVG, other)
+        return answer
+
+    at.spy = spy
+    with pytest.raises(fedax.NodeError, match=r"^clients '1': its code makes another program of this configuration"):
+        run(FEDAVG, at)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "text"),
+    [
+        (["train_loss"], {"grad_norm": True}, "grad_norm_sq"),
+        (["grad_norm_sq"], {}, "train_loss"),
+        (["train_loss", "test_loss"], {}, "test_error"),
+    ],
+)
+def test_what_an_owner_does_not_let_leave(columns, options, text):
+    at = Here(nodes(FEDAVG, tests=TESTS))
+    at.sites[THIRD].limits = Limits(columns)
+    options |= {"test": TEST} if "test" not in text else {}  # at the server
+    refused(f"^clients '4', '2': its owner does not let {text} leave it", FEDAVG, at, **options)
+    # A server that only says that it does not ask for them.
+    at.spy = spoiled(lambda answer: Message({"problems": []}), THIRD, "check")
+    left = []
+    ask = at.ask
+
+    def silent(messages: Mapping[int, Message], timeout: float) -> Iterator[Any]:
+        hushed = {n: Message(each.head | ({"columns": []} if "columns" in each.head else {}), each.tensors)
+                  for n, each in messages.items()}  # fmt: skip
+        for number, answer in ask(hushed, timeout):
+            left.extend([answer] if number == THIRD else [])
+            yield number, answer
+
+    at.ask = silent
+    with pytest.raises(fedax.NodeError, match=f"^clients '4', '2': its owner does not let {text} leave it"):
+        run(FEDAVG, at, **options)
+    assert not any(each.tensors for each in left)
+
+
+def test_limits():
+    assert Limits().refused(["a"]) == []
+    assert Limits([]).refused(["a", "b"]) == ["a", "b"]
+    for rounds in (0, -1, 1.5):
+        with pytest.raises(fedax.ConfigError, match="rounds = "):
+            Limits(rounds=rounds)
+
+
+def restarted(site: Site, limits: Limits | None = None) -> Site:
+    """The same node in another process."""
+    site.close()
+    return Site(site.data, site._make, site.folder, site.names, site.test, limits or site.limits)
+
+
+def test_an_owner_allows_so_many_rounds():
+    """Of all runs together, and over a restart."""
+    at = Here(nodes(FEDAVG))
+    at.sites[SECOND].limits = Limits(rounds=5)
+    run(FEDAVG, at, rounds=3)
+    text = r"^clients '1': its owner allows 5 rounds \(--max-rounds\): other runs had 3, and this one is to have 3"
+    refused(text, FEDAVG, at, rounds=3)
+    at.sites[SECOND] = restarted(at.sites[SECOND])
+    refused(text, FEDAVG, at, rounds=3)
+    run(FEDAVG, Here(at.sites), rounds=2)
+    # A server that asks in spite of it.
+    at.spy = spoiled(lambda answer: Message({"problems": []}), SECOND, "check")
+    with pytest.raises(
+        fedax.NodeError, match=r"^clients '1': its owner allows 5 rounds \(--max-rounds\), and that many"
+    ):
+        run(FEDAVG, at, rounds=1)
+    rounds = json.loads((at.sites[SECOND].folder / "rounds.json").read_text())
+    assert sorted(rounds.values()) == [2, 3]
+
+
+def test_a_damaged_count_of_rounds(tmp_path):
+    (tmp_path / "rounds.json").write_text('{"5": "a')
+    with pytest.raises(fedax.ConfigError, match="this should count rounds, and cannot be read"):
+        Site(here.part_of(DATA, [0]), lambda _: problem(FEDAVG), tmp_path, ["0"])
+
+
+def test_other_clients_than_when_the_run_began():
+    at = Here(nodes(FEDAVG))
+
+    def spy(number: int, message: Message, answer: Any) -> Any:
+        if message.head["kind"] == "evaluate" and message.head["index"] == 1 and number == THIRD:
+            site = at.sites[SECOND]
+            site.close()
+            at.sites[SECOND] = Site(here.part_of(DATA, [2]), site._make, site.folder, site.names)
+        return answer
+
+    at.spy = spy
+    with pytest.raises(
+        fedax.NodeError, match=r"^clients '1': the clients at this node, their examples, or its versions, are others"
+    ):
+        run(FEDAVG, at)
+
+
+def test_a_message_that_no_version_knows():
+    site = nodes(FEDAVG)[FIRST]
+    for head in ({}, {"kind": "run code"}, {"kind": ["hello"]}, {"kind": "check", "mark": site.mark}):
+        assert "error" in site.answer(Message(head)).head
+
+
+# ---- memory
+
+
+class Each(Here):
+    """Delivers every message in a way of its own."""
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        for number, message in messages.items():
+            yield from self.deliver(number, message, timeout)
+
+    def deliver(self, number: int, message: Message, timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        return super().ask({number: message}, timeout)
+
+
+class WarmFromTheStart(Warm):
+    """Its server's state has the same form before the warm-up, as it has to where that may be without effect."""
+
+    def init(self, x):
+        return WithControl(x, fedax.zeros_like(x))
+
+
+KEEPING = {
+    "one exchange": Scaffold(LR),
+    "two, and no memory": Mime(LR),
+    "listening": Listening(LR),
+    "warm-up": WarmFromTheStart(LR),
+    "one walks": OneWalks(LR),
+}
+
+
+class Twice(Each):
+    """Every message comes twice; the second time nothing changes."""
+
+    def deliver(self, number: int, message: Message, timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        first, kept = [*super().deliver(number, message, timeout)], files(self)
+        second = [*super().deliver(number, message, timeout)]
+        assert first == second
+        assert kept == files(self)
+        return iter(first)
+
+
+class Echoing(Each):
+    """After every message the one before comes again, late, and nobody waits for its answer."""
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self.late: dict[int, Message] = {}
+
+    def deliver(self, number: int, message: Message, timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        yield from super().deliver(number, message, timeout)
+        if number in self.late:
+            list(super().deliver(number, self.late[number], timeout))
+        if message.head["kind"] == "exchange":
+            self.late[number] = message
+
+
+@functools.cache
+def plain(name: str) -> fedax.Run:
+    return run(KEEPING[name])
+
+
+@pytest.mark.parametrize("kind", [Twice, Echoing])
+@pytest.mark.parametrize("name", KEEPING)
+def test_messages_that_come_more_than_once(name, kind):
+    found = run(KEEPING[name], kind(nodes(KEEPING[name])))
+    same(found, plain(name))
+    kept = [pathlib.Path(path).name.split("-")[0] + path.rpartition("/memory/")[0] for path in files(found.at)
+            if "/memory/" in path]  # fmt: skip
+    assert max((kept.count(each) for each in kept), default=0) <= 4
+
+
+def test_sites_of_one_client_compute_as_those_of_many():
+    """Up to the order of sums."""
+    for name, where in (("listening", [[i] for i in range(N)]), ("one walks", [list(range(N))])):
+        found = run(KEEPING[name], Here(nodes(KEEPING[name], where)))
+        np.testing.assert_allclose(flat(found.params), flat(plain(name).params), 1e-5, 1e-6)
+        kept = [jax.tree.leaves(here.memory_of(each, each.at)) for each in (found, plain(name))]
+        for a, b in zip(*kept, strict=True):
+            np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+
+
+class Broken(Exception):
+    pass
+
+
+class Killed(Each):
+    """The server is killed when a node has answered its message number ``last``."""
+
+    def __init__(self, sites: Any, last: float):
+        super().__init__(sites)
+        self.count, self.last = 0, last
+
+    def deliver(self, number: int, message: Message, timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        found = [*super().deliver(number, message, timeout)]
+        self.count += message.head["kind"] in ("exchange", "evaluate")
+        if self.count >= self.last:
+            raise Broken
+        return iter(found)
+
+
+TWO = [[3, 0, 1], [4, 2]]
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_run_that_was_killed_goes_on(name, tmp_path):
+    """At any message; the nodes too are started again."""
+    method, options = KEEPING[name], {"rounds": 2, "participation": fedax.Uniform(3), "evaluate_every": 2}
+    whole = run(method, at := Killed(nodes(method, TWO), math.inf), checkpoint=tmp_path / "whole", **options)
+    assert at.count >= 2 * 2 + 2 * 2
+    for last in range(1, at.count + 1):
+        there = nodes(method, TWO)
+        with pytest.raises(Broken):
+            run(method, Killed(there, last), checkpoint=tmp_path / str(last), **options)
+        again = {100 + number: restarted(site) for number, site in there.items()}
+        same(run(method, Here(again), checkpoint=tmp_path / str(last), **options), whole)
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged(tmp_path):
+    """The nodes have the memory of the one before, too."""
+    method = KEEPING["listening"]
+    whole = run(method, checkpoint=tmp_path / "whole", rounds=4)
+    there, folder = nodes(method), tmp_path / "killed"
+    with pytest.raises(Broken):
+        run(method, Killed(there, 3 * 8), checkpoint=folder, rounds=4)
+    newest = max(folder.glob("round-*"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.warns(DamagedWarning):
+        same(run(method, Here(there), checkpoint=folder, rounds=4), whole)
+
+
+def test_traffic_and_costs_go_on(tmp_path):
+    there = nodes(FEDAVG)
+    with pytest.raises(Broken):
+        run(FEDAVG, Killed(there, 15), checkpoint=tmp_path)
+    found = run(FEDAVG, Here(there), checkpoint=tmp_path)
+    for name in TRAFFIC:
+        assert (np.diff(found.history[name].astype(float)) > 0).all(), name
+    for name in COSTS:
+        if name != "seconds":
+            assert found.history[name].tolist() == simulated(FEDAVG).history[name].tolist()
+
+
+def test_a_run_goes_on_where_an_owner_allows_no_more_rounds(tmp_path):
+    """Those that were before it was killed are not counted twice."""
+    there = nodes(FEDAVG)
+    for site in there.values():
+        site.limits = Limits(rounds=ROUNDS)
+    with pytest.raises(Broken):
+        run(FEDAVG, Killed(there, 15), checkpoint=tmp_path)
+    same(run(FEDAVG, Here(there), checkpoint=tmp_path), run(FEDAVG))
+    assert [[*site._rounds.values()] for site in there.values()] == [[ROUNDS]] * 3
+    with pytest.raises(fedax.NodeError, match=r"its owner allows 3 rounds \(--max-rounds\), and that many were asked"):
+        run(FEDAVG, Here(there), checkpoint=tmp_path, rounds=ROUNDS + 1)
+
+
+def memory_files(site: Site, client: int = 0) -> list[pathlib.Path]:
+    return sorted(site.folder.glob(f"memory/*/{client}-*"))
+
+
+def at_round(index: int, do: Callable[[Here], None]) -> Here:
+    """A transport; ``do`` is called between two rounds."""
+    at = Here(nodes(KEEPING["one exchange"]))
+
+    def spy(number: int, message: Message, answer: Any) -> Any:
+        if (number, message.head["kind"], message.head.get("index")) == (FIRST, "evaluate", index):
+            do(at)
+        return answer
+
+    at.spy = spy
+    return at
+
+
+def test_memory_that_is_lost():
+    """The message names the client, and never stands zero in its place."""
+    at = at_round(2, lambda at: [path.unlink() for path in memory_files(at.sites[THIRD])])
+    with pytest.raises(
+        fedax.NodeError, match=r"^clients '4', '2': client '4': its memory is lost: 0-.*; begin a new run"
+    ):
+        run(KEEPING["one exchange"], at)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda old: old[:-1], lambda old: b"", lambda old: old[:-4] + bytes([old[-4] ^ 1]) + old[-3:]]
+)
+def test_memory_that_is_damaged(spoil):
+    def do(at: Here) -> None:
+        for path in memory_files(at.sites[THIRD], 1):
+            path.write_bytes(spoil(path.read_bytes()))
+
+    with pytest.raises(
+        fedax.NodeError, match=r"^clients '4', '2': client '2': its memory, .* is .*; restore it, or begin"
+    ):
+        run(KEEPING["one exchange"], at_round(2, do))
+
+
+def test_old_versions_are_removed():
+    """That of the round under way, those of two checkpoints, and that from which the last exchange began."""
+    for name, most in (("one exchange", 3), ("listening", 4), ("two, and no memory", 0)):
+        number = []
+
+        def spy(n: int, message: Message, answer: Any, number: list[int] = number) -> Any:
+            number.append(max(len(memory_files(each)) for each in at.sites.values()))  # noqa: B023
+            return answer
+
+        at = Here(nodes(KEEPING[name]), spy)
+        run(KEEPING[name], at, rounds=6)
+        assert max(number) == most, name
+        assert {path.suffix for site in at.sites.values() for path in site.folder.glob("memory/*/*")} <= {
+            ".safetensors"
+        }
+
+
+def test_what_a_kill_left_half_written_is_removed():
+    def do(at: Here) -> None:
+        (*folders,) = at.sites[FIRST].folder.glob("memory/*")
+        (folders[0] / f"{sites.WRITING}abc").write_bytes(b"half")
+
+    at = at_round(1, do)
+    run(KEEPING["one exchange"], at)
+    assert not [*at.sites[FIRST].folder.glob(f"memory/*/{sites.WRITING}*")]
+
+
+def test_a_run_that_is_over_is_forgotten():
+    at = Here(nodes(KEEPING["listening"]), forgets=True)
+    run(KEEPING["listening"], at)
+    for site in at.sites.values():
+        assert not [*site.folder.glob("memory/*")]
+    assert site.answer(Message({"kind": "forget", "run": 5, "mark": site.mark})).head == {}
+
+
+def test_two_runs_at_the_same_nodes(tmp_path):
+    """One is killed, another one begins, ends, and is forgotten; the first one goes on."""
+    method = KEEPING["one exchange"]
+    there = nodes(method)
+    with pytest.raises(Broken):
+        run(method, Killed(there, 15), checkpoint=tmp_path)
+    other = run(method, Here(there, forgets=True), seed=1)
+    assert other.history["train_loss"].tolist() != plain("one exchange").history["train_loss"].tolist()
+    same(run(method, Here(there), checkpoint=tmp_path), plain("one exchange"))
+
+
+# ---- nodes that are gone
+
+
+class Away(Here):
+    """Nodes that do not answer.
+
+    Args:
+        away: whether a node is, by its number and the message's head.
+        hangs: whether such nodes still seem to be there.
+    """
+
+    coming: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, sites: Any, away: Callable[[int, dict[str, Any]], bool], hangs: bool):
+        super().__init__(sites)
+        self.away, self.hangs, self.asked = away, hangs, 0
+
+    def nodes(self) -> list[int]:
+        return [number for number in self.sites if self.hangs or not self.away(number, self.coming)]
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        self.asked += len(messages)
+        for number, message in messages.items():
+            if self.away(number, message.head):
+                yield number, Failure("no answer", True)
+            else:
+                yield from super().ask({number: message}, timeout)
+
+
+def absent(rounds: Mapping[int, int], kinds: Any = ("exchange",)) -> Callable[[int, dict[str, Any]], bool]:
+    """Round -> the node that is away then."""
+
+    def away(number: int, head: dict[str, Any]) -> bool:
+        return head.get("kind") in kinds and head.get("stage") != "warmup" and rounds.get(head["index"]) == number
+
+    return away
+
+
+def without(rounds: Mapping[int, int], number: int = ROUNDS) -> np.ndarray:
+    """[R, N] whether a client is there."""
+    return np.array(
+        [[i not in NODES[rounds[r] - FIRST] if r in rounds else True for i in range(N)] for r in range(number)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "participation", "hangs"),
+    [
+        ("scaffold", fedax.Full(), True),
+        ("scaffold", fedax.Uniform(4), False),
+        ("fednova", fedax.Uniform(4), True),
+        ("mime", fedax.Full(), False),
+        ("ce-lsgd", fedax.Full(), True),
+    ],
+)
+def test_a_node_that_does_not_answer(name, participation, hangs):
+    """The round goes on as if its clients had not come, and they keep the memory that they had."""
+    method, gone = fedax.create(name, lr=LR), {0: FIRST, 1: THIRD}
+    options = {"participation": participation} | ({} if name == "scaffold" else {"work": fedax.Steps(2)})
+    at = Away(nodes(method), absent(gone), hangs)
+    found = run(method, at, timeout=0.04, **options)
+    expected = simulated(method, **options | {"participation": fedax.Dropout(participation, available=without(gone))})
+    alike(found, expected, ["train_loss", "local_steps", "gradients", "clients", "skipped"])
+    if participation == fedax.Full():
+        assert found.history["left_out"].tolist() == [0, 2, 4, 4]
+        assert found.history["bad_clients"].tolist() == [[], [0, 3], [0, 2, 3, 4], [0, 2, 3, 4]]
+        assert found.left_out == dict.fromkeys([0, 2, 3, 4], 1)
+    assert found.history["heard"].tolist() == [1.0] * (ROUNDS + 1)
+
+
+def test_a_node_that_does_not_answer_in_the_second_exchange():
+    """Mime in NumPy, all steps the same: the mean gradient is that of all, and the model moves by the others'."""
+    gone = lambda number, head: head["kind"] == "exchange" and head["number"] == 1 and number == FIRST  # noqa: E731
+    found = run(
+        Mime(LR), Away(nodes(Mime(LR)), gone, True), timeout=0.04, rounds=1, work=fedax.Steps(2), batch_size=None
+    )
+    c = P @ np.array([gradient(i, X0) for i in range(N)])
+    left = [1, 2, 4]
+    updates = []
+    for i in left:
+        y = X0
+        for _ in range(2):
+            y = y - LR * (gradient(i, y) - gradient(i, X0) + c)
+        updates.append(y - X0)
+    np.testing.assert_allclose(flat(found.params), X0 + P[left] / P[left].sum() @ np.array(updates), 1e-5)
+    assert found.left_out == {0: 1, 3: 1}
+    assert found.history["clients"].tolist() == [0, 3]
+
+
+def test_a_node_that_was_away_for_a_moment():
+    """Its clients are not left out, and all numbers are the same."""
+    method, looks = KEEPING["one exchange"], dict[str, int]()
+
+    def away(number: int, head: dict[str, Any]) -> bool:
+        if head.get("kind") not in ("exchange", "evaluate") or number != SECOND:
+            return False
+        what = f"{head['kind']} {head['index']}"
+        looks[what] = looks.get(what, 0) + 1
+        return looks[what] <= 2
+
+    for hangs in (True, False):
+        looks.clear()
+        same(run(method, Away(nodes(method), away, hangs), timeout=30.0), plain("one exchange"))
+        assert len(looks) == 2 * ROUNDS + 1
+
+
+def test_a_node_that_comes_back_under_another_number():
+    method = KEEPING["one exchange"]
+    at = Here(nodes(method))
+    foreign = nodes(method, [[0]])[FIRST]
+    foreign.answer = lambda message: Message({"error": "not one of yours"})
+
+    def spy(number: int, message: Message, answer: Any) -> Any:
+        if message.head["kind"] == "evaluate" and message.head["index"] == 1 and number == SECOND:
+            at.sites = {7: at.sites[FIRST], 20: foreign, 21: restarted(at.sites[SECOND]), 9: at.sites[THIRD]}
+        return answer
+
+    at.spy = spy
+    found = run(method, at)
+    at.sites.pop(20)
+    same(found, plain("one exchange"))
+
+
+def test_a_node_that_comes_back_with_other_examples_is_not_it():
+    method = KEEPING["one exchange"]
+    at = Here(nodes(method))
+
+    def spy(number: int, message: Message, answer: Any) -> Any:
+        if message.head["kind"] == "evaluate" and message.head["index"] == 1 and number == SECOND:
+            other = here.sites(DATA, [[2]], problem(method))[FIRST]
+            at.sites = {7: at.sites[FIRST], 21: other, 9: at.sites[THIRD]}
+        return answer
+
+    at.spy = spy
+    here_ = run(method, at, timeout=0.05)
+    assert here_.left_out == {1: 2}
+
+
+def test_a_node_that_is_away_is_waited_for_once():
+    looks = []
+
+    def away(number: int, head: dict[str, Any]) -> bool:
+        if number != SECOND or head.get("index", 0) < 1:
+            return False
+        looks.append((head["kind"], head["index"]))
+        return True
+
+    found = run(FEDAVG, Away(nodes(FEDAVG), away, False), rounds=4, timeout=0.3)
+    assert looks.count(("evaluate", 1)) > 10
+    assert all(looks.count((kind, index)) <= 2 for kind, index in looks if (kind, index) != ("evaluate", 1))
+    assert found.left_out == {1: 3}
+    assert found.history["heard"].tolist() == [1.0, *[pytest.approx(1 - P[1])] * 4]
+
+
+def test_a_node_that_fails_at_once_is_not_asked_without_pause():
+    at = Away(nodes(FEDAVG), absent({1: SECOND}), True)
+    run(FEDAVG, at, timeout=0.1)
+    assert at.asked < 6 * ROUNDS + 12 + 3 + 15
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_method_for_all_clients_ends_with_its_name(hangs, tmp_path):
+    method = fedax.create("vrl-sgd", lr=LR)
+    there = nodes(method)
+    text = (
+        r"^clients '4', '2': no answer in 0.05 s, in round 1, and VRL-SGD is defined for rounds with all clients only"
+    )
+    with pytest.raises(fedax.NodeError, match=text):
+        run(method, Away(there, absent({1: THIRD}), hangs), timeout=0.05, checkpoint=tmp_path)
+    same(run(method, Here(there), checkpoint=tmp_path), run(method, Here(nodes(method))))
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_when_all_nodes_are_gone(hangs):
+    gone = lambda number, head: head.get("index", 0) == 1 and head.get("kind") == "exchange"  # noqa: E731
+    with pytest.raises(fedax.NodeError, match=r"no answer in 0.05 s, in round 1, nor of any other; --resume goes on"):
+        run(FEDAVG, Away(nodes(FEDAVG), gone, hangs), timeout=0.05)
+    gone = lambda number, head: head.get("index", 0) == 1 and head.get("kind") == "evaluate"  # noqa: E731
+    with pytest.raises(fedax.NodeError, match=r"no node answered in 0.05 s, to evaluate the model of round 1"):
+        run(FEDAVG, Away(nodes(FEDAVG), gone, hangs), timeout=0.05)
+    with pytest.raises(fedax.NodeError, match=r"^clients .*: no answer in 0.05 s$"):
+        run(FEDAVG, Away(nodes(FEDAVG), lambda number, head: head.get("kind") == "check", hangs), timeout=0.05)
+
+
+def test_a_round_whose_clients_are_all_at_a_node_that_is_gone_is_skipped():
+    method, cohorts = fedax.create("scaffold", lr=LR), [[4, 1], [0, 3], [2, 0]]
+    gone = {1: FIRST}
+    found = run(method, Away(nodes(method), absent(gone), False), timeout=0.05, participation=fedax.Trace(cohorts))
+    expected = simulated(method, participation=fedax.Dropout(fedax.Trace(cohorts), available=without(gone)))
+    alike(found, expected, ["train_loss", "skipped", "clients"])
+    assert found.history["skipped"].tolist() == [0, 0, 1, 1]
+
+
+def test_the_one_that_works_alone_is_gone():
+    """The round is skipped, and nobody keeps anything of it."""
+
+    def gone(number: int, head: dict[str, Any]) -> bool:
+        return head.get("number") == 1 and head["index"] == 1 and head["kind"] == "exchange"
+
+    method = KEEPING["one walks"]
+    found = run(method, Away(nodes(method), gone, False), timeout=0.05)
+    assert found.history["skipped"].tolist() == [0, 0, 1, 1]
+    assert found.history["train_loss"][1] == found.history["train_loss"][2] != found.history["train_loss"][3]
+    (kept,) = jax.tree.leaves(here.memory_of(found, found.at))
+    assert kept[:, 0].tolist() == [2.0] * N
+    assert kept[:, 1].sum() == 2
+
+
+def test_those_that_are_heard_are_evaluated():
+    """F is the mean over them; held-out examples are those at their nodes."""
+    gone = absent({1: FIRST}, ("evaluate",))
+    at = Away(nodes(FEDAVG, tests=TESTS), gone, False)
+    models: list[Any] = []
+    found = run(FEDAVG, at, timeout=0.05, grad_norm=True, until=lambda row: models.append(0), rounds=1)
+    v, there = flat(found.params), [1, 2, 4]
+    p = P[there] / P[there].sum()
+    assert found.history["heard"].tolist() == [1.0, pytest.approx(P[there].sum())]
+    assert found.history["train_loss"][1] == pytest.approx(p @ [losses(v, i=i).mean() for i in there], rel=1e-5)
+    g = p @ np.array([gradient(i, v) for i in there])
+    assert found.history["grad_norm_sq"][1] == pytest.approx(g @ g, rel=1e-5)
+    some = fedax.FederatedData(TESTS[2], [7])
+    assert found.history["test_loss"][1] == pytest.approx(losses(v, some).mean(), rel=1e-5)
+    assert found.history["test_loss"][0] == pytest.approx(losses(X0, fedax.FederatedData(TEST, [11])).mean(), rel=1e-5)
+    assert found.history["train_loss"][0] == pytest.approx(objective(X0), rel=1e-5)
+
+
+# ---- the same as elsewhere
+
+
+def test_held_out_examples_at_the_server_and_at_the_nodes():
+    at_nodes = run(FEDAVG, Here(nodes(FEDAVG, tests=TESTS)))
+    at_server = run(FEDAVG, test=TEST)
+    both = run(FEDAVG, Here(nodes(FEDAVG, tests=[{"x": TEST["x"][:2] + 9, "y": TEST["y"][:2]}] * 3)), test=TEST)
+    for name in ("test_loss", "test_error"):
+        np.testing.assert_allclose(at_nodes.history[name], at_server.history[name], 1e-5)
+        assert both.history[name].tolist() == at_server.history[name].tolist()
+    assert not [name for name in run(FEDAVG).history if name.startswith("test")]
+
+
+def test_cohorts_of_few_and_none():
+    """Several clients of a node, or none; rounds without any are skipped, and no node hears of them."""
+    method, asked = fedax.create("scaffold", lr=LR), []
+    participation = fedax.Dropout(fedax.Uniform(2), 0.7)
+
+    def spy(number: int, message: Message, answer: Any) -> Any:
+        if message.head["kind"] == "exchange":
+            asked.append((message.head["index"], number, message.head["size"]))
+        return answer
+
+    options = {"rounds": 12, "participation": participation, "evaluate_every": 1}
+    found, expected = run(method, spy=spy, **options), simulated(method, **options)
+    alike(found, expected, ["train_loss", "skipped", "clients", "local_steps", "bytes_up", "bytes_down"])
+    drawn = np.diff(found.history["clients"])
+    assert {0, 1, 2} == {*drawn.tolist()}
+    assert [sum(size for index, _, size in asked if index == r) for r in range(12)] == drawn.tolist()
+    assert found.history["skipped"][-1] == (drawn == 0).sum()
+    assert found.left_out == {}
+
+
+def test_weights_other_than_sizes():
+    """Clients count by their examples, unless the census says otherwise; 0 counts nothing."""
+    weights = np.array([0.5, 0, 0.2, 0.3, 0])
+    for data in (federation(weights=weights), federation(weights=DATA.sizes / DATA.sizes.sum())):
+        found = run(FEDAVG, data=data)
+        alike(found, simulated(FEDAVG, data=data), ["train_loss", "local_steps"])
+    fleet = Fleet(Here(nodes(FEDAVG)))
+    np.testing.assert_allclose(fleet.census.weights, DATA.sizes / DATA.sizes.sum())
+    assert fleet.census.names == tuple("01234")
+
+
+def test_the_log_says_what_left():
+    at = Here(nodes(FEDAVG))
+    run(FEDAVG, at, rounds=1)
+    lines = [json.loads(line) for line in (at.sites[FIRST].folder / "log.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["hello", "check", "evaluate", "exchange", "evaluate"]
+    assert lines[3]["size"] == 2
+    assert lines[3]["left"] > 4 * 4
