@@ -1176,5 +1176,5 @@ def test_the_log_says_what_left():
     run(FEDAVG, at, rounds=1)
     lines = [json.loads(line) for line in (at.sites[FIRST].folder / "log.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["hello", "check", "evaluate", "exchange", "evaluate"]
-    assert lines[3]["size"] == 2
+    assert lines[3]["clients"] == list(at.sites[FIRST].names) and lines[3]["server"]
     assert lines[3]["left"] > 4 * 4

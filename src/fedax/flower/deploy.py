@@ -213,7 +213,7 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
         shutil.copy(own / "key.pub", link / "nodes" / f"node-{k}.pub")
         arguments: Table = {"data": str((own / "data").absolute()), "state": str((own / "site").absolute())}
         arguments |= {"names": [str(i) for i in clients]}
-        command = options(link=address, ca=link / "ca.pem", key=own / "key", state=own / "state", poll=0.1)
+        command = options(link=address, ca=link / "ca.pem", key=own / "key", state=own / "state", poll=0.25)
         command += options(factory=_FACTORY, arguments=json.dumps(arguments))
         kept.append(Kept("fedax.flower.node", command, log=own / "node.log"))
     with _running(kept):
