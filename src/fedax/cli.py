@@ -11,6 +11,7 @@ import pathlib
 import re
 import shlex
 import signal
+import socket
 import sys
 import threading
 import time
@@ -678,7 +679,9 @@ def deploy_link(
     ),
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address by which nodes reach this machine; may be repeated.", show_default=False),
+        typer.Option(
+            help="A name or address by which nodes reach this machine; may be repeated.", show_default="its own name"
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port that nodes reach.")] = 9443,
     bind: Annotated[str, typer.Option(help="The address of this machine to listen at.")] = "0.0.0.0",
@@ -698,7 +701,7 @@ def deploy_link(
     require()
     from fedax.flower import link as links
 
-    links.run(folder, host or [], port, bind=bind, say=typer.echo)
+    links.run(folder, host or [socket.gethostname(), socket.getfqdn()], port, bind=bind, say=typer.echo)
 
 
 @deploy.command("node")

@@ -410,7 +410,8 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     hidden = ("name", "clients", "seed", "weights")
     dealt = f"by {data['column']}" if "column" in data else None
     dealt = "as the sites have them" if data["name"] == "nodes" else dealt
-    dealt = dealt or _settings({k: v for k, v in data.items() if k not in hidden}, "partition", "generated")
+    usual = "given" if data["name"] == "folder" else "generated"
+    dealt = dealt or _settings({k: v for k, v in data.items() if k not in hidden}, "partition", usual)
     cohort = f"{who['size']} a round, {who['kind']}" if "size" in who else "all in every round"
     if "trace" in who["kind"]:
         cohort = "as in the trace"

@@ -445,7 +445,8 @@ ECHOED = ("run", "stage", "number", "index", "write")  # of a message, by which 
 
 def precise_versions() -> dict[str, Unknown]:
     """What has to be the same at the server and at all nodes."""
-    return versions() | {"float64": bool(jax.config.read("jax_enable_x64"))}
+    found = versions()
+    return {"fedax": found["fedax"], "jax": found["jax"], "float64": bool(jax.config.read("jax_enable_x64"))}
 
 
 def _extended(leaf: np.ndarray, width: int, value: Unknown) -> np.ndarray:
