@@ -660,6 +660,55 @@ def test_a_message_that_no_version_knows():
         assert "error" in site.answer(Message(head)).head
 
 
+def asked_of(number: int, method: Any) -> tuple[Site, Message]:
+    """A site, and what it was asked in round 0."""
+    seen: list[Message] = []
+
+    def spy(n: int, message: Message, answer: Any) -> Any:
+        seen.extend([message] if (n, message.head["kind"]) == (number, "exchange") else [])
+        return answer
+
+    at = run(method, spy=spy, rounds=1).at
+    return at.sites[number], seen[0]
+
+
+NONSENSE = {
+    "nobody": heads(size=0),
+    "fewer than nobody": heads(size=-1),
+    "more than there are": heads(size=3),
+    "no number": heads(size="two"),
+    "no run": heads(run=None),
+    "a path": heads(run="../../x"),
+    "no such stage": heads(stage="init"),
+    "no such exchange": heads(number=1),
+    "a round that never is": heads(index=2**40),
+    "before the first round": heads(index=-1),
+    "one version": heads(keep=1),
+    "a version with one number": heads(write=[3]),
+    "another program": lambda message: heads(job=message.head["job"] | {"program": "none"})(message),
+    "no job": heads(job={}),
+    "beyond the last": arrays_of(lambda arrays: arrays | {"['clients']['rows']": np.array([0, 2], np.int32)}),
+    "before the first": arrays_of(lambda arrays: arrays | {"['clients']['rows']": np.array([-1, 0], np.int32)}),
+    "the same twice": arrays_of(lambda arrays: arrays | {"['clients']['rows']": np.array([1, 1], np.int32)}),
+    "memory that never was": arrays_of(lambda arrays: arrays | {"['base']": np.full((2, 2), 5)}),
+    "another model": arrays_of(lambda arrays: {k: leaf[:2] if "'w'" in k else leaf for k, leaf in arrays.items()}),
+    "no file": lambda message: message._replace(tensors=b"abc"),
+    "nothing": lambda message: message._replace(tensors=b""),
+}
+
+
+@pytest.mark.parametrize("how", NONSENSE)
+def test_nonsense_is_asked(how, capsys):
+    """A site says so, and nothing that it keeps changes."""
+    site, message = asked_of(FIRST, KEEPING["one exchange"])
+    kept = files(Here({FIRST: site}))
+    answer = site.answer(NONSENSE[how](message))
+    assert answer.head.keys() == {"error"}
+    assert answer.tensors == b""
+    assert files(Here({FIRST: site})) == kept
+    assert len(kept) == 3
+
+
 # ---- memory
 
 
