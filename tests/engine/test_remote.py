@@ -226,6 +226,16 @@ def test_the_watcher_sees_a_method_that_tells(monkeypatch):
     assert any(each.startswith("['memory']") for each in watcher.leaks())
 
 
+def test_what_a_client_alone_tells(monkeypatch):
+    """Local AMSGrad averages the moments that clients keep; that of one client, with weight 1, is its own."""
+    alone = {"['memory'].m.tree['w']", "['memory'].v.tree['w']"}
+    for participation, expected in ((fedax.Trace([[4], [0], [2]]), alone), (fedax.Uniform(3), set())):
+        watcher = Watcher(monkeypatch)
+        method = fedax.create("local-amsgrad", lr=LR)
+        run(method, spy=watcher, participation=participation, work=fedax.Steps(2))
+        assert watcher.leaks() == expected
+
+
 # ---- answers that are none
 
 
@@ -851,6 +861,13 @@ def test_traffic_and_costs_go_on(tmp_path):
             assert found.history[name].tolist() == simulated(FEDAVG).history[name].tolist()
 
 
+def test_traffic_is_that_of_the_transport():
+    found = run(FEDAVG)
+    assert found.history["wire_down"][-1] == found.at.sent > 0
+    assert found.history["wire_up"][-1] == found.at.received > 0
+    assert np.diff(found.history["wire_up"])[0] == pytest.approx(np.diff(found.history["wire_up"])[-1])
+
+
 def test_a_run_goes_on_where_an_owner_allows_no_more_rounds(tmp_path):
     """Those that were before it was killed are not counted twice."""
     there = nodes(FEDAVG)
@@ -937,6 +954,17 @@ def test_a_run_that_is_over_is_forgotten():
     for site in at.sites.values():
         assert not [*site.folder.glob("memory/*")]
     assert site.answer(Message({"kind": "forget", "run": 5, "mark": site.mark})).head == {}
+
+
+def test_a_run_that_is_over_is_no_beginning(tmp_path):
+    """What its clients kept is gone; asked for as many rounds as before, it is over still."""
+    method = KEEPING["one exchange"]
+    there = nodes(method)
+    whole = run(method, Here(there, forgets=True), checkpoint=tmp_path)
+    again = run(method, Here(there, forgets=True), checkpoint=tmp_path)
+    assert flat(again.params).tolist() == flat(whole.params).tolist()
+    with pytest.raises(fedax.NodeError, match=r"its memory is lost: .* begin a new run"):
+        run(method, Here(there), checkpoint=tmp_path, rounds=ROUNDS + 1)
 
 
 def test_two_runs_at_the_same_nodes(tmp_path):
@@ -1158,6 +1186,16 @@ def test_the_one_that_works_alone_is_gone():
     assert kept[:, 1].sum() == 2
 
 
+def test_nobody_is_left_to_work_alone():
+    """The client that is there has no weight, and the one that would be drawn is gone: the round is skipped."""
+    method, data = KEEPING["one walks"], federation(weights=np.array([0.5, 0, 0.2, 0, 0.3]))
+    at = Away(nodes(method, data=data), absent({1: THIRD}), False)
+    options = {"participation": fedax.Trace([[4, 1]] * ROUNDS), "work": fedax.Steps(2)}
+    found = run(method, at, data=data, timeout=0.05, **options)
+    assert found.history["skipped"].tolist() == [0, 0, 1, 1]
+    assert found.history["train_loss"][1] == found.history["train_loss"][2] != found.history["train_loss"][3]
+
+
 def test_those_that_are_heard_are_evaluated():
     """F is the mean over them; held-out examples are those at their nodes."""
     gone = absent({1: FIRST}, ("evaluate",))
@@ -1177,6 +1215,24 @@ def test_those_that_are_heard_are_evaluated():
 
 
 # ---- the same as elsewhere
+
+
+def test_float64():
+    with jax.enable_x64(True):
+        found, expected = run(fedax.create("scaffold", lr=LR)), simulated(fedax.create("scaffold", lr=LR))
+        assert found.params["w"].dtype == np.float64
+        alike(found, expected, rtol=1e-12)
+
+
+def test_no_round_at_all(tmp_path):
+    found = run(FEDAVG, rounds=0, checkpoint=tmp_path)
+    assert found.history["round"].tolist() == [0]
+    assert run(FEDAVG, found.at, rounds=0, checkpoint=tmp_path).history["round"].tolist() == [0]
+
+
+def test_the_best_model(tmp_path):
+    found = run(FEDAVG, test=TEST, checkpoint=tmp_path, best="test_loss")
+    assert found.best.value == found.history["test_loss"].min()
 
 
 def test_held_out_examples_at_the_server_and_at_the_nodes():
@@ -1225,5 +1281,7 @@ def test_the_log_says_what_left():
     run(FEDAVG, at, rounds=1)
     lines = [json.loads(line) for line in (at.sites[FIRST].folder / "log.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["hello", "check", "evaluate", "exchange", "evaluate"]
-    assert lines[3]["size"] == 2
+    assert {*lines[3]["clients"]} == {"0", "3"}
+    assert not any("clients" in line for line in lines if line["kind"] != "exchange")
     assert lines[3]["left"] > 4 * 4
+    assert "@" in lines[3]["server"]
