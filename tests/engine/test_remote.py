@@ -226,6 +226,16 @@ def test_the_watcher_sees_a_method_that_tells(monkeypatch):
     assert any(each.startswith("['memory']") for each in watcher.leaks())
 
 
+def test_what_a_client_alone_tells(monkeypatch):
+    """Local AMSGrad averages the moments that clients keep; that of one client, with weight 1, is its own."""
+    alone = {"['memory'].m.tree['w']", "['memory'].v.tree['w']"}
+    for participation, expected in ((fedax.Trace([[4], [0], [2]]), alone), (fedax.Uniform(3), set())):
+        watcher = Watcher(monkeypatch)
+        method = fedax.create("local-amsgrad", lr=LR)
+        run(method, spy=watcher, participation=participation, work=fedax.Steps(2))
+        assert watcher.leaks() == expected
+
+
 # ---- answers that are none
 
 
@@ -660,6 +670,55 @@ def test_a_message_that_no_version_knows():
         assert "error" in site.answer(Message(head)).head
 
 
+def asked_of(number: int, method: Any) -> tuple[Site, Message]:
+    """A site, and what it was asked in round 0."""
+    seen: list[Message] = []
+
+    def spy(n: int, message: Message, answer: Any) -> Any:
+        seen.extend([message] if (n, message.head["kind"]) == (number, "exchange") else [])
+        return answer
+
+    at = run(method, spy=spy, rounds=1).at
+    return at.sites[number], seen[0]
+
+
+NONSENSE = {
+    "nobody": heads(size=0),
+    "fewer than nobody": heads(size=-1),
+    "more than there are": heads(size=3),
+    "no number": heads(size="two"),
+    "no run": heads(run=None),
+    "a path": heads(run="../../x"),
+    "no such stage": heads(stage="init"),
+    "no such exchange": heads(number=1),
+    "a round that never is": heads(index=2**40),
+    "before the first round": heads(index=-1),
+    "one version": heads(keep=1),
+    "a version with one number": heads(write=[3]),
+    "another program": lambda message: heads(job=message.head["job"] | {"program": "none"})(message),
+    "no job": heads(job={}),
+    "beyond the last": arrays_of(lambda arrays: arrays | {"['clients']['rows']": np.array([0, 2], np.int32)}),
+    "before the first": arrays_of(lambda arrays: arrays | {"['clients']['rows']": np.array([-1, 0], np.int32)}),
+    "the same twice": arrays_of(lambda arrays: arrays | {"['clients']['rows']": np.array([1, 1], np.int32)}),
+    "memory that never was": arrays_of(lambda arrays: arrays | {"['base']": np.full((2, 2), 5)}),
+    "another model": arrays_of(lambda arrays: {k: leaf[:2] if "'w'" in k else leaf for k, leaf in arrays.items()}),
+    "no file": lambda message: message._replace(tensors=b"abc"),
+    "nothing": lambda message: message._replace(tensors=b""),
+}
+
+
+@pytest.mark.parametrize("how", NONSENSE)
+def test_nonsense_is_asked(how, capsys):
+    """A site says so, and nothing that it keeps changes."""
+    site, message = asked_of(FIRST, KEEPING["one exchange"])
+    kept = files(Here({FIRST: site}))
+    answer = site.answer(NONSENSE[how](message))
+    assert answer.head.keys() == {"error"}
+    assert answer.tensors == b""
+    assert files(Here({FIRST: site})) == kept
+    assert len(kept) == 3
+
+
 # ---- memory
 
 
@@ -802,6 +861,13 @@ def test_traffic_and_costs_go_on(tmp_path):
             assert found.history[name].tolist() == simulated(FEDAVG).history[name].tolist()
 
 
+def test_traffic_is_that_of_the_transport():
+    found = run(FEDAVG)
+    assert found.history["wire_down"][-1] == found.at.sent > 0
+    assert found.history["wire_up"][-1] == found.at.received > 0
+    assert np.diff(found.history["wire_up"])[0] == pytest.approx(np.diff(found.history["wire_up"])[-1])
+
+
 def test_a_run_goes_on_where_an_owner_allows_no_more_rounds(tmp_path):
     """Those that were before it was killed are not counted twice."""
     there = nodes(FEDAVG)
@@ -888,6 +954,17 @@ def test_a_run_that_is_over_is_forgotten():
     for site in at.sites.values():
         assert not [*site.folder.glob("memory/*")]
     assert site.answer(Message({"kind": "forget", "run": 5, "mark": site.mark})).head == {}
+
+
+def test_a_run_that_is_over_is_no_beginning(tmp_path):
+    """What its clients kept is gone; asked for as many rounds as before, it is over still."""
+    method = KEEPING["one exchange"]
+    there = nodes(method)
+    whole = run(method, Here(there, forgets=True), checkpoint=tmp_path)
+    again = run(method, Here(there, forgets=True), checkpoint=tmp_path)
+    assert flat(again.params).tolist() == flat(whole.params).tolist()
+    with pytest.raises(fedax.NodeError, match=r"its memory is lost: .* begin a new run"):
+        run(method, Here(there), checkpoint=tmp_path, rounds=ROUNDS + 1)
 
 
 def test_two_runs_at_the_same_nodes(tmp_path):
@@ -1109,6 +1186,16 @@ def test_the_one_that_works_alone_is_gone():
     assert kept[:, 1].sum() == 2
 
 
+def test_nobody_is_left_to_work_alone():
+    """The client that is there has no weight, and the one that would be drawn is gone: the round is skipped."""
+    method, data = KEEPING["one walks"], federation(weights=np.array([0.5, 0, 0.2, 0, 0.3]))
+    at = Away(nodes(method, data=data), absent({1: THIRD}), False)
+    options = {"participation": fedax.Trace([[4, 1]] * ROUNDS), "work": fedax.Steps(2)}
+    found = run(method, at, data=data, timeout=0.05, **options)
+    assert found.history["skipped"].tolist() == [0, 0, 1, 1]
+    assert found.history["train_loss"][1] == found.history["train_loss"][2] != found.history["train_loss"][3]
+
+
 def test_those_that_are_heard_are_evaluated():
     """F is the mean over them; held-out examples are those at their nodes."""
     gone = absent({1: FIRST}, ("evaluate",))
@@ -1128,6 +1215,24 @@ def test_those_that_are_heard_are_evaluated():
 
 
 # ---- the same as elsewhere
+
+
+def test_float64():
+    with jax.enable_x64(True):
+        found, expected = run(fedax.create("scaffold", lr=LR)), simulated(fedax.create("scaffold", lr=LR))
+        assert found.params["w"].dtype == np.float64
+        alike(found, expected, rtol=1e-12)
+
+
+def test_no_round_at_all(tmp_path):
+    found = run(FEDAVG, rounds=0, checkpoint=tmp_path)
+    assert found.history["round"].tolist() == [0]
+    assert run(FEDAVG, found.at, rounds=0, checkpoint=tmp_path).history["round"].tolist() == [0]
+
+
+def test_the_best_model(tmp_path):
+    found = run(FEDAVG, test=TEST, checkpoint=tmp_path, best="test_loss")
+    assert found.best.value == found.history["test_loss"].min()
 
 
 def test_held_out_examples_at_the_server_and_at_the_nodes():
@@ -1176,5 +1281,7 @@ def test_the_log_says_what_left():
     run(FEDAVG, at, rounds=1)
     lines = [json.loads(line) for line in (at.sites[FIRST].folder / "log.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["hello", "check", "evaluate", "exchange", "evaluate"]
-    assert lines[3]["clients"] == list(at.sites[FIRST].names) and lines[3]["server"]
+    assert {*lines[3]["clients"]} == {"0", "3"}
+    assert not any("clients" in line for line in lines if line["kind"] != "exchange")
     assert lines[3]["left"] > 4 * 4
+    assert "@" in lines[3]["server"]

@@ -26,7 +26,7 @@ from fedax.engine.loop import Ask, Clients, Heard, Hyper, State, Tally, converse
 from fedax.engine.places.device import no_exclusions
 from fedax.engine.places.host import conclude_alone, draw_rounds, first_states, position_of_one
 from fedax.engine.places.nodes import Failure, Message, Transport, packed, unpacked
-from fedax.engine.places.site import ECHOED, Problem, client_forms, order, precise_versions
+from fedax.engine.places.site import ECHOED, Problem, asked_form, client_forms, order, precise_versions
 from fedax.engine.plan import Form
 from fedax.errors import NodeError
 from fedax.federation.census import Census
@@ -471,6 +471,8 @@ class Remote:
         method = resolve(self.job.hyper.method, self._index)
         download = (ask.exchange.download or method.download)(ask.server)
         given = {"clients": told | {"rows": rows}, "base": self._now[ids], "keep": self._kept[ids]}
+        form = asked_form(len(positions), self._kept.shape[1])
+        given = jax.tree.map(lambda leaf, kind: np.asarray(leaf, kind.dtype), given, form)
         head = {
             "kind": "exchange", "job": self._order, "run": self._run, "stage": ask.stage, "number": ask.number,
             "index": self._index, "size": len(positions), "keep": self._kept.shape[1],

@@ -254,6 +254,8 @@ class Site:
         stage, number, index, size = head["stage"], int(head["number"]), int(head["index"]), int(head["size"])
         forms = ready.forms[0 if stage == "warmup" else 1]
         form, before = forms[number], ready.row if number == 0 else forms[number - 1].memory
+        if not 0 <= index < 2**31:
+            raise NodeError(f"round {index} is asked, and there is no such round")
         if not 0 < size <= self.data.num_clients:
             raise NodeError(f"{size} clients are asked, and {self.data.num_clients} are here")
         wanted = {"download": form.download} | asked_form(size, int(head["keep"]))
