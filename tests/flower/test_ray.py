@@ -1,6 +1,7 @@
 """Flower's simulation runs the same clients: every one a node of its own, behind an actor of Ray."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedax[flower]'")
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'flwr[simulation]==1.41.0'")
 
-import subprocess
 
 CONFIG = """
 data = {name = "digits", clients = 4, partition = "dirichlet", alpha = 0.5}
