@@ -641,6 +641,14 @@ def test_an_owner_allows_so_many_rounds():
     assert sorted(rounds.values()) == [2, 3]
 
 
+def test_a_round_counts_once():
+    """Also where it is asked twice, and others before it were not asked at all."""
+    at = Twice(nodes(FEDAVG))
+    run(FEDAVG, at, participation=fedax.Uniform(1), rounds=5)
+    counted = [sum(site._rounds.values()) for site in at.sites.values()]
+    assert max(counted) == 5
+
+
 def test_a_damaged_count_of_rounds(tmp_path):
     (tmp_path / "rounds.json").write_text('{"5": "a')
     with pytest.raises(fedax.ConfigError, match="this should count rounds, and cannot be read"):
@@ -761,7 +769,7 @@ class Twice(Each):
 
 
 class Echoing(Each):
-    """After every message the one before comes again, late, and nobody waits for its answer."""
+    """After every exchange the one before is asked again, late, and nobody waits for its answer."""
 
     def __init__(self, *given: Any):
         super().__init__(*given)
@@ -769,9 +777,9 @@ class Echoing(Each):
 
     def deliver(self, number: int, message: Message, timeout: float) -> Iterator[tuple[int, Message | Failure]]:
         yield from super().deliver(number, message, timeout)
-        if number in self.late:
-            list(super().deliver(number, self.late[number], timeout))
         if message.head["kind"] == "exchange":
+            if number in self.late:
+                list(super().deliver(number, self.late[number], timeout))
             self.late[number] = message
 
 
