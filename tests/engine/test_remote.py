@@ -715,6 +715,9 @@ NONSENSE = {
 }
 
 
+WHO = {"nobody", "fewer than nobody", "more than there are", "beyond the last", "before the first", "the same twice"}
+
+
 @pytest.mark.parametrize("how", NONSENSE)
 def test_nonsense_is_asked(how, capsys):
     """A site says so, and nothing that it keeps changes."""
@@ -722,6 +725,7 @@ def test_nonsense_is_asked(how, capsys):
     kept = files(Here({FIRST: site}))
     answer = site.answer(NONSENSE[how](message))
     assert answer.head.keys() == {"error"}
+    assert ("are asked, and 2 are here" in answer.head["error"]) == (how in WHO)
     assert answer.tensors == b""
     assert files(Here({FIRST: site})) == kept
     assert len(kept) == 3
