@@ -98,12 +98,14 @@ def node(
         ConfigError, DataError, NodeError: something cannot be used, before anything is started; the node cannot work.
     """
     require()
+    from fedax.flower import certificates
     from fedax.flower import node as nodes
 
+    certificates.split(link)
     here = FederatedData.open(data)
     usual = [key.name] if here.num_clients == 1 else [f"{key.name}-{i}" for i in range(here.num_clients)]
     given = list(names) if names else usual
-    if len({*given}) != here.num_clients:
+    if len({*given}) != here.num_clients or not all(given):
         raise ConfigError("clients", given, f"there are {here.num_clients} clients in {data}; give each its own name")
     if test is not None:
         FederatedData.open(test)
@@ -231,8 +233,9 @@ def check_local(experiment: Experiment, nodes: int) -> None:
     """Refuse what :func:`local` cannot do.
 
     Raises:
-        ConfigError: more nodes than clients; a split for each seed; examples that are no dict of arrays.
+        ConfigError: Flower is not installed; more nodes than clients; a split for each seed.
     """
+    require()
     data = experiment.data
     if not 1 <= nodes <= data.num_clients:
         raise ConfigError("nodes", nodes, f"give 1 to {data.num_clients}: every node has a client")

@@ -60,11 +60,11 @@ def run(
     folder = Path(folder)
     # the supervisor itself talks to the link at this address, so the certificate has to name it
     here = "127.0.0.1" if bind == "0.0.0.0" else bind
-    prepare(folder, [*hosts, here])
     try:
         socket.create_server((bind, port)).close()
     except OSError as error:
         raise ConfigError("port", port, f"cannot be used ({error.strerror}); give another with --port") from error
+    prepare(folder, [*hosts, here])
     superlink = Kept(
         "fedax.flower.superlink",
         options(

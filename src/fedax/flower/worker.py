@@ -36,7 +36,11 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    pull_and_inflate_object_from_tree,
+)
 from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.run import Run
@@ -84,7 +88,8 @@ class Worker:
                     self._token.value = found.token
                     self._one()
                     continue
-            except httpx.HTTPError as error:  # the SuperNode is gone, or has given up the task; it may come back
+            # The SuperNode is gone and may come back, or it has given up the task.
+            except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
                 if self._token.value:
                     print(f"an answer could not be handed over: {error}", file=sys.stderr, flush=True)
             finally:

@@ -105,12 +105,12 @@ class Fleet:
         Raises:
             NodeError: a node answered that it cannot.
         """
-        began, end = time.monotonic(), time.monotonic() + self.timeout
-        left = dict(messages)
+        began, left = time.monotonic(), dict(messages)
         try:
             for which in self._silent([which for which in left if which in self._absent]):
                 del left[which]
                 yield which, None
+            end = time.monotonic() + self.timeout  # of the others, who have not been asked yet
             while left:
                 there = {self._nodes[which].number: which for which in left}
                 online = {*self.transport.nodes()}
@@ -193,7 +193,9 @@ class Fleet:
             return []
         online = {*self.transport.nodes()}
         asked = {number: which for which in absent if (number := self._find(which, online)) in online}
-        for number, answer in self.transport.ask(dict.fromkeys(asked, Message({"kind": "hello"})), _SIGN):
+        for number, answer in self.transport.ask(
+            dict.fromkeys(asked, Message({"kind": "hello"})), min(_SIGN, self.timeout)
+        ):
             if isinstance(answer, Message):
                 self._absent.discard(asked[number])
         return [which for which in absent if which in self._absent]

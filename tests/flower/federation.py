@@ -1,0 +1,170 @@
+"""A federation of the real commands on this machine: a link, nodes and runs, each a process of its own."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedax.columns import TRAFFIC
+from fedax.data import FederatedData
+from fedax.experiments import build
+from fedax.flower import certificates, link, processes
+
+SOON = 60.0  # seconds in which anything happens, on a busy machine too
+PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
+TIMES = ("seconds", *TRAFFIC)  # the columns in which two runs of the same may differ
+
+
+def wait_for(what: Callable[[], Any], seconds: float = SOON) -> None:
+    """Wait until something is true."""
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.05)
+
+
+def children(process: int, module: str) -> list[int]:
+    """The children of a process whose command line names a module."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == process and module.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+def there(process: int) -> bool:
+    """Whether a process runs."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+class Federation:
+    """A link and three nodes with the data of a configuration, in a folder: ``config.toml``, and all that they write.
+
+    Args:
+        folder: empty.
+        config: of four clients, as TOML; a simulation of it has the same data and the same held-out examples.
+        poll: seconds between two times that a node asks for messages.
+    """
+
+    def __init__(self, folder: Path, config: str, poll: float = 0.1):
+        self.folder, self.poll, self.port = folder, poll, processes.free_port()
+        self.address, self.link, self.config = f"127.0.0.1:{self.port}", folder / "link", folder / "config.toml"
+        self.commands: dict[str, subprocess.Popen[bytes]] = {}
+        self.config.write_text(config)
+        experiment = build(tomllib.loads(config))
+        data: Any = experiment.data
+        FederatedData.from_clients([experiment.test]).save(folder / "test")
+        link.prepare(self.link, ["127.0.0.1"])
+        for name, clients in PLACES.items():
+            FederatedData.from_clients([data.client(int(i)) for i in clients]).save(folder / f"{name}.data")
+            self.make_key(name)
+
+    def make_key(self, name: str) -> None:
+        """A node's key pair, known at the link."""
+        certificates.make_node_key(self.folder / name)
+        shutil.copy(self.folder / f"{name}.pub", self.link / "nodes")
+
+    def start(self, name: str, *arguments: object, **variables: str) -> subprocess.Popen[bytes]:
+        """Start ``fedax deploy ...``, whose output goes to ``<name>.txt``."""
+        path = os.pathsep.join([*variables.pop("PYTHONPATH", "").split(os.pathsep), *filter(None, sys.path)])
+        with (self.folder / f"{name}.txt").open("ab") as output:
+            self.commands[name] = subprocess.Popen(
+                [sys.executable, "-m", "fedax", "deploy", *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self.folder,
+                env={**os.environ, **variables, "PYTHONPATH": path.strip(os.pathsep)},
+            )
+        return self.commands[name]
+
+    def start_link(self) -> None:
+        """``fedax deploy link``."""
+        self.start("link", "link", *processes.options(folder=self.link, port=self.port, bind="127.0.0.1"))
+
+    def start_node(self, name: str, *more: str, variables: Mapping[str, str] | None = None, **given: Any) -> None:
+        """``fedax deploy node``."""
+        usual = {"link": self.address, "ca": self.link / "ca.pem", "key": self.folder / name, "poll": self.poll}
+        usual |= {"data": self.folder / f"{name}.data", "clients": ",".join(PLACES.get(name, [name]))}
+        self.start(name, "node", *processes.options(**(usual | given)), *more, **(variables or {}))
+
+    def start_all(self) -> None:
+        """The link and the nodes."""
+        self.start_link()
+        for name in PLACES:
+            self.start_node(name)
+        wait_for(lambda: all("this is node" in self.said(name) for name in PLACES))
+
+    def arguments(self, out: Path, *more: str, nodes: int = 3) -> list[str]:
+        """Those of a ``deploy run``."""
+        given = processes.options(link=self.address, folder=self.link, test=self.folder / "test", out=out, nodes=nodes)
+        return ["run", str(self.config), *given, *more]
+
+    def start_run(self, out: Path, *more: str) -> subprocess.Popen[bytes]:
+        """``fedax deploy run``, whose output is appended to ``run.txt``."""
+        return self.start("run", *self.arguments(out, *more))
+
+    def said(self, name: str) -> str:
+        """What a command printed so far."""
+        return (self.folder / f"{name}.txt").read_text()
+
+    def log(self, name: str) -> list[dict[str, Any]]:
+        """What the log of a node says so far."""
+        path = self.folder / f"{name}.state" / "site" / "log.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def supernode(self, name: str) -> int:
+        """The process of a node's SuperNode."""
+        return children(self.commands[name].pid, "fedax.flower.supernode")[0]
+
+    def worker(self, name: str) -> int:
+        """The process of a node's worker."""
+        return children(self.commands[name].pid, "fedax.flower.worker")[0]
+
+    def superlink(self) -> int:
+        """The process of the link's SuperLink."""
+        return children(self.commands["link"].pid, "fedax.flower.superlink")[0]
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to a command; what it started ends soon after it."""
+        started = children(self.commands[name].pid, "fedax.flower.")
+        self.commands[name].kill()
+        self.commands[name].wait()
+        wait_for(lambda: not any(there(process) for process in started))
+
+    def end(self) -> dict[str, int]:
+        """SIGTERM to all that still runs; their exit codes."""
+        for command in self.commands.values():
+            command.send_signal(signal.SIGTERM)
+        return {name: command.wait(SOON) for name, command in self.commands.items()}
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """The whole rows of a run's ``metrics.jsonl``."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def same_rows(folder: Path, other: Path) -> bool:
+    """Whether two runs have the same history, but for :data:`TIMES`."""
+    plain = [[{k: v for k, v in row.items() if k not in TIMES} for row in rows_of(each)] for each in (folder, other)]
+    return plain[0] == plain[1]
+
+
+def same_models(folder: Path, other: Path) -> bool:
+    """Whether two runs have the same models, byte by byte."""
+    models = [{path.name: path.read_bytes() for path in (each / "models").iterdir()} for each in (folder, other)]
+    return models[0] == models[1] and bool(models[0])

@@ -1,0 +1,155 @@
+"""Kill what a run over Flower consists of, at random moments, and see that its end is the same, bit for bit.
+
+``python -m tests.flower.kills --times 5`` takes about half an hour on two cores. It is no test of the suite.
+"""
+
+import argparse
+import collections
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.flower.federation import PLACES, Federation, rows_of, same_models, same_rows, there, wait_for
+
+ROUNDS = 8
+CONFIG = f"""
+data = {{name = "digits", clients = 4, partition = "dirichlet", alpha = 0.5}}
+work = {{kind = "random-epochs", low = 1, high = 3}}
+participation = {{kind = "uniform", size = 3}}
+run = {{rounds = {ROUNDS}, batch_size = 16, seeds = 1}}
+methods = [{{name = "scaffold", lr = 0.1}}]
+"""
+LONG = 300.0  # seconds that a run may take
+WHAT = ("node", "worker", "SuperNode", "link", "SuperLink", "server")
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    what: str
+    when: str
+    then: str
+    lost: float
+    equal: bool
+
+
+class Trial:
+    """One run in which one process is killed.
+
+    Args:
+        federation: at work.
+        what: of ``WHAT``.
+        between: whether to kill it between two rounds.
+        usual: seconds of a run without kills.
+        pace: seconds of a round.
+    """
+
+    def __init__(self, federation: Federation, what: str, between: bool, usual: float, pace: float):
+        self.federation, self.what, self.between = federation, what, between
+        self.usual, self.pace, self.node = usual, pace, random.choice([*PLACES])
+        self.out = federation.folder / "runs" / f"{what}-{time.monotonic_ns()}"
+
+    def run(self, reference: Path) -> Row:
+        """What happened."""
+        federation, after = self.federation, random.randrange(1, ROUNDS - 1)
+        began = time.monotonic()
+        command = federation.start_run(self.out)
+        wait_for(lambda: not there(command.pid) or self._rounds() >= after, LONG)
+        if not self.between:
+            time.sleep(random.uniform(0.0, self.pace))
+        when = self._when()
+        self._kill()
+        then = []
+        while command.wait(LONG) != 0 and len(then) < 3:
+            line = (federation.said("run").strip().splitlines() or ["nothing said"])[-1]
+            killed = command.returncode == -signal.SIGKILL
+            then.append("resumed" if killed else f"exit code {command.returncode} ({line[:100]}), resumed")
+            command = federation.start_run(self.out, "--resume")
+        lost = time.monotonic() - began - self.usual
+        equal = command.returncode == 0 and same_rows(self.out, reference) and same_models(self.out, reference)
+        name = f"{self.what} {self.node}" if self.what in ("node", "worker", "SuperNode") else self.what
+        return Row(name, when, "; ".join(then) or "waited", lost, equal)
+
+    def _rounds(self) -> int:
+        rows = rows_of(self.out)
+        return rows[-1]["round"] if rows else -1
+
+    def _when(self) -> str:
+        """The rounds that are over, and what each node answered last."""
+        logs = [(self.federation.log(name) or [{}])[-1] for name in PLACES]
+        said = [f"{last.get('kind', 'nothing')} {last.get('index', '')}".strip() for last in logs]
+        counted = collections.Counter(said)
+        last = ", ".join(f"{n}x {text}" for text, n in sorted(counted.items()))
+        return f"{'between' if self.between else 'in'}, {self._rounds()} over; answered last: {last}"
+
+    def _kill(self) -> None:
+        federation, node = self.federation, self.node
+        pause = random.uniform(0.0, 2.0)
+        if self.what == "server":
+            federation.commands["run"].kill()
+        elif self.what in ("worker", "SuperNode", "SuperLink"):
+            find: dict[str, Callable[[], int]] = {
+                "worker": lambda: federation.worker(node),
+                "SuperNode": lambda: federation.supernode(node),
+                "SuperLink": federation.superlink,
+            }
+            os.kill(find[self.what](), signal.SIGKILL)
+        elif self.what == "node":
+            federation.kill(node)
+            time.sleep(pause)
+            federation.start_node(node)
+        else:
+            federation.kill("link")
+            time.sleep(pause)
+            federation.start_link()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--times", type=int, default=1, help="how often each is killed")
+    parser.add_argument("--what", nargs="*", default=WHAT, choices=WHAT)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    random.seed(given.seed)
+    folder = Path(tempfile.mkdtemp(prefix="fedax-kills-"))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+    federation = Federation(folder, CONFIG, poll=0.25)
+    (folder / "runs").mkdir()
+    rows = []
+    try:
+        federation.start_all()
+        usual = 0.0
+        for name in ("warm", "reference"):
+            began = time.monotonic()
+            assert federation.start_run(folder / "runs" / name).wait(LONG) == 0, federation.said("run")
+            usual = time.monotonic() - began
+        reference = folder / "runs" / "reference"
+        assert same_rows(folder / "runs" / "warm", reference) and same_models(folder / "runs" / "warm", reference)
+        pace = rows_of(reference)[-1]["seconds"] / ROUNDS
+        print(f"a run takes {usual:.1f} s, a round {pace:.2f} s; {folder}", flush=True)
+        print("| killed | when | what happened | seconds lost | equal |\n|---|---|---|---|---|", flush=True)
+        for k in range(given.times):
+            for what in given.what:
+                row = Trial(federation, what, k % 3 == 2, usual, pace).run(reference)
+                rows.append(row)
+                print(f"| {row.what} | {row.when} | {row.then} | {row.lost:.1f} | {row.equal} |", flush=True)
+    finally:
+        federation.end()
+    good = bool(rows) and all(row.equal for row in rows)
+    print(f"{sum(row.equal for row in rows)} of {len(rows)} equal", flush=True)
+    if good:
+        shutil.rmtree(folder)
+    return not good
+
+
+if __name__ == "__main__":
+    sys.exit(main())

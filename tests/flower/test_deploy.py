@@ -1,0 +1,368 @@
+"""The commands `fedax deploy`: a link, nodes and runs as processes of their own, against the simulation of the same."""
+
+import collections
+import contextlib
+import importlib.metadata
+import os
+import re
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
+
+import safetensors.numpy
+from typer.testing import CliRunner, Result
+
+import fedax
+from fedax.cli import app
+from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC
+from fedax.data import FederatedData
+from fedax.engine.places.remote import Remote
+from fedax.experiments import read, runner
+from fedax.flower import records, transport
+
+from .federation import PLACES, Federation, children, rows_of, same_models, same_rows, wait_for
+
+CONFIG = """
+data = {name = "digits", clients = 4, partition = "dirichlet", alpha = 0.5}
+work = {kind = "random-epochs", low = 1, high = 2}
+participation = {kind = "uniform", size = 3}
+run = {rounds = 3, batch_size = 16, seeds = 1}
+methods = [{name = "scaffold", lr = 0.1}, {name = "fedavg", lr = 0.1}]
+"""
+
+
+def fedax_(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+class Seen:
+    """What goes over the wire, and where the clients' memory is in the end.
+
+    Attributes:
+        asked: kind -> how many messages to nodes.
+        over: of each message, the bytes that it took more than its arrays.
+        came: of each message to a node, the bytes of its head and its arrays.
+        memory: of each run, by its label, the versions of the clients' memory.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.asked: collections.Counter[str] = collections.Counter()
+        self.over: list[int] = []
+        self.memory: dict[str, Any] = {}
+        size, train = transport._size, runner.train
+
+        def weighed(message: Any) -> int:
+            if message.has_error():
+                return size(message)
+            inside = records.unpack(message.content)
+            found = safetensors.numpy.load(inside.tensors) if inside.tensors else {}
+            self.over.append(size(message) - sum(array.nbytes for array in found.values()))
+            if not message.metadata.reply_to_message_id:
+                self.asked[inside.head["kind"]] += 1
+            return size(message)
+
+        def trained(*args: Any, **kwargs: Any) -> fedax.Run:
+            run = train(*args, **kwargs)
+            self.memory[type(args[0]).__name__] = run.memory
+            return run
+
+        patch.setattr(transport, "_size", weighed)
+        patch.setattr(runner, "train", trained)
+        patch.setattr(Remote, "forget", lambda self: None)  # so that it can be looked at
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    made = Federation(tmp_path_factory.mktemp("deployed"), CONFIG)
+    try:
+        made.start_all()
+        yield made
+    finally:
+        ends = made.end()
+    assert not any(ends.values()), {name: made.said(name)[-500:] for name in ends if ends[name]}
+
+
+@pytest.fixture(scope="module")
+def whole(federation: Federation) -> tuple[Path, Seen]:
+    """The run, without interruption."""
+    out = federation.folder / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        seen = Seen(patch)
+        result = fedax_("deploy", *federation.arguments(out))
+    assert result.exit_code == 0, result.output
+    return out, seen
+
+
+@pytest.fixture(scope="module")
+def simulated(federation: Federation) -> Path:
+    """The same as a simulation."""
+    out = federation.folder / "simulated"
+    result = fedax_("run", str(federation.config), "--out", str(out))
+    assert result.exit_code == 0, result.output
+    return out
+
+
+@contextlib.contextmanager
+def then(what: Callable[[], Any], do: Callable[[], None]) -> Iterator[None]:
+    """Do something in a thread, once something is true."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.02):
+            if what():
+                do()
+                return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def memory_at(federation: Federation, run: np.ndarray) -> list[bytes]:
+    """The clients' memory at the nodes, of the versions that a run ended with."""
+    found = []
+    for name, clients in PLACES.items():
+        folder = federation.folder / f"{name}.state" / "site" / "memory"
+        for row, client in enumerate(clients):
+            number, process, count = run[int(client)].tolist()
+            found.append((folder / str(number) / f"{row}-{process}-{count}.safetensors").read_bytes())
+    return found
+
+
+def test_it_is_the_simulation_of_the_same_data(whole: tuple[Path, Seen], simulated: Path) -> None:
+    real, plain = read(whole[0]), read(simulated)
+    assert [run.label for run in real.runs] == ["scaffold", "fedavg"]
+    for one, other in zip(real.runs, plain.runs, strict=True):
+        assert one.history["round"].tolist() == [0, 1, 2, 3]
+        assert one.history.keys() - other.history.keys() == {"heard", *TRAFFIC, *EXCLUSIONS}
+        for name in other.history.keys() - {"seconds"}:
+            if name in COSTS or other.history[name].dtype.kind != "f":
+                assert one.history[name].tolist() == other.history[name].tolist(), name
+            else:
+                np.testing.assert_allclose(one.history[name], other.history[name], 1e-5, 1e-5, err_msg=name)
+        file = f"{one.label}-seed0.safetensors"
+        model, expected = (safetensors.numpy.load_file(each / "models" / file) for each in (whole[0], simulated))
+        assert model.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_allclose(model[name], expected[name], 1e-5, 1e-5, err_msg=name)
+
+
+def test_what_goes_over_the_wire(federation: Federation, whole: tuple[Path, Seen], record_property: Any) -> None:
+    out, seen = whole
+    record_property("most bytes over the arrays", max(seen.over))
+    assert all(0 < over <= 10_000 for over in seen.over)
+    rows = rows_of(out)
+    assert all(row["heard"] == 1 and row["waited"] > 0 for row in rows)
+    for label in ("scaffold", "fedavg"):
+        own = [row for row in rows if row["label"] == label]
+        for way in ("down", "up"):
+            wire, plain = ([row[f"{name}_{way}"] for row in own] for name in ("wire", "bytes"))
+            assert wire == sorted(wire) and wire[-1] > plain[-1] / 3  # a node's clients share a message
+    assert (out / "report.html").exists()
+    logs = [line for name in PLACES for line in federation.log(name)]
+    kinds = collections.Counter(line["kind"] for line in logs)
+    assert kinds == seen.asked and kinds["exchange"] >= 2 * 3 * 2
+    assert all(line["came"] > 0 and line["left"] > 0 and "error" not in line for line in logs)
+
+
+def test_killed_in_a_round_it_goes_on_bit_for_bit(federation: Federation, whole: tuple[Path, Seen]) -> None:
+    reference, before = whole
+    out, began = federation.folder / "killed", len(federation.log("n2"))
+
+    def in_round_1() -> bool:
+        return any(line["kind"] == "exchange" and line["index"] == 1 for line in federation.log("n2")[began:])
+
+    command = federation.start_run(out)
+    wait_for(lambda: in_round_1() or command.poll() is not None)
+    command.kill()
+    assert federation.commands.pop("run").wait() == -signal.SIGKILL and len(rows_of(out)) in (2, 3)
+    stop_runs(federation)  # or it counts as under way for a minute
+    with pytest.MonkeyPatch.context() as patch:
+        seen = Seen(patch)
+        result = fedax_("deploy", *federation.arguments(out, "--resume"))
+    assert result.exit_code == 0 and "Going on with" in result.stdout, result.output
+    assert same_rows(out, reference) and same_models(out, reference)
+    assert memory_at(federation, seen.memory["Scaffold"]) == memory_at(federation, before.memory["Scaffold"])
+    lines = [line for line in federation.log("n2")[began:] if line["kind"] == "exchange"]
+    assert len({line["run"] for line in lines}) == 2  # one of each method: the resumed one is the same run
+
+
+def stop_runs(federation: Federation) -> None:
+    secret = (federation.link / "secret").read_text()
+    with transport.control(federation.address, (federation.link / "ca.pem").read_bytes(), secret) as commands:
+        for number, run in commands.ListRuns(transport.ListRunsRequest(limit=20)).run_dict.items():
+            if run.status.status != "finished":
+                commands.StopRun(transport.StopRunRequest(run_id=number))
+
+
+@pytest.fixture
+def only(federation: Federation) -> Iterator[Callable[[str], None]]:
+    """Leaves one method in the configuration, for as long as the test lasts."""
+    text = federation.config.read_text()
+
+    def leave(method: str) -> None:
+        federation.config.write_text(re.sub("methods = .*", f'methods = [{{name = "{method}", lr = 0.1}}]', text))
+
+    yield leave
+    federation.config.write_text(text)
+
+
+SLOW = 5  # seconds; a program may have to be compiled in them
+FULL = ["--set=participation={kind='full'}", "--set=work={kind='steps', steps=3}", "--set=run.rounds=1"]
+
+
+@contextlib.contextmanager
+def falls_asleep(federation: Federation, name: str, out: Path) -> Iterator[None]:
+    """The worker of a node stops once a run is under way, and goes on when the context ends."""
+    worker = federation.worker(name)
+    try:
+        with then(lambda: rows_of(out), lambda: os.kill(worker, signal.SIGSTOP)):
+            yield
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    assert federation.worker(name) == worker  # what it has compiled stays
+
+
+def test_without_a_node_that_is_slow(federation: Federation, only: Callable[[str], None]) -> None:
+    out = federation.folder / "slow"
+    only("fedavg")
+    more = [f"--timeout={SLOW}", *FULL]
+    with falls_asleep(federation, "n0", out):
+        result = fedax_("deploy", *federation.arguments(out, *more))
+    assert result.exit_code == 0, result.output
+    first, last = rows_of(out)
+    assert first["heard"] == 1 and 0 < last["heard"] < 1
+    assert last["left_out"] > 0 and last["clients"] < 4
+
+
+def test_a_method_for_all_clients_does_not_go_on_without_one(
+    federation: Federation, only: Callable[[str], None]
+) -> None:
+    out = federation.folder / "all"
+    only("led")
+    more = [f"--timeout={SLOW}", *FULL]
+    with falls_asleep(federation, "n2", out):
+        result = fedax_("deploy", *federation.arguments(out, *more))
+    assert result.exit_code == 2
+    assert re.search(r"clients '2', '3': no answer in 5 s, in round 0, and LED is defined .*--resume", result.stderr)
+    result = fedax_("deploy", *federation.arguments(out, *more, "--resume"))
+    assert result.exit_code == 0, result.output
+    assert rows_of(out)[-1]["round"] == 1 and rows_of(out)[-1]["clients"] == 4
+
+
+def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[Path, Seen]) -> None:
+    federation.commands["n1"].terminate()
+    assert federation.commands["n1"].wait() == 0
+    limits = {"columns": "train_loss", "max_rounds": 2}
+    federation.start_node("n1", data=federation.folder / "n0.data", **limits)
+    out = federation.folder / "refused"
+    more = ["--set=run.grad_norm=true"]
+    wait_for(lambda: children(federation.commands["n1"].pid, "fedax.flower.supernode"))
+    result = fedax_("deploy", *federation.arguments(out, *more))
+    assert result.exit_code == 2
+    assert "client '1'" in result.stderr or "clients '1'" in result.stderr
+    assert "its owner does not let grad_norm_sq leave it (--columns)" in result.stderr
+    assert "its owner allows 2 rounds (--max-rounds)" in result.stderr
+    before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+    result = fedax_("deploy", *federation.arguments(whole[0], "--resume"))
+    assert result.exit_code == 2 and "it holds a run of another problem" in result.stderr, result.output
+    assert "client 1" in result.stderr
+    assert before == {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+
+
+def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[[str], None]) -> None:
+    out = tmp_path / "local"
+    only("fedavg")
+    result = fedax_("deploy", "local", str(federation.config), "--nodes=2", f"--out={out}", "--set=run.rounds=1")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (out / "deploy").iterdir()) == ["link.log", "node-0.jsonl", "node-1.jsonl"]
+    assert [row["clients"] for row in rows_of(out)] == [0, 3] and (out / "report.html").exists()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
+    (tmp_path / "nodes.toml").write_text(re.sub("data = .*", 'data = {name = "nodes"}', CONFIG))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "ca.pem").write_text("not looked at")
+    two = {"x": np.zeros((4, 2), np.float32), "y": np.arange(4)}
+    FederatedData.from_clients([two, two]).save(tmp_path / "two")
+    return tmp_path
+
+
+NODE = ["deploy", "node", "--link", "localhost:9443", "--key", "key"]
+RUN = ["deploy", "run", "tiny.toml", "--link"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*NODE, "--data", "two", "--ca", "absent.pem"], "ca = 'absent.pem': no such file"),
+        ([*NODE, "--data", "absent"], "absent"),
+        ([*NODE, "--data", "empty"], "empty"),
+        ([*NODE, "--data", "two", "--clients", "a"], "there are 2 clients in two"),
+        ([*NODE, "--data", "two", "--clients", "a,a"], "there are 2 clients in two"),
+        ([*NODE, "--data", "two", "--clients", "a,"], "give each"),
+        ([*NODE, "--data", "two", "--test", "absent"], "absent"),
+        ([*NODE, "--data", "two", "--poll", "0"], "poll = 0.0"),
+        ([*NODE, "--data", "two", "--link", "nowhere"], "give HOST:PORT"),
+        ([*NODE, "--data", "two", "--key", "tiny.toml"], "no private key"),
+        ([*RUN, "localhost:9443"], "folder = 'link': it has no ca.pem"),
+        (["deploy", "run", "absent.toml", "--link", "localhost:9443"], "config = 'absent.toml'"),
+        (["deploy", "local", "tiny.toml", "--nodes", "5"], "nodes = 5: give 1 to 4"),
+        (["deploy", "local", "tiny.toml", "--set", "run.split_seeds=true"], "run.split_seeds = True"),
+        (["deploy", "local", "nodes.toml"], "data.name = 'nodes'"),
+        (["deploy", "local", "tiny.toml", "--resume"], "no run of this configuration has begun"),
+        (["run", "nodes.toml"], "data.name = 'nodes': these are real clients: fedax deploy run"),
+    ],
+)
+def test_bad_input_is_exit_code_2_and_one_line(here: Path, arguments: list[str], message: str) -> None:
+    refused(here, arguments, message)
+
+
+def test_a_port_that_is_taken(here: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(here, ["deploy", "link", "--port", str(port), "--bind", "127.0.0.1"], f"port = {port}: cannot be used")
+
+
+def test_a_number_of_nodes_out_of_range(here: Path) -> None:
+    result = fedax_("deploy", "local", "tiny.toml", "--nodes", "0")
+    assert result.exit_code == 2 and "--nodes" in result.stderr and not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["deploy", "local", "tiny.toml"], ["deploy", "link"], [*NODE, "--data", "two"], [*RUN, "localhost:1"]]
+)
+def test_without_flower(here: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if name == "flwr":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    refused(here, arguments, "flwr = None: deployment works with flwr 1.41.0: pip install 'fedax[flower]'")
+
+
+def refused(here: Path, arguments: list[str], message: str) -> None:
+    before = sorted(here.rglob("*"))
+    result = fedax_(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ") and message in result.stderr and result.stderr.count("\n") == 1
+    assert not result.stdout
+    assert sorted(here.rglob("*")) == before  # nothing was begun
