@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 import fedax
+from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Failure, Message
-from fedax.engine.places.remote import Fleet
 from fedax.engine.places.site import Problem, Site
 from fedax.engine.train import train
 from fedax.wire.wire import Wire

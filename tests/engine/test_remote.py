@@ -16,10 +16,10 @@ import safetensors.numpy
 
 import fedax
 from fedax.columns import COSTS, TRAFFIC
-from fedax.engine.places import remote
+from fedax.engine.places import fleet as fleets
 from fedax.engine.places import site as sites
+from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Failure, Message, packed, unpacked
-from fedax.engine.places.remote import Fleet
 from fedax.engine.places.site import Limits, Problem, Site
 from fedax.errors import DamagedWarning
 
@@ -40,7 +40,7 @@ Spy = Callable[[int, Message, Any], Any]
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """Nodes that are gone are looked for at once; and a transport knows what is asked next."""
-    monkeypatch.setattr(remote, "_PAUSE", 0.01)
+    monkeypatch.setattr(fleets, "_PAUSE", 0.01)
     message = Fleet.message
 
     def noted(self: Fleet, which: int, head: dict[str, Any], tensors: bytes = b"") -> Message:
@@ -514,7 +514,7 @@ def test_clients_are_in_the_order_of_their_names():
     assert fleet.census.sizes.tolist() == [1, 3, 2]
     assert sorted(fleet.clients(which).tolist() for which in range(2)) == [[0], [2, 1]]
     assert fleet.census.weights.tolist() == pytest.approx([1 / 6, 3 / 6, 2 / 6])
-    assert remote._natural("²") > remote._natural("1")  # a digit to Python, and no number
+    assert fleets._natural("²") > fleets._natural("1")  # a digit to Python, and no number
 
 
 @pytest.mark.parametrize("names", [["a", "a"], ["a"], ["a", ""], ["a", "b", "c"]])

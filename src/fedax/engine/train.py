@@ -8,7 +8,8 @@ from fedax.contract.types import Unknown
 from fedax.engine.checkpoint import Checkpoints
 from fedax.engine.history import Run
 from fedax.engine.job import make_job
-from fedax.engine.places.remote import Fleet, Remote
+from fedax.engine.places.fleet import Fleet
+from fedax.engine.places.remote import Remote
 from fedax.engine.simulate import conduct
 from fedax.tasks.task import Task
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from fedax.data import FederatedData
+from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message
-from fedax.engine.places.remote import Fleet
 from fedax.engine.places.site import Limits, Problem, Site
 from fedax.errors import ConfigError, NodeError
 from fedax.experiments.config import Experiment, check_settings, problem_of
