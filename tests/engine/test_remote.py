@@ -678,7 +678,8 @@ def test_a_message_that_no_version_knows():
         assert "error" in site.answer(Message(head)).head
 
 
-def asked_of(number: int, method: Any) -> tuple[Site, Message]:
+@functools.cache
+def asked_of(number: int, name: str) -> tuple[Site, Message]:
     """A site, and what it was asked in round 0."""
     seen: list[Message] = []
 
@@ -686,7 +687,7 @@ def asked_of(number: int, method: Any) -> tuple[Site, Message]:
         seen.extend([message] if (n, message.head["kind"]) == (number, "exchange") else [])
         return answer
 
-    at = run(method, spy=spy, rounds=1).at
+    at = run(KEEPING[name], spy=spy, rounds=1).at
     return at.sites[number], seen[0]
 
 
@@ -721,7 +722,7 @@ WHO = {"nobody", "fewer than nobody", "more than there are", "beyond the last", 
 @pytest.mark.parametrize("how", NONSENSE)
 def test_nonsense_is_asked(how, capsys):
     """A site says so, and nothing that it keeps changes."""
-    site, message = asked_of(FIRST, KEEPING["one exchange"])
+    site, message = asked_of(FIRST, "one exchange")
     kept = files(Here({FIRST: site}))
     answer = site.answer(NONSENSE[how](message))
     assert answer.head.keys() == {"error"}
