@@ -143,6 +143,7 @@ def with_nodes_data(tables: Table, test: pathlib.Path | None) -> Table:
         task["name"] = usual
     data: Table = {"name": "nodes", "weights": given.get("weights", "sizes")}
     if test is not None:
+        FederatedData.open(test)
         data["test"] = str(test.absolute())
     elif given.get("name") == "nodes" and "test" in given:
         data["test"] = given["test"]

@@ -80,8 +80,10 @@ class Fleet:
         """Its clients, for people."""
         return _listed(self._nodes[which].about["names"])
 
-    def ask(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message | None]]:
-        """The answers of some nodes as they come; ``None`` of those that do not answer in time.
+    def ask(
+        self, messages: Mapping[int, Message], timeout: float | None = None
+    ) -> Iterator[tuple[int, Message | None]]:
+        """The answers of some nodes as they come; ``None`` of those that do not answer in time; ``timeout``: another.
 
         A node that is gone is asked again when it is back. One that was waited for in vain is not waited for again
         before it has shown a sign of life.
@@ -94,7 +96,7 @@ class Fleet:
             for which in self._silent([which for which in left if which in self._absent]):
                 del left[which]
                 yield which, None
-            end = time.monotonic() + self.timeout  # of the others, who have not been asked yet
+            end = time.monotonic() + (timeout or self.timeout)  # of the others, who have not been asked yet
             while left:
                 there = {self._nodes[which].number: which for which in left}
                 online = {*self.transport.nodes()}

@@ -4,6 +4,7 @@ What a node does is in :mod:`fedax.engine.places.site`; who carries the messages
 :mod:`fedax.engine.places.nodes`. Between rounds the state has, in the place of client memory, its version at the node.
 """
 
+import contextlib
 import functools
 import secrets
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from fedax.engine.plan import Form
 from fedax.errors import NodeError
 from fedax.federation.participation import Full
 from fedax.wire.sums import weighted
+
+_PARTING = 30.0  # seconds that nodes have to hear that a run is over
 
 
 def _leaving(job: Job) -> list[str]:
@@ -138,8 +141,10 @@ class Remote:
     def forget(self) -> None:
         """Tell the nodes that the run is over, and its memory not needed any more."""
         given = {"kind": "forget", "run": self._run}
-        for _ in self.fleet.ask({which: self.fleet.message(which, given) for which in range(len(self.fleet))}):
-            pass
+        messages = {which: self.fleet.message(which, given) for which in range(len(self.fleet))}
+        with contextlib.suppress(NodeError):  # the run is over, whatever a node says now
+            for _ in self.fleet.ask(messages, min(self.fleet.timeout, _PARTING)):
+                pass
 
     # ---- a round
 
