@@ -69,9 +69,9 @@ def test_examples_that_have_no_room_stream_by_themselves(monkeypatch):
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(DATA.examples))
     for room, streams in ((2 * size, False), (2 * size - 2, True)):
         monkeypatch.setattr(job, "device_bytes", lambda room=room: room)
-        assert job._stream(None, DATA, slice(0, 5), 1) is streams
-        assert job._stream(None, DATA, slice(0, 5), 2)  # on CPUs each device has a copy
-    assert job._stream(False, DATA, slice(0, 5), 1) is False
+        assert job.streamed(None, DATA, slice(0, 5), 1) is streams
+        assert job.streamed(None, DATA, slice(0, 5), 2)  # on CPUs each device has a copy
+    assert job.streamed(False, DATA, slice(0, 5), 1) is False
 
 
 def test_bad_settings():

@@ -28,6 +28,7 @@ from fedax.engine.places.remote import Remote
 from fedax.experiments import read, runner
 from fedax.flower import records, transport
 
+from . import LONG
 from .federation import PLACES, Federation, children, rows_of, same_models, same_rows, wait_for
 
 CONFIG = """
@@ -235,6 +236,7 @@ def falls_asleep(federation: Federation, name: str, out: Path) -> Iterator[None]
     assert federation.worker(name) == worker  # what it has compiled stays
 
 
+@LONG
 def test_without_a_node_that_is_slow(federation: Federation, only: Callable[[str], None]) -> None:
     out = federation.folder / "slow"
     only("fedavg")
@@ -247,6 +249,7 @@ def test_without_a_node_that_is_slow(federation: Federation, only: Callable[[str
     assert last["left_out"] > 0 and last["clients"] < 4
 
 
+@LONG
 def test_a_method_for_all_clients_does_not_go_on_without_one(
     federation: Federation, only: Callable[[str], None]
 ) -> None:
@@ -262,6 +265,7 @@ def test_a_method_for_all_clients_does_not_go_on_without_one(
     assert rows_of(out)[-1]["round"] == 1 and rows_of(out)[-1]["clients"] == 4
 
 
+@LONG
 def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[Path, Seen]) -> None:
     federation.commands["n1"].terminate()
     assert federation.commands["n1"].wait() == 0
@@ -282,6 +286,7 @@ def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[
     assert before == {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
 
 
+@LONG
 def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[[str], None]) -> None:
     out = tmp_path / "local"
     only("fedavg")

@@ -34,7 +34,7 @@ from fedax.engine.places.nodes import Failure, Message, packed, unpacked
 from fedax.errors import ConfigError, NodeError
 from fedax.flower import app, certificates, client_app, link, processes, records, superlink, transport
 
-from . import echo
+from . import LONG, echo
 
 HERE = Path(__file__).parent
 SOON = 30.0  # seconds in which anything happens, on a busy machine too
@@ -294,6 +294,7 @@ def test_a_link_that_comes_back_soon_is_waited_for(network: Network, carrier: tr
     assert sorted(reply.head["name"] for reply in found.values()) == ["n0", "n1"]
 
 
+@LONG
 def test_a_link_that_is_killed_and_started_again(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_PATIENCE", 1.0)
     (process,) = children(network.commands["link"].pid, "fedax.flower.superlink")
@@ -397,6 +398,7 @@ def listening(folder: Path) -> Iterator[str]:
         server.shutdown(socket.SHUT_RDWR)
 
 
+@LONG
 def test_a_removed_key_is_no_longer_known(network: Network) -> None:
     key = network.folder / "link" / "nodes" / "n1.pub"
     text = key.read_bytes()
@@ -413,6 +415,7 @@ def test_a_removed_key_is_no_longer_known(network: Network) -> None:
         wait_for(lambda: len(made.nodes()) == 2)
 
 
+@LONG
 def test_nothing_is_left_of_a_node_that_was_killed(network: Network) -> None:
     command, node = network.commands["n1"], network.number("n1")
     left = children(command.pid, "fedax.flower.")
