@@ -108,14 +108,9 @@ class Fleet:
                     break
                 for number, answer in self.transport.ask(ready, rest) if ready else ():
                     which = there[number]
-                    if isinstance(answer, Failure):
-                        if not answer.gone:
-                            raise NodeError(f"clients {self.names(which)}: {answer.text}")
-                        continue
-                    if "error" in answer.head:
-                        raise NodeError(f"clients {self.names(which)}: {answer.head['error']}")
-                    del left[which]
-                    yield which, answer
+                    if (heard := _heard(f"clients {self.names(which)}", answer)) is not None:
+                        del left[which]
+                        yield which, heard
                 if len(left) == waiting:
                     time.sleep(min(_PAUSE, max(0.0, end - time.monotonic())))
             for which in left:
@@ -167,13 +162,8 @@ class Fleet:
         """What nodes say of themselves, of those that answer."""
         found = {}
         for number, answer in self.transport.ask(dict.fromkeys(numbers, Message({"kind": "hello"})), timeout):
-            if isinstance(answer, Failure):
-                if not answer.gone:
-                    raise NodeError(f"node {number}: {answer.text}")
-                continue
-            if "error" in answer.head:
-                raise NodeError(f"node {number}: {answer.head['error']}")
-            found[number] = _checked(number, answer.head)
+            if (heard := _heard(f"node {number}", answer)) is not None:
+                found[number] = _checked(number, heard.head)
         return found
 
     def _silent(self, absent: list[int]) -> list[int]:
@@ -200,6 +190,17 @@ class Fleet:
                     self._nodes[which] = node._replace(number=number)
                     return number
         return node.number
+
+
+def _heard(who: str, answer: Message | Failure) -> Message | None:
+    """An answer; ``None`` of a node that is gone and may come back; an error that names ``who`` where it cannot."""
+    if isinstance(answer, Failure):
+        if not answer.gone:
+            raise NodeError(f"{who}: {answer.text}")
+        return None
+    if "error" in answer.head:
+        raise NodeError(f"{who}: {answer.head['error']}")
+    return answer
 
 
 def _who() -> str:
