@@ -67,7 +67,7 @@ class ExampleError(DataError):
         column: the array, such as ``examples['y']``.
         example: its index in that array.
         what: what is wrong with it, beginning with a verb, and the way out.
-        client: whose it is, and ``example`` is then the index among the client's own; ``None``: not known.
+        client: whose it is, by number or name, and ``example`` is then the index among the client's own; ``None``: not known.
 
     Example:
         >>> raise ExampleError("examples['age']", 12, "is NaN; clean the data first", client=7)
@@ -75,9 +75,9 @@ class ExampleError(DataError):
         fedax.errors.ExampleError: client 7, examples['age'], row 12 is NaN; clean the data first
     """
 
-    def __init__(self, column: str, example: int, what: str, client: int | None = None):
+    def __init__(self, column: str, example: int, what: str, client: int | str | None = None):
         self.column, self.example, self.what, self.client = column, example, what, client
-        where = f"{column}: example {example}" if client is None else f"client {client}, {column}, row {example}"
+        where = f"{column}: example {example}" if client is None else f"client {client!r}, {column}, row {example}"
         super().__init__(f"{where} {what}")
 
 

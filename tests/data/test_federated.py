@@ -87,7 +87,7 @@ def test_saved_data_are_mapped_as_they_were(tmp_path):
     data.save(tmp_path / "new" / "data")
     again = fedax.FederatedData.open(tmp_path / "new" / "data")
     assert again.sizes.tolist() == [3, 1, 2] and again.weights.tolist() == [0.2, 0.5, 0.3]
-    assert list(again.examples) == ["x", "y"]
+    assert list(again.examples) == ["x", "y"] and again.names is None and again.name(2) == "client 2"
     for name, leaf in data.examples.items():
         assert again.examples[name].dtype == leaf.dtype and again.examples[name].tolist() == leaf.tolist()
         assert not again.examples[name].flags.owndata and not again.examples[name].flags.writeable  # the file's
@@ -96,6 +96,19 @@ def test_saved_data_are_mapped_as_they_were(tmp_path):
     assert uniform.weights.tolist() == [1 / 3] * 3 and again.weights.tolist() == [0.2, 0.5, 0.3]
     with pytest.raises(DataError, match="already"):
         data.save(tmp_path / "new" / "data")
+
+
+def test_clients_keep_their_names(tmp_path):
+    parts = dict(zip(["St. Ann", "Böhm", "c"], PARTS, strict=True))
+    data = fedax.FederatedData.from_partition(POOL, parts)
+    assert data.names == ("St. Ann", "Böhm", "c") and data.with_weights(None).names == data.names
+    data.save(tmp_path / "named")
+    again = fedax.FederatedData.open(tmp_path / "named")
+    assert again.names == data.names and again.name(1) == "Böhm"
+    for text in ("{}", '["a"]', '["a", "a", "b"]', "[", '["a", 1, "b"]'):
+        (tmp_path / "named" / "names.json").write_text(text)
+        with pytest.raises(DataError, match="names"):
+            fedax.FederatedData.open(tmp_path / "named")
 
 
 def test_what_cannot_be_saved_or_opened(tmp_path):

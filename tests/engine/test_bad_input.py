@@ -512,9 +512,16 @@ def clients(*each):
         (lambda: fedax.FederatedData({"ann": {"x": X6}, "bob": {"x": X6}}, [6, 6]), r"\['ann'\].*use .*from_clients"),
         (lambda: fedax.FederatedData([{"x": X6}, {"x": X6}], [6, 6]), r"examples\[0\].*use FederatedData.from_clients"),
         (
-            lambda: fedax.FederatedData.from_clients({"ann": {"x": X6}}),
-            r"clients: a dictionary; .*list\(clients.values",
+            lambda: fedax.FederatedData.from_clients({"x": X6, "y": Y6}),
+            "clients: arrays by name, as of one client; give",
         ),
+        (
+            lambda: fedax.FederatedData.from_clients({"ann": {"y": X6[:, 0]}, "bob": {"y": GAP[:, 1]}}),
+            r"client 'bob', examples\['y'\], row 4 is NaN",
+        ),
+        (lambda: fedax.FederatedData({"y": Y6}, [3, 3], names=["ann", "ann"]), "names: two clients are called 'ann'"),
+        (lambda: fedax.FederatedData({"y": Y6}, [3, 3], names="ab"), "names: 1 for 2 clients; give each"),
+        (lambda: fedax.FederatedData({"y": Y6}, [3, 3], names=["ann", " "]), "names: 2 for 2 clients; give each"),
         (lambda: fedax.FederatedData.from_clients(X6), "clients: a ndarray; give a list"),
         (
             clients({}, {"z": X6}),
@@ -527,10 +534,6 @@ def clients(*each):
         (
             clients({}, {"x": X6[:5]}),
             r"clients\[1\]: .*leading axes: clients\[1\]\['x'\] \(5, 2\), clients\[1\]\['y'\] \(6,",
-        ),
-        (
-            lambda: fedax.FederatedData.from_partition({"x": X6}, {"ann": [0], "bob": [1]}),
-            r"parts: a dictionary; give a list of its values: list\(parts.values\(\)\)",
         ),
         (lambda: fedax.FederatedData.from_partition({"x": X6.tolist()}, [[0]]), r"examples\['x'\]: a Python list"),
     ],

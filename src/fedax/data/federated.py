@@ -1,6 +1,7 @@
 """FederatedData: the examples of all clients in one pytree of arrays, sorted by client."""
 
 import copy
+import json
 import os
 import pathlib
 import re
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.data.formats import regular
+from fedax.data.formats import parse_json, regular
 from fedax.errors import DataError, ExampleError
 from fedax.tasks.task import Task
 
@@ -30,12 +31,14 @@ class FederatedData:
         sizes: [N] whole numbers ≥ 1 that sum to n.
         weights: [N] p_i ≥ 0 that sum to one. Default: ``sizes / n``, every example counts the same. The objective
             belongs to the data: where a paper has 1/N, give ``np.full(N, 1 / N)``.
+        names: [N] what the clients are called in errors, tables and reports, all different; ``None``: they are numbered.
 
     Arrays are not copied. Where they do not fit the memory, give memory maps, ``np.load("x.npy", mmap_mode="r")``: they
     are read once to be checked, and then as runs need them.
 
     Raises:
-        DataError: empty clients, sizes or leading axes that do not match, values that are not finite, bad weights.
+        DataError: empty clients, sizes or leading axes that do not match, values that are not finite, bad weights, names
+            that are not one text a client.
 
     Example:
         >>> data = FederatedData({"x": np.arange(6.0).reshape(3, 2), "y": np.zeros(3)}, sizes=[1, 2])
@@ -46,16 +49,23 @@ class FederatedData:
     """
 
     def __init__(
-        self, examples: Examples, sizes: Sequence[int] | np.ndarray, weights: Any = None, *, _finite: bool = False
+        self,
+        examples: Examples,
+        sizes: Sequence[int] | np.ndarray,
+        weights: Any = None,
+        *,
+        names: Sequence[str] | None = None,
+        _finite: bool = False,
     ):
         columns = _columns("examples", examples)
         given = np.asarray(sizes)
         if given.ndim != 1 or given.size == 0 or not np.issubdtype(given.dtype, np.integer):
             raise DataError(f"sizes: need one whole number a client, got an array of {given.dtype} {given.shape}")
         self.sizes = given.astype(np.int64)
+        self.names = None if names is None else _names(names, len(given))
         if (empty := np.flatnonzero(self.sizes < 1)).size:
             raise DataError(
-                f"sizes: client {empty[0]} has {self.sizes[empty[0]]} examples ({empty.size} such clients): "
+                f"sizes: {self.name(empty[0])} has {self.sizes[empty[0]]} examples ({empty.size} such clients): "
                 "every client needs at least one; leave empty clients out"
             )
         self.offsets = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])
@@ -70,16 +80,20 @@ class FederatedData:
                 if len(parts) == self.num_clients and all(isinstance(part, Mapping | list | tuple) for part in parts):
                     hint = "; if this is one entry a client, use FederatedData.from_clients with a list of them"
                 raise DataError(f"{name}: shape {array.shape}, but the sizes of the clients sum to {n}{hint}")
-            _check_numbers(name, leaf, array, self.find)
+            _check_numbers(name, leaf, array, self._whose)
             if jnp.issubdtype(array.dtype, jnp.inexact) and not _finite:
-                _check_finite(name, leaf, array, self.find)
+                _check_finite(name, leaf, array, self._whose)
             arrays.append(array)
         self.examples = jax.tree.unflatten(jax.tree.structure(examples), arrays)
         self.weights = _weights(weights, self.sizes)
 
     @classmethod
-    def from_clients(cls, clients: Sequence[Examples], weights: Any = None) -> "FederatedData":
+    def from_clients(cls, clients: Mapping[str, Examples] | Sequence[Examples], weights: Any = None) -> "FederatedData":
         """From one pytree of arrays [n_i, ...] a client; all need the same structure and trailing shapes.
+
+        Args:
+            clients: client's name -> its examples; or a list, of clients without names.
+            weights: as of the class.
 
         Raises:
             DataError: no client, or clients with other arrays than the first.
@@ -87,9 +101,16 @@ class FederatedData:
         Example:
             >>> FederatedData.from_clients([{"x": np.zeros((2, 3))}, {"x": np.ones((1, 3))}]).sizes.tolist()
             [2, 1]
+            >>> FederatedData.from_clients({"north": {"y": np.zeros(2)}, "south": {"y": np.ones(1)}}).names
+            ('north', 'south')
         """
+        names = None
         if isinstance(clients, Mapping):
-            raise DataError("clients: a dictionary; give a list of its values: list(clients.values())")
+            if clients and all(isinstance(part, np.ndarray | jax.Array) for part in clients.values()):
+                raise DataError(
+                    "clients: arrays by name, as of one client; give client's name -> its arrays, or a list"
+                )
+            names, clients = [str(name) for name in clients], list(clients.values())
         if isinstance(clients, str | np.ndarray) or not isinstance(clients, Iterable):
             raise DataError(f"clients: a {type(clients).__name__}; give a list with one pytree of arrays a client")
         clients = list(clients)
@@ -118,13 +139,15 @@ class FederatedData:
             sizes.append(lengths.pop())
             every.append(arrays)
         pooled = [np.concatenate(arrays) for arrays in zip(*every, strict=True)]
-        return cls(jax.tree.unflatten(form, pooled), np.asarray(sizes), weights)
+        return cls(jax.tree.unflatten(form, pooled), np.asarray(sizes), weights, names=names)
 
     @classmethod
-    def from_partition(cls, examples: Examples, parts: Sequence[np.ndarray], weights: Any = None) -> "FederatedData":
+    def from_partition(
+        cls, examples: Examples, parts: Mapping[str, np.ndarray] | Sequence[np.ndarray], weights: Any = None
+    ) -> "FederatedData":
         """From pooled examples and, for each client, the indices of its examples.
 
-        An index may occur in several parts (the example is then copied) or in none (it is left out).
+        ``parts`` is a list, or client's name -> indices. An index may occur in several parts (the example is then copied) or in none (it is left out).
 
         Raises:
             DataError: indices that do not fit the examples; a client without an example.
@@ -139,8 +162,9 @@ class FederatedData:
         if len(lengths) != 1 or None in lengths:
             raise DataError(f"examples: its arrays have leading axes {sorted(map(str, lengths))}; need one")
         n = len(arrays[0])
+        names = None
         if isinstance(parts, Mapping):
-            raise DataError("parts: a dictionary; give a list of its values: list(parts.values())")
+            names, parts = [str(name) for name in parts], list(parts.values())
         for i, part in enumerate(parts):
             part = np.asarray(part)
             whole = part.ndim == 1 and (part.size == 0 or np.issubdtype(part.dtype, np.integer))
@@ -150,7 +174,7 @@ class FederatedData:
             raise DataError("parts: the list is empty; give one array of indices a client")
         order = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
         pooled = jax.tree.unflatten(jax.tree.structure(examples), [array[order] for array in arrays])
-        return cls(pooled, [len(part) for part in parts], weights)
+        return cls(pooled, [len(part) for part in parts], weights, names=names)
 
     def with_weights(self, weights: Any) -> "FederatedData":
         """The same examples with other weights p [N], which make another objective; ``None``: sizes / n.
@@ -191,6 +215,8 @@ class FederatedData:
                 (whole / "examples").mkdir(parents=True)
                 np.save(whole / "sizes.npy", self.sizes)
                 np.save(whole / "weights.npy", self.weights)
+                if self.names is not None:
+                    (whole / "names.json").write_text(json.dumps(self.names), encoding="utf-8")
                 for name, leaf in examples.items():
                     np.save(whole / "examples" / f"{name}.npy", leaf)
                 os.rename(whole, folder)
@@ -218,7 +244,7 @@ class FederatedData:
             raise DataError(f"{folder}: no examples/*.npy in it; give a folder that FederatedData.save wrote")
         examples = {file.stem: _mapped(file) for file in files}
         sizes, weights = (np.array(_mapped(folder / f"{name}.npy")) for name in ("sizes", "weights"))
-        return cls(examples, sizes, weights, _finite=True)
+        return cls(examples, sizes, weights, names=_saved_names(folder / "names.json"), _finite=True)
 
     @property
     def num_clients(self) -> int:
@@ -251,7 +277,7 @@ class FederatedData:
         try:
             task.check_examples(jax.tree.map(lambda leaf: leaf[rows], self.examples))
         except ExampleError as error:
-            client, row = self.find(int(offsets[0]) + error.example)
+            client, row = self._whose(int(offsets[0]) + error.example)
             raise ExampleError(error.column, row, error.what, client) from None
 
     def find(self, row: int) -> tuple[int, int]:
@@ -264,9 +290,36 @@ class FederatedData:
         client = int(np.searchsorted(self.offsets, row, side="right")) - 1
         return client, int(row - self.offsets[client])
 
+    def name(self, i: int) -> str:
+        """What client i is called; where clients have no names, by its number.
+
+        Example:
+            >>> FederatedData({"y": np.zeros(3)}, sizes=[1, 2]).name(1)
+            'client 1'
+        """
+        return f"client {i}" if self.names is None else self.names[i]
+
+    def _whose(self, row: int) -> tuple[int | str, int]:
+        """:meth:`find`, with the client's name where it has one."""
+        client, own = self.find(row)
+        return client if self.names is None else self.names[client], own
+
     def __repr__(self) -> str:
         low, high = self.sizes.min(), self.sizes.max()
         return f"FederatedData({self.num_clients} clients, {self.num_examples} examples, {low} to {high} a client)"
+
+
+def _saved_names(file: pathlib.Path) -> list[str] | None:
+    if not file.exists():
+        return None
+    try:
+        regular(file)
+        names = parse_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read ({error})") from error
+    if not isinstance(names, list):
+        raise DataError(f"{file}: not a list of names")
+    return names
 
 
 def _mapped(file: pathlib.Path) -> np.ndarray:
@@ -327,7 +380,7 @@ def _kind(array: np.ndarray) -> str:
     return "f" if jnp.issubdtype(array.dtype, jnp.floating) else array.dtype.kind.replace("u", "i")
 
 
-def _check_numbers(name: str, leaf: Any, array: np.ndarray, find: Callable[[int], tuple[int, int]]) -> None:
+def _check_numbers(name: str, leaf: Any, array: np.ndarray, find: Callable[[int], tuple[int | str, int]]) -> None:
     """Refuse an array that does not hold numbers; the error names the first example that has something else."""
     if array.dtype.kind in "biufc" or jnp.issubdtype(array.dtype, jnp.floating):
         return
@@ -351,7 +404,7 @@ def _check_numbers(name: str, leaf: Any, array: np.ndarray, find: Callable[[int]
     raise ExampleError(_entry(name, leaf, at[1:]), row, what, client)
 
 
-def _check_finite(name: str, leaf: Any, array: np.ndarray, find: Callable[[int], tuple[int, int]]) -> None:
+def _check_finite(name: str, leaf: Any, array: np.ndarray, find: Callable[[int], tuple[int | str, int]]) -> None:
     rows = max(1, _BLOCK * len(array) // max(1, array.nbytes))  # some at a time: they may be mapped from a large file
     for start in range(0, len(array), rows):
         block = array[start : start + rows]
@@ -370,6 +423,18 @@ def _entry(name: str, leaf: Any, at: tuple[int, ...]) -> str:
     if hasattr(leaf, "columns"):  # a table of pandas
         return f"{name}, column {leaf.columns[at[0]]!r}"
     return f"{name}, column {at[0]}" if len(at) == 1 else f"{name}, position {at}"
+
+
+def _names(names: Any, clients: int) -> tuple[str, ...]:
+    given = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str) else (names,)
+    if len(given) != clients or not all(
+        isinstance(name, str) and name.strip() and name.isprintable() for name in given
+    ):
+        raise DataError(f"names: {len(given)} for {clients} clients; give each of them one text that can be printed")
+    if len({*given}) < clients:
+        twice = next(name for k, name in enumerate(given) if name in given[:k])
+        raise DataError(f"names: two clients are called {twice!r}; give each its own")
+    return given
 
 
 def _weights(weights: Any, sizes: np.ndarray) -> np.ndarray:

@@ -339,7 +339,7 @@ def _clients(experiments: Sequence[Experiment]) -> dict[str, Any]:
     works = {(str(each.config["work"]), each.config["run"].get("batch_size")): each for each in experiments}
     steps = np.concatenate([_steps(each) for each in works.values()])
     return {
-        "names": list(data.names) if isinstance(data, Census) else None,
+        "names": list(data.names) if data.names else None,
         "sizes": data.sizes,
         "uniform": experiments[0].config["data"]["weights"] == "uniform",
         "classes": classes,

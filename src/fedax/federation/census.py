@@ -15,7 +15,7 @@ class Census(NamedTuple):
         sizes: [N] n_i ≥ 1.
         weights: [N] p_i; they sum to 1.
         example: shapes and types of one example, a pytree of ``jax.ShapeDtypeStruct``.
-        names: [N] what real clients are called; empty in a simulation.
+        names: [N] what the clients are called; empty where they are numbered.
         digests: [N] of each real client's examples, as text that changes where they do.
         tests: how many held-out examples real clients have, all together.
 
@@ -38,7 +38,7 @@ class Census(NamedTuple):
     def of(cls, data: Tree) -> "Census":
         """The census of data that are here, a :class:`fedax.FederatedData`."""
         form = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
-        return cls(data.sizes, data.weights, jax.tree.map(form, data.examples))
+        return cls(data.sizes, data.weights, jax.tree.map(form, data.examples), data.names or ())
 
     @property
     def num_clients(self) -> int:

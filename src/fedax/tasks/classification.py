@@ -77,8 +77,11 @@ def classification(
     def loss(params: Any, batch: Any, key: Any) -> Any:
         return cross_entropy(logits(params, batch["x"], key), batch["y"]) + ridge(params, l2)
 
+    def outputs(params: Any, batch: Any) -> Any:
+        return logits(params, batch["x"], None)
+
     def accuracy(params: Any, batch: Any) -> Any:
-        return correct(logits(params, batch["x"], None), batch["y"])
+        return correct(outputs(params, batch), batch["y"])
 
     def check_examples(examples: Any) -> None:
         x, y = checks.columns(examples, "x", "y")
@@ -92,7 +95,7 @@ def classification(
                 )
         checks.labels(y, classes)
 
-    return Task(init, loss, {"accuracy": accuracy}, check_examples, name)
+    return Task(init, loss, {"accuracy": accuracy}, check_examples, name, outputs, "classification")
 
 
 def flat_classification(

@@ -89,8 +89,11 @@ def linear_regression(features: int, bias: bool = True) -> Task:
     def init(key: Any) -> Any:
         return {"w": jnp.zeros(features)} | ({"b": jnp.zeros(())} if bias else {})
 
+    def outputs(params: Any, batch: Any) -> Any:
+        return batch["x"] @ params["w"] + params.get("b", 0.0)
+
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        return (batch["x"] @ params["w"] + params.get("b", 0.0) - batch["y"]) ** 2
+        return (outputs(params, batch) - batch["y"]) ** 2
 
     def check(examples: Any) -> None:
         x, y = checks.columns(examples, "x", "y")
@@ -99,7 +102,7 @@ def linear_regression(features: int, bias: bool = True) -> Task:
         checks.real("y", y)
         checks.shaped("y", y, ())
 
-    return Task(init, loss, check=check, name="linear_regression")
+    return Task(init, loss, {}, check, "linear_regression", outputs, "regression")
 
 
 @Factory
@@ -130,11 +133,14 @@ def logistic_regression(features: int, l2: Real = 0.0) -> Task:
     whole("features", features)
     number("l2", l2, low=0)
 
+    def outputs(params: Any, batch: Any) -> Any:
+        return batch["x"] @ params["w"]
+
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        return jax.nn.softplus(-batch["y"] * (batch["x"] @ params["w"])) + ridge(params, l2)
+        return jax.nn.softplus(-batch["y"] * outputs(params, batch)) + ridge(params, l2)
 
     def accuracy(params: Any, batch: Any) -> Any:
-        scores = batch["x"] @ params["w"]
+        scores = outputs(params, batch)
         return ((scores > 0) == (batch["y"] > 0)).astype(scores.dtype)
 
     def check(examples: Any) -> None:
@@ -143,7 +149,11 @@ def logistic_regression(features: int, l2: Real = 0.0) -> Task:
         checks.shaped("x", x, (features,))
         checks.signs(y)
 
-    return Task(lambda key: {"w": jnp.zeros(features)}, loss, {"accuracy": accuracy}, check, "logistic_regression")
+    def init(key: Any) -> Any:
+        return {"w": jnp.zeros(features)}
+
+    metrics = {"accuracy": accuracy}
+    return Task(init, loss, metrics, check, "logistic_regression", outputs, "classification")
 
 
 @Factory

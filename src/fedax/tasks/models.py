@@ -328,15 +328,18 @@ def char_lstm(vocabulary: int, embedding: int = 8, hidden: int = 256, layers: in
             states = lstm(states, layer)
         return dense(states, params["head"]["w"], params["head"]["b"])
 
+    def outputs(params: Any, batch: Any) -> Any:
+        return logits(params, batch["x"])
+
     def loss(params: Any, batch: Any, key: Any) -> Any:
-        return cross_entropy(logits(params, batch["x"]), batch["y"]).mean(axis=1)
+        return cross_entropy(outputs(params, batch), batch["y"]).mean(axis=1)
 
     def accuracy(params: Any, batch: Any) -> Any:
-        return correct(logits(params, batch["x"]), batch["y"]).mean(axis=1)
+        return correct(outputs(params, batch), batch["y"]).mean(axis=1)
 
     def check(examples: Any) -> None:
         x, y = checks.columns(examples, "x", "y")
         checks.tokens("x", x, vocabulary)
         checks.labels(y, vocabulary, each=x.shape[1:])
 
-    return Task(init, loss, {"accuracy": accuracy}, check, "char_lstm")
+    return Task(init, loss, {"accuracy": accuracy}, check, "char_lstm", outputs, "classification")

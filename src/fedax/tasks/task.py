@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,13 @@ class Task:
         check: ``check(examples)`` raises :class:`fedax.errors.DataError` for examples that do not fit the task
             (NumPy arrays, before anything is compiled).
         name: for reports.
+        outputs: ``outputs(params, batch)``, what the model answers, for predictions and for metrics of a whole data
+            set. Of classification the logits [b, C], or of two classes the log-odds of the second one, [b]; of
+            regression the predictions, [b] or [b, k]. ``None``: the task has none.
+        kind: ``"classification"`` or ``"regression"``, which says how ``outputs`` are read; else ``None``.
 
     Raises:
-        ConfigError: one of them is no function.
+        ConfigError: one of them is no function; another kind.
 
     Example:
         >>> task = Task(init=lambda key: jnp.zeros(3), loss=lambda w, batch, key: (batch["x"] @ w - batch["y"]) ** 2)
@@ -48,15 +52,21 @@ class Task:
     metrics: Mapping[str, Callable[[Params, Examples], Any]] = field(default_factory=dict)
     check: Callable[[Examples], None] | None = None
     name: str = "task"
+    outputs: Callable[[Params, Examples], Any] | None = None
+    kind: Literal["classification", "regression"] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.metrics, Mapping):
             raise ConfigError("metrics", self.metrics, "give a dictionary: name -> fn(params, batch) -> [b]")
-        functions = {"init": self.init, "loss": self.loss} | ({} if self.check is None else {"check": self.check})
+        functions = {"init": self.init, "loss": self.loss}
+        optional = {"check": self.check, "outputs": self.outputs}
+        functions |= {name: function for name, function in optional.items() if function is not None}
         functions |= {f"metrics[{name!r}]": metric for name, metric in self.metrics.items()}
         for name, function in functions.items():
             if not callable(function):
                 raise ConfigError(name, function, f"give a function, {_CALLED_AS[name.partition('[')[0]]}")
+        if self.kind not in (None, "classification", "regression"):
+            raise ConfigError("kind", self.kind, "give 'classification', 'regression' or None")
 
     def check_examples(self, examples: Examples) -> None:
         """Call ``check``, if there is one.
@@ -101,14 +111,23 @@ class Task:
             return jax.tree.map(lambda leaf, cast: leaf.astype(jnp.bfloat16) if cast else leaf, params, narrow)
 
         def loss(params: Params, batch: Examples, key: Any) -> Any:
-            given = (own(params), batch, key)
-            return _each("task.loss", "loss", self.loss, *given)
+            return _each("task.loss", "loss", self.loss, own(params), batch, key)
 
         def measuring(name: str, metric: Callable[..., Any]) -> Callable[..., Any]:
             return lambda params, batch: _each(f"task.metrics[{name!r}]", "metrics", metric, own(params), batch)
 
+        def answering(given: Callable[..., Any], params: Params, batch: Examples) -> Any:
+            found = call("task.outputs", _CALLED_AS["outputs"], given, own(params), batch)
+            b = jax.tree.leaves(batch)[0].shape[0]
+            if getattr(found, "shape", ())[:1] != (b,) or not jnp.issubdtype(found.dtype, jnp.floating):
+                what = f"returned {spelled(found)}"
+                way_out = f"return real numbers, one row for each of the {b} examples"
+                raise CodeError("task.outputs", what, way_out, place_of(given))
+            return _wide(found)
+
         metrics = {name: measuring(name, metric) for name, metric in self.metrics.items()}
-        return Task(init, loss, metrics, self.check, self.name)
+        outputs = None if self.outputs is None else functools.partial(answering, self.outputs)
+        return Task(init, loss, metrics, self.check, self.name, outputs, self.kind)
 
 
 _CALLED_AS = {
@@ -116,6 +135,7 @@ _CALLED_AS = {
     "loss": "loss(params, batch, key) -> [b]",
     "metrics": "fn(params, batch) -> [b]",
     "check": "check(examples)",
+    "outputs": "outputs(params, batch)",
 }
 
 
