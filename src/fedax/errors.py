@@ -67,7 +67,7 @@ class ExampleError(DataError):
         column: the array, such as ``examples['y']``.
         example: its index in that array.
         what: what is wrong with it, beginning with a verb, and the way out.
-        client: whose it is, by number or name, and ``example`` is then the index among the client's own; ``None``: not known.
+        client: whose it is, by number or name; ``example`` is then the index among its own. ``None``: not known.
 
     Example:
         >>> raise ExampleError("examples['age']", 12, "is NaN; clean the data first", client=7)

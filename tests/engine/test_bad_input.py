@@ -513,7 +513,7 @@ def clients(*each):
         (lambda: fedax.FederatedData([{"x": X6}, {"x": X6}], [6, 6]), r"examples\[0\].*use FederatedData.from_clients"),
         (
             lambda: fedax.FederatedData.from_clients({"x": X6, "y": Y6}),
-            "clients: arrays by name, as of one client; give",
+            "clients: arrays, as of one client; give",
         ),
         (
             lambda: fedax.FederatedData.from_clients({"ann": {"y": X6[:, 0]}, "bob": {"y": GAP[:, 1]}}),

@@ -31,14 +31,14 @@ class FederatedData:
         sizes: [N] whole numbers ≥ 1 that sum to n.
         weights: [N] p_i ≥ 0 that sum to one. Default: ``sizes / n``, every example counts the same. The objective
             belongs to the data: where a paper has 1/N, give ``np.full(N, 1 / N)``.
-        names: [N] what the clients are called in errors, tables and reports, all different; ``None``: they are numbered.
+        names: [N] what the clients are called in errors, tables and reports, all different. Default: they are numbered.
 
     Arrays are not copied. Where they do not fit the memory, give memory maps, ``np.load("x.npy", mmap_mode="r")``: they
     are read once to be checked, and then as runs need them.
 
     Raises:
-        DataError: empty clients, sizes or leading axes that do not match, values that are not finite, bad weights, names
-            that are not one text a client.
+        DataError: empty clients, sizes or leading axes that do not match, values that are not finite, bad weights or
+            names.
 
     Example:
         >>> data = FederatedData({"x": np.arange(6.0).reshape(3, 2), "y": np.zeros(3)}, sizes=[1, 2])
@@ -107,9 +107,7 @@ class FederatedData:
         names = None
         if isinstance(clients, Mapping):
             if clients and all(isinstance(part, np.ndarray | jax.Array) for part in clients.values()):
-                raise DataError(
-                    "clients: arrays by name, as of one client; give client's name -> its arrays, or a list"
-                )
+                raise DataError("clients: arrays, as of one client; give client's name -> its arrays, or a list")
             names, clients = [str(name) for name in clients], list(clients.values())
         if isinstance(clients, str | np.ndarray) or not isinstance(clients, Iterable):
             raise DataError(f"clients: a {type(clients).__name__}; give a list with one pytree of arrays a client")
@@ -147,7 +145,8 @@ class FederatedData:
     ) -> "FederatedData":
         """From pooled examples and, for each client, the indices of its examples.
 
-        ``parts`` is a list, or client's name -> indices. An index may occur in several parts (the example is then copied) or in none (it is left out).
+        ``parts`` is a list, or client's name -> indices. An index may occur in several parts (the example is then
+        copied) or in none (it is left out).
 
         Raises:
             DataError: indices that do not fit the examples; a client without an example.

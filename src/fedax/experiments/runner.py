@@ -45,7 +45,6 @@ from fedax.experiments.runs import (
     write_json,
     write_model,
 )
-from fedax.federation.census import Census
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
 MadeOf = dict[str, dict[str, str]]
