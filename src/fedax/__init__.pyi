@@ -35,6 +35,7 @@ from .contract.vector import Vector, zeros_like
 from .data.federated import FederatedData
 from .engine.checkpoint import Checkpoints
 from .engine.history import Run
+from .engine.saved import Model, load_model
 from .engine.simulate import simulate
 from .engine.sweep import Range, Sweep, random_points, sweep
 from .errors import (
@@ -105,6 +106,7 @@ __all__ = [
     "Guard",
     "L1Ball",
     "L2Ball",
+    "Model",
     "Momentum",
     "NodeError",
     "NonNegative",
@@ -145,6 +147,7 @@ __all__ = [
     "create",
     "data",
     "hyperparameters",
+    "load_model",
     "local_steps",
     "random_points",
     "simulate",

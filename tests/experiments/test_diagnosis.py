@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 import fedax
 from fedax.cli import app
+from fedax.engine.saved import read_model, write_model
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, read
 from fedax.experiments.diagnosis import rows, verdict, where
 from fedax.experiments.report import render
-from fedax.experiments.runs import read_model, write_model
 
 CONFIG = """
 data = {name = "digits", clients = 3, partition = "dirichlet", alpha = 0.5}

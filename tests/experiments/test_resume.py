@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fedax
 from fedax import cli
 from fedax.cli import app
-from fedax.engine import checkpoint
+from fedax.engine import checkpoint, saved
 from fedax.errors import DamagedWarning
 from fedax.experiments import begun_folder, build, execute, locked, new_folder, plan, read, runner, runs, tune, tuning
 
@@ -361,13 +361,15 @@ def test_killed_between_the_models(written, whole, tmp_path, monkeypatch):
     experiment, expected = whole
     folder, left = new_folder(tmp_path / "run", "small"), iter(range(written))
 
-    def dies(path, params):
+    write_model = saved.write_model
+
+    def dies(*given):
         if next(left, None) is None:
             raise Stopped
-        runs.write_model(path, params)
+        write_model(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "write_model", dies)
+        patch.setattr(saved, "write_model", dies)
         with pytest.raises(Stopped):
             execute(experiment, folder)
     execute(experiment, folder)
@@ -541,7 +543,7 @@ def full(*arguments, **options):
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(runner, "append_metrics"), (runner, "write_model"), (runner, "finish"), (checkpoint, "write_tensors")],
+    [(runner, "append_metrics"), (saved, "write_model"), (runner, "finish"), (checkpoint, "write_tensors")],
 )
 def test_a_disk_that_is_full(module, name, whole, here, monkeypatch):
     """One line, and what there is goes on as if nothing had been."""

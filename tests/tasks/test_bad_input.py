@@ -87,7 +87,7 @@ def test_every_task_has_one_line():
     lines = tasks.available()
     assert set(lines) == {
         *("quadratic", "linear_regression", "logistic_regression", "softmax_regression"),
-        *("mlp", "cnn", "vgg11", "resnet18", "char_lstm"),
+        *("mlp", "mlp_regression", "cnn", "vgg11", "resnet18", "char_lstm"),
     }
     assert all(line.endswith((".", "xᵀw.")) and "\n" not in line for line in lines.values())
 

@@ -566,6 +566,21 @@ def with_digest(content: bytes) -> bytes:
     return content[: place.start(1)] + digest + content[place.end(1) :]
 
 
+def write_atomic(path: pathlib.Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: into a temporary neighbour first, which then takes the name."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        pathlib.Path(temporary).unlink(missing_ok=True)
+        raise
+
+
 def tensor_name(path: Unknown) -> str:
     """How a file calls a leaf of a model: by its path in the tree, such as ``layers.0.weight``."""
     return jax.tree_util.keystr(path, simple=True, separator=".") or "params"

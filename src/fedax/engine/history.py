@@ -1,5 +1,6 @@
 """The history of a run: its rows, what they cost, and how it ended."""
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,8 +9,11 @@ from fedax.columns import COSTS, TRAFFIC
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
+from fedax.engine.job import Origin
 from fedax.engine.loop import State, Tally
 from fedax.engine.plan import Form
+from fedax.engine.saved import Model, model_of
+from fedax.errors import ConfigError
 
 FAILED = ("diverged", "worse", "failed")  # the statuses of runs whose last model is of no use
 
@@ -52,7 +56,13 @@ class Run:
     best: Best | None = None
 
     def __init__(
-        self, rows: list[dict[str, Unknown]], state: State | None, params: Tree, status: str, compile_seconds: float
+        self,
+        rows: list[dict[str, Unknown]],
+        state: State | None,
+        params: Tree,
+        status: str,
+        compile_seconds: float,
+        origin: Origin,
     ):
         self.params = params
         self.state = None if state is None else state.server
@@ -60,6 +70,29 @@ class Run:
         self.left_out = None if state is None else _often(state.exclusions)
         self.history = {name: column_of([row[name] for row in rows]) for name in rows[0]}
         self.status, self.compile_seconds = status, compile_seconds
+        self._origin = origin
+
+    @property
+    def model(self) -> Model:
+        """The delivered model, which predicts."""
+        return model_of(self._origin, self.params)
+
+    def save(self, path: str | os.PathLike[str], best: bool = False) -> None:
+        """Write the delivered model, and what it takes to predict with it, to a file for :func:`fedax.load_model`.
+
+        Args:
+            path: ``*.safetensors``; a file that is there is replaced. Tensors are called by their paths in the pytree.
+            best: the best model, where ``Checkpoints(best=…)`` kept one.
+
+        Raises:
+            ConfigError: there is no best model.
+            OSError: the file cannot be written.
+
+        Example: see :class:`fedax.Model`.
+        """
+        if best and self.best is None:
+            raise ConfigError("best", True, "no best model was kept; run with Checkpoints(best='test_loss')")
+        model_of(self._origin, self.best.params if best and self.best is not None else self.params).save(path)
 
     def to_pandas(self) -> Unknown:
         """The history as a ``pandas.DataFrame``; needs pandas."""

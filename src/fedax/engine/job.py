@@ -39,6 +39,22 @@ from fedax.wire.sums import is_change
 from fedax.wire.wire import Wire
 
 
+class Origin(NamedTuple):
+    """What the model of a run belongs to.
+
+    Attributes:
+        task: the user's own.
+        example: the form of one example, a pytree of ``jax.ShapeDtypeStruct``.
+        labels: what the classes are called, in the order of the outputs; ``None``: by their numbers, or there are none.
+        transform: makes examples of tables; ``None`` where they were no tables.
+    """
+
+    task: Task
+    example: Tree
+    labels: tuple[str | int, ...] | None
+    transform: Unknown
+
+
 class Job(NamedTuple):
     """What a run needs.
 
@@ -59,6 +75,7 @@ class Job(NamedTuple):
         test: held-out examples on the device, or ``None``.
         grad_norm, density, until: as of :func:`fedax.simulate`.
         form: shapes and types of the task's own parameters; those of ``x`` are wider where they are bfloat16.
+        origin: what the model of the run belongs to.
         seed: as of :func:`fedax.simulate`.
     """
 
@@ -81,6 +98,7 @@ class Job(NamedTuple):
     until: Callable[[dict[str, Unknown]], bool] | None
     form: Tree
     seed: int
+    origin: Origin
 
     def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: parameters of the types that the task's ``init`` gives them."""
@@ -194,10 +212,17 @@ def make_job(
         processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density}")
         if FILES in settings():  # each host may have a copy of its own
             settings()[FILES] = processes.text_from_first(settings()[FILES])
+    origin = Origin(given, census.example, _labels(here), getattr(here, "transform", None))
     return Job(
         hyper, fed, key, x, here if stream else None, census, own, plan, memory, forms, settings,
-        rounds, stops, held_out, grad_norm, density, until, form, seed,
+        rounds, stops, held_out, grad_norm, density, until, form, seed, origin,
     )  # fmt: skip
+
+
+def _labels(data: FederatedData | None) -> tuple[int, ...] | None:
+    """Labels that are no numbers from 0 on: −1 and +1."""
+    y = data.examples.get("y") if data is not None and isinstance(data.examples, dict) else None
+    return (-1, 1) if y is not None and y.ndim == 1 and y.size and y.min() == -1 and y.max() == 1 else None
 
 
 def one_type(tree: Tree) -> Tree:

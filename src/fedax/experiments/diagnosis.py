@@ -9,9 +9,10 @@ import numpy as np
 
 from fedax.columns import describe
 from fedax.data import FederatedData
+from fedax.engine.saved import read_model
 from fedax.experiments import summary
 from fedax.experiments.config import Experiment
-from fedax.experiments.runs import Record, finite, read_model, slug, write_json
+from fedax.experiments.runs import Record, finite, slug, write_json
 from fedax.theory import diagnose
 from fedax.theory.diagnostics import MATERIAL
 

@@ -18,6 +18,7 @@ from fedax.engine import processes
 from fedax.engine.checkpoint import discard, present
 from fedax.engine.identity import differences, same_versions
 from fedax.engine.job import make_job
+from fedax.engine.saved import read_model
 from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
@@ -36,14 +37,12 @@ from fedax.experiments.runs import (
     missing_rounds,
     model_path,
     read,
-    read_model,
     refuse_links,
     remove_unfinished,
     rows_of,
     slug,
     write_atomic,
     write_json,
-    write_model,
 )
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
@@ -126,8 +125,8 @@ def execute(
         if writes:
             for (_, seed), run in zip(batch, found, strict=True):
                 if run.best is not None:
-                    write_model(model_path(folder, label, seed, best=True), run.best.params)
-                write_model(model_path(folder, label, seed), run.params)
+                    run.save(model_path(folder, label, seed, best=True), best=True)
+                run.save(model_path(folder, label, seed))
             discard_sweep(place) if len(batch) > 1 else discard(place)
     return finish(folder, compiled) if writes else None
 

@@ -24,22 +24,17 @@ import math
 import os
 import pathlib
 import re
-import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 import filelock
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pydantic
-import safetensors
-import safetensors.numpy
 
 from fedax.columns import COSTS
 from fedax.data.formats import parse_json, regular
-from fedax.engine.checkpoint import BLANK, WRITING, damage, tensor_name, with_digest
+from fedax.engine.checkpoint import WRITING, damage, write_atomic
 from fedax.engine.history import FAILED, column_of, ended_worse
 from fedax.engine.job import evaluation_rounds
 from fedax.errors import ConfigError, DataError
@@ -381,21 +376,6 @@ def few(rounds: list[int]) -> str:
     return ", ".join(map(str, rounds[:5])) + (f" … {rounds[-1]}" if len(rounds) > 5 else "")
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: into a temporary neighbour first, which then takes the name."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def write_json(path: Path, content: Any) -> None:
     """Strict JSON, atomically: numbers that are not finite become null."""
     write_atomic(path, json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -428,68 +408,6 @@ def append_metrics(
     line = finite({"label": label, "method": method, **at, "seed": seed, "status": status, **row})
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
-
-
-def write_model(path: Path, params: Any) -> None:
-    """A pytree of arrays as safetensors; a tensor's name is its path in the tree, such as ``layers.0.weight``.
-
-    Example:
-        >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
-        >>> write_model(path, {"layers": [{"b": np.zeros(2)}], "scale": np.ones(())})
-        >>> {name: tensor.shape for name, tensor in sorted(safetensors.numpy.load_file(path).items())}
-        {'layers.0.b': (2,), 'scale': ()}
-    """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    # Contiguous copies: safetensors would write a transposed array's memory as it lies.
-    tensors = {tensor_name(at): np.array(leaf, order="C") for at, leaf in leaves}
-    write_atomic(path, with_digest(safetensors.numpy.save(tensors, {"sha256": BLANK})))
-
-
-def read_model(path: Path, like: Any) -> Any:
-    """The model that :func:`write_model` wrote.
-
-    Args:
-        path: the file.
-        like: a pytree of arrays, or of their shapes, of the model's structure.
-
-    Raises:
-        ConfigError: there is no such file.
-        DataError: it cannot be read, is damaged, or holds another model.
-
-    Example:
-        >>> path = Path(tempfile.mkdtemp()) / "model.safetensors"
-        >>> write_model(path, [np.zeros(2), {"b": np.ones(())}])
-        >>> read_model(path, [np.zeros(2), {"b": np.zeros(())}])
-        [array([0., 0.]), {'b': array(1.)}]
-    """
-    try:
-        if path.exists():
-            regular(path)
-        # The library's own reader knows no bfloat16.
-        tensors = {
-            name: np.frombuffer(found["data"], _FLOATS[found["dtype"]]).reshape(found["shape"])
-            for name, found in safetensors.deserialize(path.read_bytes())
-        }
-    except OSError as error:
-        raise ConfigError("model", str(path), f"cannot be read ({error.strerror})") from error
-    except safetensors.SafetensorError as error:
-        raise DataError(f"{path}: no safetensors file ({ascii(str(error))[:200]})") from error  # it may have their text
-    except KeyError as error:
-        raise DataError(f"{path}: it holds numbers of type {error}; a model's are {', '.join(_FLOATS)}") from error
-    if (wrong := damage(path)) is not None:
-        raise DataError(f"{path}: {wrong}; train the model again")
-    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-    wanted = {tensor_name(at): leaf.shape for at, leaf in leaves}
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    if wanted != found:
-        name = min(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
-        raise DataError(
-            f"{path}: another model: {name} is {found.get(name)} in it, and {wanted.get(name)} in the task's"
-        )
-    return jax.tree.unflatten(structure, [tensors[name] for name in wanted])
 
 
 def begun(folder: Path) -> dict[str, Any] | None:

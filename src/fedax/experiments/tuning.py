@@ -48,7 +48,6 @@ from fedax.experiments.runs import (
     slug,
     write_atomic,
     write_json,
-    write_model,
 )
 
 Axis = list[Any] | fedax.Range
@@ -185,7 +184,7 @@ def _tune(
         best = tuning.points[label].index(read(folder).trials(label)[0].point)
         for found in swept:
             for seed, run in zip(found.seeds, found.runs[best], strict=True):
-                write_model(model_path(folder, label, seed), run.params)
+                run.save(model_path(folder, label, seed))
     seconds = time.perf_counter() - began
     record = finish(folder, compiled)
     files = _write_best(tuning, record)

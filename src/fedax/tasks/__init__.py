@@ -5,7 +5,7 @@ from typing import Any
 from fedax.registry import Registry
 from fedax.tasks.classification import classification
 from fedax.tasks.linear import linear_regression, logistic_regression, quadratic, softmax_regression
-from fedax.tasks.models import char_lstm, cnn, mlp, resnet18, vgg11
+from fedax.tasks.models import char_lstm, cnn, mlp, mlp_regression, resnet18, vgg11
 from fedax.tasks.task import Task
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "linear_regression",
     "logistic_regression",
     "mlp",
+    "mlp_regression",
     "quadratic",
     "resnet18",
     "softmax_regression",
@@ -32,6 +33,7 @@ for _factory in (
     logistic_regression,
     softmax_regression,
     mlp,
+    mlp_regression,
     cnn,
     vgg11,
     resnet18,

@@ -61,6 +61,16 @@ def features(x: np.ndarray, count: int) -> None:
         )
 
 
+def scaled(x: np.ndarray, mean: Any, std: Any) -> None:
+    """A mean and a std of several numbers must have one for each channel of ``x``, its last axis."""
+    for setting, value in (("mean", mean), ("std", std)):
+        if np.ndim(value) and (not x.shape[1:] or x.shape[-1] != np.size(value)):
+            raise DataError(
+                f"examples['x']: shape {x.shape}, but {setting} has {np.size(value)} numbers, one for each "
+                "channel; the channels are the last axis"
+            )
+
+
 def labels(y: np.ndarray, classes: int, each: tuple[int, ...] = ()) -> None:
     """Whole numbers from 0 to ``classes`` − 1, of shape ``each`` per example (default: one label).
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.vector import spelled
-from fedax.errors import CodeError, ConfigError, DataError, call, place_of
+from fedax.errors import CodeError, ConfigError, call, place_of
 from fedax.tasks import checks
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
 from fedax.tasks.losses import correct, cross_entropy, ridge
@@ -62,8 +62,7 @@ def classification(
     """
     whole("classes", classes, low=2)
     number("l2", l2, low=0)
-    scaling: dict[str, Any] = {"mean": mean, "std": std}
-    scale = _scaling(**scaling)
+    scale = scaling(mean, std)
 
     def logits(params: Any, x: Any, key: Any) -> Any:
         x = scale(x)
@@ -87,12 +86,7 @@ def classification(
         x, y = checks.columns(examples, "x", "y")
         if check is not None:
             check(x)
-        for setting, value in scaling.items():
-            if np.ndim(value) and (not x.shape[1:] or x.shape[-1] != np.size(value)):
-                raise DataError(
-                    f"examples['x']: shape {x.shape}, but {setting} has {np.size(value)} numbers, one for each "
-                    "channel; the channels are the last axis"
-                )
+        checks.scaled(x, mean, std)
         checks.labels(y, classes)
 
     return Task(init, loss, {"accuracy": accuracy}, check_examples, name, outputs, "classification")
@@ -139,7 +133,12 @@ def image_classification(
     return classification(init, apply, classes, mean, std, l2, check, name)
 
 
-def _scaling(mean: PerChannel, std: PerChannel) -> Callable[[Any], Any]:
+def scaling(mean: PerChannel, std: PerChannel) -> Callable[[Any], Any]:
+    """What is done to x before the model: whole numbers to real ones, then (x − mean)/std; see :func:`classification`.
+
+    Raises:
+        ConfigError: a mean or std that cannot be used.
+    """
     for field, value in (("mean", mean), ("std", std)):
         if value is not None and (np.ndim(value) > 1 or not np.isfinite(value).all()):
             raise ConfigError(field, value, "give one finite number, or one for each channel")

@@ -35,11 +35,13 @@ class Factory:
         bound.apply_defaults()
         arguments = {name: _hashable(value) for name, value in bound.arguments.items()}
         task = self._cached(**arguments)
-        _made_with[task] = arguments  # a factory that calls another one comes last, and has the user's own arguments
+        # A factory that calls another one comes last, and has the user's own arguments. The loss stands for the task:
+        # one with other metrics is of the same model.
+        _made_with[task.loss] = self.__name__, arguments
         return task
 
 
-_made_with: weakref.WeakKeyDictionary[Task, dict[str, Any]] = weakref.WeakKeyDictionary()
+_made_with: weakref.WeakKeyDictionary[Callable[..., Any], tuple[str, dict[str, Any]]] = weakref.WeakKeyDictionary()
 
 
 def made_with(task: Task) -> dict[str, Any]:
@@ -50,7 +52,22 @@ def made_with(task: Task) -> dict[str, Any]:
         >>> made_with(fedax.tasks.linear_regression(3))
         {'features': 3, 'bias': True}
     """
-    return {name: value for name, value in _made_with.get(task, {}).items() if not callable(value)}
+    _, arguments = _made_with.get(task.loss, ("", {}))
+    return {name: value for name, value in arguments.items() if not callable(value)}
+
+
+def made_as(task: Task) -> dict[str, Any] | None:
+    """The factory's name and its arguments, in plain JSON; ``None`` of a task that has functions of the user's.
+
+    Example:
+        >>> import fedax
+        >>> made_as(fedax.tasks.linear_regression(3))
+        {'name': 'linear_regression', 'features': 3, 'bias': True}
+    """
+    name, arguments = _made_with.get(task.loss, ("", {}))
+    if not name or any(callable(value) for value in arguments.values()):
+        return None
+    return {"name": name, **arguments}
 
 
 def _hashable(value: Any) -> Any:

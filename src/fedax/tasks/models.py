@@ -5,6 +5,7 @@ at zero.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,11 @@ import jax.numpy as jnp
 
 from fedax.errors import ConfigError
 from fedax.tasks import checks
-from fedax.tasks.classification import flat_classification, image_classification
+from fedax.tasks.classification import flat_classification, image_classification, scaling
 from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
 from fedax.tasks.initial import Uniform, draw, glorot, he, readout
 from fedax.tasks.layers import conv2d, dense, dropout, group_norm, lstm, max_pool
-from fedax.tasks.losses import correct, cross_entropy
+from fedax.tasks.losses import correct, cross_entropy, ridge
 from fedax.tasks.task import Task
 
 
@@ -68,20 +69,98 @@ def mlp(
         [(784, 50), (50, 10)]
     """
     whole("features", features)
-    if not isinstance(hidden, tuple):
-        raise ConfigError("hidden", hidden, "give the units of each hidden layer, such as (200, 200)")
-    for units in hidden:
-        whole("hidden", units)
+    _check_hidden(hidden)
 
     def init(key: Any) -> Any:
         return draw(key, _perceptron((features, *hidden, classes)))
 
     def apply(params: Any, x: Any, key: Any) -> Any:
-        for layer in params[:-1]:
-            x = jax.nn.relu(dense(x, layer["w"], layer["b"]))
-        return dense(x, params[-1]["w"], params[-1]["b"])
+        return _forward(params, x)
 
     return flat_classification(init, apply, features, classes, mean, std, l2, "mlp")
+
+
+@Factory
+def mlp_regression(
+    features: int,
+    hidden: Sequence[int] = (200, 200),
+    l2: Real = 0.0,
+    mean: PerChannel = None,
+    std: PerChannel = None,
+    y_mean: Real = 0.0,
+    y_std: Real = 1.0,
+) -> Task:
+    """Multilayer perceptron that predicts a number.
+
+    ``f(params) = ((m(x) − y)/y_std)² + (l2/2)‖params‖²`` with the model m(x) = y_mean + y_std · net(x). The parameters
+    are those of :func:`mlp` with one output.
+
+    Args:
+        features: numbers in an x, at least 1; images are flattened.
+        hidden: units of each hidden layer; (): a linear model.
+        l2: ≥ 0, part of each example's loss (weight decay).
+        mean, std: subtracted from x and divided by; see :func:`fedax.tasks.classification`.
+        y_mean, y_std: of the targets, about; with targets far from 0 or 1 in size, learning rates that work elsewhere
+            work here too.
+
+    Examples are ``{"x": [n, ...] real, uint8 or bool, "y": [n] real numbers}``.
+
+    Raises:
+        ConfigError: arguments out of range.
+        DataError: by a run, examples that do not fit.
+
+    Example:
+        >>> import fedax
+        >>> task = fedax.tasks.mlp_regression(8, hidden=(50,), y_mean=20.0, y_std=10.0)
+        >>> params = task.init(jax.random.key(0))
+        >>> task.outputs(params, {"x": jnp.zeros((2, 8))}).tolist()
+        [20.0, 20.0]
+    """
+    whole("features", features)
+    _check_hidden(hidden)
+    number("l2", l2, low=0)
+    if isinstance(y_mean, bool) or not math.isfinite(y_mean):
+        raise ConfigError("y_mean", y_mean, "give a finite number")
+    number("y_std", y_std, low=0)
+    if y_std == 0:
+        raise ConfigError("y_std", y_std, "give a positive number")
+    scale = scaling(mean, std)
+
+    def init(key: Any) -> Any:
+        return draw(key, _perceptron((features, *hidden, 1)))
+
+    def net(params: Any, batch: Any) -> Any:
+        x = scale(batch["x"])
+        return _forward(params, x.reshape(x.shape[0], -1))[:, 0]
+
+    def outputs(params: Any, batch: Any) -> Any:
+        return y_mean + y_std * net(params, batch)
+
+    def loss(params: Any, batch: Any, key: Any) -> Any:
+        return (net(params, batch) - (batch["y"] - y_mean) / y_std) ** 2 + ridge(params, l2)
+
+    def check(examples: Any) -> None:
+        x, y = checks.columns(examples, "x", "y")
+        checks.pixels(x)
+        checks.features(x, features)
+        checks.scaled(x, mean, std)
+        checks.real("y", y)
+        checks.shaped("y", y, ())
+
+    return Task(init, loss, {}, check, "mlp_regression", outputs, "regression")
+
+
+def _check_hidden(hidden: Any) -> None:
+    if not isinstance(hidden, tuple):
+        raise ConfigError("hidden", hidden, "give the units of each hidden layer, such as (200, 200)")
+    for units in hidden:
+        whole("hidden", units)
+
+
+def _forward(params: Any, x: Any) -> Any:
+    for layer in params[:-1]:
+        x = jax.nn.relu(dense(x, layer["w"], layer["b"]))
+    return dense(x, params[-1]["w"], params[-1]["b"])
 
 
 def _conv(params: Any, x: Any) -> Any:

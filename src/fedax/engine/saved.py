@@ -1,0 +1,372 @@
+"""A model as a file: its parameters, and what it takes to predict with them anywhere."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pydantic
+import safetensors
+import safetensors.numpy
+
+import fedax
+from fedax.contract.types import Tree, Unknown
+from fedax.data.formats import parse_json, regular
+from fedax.engine.checkpoint import BLANK, damage, tensor_name, with_digest, write_atomic
+from fedax.engine.job import Origin
+from fedax.errors import ConfigError, DataError
+from fedax.programs import compiled
+from fedax.tasks import TASKS
+from fedax.tasks.factory import made_as
+from fedax.tasks.task import Task
+
+Label = str | int
+Path = str | os.PathLike[str]
+
+_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+_NUMBERS = 2**22  # numbers of input that are predicted at a time
+_LONGEST = 1 << 26  # bytes of a file's own description
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A trained model, and what it takes to predict with it.
+
+    Attributes:
+        task: what was learned.
+        params: the parameters, a pytree as the task's ``init`` gives it.
+        labels: [C] what the classes are called, in the order of the outputs; ``None``: by their numbers from 0 on, or
+            there are none.
+        transform: makes examples of tables, as at the training; ``None`` where the training had none.
+        example: the columns that the outputs are made of: name -> shape and type of one example's; ``None`` where
+            examples were no dictionary of arrays.
+        versions: of fedax and JAX, with which it was trained.
+
+    Example:
+        >>> import tempfile
+        >>> import fedax
+        >>> digits = fedax.data.load("digits")
+        >>> data = fedax.FederatedData(digits.train, sizes=[len(digits.train["y"])])
+        >>> task = fedax.tasks.softmax_regression(features=64, classes=10)
+        >>> run = fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, rounds=5, batch_size=32)
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "digits.safetensors"
+        >>> run.save(path)
+        >>> model = fedax.load_model(path)
+        >>> bool((model.predict(digits.test["x"]) == digits.test["y"]).mean() > 0.8)
+        True
+        >>> model.predict_proba(digits.test["x"][:3]).shape
+        (3, 10)
+    """
+
+    task: Task
+    params: Tree
+    labels: tuple[Label, ...] | None = None
+    transform: Unknown = None
+    example: Mapping[str, tuple[tuple[int, ...], str]] | None = None
+    versions: Mapping[str, str] | None = None
+
+    def outputs(self, x: Unknown) -> np.ndarray:
+        """What the model answers: logits [n, C], log-odds of the second of two classes [n], or predictions.
+
+        Args:
+            x: [n, ...] examples; a dictionary of arrays where they have several columns; or a table (pandas), where the
+                model was trained on tables.
+
+        Raises:
+            ConfigError: the task has no outputs.
+            DataError: ``x`` is not what the model was trained on.
+        """
+        batch = self._batch(x)
+        n = len(jax.tree.leaves(batch)[0])
+        each = max(1, max(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(batch)))
+        step = min(n, max(1, _NUMBERS // each))
+        found = []
+        for start in range(0, n, step):
+            rows = np.minimum(np.arange(start, start + step), n - 1)  # of one shape, so that it compiles once
+            block = jax.tree.map(lambda leaf: leaf[rows], batch)  # noqa: B023  (called at once)
+            found.append(np.asarray(_outputs(self.params, block, task=self.task.trained))[: n - start])
+        return np.concatenate(found)
+
+    def predict(self, x: Unknown) -> np.ndarray:
+        """The class of each example, by its label; of regression the numbers.
+
+        Args:
+            x: as of :meth:`outputs`.
+        """
+        found = self.outputs(x)
+        if self.task.kind != "classification":
+            return found
+        chosen = (found > 0).astype(np.int64) if found.ndim == 1 else found.argmax(-1)
+        return np.asarray(chosen if self.labels is None else np.asarray(self.labels)[chosen])
+
+    def predict_proba(self, x: Unknown) -> np.ndarray:
+        """The probability of each class, [n, C].
+
+        Args:
+            x: as of :meth:`outputs`.
+
+        Raises:
+            ConfigError: the task is no classification.
+        """
+        if self.task.kind != "classification":
+            raise ConfigError("task", self.task.name, "this is no classification; take predict")
+        found = self.outputs(x).astype(np.float64)
+        if found.ndim == 1:
+            found = np.stack([np.zeros_like(found), found], axis=-1)
+        found = np.exp(found - found.max(-1, keepdims=True))
+        return np.asarray(found / found.sum(-1, keepdims=True))
+
+    def save(self, path: Path) -> None:
+        """Write it again, as :meth:`fedax.Run.save` does."""
+        write_model(path, self.params, json.dumps(self._about(), allow_nan=False))
+
+    def _batch(self, x: Unknown) -> Tree:
+        if self.task.outputs is None:
+            way_out = "this task does not say what its model answers; give Task(…, outputs=fn(params, batch))"
+            raise ConfigError("outputs", None, way_out)
+        if hasattr(x, "columns") and hasattr(x, "iloc"):
+            if self.transform is None:
+                raise DataError("x: a table, but the model was trained on arrays; give an array")
+            x = self.transform(x)
+        if self.example is None:
+            return x
+        batch = dict(x) if isinstance(x, Mapping) else {"x": x}
+        wanted = self.example
+        for name, (shape, kind) in wanted.items():
+            if name not in batch:
+                raise DataError(f"x: there is no column {name!r}; the model takes {', '.join(wanted)}")
+            array = np.asarray(batch[name])
+            if array.ndim == 0 or array.shape[1:] != shape:
+                raise DataError(f"{name}: examples of shape {array.shape[1:]}; the model takes {shape}")
+            real = np.issubdtype(array.dtype, np.floating), jnp.issubdtype(np.dtype(kind), jnp.floating)
+            if array.dtype.kind not in "biuf" or (real == (True, False)):
+                raise DataError(f"{name}: numbers of type {array.dtype}; the model was trained on {kind}")
+            if not np.isfinite(array).all():
+                at = np.argwhere(~np.isfinite(array))[0].tolist()
+                raise DataError(f"{name}: example {at[0]} has {array[tuple(at)]}; numbers have to be finite")
+            if array.dtype.kind == "f" or real[1]:
+                array = array.astype(kind)
+            batch[name] = array
+        batch = {name: batch[name] for name in wanted}
+        if len(lengths := {len(array) for array in batch.values()}) != 1 or lengths == {0}:
+            raise DataError(f"x: {' and '.join(map(str, sorted(lengths)))} examples; give at least one, in all columns")
+        return batch
+
+    def _about(self) -> dict[str, Unknown]:
+        return {
+            "task": made_as(self.task),
+            "name": self.task.name,
+            "kind": self.task.kind,
+            "example": self.example
+            and {name: {"shape": shape, "dtype": kind} for name, (shape, kind) in self.example.items()},
+            "labels": self.labels,
+            "transform": None if self.transform is None else self.transform.to_json(),
+            "versions": self.versions,
+        }
+
+    def __repr__(self) -> str:
+        classes = "" if self.labels is None else f", {len(self.labels)} classes"
+        number = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.params))
+        return f"Model({self.task.name}, {number} parameters{classes})"
+
+
+@compiled(static=["task"])
+def _outputs(params: Tree, batch: Tree, *, task: Task) -> Tree:
+    assert task.outputs is not None
+    return task.outputs(params, batch)
+
+
+def model_of(origin: Origin, params: Tree) -> Model:
+    """The model of a run, as :func:`load_model` gives it."""
+    versions = {"fedax": fedax.__version__, "jax": jax.__version__}
+    return Model(origin.task, params, origin.labels, origin.transform, _taken(origin), versions)
+
+
+def _taken(origin: Origin) -> dict[str, tuple[tuple[int, ...], str]] | None:
+    """The columns of examples that the outputs depend on: labels are none of them."""
+    example, outputs = origin.example, origin.task.outputs
+    if (
+        outputs is None
+        or not isinstance(example, Mapping)
+        or not all(hasattr(leaf, "shape") for leaf in example.values())
+    ):
+        return None
+    batch = {name: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype) for name, leaf in example.items()}
+    program = jax.make_jaxpr(lambda batch, params: outputs(params, batch))(batch, origin.task.form()).jaxpr
+    used = {id(atom) for step in program.eqns for atom in step.invars} | {id(atom) for atom in program.outvars}
+    reads = dict(zip(sorted(batch), program.invars, strict=False))  # JAX sorts dictionaries by their keys
+    return {name: (tuple(example[name].shape), str(example[name].dtype)) for name in example if id(reads[name]) in used}
+
+
+class _Column(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    shape: list[pydantic.NonNegativeInt]
+    dtype: str = pydantic.Field(pattern=r"^((bfloat|float|int|uint)(8|16|32|64)|bool)$")
+
+
+class _About(pydantic.BaseModel):
+    """What a model's file says of itself."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    task: dict[str, Unknown] | None
+    name: str
+    kind: Literal["classification", "regression"] | None
+    example: dict[str, _Column] | None
+    labels: list[str | int] | None
+    transform: dict[str, Unknown] | None
+    versions: dict[str, str]
+
+
+def load_model(path: Path, task: Task | None = None) -> Model:
+    """The model that :meth:`fedax.Run.save` or a run folder keeps.
+
+    Args:
+        path: a file ``*.safetensors``.
+        task: what was learned; default: as the file says, which it does of fedax's own tasks. It runs no code of the
+            file's.
+
+    Raises:
+        ConfigError: there is no such file; or it is of a task of your own, and ``task`` is missing.
+        DataError: it is damaged, or no model of this task.
+
+    Example:
+        >>> import tempfile
+        >>> import fedax
+        >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+        >>> fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, rounds=1).save(path)
+        >>> load_model(path).task is task
+        True
+    """
+    path = pathlib.Path(path)
+    tensors, text = _read(path)
+    transform = None
+    try:
+        about = _About.model_validate(parse_json(text)) if text else None
+        form = {} if about is None else about.example or {}
+        example = {name: (tuple(column.shape), np.dtype(column.dtype).name) for name, column in form.items()}
+        if about is not None and about.transform is not None:
+            from fedax.data.transform import Transform
+
+            transform = Transform.from_json(about.transform)
+    except (ValueError, TypeError, RecursionError) as error:  # pydantic's are ValueErrors too
+        raise DataError(f"{path}: its description cannot be used ({str(error)[:300]})") from error
+    if task is None and (about is None or about.task is None):
+        name = "" if about is None else f" {about.name!r}"
+        way_out = f"the file is of a task{name} that fedax does not have; give load_model(path, task=…)"
+        raise ConfigError("task", None, way_out)
+    if task is None:
+        assert about is not None
+        task, form = _task(path, about.task or {}, tensors)
+    else:
+        form = task.form()
+    labels = None if about is None or about.labels is None else tuple(about.labels)
+    params = _shaped(path, tensors, form)
+    return Model(task, params, labels, transform, example or None, {} if about is None else about.versions)
+
+
+def _task(
+    path: pathlib.Path, description: Mapping[str, Unknown], tensors: Mapping[str, np.ndarray]
+) -> tuple[Task, Tree]:
+    """The task that a file describes, and its parameters' form: no larger than the tensors that it has."""
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in description.items()}
+    numbers = sum(tensor.size for tensor in tensors.values())
+    for name, value in given.items():
+        most = len(tensors) if name in ("hidden", "layers") else numbers
+        if (len(value) if isinstance(value, tuple) else value if isinstance(value, int) else 0) > most:
+            raise DataError(f"{path}: its task has {name} = {str(value)[:80]}, too much for its {len(tensors)} tensors")
+    try:
+        task: Task = TASKS.make(str(given.pop("name", "")), **given)
+        return task, task.form()
+    except ConfigError as error:
+        raise DataError(f"{path}: its task cannot be made ({error})") from error
+
+
+def write_model(path: Path, params: Tree, about: str = "") -> None:
+    """A pytree of arrays as safetensors; a tensor's name is its path in the tree, such as ``layers.0.weight``.
+
+    Args:
+        path: the file; one that is there is replaced.
+        params: the parameters.
+        about: what :func:`load_model` needs besides.
+
+    Example:
+        >>> import tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+        >>> write_model(path, {"layers": [{"b": np.zeros(2)}], "scale": np.ones(())})
+        >>> {name: tensor.shape for name, tensor in sorted(safetensors.numpy.load_file(path).items())}
+        {'layers.0.b': (2,), 'scale': ()}
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    # Contiguous copies: safetensors would write a transposed array's memory as it lies.
+    tensors = {tensor_name(at): np.array(leaf, order="C") for at, leaf in leaves}
+    content = safetensors.numpy.save(tensors)
+    start = 8 + int.from_bytes(content[:8], "little")
+    # The library writes metadata in any order, and the same model has to be the same file.
+    head = {"__metadata__": {"sha256": BLANK} | ({"fedax": about} if about else {})} | json.loads(content[8:start])
+    words = json.dumps(head).encode()
+    words += b" " * (-len(words) % 8)
+    write_atomic(pathlib.Path(path), with_digest(len(words).to_bytes(8, "little") + words + content[start:]))
+
+
+def read_model(path: pathlib.Path, like: Tree) -> Tree:
+    """The parameters that :func:`write_model` wrote.
+
+    Args:
+        path: the file.
+        like: a pytree of arrays, or of their shapes, of the model's structure.
+
+    Raises:
+        ConfigError: there is no such file.
+        DataError: it cannot be read, is damaged, or holds another model.
+
+    Example:
+        >>> import tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "model.safetensors"
+        >>> write_model(path, [np.zeros(2), {"b": np.ones(())}])
+        >>> read_model(path, [np.zeros(2), {"b": np.zeros(())}])
+        [array([0., 0.]), {'b': array(1.)}]
+    """
+    return _shaped(path, _read(path)[0], like)
+
+
+def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], bytes]:
+    """The tensors of a file by name, and what it says of itself."""
+    try:
+        if path.exists():
+            regular(path)
+        content = path.read_bytes()
+        # The library's own reader knows no bfloat16.
+        tensors = {
+            name: np.frombuffer(found["data"], _FLOATS[found["dtype"]]).reshape(found["shape"])
+            for name, found in safetensors.deserialize(content)
+        }
+    except OSError as error:
+        raise ConfigError("model", str(path), f"cannot be read ({error.strerror})") from error
+    except safetensors.SafetensorError as error:
+        raise DataError(f"{path}: no safetensors file ({ascii(str(error))[:200]})") from error  # it may have their text
+    except KeyError as error:
+        raise DataError(f"{path}: it holds numbers of type {error}; a model's are {', '.join(_FLOATS)}") from error
+    if (wrong := damage(path)) is not None:
+        raise DataError(f"{path}: {wrong}; train the model again")
+    head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return tensors, str(head.get("__metadata__", {}).get("fedax", "")).encode()[:_LONGEST]
+
+
+def _shaped(path: pathlib.Path, tensors: Mapping[str, np.ndarray], like: Tree) -> Tree:
+    leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+    wanted = {tensor_name(at): leaf.shape for at, leaf in leaves}
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if wanted != found:
+        name = min(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+        raise DataError(
+            f"{path}: another model: {name} is {found.get(name)} in it, and {wanted.get(name)} in the task's"
+        )
+    return jax.tree.unflatten(structure, [tensors[name] for name in wanted])
