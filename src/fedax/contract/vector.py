@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Tree, Unknown
 
 
 class Vector(eqx.Module):
@@ -122,3 +122,13 @@ def spelled(tree: Tree) -> str:
 
     found = [(jax.tree_util.keystr(path), one(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
     return ", ".join(f"{path} {text}".strip() for path, text in found) or "nothing"
+
+
+def tensor_name(path: Unknown) -> str:
+    """How a leaf of a model is called, in files and in patterns: by its path in the tree, such as ``layers.0.weight``.
+
+    Example:
+        >>> [tensor_name(path) for path, _ in jax.tree_util.tree_leaves_with_path({"layers": [{"weight": 1}], "b": 2})]
+        ['b', 'layers.0.weight']
+    """
+    return jax.tree_util.keystr(path, simple=True, separator=".") or "params"

@@ -28,6 +28,7 @@ import safetensors
 
 from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC, describe, higher_is_better
 from fedax.contract.types import Tree, Unknown
+from fedax.contract.vector import tensor_name
 from fedax.engine import processes
 from fedax.engine.evaluate import columns
 from fedax.engine.identity import differences, same_versions, settings_of, versions
@@ -579,11 +580,6 @@ def write_atomic(path: pathlib.Path, content: str | bytes) -> None:
     except BaseException:
         pathlib.Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def tensor_name(path: Unknown) -> str:
-    """How a file calls a leaf of a model: by its path in the tree, such as ``layers.0.weight``."""
-    return jax.tree_util.keystr(path, simple=True, separator=".") or "params"
 
 
 @contextlib.contextmanager

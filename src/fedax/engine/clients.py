@@ -57,7 +57,7 @@ def client_program(stage: str, number: int, plan: Plan, watch: Watch | None, out
     def run(memory: Tree, client: Clients) -> tuple[Tree, Answer, Tally]:
         id_ = jnp.minimum(client.ids, plan.num_clients - 1)
         oracle = Oracle(
-            plan.task,
+            plan.task.bound(fed.frozen),
             fed.examples,
             offset=client.offsets,
             size=client.sizes,

@@ -74,7 +74,7 @@ class Lane:
     """One run: its history, and how it ended."""
 
     def __init__(self, job: Job):
-        self.job, self.history = job, History(job.forms)
+        self.job, self.history = job, History(job.forms, job.sent_once)
         self.status = "finished"
         self.kept: tuple[State | None, Tree] | None = None  # the state and the model in the end
 

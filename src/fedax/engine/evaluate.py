@@ -48,6 +48,7 @@ def of_model(
     mesh: Mesh | None,
 ) -> dict[str, Unknown]:
     """What needs no method; so that methods that are compared have one program for it."""
+    task = task.bound(fed.frozen)
     sums = train_sums(model, fed, task=task, grad_norm=grad_norm, mesh=mesh) if train is None else train
     found = {"train_loss": sums[0]}
     if grad_norm:

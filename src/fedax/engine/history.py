@@ -151,9 +151,10 @@ def _often(exclusions: Tree) -> dict[int, int]:
 class History:
     """The rows of a run so far, and its costs."""
 
-    def __init__(self, forms: tuple[list[Form], list[Form]]):
+    def __init__(self, forms: tuple[list[Form], list[Form]], sent_once: int = 0):
         self.rows: list[dict[str, Unknown]] = []
         self.costs = Costs(forms)
+        self.costs.bytes_down += sent_once
 
     def add(self, index: int, figures: dict[str, Unknown], exclusions: Tree) -> dict[str, Unknown]:
         """The row after ``index`` rounds, of what was measured then, and left out so far."""

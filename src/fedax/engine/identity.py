@@ -68,6 +68,9 @@ def identity(
         "seed": str(seed),
         "task": _task(task),
     }
+    if frozen := jax.tree_util.tree_leaves_with_path(task.frozen):
+        names = ", ".join(jax.tree_util.keystr(at) for at, _ in frozen)
+        found["frozen"] = f"{names} {_hashed(*(leaf for _, leaf in frozen))}"
     found |= {f"client {name}": text for name, text in zip(census.names, census.digests, strict=False)}
     files: list[str] = []
     for name, tree in (("data", None if data is None else data.examples), ("test", test)):

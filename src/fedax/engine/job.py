@@ -32,6 +32,7 @@ from fedax.federation.work import Epochs, Work
 from fedax.numbers import MOST, check_count, check_number, check_room
 from fedax.programs import compiled
 from fedax.tasks.task import Task
+from fedax.tasks.trainable import LoRA, Patterns, partial
 from fedax.wire.averages import Aggregator
 from fedax.wire.faults import Faults
 from fedax.wire.guard import Guard
@@ -101,8 +102,13 @@ class Job(NamedTuple):
     origin: Origin
 
     def delivered(self, x: Vector) -> Tree:
-        """A model as the run gives it away: parameters of the types that the task's ``init`` gives them."""
-        return jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), x.tree, self.form)
+        """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them."""
+        return self.plan.task.whole(jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), x.tree, self.form))
+
+    @property
+    def sent_once(self) -> int:
+        """Bytes that every client is sent once: what is frozen of the model."""
+        return self.plan.num_clients * sum(int(leaf.nbytes) for leaf in jax.tree.leaves(self.plan.task.frozen))
 
     @property
     def hosted(self) -> bool:
@@ -139,6 +145,7 @@ def make_job(
     test: Tree = None,
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
+    trainable: Patterns | LoRA | None = None,
     chunk_size: int | None = None,
     mesh: Mesh | None = None,
     client_memory: str = "auto",
@@ -168,6 +175,8 @@ def make_job(
     _check(algorithm, task, census or data, rounds, work, participation, until, guard, aggregate, faults)
     assert census is not None
     here = data if isinstance(data, FederatedData) else None
+    if trainable is not None:
+        task, params = partial(task, trainable, params), None
     form = _once(shared, ("form", id(task)), task.form)
     given, task = task, task.trained
     own = processes.own(census)
@@ -189,6 +198,8 @@ def make_job(
         ("data", id(data), plan.mesh, stream),
         lambda: on_devices(federation_of(census, None if stream else here, own), plan.mesh),
     )
+    frozen = _once(shared, ("frozen", id(task), plan.mesh), lambda: on_devices(task.frozen, plan.mesh))
+    fed = fed._replace(frozen=frozen)
     held_out = _once(shared, ("test", id(test), plan.mesh), lambda: on_devices(test, plan.mesh))
     hyper = Hyper(algorithm, work, participation.bind(census.weights), wire)
     pool = fed._replace(examples=census.examples(2))
@@ -212,7 +223,7 @@ def make_job(
         processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density}")
         if FILES in settings():  # each host may have a copy of its own
             settings()[FILES] = processes.text_from_first(settings()[FILES])
-    origin = Origin(given, census.example, _labels(here), getattr(here, "transform", None))
+    origin = Origin(given.entire, census.example, _labels(here), getattr(here, "transform", None))
     return Job(
         hyper, fed, key, x, here if stream else None, census, own, plan, memory, forms, settings,
         rounds, stops, held_out, grad_norm, density, until, form, seed, origin,

@@ -33,13 +33,15 @@ class Hyper(NamedTuple):
 class Federation(NamedTuple):
     """The data of all clients on the device: pooled examples, and [N] offsets, sizes and weights.
 
-    ``examples`` is ``None`` where they come to the device cohort by cohort.
+    ``examples`` is ``None`` where they come to the device cohort by cohort. ``frozen``: of a task of which a part is
+    learned, the rest.
     """
 
     examples: Tree
     offsets: Array
     sizes: Array
     weights: Array
+    frozen: Tree = ()
 
 
 class Clients(NamedTuple):

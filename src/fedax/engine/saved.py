@@ -16,8 +16,9 @@ import safetensors.numpy
 
 import fedax
 from fedax.contract.types import Tree, Unknown
+from fedax.contract.vector import tensor_name
 from fedax.data.formats import parse_json, regular
-from fedax.engine.checkpoint import BLANK, damage, tensor_name, with_digest, write_atomic
+from fedax.engine.checkpoint import BLANK, damage, with_digest, write_atomic
 from fedax.engine.job import Origin
 from fedax.errors import ConfigError, DataError
 from fedax.programs import compiled

@@ -22,6 +22,7 @@ from fedax.federation.participation import Participation
 from fedax.federation.work import Work
 from fedax.programs import compiled
 from fedax.tasks.task import Task
+from fedax.tasks.trainable import LoRA, Patterns
 from fedax.wire.averages import Aggregator
 from fedax.wire.faults import Faults
 from fedax.wire.guard import Guard
@@ -40,6 +41,7 @@ def simulate(
     test: Tree = None,
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
+    trainable: Patterns | LoRA | None = None,
     chunk_size: int | None = None,
     mesh: Mesh | None = None,
     client_memory: str = "auto",
@@ -72,6 +74,10 @@ def simulate(
         evaluate_every: rounds between evaluations, or the rounds themselves after which to evaluate; default: about
             fifty evaluations. The start and the last round are always among them.
         params: initial model; default ``task.init``.
+        trainable: which part of the model is learned and sent: patterns of the names of its leaves, such as
+            ``"head.*"``; a function ``(name, leaf) -> bool``; or :class:`fedax.tasks.LoRA`. The rest is that of
+            ``params``, or of ``task.init`` with a key of its own, and is sent to each client once, before round 0.
+            Default: all of it. See :func:`fedax.tasks.partial`.
         chunk_size: clients that run side by side on a device; default: chosen by the model's and the batch's size.
         mesh: a ``jax.sharding.Mesh`` of one axis, over whose devices each cohort is spread. Default: the machine's
             cores, where a round has enough work; elsewhere one device.
@@ -127,6 +133,7 @@ def simulate(
         test=test,
         evaluate_every=evaluate_every,
         params=params,
+        trainable=trainable,
         chunk_size=chunk_size,
         mesh=mesh,
         client_memory=client_memory,

@@ -7,9 +7,11 @@ from fedax.tasks.classification import classification
 from fedax.tasks.linear import linear_regression, logistic_regression, quadratic, softmax_regression
 from fedax.tasks.models import char_lstm, cnn, mlp, mlp_regression, resnet18, vgg11
 from fedax.tasks.task import Task
+from fedax.tasks.trainable import LoRA, partial
 
 __all__ = [
     "TASKS",
+    "LoRA",
     "Task",
     "available",
     "char_lstm",
@@ -20,6 +22,7 @@ __all__ = [
     "logistic_regression",
     "mlp",
     "mlp_regression",
+    "partial",
     "quadratic",
     "resnet18",
     "softmax_regression",

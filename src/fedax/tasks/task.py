@@ -86,6 +86,24 @@ class Task:
         """
         return jax.eval_shape(functools.partial(_initial, self), jax.random.key(0))
 
+    @property
+    def frozen(self) -> Any:
+        """Arrays that the functions need besides the parameters, and that are not learned; see :func:`partial`."""
+        return ()
+
+    def bound(self, frozen: Any) -> "Task":
+        """The task with these arrays in the place of ``frozen``; inside a program they are no constants of it then."""
+        return self
+
+    @property
+    def entire(self) -> "Task":
+        """The task of the whole model; another one where only a part of it is learned here."""
+        return self
+
+    def whole(self, params: Params) -> Params:
+        """The whole model, of parameters of which a part may be learned."""
+        return params
+
     @functools.cached_property
     def trained(self) -> "Task":
         """The task that fedax trains in place of this one; always the same object.
@@ -127,7 +145,24 @@ class Task:
 
         metrics = {name: measuring(name, metric) for name, metric in self.metrics.items()}
         outputs = None if self.outputs is None else functools.partial(answering, self.outputs)
-        return Task(init, loss, metrics, self.check, self.name, outputs, self.kind)
+        return _Trained(init, loss, metrics, self.check, self.name, outputs, self.kind, self)
+
+
+@dataclass(frozen=True, eq=False)
+class _Trained(Task):
+    """What :attr:`Task.trained` is."""
+
+    of: Task = None  # type: ignore[assignment]  # the fields before it have defaults
+
+    @property
+    def frozen(self) -> Any:
+        return self.of.frozen
+
+    def bound(self, frozen: Any) -> Task:
+        return self.of.bound(frozen).trained
+
+    def whole(self, params: Params) -> Params:
+        return self.of.whole(params)
 
 
 _CALLED_AS = {

@@ -80,7 +80,7 @@ class Examples:
         fed, data, own = self.fed, self.data, self.own
         if data is None:
             weights = fed.weights[own] if weights is None else weights
-            yield Federation(fed.examples, fed.offsets[own], fed.sizes[own], weights)
+            yield fed._replace(offsets=fed.offsets[own], sizes=fed.sizes[own], weights=weights)
             return
         weights = data.weights[own] if weights is None else weights
         most = max(1, MOST_BYTES // _example_bytes(data))
@@ -101,6 +101,7 @@ class Examples:
                 np.concatenate([data.offsets[a:b] - data.offsets[a], fill]).astype(np.int32),
                 np.concatenate([data.sizes[a:b], np.ones_like(fill)]).astype(np.int32),
                 np.concatenate([weights[a - own.start : b - own.start], np.zeros(len(fill))]).astype(fed.weights.dtype),
+                fed.frozen,
             )
 
 

@@ -1,0 +1,215 @@
+"""A part of a model that is learned: some of its leaves, or low-rank changes of them. The rest is frozen."""
+
+import collections
+import fnmatch
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.contract.vector import tensor_name
+from fedax.errors import ConfigError
+from fedax.numbers import check_number
+from fedax.tasks.factory import whole
+from fedax.tasks.task import Params, Task
+
+Patterns = str | Sequence[str] | Callable[[str, Any], bool]
+
+_MOST = 4  # parts of a task that are kept, so that the same one is compiled once
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Low-rank adaptation: a matrix W stays, and W + (α/r)·A·B is used, with A [m, r] and B [r, n] learned.
+
+    A is drawn with standard deviation 1/√m and B is zero, so that the model begins as it was.
+
+    Args:
+        rank: r ≥ 1.
+        targets: patterns of the names of the matrices, as ``"*.w"`` or ``["encoder.*"]``; ``*`` stands for any text.
+        alpha: α > 0; ``None``: r.
+        also: patterns of leaves that are learned wholly, such as ``"head.*"``.
+
+    Raises:
+        ConfigError: by a run: no matrix has such a name, or a rank that is not below both sides of a matrix.
+
+    Source: Hu et al. 2021, "LoRA: low-rank adaptation of large language models".
+
+    Example:
+        >>> import fedax
+        >>> task = fedax.tasks.mlp(64, 10, hidden=(32,))
+        >>> part = partial(task, LoRA(rank=2, targets="0.w", also="1.b"))
+        >>> {name: leaf.shape for name, leaf in sorted(part.init(jax.random.key(0)).items())}
+        {'0.w.a': (64, 2), '0.w.b': (2, 32), '1.b': (10,)}
+    """
+
+    rank: int
+    targets: str | Sequence[str] = "*"
+    alpha: float | None = None
+    also: str | Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        whole("rank", self.rank)
+        if self.alpha is not None:
+            check_number("alpha", self.alpha, 0, open_low=True)
+        _patterns("targets", self.targets)
+        _patterns("also", self.also)
+
+
+@dataclass(frozen=True, eq=False)
+class Partial(Task):
+    """A task of which a part is learned, as :func:`partial` makes it.
+
+    Its parameters are a dictionary, name -> leaf, of what is learned; ``whole(params)`` is the model.
+    """
+
+    given: Task = None  # type: ignore[assignment]  # the fields before it have defaults
+    kept: Any = ()
+    joined: Callable[[Params, Any], Params] = lambda learned, frozen: learned
+    text: str = ""
+
+    @property
+    def frozen(self) -> Any:
+        return self.kept
+
+    @property
+    def entire(self) -> Task:
+        return self.given
+
+    def bound(self, frozen: Any) -> Task:
+        return _functions(self.given, self.init, lambda learned: self.joined(learned, frozen))
+
+    def whole(self, params: Params) -> Params:
+        return self.joined(params, self.frozen)
+
+    def with_frozen(self, frozen: Any) -> "Partial":
+        """The same part, with other values in what is frozen."""
+        return _made(self.given, self.init, frozen, self.joined, self.text)
+
+
+def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params], Params]) -> Task:
+    def loss(params: Params, batch: Any, key: Any) -> Any:
+        return task.loss(join(params), batch, key)
+
+    def measuring(metric: Any) -> Any:
+        return lambda params, batch: metric(join(params), batch)
+
+    def outputs(given: Callable[..., Any], params: Params, batch: Any) -> Any:
+        return given(join(params), batch)
+
+    metrics = {name: measuring(metric) for name, metric in task.metrics.items()}
+    answers = None if task.outputs is None else functools.partial(outputs, task.outputs)
+    return Task(init, loss, metrics, task.check, task.name, answers, task.kind)
+
+
+def _made(task: Task, init: Any, frozen: Any, joined: Any, text: str) -> Partial:
+    own = _functions(task, init, lambda learned: joined(learned, frozen))
+    return Partial(
+        own.init, own.loss, own.metrics, own.check, own.name, own.outputs, own.kind, task, frozen, joined, text
+    )
+
+
+_kept: weakref.WeakKeyDictionary[Task, collections.OrderedDict[Any, tuple[Any, Partial]]] = weakref.WeakKeyDictionary()
+
+
+def partial(task: Task, trainable: Patterns | LoRA, params: Params = None) -> Partial:
+    """The task in which a part of the parameters is learned and sent; the rest is frozen, and sent once.
+
+    The same arguments give the same object.
+
+    Args:
+        task: with the whole model.
+        trainable: which leaves are learned: patterns of their names, such as ``"head.*"`` or ``["*.b", "1.*"]`` (``*``
+            stands for any text; a leaf is called by its path in the pytree); a function ``(name, leaf) -> bool``; or
+            :class:`LoRA`.
+        params: the whole model to begin with, such as one that was trained elsewhere. Default: the task's own initial
+            model; what is frozen is then the same whatever the seed of the run.
+
+    Raises:
+        ConfigError: nothing would be learned; ``params`` are not the task's.
+
+    Example:
+        >>> import fedax
+        >>> task = fedax.tasks.mlp(64, 10, hidden=(32,))
+        >>> part = partial(task, "1.*")
+        >>> sorted(part.init(jax.random.key(0))), part is partial(task, "1.*")
+        (['1.b', '1.w'], True)
+    """
+    rule = trainable if callable(trainable) or isinstance(trainable, LoRA) else _patterns("trainable", trainable)
+    key = (rule if callable(rule) else repr(rule), id(params))
+    kept = _kept.setdefault(task, collections.OrderedDict())
+    if key not in kept:
+        kept[key] = params, _partial(task, rule, params)
+        while len(kept) > _MOST:
+            kept.popitem(last=False)
+    return kept[key][1]
+
+
+def _partial(task: Task, rule: Any, params: Params) -> Partial:
+    form = task.form()
+    if params is not None and str(jax.tree.structure(params)) != str(jax.tree.structure(form)):
+        raise ConfigError("params", jax.tree.structure(params), f"the task's are {jax.tree.structure(form)}")
+    paths = jax.tree_util.tree_leaves_with_path(form)
+    structure = jax.tree.structure(form)
+    names = [tensor_name(at) for at, _ in paths]
+    shapes = {name: leaf.shape for name, (_, leaf) in zip(names, paths, strict=True)}
+    lora = rule if isinstance(rule, LoRA) else None
+    chosen = (lambda name, leaf: _matches(name, lora.also)) if lora else _chooser(rule)
+    learned = [name for name, (_, leaf) in zip(names, paths, strict=True) if chosen(name, leaf)]
+    low = [] if lora is None else [name for name in names if name not in learned and _fits(lora, name, shapes[name])]
+    if not learned and not low:
+        few = ", ".join(names[:20]) + ("" if len(names) <= 20 else ", …")
+        raise ConfigError("trainable", rule, f"this names nothing that could be learned; there are: {few}")
+    whole_model = jax.jit(task.init)(jax.random.key(0)) if params is None else params
+    values = dict(zip(names, jax.tree.leaves(whole_model), strict=True))
+    frozen = {name: np.asarray(values[name]) for name in names if name not in learned}
+
+    def init(key: Any) -> dict[str, Any]:
+        start = dict(zip(names, jax.tree.leaves(task.init(key)), strict=True)) if params is None else values
+        found = {name: jnp.asarray(start[name]) for name in learned}
+        for k, name in enumerate(low):
+            assert lora is not None
+            (m, n), kind = shapes[name], jnp.result_type(values[name])
+            drawn = jax.random.normal(jax.random.fold_in(key, k), (m, lora.rank), kind)
+            found |= {f"{name}.a": drawn / np.sqrt(m).astype(kind), f"{name}.b": jnp.zeros((lora.rank, n), kind)}
+        return found
+
+    def joined(own: Params, rest: Any) -> Params:
+        leaves = {name: jnp.asarray(leaf) for name, leaf in {**rest, **own}.items() if name in shapes}
+        for name in low:
+            assert lora is not None
+            scale = 1.0 if lora.alpha is None else lora.alpha / lora.rank
+            change = scale * (own[f"{name}.a"] @ own[f"{name}.b"])
+            leaves[name] = (leaves[name] + change).astype(leaves[name].dtype)
+        return jax.tree.unflatten(structure, [leaves[name] for name in names])
+
+    return _made(task, init, frozen, joined, repr(rule) if not callable(rule) else ", ".join(learned))
+
+
+def _chooser(rule: Any) -> Callable[[str, Any], bool]:
+    return rule if callable(rule) else lambda name, leaf: _matches(name, rule)
+
+
+def _matches(name: str, patterns: str | Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _patterns("trainable", patterns))
+
+
+def _fits(lora: LoRA, name: str, shape: tuple[int, ...]) -> bool:
+    if len(shape) != 2 or not _matches(name, lora.targets):
+        return False
+    if lora.rank >= min(shape):
+        way_out = f"{name} is a matrix of {shape[0]} × {shape[1]}: give a smaller rank, or targets without it"
+        raise ConfigError("rank", lora.rank, way_out)
+    return True
+
+
+def _patterns(field: str, given: Any) -> tuple[str, ...]:
+    found = (given,) if isinstance(given, str) else given
+    if isinstance(found, Mapping) or not isinstance(found, Sequence) or not all(isinstance(p, str) for p in found):
+        raise ConfigError(field, given, 'give patterns of names, such as "head.*" or ["*.b", "head.*"]')
+    return tuple(found)

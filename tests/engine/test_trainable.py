@@ -1,0 +1,149 @@
+"""A part of a model is learned: the same numbers as gradients with the rest held fixed; only that part is sent."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedax
+from fedax.contract.vector import tensor_name
+from fedax.errors import ConfigError
+from fedax.tasks.trainable import LoRA, partial
+
+RNG = np.random.default_rng(0)
+TASK = fedax.tasks.mlp(5, 3, hidden=(4,))
+START = jax.tree.map(np.asarray, TASK.init(jax.random.key(7)))
+DATA = fedax.FederatedData(
+    {"x": RNG.normal(size=(20, 5)).astype(np.float32), "y": RNG.integers(0, 3, 20)}, sizes=[3, 9, 8]
+)
+TEST = {name: leaf[:6] for name, leaf in DATA.examples.items()}
+OPTIONS = {"rounds": 4, "work": fedax.Steps(2), "params": START, "test": TEST}
+
+
+def names(tree):
+    return {tensor_name(at): np.asarray(leaf) for at, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def by_hand(learned, rounds=4, steps=2, lr=0.2):
+    """FedAvg with full gradients, in which only some leaves move."""
+    x = jax.tree.map(jnp.asarray, START)
+    for _ in range(rounds):
+        total = jax.tree.map(jnp.zeros_like, x)
+        for i in range(3):
+            y = x
+            for _ in range(steps):
+                gradient = jax.grad(lambda p, i=i: TASK.loss(p, DATA.client(i), None).mean())(y)
+                y = jax.tree_util.tree_map_with_path(
+                    lambda at, leaf, g: leaf - lr * g if tensor_name(at) in learned else leaf, y, gradient
+                )
+            total = jax.tree.map(lambda t, leaf, w=DATA.weights[i]: t + w * leaf, total, y)
+        x = total
+    return x
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"client_memory": "host", "chunk_size": 1}], ids=repr)
+def test_the_rest_stays_and_is_sent_once(more):
+    run = fedax.simulate(fedax.create("fedavg", lr=0.2), TASK, DATA, trainable="1.*", **OPTIONS, **more)
+    wanted = by_hand({"1.w", "1.b"})
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), run.params, wanted)
+    for name in ("0.w", "0.b"):
+        assert np.array_equal(names(run.params)[name], names(START)[name])
+    assert sorted(run.state.x.tree) == ["1.b", "1.w"]
+    up, down = run.history["bytes_up"], run.history["bytes_down"]
+    learned, rest = 4 * (4 * 3 + 3), 4 * (5 * 4 + 4)
+    assert up.tolist() == [3 * learned * r for r in run.history["round"]]
+    assert (down - up).tolist() == [3 * rest] * len(up)  # all that is frozen, to each client once
+    accuracy = TASK.metrics["accuracy"](wanted, TEST).mean()
+    np.testing.assert_allclose(run.history["test_accuracy"][-1], accuracy, atol=1e-6)
+
+
+def test_functions_lists_and_the_whole_choose_alike():
+    method = fedax.create("fedavg", lr=0.2)
+    first = fedax.simulate(method, TASK, DATA, trainable=["*.b"], **OPTIONS).params
+    other = fedax.simulate(method, TASK, DATA, trainable=lambda name, leaf: leaf.ndim == 1, **OPTIONS).params
+    jax.tree.map(np.testing.assert_array_equal, first, other)
+    every = fedax.simulate(method, TASK, DATA, trainable="*", **OPTIONS).params
+    plain = fedax.simulate(method, TASK, DATA, **OPTIONS).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), every, plain)
+
+
+def test_lora_learns_low_rank_changes():
+    lora = LoRA(rank=2, targets="0.w", alpha=4, also="1.b")
+    part = partial(TASK, lora, START)
+    start = part.init(jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, part.whole(start), START)  # B is zero
+    run = fedax.simulate(fedax.create("fedavg", lr=0.2), TASK, DATA, trainable=lora, **OPTIONS)
+    change = names(run.params)["0.w"] - names(START)["0.w"]
+    assert np.linalg.matrix_rank(change, tol=1e-5) == 2
+    a, b = (run.state.x.tree[f"0.w.{side}"] for side in "ab")
+    np.testing.assert_allclose(change, 2 * a @ b, rtol=1e-4, atol=1e-6)  # alpha / rank
+    assert np.array_equal(names(run.params)["1.w"], names(START)["1.w"])
+    assert run.history["bytes_up"][1] == 3 * 4 * (5 * 2 + 2 * 4 + 3)
+    deviation = np.std([np.asarray(partial(TASK, lora, START).init(jax.random.key(k))["0.w.a"]) for k in range(200)])
+    assert abs(deviation * np.sqrt(5) - 1) < 0.05
+
+
+def test_what_is_frozen_is_the_same_for_all_seeds():
+    found = fedax.sweep(
+        lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.2]}, TASK, DATA, seeds=2, trainable="1.*", rounds=2
+    )
+    first = [names(run.params)["0.w"] for row in found.runs for run in row]
+    assert all(np.array_equal(leaf, first[0]) for leaf in first)
+    last = {names(run.params)["1.w"].tobytes() for row in found.runs for run in row}
+    assert len(last) == 4
+    alone = fedax.simulate(fedax.create("fedavg", lr=0.1), TASK, DATA, seed=1, trainable="1.*", rounds=2)
+    np.testing.assert_allclose(names(alone.params)["1.w"], names(found.runs[0][1].params)["1.w"], rtol=1e-5, atol=1e-7)
+
+
+def test_the_frozen_part_is_no_constant_of_the_program():
+    """Or a large model would be compiled into each of its programs."""
+    part = partial(TASK, "1.*", START).trained
+    frozen = part.frozen
+    program = jax.make_jaxpr(lambda p, f, b: part.bound(f).loss(p, b, None))(part.init(None), frozen, TEST)
+    assert not program.consts
+    assert jax.make_jaxpr(lambda p, b: part.loss(p, b, None))(part.init(None), TEST).consts
+
+
+def test_a_run_goes_on_with_the_same_part_only(tmp_path):
+    method = fedax.create("scaffold", lr=0.2)
+    whole = fedax.simulate(method, TASK, DATA, trainable="1.*", **OPTIONS)
+    place = fedax.Checkpoints(tmp_path, rounds=1, best="train_loss")
+    fedax.simulate(method, TASK, DATA, trainable="1.*", checkpoint=place, **OPTIONS | {"rounds": 2})
+    with pytest.raises(fedax.CheckpointError, match="frozen was"):
+        moved = jax.tree.map(lambda leaf: leaf + 1, START)
+        fedax.simulate(method, TASK, DATA, trainable="1.*", checkpoint=place, **OPTIONS | {"params": moved})
+    with pytest.raises(fedax.CheckpointError, match="another run"):
+        fedax.simulate(method, TASK, DATA, trainable="*.w", checkpoint=place, **OPTIONS)
+    again = fedax.simulate(method, TASK, DATA, trainable="1.*", checkpoint=place, **OPTIONS)
+    jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
+    assert again.history["bytes_down"].tolist() == whole.history["bytes_down"].tolist()
+    jax.tree.map(np.testing.assert_array_equal, again.best.params, whole.params)
+    whole.save(tmp_path / "m.safetensors")
+    assert fedax.load_model(tmp_path / "m.safetensors").task is TASK
+
+
+def test_narrow_leaves_are_learned_and_frozen_as_they_are():
+    narrow = dataclasses.replace(
+        TASK, init=lambda key: jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), TASK.init(key))
+    )
+    run = fedax.simulate(fedax.create("fedavg", lr=0.2), narrow, DATA, trainable="1.*", rounds=2)
+    assert {leaf.dtype for leaf in jax.tree.leaves(run.params)} == {jnp.dtype("bfloat16")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(run.state.x.tree)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    ("trainable", "message"),
+    [
+        ("2.*", r"trainable = .*: this names nothing that could be learned; there are: 0.b, 0.w, 1.b, 1.w"),
+        (7, "trainable = 7: give patterns of names"),
+        (LoRA(rank=3, targets="1.w"), "rank = 3: 1.w is a matrix of 4 × 3: give a smaller rank"),
+        (LoRA(rank=1, targets="*.b"), "names nothing"),
+    ],
+)
+def test_what_cannot_be_learned(trainable, message):
+    with pytest.raises(ConfigError, match=message):
+        fedax.simulate(fedax.create("fedavg", lr=0.2), TASK, DATA, trainable=trainable, rounds=1)
+    with pytest.raises(ConfigError, match="rank = 0"):
+        LoRA(rank=0)
