@@ -58,6 +58,7 @@ from .federation.participation import (
     UniformNormalized,
 )
 from .federation.work import Deadline, Epochs, GeometricSteps, RandomEpochs, RandomSteps, Steps, Work
+from .plugins import register
 from .tasks.task import Task
 from .wire.averages import (
     Aggregator,
@@ -147,6 +148,7 @@ __all__ = [
     "hyperparameters",
     "local_steps",
     "random_points",
+    "register",
     "simulate",
     "stepwise",
     "sweep",
