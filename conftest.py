@@ -1,7 +1,17 @@
-"""Doctests of what needs Flower are collected only where it is installed."""
+"""What holds for all tests and doctests."""
 
-import importlib.util
+import sys
+from collections.abc import Iterator
 
-collect_ignore_glob = ["tests/flower/kills.py", "tests/flower/federation.py"]  # they have no doctests
-if not importlib.util.find_spec("flwr"):
-    collect_ignore_glob.append("src/fedax/flower/*")
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """What a test registers by name, the next one does not find."""
+    modules = {"METHODS": sys.modules.get("fedax.algorithms"), "TASKS": sys.modules.get("fedax.tasks")}
+    known = [getattr(module, name) for name, module in modules.items() if module is not None]
+    before = [{key: dict(value) for key, value in vars(each).items() if isinstance(value, dict)} for each in known]
+    yield
+    for registry, tables in zip(known, before, strict=True):
+        vars(registry).update(tables)

@@ -59,6 +59,7 @@ from .federation.participation import (
     UniformNormalized,
 )
 from .federation.work import Deadline, Epochs, GeometricSteps, RandomEpochs, RandomSteps, Steps, Work
+from .plugins import register
 from .tasks.task import Task
 from .wire.averages import (
     Aggregator,
@@ -150,6 +151,7 @@ __all__ = [
     "load_model",
     "local_steps",
     "random_points",
+    "register",
     "simulate",
     "stepwise",
     "sweep",

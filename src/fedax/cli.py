@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from fedax.experiments import Experiment, Record, Tuning
+    from fedax.experiments.own import Code
 
 app = typer.Typer(
     help="Federated optimization in JAX: run, compare and report on experiments.",
@@ -50,6 +51,9 @@ Set = Annotated[
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the last run of this configuration that was stopped.")
+]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Run the code that the configuration names, such as mine.py:Method.")
 ]
 Rounds = Annotated[
     int | None, typer.Option(min=1, help="Make a checkpoint after every so many rounds.", show_default=False)
@@ -261,6 +265,7 @@ def run(
     out: Out = None,
     settings: Set = None,
     resume: Resume = False,
+    allow_code: AllowCode = False,
     checkpoint_rounds: Rounds = None,
     checkpoint_minutes: Minutes = 10.0,
     checkpoint_best: Annotated[
@@ -303,7 +308,6 @@ def run(
     """
     from fedax import Checkpoints
     from fedax.errors import ConfigError
-    from fedax.experiments import override, read_toml
 
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [name for name, value in given.items() if value is None]
@@ -314,10 +318,8 @@ def run(
     Checkpoints("", **kept)  # refuses bad values before anything begins
 
     def configured() -> None:
-        tables = read_toml(config)
-        for setting in settings or []:
-            override(tables, setting)
-        _run(tables, out, resume, **kept)
+        tables, code = _configured(config, settings, allow_code)
+        _run(tables, code, out, resume, **kept)
 
     if not distributed and missing:
         return configured()
@@ -362,6 +364,7 @@ def compare(
       fedax compare digits --methods fedavg,fednova-vr --alpha 0.5 --seeds 5
       fedax compare digits --set "methods.*.momentum=0.9"
       fedax compare mnist --by writer --set run.rounds=100
+      fedax compare digits --methods mine.py:FedAvgEMA,fedavg
       fedax compare folder --set data.path=hospitals --set task.name=mlp
 
     Exit code 1: a method diverged, or ended worse than it began (the others are
@@ -374,6 +377,8 @@ def compare(
     from fedax.experiments import override
     from fedax.experiments.config import data_set
     from fedax.experiments.defaults import comparison
+    from fedax.experiments.own import configured
+    from fedax.experiments.own import names as names_of
 
     dataset = data_set(dataset, "dataset").name
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -387,7 +392,11 @@ def compare(
     shorthand = [f"{key}={value}" for key, value in given.items() if value is not None]
     for setting in [*shorthand, *(settings or [])]:
         override(tables, setting)
-    _run(tables, out)
+    code = configured(False, typed=names_of(tables))
+    for row in tables["methods"]:
+        if "lr" in row and "lr" not in code.method(row["name"], "methods").arguments:
+            del row["lr"]
+    _run(tables, code, out)
 
 
 @app.command()
@@ -401,6 +410,7 @@ def sweep(
     out: Out = None,
     settings: Set = None,
     resume: Resume = False,
+    allow_code: AllowCode = False,
     checkpoint_rounds: Rounds = None,
     checkpoint_minutes: Minutes = 10.0,
 ) -> None:
@@ -433,15 +443,13 @@ def sweep(
     """
     from fedax import Checkpoints
     from fedax.errors import ConfigError
-    from fedax.experiments import override, plan, read_toml, tune
+    from fedax.experiments import plan, tune
     from fedax.experiments.config import value_of
 
     kept: dict[str, Any] = {"rounds": checkpoint_rounds, "minutes": checkpoint_minutes}
     Checkpoints("", **kept)  # refuses bad values before anything begins
 
-    tables = read_toml(config)
-    for setting in settings or []:
-        override(tables, setting)
+    tables, code = _configured(config, settings, allow_code)
     axes: dict[str, Any] = {}
     for given in grid or []:
         key, equals, text = given.partition("=")
@@ -452,10 +460,10 @@ def sweep(
             listed = value_of(f"[{text}]")
             values = listed if isinstance(listed, list) else [value_of(word) for word in text.split(",")]
         axes[key.strip()] = values if isinstance(values, list | dict) else [values]
-    tuning = plan(tables, axes)
+    tuning = plan(tables, axes, code)
     console = _console()
     folder = _folder(console, out, tuning.config, f"{tuning.config['name']}-sweep", resume)
-    with _writing(folder, "sweep"):
+    with _writing(folder, "sweep", bool(code.sources)):
         _show_plan(console, tuning, folder)
         with _SweepProgress(console, tuning) as watch:
             record, found = tune(tuning, folder, watch, **kept)
@@ -488,6 +496,7 @@ def diagnose(
     ] = None,
     out: Out = None,
     settings: Set = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Say which method to take for a problem, what it gains and costs, and why.
 
@@ -509,8 +518,9 @@ def diagnose(
     Exit code 130 or 143: ended by Ctrl-C or SIGTERM, as fedax run.
     """
     from fedax.errors import ConfigError
-    from fedax.experiments import build, override, read, read_toml, write_report
+    from fedax.experiments import build, read, write_report
     from fedax.experiments.diagnosis import diagnose_run
+    from fedax.experiments.own import configured
 
     if pathlib.Path(source).is_dir():
         for name, value in (("rounds", rounds), ("out", out), ("set", settings)):
@@ -520,15 +530,13 @@ def diagnose(
         if "sweep" in record.config:
             way_out = "it has many points a method; run its best.toml, and diagnose that run"
             raise ConfigError("source", source, f"this is a sweep: {way_out}")
-        experiment = build(record.config)
+        experiment = build(record.config, allow_code=configured(allow_code, source))
     else:
-        tables = read_toml(source)
-        override(tables, f"run.rounds={10 if rounds is None else rounds}")
-        for setting in settings or []:
-            override(tables, setting)
+        shorthand = [f"run.rounds={10 if rounds is None else rounds}", *(settings or [])]
+        tables, code = _configured(source, shorthand, allow_code)
         seeds = tables["run"].get("seeds")
         tables["run"]["seeds"] = seeds[:1] if isinstance(seeds, list) else 1
-        experiment = build(tables)
+        experiment = build(tables, allow_code=code)
         record = _train(experiment, out)
     console = _console()
     with console.status("diagnosing") as status:
@@ -540,6 +548,47 @@ def diagnose(
         raise ConfigError("source", source, f"its report cannot be written ({error.strerror})") from error
     _show_diagnosis(console, record)
     _show_report(console, record)
+
+
+@app.command()
+@_clear_errors
+def check(
+    method: Annotated[str, typer.Argument(help="Your own, as mine.py:Class, or one of: fedax list methods.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter; may be repeated."),
+    ] = None,
+) -> None:
+    """Check a method for what fedax's own methods hold: that the order of clients,
+    their number, chunks, places and a stop in between do not change what it
+    computes, that it keeps no hidden state, and that its costs are counted.
+
+    \b
+    Examples:
+      fedax check mine.py:FedAvgEMA
+      fedax check mine.py:FedAvgEMA --set lr=0.1 --set server=0.9
+
+    Exit code 1: something does not hold. Exit code 2: an error, such as bad input.
+    """
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+    from fedax.conformance import check as conforms
+    from fedax.errors import ConfigError
+    from fedax.experiments.config import MethodSection, made_method, value_of
+    from fedax.experiments.own import configured
+
+    given: dict[str, Any] = {}
+    for setting in settings or []:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError("set", setting, "give KEY=VALUE, such as lr=0.1")
+        given[key.strip()] = value_of(text)
+    made = made_method(MethodSection(name=method, **given), configured(False, typed=[method]))
+    console = _console()
+    with console.status("checking") as status:
+        found = conforms(made, watch=lambda name: status.update(f"checking: {name}"))
+    console.print(str(found), markup=False, highlight=False, soft_wrap=True)
+    if not found.passed:
+        raise typer.Exit(1)
 
 
 @app.command("list")
@@ -640,6 +689,7 @@ def deploy_local(
     out: Out = None,
     settings: Set = None,
     resume: Resume = False,
+    allow_code: AllowCode = False,
     timeout: Timeout = 600.0,
     ray: Annotated[bool, typer.Option("--ray", help="Every client a node of Flower's simulation, on Ray.")] = False,
 ) -> None:
@@ -656,13 +706,11 @@ def deploy_local(
 
     Exit codes: as fedax run. With 2, a node or the link could not go on; --resume does.
     """
-    from fedax.experiments import build, override, read_toml
+    from fedax.experiments import build
     from fedax.flower import deploy as deployment
 
-    tables = read_toml(config)
-    for setting in settings or []:
-        override(tables, setting)
-    experiment = build(tables)
+    tables, code = _configured(config, settings, allow_code)
+    experiment = build(tables, allow_code=code)
     deployment.check_local(experiment, nodes)
     say = lambda line: typer.echo(line, err=True)  # noqa: E731
     if ray:
@@ -728,6 +776,12 @@ def deploy_node(
     trusted: Annotated[
         list[str] | None, typer.Option(metavar="HASH", help="An app of others that may run here.", show_default=False)
     ] = None,
+    allow_code: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="A method's or task's code that may run here; may be repeated.", show_default=False
+        ),
+    ] = None,
     state: Annotated[
         pathlib.Path | None, typer.Option(help="Folder for memory and logs.", show_default="KEY.state")
     ] = None,
@@ -750,7 +804,7 @@ def deploy_node(
     listed = lambda text: None if text is None else [each.strip() for each in text.split(",")]  # noqa: E731
     deployment.node(
         link, ca, key, data, state=state, names=listed(clients), test=test, columns=listed(columns),
-        rounds=max_rounds, trusted=trusted or [], poll=poll, wait=wait, say=typer.echo,
+        rounds=max_rounds, trusted=trusted or [], code=allow_code or [], poll=poll, wait=wait, say=typer.echo,
     )  # fmt: skip
 
 
@@ -771,6 +825,7 @@ def deploy_run(
     out: Out = None,
     settings: Set = None,
     resume: Resume = False,
+    allow_code: AllowCode = False,
     timeout: Timeout = 600.0,
 ) -> None:
     """Run an experiment on the clients at the nodes of a link.
@@ -786,16 +841,14 @@ def deploy_run(
 
     Exit codes: as fedax run. With 2, a node or the link could not go on; --resume does.
     """
-    from fedax.experiments import build, override, read_toml
+    from fedax.experiments import build
     from fedax.flower import deploy as deployment
 
-    tables = read_toml(config)
-    for setting in settings or []:
-        override(tables, setting)
-    tables = deployment.with_nodes_data(tables, test)
+    tables, code = _configured(config, settings, allow_code)
+    tables = deployment.with_nodes_data(tables, test, code)
     say = lambda line: typer.echo(line, err=True)  # noqa: E731
     with deployment.fleet_at(link, folder, timeout, nodes, say) as fleet:
-        record = _train(build(tables, fleet), out, resume, f"deploy run --link {shlex.quote(link)}")
+        record = _train(build(tables, fleet, code), out, resume, f"deploy run --link {shlex.quote(link)}")
     _finish(record)
 
 
@@ -809,7 +862,7 @@ def _on_ray(
     console = _console()
     check_methods(experiment)
     folder = _folder(console, out, experiment.config, experiment.config["name"], resume)
-    with _writing(folder, "deploy local --ray"):
+    with _writing(folder, "deploy local --ray", bool(experiment.code)):
         _show_choices(console, experiment, folder)
         deployment.on_ray(experiment, folder, timeout, say)
     return read(folder)
@@ -824,7 +877,19 @@ def _finish(record: "Record") -> None:
 # ---- what run and compare share
 
 
-def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = False, **kept: Any) -> None:
+def _configured(source: str, settings: list[str] | None, allow_code: bool) -> "tuple[dict[str, Any], Code]":
+    """The tables of a configuration with the settings that were typed; and what of the code that it names may run."""
+    from fedax.experiments import override, read_toml
+    from fedax.experiments.own import configured, names
+
+    tables = read_toml(source)
+    in_file = names(tables)
+    for setting in settings or []:
+        override(tables, setting)
+    return tables, configured(allow_code, pathlib.Path(source).parent, names(tables) - in_file)
+
+
+def _run(tables: Mapping[str, Any], code: "Code", out: pathlib.Path | None, resume: bool = False, **kept: Any) -> None:
     import jax
 
     from fedax.engine import processes
@@ -833,7 +898,7 @@ def _run(tables: Mapping[str, Any], out: pathlib.Path | None, resume: bool = Fal
     from fedax.experiments.config import columns
     from fedax.experiments.runner import check_methods
 
-    experiment = build(tables)
+    experiment = build(tables, allow_code=code)
     if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
         raise unknown("checkpoint-best", best, known)
     if jax.process_index() > 0:  # the first of several processes writes and shows
@@ -859,7 +924,7 @@ def _train(
     console = _console()
     checked = check_methods(experiment)  # before there is a folder
     folder = _folder(console, out, experiment.config, experiment.config["name"], resume)
-    with _writing(folder, command):
+    with _writing(folder, command, bool(experiment.code)):
         processes.text_from_first(str(folder.absolute()))
         _show_choices(console, experiment, folder)
         with contextlib.nullcontext(experiment) if nodes is None else nodes(experiment, folder) as ready:
@@ -886,13 +951,14 @@ def _folder(
 
 
 @contextlib.contextmanager
-def _writing(folder: pathlib.Path, command: str) -> Iterator[None]:
+def _writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Iterator[None]:
     """While a run folder is written: nobody else does; and what ends it early leaves a report and the way to go on."""
     from fedax.engine import processes, signals
     from fedax.experiments import locked
 
     # Whatever command began it.
     way_on = f"fedax {command} {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
+    way_on += " --allow-code" * own_code
     with locked(folder):
         try:
             yield

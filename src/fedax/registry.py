@@ -2,10 +2,15 @@
 
 import functools
 import inspect
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedax.errors import ConfigError, DataError, unknown
+from fedax.errors import CodeError, ConfigError, DataError, unknown
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class Component(NamedTuple):
@@ -73,6 +78,8 @@ class Registry:
 
     Args:
         kind: what the components are, as errors call them.
+        group: entry points of installed packages by which these add components; ``None``: they cannot.
+        check: ``(field, object)``, which raises a ConfigError for what no package or user can add.
 
     Example:
         >>> shapes = Registry("shape")
@@ -84,10 +91,11 @@ class Registry:
         fedax.errors.ConfigError: shape = 'circel': did you mean 'circle'? There are: circle
     """
 
-    def __init__(self, kind: str):
-        self.kind = kind
+    def __init__(self, kind: str, group: str | None = None, check: Callable[[str, Any], None] | None = None):
+        self.kind, self.group, self.check = kind, group, check or (lambda field, made: None)
         self._components: dict[str, Component] = {}
         self._names: dict[str, str] = {}  # spellings as _key has them, of names and aliases
+        self._loaded: dict[str, str] = {}  # spelling -> what the entry point names that it is from
 
     def add(
         self,
@@ -114,11 +122,60 @@ class Registry:
         self._names |= {_key(spelling): name for spelling in (name, *aliases)}
         self._components[name] = Component(name, make, line, tuple(aliases), defaults or {}, fixed or {})
 
+    def register(self, name: str, make: Callable[..., Any], aliases: Sequence[str] = ()) -> None:
+        """Add a component of a user's. The same class or function once more, as of a notebook's cell, replaces it.
+
+        Raises:
+            ConfigError: a name that is taken, or that cannot be written in a configuration.
+            CodeError: no component of this kind.
+        """
+        self.check(name, make)
+        for spelling in (name, *aliases):
+            if not isinstance(spelling, str) or not re.fullmatch(r"\w[\w+-]*", spelling):
+                raise ConfigError(f"name of a {self.kind}", spelling, "give letters, digits, - and _")
+            known = self._names.get(_key(spelling))
+            same = known is not None and _origin(self._components[known].make) == _origin(make)
+            if not same and (known is not None or _key(spelling) in self._installed()):
+                raise ConfigError(f"name of a {self.kind}", spelling, "there is one of this name already; take another")
+            if known is not None:
+                del self._components[known]
+                self._names = {key: each for key, each in self._names.items() if each != known}
+        self.add(name, make, aliases=aliases)
+
+    def _installed(self) -> "dict[str, EntryPoint]":
+        """Spelling -> the entry point of an installed package, of those that are not loaded yet."""
+        if self.group is None:
+            return {}
+        from importlib.metadata import entry_points
+
+        found: dict[str, EntryPoint] = {}
+        for entry in entry_points(group=self.group):
+            key = _key(entry.name)
+            if self._loaded.get(key) == entry.value:
+                continue
+            if key in self._names or key in found:
+                way_out = f"the package {_package(entry)} gives this name too, which is taken; remove that package"
+                raise ConfigError(self.kind, entry.name, way_out)
+            found[key] = entry
+        return found
+
+    def _load(self, entry: "EntryPoint") -> None:
+        field = f"{self.kind} {entry.name} of the package {_package(entry)}"
+        try:
+            made = entry.load()
+        except Exception as error:
+            what = f"cannot be loaded ({type(error).__name__}: {error})"
+            raise CodeError(field, what, "update that package, or remove it") from error
+        self.check(field, made)
+        self._loaded[_key(entry.name)] = entry.value
+        if _key(entry.name) not in self._names:  # else the package has registered it itself
+            self.add(entry.name, made)
+
     def __iter__(self) -> Iterator[str]:
-        return iter(self._components)
+        return iter([*self._components, *(entry.name for entry in self._installed().values())])
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and _key(name) in self._names
+        return isinstance(name, str) and (_key(name) in self._names or _key(name) in self._installed())
 
     def get(self, name: Any, field: str | None = None) -> Component:
         """The component of this name or alias, in any spelling.
@@ -133,14 +190,22 @@ class Registry:
         field = self.kind if field is None else field
         if not isinstance(name, str):
             raise ConfigError(field, name, f"give a name: {', '.join(sorted(self))}")
-        if name not in self:
-            components = self._components.values()
-            raise unknown(field, name, [known for each in components for known in (each.name, *each.aliases)])
+        if _key(name) not in self._names:
+            if (entry := self._installed().get(_key(name))) is None:
+                aliases = [alias for each in self._components.values() for alias in each.aliases]
+                raise unknown(field, name, [*self, *aliases])
+            self._load(entry)
         return self._components[self._names[_key(name)]]
 
     def available(self) -> dict[str, str]:
         """All names, each with one line, in which its aliases are too."""
-        return {
+        broken = {}
+        for entry in self._installed().values():
+            try:
+                self._load(entry)
+            except ConfigError as error:  # of one package, which leaves the others
+                broken[entry.name] = str(error)
+        return broken | {
             each.name: each.summary + "".join(f" [alias {alias}]" for alias in each.aliases)
             for each in self._components.values()
         }
@@ -186,6 +251,17 @@ def within(section: str, call: Callable[[], Any]) -> Any:
         raise ConfigError(f"{section}.{error.field}", error.value, error.way_out) from error
     except DataError as error:
         raise DataError(f"{section}: {error}") from error
+
+
+def _package(entry: "EntryPoint") -> str:
+    return entry.value if entry.dist is None else str(entry.dist.name)
+
+
+def _origin(make: Any) -> tuple[Any, ...]:
+    """What stays the same where a class or function is defined once more."""
+    module = getattr(make, "__module__", None)
+    file = getattr(sys.modules.get(str(module)), "__file__", None)
+    return (file or module, getattr(make, "__qualname__", repr(make)))
 
 
 def _key(name: str) -> str:

@@ -29,7 +29,7 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.local import SGD, Optax, Solver
 from fedax.contract.regularizers import regularizer as make_regularizer
 from fedax.contract.schedule import PowerDecay, Schedule
-from fedax.errors import ConfigError
+from fedax.errors import CodeError, ConfigError, place_of
 from fedax.numbers import check_number
 from fedax.registry import Registry
 
@@ -197,7 +197,14 @@ _WEIGHTED = {"tau_eff": None, "vr": False}
 _NORMALIZED = {"regularizer": None, "vr": False}
 _BY_DEFAULT = {"tau_eff": "default"}
 
-METHODS = Registry("method")
+
+def _check_method(field: str, made: Any) -> None:
+    if not (isinstance(made, type) and issubclass(made, Algorithm)):
+        what = f"is {type(made).__name__}" if not isinstance(made, type) else f"is the class {made.__name__}"
+        raise CodeError(field, what, "a method is a class that is a fedax.Algorithm", place_of(made))
+
+
+METHODS = Registry("method", "fedax.methods", _check_method)
 METHODS.add(
     "fedavg", _fedavg, "weighted mean of local updates; biased where clients take unequal steps", fixed=_WEIGHTED
 )

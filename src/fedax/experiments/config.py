@@ -10,21 +10,20 @@ import functools
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pydantic
 
 import fedax
-from fedax.algorithms import METHODS
 from fedax.columns import better, measured_names
 from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, folder
 from fedax.data.formats import regular
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.site import Problem
 from fedax.errors import ConfigError, DataError, unknown
-from fedax.experiments import toml
+from fedax.experiments import own, toml
 from fedax.experiments.defaults import TASKS_OF, unequal_penalties
 from fedax.federation import PARTICIPATION, WORK
 from fedax.federation.census import Census
@@ -204,6 +203,7 @@ class Experiment:
         options: the section ``run`` as arguments of :func:`fedax.simulate`, without the seeds.
         fleet: the nodes of real clients; ``None`` in a simulation.
         model: the section ``task`` with what comes from the data.
+        code: the files of own methods and of the own task, by what stands before the colon in their names.
     """
 
     config: Table
@@ -217,12 +217,15 @@ class Experiment:
     options: dict[str, Any]
     fleet: Fleet | None
     model: Table
+    code: dict[str, own.Source] = field(default_factory=dict)
 
     def problem(self, label: str) -> Table:
         """What a node needs to make the method of this label, its task and its wire: see :func:`problem_of`."""
         (method,) = (each for each in self.config["methods"] if each["label"] == label)
         run = {name: self.config["run"][name] for name in _WIRE if name in self.config["run"]}
-        return {"task": self.model, "method": method, "run": run}
+        named = [table["name"].rpartition(":")[0] for table in (self.model, method)]
+        code = {place: source.digest for place, source in self.code.items() if place in named}
+        return {"task": self.model, "method": method, "run": run} | ({"code": code} if code else {})
 
     def split(self, seed: int) -> tuple[fedax.FederatedData | Census, Table | None]:
         """The clients' data and the held-out examples of a run with this seed.
@@ -320,9 +323,11 @@ def put(config: Table, path: str, value: Any) -> None:
         rows = config.get("methods", [])
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ConfigError("methods", rows, "give tables: [[methods]] and the settings of each below it")
-        tables = [row for row in rows if keys[1] in ("*", row.get("name"), row.get("label"))]
+        called = [str(row.get("label", own.label_of(str(row.get("name"))))) for row in rows]
+        wanted = zip(rows, called, strict=True)
+        tables = [row for row, label in wanted if keys[1] in ("*", row.get("name"), label)]
         if not tables:
-            raise unknown(f"methods.{keys[1]}", keys[1], [str(row.get("label", row.get("name"))) for row in rows])
+            raise unknown(f"methods.{keys[1]}", keys[1], called)
         keys = keys[2:]
     elif keys[0] not in ExperimentSection.model_fields:
         raise unknown(path, keys[0], ExperimentSection.model_fields)
@@ -352,12 +357,14 @@ def check(config: Mapping[str, Any], form: type[ExperimentSection] = ExperimentS
         raise _clear(error.errors()[0]) from None
 
 
-def build(config: Mapping[str, Any], fleet: Fleet | None = None) -> Experiment:
+def build(config: Mapping[str, Any], fleet: Fleet | None = None, allow_code: bool | own.Code = False) -> Experiment:
     """Check a configuration wholly, load its data, and make all its objects.
 
     Args:
         config: tables, as of :func:`read_toml`.
         fleet: the nodes of real clients, whose data are the data set ``nodes``.
+        allow_code: whether own code that the configuration names (``name = "mine.py:Class"``) may run. Files are looked
+            for in the current folder, unless :func:`fedax.experiments.own.configured` says more.
 
     Raises:
         ConfigError, DataError: whatever cannot be used, with the setting's dotted name.
@@ -371,11 +378,18 @@ def build(config: Mapping[str, Any], fleet: Fleet | None = None) -> Experiment:
         >>> experiment.data, list(experiment.methods), experiment.config["task"]["name"]
         (FederatedData(4 clients, 1442 examples, 360 to 361 a client), ['fedavg'], 'softmax_regression')
     """
-    return build_all([config], fleet)[0]
+    return build_all([config], fleet, allow_code)[0]
 
 
-def problem_of(table: Table) -> Problem:
+def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
     """The method, the task and the wire of :meth:`Experiment.problem`, wherever it is read.
+
+    Args:
+        table: plain JSON.
+        allowed: files and modules of own code that may run here.
+
+    Raises:
+        NodeError: it needs other code.
 
     Example:
         >>> experiment = build({
@@ -387,35 +401,41 @@ def problem_of(table: Table) -> Problem:
         >>> problem.method == experiment.methods["fedavg"], problem.task == experiment.task, problem.wire.guard
         (True, True, Guard())
     """
-    task, _ = _made_task(table["task"])
-    method, _ = _method(MethodSection(**table["method"]), table["method"]["label"])
+    code = own.of_owner(allowed, table.get("code", {}))
+    task, _ = _made_task(table["task"], code)
+    method, _ = _method(MethodSection(**table["method"]), table["method"]["label"], code)
     given = {name: part for name, part in _options(table["run"]).items() if name in _WIRE}
     guard = given.get("guard")
     wire = Wire(given.get("faults"), fedax.Guard() if guard is True else guard or None, given.get("aggregate"))
     return Problem(method, task, wire)
 
 
-def check_settings(config: Mapping[str, Any]) -> None:
+def check_settings(config: Mapping[str, Any], allow_code: bool | own.Code = False) -> None:
     """Check all of a configuration that needs no data.
 
     Raises:
         ConfigError: the first thing that cannot be used.
     """
-    _settings(check(config))
+    _settings(check(config), own.code_of(allow_code))
 
 
-def build_all(configs: Sequence[Mapping[str, Any]], fleet: Fleet | None = None) -> list[Experiment]:
+def build_all(
+    configs: Sequence[Mapping[str, Any]], fleet: Fleet | None = None, allow_code: bool | own.Code = False
+) -> list[Experiment]:
     """:func:`build` of configurations that have data and task in common: all are checked, then data are loaded once."""
     # What needs no data comes first, so that a misspelt method does not wait for a large file.
-    settings = [_settings(check(config)) for config in configs]
+    code = own.code_of(allow_code)
+    settings = [_settings(check(config), code) for config in configs]
     first = check(configs[0])
+    if first.task.name is not None:
+        code.task(first.task.name)
     seeds = settings[0].run["seeds"] if first.run.split_seeds else [0]
     pooled, data, test, data_config = _data(_of_seed(first.data, seeds[0]), fleet)
     if first.run.split_seeds and "seed" not in data_config:
         raise ConfigError("run.split_seeds", True, "these clients are given, not drawn; leave it out")
     census = data if isinstance(data, Census) else Census.of(data)
     classes = fleet.classes if fleet is not None else _number_of_classes(pooled, data)
-    task, model, task_config = _task(first.task, data_config["name"], census, classes)
+    task, model, task_config = _task(first.task, data_config["name"], census, classes, code)
     sizes = []
     for seed in seeds:
         split = data if seed == seeds[0] else _data(_of_seed(first.data, seed))[1]
@@ -426,27 +446,38 @@ def build_all(configs: Sequence[Mapping[str, Any]], fleet: Fleet | None = None) 
         data_config["seed"] = first.data.seed
     named = None if isinstance(data, Census) else _classes(data)
 
-    def experiment(own: _Settings) -> Experiment:
+    def experiment(made: _Settings) -> Experiment:
         for each in sizes:
-            within("work", functools.partial(own.work.validate, each))
-        within("participation", lambda: own.participation.validate(data.num_clients, own.run["rounds"]))
-        within("participation", lambda: own.participation.bind(data.weights))
+            within("work", functools.partial(made.work.validate, each))
+        within("participation", lambda: made.participation.validate(data.num_clients, made.run["rounds"]))
+        within("participation", lambda: made.participation.bind(data.weights))
         resolved = {
             "name": first.name or data_config["name"],
             "data": data_config,
             "task": task_config,
-            "work": own.work_config,
-            "participation": own.participation_config,
-            "run": own.run,
-            "methods": own.methods_config,
+            "work": made.work_config,
+            "participation": made.participation_config,
+            "run": made.run,
+            "methods": made.methods_config,
         }
-        if (faults := own.options.get("faults")) is not None:
+        if (faults := made.options.get("faults")) is not None:
             within("run.faults", lambda: faults.of(data.num_clients))
         return Experiment(
-            resolved, data, test, named, task, own.work, own.participation, own.methods, own.options, fleet, model
+            resolved,
+            data,
+            test,
+            named,
+            task,
+            made.work,
+            made.participation,
+            made.methods,
+            made.options,
+            fleet,
+            model,
+            code.sources,
         )
 
-    found = [experiment(own) for own in settings]
+    found = [experiment(each) for each in settings]
     if (judge := first.run.judge) is not None:
         _check_judge(judge, found)
     return found
@@ -506,9 +537,10 @@ class _Settings(NamedTuple):
     options: Table
 
 
-def _settings(sections: ExperimentSection) -> _Settings:
+def _settings(sections: ExperimentSection, code: own.Code | None = None) -> _Settings:
     names = labels(sections.methods)
-    made = [_method(section, label) for section, label in zip(sections.methods, names, strict=True)]
+    code = code or own.configured(False)
+    made = [_method(section, label, code) for section, label in zip(sections.methods, names, strict=True)]
     work, work_config = WORK.bind(sections.work.kind, sections.work.parameters, section="work", key="kind")
     chosen = sections.participation
     participation, participation_config = PARTICIPATION.bind(
@@ -549,20 +581,30 @@ def _run(section: RunSection) -> Table:
     return {**run, "seeds": seeds}
 
 
-def hyperparameters_of(section: MethodSection, label: str) -> Table:
+def hyperparameters_of(section: MethodSection, label: str, code: own.Code) -> Table:
     """The method's hyper-parameters with their defaults."""
-    return METHODS.get(section.name, f"methods.{label}.name").arguments
+    return code.method(section.name, f"methods.{label}.name").arguments
 
 
-def _method(section: MethodSection, label: str) -> tuple[fedax.Algorithm, Table]:
+def made_method(section: MethodSection, code: own.Code) -> fedax.Algorithm:
+    """One method, as a configuration would have it."""
+    return _method(section, own.label_of(section.name), code)[0]
+
+
+def _method(section: MethodSection, label: str, code: own.Code) -> tuple[fedax.Algorithm, Table]:
     place = f"methods.{label}"
-    component = METHODS.get(section.name, f"{place}.name")
+    component = code.method(section.name, f"{place}.name")
     given = section.parameters
     component.check(given, component.arguments, f"{place}.")
     schedules = {name for name, value in given.items() if isinstance(value, dict) and name != "regularizer"}
     made = {name: _schedule(f"{place}.{name}", given[name]) if name in schedules else given[name] for name in given}
-    method = within(place, lambda: fedax.create(section.name, **made))
-    defaults = {name: value for name, value in component.arguments.items() if value is not None}
+    if own.is_own(component):
+        method = within(place, lambda: own.made(component, made))
+        defaults = {name: own.plain(value) for name, value in component.arguments.items()}
+    else:
+        method = within(place, lambda: fedax.create(section.name, **made))
+        defaults = component.arguments
+    defaults = {name: value for name, value in defaults.items() if value is not None}
     return method, {"name": section.name, "label": label, **defaults, **given}
 
 
@@ -599,7 +641,7 @@ def labels(methods: Sequence[MethodSection]) -> list[str]:
             unlabelled[section.name].append(section)
     differ = {name: _differing(same) for name, same in unlabelled.items()}
     for section in methods:
-        label = section.label or section.name
+        label = section.label or own.label_of(section.name)
         if not section.label:
             given = section.parameters
             label += "".join(f" {key}={given[key]}" for key in differ[section.name] if key in given)
@@ -714,13 +756,15 @@ def _number_of_classes(pooled: Any, data: fedax.FederatedData | Census) -> int |
     return None if labels is None else int(labels.max()) + 1
 
 
-def _task(section: TaskSection, data_name: str, census: Census, classes: int | None) -> tuple[fedax.Task, Table, Table]:
+def _task(
+    section: TaskSection, data_name: str, census: Census, classes: int | None, code: own.Code
+) -> tuple[fedax.Task, Table, Table]:
     """The task; its section with what comes from the data; and the section as it is written to config.toml."""
     usual = TASKS_OF.get(data_name)
     name = section.name or usual
     if name is None:
         raise ConfigError("task.name", None, f"this is missing; name one: {', '.join(TASKS)}")
-    component, example = TASKS.get(name, "task.name"), census.example
+    component, example = code.task(name), census.example
     derived: Table = {}
     if "x" in example:
         shape = list(example["x"].shape)
@@ -734,14 +778,14 @@ def _task(section: TaskSection, data_name: str, census: Census, classes: int | N
         if key in section.parameters:
             raise ConfigError(f"task.{key}", section.parameters[key], "this comes from the data set; leave it out")
     model = {"name": component.name, **section.parameters, **{key: derived[key] for key in wanted}}
-    task, parameters = _made_task(model)
+    task, parameters = _made_task(model, code)
     written = {key: value for key, value in parameters.items() if key not in wanted}
     return task, model, {"name": component.name, **written}
 
 
-def _made_task(model: Table) -> tuple[fedax.Task, Table]:
+def _made_task(model: Table, code: own.Code) -> tuple[fedax.Task, Table]:
     given = {key: tuple(value) if key == "shape" else value for key, value in model.items() if key != "name"}
-    return TASKS.get(model["name"]).bind(given, section="task")
+    return code.task(model["name"]).bind(given, section="task")
 
 
 def _classes(data: fedax.FederatedData) -> list[str] | None:

@@ -22,7 +22,7 @@ from fedax.engine.saved import read_model
 from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
-from fedax.experiments import summary, toml
+from fedax.experiments import own, summary, toml
 from fedax.experiments.config import Experiment, within
 from fedax.experiments.plots import write_plots
 from fedax.experiments.report import write_report
@@ -94,6 +94,7 @@ def execute(
         if (about := begun(folder)) is None:
             begin(folder, config, [experiment], checked.made_of)
         else:
+            own.check_same(folder, about.get("code", {}), experiment.code.values())
             _check_same(folder, about, checked.made_of)
             over = _over(folder, experiment, runs, best=kept.get("best") is not None)
     agreed = processes.from_first(np.array([each in over for each in runs]))
@@ -225,6 +226,9 @@ def check_methods(experiment: Experiment) -> Checked:
     for label, algorithm in experiment.methods.items():
         job = within(f"methods.{label}", functools.partial(make_job, algorithm, **given))
         found.made_of[label] = {name: text for name, text in job.settings().items() if name != "seed"}
+        found.made_of[label] |= {
+            f"code {place}": digest for place, digest in experiment.problem(label).get("code", {}).items()
+        }
         side_by_side = experiment.fleet is None and not run["split_seeds"]
         found.together[label] = side_by_side and worth_lanes(job, len(run["seeds"]))
     return found
@@ -290,7 +294,9 @@ def begin(
         raise ConfigError("config", config["name"], f"cannot be kept in a run folder: {error}") from error
     for name in FOLDERS:
         (folder / name).mkdir(exist_ok=True)
-    write_json(folder / "about.json", _about(experiments) | {"made_of": made_of})
+    sources = list(experiments[0].code.values())
+    write_json(folder / "about.json", _about(experiments) | {"made_of": made_of, "code": own.digests(sources)})
+    own.write(folder, sources)
     (folder / "metrics.jsonl").touch()
     write_atomic(folder / "config.toml", text)
 

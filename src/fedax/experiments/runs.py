@@ -4,6 +4,7 @@
 |---|---|
 | config.toml | the whole configuration, defaults included; ``fedax run config.toml`` runs it again |
 | about.json | versions, device, start, and the clients: sizes, weights, classes, local steps |
+| code/ | own methods and tasks, as they were when the run began |
 | metrics.jsonl | one line an evaluation, as the run goes |
 | checkpoints/ | of runs that are not over, what they go on from; see :class:`fedax.Checkpoints` |
 | models/ | the final models, one ``<label>-seed<k>.safetensors`` a run; where asked, the best, ``…-best.safetensors`` |
@@ -38,7 +39,7 @@ from fedax.engine.checkpoint import WRITING, damage, write_atomic
 from fedax.engine.history import FAILED, column_of, ended_worse
 from fedax.engine.job import evaluation_rounds
 from fedax.errors import ConfigError, DataError
-from fedax.experiments import toml
+from fedax.experiments import own, toml
 from fedax.experiments.config import WrittenSection, check, slug
 
 Path = pathlib.Path
@@ -205,10 +206,12 @@ def _unused(folder: Path) -> bool:
         if path.name in FOLDERS:
             if not path.is_dir() or any(path.iterdir()):
                 return False
-        elif path.name == "about.json":
+        elif path.name in ("about.json", own.FOLDER):
             try:
-                _json(path, _About)  # else it is somebody's own
+                known = _json(folder / "about.json", _About).get("code", {})  # else it is somebody's own
             except DataError:
+                return False
+            if path.name == own.FOLDER and not {each.name for each in path.iterdir()} <= {*known}:
                 return False
         elif path.name == "metrics.jsonl":
             if not path.is_file() or path.stat().st_size:
@@ -225,9 +228,9 @@ def refuse_links(folder: Path) -> None:
         ConfigError: the first such link.
     """
     files = ("config.toml", "about.json", "metrics.jsonl", "summary.json", "diagnosis.json", "report.html", LOCK)
-    places = [folder / name for name in (*files, *FOLDERS)]
+    places = [folder / name for name in (*files, *FOLDERS, own.FOLDER)]
     if not any(path.is_symlink() for path in places):
-        for name in FOLDERS:
+        for name in (*FOLDERS, own.FOLDER):
             for above, folders, inside in os.walk(folder / name):
                 places += [Path(above) / each for each in (*folders, *inside)]
     for path in places:
@@ -607,6 +610,7 @@ class _Clients(_Form):
 
 class _About(_Form):
     made_of: dict[str, dict[str, str]] | None = None  # label -> what makes its runs; not of a sweep
+    code: dict[str, str] = {}  # file -> its digest
     started: str
     device: str
     versions: dict[str, str]

@@ -18,6 +18,7 @@ import numpy as np
 from fedax.algorithms import hyperparameters
 from fedax.columns import EXCLUSIONS, better, describe, measures, show_parts
 from fedax.engine.history import tail_of
+from fedax.errors import ConfigError
 from fedax.experiments.defaults import judge
 from fedax.experiments.runs import MethodRun, Record
 
@@ -392,7 +393,10 @@ def _at(settings: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
 
 def telling(settings: dict[str, Any]) -> dict[str, Any]:
     """The hyper-parameters worth a line: numbers and schedules, and choices that are not the default."""
-    default = hyperparameters(settings["name"])
+    try:
+        default = hyperparameters(settings["name"])
+    except ConfigError:  # one's own method, which a report does without
+        default = {}
     hyper = {k: v for k, v in settings.items() if k not in ("name", "label")}
     return {k: v for k, v in hyper.items() if not isinstance(v, bool | str) or v != default.get(k)}
 

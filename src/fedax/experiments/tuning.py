@@ -18,7 +18,7 @@ import fedax
 from fedax.columns import better
 from fedax.engine.sweep import discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
-from fedax.experiments import sweeps, toml
+from fedax.experiments import own, sweeps, toml
 from fedax.experiments.config import (
     SELECTORS,
     Experiment,
@@ -80,12 +80,15 @@ class Tuning:
     experiments: dict[str, list[Experiment]]
 
 
-def plan(config: Mapping[str, Any], grid: Mapping[str, Any] | None = None) -> Tuning:
+def plan(
+    config: Mapping[str, Any], grid: Mapping[str, Any] | None = None, allow_code: bool | own.Code = False
+) -> Tuning:
     """Check a configuration with a section ``sweep`` wholly, at all its points, and make all objects.
 
     Args:
         config: tables, as of :func:`fedax.experiments.read_toml`.
         grid: more axes; of one that the configuration has, other values.
+        allow_code: as of :func:`fedax.experiments.build`.
 
     Raises:
         ConfigError, DataError: as :func:`fedax.experiments.build`, of any point; and axes that cannot be.
@@ -113,12 +116,13 @@ def plan(config: Mapping[str, Any], grid: Mapping[str, Any] | None = None) -> Tu
     names = labels(sections.methods)
     for row, label in zip(tables["methods"], names, strict=True):
         row["label"] = label
-    spaces = _spaces(sections, names, {path: _axis(path, values) for path, values in given.items()})
+    code = own.code_of(allow_code)
+    spaces = _spaces(sections, names, {path: _axis(path, values) for path, values in given.items()}, code)
     _check_number(spaces, section.points, given)
     points = {label: _points(label, space, section) for label, space in spaces.items()}
     rows = dict(zip(names, tables.pop("methods"), strict=True))
     configs = [_at(tables, rows[label], point) for label in names for point in points[label]]
-    built = iter(build_all(configs))
+    built = iter(build_all(configs, allow_code=code))
     experiments = {label: [next(built) for _ in points[label]] for label in names}
     firsts = [each[0] for each in experiments.values()]
     resolved = firsts[0].config | {"methods": [first.config["methods"][0] for first in firsts]}
@@ -156,9 +160,11 @@ def tune(tuning: Tuning, folder: Path, watch: Watch | None = None, **kept: Any) 
     if results.exists():
         record, content = read(folder), json.loads(results.read_text())
     else:
-        if begun(folder) is None:
-            begin(folder, config, [experiment for each in tuning.experiments.values() for experiment in each])
+        experiments = [experiment for each in tuning.experiments.values() for experiment in each]
+        if (about := begun(folder)) is None:
+            begin(folder, config, experiments)
         else:
+            own.check_same(folder, about.get("code", {}), experiments[0].code.values())
             keep_rows(folder, ())  # checkpoints have them
         record, content = _tune(tuning, folder, watch, places, kept)
         write_json(results, content)
@@ -318,10 +324,12 @@ def _axis(path: str, values: Any) -> Axis:
     return values
 
 
-def _spaces(sections: ExperimentSection, names: list[str], axes: Mapping[str, Axis]) -> dict[str, dict[str, Axis]]:
+def _spaces(
+    sections: ExperimentSection, names: list[str], axes: Mapping[str, Axis], code: own.Code
+) -> dict[str, dict[str, Axis]]:
     """Label -> the axes of this method; the axis that names it is taken before that of all methods."""
     found: dict[str, dict[str, Axis]] = {label: {} for label in names}
-    known = {label: hyperparameters_of(m, label) for label, m in zip(names, sections.methods, strict=True)}
+    known = {label: hyperparameters_of(m, label, code) for label, m in zip(names, sections.methods, strict=True)}
     # The methods' own come first; what names a method replaces what is for all.
     ranks = {path: path.startswith("methods.") + path.startswith("methods.*.") for path in axes}
     for path in sorted(axes, key=lambda path: -ranks[path]):

@@ -23,6 +23,7 @@ from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.site import Limits, Problem, Site
 from fedax.errors import ConfigError, NodeError
+from fedax.experiments import own
 from fedax.experiments.config import Experiment, check_settings, problem_of
 from fedax.experiments.defaults import TASKS_OF
 from fedax.flower import require
@@ -36,13 +37,13 @@ _FACTORY = "fedax.flower.deploy:answering"
 
 
 @functools.lru_cache(maxsize=64)
-def _problem(text: str) -> Problem:
+def _problem(text: str, code: tuple[str, ...]) -> Problem:
     """One object for one configuration, so that its programs are compiled once."""
-    return problem_of(json.loads(text))
+    return problem_of(json.loads(text), code)
 
 
-def _make(table: Table) -> Problem:
-    return _problem(json.dumps(table, sort_keys=True))
+def _make(table: Table, code: Sequence[str] = ()) -> Problem:
+    return _problem(json.dumps(table, sort_keys=True), tuple(code))
 
 
 def answering(
@@ -52,6 +53,7 @@ def answering(
     test: str | None = None,
     columns: Sequence[str] | None = None,
     rounds: int | None = None,
+    code: Sequence[str] = (),
 ) -> Callable[[Message], Message]:
     """What answers for the clients of a node, in the process of its worker.
 
@@ -61,12 +63,16 @@ def answering(
         names: of the clients, in the order of ``data``.
         test: the folder of held-out examples, or ``None``.
         columns, rounds: as of :class:`fedax.engine.places.site.Limits`.
+        code: files, and modules of packages, of methods and tasks that may run here.
 
     Raises:
         ConfigError, DataError: these cannot be used.
     """
     held_out = None if test is None else FederatedData.open(test).examples
-    site = Site(FederatedData.open(data), _make, state, names, held_out, Limits(columns, rounds))
+    for each in code:
+        own.owned(each)
+    make = functools.partial(_make, code=code)
+    site = Site(FederatedData.open(data), make, state, names, held_out, Limits(columns, rounds))
     return site.answer
 
 
@@ -82,6 +88,7 @@ def node(
     columns: Sequence[str] | None = None,
     rounds: int | None = None,
     trusted: Sequence[str] = (),
+    code: Sequence[str] = (),
     poll: float = 3.0,
     wait: float | None = None,
     say: Say = print,
@@ -90,7 +97,7 @@ def node(
 
     Args:
         link, ca, key, trusted, poll, wait, say: as of :func:`fedax.flower.node.run`.
-        data, test, columns, rounds: as of :func:`answering`.
+        data, test, columns, rounds, code: as of :func:`answering`.
         state: its folder; default: ``<key>.state``.
         names: of its clients; default: the key's file name, of several clients with their numbers.
 
@@ -110,6 +117,8 @@ def node(
     if test is not None:
         FederatedData.open(test)
     Limits(columns, rounds)
+    for each in code:
+        say(f"may run here: {own.owned(each)}")
     for path, field in ((ca, "ca"),):
         if not path.is_file():
             raise ConfigError(field, str(path), "no such file; it is ca.pem of the link's folder, ask its coordinator")
@@ -121,6 +130,7 @@ def node(
         "test": None if test is None else str(test.absolute()),
         "columns": None if columns is None else [*columns],
         "rounds": rounds,
+        "code": [str(pathlib.Path(each).absolute()) if each.endswith(".py") else each for each in code],
     }
     nodes.run(
         link=link, ca=ca, key=key, state=state, factory=_FACTORY, arguments=arguments,
@@ -128,7 +138,7 @@ def node(
     )  # fmt: skip
 
 
-def with_nodes_data(tables: Table, test: pathlib.Path | None) -> Table:
+def with_nodes_data(tables: Table, test: pathlib.Path | None, allow_code: bool | own.Code = False) -> Table:
     """A configuration whose data are at nodes; its section ``data`` was for simulation.
 
     The task that is usual for the data set stays, and the weights.
@@ -148,7 +158,7 @@ def with_nodes_data(tables: Table, test: pathlib.Path | None) -> Table:
     elif given.get("name") == "nodes" and "test" in given:
         data["test"] = given["test"]
     found = {**tables, "data": data, "task": task}
-    check_settings(found)
+    check_settings(found, allow_code)
     return found
 
 
@@ -204,21 +214,22 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
 
     data, place, port = experiment.data, folder / "deploy", free_port()
     assert isinstance(data, FederatedData)
+    code = _kept(experiment, place)
     address, link = f"127.0.0.1:{port}", place / "link"
     links.prepare(link, [])
     kept = [Kept("fedax.flower.link", options(folder=link, port=port, bind="127.0.0.1"), log=place / "link.log")]
     for k, clients in enumerate(np.array_split(np.arange(data.num_clients), nodes)):
-        own = place / f"node-{k}"
-        own.mkdir(parents=True, exist_ok=True)
-        if not (own / "data").exists():
-            FederatedData.from_clients([data.client(i) for i in clients]).save(own / "data")
-        certificates.make_node_key(own / "key")
-        shutil.copy(own / "key.pub", link / "nodes" / f"node-{k}.pub")
-        arguments: Table = {"data": str((own / "data").absolute()), "state": str((own / "site").absolute())}
-        arguments |= {"names": [str(i) for i in clients]}
-        command = options(link=address, ca=link / "ca.pem", key=own / "key", state=own / "state", poll=0.25)
+        site = place / f"node-{k}"
+        site.mkdir(parents=True, exist_ok=True)
+        if not (site / "data").exists():
+            FederatedData.from_clients([data.client(i) for i in clients]).save(site / "data")
+        certificates.make_node_key(site / "key")
+        shutil.copy(site / "key.pub", link / "nodes" / f"node-{k}.pub")
+        arguments: Table = {"data": str((site / "data").absolute()), "state": str((site / "site").absolute())}
+        arguments |= {"names": [str(i) for i in clients], "code": code}
+        command = options(link=address, ca=link / "ca.pem", key=site / "key", state=site / "state", poll=0.25)
         command += options(factory=_FACTORY, arguments=json.dumps(arguments))
-        kept.append(Kept("fedax.flower.node", command, log=own / "node.log"))
+        kept.append(Kept("fedax.flower.node", command, log=site / "node.log"))
     with _running(kept):
         _await(lambda: certificates.greet(address, link / "ca.pem"), "the link", place / "link.log")
         with fleet_at(address, link, timeout, nodes, say, _START) as fleet:
@@ -227,7 +238,16 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
     for k in range(nodes):
         shutil.move(place / f"node-{k}" / "site" / "log.jsonl", place / f"node-{k}.jsonl")
         shutil.rmtree(place / f"node-{k}")
-    shutil.rmtree(link)
+    for each in (link, place / own.FOLDER):
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def _kept(experiment: Experiment, place: pathlib.Path) -> list[str]:
+    """What nodes on this machine may run of own code: copies of the files, and modules."""
+    place.mkdir(parents=True, exist_ok=True)
+    own.write(place, experiment.code.values())
+    kept = experiment.code.values()
+    return [each.name if each.module else str((place / own.FOLDER / each.name).absolute()) for each in kept]
 
 
 def check_local(experiment: Experiment, nodes: int) -> None:
@@ -310,7 +330,8 @@ def on_ray(experiment: Experiment, folder: pathlib.Path, timeout: float, say: Sa
     place.mkdir(exist_ok=True)
     if not (place / "data").exists():
         data.save(place / "data")
-    job = {"config": experiment.config, "data": str((place / "data").absolute()), "timeout": timeout}
+    job: Table = {"code": _kept(experiment, place)}
+    job |= {"config": experiment.config, "data": str((place / "data").absolute()), "timeout": timeout}
     job |= {"state": str((place / "state").absolute()), "folder": str(folder.absolute())}
     arguments = options(insecure=True, simulation=True, host="127.0.0.1", port=port, database=place / "link.db")
     arguments += ["--disable-runtime-dependency-installation"]
@@ -356,7 +377,8 @@ def ray_node(context: Any) -> Callable[[Message], Message]:
     if (job["data"], which) not in _SITES:
         data = FederatedData.open(job["data"])
         one = FederatedData.from_clients([data.client(which)])
-        _SITES[job["data"], which] = Site(one, _make, pathlib.Path(job["state"]) / str(which), [str(which)])
+        make = functools.partial(_make, code=job["code"])
+        _SITES[job["data"], which] = Site(one, make, pathlib.Path(job["state"]) / str(which), [str(which)])
         _SITES[job["data"], which].close()
     site = _SITES[job["data"], which]
 
@@ -376,7 +398,8 @@ def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
     from fedax.flower.transport import FlowerTransport
 
     job = json.loads(str(run_config["job"]))
-    experiment = build(job["config"])
+    # The files are copies that the process has made that began this one.
+    experiment = build(job["config"], allow_code=own.here(job["code"]))
     data = experiment.data
     fleet = Fleet(FlowerTransport(grid), float(job["timeout"]), data.num_clients, _START)
     fleet.census = fleet.census._replace(weights=data.weights)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedax.errors import CodeError, place_of
 from fedax.registry import Registry
 from fedax.tasks.classification import classification
 from fedax.tasks.linear import linear_regression, logistic_regression, quadratic, softmax_regression
@@ -29,7 +30,14 @@ __all__ = [
     "vgg11",
 ]
 
-TASKS = Registry("task")
+
+def _check_task(field: str, made: Any) -> None:
+    if isinstance(made, type) or not callable(made):
+        kind = made.__name__ if isinstance(made, type) else type(made).__name__
+        raise CodeError(field, f"is {kind}", "a task is named by a function that makes a fedax.Task", place_of(made))
+
+
+TASKS = Registry("task", "fedax.tasks", _check_task)
 for _factory in (
     quadratic,
     linear_regression,

@@ -1,0 +1,380 @@
+"""Own methods and tasks in a configuration: ``name = "mine.py:Class"``, or ``"package.module:Class"``.
+
+What a configuration names so is code, and whoever runs it trusts whoever wrote it. Nothing is imported before that is
+clear: the user has typed the name at the command line herself, or allows what stands in a file.
+"""
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from fedax.algorithms import METHODS
+from fedax.contract.algorithm import Algorithm
+from fedax.contract.regularizers import regularizer
+from fedax.data.formats import regular
+from fedax.errors import CodeError, ConfigError, DataError, NodeError, call, of_a_library, place_of, unknown
+from fedax.registry import Component, Registry
+from fedax.tasks import TASKS, Task
+
+Path = pathlib.Path
+
+FOLDER = "code"  # of a run folder
+_LARGEST = 1 << 24  # bytes of a file
+_FORM = "give file.py:Class or package.module:Class"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of own code, as it was when it was looked at.
+
+    Attributes:
+        name: of the file, or of its module.
+        path: where it is.
+        content: all of it.
+        module: whether it is imported as a module of a package.
+    """
+
+    name: str
+    path: Path
+    content: bytes
+    module: bool
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The SHA-256 of its content."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.path} (sha256 {self.digest[:16]}…)"
+
+
+Find = Callable[[str, str], Source]
+
+
+class Code:
+    """The components that a configuration names, registered ones and own code.
+
+    Args:
+        find: gives the file of a name; called as ``find(field, name)``, it raises a ConfigError for what may not run.
+
+    Attributes:
+        sources: the files that were loaded: what stands before the colon -> its file.
+    """
+
+    def __init__(self, find: Find):
+        self._find = find
+        self._components: dict[tuple[str, str], Component] = {}
+        self.sources: dict[str, Source] = {}
+
+    def method(self, name: str, field: str) -> Component:
+        """The method of this name; ``field`` is what errors call it."""
+        return self._component(METHODS, name, field)
+
+    def task(self, name: str, field: str = "task.name") -> Component:
+        """The task of this name."""
+        component = self._component(TASKS, name, field)
+        return component._replace(make=_gives_task(component.make)) if is_own(component) else component
+
+    def _component(self, registry: Registry, name: str, field: str) -> Component:
+        if not is_code(name):
+            return registry.get(name, field)
+        at = registry.kind, name
+        if at not in self._components:
+            source = self._source(field, name)
+            made = _attribute(_load(source, field), name, field, registry.kind)
+            registry.check(f"{field} = {name!r}", made)
+            line = (inspect.getdoc(made) or "").partition("\n")[0]
+            self._components[at] = _checked(Component(name, made, line))
+        return self._components[at]
+
+    def _source(self, field: str, name: str) -> Source:
+        source = self._find(field, name)
+        for place, other in self.sources.items():
+            if place != name.rpartition(":")[0] and other.name == source.name and other.digest != source.digest:
+                way_out = f"{other.path} has the same name, and a run folder keeps a copy of both; rename one"
+                raise ConfigError(field, name, way_out)
+        self.sources[name.rpartition(":")[0]] = source
+        return source
+
+
+def is_code(name: object) -> bool:
+    """Whether a name in a configuration stands for own code.
+
+    Example:
+        >>> is_code("mine.py:FedAvgEMA"), is_code("fedavg")
+        (True, False)
+    """
+    return isinstance(name, str) and ":" in name
+
+
+def label_of(name: str) -> str:
+    """What a method is called where it has no label.
+
+    Example:
+        >>> label_of("mine.py:FedAvgEMA"), label_of("fedavg")
+        ('FedAvgEMA', 'fedavg')
+    """
+    return name.rpartition(":")[2]
+
+
+def names(config: Mapping[str, Any]) -> set[str]:
+    """The names of own code in the tables of a configuration, whatever else is in them."""
+    rows, task = config.get("methods"), config.get("task")
+    tables = [*(rows if isinstance(rows, list) else []), task]
+    return {table["name"] for table in tables if isinstance(table, dict) and is_code(table.get("name"))}
+
+
+def code_of(allowed: "bool | Code") -> Code:
+    """``allow_code`` of :func:`fedax.experiments.build`: whether own code may run, from the current folder."""
+    return allowed if isinstance(allowed, Code) else configured(bool(allowed))
+
+
+def configured(allowed: bool, folder: str | Path | None = None, typed: Collection[str] = ()) -> Code:
+    """The code of a configuration.
+
+    Args:
+        allowed: whether all that it names may run.
+        folder: of the configuration's file; own files are looked for there, and then in the current folder. That of a
+            run has copies in its folder ``code``.
+        typed: names that the user has typed herself. They may run, and are looked for in the current folder.
+    """
+
+    def find(field: str, name: str) -> Source:
+        place = _place(field, name)
+        here = [Path()] if name in typed or folder is None else [Path(folder), Path()]
+        source = _of_file(field, name, place, here) if place.endswith(".py") else _of_module(field, name, place)
+        if allowed or name in typed:
+            return source
+        way_out = f"it would run the code of {source}; read it, and allow it: --allow-code (in Python allow_code=True)"
+        raise ConfigError(field, name, way_out)
+
+    return Code(find)
+
+
+def of_owner(allowed: Sequence[str], wanted: Mapping[str, str]) -> Code:
+    """The code that runs at a node: what its owner allows, where it is the server's.
+
+    Args:
+        allowed: own files, and modules of packages.
+        wanted: what stands before the colon in a name -> the digest of the server's file.
+    """
+
+    def find(field: str, name: str) -> Source:
+        place = _place(field, name)
+        own = [owned(each) for each in allowed]
+        for source in own:
+            if source.digest == wanted.get(place):
+                return source
+        short = f"{place} (sha256 {str(wanted.get(place))[:16]}…)"
+        others = [str(each) for each in own if each.name == Path(place).name]
+        why = f"the file here is another one, {others[0]}" if others else "its owner has not allowed it"
+        raise NodeError(
+            f"this node does not run {short}: {why}; get the server's file, read it, and start the node with "
+            f"--allow-code {Path(place).name}"
+        )
+
+    return Code(find)
+
+
+def here(files: Sequence[str]) -> Code:
+    """Code that another process of this run has allowed: copies of its files by their names, and modules."""
+
+    def find(field: str, name: str) -> Source:
+        place = _place(field, name)
+        own = [owned(each) for each in files]
+        return next(source for source in own if source.name in (place, Path(place).name))
+
+    return Code(find)
+
+
+def owned(allowed: str) -> Source:
+    """A file, or a module of a package, that the owner of a node allows.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if allowed.endswith(".py"):
+        return _of_file("allow-code", allowed, allowed, [Path()])
+    return _of_module("allow-code", allowed, allowed)
+
+
+def write(folder: Path, sources: Iterable[Source]) -> None:
+    """Copy files into the folder ``code``; modules of packages are no files of a run."""
+    for source in sources:
+        if not source.module:
+            (folder / FOLDER).mkdir(exist_ok=True)
+            (folder / FOLDER / source.name).write_bytes(source.content)
+
+
+def digests(sources: Iterable[Source]) -> dict[str, str]:
+    """Name -> SHA-256 of some files."""
+    return {source.name: source.digest for source in sources}
+
+
+def check_same(folder: Path, was: Mapping[str, str], sources: Iterable[Source]) -> None:
+    """Refuse to go on with a run by other code than it began with.
+
+    Raises:
+        ConfigError: it names the file.
+    """
+    for source in sources:
+        if was.get(source.name) != source.digest:
+            then = was.get(source.name, "another file")[:16]
+            way_out = (
+                f"{source.path} is not what this run began with (sha256 was {then}…, is {source.digest[:16]}…), and a "
+                f"run goes on by the same code only; {folder / FOLDER} has a copy of it: go on by the configuration "
+                f"{folder / 'config.toml'}, or name another folder with --out"
+            )
+            raise ConfigError("out", str(folder), way_out)
+
+
+def made(component: Component, given: Mapping[str, Any]) -> Algorithm:
+    """A user's method from the settings of a configuration, tables of regularizers and lists included."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if isinstance(values.get("regularizer"), Mapping):
+        values["regularizer"] = regularizer(values["regularizer"])
+    kind = component.make.__name__
+    method = call(kind, f"{kind}({', '.join(component.arguments)})", functools.partial(component.make, **values))
+    call(f"{kind}.validate", "validate(self)", method.validate)
+    return method
+
+
+def is_own(component: Component) -> bool:
+    """Whether a method or task is a user's: in a file, of a package, or registered."""
+    return not of_a_library(getattr(component.make, "__module__", None) or "")
+
+
+def plain(value: Any) -> Any:
+    """A default as a configuration can have it, or ``None``: an object is no setting."""
+    if isinstance(value, list | tuple) and all(isinstance(each, bool | int | float | str) for each in value):
+        return list(value)
+    missing = value is inspect.Parameter.empty or not isinstance(value, bool | int | float | str)
+    return None if missing else value
+
+
+# ---- files
+
+
+def _place(field: str, name: str) -> str:
+    """What stands before the colon."""
+    place, _, attribute = name.rpartition(":")
+    module = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    if not module or not attribute.isidentifier():
+        raise ConfigError(field, name, _FORM)
+    return place
+
+
+def _of_file(field: str, name: str, place: str, folders: Sequence[Path]) -> Source:
+    """The first file of this path, in these folders; a run folder's copy before all."""
+    tried = [folder / place for folder in folders]
+    tried[:0] = [folder / FOLDER / Path(place).name for folder in folders if (folder / "about.json").is_file()]
+    try:
+        path = next((path for path in tried if path.exists()), None)
+        if path is None:
+            looked = ", ".join(dict.fromkeys(str(path.parent.absolute()) for path in tried))
+            raise ConfigError(field, name, f"there is no such file in {looked}")
+        if regular(path) > _LARGEST:
+            raise ConfigError(field, name, f"{path} has more than {_LARGEST} bytes; it is no file of code")
+        return Source(path.name, path, path.read_bytes(), False)
+    except (OSError, ValueError, DataError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(field, name, f"it cannot be read ({error})") from error
+
+
+def _of_module(field: str, name: str, place: str) -> Source:
+    """The file of a module of a package, none of which is imported."""
+    where, spec, parts = None, None, place.split(".")
+    for k in range(len(parts)):
+        full = ".".join(parts[: k + 1])
+        finders = (finder.find_spec(full, where) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        if (spec := next((found for found in finders if found is not None), None)) is None:
+            hint = f"; of a file in this folder give {place}.py:{label_of(name)}" if len(parts) == 1 else ""
+            raise ConfigError(field, name, f"no module {full} is installed{hint}")
+        where = spec.submodule_search_locations
+    if spec is None or not spec.has_location or spec.origin is None:
+        raise ConfigError(field, name, f"the module {place} has no file")
+    try:
+        return Source(place, Path(spec.origin), Path(spec.origin).read_bytes(), True)
+    except OSError as error:
+        raise ConfigError(field, name, f"{spec.origin} cannot be read ({error.strerror})") from error
+
+
+def _load(source: Source, field: str) -> Any:
+    """The module that a file is; a file that was loaded before, by its content, is not loaded again."""
+    known = f"_fedax_code_{source.digest[:16]}"
+    try:
+        if source.module:
+            return importlib.import_module(source.name)
+        if known not in sys.modules:
+            spec = importlib.util.spec_from_file_location(known, source.path.absolute())
+            assert spec is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[known] = module  # dataclasses look for theirs
+            exec(compile(source.content, str(source.path.absolute()), "exec"), vars(module))
+        return sys.modules[known]
+    except BaseException as error:
+        sys.modules.pop(known, None)
+        if not isinstance(error, Exception | SystemExit):
+            raise
+        _refuse(source, field, error)
+
+
+def _refuse(source: Source, field: str, error: BaseException) -> NoReturn:
+    """Raise the error for a file that cannot be imported, with its line."""
+    if isinstance(error, SyntaxError) and error.filename == str(source.path.absolute()):
+        what, place = f"is no Python ({error.msg})", f"{source.path}:{error.lineno}"
+    else:
+        what, line, at = f"raised {type(error).__name__}: {error}", None, error.__traceback__
+        while at is not None:
+            line = at.tb_lineno if at.tb_frame.f_code.co_filename == str(source.path.absolute()) else line
+            at = at.tb_next
+        place = str(source.path) if line is None else f"{source.path}:{line}"
+    raise CodeError(f"{field}: {source.name}", what, "it has to be importable", place) from error
+
+
+def _gives_task(make: Callable[..., Any]) -> Callable[..., Task]:
+    """A user's function, whose errors name its line."""
+    name = f"task {make.__name__}"
+
+    @functools.wraps(make)
+    def checked(**settings: Any) -> Task:
+        task = call(name, f"{make.__name__}({', '.join(settings)})", functools.partial(make, **settings))
+        if not isinstance(task, Task):
+            raise CodeError(name, f"returned {type(task).__name__}", "return a fedax.Task", place_of(make))
+        return task
+
+    return checked
+
+
+def _attribute(module: Any, name: str, field: str, kind: str) -> Any:
+    wanted = label_of(name)
+    found = getattr(module, wanted, None)
+    # Another one's function, such as os.system, is no task, whoever names it.
+    if found is None or (kind == "task" and getattr(found, "__module__", "") != module.__name__):
+        fits: dict[str, Callable[[Any], bool]] = {
+            "method": lambda each: isinstance(each, type) and issubclass(each, Algorithm),
+            "task": inspect.isfunction,
+        }
+        own = {key: each for key, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__}
+        there = [key for key, each in own.items() if fits[kind](each)]
+        if there:
+            raise unknown(field, wanted, there)
+        raise ConfigError(field, name, f"there is no {wanted} in {module.__file__}, and no {kind} at all")
+    return found
+
+
+def _checked(component: Component) -> Component:
+    """Refuse what takes arguments that have no names: they cannot be settings."""
+    for parameter in inspect.signature(component.make).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            what, way_out = f"takes {parameter}", "name each argument: they are the settings of a configuration"
+            raise CodeError(component.make.__name__, what, way_out, place_of(component.make))
+    return component
