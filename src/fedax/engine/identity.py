@@ -63,7 +63,7 @@ def identity(
         "data": f"{census.num_clients} clients, {int(census.sizes.sum())} examples",
         "sizes and weights": f"{_hashed(census.sizes)} {_hashed(census.weights)}",
         "model": f"{jax.tree.map(lambda leaf: f'{leaf.dtype}{list(leaf.shape)}', x.tree)}",
-        "params": "task.init" if params is None else _hashed(*jax.tree.leaves(x.tree)),
+        "params": "task.init" if params is None and not task.frozen else _hashed(*jax.tree.leaves(x.tree)),
         "batch_size": str(plan.batch_size),
         "seed": str(seed),
         "task": _task(task),

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import numbers
+import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -296,8 +297,8 @@ def _check(
     """Everything that can be wrong with the input and be seen without compiling."""
     required = (
         ("algorithm", algorithm, Algorithm, "give a method, for instance fedax.create('fedavg', lr=0.1)"),
-        ("task", task, Task, "give a fedax.Task, for instance one of fedax.tasks"),
-        ("data", data, Census, "give a fedax.FederatedData"),
+        ("task", task, Task, _task_of(task)),
+        ("data", data, Census, _data_of(data)),
         ("work", work, Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
         ("participation", participation, Participation, "give Full, Uniform, Proportional, ... or Trace"),
     )
@@ -314,6 +315,31 @@ def _check(
     algorithm.validate()
     work.validate(data.sizes)
     participation.validate(data.num_clients, check_count("rounds", rounds, 0, MOST))
+
+
+def _task_of(given: Unknown) -> str:
+    """How to make a task of what somebody took for one."""
+    kind = given if isinstance(given, type) else type(given)
+    libraries = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    if "torch" in libraries:
+        return "of a PyTorch module make a task by fedax.tasks.from_torch(module, example, loss=…)"
+    if found := {"flax", "equinox", "haiku"} & libraries:
+        name = min(found).capitalize()
+        return (
+            f"of a model of {name} make a task by fedax.tasks.classification(init, apply, classes): see docs/tasks.md"
+        )
+    return "give a fedax.Task, for instance one of fedax.tasks"
+
+
+def _data_of(given: Unknown) -> str:
+    """How to make federated data of what somebody took for it."""
+    some = next(iter(given.values()), None) if isinstance(given, dict) else given
+    libraries = {base.__module__.partition(".")[0] for base in type(some).__mro__}
+    if {"pandas", "polars"} & libraries:
+        return 'of tables make it by fedax.data.from_frames({"name": table, …}, label=…)'
+    if isinstance(given, str | os.PathLike):
+        return "of files make it by fedax.data.from_csv(…), or FederatedData.open(folder) of what save wrote"
+    return "give a fedax.FederatedData, such as FederatedData.from_clients makes it"
 
 
 def _check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vector) -> None:

@@ -22,6 +22,7 @@ from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, folder
 from fedax.data.formats import regular
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.site import Problem
+from fedax.engine.saved import read_model
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import own, toml
 from fedax.experiments.defaults import TASKS_OF, unequal_penalties
@@ -37,6 +38,8 @@ Table = dict[str, Any]
 
 
 _FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of tasks that come from the data set
+
+_PART = ("trainable", "lora")  # settings of the section task that say which part is learned
 
 _WIRE = ("guard", "aggregate", "faults")  # settings of the section run that belong to the wire
 
@@ -72,9 +75,12 @@ class DataSection(_Open):
 
 
 class TaskSection(_Open):
-    """What is learned."""
+    """What is learned, from which model on, and which part of it."""
 
     name: str | None = None
+    start: str | None = None  # the file of a model
+    trainable: str | list[str] | None = None
+    lora: Table | None = None
 
 
 class WorkSection(_Open):
@@ -436,6 +442,9 @@ def build_all(
     census = data if isinstance(data, Census) else Census.of(data)
     classes = fleet.classes if fleet is not None else _number_of_classes(pooled, data)
     task, model, task_config = _task(first.task, data_config["name"], census, classes, code)
+    task, start = _started(first.task.start, task)
+    task_config |= {"start": first.task.start} if first.task.start is not None else {}
+    begun = {} if start is None else {"params": start}
     sizes = []
     for seed in seeds:
         split = data if seed == seeds[0] else _data(_of_seed(first.data, seed))[1]
@@ -471,7 +480,7 @@ def build_all(
             made.work,
             made.participation,
             made.methods,
-            made.options,
+            made.options | begun,
             fleet,
             model,
             code.sources,
@@ -777,15 +786,32 @@ def _task(
             raise ConfigError("task.name", name, f"this does not fit {data_name}; try {usual or 'another'!r}")
         if key in section.parameters:
             raise ConfigError(f"task.{key}", section.parameters[key], "this comes from the data set; leave it out")
-    model = {"name": component.name, **section.parameters, **{key: derived[key] for key in wanted}}
+    part = {key: value for key in _PART if (value := getattr(section, key)) is not None}
+    model = {"name": component.name, **section.parameters, **{key: derived[key] for key in wanted}, **part}
     task, parameters = _made_task(model, code)
     written = {key: value for key, value in parameters.items() if key not in wanted}
-    return task, model, {"name": component.name, **written}
+    return task, model, {"name": component.name, **written, **part}
 
 
 def _made_task(model: Table, code: own.Code) -> tuple[fedax.Task, Table]:
     given = {key: tuple(value) if key == "shape" else value for key, value in model.items() if key != "name"}
-    return code.task(model["name"]).bind(given, section="task")
+    part = {key: given.pop(key) for key in _PART if key in given}
+    task, parameters = code.task(model["name"]).bind(given, section="task")
+    if len(part) == 2:
+        raise ConfigError("task.trainable", part["trainable"], "there is task.lora too; give one of them")
+    if part:
+        lora = part.get("lora")
+        rule = part.get("trainable") if lora is None else call("task.lora", fedax.tasks.LoRA, lora)
+        task = within("task", lambda: fedax.tasks.partial(task, rule))
+    return task, parameters
+
+
+def _started(path: str | None, task: fedax.Task) -> tuple[fedax.Task, Any]:
+    """The task that goes on from the model in a file, and its initial parameters if they are not in it already."""
+    if path is None:
+        return task, None
+    start = within("task.start", lambda: read_model(pathlib.Path(path), task.entire.form()))
+    return (task, start) if task.entire is task else (task.from_whole(start), None)
 
 
 def _classes(data: fedax.FederatedData) -> list[str] | None:

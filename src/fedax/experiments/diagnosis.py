@@ -36,18 +36,18 @@ def diagnose_run(experiment: Experiment, record: Record, watch: Callable[[str], 
         DataError: a model's file that cannot be read.
     """
     run = experiment.config["run"]
-    like = experiment.task.form()
+    like = experiment.task.entire.form()
     methods = []
     for label, algorithm in experiment.methods.items():
         if watch is not None:
             watch(label)
-        points: dict[str, Any] = {"the initial model": None}
+        points: dict[str, Any] = {"the initial model": experiment.options.get("params")}
         missing = []
         for seed in run["seeds"][:1] if run["split_seeds"] else run["seeds"]:  # the others have other data
             path = record.folder / "models" / f"{slug(label)}-seed{seed}.safetensors"
             model = read_model(path, like) if path.is_file() else None
             if model is not None and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
-                points[f"the final one of seed {seed}"] = model
+                points[f"the final one of seed {seed}"] = experiment.task.part_of(model)
             else:
                 missing.append(seed)
         assert isinstance(experiment.data, FederatedData)  # real clients need a fleet

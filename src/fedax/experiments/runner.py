@@ -254,7 +254,7 @@ def _over(folder: Path, experiment: Experiment, runs: Sequence[tuple[str, int]],
 
     ``best``: whether the best models are asked for too. There are none of runs of which they were not.
     """
-    rows, like = rows_of(folder, experiment.config), jax.eval_shape(experiment.task.init, jax.random.key(0))
+    rows, like = rows_of(folder, experiment.config), experiment.task.entire.form()
     found = set()
     for label, seed in runs:
         path, wrong = model_path(folder, label, seed), ""
@@ -312,7 +312,7 @@ def finish(folder: Path, compiled: Mapping[str, float]) -> Record:
 
 def count_parameters(task: fedax.Task) -> int:
     """How many numbers the model has."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.form()))
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.entire.form()))
 
 
 def _about(experiments: Sequence[Experiment]) -> dict[str, Any]:

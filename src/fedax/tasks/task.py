@@ -104,6 +104,18 @@ class Task:
         """The whole model, of parameters of which a part may be learned."""
         return params
 
+    def part_of(self, params: Params) -> Params:
+        """What is learned of the whole model.
+
+        Raises:
+            ConfigError: that cannot be told from the whole.
+        """
+        return params
+
+    def from_whole(self, params: Params) -> "Task":
+        """The task that goes on from this whole model, in which a part is learned."""
+        raise ConfigError("task", self.name, "no part of it is frozen")
+
     @functools.cached_property
     def trained(self) -> "Task":
         """The task that fedax trains in place of this one; always the same object.

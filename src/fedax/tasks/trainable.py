@@ -71,7 +71,7 @@ class Partial(Task):
     given: Task = None  # type: ignore[assignment]  # the fields before it have defaults
     kept: Any = ()
     joined: Callable[[Params, Any], Params] = lambda learned, frozen: learned
-    text: str = ""
+    rule: Any = None
 
     @property
     def frozen(self) -> Any:
@@ -87,9 +87,19 @@ class Partial(Task):
     def whole(self, params: Params) -> Params:
         return self.joined(params, self.frozen)
 
+    def part_of(self, params: Params) -> Params:
+        leaves = {tensor_name(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(params)}
+        names = list(jax.eval_shape(self.init, jax.random.key(0)))
+        if isinstance(self.rule, LoRA):
+            raise ConfigError("task.lora", self.rule, "what was learned cannot be told from the whole model")
+        return {name: leaves[name] for name in names}
+
+    def from_whole(self, params: Params) -> Task:
+        return partial(self.given, self.rule, params)
+
     def with_frozen(self, frozen: Any) -> "Partial":
         """The same part, with other values in what is frozen."""
-        return _made(self.given, self.init, frozen, self.joined, self.text)
+        return _made(self.given, self.init, frozen, self.joined, self.rule)
 
 
 def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params], Params]) -> Task:
@@ -107,10 +117,10 @@ def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params
     return Task(init, loss, metrics, task.check, task.name, answers, task.kind)
 
 
-def _made(task: Task, init: Any, frozen: Any, joined: Any, text: str) -> Partial:
+def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any) -> Partial:
     own = _functions(task, init, lambda learned: joined(learned, frozen))
     return Partial(
-        own.init, own.loss, own.metrics, own.check, own.name, own.outputs, own.kind, task, frozen, joined, text
+        own.init, own.loss, own.metrics, own.check, own.name, own.outputs, own.kind, task, frozen, joined, rule
     )
 
 
@@ -188,7 +198,7 @@ def _partial(task: Task, rule: Any, params: Params) -> Partial:
             leaves[name] = (leaves[name] + change).astype(leaves[name].dtype)
         return jax.tree.unflatten(structure, [leaves[name] for name in names])
 
-    return _made(task, init, frozen, joined, repr(rule) if not callable(rule) else ", ".join(learned))
+    return _made(task, init, frozen, joined, rule)
 
 
 def _chooser(rule: Any) -> Callable[[str, Any], bool]:
