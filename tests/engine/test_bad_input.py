@@ -4,11 +4,13 @@ import importlib
 import inspect
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
+from flax import linen
 
 import fedax
 from fedax import ConfigError, DataError
@@ -19,6 +21,8 @@ from .problem import DATA, FEATURES, SIZES, TASK, P, federation
 simulate = importlib.import_module("fedax.engine.simulate")
 FEDAVG = fedax.create("fedavg", lr=0.05)
 GOOD = {"x": np.zeros((6, 3)), "y": np.zeros(6)}
+
+PEOPLE = pandas.DataFrame({"age": [31.0, 54.0, np.nan], "name": ["ann", "bob", "cid"]})
 
 
 def check(examples):
@@ -57,6 +61,13 @@ def test_good_input_gets_as_far_as_the_run():
         ("algorithm", ["fedavg", None, fedax.FedAvg, fedax.SGD(0.1)], "fedax.create"),
         ("task", ["mlp", None, TASK.loss], "fedax.Task"),
         ("data", [None, DATA.examples, "cifar10"], "fedax.FederatedData"),
+        ("data", [PEOPLE, {"north": PEOPLE}], r"of tables make .* fedax.data.from_frames"),
+        (
+            "task",
+            [eqx.nn.Linear(2, 2, key=jax.random.key(0)), eqx.nn.Linear],
+            r"of Equinox make .*classification\(init",
+        ),
+        ("task", [linen.Dense(2)], r"of a model of Flax make .*classification\(init, apply, classes\): see docs/tasks"),
         ("work", [5, "epochs", fedax.Epochs], "Steps, Epochs"),
         ("participation", [0.5, "full", fedax.Full], "Full, Uniform"),
         ("rounds", [-1, 2.5, "3", None, True], "whole number of at least 0"),
@@ -461,7 +472,6 @@ def test_data_that_are_no_federation(make, message):
 AB = np.array(list("abcabc"))
 X6, Y6 = np.ones((6, 2), np.float32), np.array([0, 1, 0, 1, 0, 1])
 GAP = np.where(np.arange(12).reshape(6, 2) == 9, np.nan, X6)
-PEOPLE = pandas.DataFrame({"age": [31.0, 54.0, np.nan], "name": ["ann", "bob", "cid"]})
 
 
 class Tensor:

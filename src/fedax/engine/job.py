@@ -325,9 +325,7 @@ def _task_of(given: Unknown) -> str:
         return "of a PyTorch module make a task by fedax.tasks.from_torch(module, example, loss=…)"
     if found := {"flax", "equinox", "haiku"} & libraries:
         name = min(found).capitalize()
-        return (
-            f"of a model of {name} make a task by fedax.tasks.classification(init, apply, classes): see docs/tasks.md"
-        )
+        return f"of a model of {name} make one by fedax.tasks.classification(init, apply, classes): see docs/tasks.md"
     return "give a fedax.Task, for instance one of fedax.tasks"
 
 
@@ -336,9 +334,9 @@ def _data_of(given: Unknown) -> str:
     some = next(iter(given.values()), None) if isinstance(given, dict) else given
     libraries = {base.__module__.partition(".")[0] for base in type(some).__mro__}
     if {"pandas", "polars"} & libraries:
-        return 'of tables make it by fedax.data.from_frames({"name": table, …}, label=…)'
+        return 'of tables make a fedax.FederatedData by fedax.data.from_frames({"name": table, …}, label=…)'
     if isinstance(given, str | os.PathLike):
-        return "of files make it by fedax.data.from_csv(…), or FederatedData.open(folder) of what save wrote"
+        return "of files make a fedax.FederatedData: fedax.data.from_csv(…), fedax.data.load(…), FederatedData.open(folder)"
     return "give a fedax.FederatedData, such as FederatedData.from_clients makes it"
 
 

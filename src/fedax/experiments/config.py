@@ -795,13 +795,12 @@ def _task(
 
 def _made_task(model: Table, code: own.Code) -> tuple[fedax.Task, Table]:
     given = {key: tuple(value) if key == "shape" else value for key, value in model.items() if key != "name"}
-    part = {key: given.pop(key) for key in _PART if key in given}
+    part: Table = {key: given.pop(key) for key in _PART if key in given}
     task, parameters = code.task(model["name"]).bind(given, section="task")
     if len(part) == 2:
         raise ConfigError("task.trainable", part["trainable"], "there is task.lora too; give one of them")
     if part:
-        lora = part.get("lora")
-        rule = part.get("trainable") if lora is None else call("task.lora", fedax.tasks.LoRA, lora)
+        rule = call("task.lora", fedax.tasks.LoRA, part["lora"]) if "lora" in part else part["trainable"]
         task = within("task", lambda: fedax.tasks.partial(task, rule))
     return task, parameters
 
