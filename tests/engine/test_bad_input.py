@@ -65,7 +65,7 @@ def test_good_input_gets_as_far_as_the_run():
         (
             "task",
             [eqx.nn.Linear(2, 2, key=jax.random.key(0)), eqx.nn.Linear],
-            r"of Equinox make .*classification\(init",
+            r"of Equinox make .*classification\(",
         ),
         ("task", [linen.Dense(2)], r"of a model of Flax make .*classification\(init, apply, classes\): see docs/tasks"),
         ("work", [5, "epochs", fedax.Epochs], "Steps, Epochs"),

@@ -336,7 +336,7 @@ def _data_of(given: Unknown) -> str:
     if {"pandas", "polars"} & libraries:
         return 'of tables make a fedax.FederatedData by fedax.data.from_frames({"name": table, …}, label=…)'
     if isinstance(given, str | os.PathLike):
-        return "of files make a fedax.FederatedData: fedax.data.from_csv(…), fedax.data.load(…), FederatedData.open(folder)"
+        return "of files make a fedax.FederatedData, by fedax.data.from_csv(…) or FederatedData.open(folder)"
     return "give a fedax.FederatedData, such as FederatedData.from_clients makes it"
 
 
