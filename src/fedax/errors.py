@@ -113,7 +113,8 @@ class BadClientWarning(UserWarning):
 
 def _spelled(value: object) -> str:
     try:
-        return repr(value)
+        text = repr(value)
+        return text if "\n" not in text else f"a {type(value).__name__}"  # a table, an array, a model
     except ValueError:  # a whole number of more than 4300 digits
         return f"of type {type(value).__name__}, too long to show"
 

@@ -61,13 +61,10 @@ def test_good_input_gets_as_far_as_the_run():
         ("algorithm", ["fedavg", None, fedax.FedAvg, fedax.SGD(0.1)], "fedax.create"),
         ("task", ["mlp", None, TASK.loss], "fedax.Task"),
         ("data", [None, DATA.examples, "cifar10"], "fedax.FederatedData"),
-        ("data", [PEOPLE, {"north": PEOPLE}], r"of tables make .* fedax.data.from_frames"),
         (
             "task",
             [eqx.nn.Linear(2, 2, key=jax.random.key(0)), eqx.nn.Linear],
-            r"of Equinox make .*classification\(",
         ),
-        ("task", [linen.Dense(2)], r"of a model of Flax make .*classification\(init, apply, classes\): see docs/tasks"),
         ("work", [5, "epochs", fedax.Epochs], "Steps, Epochs"),
         ("participation", [0.5, "full", fedax.Full], "Full, Uniform"),
         ("rounds", [-1, 2.5, "3", None, True], "whole number of at least 0"),
@@ -86,6 +83,26 @@ def test_arguments_of_a_wrong_type_or_range(field, values, way_out):
             run(**{field: value})
         assert caught.value.field == field and caught.value.value is value
         assert str(caught.value).startswith(f"{field} = {value!r}"[:50])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("data", PEOPLE, r"data = a DataFrame: of tables make a .* fedax.data.from_frames"),
+        ("data", {"north": PEOPLE}, r"data = a dict: of tables make a .* fedax.data.from_frames"),
+        ("data", "hospitals/*.csv", r"of files make a .*fedax.data.from_csv"),
+        (
+            "task",
+            eqx.nn.Linear(2, 2, key=jax.random.key(0)),
+            r"= a Linear: of a model of Equinox make .*classification",
+        ),
+        ("task", eqx.nn.Linear, r"of a model of Equinox make"),
+        ("task", linen.Dense(2), r"of a model of Flax make .*classification\(init, apply, classes\): see docs/tasks"),
+    ],
+)
+def test_what_other_libraries_have_is_told_the_way_in(field, value, message):
+    with pytest.raises(ConfigError, match=message):
+        run(**{field: value})
 
 
 @pytest.mark.parametrize(
