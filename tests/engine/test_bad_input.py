@@ -61,10 +61,6 @@ def test_good_input_gets_as_far_as_the_run():
         ("algorithm", ["fedavg", None, fedax.FedAvg, fedax.SGD(0.1)], "fedax.create"),
         ("task", ["mlp", None, TASK.loss], "fedax.Task"),
         ("data", [None, DATA.examples, "cifar10"], "fedax.FederatedData"),
-        (
-            "task",
-            [eqx.nn.Linear(2, 2, key=jax.random.key(0)), eqx.nn.Linear],
-        ),
         ("work", [5, "epochs", fedax.Epochs], "Steps, Epochs"),
         ("participation", [0.5, "full", fedax.Full], "Full, Uniform"),
         ("rounds", [-1, 2.5, "3", None, True], "whole number of at least 0"),
@@ -94,7 +90,7 @@ def test_arguments_of_a_wrong_type_or_range(field, values, way_out):
         (
             "task",
             eqx.nn.Linear(2, 2, key=jax.random.key(0)),
-            r"= a Linear: of a model of Equinox make .*classification",
+            r"= a Linear: of a model of Equinox make ",
         ),
         ("task", eqx.nn.Linear, r"of a model of Equinox make"),
         ("task", linen.Dense(2), r"of a model of Flax make .*classification\(init, apply, classes\): see docs/tasks"),
