@@ -234,7 +234,7 @@ def plan(
     label: str | None = None,
     columns: Mapping[str, str] | None = None,
     task: Literal["classification", "regression"] | None = None,
-    scale: Literal["standard"] | None = "standard",
+    scale: Literal["standard", "none"] | None = "standard",
     max_categories: int = 50,
 ) -> Plan:
     """What each column is, from the clients' first summaries.
@@ -250,7 +250,7 @@ def plan(
         columns: column -> ``"number"``, ``"category"``, ``"date"`` or ``"drop"``, where you know better.
         task: default: classes, where the label has texts, or whole numbers of which no client has more than 20.
         scale: ``"standard"``: numbers and dates get mean 0 and standard deviation 1 over all clients' rows. ``None``:
-            numbers stay as they are.
+            numbers stay as they are; so does ``"none"``, for configurations.
         max_categories: of a column with more, the most frequent so many get a feature, and all others one together.
 
     Raises:
@@ -269,8 +269,8 @@ def plan(
     chosen = dict(columns or {})
     if task not in (None, "classification", "regression"):
         raise ConfigError("task", task, 'give "classification" or "regression"')
-    if scale not in (None, "standard"):
-        raise ConfigError("scale", scale, 'give "standard", or None for numbers as they are')
+    if scale not in (None, "none", "standard"):
+        raise ConfigError("scale", scale, 'give "standard", or "none" for numbers as they are')
     check_count("max_categories", max_categories)
     for name, kind in chosen.items():
         if kind not in KINDS:
@@ -298,7 +298,9 @@ def plan(
         raise DataError(f"columns: none is left to learn from ({notes or 'there is none but the label'})")
     if label is not None:
         task = _task(label, {client: summary.facts[label] for client, summary in given.items()}, task)
-    return Plan(found, label, task or "classification", dropped, scale, max_categories)
+    return Plan(
+        found, label, task or "classification", dropped, "standard" if scale == "standard" else None, max_categories
+    )
 
 
 def _by_name(summaries: Summaries, part: str) -> dict[str, Summary]:

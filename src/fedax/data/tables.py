@@ -23,6 +23,7 @@ from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError
 
 Task = Literal["classification", "regression"] | None
+Scale = Literal["standard", "none"] | None
 Files = str | os.PathLike | Sequence[str | os.PathLike]
 
 _ALIKE = 65_536  # bytes of a file's first line
@@ -33,7 +34,7 @@ def from_frames(
     label: str | None = None,
     columns: Mapping[str, str] | None = None,
     task: Task = None,
-    scale: Literal["standard"] | None = "standard",
+    scale: Scale = "standard",
     max_categories: int = 50,
     drop_missing_labels: bool = False,
     transform: Transform | str | os.PathLike | None = None,
@@ -122,7 +123,7 @@ def from_csv(
     client: str | None = None,
     columns: Mapping[str, str] | None = None,
     task: Task = None,
-    scale: Literal["standard"] | None = "standard",
+    scale: Scale = "standard",
     max_categories: int = 50,
     drop_missing_labels: bool = False,
     decimal: str = ".",
@@ -251,7 +252,7 @@ def from_parquet(
     client: str | None = None,
     columns: Mapping[str, str] | None = None,
     task: Task = None,
-    scale: Literal["standard"] | None = "standard",
+    scale: Scale = "standard",
     max_categories: int = 50,
     drop_missing_labels: bool = False,
     size: Sequence[int] | None = None,
@@ -285,7 +286,7 @@ def from_arrow(
     client: str | None = None,
     columns: Mapping[str, str] | None = None,
     task: Task = None,
-    scale: Literal["standard"] | None = "standard",
+    scale: Scale = "standard",
     max_categories: int = 50,
     drop_missing_labels: bool = False,
     size: Sequence[int] | None = None,

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -24,32 +25,33 @@ class Document:
 
     form: ClassVar[str]
 
-    def to_json(self) -> str:
-        """As JSON text, which :meth:`from_json` reads."""
-        return json.dumps({"fedax": self.form, **dataclasses.asdict(self)}, ensure_ascii=False, allow_nan=False)  # type: ignore[call-overload]
+    def to_json(self) -> dict[str, Any]:
+        """As a table of plain values, which :meth:`from_json` reads."""
+        instance: Any = self
+        return {"fedax": self.form, **dataclasses.asdict(instance)}
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """From what :meth:`to_json` gave.
+    def from_json(cls, given: Mapping[str, Any] | str | bytes) -> Self:
+        """From what :meth:`to_json` gave, or its JSON text.
 
         Raises:
             DataError: it is something else.
         """
         import pydantic
 
-        content = text.encode() if isinstance(text, str) else text
+        kind: Any = cls
         try:
-            table = parse_json(content)
+            content = given.encode() if isinstance(given, str) else given
+            table = dict(content) if isinstance(content, Mapping) else parse_json(content)
             if not isinstance(table, dict) or table.pop("fedax", None) != cls.form:
-                raise ValueError(f'it is no {cls.form}: {{"fedax": "{cls.form}", ...}}')
-            kind: Any = cls
+                raise ValueError(f"it is no {cls.form} of fedax")
             return _checked_by(kind).validate_json(json.dumps(table))
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise DataError(f"{cls.form}: {where[:100]!r}: {first['msg'][:200]!r}") from None
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{cls.form}: cannot be read ({str(error)[:300]!r})") from None
+            raise DataError(f"{cls.form}: {shown(where)}: {shown(first['msg'])}") from None
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DataError(f"{cls.form}: cannot be read ({shown(str(error))})") from None
 
     def save(self, path: str | os.PathLike) -> None:
         """Write it to a file, which appears whole or not at all.
@@ -60,7 +62,7 @@ class Document:
         place = pathlib.Path(path)
         try:
             with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False, encoding="utf-8") as file:
-                file.write(self.to_json())
+                json.dump(self.to_json(), file, allow_nan=False)
             os.chmod(file.name, 0o644)
             os.replace(file.name, place)
         except OSError as error:
