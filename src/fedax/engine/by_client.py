@@ -179,8 +179,9 @@ def _blocks(task: Task, params: Tree, examples: Tree, rows: range, width: int) -
     for first in range(rows.start, rows.stop, width):
         last = min(first + width, rows.stop)
         there = np.minimum(np.arange(first, first + width), last - 1)
-        batch = jax.tree.map(lambda leaf: np.asarray(leaf)[there], examples)  # noqa: B023  (used at once)
-        found = jax.tree.map(lambda leaf: np.asarray(leaf)[: last - first], _of_block(params, task.frozen, batch, task=task))  # noqa: B023
+        batch = jax.tree.map(lambda leaf, there=there: np.asarray(leaf)[there], examples)
+        whole = _of_block(params, task.frozen, batch, task=task)
+        found = jax.tree.map(lambda leaf, n=last - first: np.asarray(leaf)[:n], whole)
         yield Answers(found["values"], found.get("outputs"))
 
 
