@@ -5,8 +5,27 @@ from typing import Any
 
 from fedax.data.federated import FederatedData
 from fedax.data.generators import linear_regression, quadratics, sparse_regression, synthetic
-from fedax.data.partitions import by_column, dirichlet, dirichlet_labels, dominant, iid, power_law, shards
+from fedax.data.hdf5 import from_tff_hdf5
+from fedax.data.partitions import (
+    by_column,
+    by_size,
+    by_value,
+    dirichlet,
+    dirichlet_labels,
+    dominant,
+    growing,
+    iid,
+    inner_dirichlet,
+    pathological,
+    power_law,
+    shards,
+)
+from fedax.data.pictures import from_image_folders
 from fedax.data.readers import CHARACTERS, SETS, Dataset, available, load
+from fedax.data.split import Split, split
+from fedax.data.summaries import Plan, Summary, fit, plan, summarize
+from fedax.data.tables import from_arrow, from_csv, from_frames, from_parquet
+from fedax.data.transform import Column, Label, Transform
 from fedax.registry import Registry
 
 __all__ = [
@@ -14,21 +33,42 @@ __all__ = [
     "FEDERATIONS",
     "PARTITIONS",
     "SETS",
+    "Column",
     "Dataset",
     "FederatedData",
+    "Label",
+    "Plan",
+    "Split",
+    "Summary",
+    "Transform",
     "available",
     "by_column",
+    "by_size",
+    "by_value",
     "dirichlet",
     "dirichlet_labels",
     "dominant",
+    "fit",
     "folder",
+    "from_arrow",
+    "from_csv",
+    "from_frames",
+    "from_image_folders",
+    "from_parquet",
+    "from_tff_hdf5",
+    "growing",
     "iid",
+    "inner_dirichlet",
     "linear_regression",
     "load",
+    "pathological",
+    "plan",
     "power_law",
     "quadratics",
     "shards",
     "sparse_regression",
+    "split",
+    "summarize",
     "synthetic",
 ]
 
@@ -67,11 +107,23 @@ PARTITIONS.add("shards", shards)
 PARTITIONS.add("dominant", dominant)
 PARTITIONS.add("power-law", power_law)
 PARTITIONS.add("column", by_column)
+PARTITIONS.add("pathological", pathological)
+PARTITIONS.add("inner-dirichlet", inner_dirichlet)
+PARTITIONS.add("size", by_size)
+PARTITIONS.add("growing", growing)
+PARTITIONS.add("value", by_value)
 
 FEDERATIONS = Registry("data set")  # those that come in clients
 FEDERATIONS.add("synthetic", synthetic, "FedProx's Synthetic(alpha, beta): softmax labels, a model for each client")
 FEDERATIONS.add("sparse_regression", sparse_regression, "linear models that agree on which few features matter")
 FEDERATIONS.add("folder", folder, "your own clients' data, as FederatedData.save writes them")
+FEDERATIONS.add("csv", from_csv, "your own clients' CSV files", fixed={"transform": None})
+FEDERATIONS.add("parquet", from_parquet, "your own clients' Parquet files", fixed={"transform": None})
+FEDERATIONS.add(
+    "arrow", from_arrow, "Arrow files, as Hugging Face and flwr-datasets write them", fixed={"transform": None}
+)
+FEDERATIONS.add("images", from_image_folders, "your own clients' pictures, in folders <client>/<class>")
+FEDERATIONS.add("hdf5", from_tff_hdf5, "an HDF5 file of TensorFlow Federated: EMNIST, CIFAR-100, Shakespeare")
 FEDERATIONS.add(
     "quadratics",
     quadratics,

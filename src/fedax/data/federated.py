@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.data.formats import parse_json, regular
+from fedax.data.transform import Transform
 from fedax.errors import DataError, ExampleError
 from fedax.tasks.task import Task
 
@@ -32,6 +33,7 @@ class FederatedData:
         weights: [N] p_i ≥ 0 that sum to one. Default: ``sizes / n``, every example counts the same. The objective
             belongs to the data: where a paper has 1/N, give ``np.full(N, 1 / N)``.
         names: [N] what the clients are called in errors, tables and reports, all different. Default: they are numbered.
+        transform: what made the examples of a table, and knows the classes' names; it goes with the data.
 
     Arrays are not copied. Where they do not fit the memory, give memory maps, ``np.load("x.npy", mmap_mode="r")``: they
     are read once to be checked, and then as runs need them.
@@ -55,6 +57,7 @@ class FederatedData:
         weights: Any = None,
         *,
         names: Sequence[str] | None = None,
+        transform: Transform | None = None,
         _finite: bool = False,
     ):
         columns = _columns("examples", examples)
@@ -63,6 +66,7 @@ class FederatedData:
             raise DataError(f"sizes: need one whole number a client, got an array of {given.dtype} {given.shape}")
         self.sizes = given.astype(np.int64)
         self.names = None if names is None else _names(names, len(given))
+        self.transform = transform
         if (empty := np.flatnonzero(self.sizes < 1)).size:
             raise DataError(
                 f"sizes: {self.name(empty[0])} has {self.sizes[empty[0]]} examples ({empty.size} such clients): "
@@ -88,12 +92,18 @@ class FederatedData:
         self.weights = _weights(weights, self.sizes)
 
     @classmethod
-    def from_clients(cls, clients: Mapping[str, Examples] | Sequence[Examples], weights: Any = None) -> "FederatedData":
+    def from_clients(
+        cls,
+        clients: Mapping[str, Examples] | Sequence[Examples],
+        weights: Any = None,
+        *,
+        transform: Transform | None = None,
+    ) -> "FederatedData":
         """From one pytree of arrays [n_i, ...] a client; all need the same structure and trailing shapes.
 
         Args:
             clients: client's name -> its examples; or a list, of clients without names.
-            weights: as of the class.
+            weights, transform: as of the class.
 
         Raises:
             DataError: no client, or clients with other arrays than the first.
@@ -137,7 +147,7 @@ class FederatedData:
             sizes.append(lengths.pop())
             every.append(arrays)
         pooled = [np.concatenate(arrays) for arrays in zip(*every, strict=True)]
-        return cls(jax.tree.unflatten(form, pooled), np.asarray(sizes), weights, names=names)
+        return cls(jax.tree.unflatten(form, pooled), np.asarray(sizes), weights, names=names, transform=transform)
 
     @classmethod
     def from_partition(
@@ -216,6 +226,8 @@ class FederatedData:
                 np.save(whole / "weights.npy", self.weights)
                 if self.names is not None:
                     (whole / "names.json").write_text(json.dumps(self.names), encoding="utf-8")
+                if self.transform is not None:
+                    self.transform.save(whole / "transform.json")
                 for name, leaf in examples.items():
                     np.save(whole / "examples" / f"{name}.npy", leaf)
                 os.rename(whole, folder)
@@ -243,7 +255,10 @@ class FederatedData:
             raise DataError(f"{folder}: no examples/*.npy in it; give a folder that FederatedData.save wrote")
         examples = {file.stem: _mapped(file) for file in files}
         sizes, weights = (np.array(_mapped(folder / f"{name}.npy")) for name in ("sizes", "weights"))
-        return cls(examples, sizes, weights, names=_saved_names(folder / "names.json"), _finite=True)
+        saved = folder / "transform.json"
+        transform = Transform.load(saved) if saved.exists() else None
+        names = _saved_names(folder / "names.json")
+        return cls(examples, sizes, weights, names=names, transform=transform, _finite=True)
 
     @property
     def num_clients(self) -> int:

@@ -9,6 +9,7 @@ import bz2
 import contextlib
 import functools
 import gzip
+import importlib
 import io
 import json
 import math
@@ -27,7 +28,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fedax.errors import DataError
+from fedax.errors import DataError, FedaxError
 
 _DEFLATE = 1032  # deflate packs no more than so many bytes into one
 _BATCH = 1 << 26  # bytes; a batch of CIFAR-10 has 31 million
@@ -62,6 +63,36 @@ def room(stored: int) -> int:
     The known data sets unpack to 6 times their size, and the sparse w8a.npz, made dense, to 60 MB.
     """
     return max(1 << 26, 100 * stored)
+
+
+def need(module: str, extra: str, what: str, package: str | None = None) -> Any:
+    """A module that comes with an extra.
+
+    Raises:
+        DataError: it cannot be imported; with the line that installs it.
+
+    Example:
+        >>> need("no_such_module", "parquet", "reading Parquet")
+        Traceback (most recent call last):
+        fedax.errors.DataError: reading Parquet needs no_such_module, ...: pip install 'fedax[parquet]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = package or module.partition(".")[0]
+        raise DataError(f"{what} needs {package}, which cannot be imported: pip install 'fedax[{extra}]'") from error
+
+
+@contextlib.contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Turn whatever a library raises on a bad file into a DataError that names the file."""
+    try:
+        yield
+    except FedaxError:
+        raise
+    except Exception as error:  # of many kinds: Python's, pyarrow's, HDF5's
+        first = str(error).strip().partition("\n")[0]
+        raise DataError(f"{path}: cannot be read as {kind}: {type(error).__name__} {_clipped(first)}") from None
 
 
 def parse_json(content: bytes) -> Any:

@@ -4,11 +4,11 @@ Every index occurs exactly once, and the same arguments give the same partition.
 :meth:`fedax.FederatedData.from_partition`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedax.errors import ConfigError, DataError
+from fedax.errors import ConfigError, DataError, unknown
 from fedax.numbers import check_count, check_number, check_room
 
 _DRAWS = 1000
@@ -100,15 +100,45 @@ def dirichlet_labels(labels: np.ndarray, clients: int, alpha: float, seed: int =
         >>> [len(part) for part in parts]
         [250, 250, 250, 250]
     """
+    n = len(np.asarray(labels)) if np.ndim(labels) else 1
+    _check_clients(clients, max(n, 1))
+    return inner_dirichlet(labels, n // clients + (np.arange(clients) < n % clients), alpha, seed)
+
+
+def inner_dirichlet(
+    labels: np.ndarray, sizes: Sequence[int] | np.ndarray, alpha: float, seed: int = 0
+) -> list[np.ndarray]:
+    """Each client draws its own label ratios q_i ~ Dir(α) and fills its given size by them: unequal both.
+
+    As :func:`dirichlet_labels`, with other sizes. A class that runs out gets ratio 0, and q_i is renormalised.
+
+    Args:
+        labels: [n] class of each example.
+        sizes: [N] n_i ≥ 1, which sum to n.
+        alpha: α > 0; the smaller, the more clients differ.
+        seed: ≥ 0, of NumPy's generator.
+
+    Raises:
+        ConfigError: sizes that do not sum to n.
+        DataError: ``labels`` are not one number an example.
+
+    Source:
+        Acar et al. 2021 (FedDyn), appendix A.1, and its code, which deals one example at a time.
+
+    Example:
+        >>> parts = inner_dirichlet(np.arange(100) % 10, sizes=[10, 20, 70], alpha=0.1)
+        >>> [len(part) for part in parts]
+        [10, 20, 70]
+    """
     rows = _rows_by_class(labels)
     left = np.array([len(of_class) for of_class in rows])
-    n = int(left.sum())
-    _check_clients(clients, n, len(rows))
+    missing = _sizes(sizes, int(left.sum()))
+    clients = len(missing)
+    _check_clients(clients, int(left.sum()), len(rows))
     check_number("alpha", alpha, 0, open_low=True)
     generator = _generator(seed)
     # A small α can make a ratio underflow to 0; with _TINY a client can take from any class once its own are gone.
     ratios = generator.dirichlet(np.full(len(rows), alpha), size=clients) + _TINY
-    missing = n // clients + (np.arange(clients) < n % clients)
     counts = np.zeros((len(rows), clients), np.int64)
     while missing.any():  # each pass but the last empties a class
         open_ratios = np.where(left > 0, ratios, 0)
@@ -205,11 +235,149 @@ def dominant(labels: np.ndarray, clients: int, share: float, seed: int = 0) -> l
     return _sorted(parts)
 
 
-def by_column(column: np.ndarray) -> list[np.ndarray]:
-    """One client for each value that occurs in ``column``, in the order of the values.
+def pathological(labels: np.ndarray, clients: int, classes: int = 2, seed: int = 0) -> list[np.ndarray]:
+    """Each client holds exactly k classes; a class is cut evenly among the clients that hold it.
+
+    The numbers of clients that hold two classes differ by at most one.
+
+    Args:
+        labels: [n] class of each example, of C classes.
+        clients: N, with N·k ≥ C, so that each class is held.
+        classes: k, from 1 to C.
+        seed: ≥ 0, of NumPy's generator.
+
+    Raises:
+        ConfigError: more than C classes a client; too few clients for all classes; a class with fewer examples than
+            clients that are to hold it.
+        DataError: ``labels`` are not one number an example.
+
+    Source:
+        Li et al. 2022 (NIID-Bench), label quantity; McMahan et al. 2017 with shards, of which a client may get two of
+        one class.
+
+    Example:
+        >>> labels = np.repeat(np.arange(10), 100)
+        >>> {len(np.unique(labels[part])) for part in pathological(labels, clients=25, classes=3)}
+        {3}
+    """
+    rows = _rows_by_class(labels)
+    n = sum(map(len, rows))
+    _check_clients(clients, n, len(rows))
+    if check_count("classes", classes) > len(rows):
+        raise ConfigError("classes", classes, f"there are {len(rows)}; give at most so many a client")
+    if clients * classes < len(rows):
+        way_out = f"{clients} clients of {classes} classes cannot hold {len(rows)}; raise clients or classes"
+        raise ConfigError("classes", classes, way_out)
+    generator = _generator(seed)
+    held: list[list[int]] = [[] for _ in rows]  # by class, the clients
+    for client in generator.permutation(clients):
+        ties = generator.random(len(rows))
+        for c in np.lexsort((ties, np.array([len(each) for each in held])))[:classes]:
+            held[c].append(int(client))
+    parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+    for of_class, holders in zip(rows, held, strict=True):
+        if len(of_class) < len(holders):
+            way_out = f"a class has {len(of_class)} examples for {len(holders)} clients; take fewer clients"
+            raise ConfigError("clients", clients, way_out)
+        for client, part in zip(holders, np.array_split(generator.permutation(of_class), len(holders)), strict=True):
+            parts[client].append(part)
+    return _sorted([np.concatenate(pieces) for pieces in parts])
+
+
+def by_size(n: int, sizes: Sequence[int] | np.ndarray, seed: int = 0) -> list[np.ndarray]:
+    """Examples dealt at random, in given sizes.
+
+    Args:
+        n: number of examples.
+        sizes: [N] n_i ≥ 1, which sum to n.
+        seed: ≥ 0, of NumPy's generator.
+
+    Raises:
+        ConfigError: sizes that do not sum to n.
+
+    Example:
+        >>> [len(part) for part in by_size(100, sizes=[70, 20, 10])]
+        [70, 20, 10]
+    """
+    check_room(24 * check_count("n", n), n=n)
+    ends = np.cumsum(_sizes(sizes, n))
+    return _sorted(np.split(_generator(seed).permutation(n), ends[:-1]))
+
+
+_LAWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "linear": lambda i: i,
+    "square": np.square,
+    "exponential": lambda i: np.exp(i - i[-1]),
+}
+
+
+def growing(n: int, clients: int, law: str = "linear", min_size: int = 1, seed: int = 0) -> list[np.ndarray]:
+    """Examples dealt at random in sizes n_i = m + (n − N·m)·f(i)/Σ_j f(j), i = 1 … N, where f(i) is i, i² or exp(i).
+
+    Args:
+        n: number of examples.
+        clients: N. The last client is the largest.
+        law: f: ``"linear"``, ``"square"`` or ``"exponential"``.
+        min_size: m, from 1 to n/N.
+        seed: ≥ 0, of NumPy's generator.
+
+    Raises:
+        ConfigError: no such law; ``min_size`` is above n/N.
+
+    Source:
+        Flower Datasets: LinearPartitioner, SquarePartitioner and ExponentialPartitioner, which have m = 0.
+
+    Example:
+        >>> [len(part) for part in growing(104, clients=4, law="square")]
+        [4, 15, 31, 54]
+    """
+    check_room(24 * check_count("n", n), n=n)
+    _check_clients(clients, n)
+    _check_min_size(min_size, clients, n)
+    if law not in _LAWS:
+        raise unknown("law", law, _LAWS)
+    return _by_shares(n, _LAWS[law](np.arange(1.0, clients + 1)), min_size, seed)
+
+
+def by_value(values: np.ndarray, clients: int, strictness: float = 1.0, seed: int = 0) -> list[np.ndarray]:
+    """Examples sorted by a number, more or less strictly, and cut into blocks of sizes that differ by at most one.
+
+    They are sorted by b = s·z + (1 − s)·ε, with z the values at mean 0 and variance 1, and ε normal with variance 1.
+
+    Args:
+        values: [n] a finite number an example.
+        clients: N, 1 ≤ N ≤ n. The first holds the lowest.
+        strictness: s from 0, a random split, to 1, where each client has a range of values of its own.
+        seed: ≥ 0, of NumPy's generator.
+
+    Raises:
+        ConfigError: more clients than examples; ``strictness`` outside of 0 to 1.
+        DataError: ``values`` are not one finite number an example.
+
+    Source:
+        Flower Datasets, ContinuousPartitioner.
+
+    Example:
+        >>> [part.tolist() for part in by_value(np.array([0.3, 9.0, -2.0, 4.0]), clients=2)]
+        [[0, 2], [1, 3]]
+    """
+    given = np.asarray(values)
+    if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "biuf" or not np.isfinite(given).all():
+        raise DataError(f"values: need one finite number an example, got an array of {given.dtype} {given.shape}")
+    _check_clients(clients, len(given))
+    check_number("strictness", strictness, 0, 1)
+    numbers = given.astype(np.float64)
+    z = (numbers - numbers.mean()) / (numbers.std() or 1.0)
+    mixed = strictness * z + (1 - strictness) * _generator(seed).normal(size=len(z))
+    return _sorted(np.array_split(np.argsort(mixed, kind="stable"), clients))
+
+
+def by_column(column: np.ndarray, group_size: int = 1) -> list[np.ndarray]:
+    """One client for each value that occurs in ``column``, or for so many neighbouring values, in their order.
 
     Args:
         column: [n] numbers or strings: whose each example is, e.g. ``load("mnist").groups["writer"]``.
+        group_size: how many values make a client; the last client may have fewer.
 
     Raises:
         DataError: ``column`` is not one value an example.
@@ -218,7 +386,9 @@ def by_column(column: np.ndarray) -> list[np.ndarray]:
         >>> [part.tolist() for part in by_column(np.array([7, 3, 7]))]
         [[1], [0, 2]]
     """
-    return _rows_by_class(column, "column")
+    rows = _rows_by_class(column, "column")
+    starts = range(0, len(rows), check_count("group_size", group_size))
+    return _sorted([np.concatenate(rows[start : start + group_size]) for start in starts])
 
 
 def power_law(n: int, clients: int, exponent: float = 1.0, min_size: int = 10, seed: int = 0) -> list[np.ndarray]:
@@ -242,11 +412,24 @@ def power_law(n: int, clients: int, exponent: float = 1.0, min_size: int = 10, s
     _check_clients(clients, n)
     _check_min_size(min_size, clients, n)
     check_number("exponent", exponent, 0)
-    shares = np.arange(1.0, clients + 1) ** -exponent
+    return _by_shares(n, np.arange(1.0, clients + 1) ** -exponent, min_size, seed)
+
+
+def _by_shares(n: int, shares: np.ndarray, min_size: int, seed: int) -> list[np.ndarray]:
+    """Dealt at random: ``min_size`` to each, and the rest in proportion to ``shares``."""
+    clients = len(shares)
     # Rounding the ends of the parts, not their sizes, keeps the sum.
     ends = np.rint((n - clients * min_size) * np.cumsum(shares) / shares.sum()).astype(np.int64)
     ends += min_size * np.arange(1, clients + 1)
     return _sorted(np.split(_generator(seed).permutation(n), ends[:-1]))
+
+
+def _sizes(sizes: Sequence[int] | np.ndarray, n: int) -> np.ndarray:
+    given = np.asarray(sizes)
+    if given.ndim != 1 or given.size == 0 or given.dtype.kind not in "iu" or given.min() < 1 or given.sum() != n:
+        what = f"there are {n} examples; give one whole number of at least 1 a client, which sum to that"
+        raise ConfigError("sizes", sizes, what)
+    return given.astype(np.int64)
 
 
 def _dirichlet_counts(sizes: np.ndarray, clients: int, alpha: float, generator: np.random.Generator) -> np.ndarray:

@@ -245,17 +245,14 @@ def _shakespeare_npz(folder: Path) -> Found | None:
         raise DataError(f"{path}: text must be uint8 [n], and role_ptr hold the ends of its roles")
     if ends[0] != 0 or ends[-1] != len(text) or (np.diff(ends) < 0).any():
         raise DataError(f"{path}: role_ptr does not cut up the text")
-    numbers = _characters(text, path)
     train, test, roles = [], [], []
     for role, (start, end) in enumerate(pairwise(ends)):
-        windows = (end - start - 1) // _WINDOW
-        if windows < 2:
+        found = windows(text[start:end], path)
+        if (number := len(found["y"])) < 2:
             continue
-        shape, cut = (windows, _WINDOW), windows - -(-windows // 5)
-        x = numbers[start:][: windows * _WINDOW].reshape(shape)
-        y = numbers[start + 1 :][: windows * _WINDOW].reshape(shape)
-        train.append({"x": x[:cut], "y": y[:cut]})
-        test.append({"x": x[cut:], "y": y[cut:]})
+        cut = number - -(-number // 5)
+        train.append({name: array[:cut] for name, array in found.items()})
+        test.append({name: array[cut:] for name, array in found.items()})
         roles.append(np.full(cut, role))
     if not roles:
         raise DataError(f"{path}: no role speaks {2 * _WINDOW + 1} characters")
@@ -302,6 +299,20 @@ def _leaf_text(x: list, y: list, where: str) -> Arrays:
     codes = np.frombuffer("".join(a + b for a, b in pairs).encode("utf-32-le", "surrogatepass"), "<u4")
     windows = _characters(codes, where).reshape(-1, _WINDOW + 1)
     return {"x": windows[:, :-1], "y": windows[:, 1:]}
+
+
+def windows(codes: np.ndarray, where: object) -> Arrays:
+    """A text's windows of 80 characters that do not overlap, ``x``, and the same one character on, ``y``.
+
+    Example:
+        >>> windows(np.full(200, ord("a")), "here")["y"].shape
+        (2, 80)
+    """
+    numbers = _characters(codes, where)
+    number = max(len(numbers) - 1, 0) // _WINDOW
+    shape = (number, _WINDOW)
+    length = number * _WINDOW
+    return {"x": numbers[:length].reshape(shape), "y": numbers[1 : length + 1].reshape(shape)}
 
 
 def _characters(codes: np.ndarray, where: object) -> np.ndarray:

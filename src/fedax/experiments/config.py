@@ -18,14 +18,14 @@ import pydantic
 
 import fedax
 from fedax.columns import better, measured_names
-from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, folder
+from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, by_value, folder
 from fedax.data.formats import regular
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.site import Problem
 from fedax.engine.saved import read_model
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import own, toml
-from fedax.experiments.defaults import TASKS_OF, unequal_penalties
+from fedax.experiments.defaults import unequal_penalties, usual_task
 from fedax.federation import PARTICIPATION, WORK
 from fedax.federation.census import Census
 from fedax.numbers import check_number
@@ -64,14 +64,25 @@ class _Open(_Section):
         return dict(self.model_extra or {})
 
 
+class SplitSection(_Section):
+    """Which share of each client's examples is held out, to choose by and to report."""
+
+    train: pydantic.NonNegativeFloat | None = None  # what the others leave
+    val: pydantic.NonNegativeFloat = 0.0
+    test: pydantic.NonNegativeFloat = 0.0
+    stratify: bool | str = False
+    seed: Seed = 0
+
+
 class DataSection(_Open):
-    """Which data, and how they are dealt to the clients."""
+    """Which data, how they are dealt to the clients, and what of them is held out."""
 
     name: str
     clients: Count | None = None
     partition: str | None = None
     seed: Seed = 0
     weights: Literal["sizes", "uniform"] = "sizes"
+    split: SplitSection | None = None
 
 
 class TaskSection(_Open):
@@ -200,7 +211,8 @@ class Experiment:
     Attributes:
         config: the configuration with all defaults filled in, as it is written to config.toml.
         data: the clients' examples; of real clients their census.
-        test: held-out examples, or ``None``.
+        val: held-out examples to choose by, by client; or ``None``.
+        test: held-out examples to report, by client or in one pytree; or ``None``.
         classes: names of the classes, or ``None`` where the examples have none.
         task: what is learned; one object for all runs, so that JAX compiles once a method.
         work: local work.
@@ -214,7 +226,8 @@ class Experiment:
 
     config: Table
     data: fedax.FederatedData | Census
-    test: Table | None
+    val: fedax.FederatedData | None
+    test: fedax.FederatedData | Table | None
     classes: list[str] | None
     task: fedax.Task
     work: fedax.Work
@@ -233,17 +246,19 @@ class Experiment:
         code = {place: source.digest for place, source in self.code.items() if place in named}
         return {"task": self.model, "method": method, "run": run} | ({"code": code} if code else {})
 
-    def split(self, seed: int) -> tuple[fedax.FederatedData | Census, Table | None]:
-        """The clients' data and the held-out examples of a run with this seed.
+    def split(
+        self, seed: int
+    ) -> tuple[fedax.FederatedData | Census, fedax.FederatedData | None, fedax.FederatedData | Table | None]:
+        """The clients' data and the held-out examples, ``(data, val, test)``, of a run with this seed.
 
-        They are the same for all seeds, unless ``run.split_seeds`` asks for a split of each: that of data.seed + seed.
-        ``data`` and ``test`` are those of the first seed.
+        They are the same for all seeds, unless ``run.split_seeds`` asks for a split of each: that of data.seed + seed
+        and data.split.seed + seed. ``data``, ``val`` and ``test`` are those of the first seed.
         """
         run = self.config["run"]
         if not run["split_seeds"] or seed == run["seeds"][0]:
-            return self.data, self.test
-        _, data, test, _ = _data(_of_seed(DataSection(**self.config["data"]), seed), self.fleet)
-        return data, test
+            return self.data, self.val, self.test
+        found = _data(_of_seed(DataSection(**self.config["data"]), seed), self.fleet)
+        return found.data, found.val, found.test
 
 
 def read_toml(source: str | pathlib.Path) -> Table:
@@ -436,23 +451,26 @@ def build_all(
     if first.task.name is not None:
         code.task(first.task.name)
     seeds = settings[0].run["seeds"] if first.run.split_seeds else [0]
-    pooled, data, test, data_config = _data(_of_seed(first.data, seeds[0]), fleet)
-    if first.run.split_seeds and "seed" not in data_config:
+    pooled, data, val, test, data_config = _data(_of_seed(first.data, seeds[0]), fleet)
+    if first.run.split_seeds and not {"seed", "split"} & data_config.keys():
         raise ConfigError("run.split_seeds", True, "these clients are given, not drawn; leave it out")
     census = data if isinstance(data, Census) else Census.of(data)
     classes = fleet.classes if fleet is not None else _number_of_classes(pooled, data)
-    task, model, task_config = _task(first.task, data_config["name"], census, classes, code)
+    usual = usual_task(data_config["name"], data)
+    task, model, task_config = _task(first.task, data_config["name"], usual, census, classes, code)
     task, start = _started(first.task.start, task)
     task_config |= {"start": first.task.start} if first.task.start is not None else {}
     begun = {} if start is None else {"params": start}
     sizes = []
     for seed in seeds:
-        split = data if seed == seeds[0] else _data(_of_seed(first.data, seed))[1]
+        split = data if seed == seeds[0] else _data(_of_seed(first.data, seed)).data
         if isinstance(split, fedax.FederatedData):
             split.check(task)
         sizes.append(split.sizes)
     if "seed" in data_config:
         data_config["seed"] = first.data.seed
+    if first.data.split is not None:
+        data_config["split"]["seed"] = first.data.split.seed
     named = None if isinstance(data, Census) else _classes(data)
 
     def experiment(made: _Settings) -> Experiment:
@@ -474,6 +492,7 @@ def build_all(
         return Experiment(
             resolved,
             data,
+            val,
             test,
             named,
             task,
@@ -670,9 +689,34 @@ def _differing(same: Sequence[MethodSection]) -> list[str]:
     return [key for key in keys if len({repr(each.get(key)) for each in given}) > 1]
 
 
-def _data(
-    section: DataSection, fleet: Fleet | None = None
-) -> tuple[Any, fedax.FederatedData | Census, Table | None, Table]:
+Held = fedax.FederatedData | Table | None
+
+
+class _Data(NamedTuple):
+    """The data of a configuration: the data set, where it comes in one; the parts; and the section as it is written."""
+
+    pooled: Any
+    data: fedax.FederatedData | Census
+    val: fedax.FederatedData | None
+    test: Held
+    config: Table
+
+
+def _data(section: DataSection, fleet: Fleet | None = None) -> _Data:
+    pooled, data, test, config = _unsplit(section, fleet)
+    if section.split is None or not isinstance(data, fedax.FederatedData):
+        return _Data(pooled, data, None, test, config)
+    given = section.split.model_dump()
+    if given["train"] is None:
+        given["train"] = round(1 - given["val"] - given["test"], 12)
+    if test is not None and given["test"]:
+        way_out = "there are held-out examples already; leave it out, and split off val alone"
+        raise ConfigError("data.split.test", given["test"], way_out)
+    parts = within("data.split", lambda: fedax.data.split(data, **given))
+    return _Data(pooled, parts.train, parts.val, parts.test if test is None else test, {**config, "split": given})
+
+
+def _unsplit(section: DataSection, fleet: Fleet | None = None) -> tuple[Any, fedax.FederatedData | Census, Held, Table]:
     """``-> (data set, clients' data, held-out examples, configuration)``; no data set where one is generated."""
     if section.name == "nodes":
         return _at_nodes(section, fleet)
@@ -680,16 +724,24 @@ def _data(
     if pool.name in FEDERATIONS:
         return _in_clients(section, pool)
     partition = PARTITIONS.get(section.partition or "iid", "data.partition")
-    if partition.make is not by_column and section.clients is None:
+    counted = "clients" in partition.arguments
+    if counted and section.clients is None:
         raise ConfigError("data.clients", None, "this is missing; give the number of clients")
     pooled = fedax.data.load(pool.name)
     if partition.make is by_column:
         parts, parameters = _by_column(section, pooled)
     else:
-        labels = pooled.train["y"]
-        first = len(labels) if "n" in partition.arguments else labels
-        given = section.parameters | {"clients": section.clients, "seed": section.seed}
+        given, named = section.parameters, {}
+        first: Any = pooled.train["y"]
+        if partition.make is by_value and "column" in given:
+            named["column"] = given.pop("column")
+            if named["column"] not in pooled.groups:
+                raise unknown("data.column", named["column"], pooled.groups)
+            first = pooled.groups[named["column"]]
+        first = len(first) if "n" in partition.arguments else first
+        given |= {"seed": section.seed} | ({"clients": section.clients} if section.clients is not None else {})
         parts, parameters = partition.bind(given, first, section="data")
+        parameters |= named
     data = _weighted(fedax.FederatedData.from_partition(pooled.train, parts), section.weights)
     config = {"name": pool.name, "partition": partition.name, **parameters, "weights": section.weights}
     return pooled, data, pooled.test, config
@@ -701,7 +753,7 @@ def _at_nodes(section: DataSection, fleet: Fleet | None) -> tuple[None, Census, 
         raise ConfigError(
             "data.name", "nodes", "these are real clients: fedax deploy run; to simulate, name a data set"
         )
-    for name in ("partition", "clients"):
+    for name in ("partition", "clients", "split"):
         if getattr(section, name) is not None:
             raise ConfigError(f"data.{name}", getattr(section, name), "the data are at the nodes; leave it out")
     if differ := section.parameters.keys() - {"test"}:
@@ -716,7 +768,7 @@ def _at_nodes(section: DataSection, fleet: Fleet | None) -> tuple[None, Census, 
     return None, census, test, config
 
 
-def _in_clients(section: DataSection, federation: Component) -> tuple[None, fedax.FederatedData, Table | None, Table]:
+def _in_clients(section: DataSection, federation: Component) -> tuple[None, fedax.FederatedData, Held, Table]:
     """:func:`_data` that come in clients."""
     if section.partition is not None:
         raise ConfigError("data.partition", section.partition, f"{federation.name} comes in clients; leave it out")
@@ -728,27 +780,31 @@ def _in_clients(section: DataSection, federation: Component) -> tuple[None, feda
     made, parameters = federation.bind(given, section="data")
     data, test = made if isinstance(made, tuple) else (made, None)
     data = data if federation.make is folder and section.weights == "sizes" else _weighted(data, section.weights)
-    test = None if test is None else test.examples
     return None, data, test, {"name": federation.name, **parameters, "weights": section.weights}
 
 
 def _of_seed(section: DataSection, seed: int) -> DataSection:
     """The section with the split of a training seed."""
-    return section.model_copy(update={"seed": section.seed + seed}) if seed else section
+    drawn = section.name not in FEDERATIONS or "seed" in FEDERATIONS.get(section.name).arguments
+    update: Table = {"seed": section.seed + seed} if drawn else {}
+    if section.split is not None:
+        update["split"] = section.split.model_copy(update={"seed": section.split.seed + seed})
+    return section.model_copy(update=update) if seed else section
 
 
 def _by_column(section: DataSection, pooled: Any) -> tuple[list[np.ndarray], Table]:
     given = section.parameters
     for name in given:
-        if name != "column":
-            raise unknown(f"data.{name}", name, ["column", *DataSection.model_fields])
+        if name not in ("column", "group_size"):
+            raise unknown(f"data.{name}", name, ["column", "group_size", *DataSection.model_fields])
     if not pooled.groups:
         raise ConfigError("data.partition", "column", f"{section.name} has no columns of clients; choose another one")
     if "column" not in given:
         raise ConfigError("data.column", None, f"this is missing; there are: {', '.join(pooled.groups)}")
     if given["column"] not in pooled.groups:
         raise unknown("data.column", given["column"], pooled.groups)
-    parts = by_column(pooled.groups[given["column"]])
+    group_size = given.get("group_size", 1)
+    parts = within("data", lambda: by_column(pooled.groups[given["column"]], group_size))
     if section.clients not in (None, len(parts)):
         raise ConfigError("data.clients", section.clients, f"the column has {len(parts)} clients; leave it out")
     return parts, given
@@ -760,16 +816,20 @@ def _weighted(data: fedax.FederatedData, weights: str) -> fedax.FederatedData:
 
 def _number_of_classes(pooled: Any, data: fedax.FederatedData | Census) -> int | None:
     if pooled is not None:
-        return int(pooled.classes)
-    labels = data.examples.get("y") if isinstance(data, fedax.FederatedData) else None
-    return None if labels is None else int(labels.max()) + 1
+        return None if pooled.classes is None else int(pooled.classes)
+    if isinstance(data, Census):
+        return None
+    if data.transform is not None and data.transform.label is not None:
+        return None if data.transform.classes is None else len(data.transform.classes)
+    labels = data.examples.get("y")
+    whole = labels is not None and labels.dtype.kind in "iub"
+    return int(labels.max()) + 1 if whole else None
 
 
 def _task(
-    section: TaskSection, data_name: str, census: Census, classes: int | None, code: own.Code
+    section: TaskSection, data_name: str, usual: str | None, census: Census, classes: int | None, code: own.Code
 ) -> tuple[fedax.Task, Table, Table]:
     """The task; its section with what comes from the data; and the section as it is written to config.toml."""
-    usual = TASKS_OF.get(data_name)
     name = section.name or usual
     if name is None:
         raise ConfigError("task.name", None, f"this is missing; name one: {', '.join(TASKS)}")
@@ -817,6 +877,8 @@ def _classes(data: fedax.FederatedData) -> list[str] | None:
     labels = data.examples.get("y")
     if labels is None or labels.ndim != 1:
         return None
+    if data.transform is not None and data.transform.label is not None:
+        return None if data.transform.classes is None else list(data.transform.classes)
     values = np.unique(labels)
     return [f"{value:g}" for value in values] if len(values) <= 100 else None
 
@@ -842,7 +904,8 @@ def _clear(error: Any) -> ConfigError:
     loc, kind = error["loc"], error["type"]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     if kind == "extra_forbidden":
-        model: Any = ExperimentSection if len(loc) == 1 else {"run": RunSection, "sweep": SweepSection}[loc[0]]
+        inner = {"run": RunSection, "sweep": SweepSection, "data": SplitSection}
+        model: Any = ExperimentSection if len(loc) == 1 else inner[loc[0]]
         return unknown(field, str(loc[-1]), model.model_fields)
     if kind in ("missing", "too_short"):
         return ConfigError(field, None, f"this is missing; add {_MISSING.get(field, 'it')}")

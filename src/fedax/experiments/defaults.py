@@ -23,6 +23,8 @@ TASKS_OF = {
 # FedNova's experiments: 16 clients, classes dealt by Dir(0.1), 2 to 5 epochs drawn anew for each client and round.
 _DIRICHLET = {"clients": 16, "partition": "dirichlet", "alpha": 0.1}
 _EPOCHS = {"kind": "random-epochs", "low": 2, "high": 5}
+_OWN: dict[str, Any] = {"data": {}, "run": {"rounds": 50, "batch_size": 32}, "lr": 0.1}
+_HELD_OUT = {"split": {"val": 0.15, "test": 0.15}}
 _COMPARISONS: dict[str, dict[str, Any]] = {
     "digits": {"data": _DIRICHLET, "run": {"rounds": 100, "batch_size": 32}, "lr": 0.5},
     "mnist": {"data": _DIRICHLET, "run": {"rounds": 30, "batch_size": 32}, "lr": 0.05},
@@ -54,7 +56,12 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
         "run": {"rounds": 50, "batch_size": 10},
         "lr": 0.005,
     },
-    "folder": {"data": {}, "run": {"rounds": 50, "batch_size": 32}, "lr": 0.1},
+    "folder": _OWN,
+    "csv": _OWN | {"data": _HELD_OUT},
+    "parquet": _OWN | {"data": _HELD_OUT},
+    "arrow": _OWN | {"data": _HELD_OUT},
+    "images": _OWN | {"data": _HELD_OUT, "lr": 0.05},
+    "hdf5": _OWN | {"data": _HELD_OUT, "lr": 0.05},
     "quadratics": {
         "data": {"clients": 30, "dimension": 10},
         "work": {"kind": "random-steps", "mean": 30.0, "std": 20.0, "low": 1, "high": 96},
@@ -62,6 +69,28 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
         "lr": 0.05,
     },
 }
+
+
+def usual_task(name: str, data: Any) -> str | None:
+    """The task for a data set, or for clients' own data by what they are; ``None`` where only their owner knows.
+
+    Args:
+        name: of the data set.
+        data: the clients' examples.
+
+    Example:
+        >>> usual_task("digits", None), usual_task("folder", None)
+        ('softmax_regression', None)
+    """
+    own = name in ("csv", "parquet", "arrow", "images", "hdf5") or getattr(data, "transform", None) is not None
+    if name in TASKS_OF or not own:
+        return TASKS_OF.get(name)
+    x, y = data.examples["x"], data.examples["y"]
+    if y.ndim > 1:
+        return "char_lstm"
+    if x.ndim > 2:
+        return "cnn"
+    return "linear_regression" if y.dtype.kind == "f" else "softmax_regression"
 
 
 def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:

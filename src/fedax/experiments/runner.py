@@ -179,13 +179,13 @@ def _train(
     experiment: Experiment,
     label: str,
     seeds: list[int],
-    data: tuple[Any, Any],
+    data: tuple[Any, Any, Any],
     on_row: Callable[[int, dict[str, Any]], None],
     place: Path,
     kept: Mapping[str, Any],
 ) -> list[fedax.Run]:
     """A method with one seed, or with several side by side."""
-    options = {"work": experiment.work, "participation": experiment.participation, "test": data[1]}
+    options = {"work": experiment.work, "participation": experiment.participation, "test": pooled(data[2])}
     options |= {"checkpoint": fedax.Checkpoints(place, **kept)} | experiment.options
     method, task = experiment.methods[label], experiment.task
     with warnings.catch_warnings():
@@ -217,7 +217,8 @@ class Checked(NamedTuple):
 
 def check_methods(experiment: Experiment) -> Checked:
     """Check that each method can be run as is asked, before any is; of several processes, in all of them."""
-    parts = {"work": experiment.work, "participation": experiment.participation, "test": experiment.test}
+    parts = {"work": experiment.work, "participation": experiment.participation}
+    parts["test"] = pooled(experiment.test)
     given: dict[str, Any] = (
         {"task": experiment.task, "data": experiment.data, "shared": {}} | parts | experiment.options
     )
@@ -310,6 +311,11 @@ def finish(folder: Path, compiled: Mapping[str, float]) -> Record:
     return record
 
 
+def pooled(held_out: Any) -> Any:
+    """Held-out examples of all clients in one pytree."""
+    return held_out.examples if isinstance(held_out, fedax.FederatedData) else held_out
+
+
 def count_parameters(task: fedax.Task) -> int:
     """How many numbers the model has."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.entire.form()))
@@ -335,7 +341,9 @@ def _clients(experiments: Sequence[Experiment]) -> dict[str, Any]:
     data, classes = experiments[0].data, experiments[0].classes
     counts = None
     if classes is not None and isinstance(data, fedax.FederatedData):
-        _, codes = np.unique(data.examples["y"], return_inverse=True)
+        codes = data.examples["y"]
+        if data.transform is None:
+            _, codes = np.unique(codes, return_inverse=True)
         client = np.repeat(np.arange(data.num_clients), data.sizes)
         counts = np.zeros((data.num_clients, len(classes)), int)
         np.add.at(counts, (client, codes), 1)

@@ -17,6 +17,7 @@ import numpy as np
 
 from fedax.algorithms import hyperparameters
 from fedax.columns import EXCLUSIONS, better, describe, measures, show_parts
+from fedax.data import FEDERATIONS
 from fedax.engine.history import tail_of
 from fedax.errors import ConfigError
 from fedax.experiments.defaults import judge
@@ -414,7 +415,13 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     hidden = ("name", "clients", "seed", "weights")
     dealt = f"by {data['column']}" if "column" in data else None
     dealt = "as the sites have them" if data["name"] == "nodes" else dealt
-    usual = "given" if data["name"] == "folder" else "generated"
+    own = data["name"] in ("folder", "csv", "parquet", "arrow", "images", "hdf5")
+    usual = "given" if own else "generated"
+    if own:  # many have their default
+        defaults = FEDERATIONS.get(data["name"]).arguments
+        data = {name: value for name, value in data.items() if name == "name" or defaults.get(name) != value}
+    if "split" in data:
+        data = data | {"split": " / ".join(f"{data['split'][part]:g}" for part in ("train", "val", "test"))}
     dealt = dealt or _settings({k: v for k, v in data.items() if k not in hidden}, "partition", usual)
     cohort = f"{who['size']} a round, {who['kind']}" if "size" in who else "all in every round"
     if "trace" in who["kind"]:

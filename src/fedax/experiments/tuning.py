@@ -34,7 +34,7 @@ from fedax.experiments.config import (
     put,
 )
 from fedax.experiments.defaults import judge
-from fedax.experiments.runner import begin, finish
+from fedax.experiments.runner import begin, finish, pooled
 from fedax.experiments.runs import (
     Path,
     Record,
@@ -234,7 +234,7 @@ def _sweep(
 
     found = []
     for seeds, place in places.items():
-        data, test = experiments[0].split(seeds[0])
+        data, _, test = experiments[0].split(seeds[0])
         assert isinstance(data, fedax.FederatedData)  # real clients need a fleet
         with warnings.catch_warnings():
             for said in (DivergedWarning, BadClientWarning):  # by the table
@@ -246,7 +246,7 @@ def _sweep(
                 data,
                 seeds=seeds,
                 callback=on_row,
-                test=test,
+                test=pooled(test),
                 checkpoint=fedax.Checkpoints(place, **kept),
                 **{name: value for name, value in experiments[0].options.items() if name != "batch_size"},
             )

@@ -1,0 +1,135 @@
+"""Each client's examples in parts: to learn from, to choose by, and to report."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedax.data.federated import FederatedData
+from fedax.errors import ConfigError, DataError, unknown
+from fedax.numbers import check_count, check_number
+
+
+class Split(NamedTuple):
+    """What :func:`split` gives; ``None`` where no client has an example of a part."""
+
+    train: FederatedData
+    val: FederatedData | None
+    test: FederatedData | None
+
+
+def split(
+    data: FederatedData,
+    train: float = 0.7,
+    val: float = 0.15,
+    test: float = 0.15,
+    stratify: bool | str | np.ndarray = False,
+    seed: int = 0,
+) -> Split:
+    """Deal each client's own examples at random to training, validation and test.
+
+    A client's n_i examples are dealt in its shares to within one (largest remainders), and every client keeps one for
+    training at least. Clients that have none for a part are not in it, so the parts know clients by name.
+
+    Args:
+        data: all clients' examples.
+        train, val, test: shares ≥ 0, ``train`` above 0, that sum to 1.
+        stratify: ``True``: as many of each class ``y`` in a part as its share of the client's, to within two. Or an
+            array of the examples by its name, or classes [n] of all examples.
+        seed: ≥ 0, of NumPy's generator. A client's split depends on the seed, its place and its size only.
+
+    Returns:
+        Data with the same transform. ``train`` keeps the weights p; ``val`` and ``test`` have those of their clients,
+        renormalised. Without names, their clients are called ``client 0`` and so on.
+
+    Raises:
+        ConfigError: shares that do not sum to 1.
+        DataError: ``stratify`` is not one class an example.
+
+    Example:
+        >>> data = FederatedData({"y": np.arange(24) % 2}, sizes=[20, 3, 1], names=["A", "B", "C"])
+        >>> parts = split(data, train=0.6, val=0.2, test=0.2, stratify=True)
+        >>> [(part.names, part.sizes.tolist()) for part in parts]
+        [(('A', 'B', 'C'), [12, 2, 1]), (('A', 'B'), [4, 1]), (('A',), [4])]
+        >>> [np.bincount(part.client(0)["y"]).tolist() for part in parts]
+        [[6, 6], [2, 2], [2, 2]]
+    """
+    shares = {"train": train, "val": val, "test": test}
+    for name, share in shares.items():
+        check_number(name, share, 0, 1, open_low=name == "train")
+    if abs(sum(shares.values()) - 1) > 1e-9:
+        raise ConfigError("train", train, f"the shares sum to {sum(shares.values()):.6g}; they have to sum to 1")
+    check_count("seed", seed, 0)
+    classes = _classes(data, stratify)
+    rows: list[list[np.ndarray]] = [[], [], []]
+    for i, (start, size) in enumerate(zip(data.offsets, data.sizes, strict=True)):
+        generator = np.random.default_rng([seed, i])
+        order = generator.permutation(size)
+        if classes is not None:
+            own = classes[start : start + size]
+            _, codes = np.unique(own, return_inverse=True)
+            ranks = generator.permutation(codes.max() + 1)  # so that no class is always the first
+            order = order[np.argsort(ranks[codes[order]], kind="stable")]
+        for part, found in zip(rows, _dealt(order, _counts(int(size), list(shares.values()))), strict=True):
+            part.append(start + np.sort(found))
+    return Split(*(_part(data, part, whole=k == 0) for k, part in enumerate(rows)))  # type: ignore[arg-type]
+
+
+def _classes(data: FederatedData, stratify: Any) -> np.ndarray | None:
+    if stratify is False:
+        return None
+    if stratify is True or isinstance(stratify, str):
+        name = "y" if stratify is True else stratify
+        if not isinstance(data.examples, dict) or name not in data.examples:
+            raise unknown("stratify", name, data.examples if isinstance(data.examples, dict) else [])
+        stratify = data.examples[name]
+    classes = np.asarray(stratify)
+    if classes.shape != (data.num_examples,) or classes.dtype.kind not in "biufSU":
+        raise DataError(f"stratify: an array of {classes.dtype} {classes.shape}; give one class an example")
+    if classes.dtype.kind == "f" and (classes != np.rint(classes)).any():
+        raise DataError("stratify: its values are not whole, as of a regression; there are no classes to keep")
+    return classes
+
+
+def _counts(size: int, shares: list[float]) -> list[int]:
+    """Whole parts of ``size`` by largest remainders, of which the first gets one at least."""
+    exact = [size * share for share in shares]
+    counts = [int(each + 1e-9) for each in exact]
+    by_rest = sorted(range(3), key=lambda k: (counts[k] - exact[k], k))
+    for k in by_rest[: size - sum(counts)]:
+        counts[k] += 1
+    if not counts[0]:
+        counts[int(np.argmax(counts))] -= 1
+        counts[0] = 1
+    return counts
+
+
+def _dealt(order: np.ndarray, counts: list[int]) -> list[np.ndarray]:
+    """Examples in an order, dealt so that every run of it holds its share of each part."""
+    held_out = _even(len(order), counts[1] + counts[2])
+    others = order[held_out]
+    tested = _even(len(others), counts[2])
+    return [order[~held_out], others[~tested], others[tested]]
+
+
+def _even(n: int, count: int) -> np.ndarray:
+    """[n] of which ``count`` are true, evenly spread."""
+    steps = (np.arange(n + 1) * count + n // 2) // max(n, 1)
+    return np.diff(steps) > 0
+
+
+def _part(data: FederatedData, rows: list[np.ndarray], whole: bool) -> FederatedData | None:
+    there = [i for i, own in enumerate(rows) if len(own)]
+    if not there:
+        return None
+    chosen = np.concatenate(rows)
+    sizes = [len(rows[i]) for i in there]
+    weights = data.weights[there]
+    return FederatedData(
+        jax.tree.map(lambda leaf: leaf[chosen], data.examples),
+        sizes,
+        weights / weights.sum() if weights.sum() > 0 else None,
+        names=data.names if whole else [data.name(i) for i in there],
+        transform=data.transform,
+        _finite=True,
+    )

@@ -1,0 +1,495 @@
+"""A transform from summaries that clients send, never from pooled rows.
+
+Two exchanges. Each client sends a first :func:`summarize`, counts and moments of its columns; :func:`plan` decides what
+each column is; each client answers the plan with a second :func:`summarize`, counts by category and in bins;
+:func:`fit` makes the :class:`Transform`, which is the same however the rows are dealt to the clients.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from fedax.data.cells import LARGE, WIDE, Cells, as_pandas, cells, no_column, number, series, shown
+from fedax.data.transform import STRICT, Column, Document, Label, Transform
+from fedax.errors import ConfigError, DataError
+from fedax.numbers import check_count
+
+BINS = 256  # of a number with missing values, over mean ± _REACH standard deviations, where its median lies
+_REACH = 1.01  # a median is at most one standard deviation from the mean; the rest is for rounding
+_DIFFERENT = 1000  # texts of a column that a client counts; a column with more of them at a client holds no categories
+_FEW = 20  # different texts of a client that are categories even where most of its rows differ
+_CLASSES = 20  # different whole numbers of a label that are still taken for classes
+
+KINDS = ("number", "category", "date", "drop")
+Kind = Literal["number", "category", "date"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a client says of a column in the first exchange.
+
+    Args:
+        missing, numbers, dates, words: cells of each kind.
+        whole: numbers that are whole.
+        different: texts that differ, of all cells; 1001 stands for more.
+        mean, m2: of the numbers, their mean and Σ(value − mean)².
+        day, day_m2: the same of the dates, in days.
+    """
+
+    missing: int = 0
+    numbers: int = 0
+    dates: int = 0
+    words: int = 0
+    whole: int = 0
+    different: int = 0
+    mean: float = 0.0
+    m2: float = 0.0
+    day: float = 0.0
+    day_m2: float = 0.0
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        counts = [self.missing, self.numbers, self.dates, self.words, self.whole, self.different]
+        moments = [self.mean, self.m2, self.day, self.day_m2]
+        if min(counts) < 0 or max(counts) > 2**53 or min(self.m2, self.day_m2) < 0:
+            raise DataError("counts and squares have to be at least 0")
+        if not all(abs(value) <= 1e230 for value in moments) or max(abs(self.mean), abs(self.day)) > LARGE:
+            raise DataError("means and squares have to be finite")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a client says of a column in the second exchange.
+
+    Args:
+        by_text: cells of each of its most frequent texts, 1000 at most, and 200 characters of each.
+        rest: cells with another text.
+        bins: 256 counts of a number or date, over the plan's mean ± 1.01 standard deviations; what is outside counts
+            in the first or last one.
+    """
+
+    by_text: dict[str, int] = field(default_factory=dict)
+    rest: int = 0
+    bins: tuple[int, ...] = ()
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        counts = [self.rest, *self.by_text.values(), *self.bins]
+        if min(counts) < 0 or max(counts) > 2**53 or len(self.bins) not in (0, BINS) or len(self.by_text) > _DIFFERENT:
+            raise DataError(f"counts have to be at least 0, of at most {_DIFFERENT} texts and in {BINS} bins")
+
+
+@dataclass(frozen=True)
+class Summary(Document):
+    """What a client sends, so that a :class:`Transform` can be fitted: no row, and not more of it for more rows.
+
+    Args:
+        rows: how many rows it has.
+        facts: of the first exchange: what it says of each column.
+        counts: of the second exchange.
+    """
+
+    rows: int
+    facts: dict[str, Facts] = field(default_factory=dict)
+    counts: dict[str, Counts] = field(default_factory=dict)
+    form: ClassVar[str] = "summary"
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        if self.rows < 0 or max(len(self.facts), len(self.counts)) > WIDE:
+            raise DataError(f"summary: rows have to be at least 0, columns at most {WIDE}")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a plan says of a column; of numbers and dates with the mean and standard deviation over all clients."""
+
+    kind: Kind
+    mean: float = 0.0
+    std: float = 1.0
+    missing: bool = False
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        if not (abs(self.mean) <= LARGE and 0 <= self.std <= LARGE):
+            raise DataError("mean and std have to be finite, std at least 0")
+
+
+@dataclass(frozen=True)
+class Plan(Document):
+    """What each column is, as the server concludes from the first summaries; clients answer it with the second.
+
+    Args:
+        columns: those that are used.
+        label: the label's column, or ``None``.
+        task: ``"classification"`` or ``"regression"``.
+        dropped: columns that are left out -> why.
+        scale: ``"standard"`` or ``None``.
+        max_categories: the most categories of a column that get a feature.
+    """
+
+    columns: dict[str, Planned]
+    label: str | None = None
+    task: Literal["classification", "regression"] = "classification"
+    dropped: dict[str, str] = field(default_factory=dict)
+    scale: Literal["standard"] | None = "standard"
+    max_categories: int = 50
+    form: ClassVar[str] = "plan"
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        if self.max_categories < 1 or self.label in self.columns:
+            raise DataError("plan: max_categories has to be at least 1, and the label is none of the columns")
+
+
+def summarize(frame: Any, plan: Plan | None = None) -> Summary:
+    """What a client sends of its table.
+
+    Args:
+        frame: its rows, a table of pandas or Polars.
+        plan: ``None`` in the first exchange; then what :func:`plan` made of the first summaries.
+
+    Returns:
+        First, of each column: how many cells are missing, numbers, whole numbers, dates, words, and different; mean and
+        sum of squares of numbers and dates. Then of the columns that the plan takes for categories, and of a label
+        with classes: how often each text occurs, of at most 1000; of numbers and dates with missing values: counts
+        in 256 bins. A client with one row so sends that row's numbers as their mean.
+
+    Raises:
+        DataError: it is no table; a column of the plan is missing.
+
+    Example:
+        >>> import pandas
+        >>> first = summarize(pandas.DataFrame({"age": [40, 60, None]}))
+        >>> first.rows, first.facts["age"].mean, first.facts["age"].m2, first.facts["age"].missing
+        (3, 50.0, 200.0, 1)
+    """
+    frame = as_pandas(frame)
+    if plan is None:
+        return Summary(len(frame), facts={name: _facts(cells(frame[name], name)) for name in frame.columns})
+    counts = {}
+    for name, asked in plan.columns.items():
+        if asked.kind == "category" or asked.missing:
+            counts[name] = _counts(cells(series(frame, name), name), asked)
+    if plan.label is not None:
+        found = cells(series(frame, plan.label, "label"), plan.label)
+        if plan.task == "classification":
+            counts[plan.label] = _counts(found, Planned("category"))
+    return Summary(len(frame), counts=counts)
+
+
+def _facts(found: Cells) -> Facts:
+    numbers, days = found.numbers[~np.isnan(found.numbers)], found.days[~np.isnan(found.days)]
+    mean, m2 = _moments(numbers)
+    day, day_m2 = _moments(days)
+    return Facts(
+        missing=int(found.missing.sum()),
+        numbers=len(numbers),
+        dates=len(days),
+        words=found.words,
+        whole=int((numbers == np.rint(numbers)).sum()),
+        different=min(len(found.texts[0]), _DIFFERENT + 1),
+        mean=mean,
+        m2=m2,
+        day=day,
+        day_m2=day_m2,
+    )
+
+
+def _moments(values: np.ndarray) -> tuple[float, float]:
+    if not len(values):
+        return 0.0, 0.0
+    mean = float(values.mean())
+    return mean, float(np.square(values - mean).sum())
+
+
+def _counts(found: Cells, asked: Planned) -> Counts:
+    if asked.kind == "category":
+        texts, codes = found.texts
+        times = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
+        every = sorted(zip(texts, times, strict=True), key=lambda each: (-each[1], each[0]))
+        return Counts(dict(every[:_DIFFERENT]), sum(count for _, count in every[_DIFFERENT:]))
+    values = found.numbers if asked.kind == "number" else found.days
+    values = values[~np.isnan(values)]
+    if asked.std == 0:
+        return Counts()
+    places = np.floor((values - asked.mean) * (BINS / (2 * _REACH * asked.std)) + BINS / 2)
+    bins = np.bincount(np.clip(places, 0, BINS - 1).astype(np.int64), minlength=BINS)
+    return Counts(bins=tuple(bins.tolist()))
+
+
+# ---- what the server makes of it
+
+
+Summaries = Mapping[str, Summary] | Sequence[Summary]
+
+
+def plan(
+    summaries: Summaries,
+    label: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    task: Literal["classification", "regression"] | None = None,
+    scale: Literal["standard", "none"] | None = "standard",
+    max_categories: int = 50,
+) -> Plan:
+    """What each column is, from the clients' first summaries.
+
+    A column where nine of ten values are numbers is a number, or a date; others there count as missing. Else it holds
+    categories, unless they identify rows: more than 9 of 10 texts differ within their clients, or more than half where
+    a client has more than 20, or a client has more than 1000. Such columns are dropped, and their texts never sent. So
+    are columns with one value, or none.
+
+    Args:
+        summaries: one a client, by its name or in a list.
+        label: the column to predict. ``None``: there is none.
+        columns: column -> ``"number"``, ``"category"``, ``"date"`` or ``"drop"``, where you know better.
+        task: default: classes, where the label has texts, or whole numbers of which no client has more than 20.
+        scale: ``"standard"``: numbers and dates get mean 0 and standard deviation 1 over all clients' rows. ``None``:
+            numbers stay as they are; so does ``"none"``, for configurations.
+        max_categories: of a column with more, the most frequent so many get a feature, and all others one together.
+
+    Raises:
+        ConfigError: an option that cannot be used.
+        DataError: clients with other columns than the first; no such label; no column is left.
+
+    Example:
+        >>> import pandas
+        >>> north = pandas.DataFrame({"age": [40, 60], "ill": ["no", "yes"]})
+        >>> south = pandas.DataFrame({"age": [80], "ill": ["no"]})
+        >>> found = plan([summarize(north), summarize(south)], label="ill")
+        >>> found.columns["age"].mean, found.task
+        (60.0, 'classification')
+    """
+    given = _by_name(summaries, "facts")
+    chosen = dict(columns or {})
+    if task not in (None, "classification", "regression"):
+        raise ConfigError("task", task, 'give "classification" or "regression"')
+    if scale not in (None, "none", "standard"):
+        raise ConfigError("scale", scale, 'give "standard", or "none" for numbers as they are')
+    check_count("max_categories", max_categories)
+    for name, kind in chosen.items():
+        if kind not in KINDS:
+            raise ConfigError(f"columns.{name}", kind, f"give one of: {', '.join(KINDS)}")
+    names = _same_columns({client: summary.facts for client, summary in given.items()}, chosen)
+    for name in chosen:
+        if name not in names:
+            raise no_column(f"columns.{name}", name, names)
+    if label is not None and label not in names:
+        raise no_column("label", label, names)
+    if label in chosen:
+        raise ConfigError(f"columns.{label}", chosen[label], 'this is the label; say task = "classification"')
+    found: dict[str, Planned] = {}
+    dropped = {name: "you said so" for name, kind in chosen.items() if kind == "drop"}
+    for name in names:
+        if name == label or name in dropped:
+            continue
+        decided = _decide([summary.facts[name] for summary in given.values()], chosen.get(name))
+        if isinstance(decided, str):
+            dropped[name] = decided
+        else:
+            found[name] = decided
+    if not found:
+        notes = "; ".join(f"{shown(name)}: {why}" for name, why in itertools.islice(dropped.items(), 10))
+        raise DataError(f"columns: none is left to learn from ({notes or 'there is none but the label'})")
+    if label is not None:
+        task = _task(label, {client: summary.facts[label] for client, summary in given.items()}, task)
+    return Plan(
+        found, label, task or "classification", dropped, "standard" if scale == "standard" else None, max_categories
+    )
+
+
+def _by_name(summaries: Summaries, part: str) -> dict[str, Summary]:
+    named = summaries if isinstance(summaries, Mapping) else {f"client {i}": s for i, s in enumerate(summaries)}
+    if not named:
+        raise DataError("summaries: there is none; give one a client")
+    for client, summary in named.items():
+        if not isinstance(summary, Summary):
+            raise DataError(f"{client}: a {type(summary).__name__}; give what summarize(table) returns")
+        if summary.rows == 0:
+            raise DataError(f"{client}: its table has no rows; leave it out")
+        other = "counts" if part == "facts" else "facts"
+        if not getattr(summary, part) and getattr(summary, other):
+            ask = "summarize(table)" if part == "facts" else "summarize(table, plan)"
+            raise DataError(f"{client}: a summary of the other exchange; give what {ask} returns")
+    return dict(named)
+
+
+def _same_columns(by_client: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, str]) -> list[str]:
+    """The columns of all clients, those to be dropped aside, in the order of the first."""
+    (first, like), *_ = by_client.items()
+    for client, has in by_client.items():
+        for lacks, there, missing in ((client, first, like.keys() - has), (first, client, has.keys() - like)):
+            if left := sorted(name for name in missing if chosen.get(name) != "drop"):
+                way_out = f"columns={{{shown(left[0])}: 'drop'}} leaves it out"
+                raise DataError(f"{lacks}: it has no column {shown(left[0])}, which {there} has; {way_out}")
+    extra = [name for has in by_client.values() for name in has if name not in like]
+    return [*like, *dict.fromkeys(extra)]
+
+
+def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
+    """What a column is; or why it is dropped."""
+    total = {name: sum(getattr(each, name) for each in facts) for name in ("missing", "numbers", "dates", "words")}
+    present = total["numbers"] + total["dates"] + total["words"]
+    if not present:
+        return "all values are missing"
+    kind = chosen
+    if kind is None:
+        likely = "numbers" if total["numbers"] >= total["dates"] else "dates"
+        kind = likely.removesuffix("s") if total[likely] >= 0.9 * present else "category"
+    if kind == "category":
+        most, differ = max(each.different for each in facts), sum(each.different for each in facts)
+        if chosen is None and (differ > 0.9 * present or (differ > 0.5 * present and most > _FEW)):
+            return f"{differ} of {present} texts differ within their clients, so that they identify rows"
+        if chosen is None and most > _DIFFERENT:
+            return f"a client has more than {_DIFFERENT} different texts"
+        return Planned("category", missing=total["missing"] > 0)
+    prefix = ("numbers", "mean", "m2") if kind == "number" else ("dates", "day", "day_m2")
+    n, mean, m2 = merge([tuple(getattr(each, name) for name in prefix) for each in facts])
+    if not n:
+        return f"none of its values is a {kind}"
+    std = math.sqrt(m2 / n)
+    missing = n < present + total["missing"]
+    if std <= 1e-12 * abs(mean):
+        return Planned(kind, mean, 0.0, missing=True) if missing else "all values are the same"  # type: ignore[arg-type]
+    return Planned(kind, mean, std, missing)  # type: ignore[arg-type]
+
+
+def merge(moments: Sequence[tuple[Any, ...]]) -> tuple[int, float, float]:
+    """Count n, mean, and Σ(value − mean)² of several sets together, from those of each.
+
+    Source:
+        Chan, Golub and LeVeque 1979.
+
+    Example:
+        >>> merge([(2, 1.0, 2.0), (1, 4.0, 0.0)])  # of 0, 2 and of 4
+        (3, 2.0, 8.0)
+    """
+    n = sum(count for count, _, _ in moments)
+    if not n:
+        return 0, 0.0, 0.0
+    mean = math.fsum(count * value for count, value, _ in moments) / n
+    within = math.fsum(m2 for _, _, m2 in moments)
+    return n, mean, within + math.fsum(count * (value - mean) ** 2 for count, value, _ in moments)
+
+
+def _task(label: str, facts: Mapping[str, Facts], task: Any) -> Any:
+    for client, each in facts.items():
+        present = each.numbers + each.dates + each.words
+        lacking = each.missing if task != "regression" else each.missing + each.dates + each.words
+        if lacking and present:
+            rows = f"{lacking} of {present + each.missing} rows"
+            raise DataError(f"{client}: label {shown(label)} is missing or no number in {rows}; leave these rows out")
+        if not present:
+            raise DataError(f"{client}: label {shown(label)} is missing in all rows; leave this client out")
+    if task is not None:
+        return task
+    numbers = all(each.numbers and not each.words and not each.dates for each in facts.values())
+    whole = numbers and all(each.whole == each.numbers for each in facts.values())
+    few = max(each.different for each in facts.values()) <= _CLASSES
+    return "regression" if numbers and not (whole and few) else "classification"
+
+
+def fit(plan: Plan, summaries: Summaries) -> Transform:
+    """The transform, from the clients' second summaries.
+
+    Means, variances and counts are those of all rows together, up to rounding. The median is within the standard
+    deviation / 250 of it.
+
+    Args:
+        plan: as :func:`plan` gave it, and as the clients answered it.
+        summaries: one a client, by its name or in a list.
+
+    Raises:
+        DataError: summaries that do not answer the plan; a label with one class, or too many.
+
+    Example:
+        >>> import pandas
+        >>> tables = [pandas.DataFrame({"ward": ["A", "A", "B"]}), pandas.DataFrame({"ward": ["A", None, "B"]})]
+        >>> asked = plan([summarize(table) for table in tables])
+        >>> transform = fit(asked, [summarize(table, asked) for table in tables])
+        >>> transform.features, transform.columns[0].fill
+        (('ward = A', 'ward = B', 'ward is missing'), 'A')
+    """
+    given = _by_name(summaries, "counts")
+    classes = [plan.label] if plan.label is not None and plan.task == "classification" else []
+    wanted = [name for name, asked in plan.columns.items() if asked.kind == "category" or asked.missing] + classes
+    for client, summary in given.items():
+        if {*summary.counts} != {*wanted}:
+            raise DataError(f"{client}: its summary does not answer this plan; make it anew: summarize(table, plan)")
+    columns = []
+    for name, asked in plan.columns.items():
+        counts = [summary.counts[name] for summary in given.values() if name in summary.counts]
+        column = _fitted(name, asked, counts, plan)
+        if isinstance(column, Column):
+            columns.append(column)
+    dropped = plan.dropped | {
+        name: "all values are the same" for name in plan.columns if name not in {column.name for column in columns}
+    }
+    if not columns:
+        raise DataError("columns: none is left to learn from; all values of each are the same")
+    label = None
+    if plan.label is not None:
+        names = class_names(plan.label, [summary.counts[plan.label] for summary in given.values()]) if classes else None
+        label = Label(plan.label, names)
+    return Transform(tuple(columns), label, dropped)
+
+
+def _fitted(name: str, asked: Planned, counts: Sequence[Counts], plan: Plan) -> Column | None:
+    if asked.kind == "category":
+        return _categories(name, asked, counts, plan.max_categories)
+    if asked.std == 0:
+        return Column(name, "flag", missing=True)
+    fill = _median(asked, counts) if asked.missing else None
+    if plan.scale is None and asked.kind == "number":
+        return Column(name, "number", fill=fill, missing=asked.missing)
+    return Column(name, asked.kind, asked.mean, asked.std, fill, asked.missing)
+
+
+def _categories(name: str, asked: Planned, counts: Sequence[Counts], most: int) -> Column | None:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each.by_text)
+    rest = sum(each.rest for each in counts)
+    ranked = sorted(total, key=lambda text: (-total[text], text))
+    if not ranked:
+        raise DataError(f"column {shown(name)}: the summaries hold no value of it; make them anew")
+    if len(ranked) == 1 and not rest:
+        return Column(name, "flag", missing=True) if asked.missing else None
+    other = rest > 0 or len(ranked) > most
+    kept = tuple(sorted(ranked[:most]))
+    return Column(
+        name, "category", fill=ranked[0] if asked.missing else None, missing=asked.missing, categories=kept, other=other
+    )
+
+
+def _median(asked: Planned, counts: Sequence[Counts]) -> float:
+    """The mean of the two middle values, each taken as the middle of its bin: off by half a bin at most."""
+    bins = np.sum([each.bins for each in counts if each.bins], axis=0)
+    if not np.ndim(bins) or not bins.sum():
+        raise DataError("summaries: they hold no counts in bins; make them anew: summarize(table, plan)")
+    ends, n = np.cumsum(bins), int(bins.sum())
+    middle = np.searchsorted(ends, [(n + 1) // 2, n // 2 + 1])
+    return asked.mean + _REACH * asked.std * float((2 * middle.mean() + 1) / BINS - 1)
+
+
+def class_names(label: str, counts: Sequence[Counts]) -> tuple[str, ...]:
+    """The classes of a label that has these values at the clients: by number, or else by text."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each.by_text)
+    if any(each.rest for each in counts) or len(total) > _DIFFERENT:
+        raise DataError(
+            f"label {shown(label)}: more than {_DIFFERENT} different values; say task='regression' if it is a number"
+        )
+    if len(total) < 2:
+        only = next(iter(total), "")
+        raise DataError(f"label {shown(label)}: one class only, {shown(only)}; it needs two at least")
+    numbers = {text: number(text) for text in total}
+    if any(map(math.isnan, numbers.values())):
+        return tuple(sorted(total))
+    return tuple(sorted(total, key=lambda text: (numbers[text], text)))

@@ -1,0 +1,558 @@
+"""Readers of clients' own tables: CSV, Parquet, Arrow, and tables in memory.
+
+The libraries read; a file is not trusted: what it declares is compared with its length before memory is taken.
+"""
+
+import csv
+import glob
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedax.data.cells import Cells, as_pandas, cells, few, series, shown
+from fedax.data.federated import FederatedData
+from fedax.data.formats import need, parse_json, reading, regular, room
+from fedax.data.pictures import decoded, stacked
+from fedax.data.summaries import Counts, class_names, fit, plan, summarize
+from fedax.data.transform import Label, Transform
+from fedax.errors import ConfigError, DataError
+
+Task = Literal["classification", "regression"] | None
+Scale = Literal["standard", "none"] | None
+Files = str | os.PathLike | Sequence[str | os.PathLike]
+
+_ALIKE = 65_536  # bytes of a file's first line
+
+
+def from_frames(
+    frames: Mapping[str, Any],
+    label: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    task: Task = None,
+    scale: Scale = "standard",
+    max_categories: int = 50,
+    drop_missing_labels: bool = False,
+    transform: Transform | str | os.PathLike | None = None,
+) -> FederatedData:
+    """Clients' tables as arrays, with a transform that is fitted as a federation would, from summaries.
+
+    Args:
+        frames: client's name -> its table, of pandas or Polars.
+        label: the column to predict.
+        columns, task, scale, max_categories: what columns are; see :func:`fedax.data.plan`.
+        drop_missing_labels: whether rows without a label are left out, in place of an error.
+        transform: one that was fitted before, or its file; it has the label and all options with it.
+
+    Returns:
+        Examples ``x`` float32 [n, features] and ``y``, int32 classes or float32, with the clients' names and the
+        transform.
+
+    Raises:
+        ConfigError: an option that cannot be used.
+        DataError: tables that cannot be used; the message has client, column and row.
+
+    Example:
+        >>> import pandas
+        >>> north = pandas.DataFrame({"age": [40, 60], "ward": ["A", "A"], "ill": ["no", "yes"]})
+        >>> south = pandas.DataFrame({"age": [80, 20], "ward": ["B", "A"], "ill": ["no", "no"]})
+        >>> data = from_frames({"north": north, "south": south}, label="ill")
+        >>> data.names, data.transform.features, data.transform.classes
+        (('north', 'south'), ('age', 'ward = A', 'ward = B'), ('no', 'yes'))
+    """
+    if not isinstance(frames, Mapping) or not frames:
+        raise DataError(f"frames: {type(frames).__name__}; give client's name -> its table, for one client at least")
+    tables = {str(name): _within(str(name), as_pandas, table) for name, table in frames.items()}
+    if transform is not None:
+        given = {"label": label, "columns": columns or None, "task": task}
+        if said := {name: value for name, value in given.items() if value is not None}:
+            name, value = next(iter(said.items()))
+            raise ConfigError(name, value, "the transform that is given has it already; leave it out")
+        found = transform if isinstance(transform, Transform) else Transform.load(transform)
+        target = found.label.name if found.label else None
+    elif label is None:
+        raise ConfigError("label", None, "this is missing; name the column to predict")
+    else:
+        found, target = None, label
+    for name, table in tables.items():
+        if not len(table):
+            raise DataError(f"{name}: its table has no rows; leave it out")
+        if target is not None:
+            tables[name] = _with_labels(name, table, target, drop_missing_labels)
+    if found is None:
+        first = {name: _within(name, summarize, table) for name, table in tables.items()}
+        asked = plan(first, label, columns, task, scale, max_categories)
+        found = fit(asked, {name: summarize(table, asked) for name, table in tables.items()})
+    arrays = {name: _within(name, found, table) for name, table in tables.items()}
+    return FederatedData.from_clients(arrays, transform=found)
+
+
+def _within(client: str, call: Callable[..., Any], *args: Any) -> Any:
+    """``call(*args)``; an error names the client."""
+    try:
+        return call(*args)
+    except DataError as error:
+        raise DataError(f"{client}: {error}") from None
+
+
+def _cells_of(table: Any, name: str, field: str) -> Cells:
+    return cells(series(table, name, field), name)
+
+
+def _with_labels(client: str, table: Any, label: str, drop: bool) -> Any:
+    """The rows that have a label; that all have one, unless the others are to be dropped."""
+    missing = _within(client, _cells_of, table, label, "label").missing
+    if not missing.any():
+        return table
+    if missing.all():
+        raise DataError(f"{client}: label {shown(label)} is missing in all {len(table)} rows; leave this client out")
+    if not drop:
+        row = int(np.flatnonzero(missing)[0])
+        where = f"label {shown(label)} is missing in {missing.sum()} of {len(table)} rows, first in row {row}"
+        raise DataError(f"{client}: {where}; drop_missing_labels=True leaves them out")
+    return table[~missing].reset_index(drop=True)
+
+
+def from_csv(
+    files: Files,
+    label: str | None = None,
+    client: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    task: Task = None,
+    scale: Scale = "standard",
+    max_categories: int = 50,
+    drop_missing_labels: bool = False,
+    decimal: str = ".",
+    encoding: str = "utf-8",
+    transform: Transform | str | os.PathLike | None = None,
+) -> FederatedData:
+    """Clients' CSV files: one client a file, named by it, or by a column that says whose each row is.
+
+    Columns are separated by commas, semicolons or tabs, whichever the first line has most of; it has the names.
+
+    Args:
+        files: a pattern such as ``"hospitals/*.csv"``, a folder with ``*.csv``, a file, or a list of files.
+        label: the column to predict.
+        client: the column that says whose each row is. ``None``: each file is a client, called by its name.
+        columns: column -> ``"number"``, ``"category"``, ``"date"`` or ``"drop"``, where the values mislead.
+        task: ``"classification"`` or ``"regression"``. Default: by the label.
+        scale, max_categories: as of :func:`fedax.data.plan`.
+        drop_missing_labels: whether rows without a label are left out, in place of an error.
+        decimal: what decimals are written with, ``"."`` or ``","``.
+        encoding: of the files, such as ``"latin-1"``; a byte-order mark of UTF-8 is understood.
+        transform: one that was fitted before, or its file: new rows become the same numbers.
+
+    Returns:
+        As of :func:`fedax.data.from_frames`.
+
+    Raises:
+        ConfigError: an option that cannot be used; no file fits.
+        DataError: a file that cannot be read or used; the message has file, column and row.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> for name, rows in {"north": "40,A,no\\n60,A,yes", "south": "80,B,no\\n,A,no"}.items():
+        ...     _ = pathlib.Path(folder.name, f"{name}.csv").write_text(f"age,ward,ill\\n{rows}\\n")
+        >>> data = from_csv(folder.name, label="ill")
+        >>> data, data.transform.features
+        (FederatedData(2 clients, 4 examples, 2 to 2 a client), ('age', 'age is missing', 'ward = A', 'ward = B'))
+        >>> folder.cleanup()
+    """
+    if decimal not in (".", ","):
+        raise ConfigError("decimal", decimal, 'give "." or ","')
+    frames = _by_client(files, "csv", client, lambda path: read_csv(path, decimal, encoding))
+    return from_frames(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform)
+
+
+def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8") -> Any:
+    """A CSV file as a table of pandas, with the names of its first line.
+
+    Raises:
+        ConfigError: there is no such encoding.
+        DataError: another kind of file; no rows; rows with more cells than names.
+    """
+    import pandas
+
+    if not regular(path):
+        raise DataError(f"{path}: the file is empty; leave it out")
+    try:
+        encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
+        with path.open(encoding=encoding, newline="") as file:
+            lines = iter(lambda: file.readline(_ALIKE), "")
+            head = next((line for line in lines if line.strip()), "")
+            names, separator = _header(head, decimal)
+    except LookupError:
+        raise ConfigError("encoding", encoding, 'there is none of this name; give "utf-8" or "latin-1"') from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: {_not_text(error, encoding)}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except csv.Error as error:
+        raise DataError(f"{path}: its first line is not that of a CSV file ({error})") from None
+    if len(head) >= _ALIKE or len(names) > 10_000:
+        raise DataError(f"{path}: its first line is too long for the names of columns; is it a CSV file?")
+    if "" in names or len({*names}) < len(names):
+        twice = next((name for k, name in enumerate(names) if name in names[:k]), "")
+        what = f"two columns are called {shown(twice)}" if twice else f"column {names.index('') + 1} has no name"
+        raise DataError(f"{path}: {what}; the first line has to name each column")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # rows with more cells than names
+            table = pandas.read_csv(
+                path,
+                sep=separator,
+                decimal=decimal,
+                encoding=encoding,
+                header=0,
+                names=names,
+                index_col=False,
+                skipinitialspace=True,
+                low_memory=False,
+                compression=None,
+            )
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: {_not_text(error, encoding)}") from None
+    except (ValueError, OSError, OverflowError, MemoryError, Warning) as error:
+        text = str(error).removeprefix("Error tokenizing data. C error: ")
+        raise DataError(f"{path}: cannot be read as CSV ({shown(text)}); separator {separator!r}") from None
+    if not len(table):
+        raise DataError(f"{path}: it has no rows below the names of columns; leave it out")
+    if decimal == ",":
+        return table.apply(_with_points)
+    return table
+
+
+def _with_points(column: Any) -> Any:
+    """Of texts, those that are numbers with a decimal comma with a point: of a column that has words too."""
+    if column.dtype.kind != "O":
+        return column
+    return column.str.replace(r"^\s*([+-]?\d+),(\d+)\s*$", r"\1.\2", regex=True)
+
+
+def _header(line: str, decimal: str) -> tuple[list[str], str]:
+    """The names of columns, and what separates them."""
+    outside = re.sub(r'"[^"]*"', "", line)
+    candidates = [each for each in (",", ";", "\t") if each != decimal]
+    separator = max(candidates, key=outside.count)
+    return [name.strip() for name in next(csv.reader([line], delimiter=separator, skipinitialspace=True))], separator
+
+
+def _not_text(error: UnicodeDecodeError, encoding: str) -> str:
+    return f"not text in {encoding} (byte {error.object[error.start]:#04x}); try encoding='latin-1'"
+
+
+def from_parquet(
+    files: Files,
+    label: str | None = None,
+    client: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    task: Task = None,
+    scale: Scale = "standard",
+    max_categories: int = 50,
+    drop_missing_labels: bool = False,
+    size: Sequence[int] | None = None,
+    transform: Transform | str | os.PathLike | None = None,
+) -> FederatedData:
+    """Clients' Parquet files, read as :func:`fedax.data.from_csv` reads CSV files.
+
+    Needs pyarrow: ``pip install 'fedax[parquet]'``. A column of pictures, as Hugging Face writes them, becomes ``x``
+    uint8 [n, height, width, channels]; other columns but label and client are then left aside.
+
+    Args:
+        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform: as of
+            :func:`fedax.data.from_csv`.
+        size: (height, width) that pictures get; default: that which all have.
+
+    Raises:
+        ConfigError, DataError: as of :func:`fedax.data.from_csv`.
+
+    Example:
+        >>> from_parquet("nothing/*.parquet", label="y")
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: files = 'nothing/*.parquet': no file fits this pattern
+    """
+    frames = _by_client(files, "parquet", client, lambda path: _of_arrow(_read_parquet(path), path, columns, size))
+    return _of_columns(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform)
+
+
+def from_arrow(
+    folders: Files,
+    label: str | None = None,
+    client: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    task: Task = None,
+    scale: Scale = "standard",
+    max_categories: int = 50,
+    drop_missing_labels: bool = False,
+    size: Sequence[int] | None = None,
+    transform: Transform | str | os.PathLike | None = None,
+) -> FederatedData:
+    """Arrow files as Hugging Face's ``save_to_disk`` and ``flwr-datasets create`` write them.
+
+    Needs pyarrow: ``pip install 'fedax[parquet]'``. Nothing is fetched.
+
+    Args:
+        folders: one data set's folder, with ``*.arrow`` in it, and ``client`` the column that says whose each row is;
+            or a folder of such folders, or a list of them, each of which is a client, called by its folder's name.
+        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform: as of
+            :func:`fedax.data.from_parquet`.
+
+    Raises:
+        ConfigError, DataError: as of :func:`fedax.data.from_csv`.
+
+    Example:
+        >>> from_arrow("nothing", label="y")
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: folders = 'nothing': there is no such folder
+    """
+    frames: dict[str, Any] = {}
+    given = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
+    places = [Path(each) for each in given]
+    for place, each in zip(places, given, strict=True):
+        if not place.is_dir():
+            raise ConfigError("folders", str(each), "there is no such folder")
+    if len(places) == 1 and not list(places[0].glob("*.arrow")):
+        places = sorted(
+            (each for each in places[0].iterdir() if each.is_dir() and list(each.glob("*.arrow"))), key=_natural
+        )
+    if not places:
+        raise ConfigError("folders", str(given[0]) if given else None, "no *.arrow is in it, nor in a folder below it")
+    for place, name in zip(places, _names(places), strict=True):
+        parts = [
+            _of_arrow(_read_arrow(path), path, columns, size) for path in sorted(place.glob("*.arrow"), key=_natural)
+        ]
+        if not parts:
+            raise ConfigError("folders", str(place), "no *.arrow is in it")
+        frames[name] = parts
+    tables = _dealt({name: _joined(name, parts) for name, parts in frames.items()}, client)
+    return _of_columns(tables, label, columns, task, scale, max_categories, drop_missing_labels, transform)
+
+
+def _of_columns(frames: dict[str, Any], label: str | None, columns: Any, *rest: Any) -> FederatedData:
+    """:func:`from_frames`, or where a column holds pictures, these and their labels."""
+    first = next(iter(frames.values()))
+    pictures = [name for name in first.columns if _is_picture(first[name])]
+    if not pictures:
+        return from_frames(frames, label, columns, *rest)
+    if len(pictures) > 1:
+        raise DataError(f"columns {few(pictures)}: more than one holds pictures; drop all but one")
+    if label is None:
+        raise ConfigError("label", None, "this is missing; name the column to predict")
+    x = stacked({name: list(series(frame, pictures[0])) for name, frame in frames.items()})
+    labels = {name: cells(series(frame, label, "label"), label) for name, frame in frames.items()}
+    for name, found in labels.items():
+        if found.missing.any():
+            raise DataError(f"{name}: label {shown(label)}, row {np.flatnonzero(found.missing)[0]} is missing")
+    known = first[label].dtype.categories.tolist() if hasattr(first[label].dtype, "categories") else None
+    classes = known or class_names(label, [Counts(dict.fromkeys(found.texts[0], 1)) for found in labels.values()])
+    place = {text: k for k, text in enumerate(classes)}
+    arrays = {}
+    for name, (texts, codes) in ((name, found.texts) for name, found in labels.items()):
+        if bad := [text for text in texts if text not in place]:
+            raise DataError(f"{name}: label {shown(label)} is {shown(bad[0])}; the classes are {few(classes)}")
+        arrays[name] = {"x": x[name], "y": np.array([place[text] for text in texts], np.int32)[codes]}
+    return FederatedData.from_clients(arrays, transform=Transform((), Label(label, tuple(classes))))
+
+
+def _is_picture(column: Any) -> bool:
+    return column.dtype.kind == "O" and len(column) > 0 and isinstance(column.iloc[0], np.ndarray)
+
+
+# ---- files and clients
+
+
+def _by_client(files: Files, ending: str, client: str | None, read: Callable[[Path], Any]) -> dict[str, Any]:
+    """Client's name -> its table."""
+    paths = _found(files, ending)
+    return _dealt(dict(zip(_names(paths), map(read, paths), strict=True)), client)
+
+
+def _found(files: Files, ending: str) -> list[Path]:
+    if isinstance(files, str | os.PathLike):
+        text = os.fspath(files)
+        place = Path(text)
+        if place.is_dir():
+            if paths := sorted(place.glob(f"*.{ending}"), key=_natural):
+                return paths
+            raise ConfigError("files", text, f"no *.{ending} is in this folder")
+        if paths := [place] if place.exists() else sorted(map(Path, glob.glob(text, recursive=True)), key=_natural):
+            return paths
+        what = "no file fits this pattern" if glob.has_magic(text) else "there is no such file"
+        raise ConfigError("files", text, what)
+    if not isinstance(files, Sequence) or not files or not all(isinstance(each, str | os.PathLike) for each in files):
+        raise ConfigError("files", files, 'give a pattern such as "hospitals/*.csv", a folder, or a list of files')
+    return [Path(each) for each in files]
+
+
+def _natural(path: Path) -> list[Any]:
+    """Sorts client-2 before client-10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """What the files' clients are called: by the file; by its folder too where two files have one name."""
+    stems = [path.stem if path.suffix else path.name for path in paths]
+    if len({*stems}) == len(stems):
+        return stems
+    above = Path(os.path.commonpath([path.absolute().parent for path in paths]))
+    names = [path.absolute().relative_to(above).with_suffix("").as_posix() for path in paths]
+    if len({*names}) < len(names):
+        twice = next(name for k, name in enumerate(names) if name in names[:k])
+        raise ConfigError("files", twice, "this file is given twice, or with two endings; each is one client")
+    if len({Path(name).name for name in names}) == 1 and all("/" in name for name in names):
+        return [Path(name).parent.as_posix() for name in names]  # hospital-1/data.csv, hospital-2/data.csv
+    return names
+
+
+def _dealt(tables: dict[str, Any], client: str | None) -> dict[str, Any]:
+    """By the column that says whose each row is, if there is one."""
+    if client is None:
+        return tables
+    parts: dict[str, list[Any]] = {}
+    for file, table in tables.items():
+        texts, codes = _within(file, _cells_of, table, client, "client").texts
+        if (codes < 0).any():
+            raise DataError(
+                f"{file}: column {shown(client)}, row {np.flatnonzero(codes < 0)[0]} does not say whose it is"
+            )
+        rest = table.drop(columns=client)
+        order = np.argsort(codes, kind="stable")
+        for text, rows in zip(texts, np.split(order, np.cumsum(np.bincount(codes))[:-1]), strict=True):
+            parts.setdefault(text, []).append(rest.iloc[rows].reset_index(drop=True))
+    return {name: _joined(name, parts[name]) for name in sorted(parts, key=lambda name: _natural(Path(name)))}
+
+
+def _joined(name: str, parts: Sequence[Any]) -> Any:
+    """Several tables of one client as one."""
+    import pandas
+
+    for part in parts[1:]:
+        if {*part.columns} != {*parts[0].columns}:
+            differ = {*part.columns} ^ {*parts[0].columns}
+            raise DataError(f"{name}: its files have different columns ({few(sorted(differ))})")
+    return parts[0] if len(parts) == 1 else pandas.concat(parts, ignore_index=True)
+
+
+# ---- pyarrow
+
+
+def _read_parquet(path: Path) -> Any:
+    parquet = need("pyarrow.parquet", "parquet", "reading Parquet")
+    stored = regular(path)
+    limits = {"thrift_string_size_limit": 1 << 24, "thrift_container_size_limit": 1 << 20}
+    with reading(path, "Parquet"), parquet.ParquetFile(path, **limits) as file:
+        about = file.metadata
+        _check_form(path, file.schema_arrow)
+        unpacked = 0
+        for k in range(about.num_row_groups):
+            group = about.row_group(k)
+            parts = [group.column(i) for i in range(group.num_columns)]
+            unpacked += sum(max(part.total_uncompressed_size, 8 * max(part.num_values, 0)) for part in parts)
+            if min((part.num_values for part in parts), default=0) < 0 or group.num_rows < 0:
+                raise DataError(f"{path}: declares rows below 0")
+            unpacked += 8 * group.num_rows
+        if about.num_rows * max(about.num_columns, 1) * 8 > room(stored) or unpacked > room(stored):
+            raise DataError(f"{path}: declares {about.num_rows} rows, too many for a file of {stored} bytes")
+        table = file.read(use_threads=False)
+        table.validate(full=True)
+        _check_size(path, table, stored)
+        return table
+
+
+def _read_arrow(path: Path) -> Any:
+    arrow = need("pyarrow", "parquet", "reading Arrow")
+    stored = regular(path)
+    with reading(path, "an Arrow stream"):
+        with arrow.OSFile(str(path)) as source, arrow.ipc.open_stream(source) as stream:
+            _check_form(path, stream.schema)
+            batches, taken = [], 0
+            for batch in stream:
+                batch.validate(full=True)
+                taken += batch.nbytes
+                if taken > room(stored):
+                    raise DataError(f"{path}: unpacks to more than {room(stored)} bytes, too many for its size")
+                batches.append(batch)
+        return arrow.Table.from_batches(batches, stream.schema)
+
+
+def _check_size(path: Path, table: Any, stored: int) -> None:
+    if table.nbytes > room(stored):
+        raise DataError(f"{path}: unpacks to {table.nbytes} bytes, too many for a file of {stored}")
+
+
+def _check_form(path: Path, schema: Any) -> None:
+    if not 0 < len(schema) <= 10_000 or len({*schema.names}) < len(schema):
+        raise DataError(f"{path}: {len(schema)} columns; there have to be 1 to 10000, with different names")
+
+
+def _of_arrow(table: Any, path: Path, columns: Any, size: Sequence[int] | None) -> Any:
+    """A table of pandas: plain columns, and pictures as arrays."""
+    import pandas
+
+    found: dict[str, Any] = {}
+    names = _class_labels(table.schema.metadata or {}, path)
+    with reading(path, "a table"):
+        for field in table.schema:
+            if (columns or {}).get(field.name) == "drop":
+                continue
+            column = table.column(field.name)
+            kind = _plain_kind(field.type)
+            if kind == "picture":
+                cell = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+                content = cell.field("bytes").to_pylist()
+                pictures = [
+                    decoded(each, f"{path}: column {shown(field.name)}, row {k}", size)
+                    for k, each in enumerate(content)
+                ]
+                held = np.empty(len(pictures), object)
+                held[:] = pictures
+                found[field.name] = pandas.Series(held, dtype=object)
+            elif kind is None:
+                way_out = f"columns={{{shown(field.name)}: 'drop'}} leaves it out"
+                raise DataError(f"{path}: column {shown(field.name)} holds {shown(str(field.type))}; {way_out}")
+            elif field.name in names:
+                codes = column.cast("int64").to_pandas()
+                numbers = codes.fillna(-1).to_numpy(np.int64)
+                if len(numbers) and not -1 <= numbers.min() <= numbers.max() < len(names[field.name]):
+                    raise DataError(f"{path}: column {shown(field.name)}: class {numbers.max()} has no name")
+                held = pandas.Categorical.from_codes(numbers, categories=names[field.name])
+                found[field.name] = pandas.Series(held)
+            else:
+                found[field.name] = column.to_pandas()
+    if not found or not table.num_rows:
+        raise DataError(f"{path}: it has no rows, or no columns; leave it out")
+    return pandas.DataFrame(found)
+
+
+def _plain_kind(kind: Any) -> str | None:
+    """``"plain"`` of numbers, truth values, texts and dates; ``"picture"``; ``None`` of anything else."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    plain = [types.is_integer, types.is_floating, types.is_boolean, types.is_decimal, types.is_null]
+    plain += [types.is_string, types.is_large_string, types.is_string_view, types.is_date, types.is_timestamp]
+    if any(test(kind) for test in plain):
+        return "plain"
+    if types.is_struct(kind) and {kind.field(i).name for i in range(kind.num_fields)} == {"bytes", "path"}:
+        return "picture" if types.is_binary(kind.field("bytes").type) else None
+    return None
+
+
+def _class_labels(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, list[str]]:
+    """Column -> the names of its classes, where Hugging Face wrote them."""
+    try:
+        features = parse_json(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        found = {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: what Hugging Face says of its columns cannot be read ({shown(str(error))})") from None
+    for name, classes in found.items():
+        good = isinstance(classes, list) and classes and all(isinstance(each, str) for each in classes)
+        if not good or len({*classes}) < len(classes):
+            raise DataError(f"{path}: column {shown(name)}: its classes have to be different texts")
+    return found

@@ -1,0 +1,292 @@
+"""From a table to arrays: what its columns mean, as a JSON file that goes with a model."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+
+from fedax.data.cells import LARGE, Cells, as_pandas, cells, few, series, shown
+from fedax.data.formats import parse_json, regular
+from fedax.errors import DataError
+
+_FILE = 1 << 26  # bytes
+_YEAR = 365.2425  # days
+
+
+class Document:
+    """A frozen dataclass of plain values that is a JSON file."""
+
+    form: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a table of plain values, which :meth:`from_json` reads."""
+        instance: Any = self
+        return {"fedax": self.form, **dataclasses.asdict(instance)}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any] | str | bytes) -> Self:
+        """From what :meth:`to_json` gave, or its JSON text.
+
+        Raises:
+            DataError: it is something else.
+        """
+        import pydantic
+
+        kind: Any = cls
+        try:
+            content = given.encode() if isinstance(given, str) else given
+            table = dict(content) if isinstance(content, Mapping) else parse_json(content)
+            if not isinstance(table, dict) or table.pop("fedax", None) != cls.form:
+                raise ValueError(f"it is no {cls.form} of fedax")
+            return _checked_by(kind).validate_json(json.dumps(table))
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise DataError(f"{cls.form}: {shown(where)}: {shown(first['msg'])}") from None
+        except (ValueError, TypeError, RecursionError) as error:
+            raise DataError(f"{cls.form}: cannot be read ({shown(str(error))})") from None
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write it to a file, which appears whole or not at all.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        place = pathlib.Path(path)
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False, encoding="utf-8") as file:
+                json.dump(self.to_json(), file, allow_nan=False)
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, place)
+        except OSError as error:
+            raise DataError(f"{place}: cannot be written ({error.strerror})") from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Self:
+        """What :meth:`save` wrote.
+
+        Raises:
+            DataError: the file cannot be read, or holds something else.
+        """
+        place = pathlib.Path(path)
+        if regular(place) > _FILE:
+            raise DataError(f"{place}: more than {_FILE} bytes, too many for a {cls.form}")
+        try:
+            return cls.from_json(place.read_bytes())
+        except OSError as error:
+            raise DataError(f"{place}: cannot be read ({error.strerror})") from error
+        except DataError as error:
+            raise DataError(f"{place}: {error}") from None
+
+
+@functools.cache
+def _checked_by(cls: Any) -> Any:
+    import pydantic
+
+    return pydantic.TypeAdapter(cls)
+
+
+STRICT: Any = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # of pydantic
+
+
+# ---- the transform
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column of a table becomes numbers.
+
+    Args:
+        name: the column's.
+        kind: ``"number"``: (value − mean) / scale. ``"date"``: the same of its days since 1970-01-01, then sine and
+            cosine of the time of the year. ``"category"``: 1 in the feature of its category, else 0. ``"flag"``: it has
+            a single value, so all that it says is where it is missing.
+        mean, scale: of numbers and dates.
+        fill: what a missing value counts as: the median, the most frequent category; ``None``: zeros.
+        missing: whether a feature says where values are missing.
+        categories: those with a feature, in its order.
+        other: whether one more feature stands for all other categories.
+    """
+
+    name: str
+    kind: Literal["number", "date", "category", "flag"]
+    mean: float = 0.0
+    scale: float = 1.0
+    fill: float | str | None = None
+    missing: bool = False
+    categories: tuple[str, ...] = ()
+    other: bool = False
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        numbers = [self.mean, self.scale] + ([self.fill] if isinstance(self.fill, float) else [])
+        if not all(abs(number) <= LARGE for number in numbers) or self.scale <= 0:
+            raise DataError(f"column {shown(self.name)}: mean, scale and fill have to be finite, scale above 0")
+        if len({*self.categories}) < len(self.categories):
+            raise DataError(f"column {shown(self.name)}: a category occurs twice")
+        if self.kind == "category" and (not self.categories or self.fill not in {None, *self.categories}):
+            raise DataError(f"column {shown(self.name)}: it needs categories, one of them to fill with")
+        if self.kind in ("number", "date") and isinstance(self.fill, str):
+            raise DataError(f"column {shown(self.name)}: {self.fill!r} does not fill a {self.kind}")
+
+    @property
+    def features(self) -> list[str]:
+        """The names of its features."""
+        found = {
+            "number": [self.name],
+            "date": [self.name, f"{self.name} (sine of the year)", f"{self.name} (cosine of the year)"],
+            "category": [f"{self.name} = {category}" for category in self.categories],
+            "flag": [],
+        }[self.kind]
+        found += [f"{self.name} = other"] if self.other else []
+        return found + ([f"{self.name} is missing"] if self.missing else [])
+
+
+@dataclass(frozen=True)
+class Label:
+    """What is predicted.
+
+    Args:
+        name: its column.
+        classes: their texts, in the order of their numbers; ``None``: the label is a number.
+    """
+
+    name: str
+    classes: tuple[str, ...] | None = None
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and not 2 <= len({*self.classes}) == len(self.classes):
+            raise DataError(f"label {shown(self.name)}: it needs at least two classes, all different")
+
+
+@dataclass(frozen=True)
+class Transform(Document):
+    """Turns a table into arrays, the same for all clients and for new rows. It is a JSON file that goes with a model.
+
+    A missing number or date counts as the median and a missing category as the most frequent one; where values were
+    missing when it was fitted, a feature says so. A category that was not there then has 0 in all features of its
+    column, or 1 in that of the others.
+
+    Args:
+        columns: how each column becomes numbers. There may be none, of data that come from no table.
+        label: what is predicted, or ``None``.
+        dropped: columns that are left out -> why.
+
+    Example:
+        >>> import pandas
+        >>> age, ward = Column("age", "number", mean=50, scale=10), Column("ward", "category", categories=("A", "B"))
+        >>> transform = Transform((age, ward), Label("ill", ("no", "yes")))
+        >>> transform.features
+        ('age', 'ward = A', 'ward = B')
+        >>> found = transform(pandas.DataFrame({"ward": ["B", "A"], "age": [45, 70], "ill": ["yes", "no"]}))
+        >>> found["x"].tolist(), found["y"].tolist()
+        ([[-0.5, 0.0, 1.0], [2.0, 1.0, 0.0]], [1, 0])
+    """
+
+    columns: tuple[Column, ...]
+    label: Label | None = None
+    dropped: dict[str, str] = field(default_factory=dict)
+    form: ClassVar[str] = "transform"
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns] + ([self.label.name] if self.label else [])
+        if len({*names}) < len(names):
+            raise DataError("transform: a column occurs twice")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """[F] names of the numbers of an example."""
+        return tuple(name for column in self.columns for name in column.features)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """[C] texts of the classes; ``None`` where the label is a number, or where there is none."""
+        return self.label.classes if self.label else None
+
+    def __call__(self, frame: Any) -> dict[str, np.ndarray]:
+        """Features and labels of a table.
+
+        Args:
+            frame: of pandas or Polars; further columns are left aside.
+
+        Returns:
+            ``x`` float32 [n, F]; and where the label's column is there, ``y`` [n], int32 from 0 to C − 1 or float32.
+
+        Raises:
+            DataError: a column is missing; a label is missing or is none of the classes.
+        """
+        frame = as_pandas(frame)
+        found = {"x": self.apply(frame)}
+        if self.label is not None and self.label.name in frame.columns:
+            found["y"] = _labels(frame[self.label.name], self.label)
+        return found
+
+    def apply(self, frame: Any) -> np.ndarray:
+        """Features float32 [n, F] of a table, whether it has labels or not.
+
+        Raises:
+            DataError: a column is missing.
+        """
+        if not self.columns:
+            raise DataError("transform: it describes classes only, and no columns; give arrays to the model")
+        frame = as_pandas(frame)
+        out = np.zeros((len(frame), len(self.features)), np.float32)
+        at = 0
+        for column in self.columns:
+            width = len(column.features)
+            _fill(out[:, at : at + width], cells(series(frame, column.name), column.name), column)
+            at += width
+        return out
+
+
+def _fill(out: np.ndarray, found: Cells, column: Column) -> None:
+    """Write the features [n, …] of a column, which are zero."""
+    if column.kind in ("number", "date"):
+        values = found.numbers if column.kind == "number" else found.days
+        missing = np.isnan(values)
+        filled = np.where(missing, column.mean if column.fill is None else float(column.fill), values)
+        most = float(np.finfo(np.float32).max)
+        out[:, 0] = np.clip((filled - column.mean) / column.scale, -most, most)
+        if column.kind == "date":
+            angle = 2 * np.pi * (filled / _YEAR)
+            out[:, 1], out[:, 2] = np.sin(angle), np.cos(angle)
+    else:
+        missing = found.missing
+    if column.kind == "category":
+        place = {category: k for k, category in enumerate(column.categories)}
+        rest = len(place) if column.other else -1
+        of_missing = -1 if column.fill is None else place[str(column.fill)]
+        texts, codes = found.texts
+        where = np.array([place.get(text, rest) for text in texts] + [of_missing])[codes]
+        rows = np.flatnonzero(where >= 0)
+        out[rows, where[rows]] = 1
+    if column.missing:
+        out[:, -1] = missing
+
+
+def _labels(column: Any, label: Label) -> np.ndarray:
+    found = cells(column, label.name)
+    if label.classes is None:
+        missing = np.isnan(found.numbers)
+        if missing.any():
+            row = int(np.flatnonzero(missing)[0])
+            raise DataError(f"label {shown(label.name)}, row {row} is no finite number ({missing.sum()} such rows)")
+        return found.numbers.astype(np.float32)
+    if found.missing.any():
+        row = int(np.flatnonzero(found.missing)[0])
+        raise DataError(f"label {shown(label.name)}, row {row} is missing ({found.missing.sum()} such rows)")
+    place = {name: k for k, name in enumerate(label.classes)}
+    texts, codes = found.texts
+    if (bad := next((text for text in texts if text not in place), None)) is not None:
+        row = int(np.flatnonzero(codes == texts.index(bad))[0])
+        raise DataError(f"label {shown(label.name)}, row {row} is {shown(bad)}; the classes are {few(label.classes)}")
+    return np.array([place[text] for text in texts], np.int32)[codes]
