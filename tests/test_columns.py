@@ -27,16 +27,19 @@ def test_the_table_has_every_column_of_a_run():
         fedax.tasks.softmax_regression(features=2, classes=2),
         data,
         rounds=1,
+        val=examples,
         test=examples,
         grad_norm=True,
         density=0.1,
         guard=True,
     )
-    task_metrics = {"test_accuracy"}
+    task_metrics = {f"{part}_{name}" for part in ("val", "test") for name in ("accuracy", "auc", "f1")}
     of_real_clients = {name for name in _TABLE if describe(name).kind == "traffic"}
     assert of_real_clients == {"heard", *TRAFFIC}
     assert {*run.history} - task_metrics == {*_TABLE} - of_real_clients
-    assert [name for name in run.history if name not in (*COSTS, *EXCLUSIONS)] == measured_names(["accuracy"])
+    assert [name for name in run.history if name not in (*COSTS, *EXCLUSIONS)] == measured_names(
+        ["accuracy", "auc", "f1"]
+    )
     for name, values in run.history.items():
         kind = {"whole": "i", "real": "f", "ids": "O"}[describe(name).type]
         assert values.dtype.kind == kind, name
@@ -70,7 +73,7 @@ def test_which_way_is_better(name, way):
 
 def test_percentages_are_accuracies_only_and_never_on_a_logarithmic_axis():
     assert [describe(name).unit for name in ("test_accuracy", "test_auc", "test_accuracy_loss")] == ["%", "", ""]
-    assert [describe(name).scale for name in ("test_accuracy", "test_auc", "test_loss")] == ["linear", "log", "log"]
+    assert [describe(name).scale for name in ("test_accuracy", "test_auc", "test_mae")] == ["linear", "linear", "log"]
 
 
 def test_a_table_begins_with_the_tasks_own_metrics():

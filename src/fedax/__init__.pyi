@@ -1,4 +1,4 @@
-from . import data, tasks, theory
+from . import data, metrics, tasks, theory
 from .algorithms import (
     SGD,
     VRLSGD,
@@ -33,8 +33,10 @@ from .contract.regularizers import (
 from .contract.schedule import FromFunction, Piecewise, PowerDecay, Schedule, stepwise
 from .contract.vector import Vector, zeros_like
 from .data.federated import FederatedData
+from .engine.by_client import evaluate
 from .engine.checkpoint import Checkpoints
 from .engine.history import Run
+from .engine.patience import Patience
 from .engine.saved import Model, load_model
 from .engine.simulate import simulate
 from .engine.sweep import Range, Sweep, random_points, sweep
@@ -116,6 +118,7 @@ __all__ = [
     "OptaxServer",
     "Oracle",
     "Participation",
+    "Patience",
     "Piecewise",
     "Plain",
     "PowerDecay",
@@ -147,9 +150,11 @@ __all__ = [
     "available",
     "create",
     "data",
+    "evaluate",
     "hyperparameters",
     "load_model",
     "local_steps",
+    "metrics",
     "random_points",
     "register",
     "simulate",

@@ -2,16 +2,17 @@
 
 One table for all that reads histories: evaluation, sweeps, checkpoints, tables, plots and reports.
 
-A task's own metrics are the columns ``test_<metric>``. Their names tell which way is better by the words in them:
-``accuracy``, ``precision``, ``recall``, ``f1`` and ``auc`` are better high; ``loss``, ``error``, ``perplexity``,
-``mse``, ``rmse`` and ``mae`` are better low. A name without such a word, or with words of both kinds, does not tell,
-and whoever picks a best value by it has to say which way.
+A task's own metrics are the columns ``val_<metric>`` and ``test_<metric>``. Metrics of :mod:`fedax.metrics` say which
+way is better. Of others the names tell, by the words in them: ``accuracy``, ``precision``, ``recall``, ``f1``, ``auc``
+and ``r2`` are better high; ``loss``, ``error``, ``perplexity``, ``brier``, ``mse``, ``rmse`` and ``mae`` are better
+low. A name without such a word, or with words of both kinds, does not tell, and whoever picks a best value by it has to
+say which way.
 """
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedax.errors import ConfigError
@@ -25,24 +26,26 @@ class Column:
 
     Attributes:
         label: its name for people.
-        kind: ``"measure"`` of the model, ``"cost"`` so far, ``"exclusion"``: uploads that did not count, or
-            ``"traffic"``: what real clients cost besides, and how many of them were heard.
+        kind: ``"measure"`` of the model, ``"clients"``: a measure at each client of the held-out data, ``"cost"`` so
+            far, ``"exclusion"``: uploads that did not count, or ``"traffic"``: what real clients cost besides, and how
+            many of them were heard.
         unit: ``"%"`` for shares that are shown as percentages, ``"B"``, ``"s"``, or nothing.
         better: which way is better; ``None`` where neither is, or the name does not tell.
-        type: of its values; ``"whole"`` numbers are ≥ 0, ``"ids"`` are lists of clients.
+        type: of its values; ``"whole"`` numbers are ≥ 0, ``"ids"`` are lists of clients, ``"reals"`` lists of numbers.
         scale: of its axis, ``"log"`` where the values are far apart.
     """
 
     label: str
-    kind: Literal["measure", "cost", "exclusion", "traffic"] = "measure"
+    kind: Literal["measure", "clients", "cost", "exclusion", "traffic"] = "measure"
     unit: Literal["", "%", "B", "s"] = ""
     better: Direction | None = None
-    type: Literal["real", "whole", "ids"] = "real"
+    type: Literal["real", "whole", "ids", "reals"] = "real"
     scale: Literal["log", "linear"] = "log"
 
 
 _TABLE = {  # in the order of a table's columns, after the metrics of the task
     "test_loss": Column("Test loss", better="lower"),
+    "val_loss": Column("Validation loss", better="lower"),
     "train_loss": Column("Train loss", better="lower"),
     "objective": Column("Objective F + ψ", better="lower"),
     "grad_norm_sq": Column("Squared gradient norm ‖∇F(x)‖²", better="lower"),
@@ -63,8 +66,12 @@ _TABLE = {  # in the order of a table's columns, after the metrics of the task
     "waited": Column("Waited for clients", "traffic", "s", "lower"),
 }
 _PLACES = {name: place for place, name in enumerate(_TABLE)}
-_HIGHER = {"accuracy", "precision", "recall", "f1", "auc"}
-_LOWER = {"loss", "error", "perplexity", "mse", "rmse", "mae"}
+_HIGHER = {"accuracy", "precision", "recall", "f1", "auc", "r2"}
+_LOWER = {"loss", "error", "perplexity", "brier", "mse", "rmse", "mae"}
+_SPELT = {"auc": "AUC", "f1": "F1", "r2": "R²", "mse": "MSE", "rmse": "RMSE", "mae": "MAE", "val": "validation"}
+
+PARTS = ("val", "test")  # of held-out data
+PER_CLIENT = "_per_client"  # how columns end that have a figure for each client of a part
 
 COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost")
 TRAFFIC = ("wire_down", "wire_up", "waited")
@@ -75,32 +82,41 @@ def describe(name: str) -> Column:
     """The column of this name; of a name that is not in the table, what its words tell.
 
     Example:
-        >>> describe("bytes_up").unit, describe("test_top_5_accuracy").unit, describe("test_f1").label
-        ('B', '%', 'Test f1')
+        >>> describe("bytes_up").unit, describe("test_top_5_accuracy").unit, describe("val_f1").label
+        ('B', '%', 'Validation F1')
     """
     if name in _TABLE:
         return _TABLE[name]
-    words = {*re.split(r"[^a-z0-9]+", name.lower())}
-    high, low = bool(words & _HIGHER), bool(words & _LOWER)
+    if name.endswith(PER_CLIENT):
+        one = describe(name.removesuffix(PER_CLIENT))
+        return replace(one, label=f"{one.label} of each client", kind="clients", type="reals")
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    high, low = bool({*words} & _HIGHER), bool({*words} & _LOWER)
     way: Direction | None = None if high == low else "higher" if high else "lower"
-    text = name.replace("_", " ")
+    text = " ".join(_SPELT.get(word.lower(), word) for word in name.split("_"))
     label = text[:1].upper() + text[1:]
     if "accuracy" in words and not low:
         return Column(label, unit="%", better=way, scale="linear")
-    return Column(label, better=way)
+    return Column(label, better=way, scale="linear" if high and not low else "log")
 
 
-def better(name: str) -> Direction | None:
-    """Which way is better; ``None`` where the name does not tell.
+def better(name: str, metrics: Mapping[str, object] | None = None) -> Direction | None:
+    """Which way is better; ``None`` where neither the metric nor the name tells.
+
+    Args:
+        name: of the column.
+        metrics: the task's, of which some say it themselves.
 
     Example:
         >>> better("test_accuracy"), better("test_loss"), better("seconds"), better("test_score"), better("density")
         ('higher', 'lower', 'lower', None, None)
     """
-    return describe(name).better
+    part, _, metric = name.removesuffix(PER_CLIENT).partition("_")
+    said = getattr((metrics or {}).get(metric), "better", None) if part in PARTS else None
+    return said if said in ("lower", "higher") else describe(name).better
 
 
-def higher_is_better(name: str, field: str) -> bool:
+def higher_is_better(name: str, field: str, metrics: Mapping[str, object] | None = None) -> bool:
     """Whether higher is better, for callers that pick a best value where the user gave no direction.
 
     Raises:
@@ -110,40 +126,62 @@ def higher_is_better(name: str, field: str) -> bool:
         >>> higher_is_better("test_accuracy", "higher")
         True
     """
-    if (way := better(name)) is None:
+    if (way := better(name, metrics)) is None:
         raise ConfigError(field, None, f"the name {name} does not tell which way is better; give True or False")
     return way == "higher"
 
 
 def measured_names(
-    metrics: Iterable[str], *, test: bool = True, grad_norm: bool = True, objective: bool = True, density: bool = True
+    metrics: Iterable[str],
+    *,
+    val: bool = True,
+    test: bool = True,
+    grad_norm: bool = True,
+    objective: bool = True,
+    density: bool = True,
+    per_client: Collection[str] = (),
 ) -> list[str]:
     """The measures that a run has, in the order of its history.
 
     Args:
         metrics: names of the task's metrics.
-        test: with held-out data.
+        val, test: with data for validation, and for the test.
         grad_norm: with ‖∇F‖².
         objective: with F + ψ, of a method that has a regularizer.
         density: with the share of components beyond a threshold.
+        per_client: the parts of the held-out data whose clients have figures of their own.
 
     Example:
-        >>> measured_names(["accuracy"], grad_norm=False, objective=False, density=False)
+        >>> measured_names(["accuracy"], val=False, grad_norm=False, objective=False, density=False)
         ['train_loss', 'test_loss', 'test_accuracy']
     """
-    tests = {f"test_{metric}": test for metric in ("loss", *metrics)}
-    there = {"train_loss": True, "grad_norm_sq": grad_norm, **tests, "objective": objective, "density": density}
-    return [name for name, asked in there.items() if asked]
+    parts = {"val": val, "test": test}
+    each = ["loss", *metrics]
+    held = {f"{part}_{name}": asked for part, asked in parts.items() for name in each}
+    there = {"train_loss": True, "grad_norm_sq": grad_norm, **held, "objective": objective, "density": density}
+    own = [f"{part}_{name}{PER_CLIENT}" for part in parts if part in per_client for name in each]
+    return [name for name, asked in there.items() if asked] + own
+
+
+def choosing(names: Collection[str]) -> str:
+    """The column by which rounds and hyper-parameters are chosen: that of validation where there is one.
+
+    Example:
+        >>> choosing(["train_loss", "val_loss", "test_loss"]), choosing(["train_loss", "test_loss"])
+        ('val_loss', 'train_loss')
+    """
+    return "val_loss" if "val_loss" in names else "train_loss"
 
 
 def measures(names: Collection[str]) -> list[str]:
-    """Those of some columns that measure the model, in the order of a table: first the task's metrics.
+    """Those of some columns that measure the model, in the order of a table: first the task's metrics, of the test.
 
     Example:
         >>> measures(["round", "train_loss", "test_loss", "test_accuracy", "seconds"])
         ['test_accuracy', 'test_loss', 'train_loss']
     """
-    return sorted((n for n in names if describe(n).kind == "measure"), key=lambda n: _PLACES.get(n, -1))
+    found = [name for name in names if describe(name).kind == "measure"]
+    return sorted(found, key=lambda name: (_PLACES.get(name, -1), name.startswith("val_")))
 
 
 def show(name: str, value: float) -> str:

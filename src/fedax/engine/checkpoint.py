@@ -65,10 +65,10 @@ class Checkpoints:
         minutes: > 0, a checkpoint when so long has passed since the last one; ``None``: by rounds only.
         keep: how many of the newest stay, ≥ 1. With 2 and more, a run whose newest is damaged goes on from the one
             before.
-        best: a column of the history that measures the model, such as ``"test_loss"``: the model of the evaluated round
+        best: a column of the history that measures the model, such as ``"val_loss"``: the model of the evaluated round
             at which it was best stays too, in ``best.safetensors``, and is the run's ``best``; of equals the first.
             Asked of a run that goes on, it is the best since then. ``None``: none is kept.
-        higher: whether higher is better; ``None``: as the column's name tells (:mod:`fedax.columns`).
+        higher: whether higher is better; ``None``: as the metric or the column's name tells (:mod:`fedax.columns`).
 
     Raises:
         ConfigError: values out of range; by the run, before anything is compiled: no such column as ``best``, or one
@@ -103,14 +103,22 @@ class Checkpoints:
 
     @property
     def upwards(self) -> bool:
-        """Whether higher is better.
+        """Whether higher is better, as far as the name of the column tells.
 
         Raises:
             ConfigError: ``higher`` is not given, and the name in ``best`` does not tell.
         """
+        return self.upwards_of({})
+
+    def upwards_of(self, metrics: Mapping[str, Unknown]) -> bool:
+        """Whether higher is better in runs of a task with these metrics.
+
+        Raises:
+            ConfigError: as :attr:`upwards`.
+        """
         if self.best is None or self.higher is not None:
             return bool(self.higher)
-        return higher_is_better(self.best, "checkpoint.higher")
+        return higher_is_better(self.best, "checkpoint.higher", metrics)
 
 
 class Best(NamedTuple):
@@ -162,9 +170,10 @@ class Keeper:
         self.folder = pathlib.Path(wanted.folder)
         self._held = Held()
         self._time, self._round = time.monotonic(), 0  # of the last one
-        if wanted.best is not None and wanted.best not in (known := columns(self.job)):
+        known = [name for name in columns(self.job) if describe(name).kind == "measure"]
+        if wanted.best is not None and wanted.best not in known:
             raise unknown("checkpoint.best", wanted.best, known)
-        self._upwards = wanted.upwards
+        self._upwards = wanted.upwards_of(self.job.plan.task.metrics)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder, prefix=WRITING):
@@ -612,10 +621,12 @@ def _check_figures(status: Unknown, rows: Tree, costs: Unknown) -> None:
         if row is not costs and row.keys() != rows[0].keys():
             raise ValueError("rows with other columns than the first")
         for name, value in row.items():
-            whole = describe(name).type == "whole"
-            if name == "bad_clients" and isinstance(value, list):
-                if not all(type(id_) is int and id_ >= 0 for id_ in value):
-                    raise ValueError(f"{name} is {value!r}")
+            known = describe(name)
+            whole = known.type == "whole"
+            if known.type in ("ids", "reals"):
+                fits = (lambda each: type(each) is int and each >= 0) if known.type == "ids" else _is_float
+                if not isinstance(value, list) or not all(map(fits, value)):
+                    raise ValueError(f"{name} is {str(value)[:100]}")
                 continue
             if type(value) is not (int if whole else float) or (whole and not 0 <= value < 2**63):
                 raise ValueError(f"{name} is {value!r}")
@@ -624,6 +635,10 @@ def _check_figures(status: Unknown, rows: Tree, costs: Unknown) -> None:
     rounds = [row["round"] for row in rows]
     if rounds[0] != 0 or rounds != sorted({*rounds}):
         raise ValueError("rounds that do not ascend from 0")
+
+
+def _is_float(value: Unknown) -> bool:
+    return type(value) is float
 
 
 def _read(

@@ -13,10 +13,12 @@ import numpy as np
 from fedax.contract.types import Tree, Unknown
 from fedax.engine import processes
 from fedax.engine.checkpoint import Keeper, Past, Saved
+from fedax.engine.evaluate import columns
 from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
 from fedax.engine.loop import State, Tally
-from fedax.errors import BadClientWarning, DivergedWarning, caller_level
+from fedax.engine.patience import Patience
+from fedax.errors import BadClientWarning, DivergedWarning, caller_level, unknown
 
 Watch = Callable[[int, dict[str, Unknown]], None]
 
@@ -75,6 +77,11 @@ class Lane:
 
     def __init__(self, job: Job):
         self.job, self.history = job, History(job.forms, job.sent_once)
+        self.until = job.until
+        if isinstance(job.until, Patience):
+            if job.until.column not in (known := columns(job)):
+                raise unknown("patience.column", job.until.column, known)
+            self.until = job.until.fresh(job.plan.task.metrics)
         self.status = "finished"
         self.kept: tuple[State | None, Tree] | None = None  # the state and the model in the end
 
@@ -84,7 +91,7 @@ class Lane:
             self.status = "diverged"
         elif self.job.plan.stops and row["left_out"]:
             self.status = "failed"
-        elif row["round"] < self.job.rounds and (until := self.job.until) is not None and until(dict(row)):
+        elif row["round"] < self.job.rounds and self.until is not None and self.until(dict(row)):
             self.status = "stopped"
         return self.over
 
@@ -272,4 +279,4 @@ def _take(lanes: list[Lane], runs: list[Past], watch: Watch) -> None:
         lane.take(past)
     for i, row in sorted(((i, row) for i, past in enumerate(runs) for row in past.rows), key=lambda at: at[1]["round"]):
         watch(i, dict(row))
-        _ = (until := lanes[i].job.until) is not None and until(dict(row))  # it may count, for early stopping
+        _ = (until := lanes[i].until) is not None and until(dict(row))  # it may count, for early stopping

@@ -20,6 +20,7 @@ from fedax.engine.loop import Federation, Hyper
 from fedax.engine.places.device import first_state, one_round, prepare
 from fedax.engine.plan import Form, Plan
 from fedax.errors import CodeError, call, of_a_library, place_of
+from fedax.metrics import Metric
 
 _USUAL_BATCH = 32
 
@@ -97,7 +98,11 @@ def _check_task(plan: Plan, examples: Tree, x: Vector) -> None:
     batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((b, *leaf.shape[1:]), leaf.dtype), examples)
     jax.eval_shape(lambda tree, batch: plan.task.loss(tree, batch, None), x.tree, batch)
     for metric in plan.task.metrics.values():
-        jax.eval_shape(metric, x.tree, batch)
+        if not isinstance(metric, Metric):
+            jax.eval_shape(metric, x.tree, batch)
+    if plan.task.whole_metrics:
+        jax.eval_shape(plan.task.answers, x.tree, batch)
+        jax.eval_shape(plan.task.metric_sums, x.tree, batch, jax.ShapeDtypeStruct((b,), jnp.int32))
 
 
 def _checked(algorithm: Algorithm, x: Vector) -> Algorithm:

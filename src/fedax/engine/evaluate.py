@@ -1,6 +1,6 @@
 """Evaluation: the exact training objective, its gradient, and metrics on held-out data, block by block."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,13 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from fedax.columns import measured_names
+from fedax.columns import PER_CLIENT, measured_names
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
+from fedax.engine import by_client
 from fedax.engine.loop import Federation
+from fedax.metrics import HostMetric, Metric
 from fedax.programs import compiled
 from fedax.tasks.task import Task
 
@@ -39,7 +41,7 @@ def model_after(algorithm: Unknown, server: Tree, index: Number) -> tuple[Vector
 def of_model(
     model: Vector,
     fed: Federation,
-    test: Tree,
+    held: Mapping[str, Tree],
     density: Number,
     train: Array,
     *,
@@ -47,15 +49,17 @@ def of_model(
     grad_norm: bool,
     mesh: Mesh | None,
 ) -> dict[str, Unknown]:
-    """What needs no method; so that methods that are compared have one program for it."""
+    """What needs no method; so that methods that are compared have one program for it.
+
+    ``held``: part of the held-out data -> its examples; of each there are :func:`held_out` in ``held``.
+    """
     task = task.bound(fed.frozen)
     sums = train_sums(model, fed, task=task, grad_norm=grad_norm, mesh=mesh) if train is None else train
     found = {"train_loss": sums[0]}
     if grad_norm:
         gradient = Vector(sums[1])
         found["grad_norm_sq"] = gradient.dot(gradient)
-    if test is not None:
-        found |= {f"test_{name}": value for name, value in test_means(task, model, test, mesh).items()}
+    found["held"] = {part: held_out(task, model, examples, mesh) for part, examples in held.items()}
     if density is not None:
         found["density"] = sum(jnp.sum(jnp.abs(leaf) > density) for leaf in jax.tree.leaves(model.tree))
     return found
@@ -65,10 +69,12 @@ def columns(job: Unknown) -> list[str]:
     """What the rows of a job have besides the round and the costs."""
     return measured_names(
         job.plan.task.metrics,
-        test=job.tested,
+        val=job.has("val"),
+        test=job.has("test"),
         grad_norm=job.grad_norm,
         objective=resolve(job.hyper.method, 0).penalty(job.x) is not None,
         density=job.density is not None,
+        per_client=job.by_client,
     )
 
 
@@ -78,13 +84,69 @@ def measured(
     """The row of one job: what is measured of the model after ``index`` rounds.
 
     ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
-    asked; ``test_loss`` and ``test_<metric>`` of held-out data. ``train``: the :func:`train_sums` of all data, where
-    they are known; ``test``: the same of means over held-out data that are at the clients.
+    asked; ``val_loss``, ``test_loss`` and the metrics of both. ``train``: the :func:`train_sums` of all data, where
+    they are known; ``test``: :func:`held_out` of data that are at the clients, and the labels' sums.
     """
     model, penalty = model_after(job.hyper.method, server, index)
     asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
-    found = of_model(model, job.fed, job.test, job.density, train, **asked) | dict(test or {})
-    return rows(job.plan.task, with_objective(found, penalty), job.x.size)
+    found = with_objective(of_model(model, job.fed, job.held, job.density, train, **asked), penalty)
+    labels = job.labels
+    if test is not None:
+        found["held"] = found["held"] | {"test": test["figures"]}
+        labels = labels | {"test": test["labels"]}
+    one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
+    return rows(job, one, labels, [on_host(job, model)])
+
+
+def rows(
+    job: Unknown, found: Mapping[str, Unknown], labels: Mapping[str, Unknown], more: Sequence[Mapping[str, Unknown]]
+) -> list[dict[str, Unknown]]:
+    """The rows of jobs side by side, of which ``job`` is one.
+
+    Args:
+        found: figures, leaves [jobs, ...]; those of held-out data in ``held``.
+        labels: part -> metric -> sums of the labels alone.
+        more: of each job, figures that are made already.
+    """
+    task, size = job.plan.task, job.x.size
+    table = {name: np.asarray(values, float) for name, values in found.items() if name != "held"}
+    if "density" in table:
+        table["density"] = table["density"] / size
+    there: list[dict[str, Unknown]] = [dict(zip(table, row, strict=True)) for row in _transposed(table, len(more))]
+    for i, (row, own) in enumerate(zip(there, more, strict=True)):
+        for part, figures in found["held"].items():
+            for name, figure in figures.items():
+                row[f"{part}_{name}"] = _value(task, name, figure, i, labels[part])
+        row |= own
+    names = columns(job)
+    return [{name: row[name] for name in names} for row in there]
+
+
+def _transposed(table: Mapping[str, np.ndarray], jobs: int) -> list[list[float]]:
+    return [[float(values[i]) for values in table.values()] for i in range(jobs)]
+
+
+def _value(task: Task, name: str, figure: Tree, i: int, labels: Mapping[str, Unknown]) -> float:
+    """What is shown of a figure of job ``i``: a mean as it is, of sums the metric's value."""
+    metric = task.metrics.get(name)
+    if not isinstance(metric, Metric):
+        return float(figure[i])
+    return metric.of_run(jax.tree.map(lambda leaf: leaf[i], figure), labels.get(name, ()))
+
+
+def on_host(job: Unknown, model: Vector) -> dict[str, Unknown]:
+    """What of held-out data is not made of sums on the devices: metrics on the host, and what each client has."""
+    found: dict[str, Unknown] = {}
+    task = job.plan.task
+    special = [name for name, metric in task.metrics.items() if isinstance(metric, HostMetric)]
+    for part, data in job.parts.items():
+        if special:
+            for name, value in by_client.whole(task, model.tree, data, special).items():
+                found[f"{part}_{name}"] = value
+        if part in job.by_client:
+            for name, values in by_client.figures(task, model.tree, data).items():
+                found[f"{part}_{name}{PER_CLIENT}"] = values
+    return found
 
 
 def excluded(exclusions: Tree) -> dict[str, Unknown]:
@@ -94,16 +156,6 @@ def excluded(exclusions: Tree) -> dict[str, Unknown]:
     left_out = np.asarray(exclusions.left_out)
     ids = np.flatnonzero(left_out)[:MOST_NAMES].tolist()
     return {"left_out": int(left_out.sum()), "bad_clients": ids, "skipped": int(exclusions.skipped)}
-
-
-def rows(task: Task, found: Mapping[str, Unknown], size: int) -> list[dict[str, Unknown]]:
-    """The rows of one job, or of several whose figures have an axis; ``size``: of the model.
-
-    What a compiled function returns is sorted by name, and density a count.
-    """
-    names = [name for name in measured_names(task.metrics) if name in found]
-    columns = [np.ravel(np.asarray(found[name], float) / (size if name == "density" else 1)).tolist() for name in names]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def train_sums(model: Vector, fed: Federation, *, task: Task, grad_norm: bool, mesh: Mesh | None) -> tuple[Tree, ...]:
@@ -126,23 +178,33 @@ def train_sums(model: Vector, fed: Federation, *, task: Task, grad_norm: bool, m
     return found
 
 
-def test_means(task: Task, model: Vector, test: Tree, mesh: Mesh | None) -> dict[str, Unknown]:
-    """Means over held-out data, ``loss`` and the task's metrics."""
-    n = jax.tree.leaves(test)[0].shape[0]
+def held_out(task: Task, model: Vector, examples: Tree, mesh: Mesh | None) -> dict[str, Unknown]:
+    """Of held-out examples the means of ``loss`` and of metrics of each example, and sums of metrics of the whole."""
+    n = jax.tree.leaves(examples)[0].shape[0]
 
     def values(tree: Tree, batch: Tree, weights: Array) -> Tree:
-        columns = {"loss": task.loss(tree, batch, None)}
-        columns |= {name: metric(tree, batch) for name, metric in task.metrics.items()}
-        return {name: jnp.sum(jnp.where(weights > 0, v * weights, 0)) for name, v in columns.items()}
+        each = {name: metric for name, metric in task.metrics.items() if not isinstance(metric, Metric)}
+        means = {"loss": task.loss(tree, batch, None)} | {name: metric(tree, batch) for name, metric in each.items()}
+        sums = task.metric_sums(tree, batch, (weights > 0).astype(jnp.int32))
+        return {name: jnp.sum(jnp.where(weights > 0, v * weights, 0)) for name, v in means.items()} | sums
 
-    found: dict[str, Unknown] = _sum(values, lambda _, rows: jnp.full(rows.shape, 1 / n), model.tree, test, mesh)
+    weigh = lambda _, rows: jnp.full(rows.shape, 1 / n)  # noqa: E731
+    found: dict[str, Unknown] = _sum(values, weigh, model.tree, examples, mesh, careful=True)
     return found
 
 
-def _sum(f: Callable[..., Tree], weigh: Callable[..., Tree], around: Tree, examples: Tree, mesh: Mesh | None) -> Tree:
+def _sum(
+    f: Callable[..., Tree],
+    weigh: Callable[..., Tree],
+    around: Tree,
+    examples: Tree,
+    mesh: Mesh | None,
+    careful: bool = False,
+) -> Tree:
     """Σ over blocks of ``f(around, block of examples, their weights)``; rows beyond the end have weight 0.
 
     ``weigh(around, rows)`` gives weights. With a mesh, every device has everything and takes its share of the blocks.
+    ``careful``: with what rounding loses from block to block added in the end (Kahan 1965).
     """
     leaves = jax.tree.leaves(examples)
     n = leaves[0].shape[0]
@@ -160,8 +222,12 @@ def _sum(f: Callable[..., Tree], weigh: Callable[..., Tree], around: Tree, examp
             return f(around, jax.tree.map(lambda leaf: leaf[known], examples), weights)
 
         zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(part, 0))
+        last = -(-blocks // step)
+        if careful:
+            more = lambda i, so_far: _added(so_far[0], so_far[1], part(first + i * step))  # noqa: E731
+            return jax.lax.fori_loop(0, last, more, (zero, zero))[0]
         add = lambda i, total: jax.tree.map(jnp.add, total, part(first + i * step))  # noqa: E731
-        return jax.lax.fori_loop(0, -(-blocks // step), add, zero)
+        return jax.lax.fori_loop(0, last, add, zero)
 
     if mesh is None:
         return some(0, 1, around, examples)
@@ -171,3 +237,18 @@ def _sum(f: Callable[..., Tree], weigh: Callable[..., Tree], around: Tree, examp
         return jax.lax.psum(some(jax.lax.axis_index(axis), mesh.size, around, examples), axis)
 
     return jax.shard_map(share, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(around, examples)
+
+
+def _added(total: Tree, excess: Tree, more: Tree) -> tuple[Tree, Tree]:
+    """A sum with one more term, and by how much it is larger than it should be."""
+
+    def one(total: Array, excess: Array, more: Array) -> tuple[Array, Array]:
+        if not jnp.issubdtype(total.dtype, jnp.floating):
+            return total + more, excess
+        due = more - excess
+        new = total + due
+        return new, (new - total) - due
+
+    leaves, form = jax.tree.flatten(total)
+    pairs = [one(*each) for each in zip(leaves, jax.tree.leaves(excess), jax.tree.leaves(more), strict=True)]
+    return jax.tree.unflatten(form, [new for new, _ in pairs]), jax.tree.unflatten(form, [lost for _, lost in pairs])

@@ -26,6 +26,7 @@ from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.federation.census import Census
+from fedax.metrics import Metric
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
 
@@ -42,7 +43,7 @@ def identity(
     task: Task,
     data: Tree,
     census: Census,
-    test: Tree,
+    held: Mapping[str, Tree],
     plan: Unknown,
     seed: int,
     x: Vector,
@@ -53,8 +54,9 @@ def identity(
 
     Args:
         hyper: method, work, participation and wire.
-        task, data, test, seed, params: as of :func:`fedax.simulate`; ``data`` are ``None`` where they are elsewhere.
+        task, data, seed, params: as of :func:`fedax.simulate`; ``data`` are ``None`` where they are elsewhere.
         census: of the clients.
+        held: "val" and "test" -> held-out examples, where there are some.
         plan: what is fixed before compilation.
         x: the initial model.
         round_program: :func:`digest` of a round.
@@ -68,12 +70,13 @@ def identity(
         "seed": str(seed),
         "task": _task(task),
     }
+    found |= {f"task.metrics[{name!r}]": _without_addresses(repr(each)) for name, each in task.whole_metrics.items()}
     if frozen := jax.tree_util.tree_leaves_with_path(task.frozen):
         names = ", ".join(jax.tree_util.keystr(at) for at, _ in frozen)
         found["frozen"] = f"{names} {_hashed(*(leaf for _, leaf in frozen))}"
     found |= {f"client {name}": text for name, text in zip(census.names, census.digests, strict=False)}
     files: list[str] = []
-    for name, tree in (("data", None if data is None else data.examples), ("test", test)):
+    for name, tree in (("data", None if data is None else data.examples), *held.items()):
         for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
             array, file = np.asarray(leaf), _file_of(leaf)
             content = _hashed(array) if file is None else f"{_sampled(array)} (sampled)"
@@ -212,7 +215,10 @@ def _task_programs(task: Task, params: Tree, examples: Tree) -> dict[str, str]:
         traced = {"task.init": jax.make_jaxpr(task.init)(key)}
         traced["task.loss"] = jax.make_jaxpr(losses)(params, examples, key)
         for name, metric in task.metrics.items():
-            traced[f"task.metrics[{name!r}]"] = jax.make_jaxpr(metric)(params, examples)
+            if not isinstance(metric, Metric):
+                traced[f"task.metrics[{name!r}]"] = jax.make_jaxpr(metric)(params, examples)
+        if task.whole_metrics and task.outputs is not None:
+            traced["task.outputs"] = jax.make_jaxpr(task.outputs)(params, examples)
         known[at] = {f"{_PROGRAM}{name}": digest(program) for name, program in traced.items()}
     return known[at]
 

@@ -5,7 +5,7 @@ import functools
 import math
 import numbers
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
+from fedax.metrics import HostMetric
 from fedax.numbers import MOST, check_count, check_number, check_room
 from fedax.programs import compiled
 from fedax.tasks.task import Task
@@ -39,6 +40,8 @@ from fedax.wire.faults import Faults
 from fedax.wire.guard import Guard
 from fedax.wire.sums import is_change
 from fedax.wire.wire import Wire
+
+_MOST_LISTED = 10_000  # clients of which each row of a history has a figure
 
 
 class Origin(NamedTuple):
@@ -74,7 +77,10 @@ class Job(NamedTuple):
             for, as all examples are read for it.
         rounds: R.
         stops: the rounds after which the model is evaluated, in order; the last is R.
-        test: held-out examples on the device, or ``None``.
+        held: part of the held-out data, "val" or "test" -> its examples on the device.
+        parts: part -> the same as it was given: a pytree of examples, or those of clients.
+        labels: part -> metric -> sums of the labels alone, where a metric needs them.
+        by_client: the parts whose clients have figures of their own.
         grad_norm, density, until: as of :func:`fedax.simulate`.
         form: shapes and types of the task's own parameters; those of ``x`` are wider where they are bfloat16.
         origin: what the model of the run belongs to.
@@ -94,7 +100,10 @@ class Job(NamedTuple):
     settings: Callable[[], dict[str, str]]
     rounds: int
     stops: tuple[int, ...]
-    test: Tree
+    held: dict[str, Tree]
+    parts: dict[str, Tree]
+    labels: dict[str, dict[str, Tree]]
+    by_client: tuple[str, ...]
     grad_norm: bool
     density: float | None
     until: Callable[[dict[str, Unknown]], bool] | None
@@ -116,10 +125,9 @@ class Job(NamedTuple):
         """Whether its rounds are a loop on the host."""
         return self.memory != "device"
 
-    @property
-    def tested(self) -> bool:
-        """Whether there are held-out examples, here or at the clients."""
-        return self.test is not None or self.census.tests > 0
+    def has(self, part: str) -> bool:
+        """Whether there are held-out examples of a part, here or at the clients."""
+        return part in self.held or (part == "test" and self.census.tests > 0)
 
     @property
     def rounds_a_call(self) -> int:
@@ -143,7 +151,9 @@ def make_job(
     batch_size: int | None = None,
     participation: Participation | None = None,
     seed: int = 0,
+    val: Tree = None,
     test: Tree = None,
+    per_client: bool = False,
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
     trainable: Patterns | LoRA | None = None,
@@ -168,7 +178,7 @@ def make_job(
     """
     shared = {} if shared is None else shared
     # What is shared is named by identity, which another object may have once these are gone.
-    shared.setdefault("alive", []).append((task, data, test, params))
+    shared.setdefault("alive", []).append((task, data, val, test, params))
     work = Epochs(1) if work is None else work
     participation = Full() if participation is None else participation
     guard = Guard() if guard is True else None if guard is False else guard
@@ -181,7 +191,11 @@ def make_job(
     form = _once(shared, ("form", id(task)), task.form)
     given, task = task, task.trained
     own = processes.own(census)
-    _once(shared, ("checked", id(task), id(data), id(test)), lambda: _check_examples(task, census, here, own, test))
+    parts = {part: each for part, each in (("val", val), ("test", test)) if each is not None}
+    held_of = ("held", id(task), id(data), id(val), id(test))
+    _once(shared, ("checked", *held_of), lambda: _check_examples(task, census, here, own, parts))
+    by_client = _by_client(per_client, parts)
+    _check_host_metrics(task, census, parts)
     rounds = int(rounds)
     density = None if density is None else check_number("density", density, 0)
     batch_size = None if batch_size is None else _batch_size(batch_size, census)
@@ -201,7 +215,11 @@ def make_job(
     )
     frozen = _once(shared, ("frozen", id(task), plan.mesh), lambda: on_devices(task.frozen, plan.mesh))
     fed = fed._replace(frozen=frozen)
-    held_out = _once(shared, ("test", id(test), plan.mesh), lambda: on_devices(test, plan.mesh))
+    pooled = {part: pooled_of(each) for part, each in parts.items()}
+    held = _once(shared, (*held_of, plan.mesh), lambda: on_devices(pooled, plan.mesh))
+    labels = _once(
+        shared, ("labels", *held_of), lambda: {part: labels_of(task, examples) for part, examples in pooled.items()}
+    )
     hyper = Hyper(algorithm, work, participation.bind(census.weights), wire)
     pool = fed._replace(examples=census.examples(2))
     _check_aggregator(aggregate, algorithm, x)
@@ -218,16 +236,16 @@ def make_job(
         memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
     hyper = hyper._replace(wire=sure)
     asked = Hyper(algorithm, work, participation, wire)
-    settings = functools.cache(lambda: identity(asked, given, here, census, test, plan, seed, x, params, program))
+    settings = functools.cache(lambda: identity(asked, given, here, census, pooled, plan, seed, x, params, program))
     if processes.count() > 1:
         content = {name: text for name, text in settings().items() if name != FILES}
-        processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density}")
+        processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density} {by_client}")
         if FILES in settings():  # each host may have a copy of its own
             settings()[FILES] = processes.text_from_first(settings()[FILES])
     origin = Origin(given.entire, census.example, _labels(here), getattr(here, "transform", None))
     return Job(
         hyper, fed, key, x, here if stream else None, census, own, plan, memory, forms, settings,
-        rounds, stops, held_out, grad_norm, density, until, form, seed, origin,
+        rounds, stops, held, parts, labels, by_client, grad_norm, density, until, form, seed, origin,
     )  # fmt: skip
 
 
@@ -365,17 +383,60 @@ def _check_uploads(aggregate: Aggregator | None, algorithm: Algorithm, forms: tu
             raise ConfigError("aggregate", type(aggregate).__name__, way_out)
 
 
-def _check_examples(task: Task, census: Census, data: FederatedData | None, own: slice, test: Tree) -> None:
+def _check_examples(
+    task: Task, census: Census, data: FederatedData | None, own: slice, parts: Mapping[str, Tree]
+) -> None:
     if data is not None:
         data.check(task, own)
-    if test is None:
-        return
-    try:
-        _check_test(task, census, test)
-    except ExampleError as error:
-        raise ExampleError(f"test: {error.column}", error.example, error.what) from None
-    except DataError as error:
-        raise DataError(f"test: {str(error).replace('clients[0]', 'it', 1)}") from None
+    for part, given in parts.items():
+        try:
+            if isinstance(given, FederatedData):
+                given.check(task)
+            _check_test(task, census, pooled_of(given))
+        except ExampleError as error:
+            whose = error.client if isinstance(given, FederatedData) else None
+            raise ExampleError(f"{part}: {error.column}", error.example, error.what, whose) from None
+        except DataError as error:
+            raise DataError(f"{part}: {str(error).replace('clients[0]', 'it', 1)}") from None
+
+
+def pooled_of(part: Tree) -> Tree:
+    """All examples of a part of the held-out data."""
+    return part.examples if isinstance(part, FederatedData) else part
+
+
+def labels_of(task: Task, examples: Tree) -> dict[str, Tree]:
+    """Metric -> the sums of the labels alone, of those that need them."""
+    made = {name: metric for name, metric in task.whole_metrics.items() if not isinstance(metric, HostMetric)}
+    if not made or not isinstance(examples, Mapping) or "y" not in examples:
+        return {}
+    found = {name: metric.labels(np.asarray(examples["y"])) for name, metric in made.items()}
+    return {name: sums for name, sums in found.items() if jax.tree.leaves(sums)}
+
+
+def _by_client(asked: Unknown, parts: Mapping[str, Tree]) -> tuple[str, ...]:
+    """The parts whose clients are to have figures of their own."""
+    if not isinstance(asked, bool):
+        raise ConfigError("per_client", asked, "give True or False")
+    found = [part for part, given in parts.items() if isinstance(given, FederatedData)] if asked else []
+    if asked and not found:
+        raise ConfigError("per_client", asked, "give val or test as a fedax.FederatedData, held-out examples by client")
+    for part in found:
+        if (n := parts[part].num_clients) > _MOST_LISTED:
+            way_out = f"{n} clients of {part} are more than {_MOST_LISTED}: use fedax.evaluate when the run is over"
+            raise ConfigError("per_client", asked, way_out)
+    return tuple(found)
+
+
+def _check_host_metrics(task: Task, census: Census, parts: Mapping[str, Tree]) -> None:
+    """No metric that needs all answers in one place, where held-out examples are at the nodes of real clients."""
+    for name, metric in task.whole_metrics.items():
+        if isinstance(metric, HostMetric) and census.tests and "test" not in parts:
+            way_out = (
+                "it needs all answers on one host, and the held-out examples are at the nodes: take a metric that is "
+                "made of sums, such as fedax.metrics.AUC(), or give the server held-out examples of its own"
+            )
+            raise ConfigError(f"task.metrics[{name!r}]", metric, way_out)
 
 
 def _check_test(task: Task, census: Census, test: Tree) -> None:

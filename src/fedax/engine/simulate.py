@@ -38,7 +38,9 @@ def simulate(
     batch_size: int | None = None,
     participation: Participation | None = None,
     seed: int = 0,
+    val: Tree = None,
     test: Tree = None,
+    per_client: bool = False,
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
     trainable: Patterns | LoRA | None = None,
@@ -70,7 +72,11 @@ def simulate(
         batch_size: B ≥ 1 examples a local step; ``None``: all local data, which makes gradients deterministic.
         participation: who takes part; default ``Full()``.
         seed: whole number ≥ 0; fixes the initial model, the cohorts, the local work and the minibatches.
-        test: held-out examples, a pytree like ``data.examples``, evaluated at once for all.
+        val: held-out examples by which rounds and hyper-parameters are chosen: a pytree like ``data.examples``, or
+            those of clients, :class:`fedax.FederatedData`.
+        test: the same, for the final figures.
+        per_client: whether the history has figures of each client too, of the parts that are given by client, of at
+            most 10,000. :func:`fedax.evaluate` makes a table of them for one model.
         evaluate_every: rounds between evaluations, or the rounds themselves after which to evaluate; default: about
             fifty evaluations. The start and the last round are always among them.
         params: initial model; default ``task.init``.
@@ -130,7 +136,9 @@ def simulate(
         batch_size=batch_size,
         participation=participation,
         seed=seed,
+        val=val,
         test=test,
+        per_client=per_client,
         evaluate_every=evaluate_every,
         params=params,
         trainable=trainable,

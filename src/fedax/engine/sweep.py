@@ -17,13 +17,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fedax.columns import higher_is_better
+from fedax.columns import choosing, higher_is_better
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
 from fedax.engine.drive import drive
-from fedax.engine.evaluate import model_after, of_model, rows, with_objective
+from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_objective
 from fedax.engine.history import FAILED, Run
 from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
@@ -31,6 +31,7 @@ from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, is_small
 from fedax.engine.simulate import program as alone
 from fedax.errors import ConfigError
+from fedax.metrics import HostMetric
 from fedax.numbers import check_count, check_number
 from fedax.programs import compiled
 from fedax.tasks.task import Task
@@ -125,49 +126,66 @@ class Sweep:
         {'lr': 0.1}
     """
 
-    def __init__(self, points: list[Point], seeds: list[int], runs: list[list[Run]], programs: int):
+    def __init__(
+        self,
+        points: list[Point],
+        seeds: list[int],
+        runs: list[list[Run]],
+        programs: int,
+        metrics: Mapping[str, Unknown] | None = None,
+    ):
         self.points, self.seeds, self.runs, self.programs = points, seeds, runs, programs
+        self._metrics = metrics
 
-    def scores(self, criterion: str | Callable[[Run], float] = "train_loss", last: int = 1) -> np.ndarray:
+    @property
+    def criterion(self) -> str:
+        """The column by which points are chosen where none is named: ``val_loss``, or without it ``train_loss``."""
+        return choosing(self.runs[0][0].history)
+
+    def scores(self, criterion: str | Callable[[Run], float] | None = None, last: int = 1) -> np.ndarray:
         """[points, seeds] values of a criterion at the end of each run; not-a-number where it failed.
 
         A run fails that diverges, ends worse than it began, or is stopped by its guard.
 
         Args:
-            criterion: a column of the history, or a function of a :class:`Run`.
+            criterion: a column of the history, or a function of a :class:`Run`; default: :attr:`criterion`.
             last: the mean of so many last evaluations, where the criterion is a column.
 
         Raises:
             ConfigError: there is no such column.
         """
 
+        by = self.criterion if criterion is None else criterion
+
         def score(run: Run) -> float:
             if run.status in FAILED:
                 return math.nan
-            if not isinstance(criterion, str):
-                return float(criterion(run))
-            if criterion not in run.history:
-                raise ConfigError("criterion", criterion, f"the history has: {', '.join(run.history)}")
-            return float(np.mean(run.history[criterion][-check_count("last", last) :]))
+            if not isinstance(by, str):
+                return float(by(run))
+            if by not in run.history:
+                raise ConfigError("criterion", by, f"the history has: {', '.join(run.history)}")
+            return float(np.mean(run.history[by][-check_count("last", last) :]))
 
         return np.array([[score(run) for run in runs] for runs in self.runs])
 
     def table(
-        self, criterion: str | Callable[[Run], float] = "train_loss", *, higher: bool | None = None, last: int = 1
+        self, criterion: str | Callable[[Run], float] | None = None, *, higher: bool | None = None, last: int = 1
     ) -> list[dict[str, Unknown]]:
         """A row for each point, the best first: its values, ``mean`` and ``std`` over the seeds, ``failed`` runs.
 
         Args:
             criterion, last: as of :meth:`scores`.
-            higher: whether higher is better; ``None``: as the column's name tells (:mod:`fedax.columns`), and for a
-                function it is not. A point of which a run failed comes after all others.
+            higher: whether higher is better; ``None``: as the metric or the column's name tells
+                (:mod:`fedax.columns`), and for a function it is not. A point of which a run failed comes after all
+                others.
 
         Raises:
             ConfigError: there is no such column, or its name does not tell which way is better.
         """
+        criterion = self.criterion if criterion is None else criterion
         scores = self.scores(criterion, last)
         if higher is None:
-            higher = isinstance(criterion, str) and higher_is_better(criterion, "higher")
+            higher = isinstance(criterion, str) and higher_is_better(criterion, "higher", self._metrics)
         found = []
         for point, values in zip(self.points, scores, strict=True):
             good = values[~np.isnan(values)]
@@ -178,7 +196,7 @@ class Sweep:
         return sorted(found, key=lambda row: (math.isnan(row["mean"]), row["failed"], sign * row["mean"]))
 
     def best(
-        self, criterion: str | Callable[[Run], float] = "train_loss", *, higher: bool | None = None, last: int = 1
+        self, criterion: str | Callable[[Run], float] | None = None, *, higher: bool | None = None, last: int = 1
     ) -> Point:
         """The point that comes first in :meth:`table`."""
         first = self.table(criterion, higher=higher, last=last)[0]
@@ -285,7 +303,8 @@ def sweep(
             run.best = keeper.best[number] if keeper is not None else None
             runs[at[number]] = run
     programs = sum(block.new for block in blocks)
-    return Sweep(points, chosen, [[runs[i, k] for k in range(len(chosen))] for i in range(len(points))], programs)
+    table = [[runs[i, k] for k in range(len(chosen))] for i in range(len(points))]
+    return Sweep(points, chosen, table, programs, task.metrics)
 
 
 def discard_sweep(folder: pathlib.Path) -> None:
@@ -382,7 +401,7 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
     for i, (job, *_) in enumerate(jobs):
         leaves, structure = jax.tree.flatten(job.hyper)
         form = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
-        objects = tuple(map(id, (job.fed, job.test, job.x, job.until)))
+        objects = tuple(map(id, (job.fed, job.held, job.x, job.until)))
         shared = (objects, job.plan, job.memory, job.stops, job.grad_norm, job.density)
         groups.setdefault((structure, form, shared), []).append(i)
     blocks = []
@@ -467,14 +486,14 @@ class Lanes:
         rows = jobs + jobs[-1:] * more["seeds"]
         # The axis of the points has a leaf of its own: points that differ in nothing that is a number have no other.
         self.varying = (np.arange(len(varying)), stacked)
-        everywhere = (eqx.partition(first.hyper, same)[0], first.fed, first.test, first.density)
+        everywhere = (eqx.partition(first.hyper, same)[0], first.fed, first.held, first.density)
         keys = jnp.stack([row[0].key for row in rows])
         x = jax.tree.map(lambda *leaves: np.stack(leaves), *(row[0].x for row in rows))
         if self.mesh is not None:
             everywhere = jax.device_put(everywhere, NamedSharding(self.mesh, P()))
             spread = NamedSharding(self.mesh, P("seeds") if axis == "seeds" else P())
             keys, x = jax.device_put((keys, x), spread)
-        self.common, self.fed, self.test, self.density = everywhere
+        self.common, self.fed, self.held, self.density = everywhere
         self.keys, self.x, self.plan = keys, x, first.plan
 
     def prepare(self) -> tuple[State, Tally]:
@@ -491,10 +510,15 @@ class Lanes:
         models, penalties = _models(self.varying, self.common, state.server, index, mesh=self.mesh)
         first = self.jobs[0][0]
         found = _figures(
-            models, self.fed, self.test, self.density,
+            models, self.fed, self.held, self.density,
             task=self.plan.task, grad_norm=first.grad_norm, inner=self.plan.mesh, mesh=self.mesh,
         )  # fmt: skip
-        return rows(self.plan.task, self._own(with_objective(found, penalties)), first.x.size)
+        figures = self._own(with_objective(found, penalties))
+        more: list[dict[str, Unknown]] = [{} for _ in range(self.seeds * self.points)]
+        if first.by_client or any(isinstance(metric, HostMetric) for metric in self.plan.task.metrics.values()):
+            every = self._own(models)
+            more = [on_host(first, jax.tree.map(lambda leaf, i=i: leaf[i], every)) for i in range(len(more))]
+        return rows(first, figures, first.labels, more)
 
     def exclusions(self, state: State) -> list[Tree]:
         every = jax.tree.map(np.asarray, state.exclusions)
@@ -513,7 +537,12 @@ class Lanes:
 
     def _own(self, tree: Tree) -> Tree:
         """Leaves [seeds, points] as [jobs], without the padding."""
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[: self.seeds, : self.points].ravel(), tree)
+
+        def own(leaf: Array) -> np.ndarray:
+            there = np.asarray(leaf)[: self.seeds, : self.points]
+            return there.reshape(-1, *there.shape[2:])
+
+        return jax.tree.map(own, tree)
 
 
 def _over_lanes(f: Callable[..., Tree], mesh: Mesh | None, each: Sequence[str], *arguments: Unknown) -> Tree:
@@ -581,13 +610,13 @@ def _models(varying: Array, common: Array, server: Tree, index: Number, *, mesh:
 
 @compiled(static=["task", "grad_norm", "inner", "mesh"])
 def _figures(
-    models: Array, fed: Tree, test: Tree, density: Number, *, task: Task, grad_norm: bool, inner: Mesh | None,
+    models: Array, fed: Tree, held: Tree, density: Number, *, task: Task, grad_norm: bool, inner: Mesh | None,
     mesh: Mesh | None,
 ) -> dict[str, Unknown]:  # fmt: skip
     """What needs no method, so that methods that are compared have one program for it."""
 
-    def lane(model: Tree, fed: Tree, test: Tree, density: Number) -> Tree:
-        return of_model(model, fed, test, density, None, task=task, grad_norm=grad_norm, mesh=inner)
+    def lane(model: Tree, fed: Tree, held: Tree, density: Number) -> Tree:
+        return of_model(model, fed, held, density, None, task=task, grad_norm=grad_norm, mesh=inner)
 
-    found: dict[str, Unknown] = _over_lanes(lane, mesh, ("both", "none", "none", "none"), models, fed, test, density)
+    found: dict[str, Unknown] = _over_lanes(lane, mesh, ("both", "none", "none", "none"), models, fed, held, density)
     return found

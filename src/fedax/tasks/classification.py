@@ -8,10 +8,13 @@ import numpy as np
 
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
+from fedax.metrics import AUC, F1
 from fedax.tasks import checks
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
 from fedax.tasks.losses import correct, cross_entropy, ridge
 from fedax.tasks.task import Task
+
+OF_TWO_CLASSES: dict[str, Any] = {"auc": AUC(), "f1": F1()}  # besides the accuracy, which a majority makes high
 
 
 @Factory
@@ -27,7 +30,8 @@ def classification(
 ) -> Task:
     """Classification by anyone's model: Equinox, Flax or a plain function.
 
-    ``f(params) = −log softmax(apply(params, x))[y] + (l2/2)‖params‖²``; the metric is ``accuracy``.
+    ``f(params) = −log softmax(apply(params, x))[y] + (l2/2)‖params‖²``; the metric is ``accuracy``, of two classes also
+    ``auc`` and ``f1`` of the second one.
 
     Args:
         init: ``init(key) -> params``, a pytree of floating-point arrays.
@@ -89,7 +93,8 @@ def classification(
         checks.scaled(x, mean, std)
         checks.labels(y, classes)
 
-    return Task(init, loss, {"accuracy": accuracy}, check_examples, name, outputs, "classification")
+    metrics = {"accuracy": accuracy} | (OF_TWO_CLASSES if classes == 2 else {})
+    return Task(init, loss, metrics, check_examples, name, outputs, "classification")
 
 
 def flat_classification(

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.errors import ExampleError
+from fedax.metrics import MAE, R2
 from fedax.tasks import checks
-from fedax.tasks.classification import flat_classification
+from fedax.tasks.classification import OF_TWO_CLASSES, flat_classification
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
 from fedax.tasks.layers import dense
 from fedax.tasks.losses import ridge
@@ -64,7 +65,7 @@ def linear_regression(features: int, bias: bool = True) -> Task:
     """Least squares.
 
     ``f(w, b) = (xᵀw + b − y)²``: without the ½, so gradients are twice those of the ½ form. The parameters are
-    ``{"w": [features], "b": []}``, or without "b" where there is no bias.
+    ``{"w": [features], "b": []}``, or without "b" where there is no bias. The metrics are ``r2`` and ``mae``.
 
     Args:
         features: length of an x, at least 1.
@@ -102,7 +103,7 @@ def linear_regression(features: int, bias: bool = True) -> Task:
         checks.real("y", y)
         checks.shaped("y", y, ())
 
-    return Task(init, loss, {}, check, "linear_regression", outputs, "regression")
+    return Task(init, loss, {"r2": R2(), "mae": MAE()}, check, "linear_regression", outputs, "regression")
 
 
 @Factory
@@ -110,7 +111,7 @@ def logistic_regression(features: int, l2: Real = 0.0) -> Task:
     """Two classes, labelled −1 and +1, told apart by the sign of xᵀw.
 
     ``f(w) = log(1 + exp(−y xᵀw)) + (l2/2)‖w‖²``. There is no bias, as in the paper: append a column of ones to x
-    for one. The parameters are ``{"w": [features]}``, the metric is ``accuracy``.
+    for one. The parameters are ``{"w": [features]}``, the metrics are ``accuracy``, ``auc`` and ``f1``.
 
     Args:
         features: length of an x, at least 1.
@@ -152,7 +153,7 @@ def logistic_regression(features: int, l2: Real = 0.0) -> Task:
     def init(key: Any) -> Any:
         return {"w": jnp.zeros(features)}
 
-    metrics = {"accuracy": accuracy}
+    metrics = {"accuracy": accuracy, **OF_TWO_CLASSES}
     return Task(init, loss, metrics, check, "logistic_regression", outputs, "classification")
 
 
@@ -163,7 +164,7 @@ def softmax_regression(
     """Multinomial logistic regression.
 
     ``f(W, b) = −log softmax(xᵀW + b)[y] + (l2/2)(‖W‖² + ‖b‖²)``. The parameters are ``{"w": [features, classes],
-    "b": [classes]}``, the metric is ``accuracy``.
+    "b": [classes]}``, the metric is ``accuracy``, of two classes also ``auc`` and ``f1``.
 
     Args:
         features: numbers in an x, at least 1; images are flattened.

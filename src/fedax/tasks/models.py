@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedax.errors import ConfigError
+from fedax.metrics import Perplexity
 from fedax.tasks import checks
 from fedax.tasks.classification import flat_classification, image_classification, scaling
 from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
@@ -361,7 +362,8 @@ def char_lstm(vocabulary: int, embedding: int = 8, hidden: int = 256, layers: in
     """Next-character prediction by an LSTM: the network of the Shakespeare experiments.
 
     An embedding, ``layers`` LSTM layers, a linear layer. An example's loss is the mean over its T characters of
-    −log softmax(logits_t)[y_t], its ``accuracy`` the share of them with the highest score.
+    −log softmax(logits_t)[y_t], its ``accuracy`` the share of them with the highest score; ``perplexity`` is e to the
+    power of the mean loss.
 
     Args:
         vocabulary: number of characters, at least 2.
@@ -421,4 +423,5 @@ def char_lstm(vocabulary: int, embedding: int = 8, hidden: int = 256, layers: in
         checks.tokens("x", x, vocabulary)
         checks.labels(y, vocabulary, each=x.shape[1:])
 
-    return Task(init, loss, {"accuracy": accuracy}, check, "char_lstm", outputs, "classification")
+    metrics: dict[str, Any] = {"accuracy": accuracy, "perplexity": Perplexity()}
+    return Task(init, loss, metrics, check, "char_lstm", outputs, "classification")

@@ -1,5 +1,6 @@
 """Task: what is learned. A model's initial parameters, a loss per example, and metrics."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
+from fedax.metrics import HostMetric, Metric, check_metrics
 
 Params = Any
 Examples = Any
@@ -29,7 +31,8 @@ class Task:
         loss: ``loss(params, batch, key) -> [b]``, one loss per example of the batch (a pytree of arrays [b, ...]).
             ``key`` is a JAX random key for dropout and the like; it is ``None`` in evaluation.
         metrics: name -> ``fn(params, batch) -> [b]``, one value per example; their mean over held-out data is
-            reported. Names are free, e.g. ``accuracy``.
+            reported. Or a metric of :mod:`fedax.metrics`, of the whole held-out data: of ``outputs`` and
+            ``batch["y"]``. Names are free, e.g. ``accuracy``.
         check: ``check(examples)`` raises :class:`fedax.errors.DataError` for examples that do not fit the task
             (NumPy arrays, before anything is compiled).
         name: for reports.
@@ -39,7 +42,7 @@ class Task:
         kind: ``"classification"`` or ``"regression"``, which says how ``outputs`` are read; else ``None``.
 
     Raises:
-        ConfigError: one of them is no function; another kind.
+        ConfigError: one of them is no function; another kind; a metric of ``outputs`` where there are none.
 
     Example:
         >>> task = Task(init=lambda key: jnp.zeros(3), loss=lambda w, batch, key: (batch["x"] @ w - batch["y"]) ** 2)
@@ -49,7 +52,7 @@ class Task:
 
     init: Callable[[Any], Params]
     loss: Callable[[Params, Examples, Any], Any]
-    metrics: Mapping[str, Callable[[Params, Examples], Any]] = field(default_factory=dict)
+    metrics: Mapping[str, Callable[[Params, Examples], Any] | Metric] = field(default_factory=dict)
     check: Callable[[Examples], None] | None = None
     name: str = "task"
     outputs: Callable[[Params, Examples], Any] | None = None
@@ -58,7 +61,7 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.metrics, Mapping):
             raise ConfigError("metrics", self.metrics, "give a dictionary: name -> fn(params, batch) -> [b]")
-        functions = {"init": self.init, "loss": self.loss}
+        functions: dict[str, Any] = {"init": self.init, "loss": self.loss}
         optional = {"check": self.check, "outputs": self.outputs}
         functions |= {name: function for name, function in optional.items() if function is not None}
         functions |= {f"metrics[{name!r}]": metric for name, metric in self.metrics.items()}
@@ -67,6 +70,55 @@ class Task:
                 raise ConfigError(name, function, f"give a function, {_CALLED_AS[name.partition('[')[0]]}")
         if self.kind not in (None, "classification", "regression"):
             raise ConfigError("kind", self.kind, "give 'classification', 'regression' or None")
+        check_metrics(self.metrics, self.outputs, self.kind)
+
+    def with_metrics(self, **metrics: Callable[[Params, Examples], Any] | Metric) -> "Task":
+        """This task with more metrics, or others of the same names.
+
+        It is another object, of which JAX compiles anew: make it once.
+
+        Args:
+            metrics: name -> as of the class.
+
+        Raises:
+            ConfigError: as the class.
+
+        Example:
+            >>> import fedax
+            >>> task = fedax.tasks.softmax_regression(4, 3).with_metrics(f1=fedax.metrics.F1("macro"))
+            >>> list(task.metrics)
+            ['accuracy', 'f1']
+        """
+        return dataclasses.replace(self, metrics={**self.metrics, **metrics})
+
+    @property
+    def whole_metrics(self) -> dict[str, Metric]:
+        """Those of the metrics that are of the whole held-out data."""
+        return {name: metric for name, metric in self.metrics.items() if isinstance(metric, Metric)}
+
+    def metric_sums(self, params: Params, batch: Examples, weights: Any) -> dict[str, Any]:
+        """The sums over a batch of all metrics that are made of sums; ``weights`` [b]: what each example counts.
+
+        Raises:
+            ConfigError: there are no labels.
+        """
+        made = {name: each for name, each in self.whole_metrics.items() if not isinstance(each, HostMetric)}
+        if not made:
+            return {}
+        outputs, y = self.answers(params, batch)
+        return {name: metric.sums(outputs, y, weights) for name, metric in made.items()}
+
+    def answers(self, params: Params, batch: Examples) -> tuple[Any, Any]:
+        """``outputs`` of a batch, and its labels.
+
+        Raises:
+            ConfigError: there are no labels.
+        """
+        if not isinstance(batch, Mapping) or "y" not in batch:
+            names = list(self.whole_metrics)
+            raise ConfigError("metrics", names, f"these compare outputs with batch['y']; the batch is {spelled(batch)}")
+        assert self.outputs is not None
+        return self.outputs(params, batch), batch["y"]
 
     def check_examples(self, examples: Examples) -> None:
         """Call ``check``, if there is one.
@@ -155,7 +207,10 @@ class Task:
                 raise CodeError("task.outputs", what, way_out, place_of(given))
             return _wide(found)
 
-        metrics = {name: measuring(name, metric) for name, metric in self.metrics.items()}
+        metrics = {
+            name: metric if isinstance(metric, Metric) else measuring(name, metric)
+            for name, metric in self.metrics.items()
+        }
         outputs = None if self.outputs is None else functools.partial(answering, self.outputs)
         return _Trained(init, loss, metrics, self.check, self.name, outputs, self.kind, self)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedax.contract.vector import tensor_name
 from fedax.errors import ConfigError
+from fedax.metrics import Metric
 from fedax.numbers import check_number
 from fedax.tasks.factory import whole
 from fedax.tasks.task import Params, Task
@@ -112,7 +113,9 @@ def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params
     def outputs(given: Callable[..., Any], params: Params, batch: Any) -> Any:
         return given(join(params), batch)
 
-    metrics = {name: measuring(metric) for name, metric in task.metrics.items()}
+    metrics = {
+        name: metric if isinstance(metric, Metric) else measuring(metric) for name, metric in task.metrics.items()
+    }
     answers = None if task.outputs is None else functools.partial(outputs, task.outputs)
     return Task(init, loss, metrics, task.check, task.name, answers, task.kind)
 

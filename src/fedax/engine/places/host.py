@@ -108,8 +108,12 @@ class Hosted:
             part = jax.block_until_ready(sums_of(model, piece, **asked))
             found = part if found is None else jax.tree.map(jnp.add, found, part)
         (row,) = measured(job, state.server, index, processes.total(found))
-        words = np.array(list(row.values()), float).view(np.uint32)  # whole, for JAX would halve the floats
-        return [dict(zip(row, processes.from_first(words).view(float).tolist(), strict=True))]
+        flat = np.concatenate([np.atleast_1d(np.asarray(value, float)) for value in row.values()])
+        words = flat.view(np.uint32)  # whole, for JAX would halve the floats
+        given, found = iter(processes.from_first(words).view(float).tolist()), {}
+        for name, value in row.items():
+            found[name] = [next(given) for _ in value] if isinstance(value, list) else next(given)
+        return [found]
 
     def exclusions(self, state: State) -> list[Tree]:
         """How often uploads were left out so far."""

@@ -7,7 +7,7 @@ What a node does is in :mod:`fedax.engine.places.site`; who carries the messages
 import contextlib
 import functools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ import numpy as np
 
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
-from fedax.engine.evaluate import columns, measured, model_after
-from fedax.engine.job import Job
+from fedax.engine.evaluate import columns, held_out, measured, model_after
+from fedax.engine.job import Job, labels_of
 from fedax.engine.loop import Ask, Clients, Heard, Hyper, State, Tally, converse, exchanges
 from fedax.engine.places.device import no_exclusions
 from fedax.engine.places.fleet import Fleet
@@ -26,14 +26,37 @@ from fedax.engine.places.site import ECHOED, Problem, asked_form, client_forms, 
 from fedax.engine.plan import Form
 from fedax.errors import NodeError
 from fedax.federation.participation import Full
+from fedax.metrics import Metric, added
+from fedax.tasks.task import Task
 from fedax.wire.sums import weighted
 
 _PARTING = 30.0  # seconds that nodes have to hear that a run is over
 
 
+def _held_out_form(job: Job) -> dict[str, Tree]:
+    """What a node answers of its held-out examples: means and sums, and sums of the labels alone."""
+    task, examples = job.plan.task, job.census.examples(1)
+    found = jax.eval_shape(lambda x, examples: held_out(task, x, examples, None), job.x, examples)
+    labels = labels_of(task, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), examples))
+    return {"test": found, "labels": labels}
+
+
+def _together(task: Task, tested: Sequence[tuple[int, Mapping[str, Tree]]]) -> dict[str, Tree]:
+    """The figures of the held-out examples of all nodes; of each how many it has, and what it answered."""
+    number = sum(n for n, _ in tested)
+    labels = functools.reduce(added, [part["labels"] for _, part in tested])
+    figures: dict[str, Tree] = {}
+    for name in tested[0][1]["test"]:
+        if isinstance(task.metrics.get(name), Metric):
+            figures[name] = functools.reduce(added, [part["test"][name] for _, part in tested])
+        else:
+            figures[name] = sum(n * float(part["test"][name]) for n, part in tested) / number
+    return {"figures": figures, "labels": labels}
+
+
 def _leaving(job: Job) -> list[str]:
     """The measures of a job to which nodes contribute."""
-    at_nodes = job.test is None
+    at_nodes = "test" not in job.held
     return [name for name in columns(job) if name in ("train_loss", "grad_norm_sq") or (at_nodes and "test_" in name)]
 
 
@@ -93,7 +116,7 @@ class Remote:
         job, census = self.job, self.job.census
         model = model_after(job.hyper.method, state.server, index)[0]
         given = {"kind": "evaluate", "job": self._order, "index": index, "run": int(state.memory[0, 0]),
-                 "grad_norm": job.grad_norm, "tests": job.test is None}  # fmt: skip
+                 "grad_norm": job.grad_norm, "tests": "test" not in job.held}  # fmt: skip
         weights = np.asarray(job.fed.weights)
         messages = {
             which: self.fleet.message(
@@ -101,14 +124,14 @@ class Remote:
             )
             for which in range(len(self.fleet))
         }
-        names = ["loss", *job.plan.task.metrics]
+        at_nodes = "test" not in job.held
         real = jax.ShapeDtypeStruct((), weights.dtype)
         found: dict[int, dict[str, Tree]] = {}
         form = {"train": [real, job.x.tree] if job.grad_norm else [real]}
+        test_form = _held_out_form(job) if at_nodes and census.tests else {}
         for which, answer in self.fleet.ask(messages):
             if answer is not None:
-                tests = self.fleet.tests(which) if job.test is None else 0
-                wanted = form | ({"test": dict.fromkeys(names, real)} if tests else {})
+                wanted = form | (test_form if self.fleet.tests(which) else {})
                 found[which] = self._opened(which, answer, messages[which], wanted)
         if not found:
             raise NodeError(f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}")
@@ -117,9 +140,8 @@ class Remote:
         parts = [found[which] for which in sorted(found)]
         train = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), [part["train"] for part in parts])
         train = jax.tree.map(lambda leaf: leaf / np.asarray(heard, leaf.dtype), train)
-        tested = [(self.fleet.tests(which), found[which]["test"]) for which in sorted(found) if "test" in found[which]]
-        number = sum(n for n, _ in tested)
-        test = {f"test_{name}": sum(n * float(part[name]) for n, part in tested) / number for name in names if tested}
+        tested = [(self.fleet.tests(which), found[which]) for which in sorted(found) if "test" in found[which]]
+        test = _together(job.plan.task, tested) if tested else None
         (row,) = measured(job, state.server, index, train, test)
         return [row | {"heard": heard}]
 

@@ -33,9 +33,9 @@ from fedax.data.federated import FederatedData
 from fedax.engine.checkpoint import WRITING, damage, write_tensors
 from fedax.engine.clients import Answer, Outside, client_program, contribute, of_one
 from fedax.engine.dry_run import dry_run
-from fedax.engine.evaluate import test_means, train_sums
+from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.identity import versions
-from fedax.engine.job import federation_of, on_devices, one_type, start, streamed
+from fedax.engine.job import federation_of, labels_of, on_devices, one_type, start, streamed
 from fedax.engine.loop import Clients, Federation, Hyper, Tally, nobody, stage_key
 from fedax.engine.places.blocks import Block, Examples
 from fedax.engine.places.device import first_state
@@ -317,11 +317,16 @@ class Site:
         return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], answer), done
 
     def _evaluate(self, head: dict[str, Unknown], tensors: bytes) -> Message:
-        """Σ p_i F_i over the clients that are here, its gradient where asked, and means over the held-out examples."""
+        """Σ p_i F_i over the clients that are here, its gradient where asked, and figures of the held-out examples."""
         ready, tests = self._job(head["job"]), self.test if head["tests"] else None
         task, mesh = ready.plan.task, ready.plan.mesh
         leaving = measured_names(
-            task.metrics, test=tests is not None, grad_norm=bool(head["grad_norm"]), objective=False, density=False
+            task.metrics,
+            val=False,
+            test=tests is not None,
+            grad_norm=bool(head["grad_norm"]),
+            objective=False,
+            density=False,
         )
         if refused := self.limits.refused(leaving):
             raise NodeError(f"its owner does not let {', '.join(refused)} leave it (--columns)")
@@ -335,7 +340,7 @@ class Site:
             train = part if train is None else jax.tree.map(jnp.add, train, part)
         found: dict[str, Tree] = {"train": list(train)}
         if tests is not None:
-            found["test"] = _test_means(task, given["model"], tests, None)
+            found |= {"test": _held_out(task, given["model"], tests, None), "labels": labels_of(task, tests)}
         return Message({name: head[name] for name in ECHOED if name in head}, packed(jax.tree.map(np.asarray, found)))
 
     def _forget(self, head: dict[str, Unknown], tensors: bytes) -> Message:
@@ -507,4 +512,4 @@ def _one_alone(
 
 
 _train_sums = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
-_test_means = compiled(static=["task", "mesh"])(test_means)
+_held_out = compiled(static=["task", "mesh"])(held_out)

@@ -1,0 +1,195 @@
+"""Evaluation client by client: what the model answers comes to the host in blocks, and is measured there exactly."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedax.contract.types import Array, Tree, Unknown
+from fedax.data.federated import FederatedData
+from fedax.engine.job import start
+from fedax.errors import CodeError, ConfigError
+from fedax.metrics import HostMetric, Metric
+from fedax.programs import compiled
+from fedax.tasks.task import Task
+
+_BLOCK_ELEMENTS = 2**19  # numbers of input or output that are evaluated at a time
+
+
+class Answers(NamedTuple):
+    """Of some examples: values of each, by name, and what the model answers; ``None`` where nothing needs it."""
+
+    values: dict[str, np.ndarray]
+    outputs: np.ndarray | None
+
+
+def evaluate(task: Task, params: Tree, data: FederatedData, params_per_client: Tree = None) -> Unknown:
+    """How a model does at each client.
+
+    Each figure is exactly that of the client's own examples: the mean of the loss and of metrics of each example; a
+    metric of :mod:`fedax.metrics` of the client's labels and answers alone, by sorting where it ranks.
+
+    Args:
+        task: what was learned, with its metrics.
+        params: the model, such as ``run.params``.
+        data: the clients' examples, held-out ones as a rule.
+        params_per_client: in place of ``params``, a model for each client: a pytree like ``params`` with leaves
+            [N, ...].
+
+    Returns:
+        A ``pandas.DataFrame`` with a row for each client: ``name``, ``n``, ``loss`` and the metrics. Not-a-number where
+        a metric is not defined, such as AUC at a client with one class only, or where a function of scikit-learn's
+        raises ``ValueError``. ``table.attrs["mean"]`` has each column's mean, Σ p_i v_i over the clients where it is
+        defined.
+
+    Raises:
+        ConfigError: parameters of another form than the task's.
+        DataError: examples that do not fit the task.
+
+    Example:
+        >>> import fedax
+        >>> data = fedax.FederatedData.from_clients(
+        ...     {"north": {"x": np.eye(2), "y": np.ones(2)}, "south": {"x": np.eye(2), "y": -np.ones(2)}}
+        ... )
+        >>> table = evaluate(fedax.tasks.logistic_regression(2), {"w": np.array([1.0, 2.0])}, data)
+        >>> table[["name", "n", "accuracy"]].to_dict("records")
+        [{'name': 'north', 'n': 2, 'accuracy': 1.0}, {'name': 'south', 'n': 2, 'accuracy': 0.0}]
+    """
+    import pandas  # slow to import
+
+    if not isinstance(task, Task):
+        raise ConfigError("task", task, "give a fedax.Task, for instance one of fedax.tasks")
+    if not isinstance(data, FederatedData):
+        raise ConfigError("data", data, "give a fedax.FederatedData")
+    data.check(task)
+    own = params_per_client is not None
+    n = data.num_clients
+    if own and any(np.shape(leaf)[:1] != (n,) for leaf in jax.tree.leaves(params_per_client)):
+        raise ConfigError("params_per_client", n, f"give leaves [{n}, ...], one model for each client")
+    one = jax.tree.map(lambda leaf: leaf[0], params_per_client) if own else params
+    x = start(task.trained, one, 0, {})[1].tree
+    each = None
+    if own:
+        each = jax.tree.map(lambda leaf, like: np.asarray(leaf).astype(like.dtype), params_per_client, x)
+    found = figures(task.trained, x, data, each)
+    names = [data.name(i) for i in range(n)]
+    table = pandas.DataFrame({"name": names, "n": data.sizes, **found})
+    table.attrs["mean"] = {name: _mean(np.asarray(values), data.weights) for name, values in found.items()}
+    return table
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> float:
+    known = ~np.isnan(values) & (weights > 0)
+    return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
+
+
+def figures(task: Task, params: Tree, data: FederatedData, each: Tree = None) -> dict[str, list[float]]:
+    """Loss and metrics at each client, by name, [N].
+
+    Args:
+        task: one that is trained.
+        params: the model.
+        data: the clients' examples.
+        each: in place of ``params``, a model for each client, leaves [N, ...].
+    """
+    found: dict[str, list[float]] = {name: [] for name in ("loss", *task.metrics)}
+    for i, answers in enumerate(_clients(task, params, data, each)):
+        for name, values in answers.values.items():
+            found[name].append(float(np.mean(values, dtype=float)))
+        if answers.outputs is not None:
+            labels = data.client(i)["y"]
+            for name in task.whole_metrics:
+                found[name].append(_value(task, name, answers.outputs, labels))
+    return found
+
+
+def whole(task: Task, params: Tree, data: Tree, names: Sequence[str]) -> dict[str, float]:
+    """Metrics of these names of all examples together, a pytree or those of all clients."""
+    examples = data.examples if isinstance(data, FederatedData) else data
+    n = len(jax.tree.leaves(examples)[0])
+    parts = [answers.outputs for answers in _blocks(task, params, examples, range(n), _width(task, params, examples))]
+    outputs = np.concatenate([part for part in parts if part is not None])
+    return {name: _value(task, name, outputs, np.asarray(examples["y"]), alone=False) for name in names}
+
+
+def _value(task: Task, name: str, outputs: np.ndarray, y: np.ndarray, alone: bool = True) -> float:
+    """A metric of some examples; of a client's, which may have one class, not-a-number where it is not defined."""
+    metric = task.metrics[name]
+    with warnings.catch_warnings():
+        if alone:
+            warnings.simplefilter("ignore")
+        if not isinstance(metric, HostMetric):
+            assert isinstance(metric, Metric)
+            return metric.exact(outputs, y)
+        try:
+            return metric.exact(outputs, y, kind=task.kind)
+        except CodeError as error:
+            if alone and isinstance(error.__cause__, ValueError):
+                return float("nan")
+            raise
+
+
+def _clients(task: Task, params: Tree, data: FederatedData, each: Tree) -> Iterator[Answers]:
+    """The answers of each client's examples, in turn."""
+    width = _width(task, params, data.examples)
+    if each is not None:
+        width = min(width, 1 << (data.max_size - 1).bit_length())
+        for i in range(data.num_clients):
+            own = jax.tree.map(lambda leaf, i=i: leaf[i], each)
+            rows = range(data.offsets[i], data.offsets[i] + data.sizes[i])
+            yield _together(list(_blocks(task, own, data.examples, rows, width)))
+        return
+    blocks = _blocks(task, params, data.examples, range(data.num_examples), width)
+    left = next(blocks)
+    for size in data.sizes:
+        parts = [left]
+        while sum(len(part.values["loss"]) for part in parts) < size:
+            parts.append(next(blocks))
+        found = _together(parts)
+        yield _cut(found, slice(0, size))
+        left = _cut(found, slice(size, None))
+
+
+def _together(parts: list[Answers]) -> Answers:
+    if len(parts) == 1:
+        return parts[0]
+    values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
+    outputs = [part.outputs for part in parts if part.outputs is not None]
+    return Answers(values, np.concatenate(outputs) if outputs else None)
+
+
+def _cut(answers: Answers, rows: slice) -> Answers:
+    values = {name: leaf[rows] for name, leaf in answers.values.items()}
+    return Answers(values, None if answers.outputs is None else answers.outputs[rows])
+
+
+def _width(task: Task, params: Tree, examples: Tree) -> int:
+    """How many examples are evaluated at a time."""
+    leaves = jax.tree.leaves(examples)
+    two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), examples)
+    answer = jax.eval_shape(lambda tree, batch: _of_batch(tree, task.frozen, batch, task=task), params, two)
+    widest = max(int(np.prod(leaf.shape[1:])) for leaf in (*leaves, *jax.tree.leaves(answer)))
+    return min(len(leaves[0]), max(16, min(4096, _BLOCK_ELEMENTS // max(widest, 1))))
+
+
+def _blocks(task: Task, params: Tree, examples: Tree, rows: range, width: int) -> Iterator[Answers]:
+    """The answers of some rows, block by block; the last block is filled with copies of its last row."""
+    for first in range(rows.start, rows.stop, width):
+        last = min(first + width, rows.stop)
+        there = np.minimum(np.arange(first, first + width), last - 1)
+        batch = jax.tree.map(lambda leaf, there=there: np.asarray(leaf)[there], examples)
+        whole = _of_block(params, task.frozen, batch, task=task)
+        found = jax.tree.map(lambda leaf, n=last - first: np.asarray(leaf)[:n], whole)
+        yield Answers(found["values"], found.get("outputs"))
+
+
+def _of_batch(params: Tree, frozen: Tree, batch: Array, *, task: Task) -> dict[str, Unknown]:
+    task = task.bound(frozen)
+    each = {name: metric for name, metric in task.metrics.items() if not isinstance(metric, Metric)}
+    values = {"loss": task.loss(params, batch, None)} | {name: metric(params, batch) for name, metric in each.items()}
+    return {"values": values} | ({"outputs": task.answers(params, batch)[0]} if task.whole_metrics else {})
+
+
+_of_block = compiled(static=["task"])(_of_batch)

@@ -1,0 +1,77 @@
+"""Early stopping: a run ends where a column has not improved for some evaluations."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from fedax.columns import higher_is_better
+from fedax.contract.types import Unknown
+from fedax.errors import ConfigError
+from fedax.numbers import check_count, check_number
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """Stops a run where a column did not improve in so many evaluations; given as ``until`` of a run.
+
+    Each run counts by itself, of runs side by side each one, and one that goes on from a checkpoint as if it had never
+    stopped. The model in the end is that of the last round; :class:`fedax.Checkpoints` with ``best`` of the same column
+    keeps the best one.
+
+    Args:
+        column: of the history, as a rule one of validation: by the test's, the figures of the test would flatter.
+        evaluations: ≥ 1, after so many without a better value the run ends.
+        least: ≥ 0, by how much a value has to be better to count.
+        higher: whether higher is better; ``None``: as the metric or the column's name tells.
+
+    Raises:
+        ConfigError: values out of range; by the run, before anything is compiled: no such column, or one whose name
+            does not tell which way is better.
+
+    Example:
+        >>> stop = Patience("val_loss", evaluations=2).fresh()
+        >>> [stop({"val_loss": value}) for value in (1.0, 0.8, 0.9, 0.8)]
+        [False, False, False, True]
+    """
+
+    column: str = "val_loss"
+    evaluations: int = 5
+    least: float = 0.0
+    higher: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str):
+            raise ConfigError("patience.column", self.column, "give the name of a column, such as 'val_loss'")
+        check_count("patience.evaluations", self.evaluations)
+        check_number("patience.least", self.least, 0, fixed=True)
+        if self.higher is not None and not isinstance(self.higher, bool):
+            raise ConfigError("patience.higher", self.higher, "give True or False")
+
+    def __call__(self, row: Mapping[str, Unknown]) -> bool:
+        """Never true: what counts is one that is :meth:`fresh`."""
+        return False
+
+    def fresh(self, metrics: Mapping[str, Unknown] | None = None) -> "Waiting":
+        """One that has counted nothing yet, for a single run; ``metrics``: of its task.
+
+        Raises:
+            ConfigError: the name of the column does not tell which way is better.
+        """
+        higher = self.higher
+        return Waiting(self, higher_is_better(self.column, "patience.higher", metrics) if higher is None else higher)
+
+
+class Waiting:
+    """How long a run has waited for a better value."""
+
+    def __init__(self, asked: Patience, upwards: bool):
+        self.asked, self._sign = asked, -1.0 if upwards else 1.0
+        self._best, self._waited = math.inf, 0
+
+    def __call__(self, row: Mapping[str, Unknown]) -> bool:
+        value = self._sign * row[self.asked.column]
+        if value < self._best - self.asked.least:
+            self._best, self._waited = value, 0
+        else:
+            self._waited += 1
+        return self._waited >= self.asked.evaluations

@@ -1,0 +1,166 @@
+"""Metrics of the classes that are predicted: sums of them are counts, and exact."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from fedax.errors import ConfigError
+from fedax.metrics.base import Array, Metric, Sums, classes_of, each_weight, functions_of, number_of, tally
+
+Average = Literal["binary", "macro", "micro"]
+
+
+@dataclass(frozen=True)
+class Accuracy(Metric):
+    """Share of the examples whose class is the predicted one.
+
+    Example:
+        >>> Accuracy()([0, 1, 1, 1], [0.2, 0.9, 0.4, 0.6])
+        0.75
+    """
+
+    better = "higher"
+    kind = "classification"
+
+    def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
+        """How much is right, of how much."""
+        said, true = classes_of(outputs, y)
+        each = each_weight(weights, y)
+        return {"right": functions_of(each).where(said == true, each, 0).sum(), "all": each.sum()}
+
+    def value(self, sums: Sums, labels: Sums = ()) -> float:
+        """Their ratio."""
+        return float(np.divide(sums["right"], sums["all"]))
+
+
+class _OfClasses(Metric):
+    """A metric of three counts of each class: said and true, said, true."""
+
+    better = "higher"
+    kind = "classification"
+
+    def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
+        """[C] counts of each class: predicted rightly, predicted, true."""
+        said, true = classes_of(outputs, y)
+        each, size = each_weight(weights, y), number_of(outputs, y)
+        right = functions_of(each).where(said == true, each, 0)
+        return {"right": tally(true, right, size), "said": tally(said, each, size), "true": tally(true, each, size)}
+
+
+class _Averaged(_OfClasses):
+    """Of one class, or a mean over classes."""
+
+    average: Average
+
+    def __post_init__(self) -> None:
+        if self.average not in ("binary", "macro", "micro"):
+            raise ConfigError("average", self.average, "give 'binary', 'macro' or 'micro'")
+
+    @property
+    def name(self) -> str:
+        """With the average, where it is not the usual one."""
+        return super().name + ("" if self.average == "binary" else f"_{self.average}")
+
+    def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
+        """As of all such metrics; ``average="binary"`` is of two classes only."""
+        if self.average == "binary" and number_of(outputs, y) > 2:
+            way_out = f"this is for two classes, and there are {number_of(outputs, y)}: take 'macro' or 'micro'"
+            raise ConfigError(f"{type(self).__name__}.average", self.average, way_out)
+        return super().sums(outputs, y, weights)
+
+    def value(self, sums: Sums, labels: Sums = ()) -> float:
+        """Of the second of two classes; the mean over the classes that occur; or of all counts together."""
+        right, said, true = (np.asarray(sums[name], float) for name in ("right", "said", "true"))
+        if self.average == "micro":
+            return self._ratio(right.sum(), said.sum(), true.sum())
+        if self.average == "binary":
+            return self._ratio(right[1], said[1], true[1])
+        there = np.flatnonzero((said > 0) | (true > 0))
+        return float(np.mean([self._ratio(right[c], said[c], true[c]) for c in there])) if there.size else np.nan
+
+    def _ratio(self, right: Any, said: Any, true: Any) -> float:
+        raise NotImplementedError
+
+
+def _share(part: Any, whole: Any) -> float:
+    return float(part / whole) if whole else 0.0
+
+
+@dataclass(frozen=True)
+class Precision(_Averaged):
+    """Of the examples that are called a class, the share that are of it; 0 where none is.
+
+    Args:
+        average: ``"binary"``, of the second of two classes; ``"macro"``, the mean over the classes that occur;
+            ``"micro"``, of all together.
+
+    Raises:
+        ConfigError: another average; where it is used, ``"binary"`` of more than two classes.
+
+    Example:
+        >>> Precision()([0, 1, 1, 0], [1, 1, 0, 0]), Precision("macro").name
+        (0.5, 'precision_macro')
+    """
+
+    average: Average = "binary"
+
+    def _ratio(self, right: Any, said: Any, true: Any) -> float:
+        return _share(right, said)
+
+
+@dataclass(frozen=True)
+class Recall(_Averaged):
+    """Of the examples of a class, the share that are called so; 0 where there are none.
+
+    Args:
+        average: as of :class:`Precision`.
+
+    Raises:
+        ConfigError: as there.
+
+    Example:
+        >>> Recall()([0, 1, 1, 1], [1, 1, 0, 1])
+        0.6666666666666666
+    """
+
+    average: Average = "binary"
+
+    def _ratio(self, right: Any, said: Any, true: Any) -> float:
+        return _share(right, true)
+
+
+@dataclass(frozen=True)
+class F1(_Averaged):
+    """Harmonic mean of precision and recall; 0 where the class neither occurs nor is predicted.
+
+    Args:
+        average: as of :class:`Precision`.
+
+    Raises:
+        ConfigError: as there.
+
+    Example:
+        >>> F1()([0, 1, 1, 1], [0.9, 0.9, 0.1, 0.9]), F1("macro")([0, 1, 2], [0, 1, 1]).__round__(4)
+        (0.6666666666666666, 0.5556)
+    """
+
+    average: Average = "binary"
+
+    def _ratio(self, right: Any, said: Any, true: Any) -> float:
+        return _share(2 * right, said + true)
+
+
+@dataclass(frozen=True)
+class BalancedAccuracy(_OfClasses):
+    """Mean over the classes that occur of the share of a class that is called so.
+
+    Example:
+        >>> BalancedAccuracy()([0, 0, 0, 1], [0, 0, 0, 0])
+        0.5
+    """
+
+    def value(self, sums: Sums, labels: Sums = ()) -> float:
+        """The mean of the recalls."""
+        right, true = np.asarray(sums["right"], float), np.asarray(sums["true"], float)
+        return float(np.mean(right[true > 0] / true[true > 0])) if (true > 0).any() else np.nan

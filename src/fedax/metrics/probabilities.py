@@ -1,0 +1,139 @@
+"""Metrics of probabilities: means over examples, and calibration."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedax.errors import ConfigError
+from fedax.metrics.base import (
+    Array,
+    Metric,
+    Sums,
+    each_weight,
+    functions_of,
+    log_odds,
+    log_probabilities,
+    of_two,
+    probability,
+    second,
+    tally,
+    total,
+)
+
+
+class _Mean(Metric):
+    """A mean over examples."""
+
+    better = "lower"
+    kind = "classification"
+
+    def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
+        """Σ over the labels, and how many they are."""
+        each = each_weight(weights, y)
+        return {"sum": total(self._of_each(outputs, y), each), "all": each.sum()}
+
+    def _of_each(self, outputs: Array, y: Array) -> Array:
+        raise NotImplementedError
+
+    def value(self, sums: Sums, labels: Sums = ()) -> float:
+        """The mean."""
+        return float(np.divide(sums["sum"], sums["all"]))
+
+
+@dataclass(frozen=True)
+class LogLoss(_Mean):
+    """Cross-entropy, −log of the probability of the true class, without any penalty; a mean over the labels.
+
+    Example:
+        >>> round(LogLoss()([0, 1], [0.2, 0.9]), 4)
+        0.1643
+    """
+
+    def _of_each(self, outputs: Array, y: Array) -> Array:
+        f = functions_of(outputs)
+        if of_two(outputs, y):
+            against = f.where(second(y) == 1, -1, 1) * log_odds(outputs, y)
+            return f.logaddexp(against, f.zeros_like(against))
+        own = f.take_along_axis(log_probabilities(outputs), y.astype(np.int32)[..., None], axis=-1)
+        return -own[..., 0]
+
+
+@dataclass(frozen=True)
+class Perplexity(LogLoss):
+    """e to the power of the cross-entropy of a label; of text, of a character or token.
+
+    Example:
+        >>> round(Perplexity()([0, 1, 2], [[1 / 3, 1 / 3, 1 / 3]] * 3), 4)
+        3.0
+    """
+
+    def value(self, sums: Sums, labels: Sums = ()) -> float:
+        """Of the mean."""
+        return float(np.exp(super().value(sums)))
+
+
+@dataclass(frozen=True)
+class Brier(_Mean):
+    """Mean squared error of probabilities: of two classes (p − y)², of more Σ_c (p_c − [y = c])².
+
+    Example:
+        >>> round(Brier()([0, 1], [0.2, 0.9]), 4)
+        0.025
+    """
+
+    def _of_each(self, outputs: Array, y: Array) -> Array:
+        if of_two(outputs, y):
+            return (probability(outputs, y) - second(y)) ** 2
+        f = functions_of(outputs)
+        true = y[..., None] == f.arange(outputs.shape[-1])
+        return ((f.exp(log_probabilities(outputs)) - true) ** 2).sum(axis=-1)
+
+
+@dataclass(frozen=True)
+class CalibrationError(Metric):
+    """Expected calibration error: how far probabilities are from frequencies, by bins of equal width.
+
+    ``Σ_b (n_b/n) |mean probability − frequency|`` over the bins b: of two classes, of the second one; of more, of the
+    class that is predicted, as in the paper.
+
+    Args:
+        bins: ≥ 1.
+
+    Raises:
+        ConfigError: bins out of range.
+
+    Source: Guo et al. 2017, "On calibration of modern neural networks".
+
+    Example:
+        >>> round(CalibrationError(bins=2)([0, 0, 1, 1], [0.1, 0.1, 0.8, 0.9]), 4)
+        0.125
+    """
+
+    bins: int = 15
+    better = "lower"
+    kind = "classification"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bins, bool) or not isinstance(self.bins, int) or not 1 <= self.bins <= 10**6:
+            raise ConfigError("bins", self.bins, "give a whole number from 1 to 1000000")
+
+    def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
+        """[bins] how many there are, how often it was so, and the sum of the probabilities."""
+        f = functions_of(outputs)
+        if of_two(outputs, y):
+            p, so = probability(outputs, y), second(y) == 1
+        else:
+            of_all = f.exp(log_probabilities(outputs))
+            p, so = of_all.max(axis=-1), f.argmax(outputs, axis=-1) == y
+        each = each_weight(weights, y)
+        bin_ = f.clip(f.where(p == p, p, 0) * self.bins, 0, self.bins - 1).astype(np.int32)
+        found = f.where(each != 0, p, 0) * each.astype(p.dtype)
+        return {
+            "all": tally(bin_, each, self.bins),
+            "so": tally(bin_, f.where(so, each, 0), self.bins),
+            "said": tally(bin_, found, self.bins),
+        }
+
+    def value(self, sums: Sums, labels: Sums = ()) -> float:
+        """Σ |Σ probabilities − how often it was so| / n."""
+        return float(np.divide(np.abs(sums["said"] - sums["so"]).sum(), sums["all"].sum()))

@@ -1,0 +1,223 @@
+"""Metrics of the order in which scores put the examples: AUC and average precision.
+
+Outside of a run they are exact, by sorting. In a run they are made of a histogram of the log-odds for each of the two
+labels, which is a sum over examples: nobody's rows leave, and no device sorts. The bins are the leading bits of
+``1 + |log-odds|`` as a float32: equally wide between two powers of two, twice as wide in the next. So they are narrow
+where most models are, at 0, and still tell confident answers of an unbalanced problem apart; they are a monotone
+function of the score, without any rounding, the same on all devices. Scores in one bin count as equal. By how much that
+can be wrong is a figure of the histogram itself, see ``bound``.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.errors import ConfigError
+from fedax.metrics.base import (
+    Array,
+    Metric,
+    Sums,
+    are_probabilities,
+    checked,
+    each_weight,
+    functions_of,
+    log_odds,
+    number_of,
+    of_two,
+    second,
+    tally,
+)
+
+_OCTAVES = 11  # log-odds beyond ±2047 are one bin
+_ONE = 0x3F800000  # the bits of 1.0
+
+
+def bin_of(score: Array, bits: int) -> Array:
+    """The bin of each score, a float32, from 0 to 22·2^bits − 1; a monotone function.
+
+    Example:
+        >>> bin_of(np.array([-1e9, -0.5, 0.0, 0.5, 80.0], np.float32), bits=2).tolist()
+        [0, 41, 44, 46, 69]
+    """
+    f, half = functions_of(score), _OCTAVES << bits
+    size = 1 + f.abs(score.astype(np.float32))
+    whole = size.view(np.int32) if f is np else jax.lax.bitcast_convert_type(size, jnp.int32)
+    beyond = f.clip((whole - _ONE) >> (23 - bits), 0, half - 1)
+    return f.where(score < 0, half - 1 - beyond, half + beyond)
+
+
+class _Ranking(Metric):
+    """A metric of two histograms."""
+
+    bits: int
+    better = "higher"
+    kind = "classification"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 1 <= self.bits <= 14:
+            raise ConfigError("bits", self.bits, "give a whole number from 1 to 14")
+
+    def __call__(self, y_true: object, y_score: object, sample_weight: object = None) -> float:
+        """As of :class:`fedax.metrics.Metric`; [n] scores of any scale are ranked as they are."""
+        y, score = np.asarray(y_true), np.asarray(y_score)
+        weights = checked(y, score, sample_weight)
+        weights = np.ones(len(y)) if weights is None else weights
+        if score.ndim > y.ndim and score.shape[-1] != 2 and are_probabilities(y, score.astype(float)):
+            return self._mean(score, y, weights)
+        if score.ndim > y.ndim and score.shape[-1] == 2 and are_probabilities(y, score.astype(float)):
+            score = score[..., 1]
+        return self.exact(score, y, weights)
+
+    def exact(self, outputs: Array, y: Array, weights: Array = None) -> float:
+        """By sorting."""
+        outputs, y = np.asarray(outputs, float), np.asarray(y)
+        weights = np.ones(len(y)) if weights is None else np.asarray(weights, float)
+        if of_two(outputs, y):
+            each = each_weight(weights, y).ravel()
+            return self._ranked(log_odds(outputs, y).ravel(), second(y).ravel(), each)
+        return self._mean(_against_the_rest(outputs), y, weights)
+
+    def _mean(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
+        """The mean over the classes, each against the rest."""
+        each, scores = each_weight(weights, y).ravel(), scores.reshape(-1, scores.shape[-1])
+        return float(np.mean([self._ranked(s, (y.ravel() == c).astype(int), each) for c, s in enumerate(scores.T)]))
+
+    def _ranked(self, score: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
+        """Of two classes, exactly; ``y`` are 0 and 1."""
+        if np.isnan(score).any():
+            return np.nan
+        order = np.argsort(score, kind="stable")
+        score, y, weights = score[order], y[order], weights[order]
+        ends = np.append(np.flatnonzero(score[1:] != score[:-1]), len(score) - 1)
+        found = [np.diff(np.cumsum(weights * (y == label))[ends], prepend=0) for label in (0, 1)]
+        with np.errstate(all="ignore"):
+            return self._of_groups(*found)
+
+    def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
+        """The histogram, [2, bins], of more than two classes [C, 2, bins]; and how many scores are not a number."""
+        f, size = functions_of(outputs), (2 * _OCTAVES) << self.bits
+        each = each_weight(weights, y)
+        if of_two(outputs, y):
+            scores, true, first = log_odds(outputs, y), second(y), 0
+        else:
+            classes = f.arange(number_of(outputs, y), dtype=np.int32)
+            scores, true = _against_the_rest(outputs), (y[..., None] == classes).astype(np.int32)
+            each, first = f.broadcast_to(each[..., None], scores.shape), 2 * size * classes
+        lost = scores != scores
+        places = first + size * true + f.where(lost, 0, bin_of(scores, self.bits))
+        shape = (2, size) if of_two(outputs, y) else (number_of(outputs, y), 2, size)
+        counts = tally(places, each, int(np.prod(shape))).reshape(shape)
+        return {"counts": counts, "lost": f.where(lost, each, 0).sum()}
+
+    def value(self, sums: Sums, labels: Sums = ()) -> float:
+        """Scores in one bin count as equal."""
+        return float(np.mean([self._of_groups(*pair) for pair in self._pairs(sums)]))
+
+    def bound(self, sums: Sums) -> float:
+        """By how much the value may be above or below the exact one, whatever the scores in the bins are."""
+        with np.errstate(all="ignore"):
+            return float(np.mean([self._bound(*pair) for pair in self._pairs(sums)]))
+
+    def _pairs(self, sums: Sums) -> np.ndarray:
+        counts = np.asarray(sums["counts"], float)
+        counts = np.where(np.asarray(sums["lost"]) > 0, np.nan, counts)
+        return counts.reshape(-1, *counts.shape[-2:])
+
+    def _of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
+        """The value of groups of equal scores, the lowest first: what is in each of both labels."""
+        raise NotImplementedError
+
+    def _bound(self, negative: np.ndarray, positive: np.ndarray) -> float:
+        raise NotImplementedError
+
+
+def _against_the_rest(logits: Array) -> Array:
+    """Log-odds of each class against all others."""
+    f = functions_of(logits)
+    most = logits.max(axis=-1, keepdims=True)
+    parts = f.exp(logits - most)
+    # Of the largest class the rest is summed without it: 1 − p would be rounded to nothing.
+    which = f.arange(logits.shape[-1]) == f.argmax(logits, axis=-1)[..., None]
+    others = f.where(which, 0, parts)
+    rest = f.where(which, others.sum(axis=-1, keepdims=True), 1 + others.sum(axis=-1, keepdims=True) - others)
+    return logits - most - f.log(rest)
+
+
+@dataclass(frozen=True)
+class AUC(_Ranking):
+    """Area under the ROC curve: how often a positive example has a higher score than a negative one; ties count half.
+
+    Of more than two classes, the mean over them of each against the rest. Not a number where a label does not occur.
+
+    In a run it is that of a histogram (:mod:`fedax.metrics.ranking`). Pairs in one bin count half and are one or zero
+    or half, so it is wrong by at most half their share, ``Σ_b P_b N_b / (2 P N)``: ``bound(sums)``.
+
+    Args:
+        bits: of the histogram: 2^bits bins for each doubling of 1 + |log-odds|, from 1 to 14; 22·2^bits in all, of two
+            whole numbers each. The default takes 90 kB a class, for each of the models that are evaluated side by side.
+
+    Raises:
+        ConfigError: bits out of range.
+
+    Example:
+        >>> AUC()([0, 1, 0, 1], [0.1, 0.9, 0.5, 0.5]), AUC()([1, 1], [0.1, 0.9])
+        (0.875, nan)
+    """
+
+    bits: int = 9
+
+    def _of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
+        pairs = negative.sum() * positive.sum()
+        return float(np.divide((positive * (np.cumsum(negative) - negative / 2)).sum(), pairs))
+
+    def _bound(self, negative: np.ndarray, positive: np.ndarray) -> float:
+        return float(np.divide((positive * negative).sum(), 2 * negative.sum() * positive.sum()))
+
+
+@dataclass(frozen=True)
+class AveragePrecision(_Ranking):
+    """Mean over the positive examples of the precision among those with their score or a higher one.
+
+    Of more than two classes, the mean over them of each against the rest. Not a number where no example is positive.
+
+    In a run it is that of a histogram (:mod:`fedax.metrics.ranking`). For the bound, let a bin have p positive and q
+    negative examples, and the bins above it P⁺ and N⁺. The precision at its j-th positive example is t/(t + f), where
+    of the positive ones P⁺ + j ≤ t ≤ P⁺ + p have that score or a higher one, and of the negative ones
+    N⁺ ≤ f ≤ N⁺ + q. It rises with t and falls with f. So what the bin adds to the value, times the number of positive
+    examples, is between ``Σ_j (P⁺ + j)/(P⁺ + j + N⁺ + q)`` and ``p (P⁺ + p)/(P⁺ + p + N⁺)``; the histogram's own
+    figure, that of equal scores, is between them, and ``bound(sums)`` is its larger distance to one of the two totals.
+
+    Args:
+        bits: as of :class:`AUC`.
+
+    Raises:
+        ConfigError: bits out of range.
+
+    Example:
+        >>> AveragePrecision()([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]).__round__(4)
+        0.8333
+    """
+
+    bits: int = 9
+
+    def _of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
+        p, q = positive[::-1], negative[::-1]  # the highest first
+        above, below = np.cumsum(p), np.cumsum(q)
+        there = p > 0
+        return float(np.divide((p[there] * above[there] / (above + below)[there]).sum(), p.sum()))
+
+    def _bound(self, negative: np.ndarray, positive: np.ndarray) -> float:
+        from scipy.special import digamma  # slow to import
+
+        if np.isnan(positive).any():
+            return np.nan
+        p, q = positive[::-1], negative[::-1]  # the highest first
+        t, f = np.cumsum(p), np.cumsum(q)
+        there = p > 0
+        highest = (p * t / (t + f - q))[there].sum()
+        # Σ_j (a + j)/(a + j + c) = p − c (ψ(a + p + c + 1) − ψ(a + c + 1)), where a = P⁺ and c = N⁺ + q.
+        lowest = (p - f * (digamma(t + f + 1) - digamma(t - p + f + 1)))[there].sum()
+        own = self._of_groups(negative, positive) * p.sum()
+        return float(np.divide(max(highest - own, own - lowest), p.sum()))

@@ -1,0 +1,101 @@
+"""Metrics of regression; of several numbers an example, the mean over them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedax.errors import ConfigError
+from fedax.metrics.base import Array, Direction, Metric, Sums, total
+
+
+class _OfErrors(Metric):
+    """A metric of the sum of some error of each example."""
+
+    better: Direction = "lower"
+    kind = "regression"
+
+    def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
+        """[...] Σ of the errors, and how many examples there are."""
+        if outputs.size != y.size:
+            way_out = f"the model answers {list(outputs.shape)}: an answer for each number of a label is due"
+            raise ConfigError("y", list(y.shape), way_out)
+        errors = self._error(outputs.reshape(y.shape) - y)
+        weights_of = weights.reshape(weights.shape + (1,) * (y.ndim - 1))
+        return {"sum": total(errors, weights_of, axis=0), "all": weights.sum()}
+
+    def _error(self, gap: Array) -> Array:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MAE(_OfErrors):
+    """Mean absolute error.
+
+    Example:
+        >>> MAE()([1.0, 2.0, 3.0], [1.0, 2.5, 2.0])
+        0.5
+    """
+
+    def _error(self, gap: Array) -> Array:
+        return abs(gap)
+
+    def value(self, sums: Sums, labels: Sums = ()) -> float:
+        """The mean."""
+        return float(np.mean(np.divide(sums["sum"], sums["all"])))
+
+
+@dataclass(frozen=True)
+class RMSE(_OfErrors):
+    """Root of the mean squared error.
+
+    Example:
+        >>> RMSE()([1.0, 2.0], [1.0, 4.0])
+        1.4142135623730951
+    """
+
+    def _error(self, gap: Array) -> Array:
+        return gap**2
+
+    def value(self, sums: Sums, labels: Sums = ()) -> float:
+        """Of the mean."""
+        return float(np.mean(np.sqrt(np.divide(sums["sum"], sums["all"]))))
+
+
+@dataclass(frozen=True)
+class R2(_OfErrors):
+    """Share of the variance that is explained: 1 − Σ(y − f)² / Σ(y − mean of y)².
+
+    Undefined for fewer than two examples; of labels that are all the same 0, or 1 where all are met.
+
+    Example:
+        >>> round(R2()([1.0, 2.0, 3.0], [1.1, 1.9, 3.2]), 4)
+        0.97
+    """
+
+    better = "higher"
+
+    def _error(self, gap: Array) -> Array:
+        return gap**2
+
+    def labels(self, y: np.ndarray, weights: Array = None) -> Sums:
+        """What the variance is made of: in float64, where y may lie far from zero."""
+        y = np.asarray(y, float)
+        weights = np.ones(len(y)) if weights is None else weights
+        each = weights.reshape(weights.shape + (1,) * (y.ndim - 1))
+        number = np.asarray(np.count_nonzero(weights), np.int64)
+        return {
+            "all": weights.sum(),
+            "number": number,
+            "sum": (each * y).sum(axis=0),
+            "square": (each * y**2).sum(axis=0),
+        }
+
+    def value(self, sums: Sums, labels: Sums = ()) -> float:
+        """From the errors, and from what the labels are."""
+        if labels["number"] < 2:
+            return np.nan
+        left = np.asarray(sums["sum"], float)
+        spread = np.asarray(labels["square"] - labels["sum"] ** 2 / labels["all"])
+        alike = spread <= 1e-14 * labels["square"]
+        explained = 1 - left / np.where(alike, 1, spread)
+        return float(np.mean(np.where(alike, (left == 0).astype(float), explained)))
