@@ -1,6 +1,7 @@
 """A part of a model is learned: the same numbers as gradients with the rest held fixed; only that part is sent."""
 
 import dataclasses
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,12 @@ import pytest
 
 import fedax
 from fedax.contract.vector import tensor_name
+from fedax.engine.places.nodes import packed
+from fedax.engine.places.site import Problem
 from fedax.errors import ConfigError
 from fedax.tasks.trainable import LoRA, partial
+
+from . import here
 
 RNG = np.random.default_rng(0)
 TASK = fedax.tasks.mlp(5, 3, hidden=(4,))
@@ -147,3 +152,51 @@ def test_what_cannot_be_learned(trainable, message):
         fedax.simulate(fedax.create("fedavg", lr=0.2), TASK, DATA, trainable=trainable, rounds=1)
     with pytest.raises(ConfigError, match="rank = 0"):
         LoRA(rank=0)
+
+
+def at_nodes(part, spy=None):
+    """Nodes that make the part by themselves, of another model."""
+    own = partial(TASK, part.rule, jax.tree.map(lambda leaf: leaf + 1, START))
+    problem = Problem(fedax.create("scaffold", lr=0.2), own, here.wire_of())
+    return here.Here(here.sites(DATA, [[0, 2], [1]], problem, [TEST, None]), spy)
+
+
+AT_NODES = {"rounds": 3, "work": fedax.Steps(2)}
+
+
+@pytest.mark.parametrize("rule", ["1.*", LoRA(rank=2, targets="0.w")], ids=["leaves", "lora"])
+def test_nodes_are_sent_what_is_frozen_once(rule):
+    part, method = partial(TASK, rule, START), fedax.create("scaffold", lr=0.2)
+    came = []
+
+    def spy(number, message, answer):
+        came.append((message.head["kind"], b"['frozen']" in message.tensors))
+        return answer
+
+    run = here.trained(method, part, DATA, at_nodes(part, spy), **AT_NODES)
+    alone = fedax.simulate(method, part, DATA, test=TEST, **AT_NODES)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), run.params, alone.params)
+    for column in ("train_loss", "test_loss", "test_accuracy", "bytes_down", "bytes_up"):
+        np.testing.assert_allclose(run.history[column], alone.history[column], rtol=1e-5)
+    assert {kind for kind, frozen in came if frozen} == {"check"}
+    assert [frozen for kind, frozen in came if kind == "check"] == [True, True]  # each node once
+
+
+def test_a_node_that_lost_what_is_frozen_says_so():
+    part, method = partial(TASK, "1.*", START), fedax.create("scaffold", lr=0.2)
+
+    def spy(number, message, answer):
+        if message.head["kind"] == "check":
+            for site in transport.sites.values():
+                shutil.rmtree(site.folder / "frozen", ignore_errors=True)
+                site._ready.clear()
+        return answer
+
+    transport = at_nodes(part, spy)
+    with pytest.raises(fedax.NodeError, match=r"what is frozen of the model, .* is not there: --resume sends it again"):
+        here.trained(method, part, DATA, transport, **AT_NODES)
+    site, *_ = at_nodes(part).sites.values()
+    with pytest.raises(fedax.NodeError, match="what is frozen of the model is not what the message says"):
+        site._keep_frozen({"problem": {}, "frozen": "0" * 32}, packed({"frozen": part.frozen}))
+    with pytest.raises(fedax.NodeError, match="is no digest"):
+        site._keep_frozen({"problem": {}, "frozen": "../../x"}, b"")

@@ -161,6 +161,8 @@ def excluded(exclusions: Tree) -> dict[str, Unknown]:
 def train_sums(model: Vector, fed: Federation, *, task: Task, grad_norm: bool, mesh: Mesh | None) -> tuple[Tree, ...]:
     """Σ p_i F_i(x) over the clients of ``fed`` and, where asked, its gradient."""
 
+    task = task.bound(fed.frozen)
+
     def weigh(around: Tree, rows: Tree) -> Tree:
         """What examples count in F, p_i/n_i."""
         _, ends, each = around

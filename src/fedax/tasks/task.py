@@ -152,6 +152,10 @@ class Task:
         """The task of the whole model; another one where only a part of it is learned here."""
         return self
 
+    def with_frozen(self, frozen: Any) -> "Task":
+        """The task with these arrays in the place of ``frozen``, for good."""
+        raise ConfigError("task", self.name, "no part of it is frozen")
+
     def whole(self, params: Params) -> Params:
         """The whole model, of parameters of which a part may be learned."""
         return params

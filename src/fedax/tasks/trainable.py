@@ -82,6 +82,9 @@ class Partial(Task):
     def entire(self) -> Task:
         return self.given
 
+    def with_metrics(self, **metrics: Any) -> Task:
+        return _made(self.given.with_metrics(**metrics), self.init, self.kept, self.joined, self.rule)
+
     def bound(self, frozen: Any) -> Task:
         return _functions(self.given, self.init, lambda learned: self.joined(learned, frozen))
 
@@ -108,7 +111,7 @@ def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params
         return task.loss(join(params), batch, key)
 
     def measuring(metric: Any) -> Any:
-        return lambda params, batch: metric(join(params), batch)
+        return metric if isinstance(metric, Metric) else lambda params, batch: metric(join(params), batch)
 
     def outputs(given: Callable[..., Any], params: Params, batch: Any) -> Any:
         return given(join(params), batch)

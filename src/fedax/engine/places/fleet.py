@@ -11,8 +11,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedax.contract.types import Unknown
-from fedax.engine.places.nodes import Failure, Message, Transport
+from fedax.contract.types import Tree, Unknown
+from fedax.engine.places.nodes import Failure, Message, Transport, packed
 from fedax.engine.places.site import precise_versions
 from fedax.errors import NodeError
 from fedax.federation.census import Census
@@ -124,19 +124,21 @@ class Fleet:
         """Whether all nodes were waited for in vain."""
         return len(self._absent) == len(self)
 
-    def check(self, asked: dict[str, Unknown], columns: Sequence[str], rounds: int) -> None:
+    def check(self, asked: dict[str, Unknown], columns: Sequence[str], rounds: int, frozen: Tree = ()) -> None:
         """Ask all nodes whether anything speaks against a run.
 
         Args:
             asked: what messages say of the job.
             columns: the measures to which nodes contribute.
             rounds: that are to come.
+            frozen: what is frozen of the model; nodes are sent it here, and only here.
 
         Raises:
             NodeError: something does, or a node does not answer.
         """
         given = {"kind": "check", "job": asked, "columns": list(columns), "rounds": rounds}
-        for which, answer in self.ask({which: self.message(which, given) for which in range(len(self))}):
+        tensors = packed({"frozen": frozen}) if jax.tree.leaves(frozen) else b""
+        for which, answer in self.ask({which: self.message(which, given, tensors) for which in range(len(self))}):
             if answer is None:
                 raise NodeError(f"clients {self.names(which)}: no answer in {self.timeout:g} s")
             if problems := answer.head.get("problems"):

@@ -86,7 +86,7 @@ class Remote:
         self._done = np.zeros(3, np.int64)
         self._seen = (fleet.transport.sent, fleet.transport.received, fleet.waited)
         # Of a run that goes on nodes have counted some rounds; whether they allow the others shows then.
-        fleet.check(self._order, _leaving(job), 0 if resumes else job.rounds)
+        fleet.check(self._order, _leaving(job), 0 if resumes else job.rounds, job.plan.task.frozen)
 
     # ---- what drive() asks
 

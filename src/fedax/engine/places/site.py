@@ -53,6 +53,7 @@ from fedax.wire.wire import Wire
 _PLANNED = ("num_clients", "max_size", "batch_size", "epochs", "steps", "max_steps", "full", "missing", "by_number",
             "watched", "stops")  # fmt: skip
 _READY = 8  # jobs, at most
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 _VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")  # a client's place, and a version of its memory
 
 
@@ -65,9 +66,23 @@ class Problem(NamedTuple):
 
 
 def order(plan: Plan, problem: dict[str, Unknown], seed: int, program: str) -> dict[str, Unknown]:
-    """What a message says of the job: the problem in plain JSON, the plan, the seed, and a digest of the program."""
+    """What a message says of the job: the problem in plain JSON, the plan, the seed, and a digest of the program.
+
+    Where a part of the model is frozen, also a digest of that, which nodes are sent once.
+    """
     plain = {name: getattr(plan, name) for name in _PLANNED}
-    return {"problem": problem, "plan": plain, "seed": seed, "program": program}
+    found = {"problem": problem, "plan": plain, "seed": seed, "program": program}
+    return found | ({"frozen": digest_of(plan.task.frozen)} if jax.tree.leaves(plan.task.frozen) else {})
+
+
+def digest_of(tree: Tree) -> str:
+    """Of the names and the bytes of some arrays."""
+    found = hashlib.sha256()
+    for name, leaf in sorted(arrays_of({"": tree}).items()):
+        array = np.asarray(leaf)
+        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()[:32]
 
 
 def client_forms(problem: Problem, plan: Plan, example: Tree, x: Vector) -> tuple[tuple[list[Form], list[Form]], str]:
@@ -77,7 +92,8 @@ def client_forms(problem: Problem, plan: Plan, example: Tree, x: Vector) -> tupl
     """
     n = plan.num_clients
     census = Census(np.ones(n, np.int64), np.full(n, 1 / n), example)
-    fed = federation_of(census, None, slice(0, n))._replace(examples=census.examples(2))
+    frozen = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), plan.task.frozen)
+    fed = federation_of(census, None, slice(0, n))._replace(examples=census.examples(2), frozen=frozen)
     hyper = Hyper(problem.method, Steps(1), Full(), dataclasses.replace(problem.wire, lossy=False))
     forms, digest = dry_run(hyper, fed, jax.random.key(0), x, dataclasses.replace(plan, mesh=None, chunk_size=1))
     return forms, hashlib.sha256(digest.encode()).hexdigest()[:16]
@@ -121,7 +137,10 @@ class Limits:
 
 
 class _Ready(NamedTuple):
-    """A job with all that its answers need; ``row`` is the memory of a client before everything."""
+    """A job with all that its answers need.
+
+    ``row`` is the memory of a client before everything, ``frozen`` on the device what is not learned.
+    """
 
     problem: Problem
     plan: Plan
@@ -130,6 +149,7 @@ class _Ready(NamedTuple):
     forms: tuple[list[Form], list[Form]]
     program: str
     examples: Examples
+    frozen: Tree
 
 
 class Site:
@@ -235,6 +255,8 @@ class Site:
 
     def _check(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """What speaks against a run, before its first round."""
+        if "frozen" in head["job"]:
+            self._keep_frozen(head["job"], tensors)
         ready, problems = self._job(head["job"]), []
         try:
             self.data.check(ready.problem.task)
@@ -311,7 +333,8 @@ class Site:
         rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
         program = _one_alone if one else _together
         total, answer, done = program(
-            ready.problem.method, ready.problem.wire, given["download"], fed._replace(weights=None), ready.key,
+            ready.problem.method, ready.problem.wire, given["download"],
+            fed._replace(weights=None, frozen=ready.frozen), ready.key,
             np.int32(index), rows_of, clients, stage=stage, number=number, plan=ready.plan,
         )  # fmt: skip
         return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], answer), done
@@ -336,11 +359,14 @@ class Site:
         asked = {"task": task, "grad_norm": bool(head["grad_norm"]), "mesh": mesh}
         train: Tree = None
         for piece in ready.examples.pieces(given["weights"]):
-            part = jax.block_until_ready(_train_sums(given["model"], piece, **asked))
+            part = jax.block_until_ready(_train_sums(given["model"], piece._replace(frozen=ready.frozen), **asked))
             train = part if train is None else jax.tree.map(jnp.add, train, part)
         found: dict[str, Tree] = {"train": list(train)}
         if tests is not None:
-            found |= {"test": _held_out(task, given["model"], tests, None), "labels": labels_of(task, tests)}
+            found |= {
+                "test": _held_out(given["model"], tests, ready.frozen, task=task),
+                "labels": labels_of(task, tests),
+            }
         return Message({name: head[name] for name in ECHOED if name in head}, packed(jax.tree.map(np.asarray, found)))
 
     def _forget(self, head: dict[str, Unknown], tensors: bytes) -> Message:
@@ -359,6 +385,8 @@ class Site:
 
     def _made(self, asked: dict[str, Unknown]) -> _Ready:
         made = self._make(asked["problem"])
+        if "frozen" in asked:
+            made = made._replace(task=made.task.with_frozen(self._frozen(asked, made.task.frozen)))
         problem = made._replace(method=one_type(made.method), wire=one_type(made.wire))
         task, planned = problem.task.trained, asked["plan"]
         key, x = start(task, None, asked["seed"], {})
@@ -375,9 +403,30 @@ class Site:
             fed = on_devices(federation_of(self._census, None if stream else self.data, every), plan.mesh)
             examples = Examples(self.data if stream else None, fed, every)
         row = jax.tree.map(np.asarray, jax.jit(first_state)(problem.method, x)[1])
-        return _Ready(problem, plan, key, row, forms, program, examples)
+        return _Ready(problem, plan, key, row, forms, program, examples, on_devices(task.frozen, plan.mesh))
 
     # ---- what outlives the process
+
+    def _frozen_path(self, asked: dict[str, Unknown]) -> pathlib.Path:
+        if not _DIGEST.fullmatch(str(asked["frozen"])):
+            raise NodeError(f"{str(asked['frozen'])[:50]!r} is no digest of what is frozen of a model")
+        return self.folder / "frozen" / f"{asked['frozen']}.safetensors"
+
+    def _keep_frozen(self, asked: dict[str, Unknown], tensors: bytes) -> None:
+        """Write what is frozen of the model, which comes with the first message of a run and with no other."""
+        path, form = self._frozen_path(asked), self._make(asked["problem"]).task.frozen
+        found = unpacked(tensors, {"frozen": form}, "the message")["frozen"]
+        if digest_of(found) != asked["frozen"]:
+            raise NodeError("what is frozen of the model is not what the message says")
+        path.parent.mkdir(exist_ok=True)
+        write_tensors(path, arrays_of({"frozen": found}), "frozen")
+
+    def _frozen(self, asked: dict[str, Unknown], form: Tree) -> Tree:
+        path = self._frozen_path(asked)
+        if not path.exists() or (wrong := damage(path)) is not None:
+            state = "not there" if not path.exists() else wrong
+            raise NodeError(f"what is frozen of the model, {path}, is {state}: --resume sends it again")
+        return unpacked(path.read_bytes(), {"frozen": form}, str(path))["frozen"]
 
     def _version(self, run: int, row: int, version: Sequence[int]) -> pathlib.Path:
         return self.folder / "memory" / str(run) / f"{row}-{version[0]}-{version[1]}.safetensors"
@@ -512,4 +561,8 @@ def _one_alone(
 
 
 _train_sums = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
-_held_out = compiled(static=["task", "mesh"])(held_out)
+
+
+@compiled(static=["task"])
+def _held_out(model: Vector, tests: Tree, frozen: Tree, *, task: Task) -> dict[str, Unknown]:
+    return held_out(task.bound(frozen), model, tests, None)
