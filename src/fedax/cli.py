@@ -471,6 +471,43 @@ def sweep(
     _show_report(console, record)
 
 
+@app.command()
+@_clear_errors
+def predict(
+    model: Annotated[
+        pathlib.Path, typer.Argument(help="A model: *.safetensors, as in a run folder's models.", show_default=False)
+    ],
+    source: Annotated[
+        pathlib.Path, typer.Argument(help="New rows: .csv or .parquet; arrays: .npy.", show_default=False)
+    ],
+    out: Annotated[pathlib.Path, typer.Option(help="The .csv file to write; has to be new.", show_default=False)],
+    decimal: Annotated[str, typer.Option(help="The decimal point of the .csv file.")] = ".",
+    encoding: Annotated[str, typer.Option(help="Its encoding.")] = "utf-8",
+) -> None:
+    """Predict for new rows with a model that was trained.
+
+    Writes a row for each row, in their order: the columns that the model leaves aside,
+    such as an id; the prediction; and the probability of each class. Where the new rows
+    have labels too, the loss and the metrics are printed.
+
+    \b
+    Examples:
+      fedax predict runs/hospitals-1/models/fednova-seed0.safetensors new.csv --out predicted.csv
+
+    Exit code 2: an error, such as a column that is missing.
+    """
+    from fedax import load_model
+    from fedax.columns import describe, show
+    from fedax.experiments.predictions import predict_file
+
+    rows, found = predict_file(load_model(model), source, out, decimal, encoding)
+    typer.echo(f"{rows} predictions: {out}")
+    if found:
+        figures = {f"test_{name}": value for name, value in found.items()}
+        texts = [f"{describe(name).label.removeprefix('Test ')} {show(name, value)}" for name, value in figures.items()]
+        typer.echo(f"The rows have labels: {', '.join(texts)}")
+
+
 class Kind(enum.StrEnum):
     """What ``fedax list`` can list."""
 

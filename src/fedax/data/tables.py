@@ -169,8 +169,20 @@ def from_csv(
     return from_frames(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform)
 
 
-def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8") -> Any:
+def read_table(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Sequence[str] = ()) -> Any:
+    """A .csv or .parquet file as a table of pandas; other arguments as of :func:`read_csv`."""
+    if path.suffix == ".parquet":
+        return _of_arrow(_read_parquet(path), path, None, None)
+    return read_csv(path, decimal, encoding, texts)
+
+
+def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Sequence[str] = ()) -> Any:
     """A CSV file as a table of pandas, with the names of its first line.
+
+    Args:
+        path: the file.
+        decimal, encoding: as of :func:`from_csv`.
+        texts: columns whose cells stay as they are written, such as 007.
 
     Raises:
         ConfigError: there is no such encoding.
@@ -211,6 +223,7 @@ def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8") -> Any:
                 header=0,
                 names=names,
                 index_col=False,
+                dtype={name: str for name in texts if name in names},
                 skipinitialspace=True,
                 low_memory=False,
                 compression=None,

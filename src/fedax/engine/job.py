@@ -242,15 +242,18 @@ def make_job(
         processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density} {by_client}")
         if FILES in settings():  # each host may have a copy of its own
             settings()[FILES] = processes.text_from_first(settings()[FILES])
-    origin = Origin(given.entire, census.example, _labels(here), getattr(here, "transform", None))
+    origin = Origin(given.entire, census.example, _labels(census, here), census.transform)
     return Job(
         hyper, fed, key, x, here if stream else None, census, own, plan, memory, forms, settings,
         rounds, stops, held, parts, labels, by_client, grad_norm, density, until, form, seed, origin,
     )  # fmt: skip
 
 
-def _labels(data: FederatedData | None) -> tuple[int, ...] | None:
-    """Labels that are no numbers from 0 on: −1 and +1."""
+def _labels(census: Census, data: FederatedData | None) -> tuple[str | int, ...] | None:
+    """What the classes are called: texts of tables, or −1 and +1; ``None``: numbers from 0 on, or there are none."""
+    if census.transform is not None:
+        named: tuple[str, ...] | None = census.transform.classes
+        return named
     y = data.examples.get("y") if data is not None and isinstance(data.examples, dict) else None
     return (-1, 1) if y is not None and y.ndim == 1 and y.size and y.min() == -1 and y.max() == 1 else None
 

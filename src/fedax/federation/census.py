@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedax.contract.types import Tree
+from fedax.contract.types import Tree, Unknown
 
 
 class Census(NamedTuple):
@@ -18,6 +18,7 @@ class Census(NamedTuple):
         names: [N] what the clients are called; empty where they are numbered.
         digests: [N] of each real client's examples, as text that changes where they do.
         tests: how many held-out examples real clients have, all together.
+        transform: what made examples of their tables, a ``fedax.data.Transform``; ``None`` where they were no tables.
 
     Example:
         >>> import fedax
@@ -33,12 +34,14 @@ class Census(NamedTuple):
     names: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
     tests: int = 0
+    transform: Unknown = None
 
     @classmethod
     def of(cls, data: Tree) -> "Census":
         """The census of data that are here, a :class:`fedax.FederatedData`."""
         form = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
-        return cls(data.sizes, data.weights, jax.tree.map(form, data.examples), data.names or ())
+        examples = jax.tree.map(form, data.examples)
+        return cls(data.sizes, data.weights, examples, data.names or (), transform=data.transform)
 
     @property
     def num_clients(self) -> int:

@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from fedax.contract.types import Tree, Unknown
+from fedax.data.transform import Transform
 from fedax.engine.places.nodes import Failure, Message, Transport, packed
 from fedax.engine.places.site import precise_versions
-from fedax.errors import NodeError
+from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
 
 _PAUSE = 0.5  # seconds before nodes that are not there are looked for again
@@ -220,7 +221,7 @@ def _checked(number: int, about: dict[str, Unknown]) -> dict[str, Unknown]:
         good = len(names) == len(sizes) == len(digests) > 0 and all(type(n) is int and 0 < n < 2**31 for n in sizes)
         good = good and all(isinstance(text, str) for text in (*names, *digests, about["mark"]))
         good = good and type(about["tests"]) is int and about["tests"] >= 0 and isinstance(about["classes"], int | None)
-        good = good and isinstance(about["versions"], dict)
+        good = good and isinstance(about["versions"], dict) and isinstance(about["transform"], dict | None)
         example = {name: (np.dtype(kind), [*map(int, shape)]) for name, (kind, shape) in about["example"].items()}
         if not good or not example:
             raise ValueError("no clients")
@@ -248,6 +249,11 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
             if name in where:
                 raise NodeError(f"client {name!r} is at two nodes; give every client a name of its own, or stop one")
             where[name] = number
+        if about["transform"] != first["transform"]:
+            raise NodeError(
+                f"clients {_listed(about['names'])}: another transform made examples of their tables than of "
+                f"those of clients {_listed(first['names'])}; fit one from the summaries of all, and apply it everywhere"
+            )
     names = sorted(where, key=_natural)
     each = {name: (size, digest) for _, about in found
             for name, size, digest in zip(about["names"], about["sizes"], about["digests"], strict=True)}  # fmt: skip
@@ -256,11 +262,22 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
         name: jax.ShapeDtypeStruct(tuple(shape), np.dtype(kind)) for name, (kind, shape) in first["example"].items()
     }
     classes = [about["classes"] for _, about in found]
+    transform = None if first["transform"] is None else _transform(first)
     census = Census(
         sizes, sizes / sizes.sum(), example, tuple(names), tuple(each[name][1] for name in names),
-        sum(about["tests"] for _, about in found),
+        sum(about["tests"] for _, about in found), transform,
     )  # fmt: skip
-    return census, None if None in classes else max(classes), {name: i for i, name in enumerate(names)}
+    classes_of_all: int | None = None if None in classes else max(classes)
+    if transform is not None and transform.classes is not None:
+        classes_of_all = len(transform.classes)  # a node may have none of the last
+    return census, classes_of_all, {name: i for i, name in enumerate(names)}
+
+
+def _transform(about: dict[str, Unknown]) -> Transform:
+    try:
+        return Transform.from_json(about["transform"])
+    except DataError as error:
+        raise NodeError(f"clients {_listed(about['names'])}: {error}") from error
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

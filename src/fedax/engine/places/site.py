@@ -247,9 +247,10 @@ class Site:
             "sizes": self.data.sizes.tolist(),
             "digests": self._digests,
             "example": {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in self._census.example.items()},
-            "classes": int(labels.max()) + 1 if whole else None,
+            "classes": int(labels.max()) + 1 if labels is not None and whole else None,
             "tests": 0 if self.test is None else len(jax.tree.leaves(self.test)[0]),
             "mark": self.mark,
+            "transform": None if self.data.transform is None else self.data.transform.to_json(),
         }
         return Message(about | {"versions": precise_versions()})
 

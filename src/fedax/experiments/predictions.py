@@ -1,0 +1,103 @@
+"""Predictions of a saved model for the rows of a file."""
+
+import pathlib
+from typing import Any
+
+import numpy as np
+
+import fedax
+from fedax.data.formats import regular
+from fedax.data.tables import read_table
+from fedax.engine.checkpoint import write_atomic
+from fedax.engine.saved import Model
+from fedax.errors import ConfigError, DataError
+
+Path = pathlib.Path
+
+_TABLES = (".csv", ".parquet")
+
+
+def predict_file(
+    model: Model, source: str | Path, out: str | Path, decimal: str = ".", encoding: str = "utf-8"
+) -> tuple[int, dict[str, float]]:
+    """Predict for each row of a file, and write a table of the predictions.
+
+    The table has a row for each row of ``source``, in its order: the columns of the source that the model leaves aside,
+    such as an id; ``prediction``; and of a classification ``p <class>``, the probability of each class.
+
+    Args:
+        model: from :func:`fedax.load_model`.
+        source: a .csv or .parquet file, of a model that was trained on tables; else an array [n, …] in an .npy file.
+        out: the .csv file to write; there may be none of this name.
+        decimal, encoding: as of :func:`fedax.data.from_csv`.
+
+    Returns:
+        How many rows there are; and the loss and the metrics of the task where the source has the labels.
+
+    Raises:
+        ConfigError: ``out`` is there already, or cannot be written; the task does not say what its model answers.
+        DataError: ``source`` cannot be read, or is not what the model was trained on.
+
+    Example:
+        >>> import tempfile
+        >>> import pandas
+        >>> data = fedax.data.from_frames(
+        ...     {"north": pandas.DataFrame({"age": [20, 60, 70], "id": ["a", "b", "c"], "ill": ["no", "yes", "yes"]})},
+        ...     label="ill",
+        ... )
+        >>> task = fedax.tasks.softmax_regression(data.examples["x"].shape[1], classes=2)
+        >>> run = fedax.simulate(fedax.create("fedavg", lr=1.0), task, data, rounds=50)
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "new.csv").write_text("id,age\\n007,19\\n008,80\\n")
+        >>> predict_file(run.model, folder / "new.csv", folder / "predicted.csv")[0]
+        2
+        >>> [line.rpartition(",")[0].rpartition(",")[0] for line in (folder / "predicted.csv").read_text().splitlines()]
+        ['id,prediction', '007,no', '008,yes']
+    """
+    import pandas
+
+    source, out = Path(source), Path(out)
+    if out.exists():
+        raise ConfigError("out", str(out), "this is there already; name a new file")
+    if not out.parent.is_dir():
+        raise ConfigError("out", str(out), "there is no such folder; make it first")
+    aside: dict[str, Any] = {}
+    batch: Any
+    if source.suffix in _TABLES:
+        if model.transform is None:
+            raise DataError(f"{source}: the model was trained on arrays and not on a table; give an .npy file")
+        table = read_table(source, decimal, encoding, tuple(model.transform.dropped))
+        aside = {name: table[name].to_numpy() for name in table.columns if name in model.transform.dropped}
+        batch = model.transform(table)
+    elif source.suffix == ".npy":
+        batch = {"x": _array(source)}
+    else:
+        raise DataError(f"{source}: give a .csv, .parquet or .npy file")
+    found = {**aside, "prediction": model.predict(batch)}
+    if model.task.kind == "classification" and found["prediction"].ndim == 1:
+        shares = model.predict_proba(batch)
+        names = model.labels or range(shares.shape[1])
+        found |= {f"p {name}": shares[:, k].astype(np.float32) for k, name in enumerate(names)}
+    elif found["prediction"].ndim > 1:
+        flat = found.pop("prediction").reshape(len(batch["x"]), -1)
+        found |= {f"prediction {k}": flat[:, k] for k in range(flat.shape[1])}
+    try:
+        write_atomic(out, pandas.DataFrame(found).to_csv(index=False))
+    except OSError as error:
+        raise ConfigError("out", str(out), f"cannot be written ({error.strerror or error})") from error
+    return len(batch["x"]), _measured(model, batch) if "y" in batch else {}
+
+
+def _measured(model: Model, batch: dict[str, np.ndarray]) -> dict[str, float]:
+    """Loss and metrics of rows with labels."""
+    held = fedax.FederatedData(batch, sizes=[len(batch["x"])])
+    (row,) = fedax.evaluate(model.task, model.params, held).drop(columns=["name", "n"]).to_dict("records")
+    return {str(name): float(value) for name, value in row.items()}
+
+
+def _array(path: Path) -> np.ndarray:
+    regular(path)
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, TypeError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError) as error:
+        raise DataError(f"{path}: no array that can be read ({error})") from error
