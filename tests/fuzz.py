@@ -520,19 +520,28 @@ def read_medmnist(folder: Path, content: bytes) -> Any:
 
 
 def read_config(folder: Path, content: bytes) -> Any:
+    """What a configuration names is never imported: ``mine.py`` is there, and nobody has allowed it."""
+    from fedax.errors import ConfigError
     from fedax.experiments import config as module
-    from fedax.experiments import toml
+    from fedax.experiments import own, toml
 
     text, _, settings = content.partition(b"\x00set\n")
     tables = module.read_toml(write(folder / "config.toml", text))
     for setting in settings.decode("utf-8", "replace").split("\n") if settings else ():
         module.override(tables, setting)
     sections = module.check(tables)
-    module._settings(sections)
+    write(folder / "mine.py", b"raise SystemExit")
+    with unittest.mock.patch.object(own, "_load", side_effect=AssertionError("code was imported")):
+        try:
+            module._settings(sections, own.configured(False, folder))
+        except ConfigError as error:
+            if "it would run the code of" not in str(error):
+                raise
     toml.dumps(tables)
     return None
 
 
+OWN_CODE = CONFIG.replace(b'"fedavg"', b'"mine.py:A"').replace(b'"mlp"', b'"json.decoder:scanstring"')
 RUN_FILES = {b"c": "config.toml", b"a": "about.json", b"m": "metrics.jsonl", b"d": "diagnosis.json"}
 
 
@@ -733,7 +742,7 @@ def readers() -> dict[str, Callable[[], Reader]]:
             read_medmnist, [npz(save, **slides) for save in (np.savez, compressed)], archive, DEFLATE
         ),
         "config": lambda: Reader(
-            read_config, [CONFIG, CONFIG + SWEEP, CONFIG + b"\x00set\n" + OVERRIDES], plain, 1, 8_000_000
+            read_config, [CONFIG, CONFIG + SWEEP, CONFIG + b"\x00set\n" + OVERRIDES, OWN_CODE], plain, 1, 8_000_000
         ),
         "run": lambda: Reader(read_run, [tag + content for tag, content in runs], tagged(plain), 8, 8_000_000),
         "model": lambda: Reader(read_model, [model()], tensors),

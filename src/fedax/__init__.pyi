@@ -16,6 +16,7 @@ from .algorithms import (
     create,
     hyperparameters,
 )
+from .conformance import check
 from .contract.algorithm import Algorithm, Change, Exchange, Round, Traits
 from .contract.local import Solver, local_steps
 from .contract.oracle import Oracle
@@ -148,6 +149,7 @@ __all__ = [
     "Weighted",
     "Work",
     "available",
+    "check",
     "create",
     "data",
     "evaluate",

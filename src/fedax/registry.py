@@ -247,6 +247,8 @@ def within(section: str, call: Callable[[], Any]) -> Any:
     """
     try:
         return call()
+    except CodeError:  # its field is code, no setting
+        raise
     except ConfigError as error:
         raise ConfigError(f"{section}.{error.field}", error.value, error.way_out) from error
     except DataError as error:

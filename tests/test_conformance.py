@@ -1,0 +1,237 @@
+"""fedax.check: what fedax's own methods hold, and that it finds what a faulty one does not."""
+
+import os
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedax
+from fedax.contract.hyper import hyper
+
+
+class Plain(fedax.Algorithm):
+    """FedAvg, of which the faulty methods differ in one place."""
+
+    lr: Any = hyper(0.1, "(0, ∞)")
+
+    def init(self, x):
+        return x
+
+    def model(self, server):
+        return server
+
+    def client(self, x, memory, oracle):
+        return fedax.local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), x, oracle) - x, memory
+
+    def server(self, x, mean, round):
+        return x + mean
+
+
+class State(NamedTuple):
+    x: Any
+    c: Any
+
+
+class Control(fedax.Algorithm):
+    """SCAFFOLD, likewise."""
+
+    lr: Any = hyper(0.1, "(0, ∞)")
+
+    def init(self, x):
+        return State(x, fedax.zeros_like(x))
+
+    def init_client(self, x):
+        return fedax.zeros_like(x)
+
+    def client(self, download, c_i, oracle):
+        x, c = download
+        y = fedax.local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) - c_i + c), x, oracle)
+        c_new = c_i - c + (x - y) / (oracle.steps * self.lr)
+        return State(y - x, self.change(c_new - c_i)), self.keep(c_new, c_i)
+
+    def change(self, dc):
+        return fedax.Change(dc)
+
+    def keep(self, c_new, c_i):
+        return c_new
+
+    def server(self, server, mean, round):
+        return State(server.x + mean.x / round.total, server.c + mean.c)
+
+
+class SumNotMean(Plain):
+    def server(self, x, mean, round):
+        return x + 0.4 * jnp.sum(round.present) * mean
+
+
+class FirstPlace(Plain):
+    """Who comes first in the cohort counts more."""
+
+    def server(self, x, mean, round):
+        return x + (1 + round.weights[0]) * mean
+
+
+SEEN: list[int] = []
+
+
+class CountsInPython(Plain):
+    """A warm-up by a counter that is no part of the state."""
+
+    def server(self, x, mean, round):
+        SEEN.append(1)
+        return x + (1 - 0.5 ** len(SEEN)) * mean
+
+
+class WrongSign(Plain):
+    def client(self, x, memory, oracle):
+        dx, memory = Plain.client(self, x, memory, oracle)
+        return -1.0 * dx, memory
+
+
+class StaleMemory(Control):
+    """The old control variate is kept."""
+
+    def keep(self, c_new, c_i):
+        return c_i
+
+
+class OtherMemory(Control):
+    """What is sent is not the change of what is kept."""
+
+    def keep(self, c_new, c_i):
+        return 0.9 * c_new + 0.1 * c_new.map(jnp.tanh)
+
+
+class CountsClients(Control):
+    """|S|/N, as the paper has it for equal weights."""
+
+    def change(self, dc):
+        return dc
+
+    def server(self, server, mean, round):
+        share = jnp.sum(round.present) / round.num_clients
+        return State(server.x + mean.x / round.total, server.c + share * mean.c / round.total)
+
+
+class OwnGradient(Plain):
+    """A gradient that the oracle does not know of."""
+
+    def client(self, x, memory, oracle):
+        dx, memory = Plain.client(self, x, memory, oracle)
+        batch, _ = oracle._all
+        g = jax.grad(lambda tree: jnp.mean(oracle._task.loss(tree, batch, None)))(x.tree)
+        return dx - 0.01 * fedax.Vector(g), memory
+
+
+BOARD: list[float] = []
+
+
+class PastTheWire(Plain):
+    """Norms go to the server's process through Python."""
+
+    def client(self, x, memory, oracle):
+        dx, memory = Plain.client(self, x, memory, oracle)
+        jax.debug.callback(lambda b: BOARD.append(float(b)), dx.tree["b"])
+        return dx, memory
+
+
+class LeavesOutAStep(Plain):
+    """A loop of its own, one step short where clients take unequal numbers."""
+
+    def client(self, x, memory, oracle):
+        last = oracle.steps if isinstance(oracle.steps, int) else oracle.steps - 1
+        return jax.lax.fori_loop(0, last, lambda k, y: y - self.lr * oracle.grad(y, k), x) - x, memory
+
+
+class NumpyNoise(Plain):
+    def server(self, x, mean, round):
+        return x + (1 + 0.01 * float(np.random.default_rng().normal())) * mean
+
+
+class Promotes(Plain):
+    """An array of NumPy's float64 in the upload."""
+
+    def client(self, x, memory, oracle):
+        dx, memory = Plain.client(self, x, memory, oracle)
+        return dx.map(lambda leaf: leaf * np.ones(leaf.shape)), memory
+
+
+class CountsThoseOfNoWeight(Plain):
+    def server(self, x, mean, round):
+        return x + mean * jnp.mean(jnp.where(round.present, 1.0 * (round.weights > 0), 1.0))
+
+
+class Idle(Plain):
+    """A momentum that nothing uses."""
+
+    momentum: Any = hyper(0.9, "[0, 1)")
+
+
+class Branches(Plain):
+    """if on a number, which is traced."""
+
+    most: Any = hyper(1.0, "(0, ∞)")
+
+    def server(self, x, mean, round):
+        return x + (mean if self.most > 0.5 else 0.5 * mean)
+
+
+FAULTS = {
+    SumNotMean: ("splitting", "mean"),
+    FirstPlace: ("relabelling", "no client's place"),
+    CountsInPython: ("no hidden state", "SEEN has changed"),
+    WrongSign: ("descent", "y − x and the server adds"),
+    StaleMemory: ("memory", "never changes"),
+    OtherMemory: ("memory", "the new memory minus the old"),
+    CountsClients: ("splitting", "no number of clients"),
+    OwnGradient: ("costs", "32 were computed|40 were computed"),
+    PastTheWire: ("no hidden state", "BOARD has changed|calls back into Python"),
+    LeavesOutAStep: ("unequal steps", "fedax.local_steps"),
+    NumpyNoise: ("determinism", "became a constant"),
+    Promotes: ("types", "float64"),
+    CountsThoseOfNoWeight: ("weight zero", "weight 0"),
+    Idle: ("fields", "momentum"),
+    Branches: ("descent", "jnp.where"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_each_fault_is_found_by_the_check_that_is_for_it(fault):
+    name, said = FAULTS[fault]
+    only = ["determinism", name] if name == "no hidden state" else [name]
+    found = fedax.check(fault(), only=only)
+    assert not found.passed and name in found.failed and found[name].status == "does not hold"
+    assert any(part in found[name].found for part in said.split("|")), found
+
+
+def test_the_right_ones_hold_everything():
+    found = fedax.check(Control())
+    assert found.passed and len(found.checks) > 15, found
+    assert {row["status"] for row in found.table} == {"holds", "not promised"} and "everything holds" in repr(found)
+    assert "is in the server's state" in found["memory"].found
+
+
+def test_what_is_not_promised_is_said():
+    found = fedax.check(fedax.create("led"), only=["unequal steps", "cohorts"])
+    assert [each.status for each in found.checks] == ["not promised"] * 2 and found.passed
+
+
+def test_no_method_and_no_check():
+    with pytest.raises(fedax.ConfigError, match=r"^algorithm = 3: give a method"):
+        fedax.check(3)
+    with pytest.raises(fedax.ConfigError, match=r"^only = 'spliting': did you mean 'splitting'"):
+        fedax.check(Plain(), only=["spliting"])
+
+
+SOME = ["relabelling", "splitting", "unequal steps", "resume", "costs"]
+TUNED = {name: {"eps": 1.0} for name in ("fedda", "fedda-mvr", "fedda-distributed")}  # near a stationary point 1/ε
+LONG = bool(os.environ.get("FEDAX_LONG"))
+
+
+@pytest.mark.parametrize("name", sorted(fedax.available()) if LONG else ["mime", "fedgate"])
+def test_fedax_s_own_methods_hold_everything(name):
+    found = fedax.check(fedax.create(name, **TUNED.get(name, {})), only=None if LONG else SOME)
+    assert found.passed, found
