@@ -11,7 +11,7 @@ from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.job import start
 from fedax.errors import CodeError, ConfigError
-from fedax.metrics import HostMetric, Metric
+from fedax.metrics.base import HostMetric, Metric
 from fedax.programs import compiled
 from fedax.tasks.task import Task
 

@@ -220,7 +220,7 @@ def _cost(method: Method, column: str) -> str:
 def _data(records: Sequence[Record], problems: Sequence[Problem]) -> dict[str, Any]:
     return {
         "axes": [{"key": key, "name": name, "short": short} for key, name, short in _AXES],
-        "problems": [_drawn(problem.methods, summary.table_order(problem)) for problem in problems],
+        "problems": [_drawn(problem.methods, summary.curve_order(problem)) for problem in problems],
         "clients": [_client_data(record) for record in records],
         "spreads": [_spread_data(record) for record in records],
         "sweeps": [_sweep_data(record) for record in records],
