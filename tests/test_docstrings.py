@@ -8,11 +8,11 @@ import re
 import pytest
 
 import fedax
-from fedax import data, tasks, theory
+from fedax import data, metrics, tasks, theory
 
 PUBLIC = {
     f"{place.__name__}.{name}": getattr(place, name)
-    for place in (fedax, data, tasks, theory)
+    for place in (fedax, data, metrics, tasks, theory)
     for name in place.__all__
     if callable(getattr(place, name))
 }

@@ -1318,8 +1318,8 @@ def _show_results(console: "Console", record: "Record") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from fedax.columns import describe, show
-    from fedax.experiments import summary
+    from fedax.columns import better, describe, show
+    from fedax.experiments import clients, summary
 
     (problem,) = summary.problems([record])
     columns = _shown(summary.table_order(problem), problem.judge)
@@ -1350,6 +1350,14 @@ def _show_results(console: "Console", record: "Record") -> None:
     console.print(f"[dim]{escape(' '.join(legend))}[/]")
     for sentence in summary.verdict(problem):
         console.print(escape(sentence))
+    if (majority := record.about.get("majority")) is not None:
+        console.print(escape(clients.majority_text(majority)), highlight=False)
+    best = problem.best or problem.methods[0]
+    for figure in clients.figures_of(record, problem.judge)[:1]:
+        way = better(f"test_{figure}") or "lower"
+        spread = clients.spread_of(best.label, clients.tables(record, best.label), figure, way)
+        if spread is not None:
+            console.print(escape(clients.worst_text(spread, figure)), highlight=False)
 
 
 def _show_diagnosis(console: "Console", record: "Record") -> None:

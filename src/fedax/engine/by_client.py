@@ -11,7 +11,7 @@ from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.job import start
 from fedax.errors import CodeError, ConfigError
-from fedax.metrics import HostMetric, Metric
+from fedax.metrics.base import HostMetric, Metric
 from fedax.programs import compiled
 from fedax.tasks.task import Task
 
@@ -90,10 +90,11 @@ def figures(task: Task, params: Tree, data: FederatedData, each: Tree = None) ->
 
     Args:
         task: one that is trained.
-        params: the model.
+        params: the model; ``None``: see ``each``.
         data: the clients' examples.
         each: in place of ``params``, a model for each client, leaves [N, ...].
     """
+    params = jax.tree.map(lambda leaf: leaf[0], each) if params is None else params
     found: dict[str, list[float]] = {name: [] for name in ("loss", *task.metrics)}
     for i, answers in enumerate(_clients(task, params, data, each)):
         for name, values in answers.values.items():

@@ -14,7 +14,7 @@ from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine import by_client
 from fedax.engine.loop import Federation
-from fedax.metrics import HostMetric, Metric
+from fedax.metrics.base import HostMetric, Metric
 from fedax.programs import compiled
 from fedax.tasks.task import Task
 

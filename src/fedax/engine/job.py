@@ -30,7 +30,7 @@ from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
-from fedax.metrics import HostMetric
+from fedax.metrics.base import HostMetric
 from fedax.numbers import MOST, check_count, check_number, check_room
 from fedax.programs import compiled
 from fedax.tasks.task import Task
@@ -214,7 +214,8 @@ def make_job(
         lambda: on_devices(federation_of(census, None if stream else here, own), plan.mesh),
     )
     frozen = _once(shared, ("frozen", id(task), plan.mesh), lambda: on_devices(task.frozen, plan.mesh))
-    fed = fed._replace(frozen=frozen)
+    # One object for all jobs, for those with another one do not run side by side.
+    fed = _once(shared, ("federation", id(fed), id(frozen)), functools.partial(fed._replace, frozen=frozen))
     pooled = {part: pooled_of(each) for part, each in parts.items()}
     held = _once(shared, (*held_of, plan.mesh), lambda: on_devices(pooled, plan.mesh))
     labels = _once(

@@ -31,7 +31,7 @@ from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, is_small
 from fedax.engine.simulate import program as alone
 from fedax.errors import ConfigError
-from fedax.metrics import HostMetric
+from fedax.metrics.base import HostMetric
 from fedax.numbers import check_count, check_number
 from fedax.programs import compiled
 from fedax.tasks.task import Task

@@ -28,6 +28,7 @@ from fedax.experiments import own, toml
 from fedax.experiments.defaults import unequal_penalties, usual_task
 from fedax.federation import PARTICIPATION, WORK
 from fedax.federation.census import Census
+from fedax.metrics import METRICS
 from fedax.numbers import check_number
 from fedax.registry import Component, within
 from fedax.tasks import TASKS
@@ -116,6 +117,9 @@ class RunSection(_Section):
     seeds: Any = 1  # how many, or which
     split_seeds: bool = False  # each seed deals the data anew
     judge: str | None = None  # the column by which methods are compared
+    metrics: list[str | Table] | None = None  # besides the task's own
+    patience: Count | Table | None = None  # the run ends after so many evaluations without a better validation loss
+    baselines: bool | Table | None = None  # also train each client alone, and one model on all data in one place
     evaluate_every: Count | None = None
     grad_norm: bool = False
     density: pydantic.NonNegativeFloat | None = None
@@ -241,7 +245,7 @@ class Experiment:
     def problem(self, label: str) -> Table:
         """What a node needs to make the method of this label, its task and its wire: see :func:`problem_of`."""
         (method,) = (each for each in self.config["methods"] if each["label"] == label)
-        run = {name: self.config["run"][name] for name in _WIRE if name in self.config["run"]}
+        run = {name: self.config["run"][name] for name in (*_WIRE, "metrics") if name in self.config["run"]}
         named = [table["name"].rpartition(":")[0] for table in (self.model, method)]
         code = {place: source.digest for place, source in self.code.items() if place in named}
         return {"task": self.model, "method": method, "run": run} | ({"code": code} if code else {})
@@ -424,6 +428,7 @@ def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
     """
     code = own.of_owner(allowed, table.get("code", {}))
     task, _ = _made_task(table["task"], code)
+    task = _with_metrics(task, table["run"])
     method, _ = _method(MethodSection(**table["method"]), table["method"]["label"], code)
     given = {name: part for name, part in _options(table["run"]).items() if name in _WIRE}
     guard = given.get("guard")
@@ -461,6 +466,7 @@ def build_all(
     task, start = _started(first.task.start, task)
     task_config |= {"start": first.task.start} if first.task.start is not None else {}
     begun = {} if start is None else {"params": start}
+    task = _with_metrics(task, settings[0].run)
     sizes = []
     for seed in seeds:
         split = data if seed == seeds[0] else _data(_of_seed(first.data, seed)).data
@@ -508,6 +514,10 @@ def build_all(
     found = [experiment(each) for each in settings]
     if (judge := first.run.judge) is not None:
         _check_judge(judge, found)
+    if first.run.patience is not None:
+        _check_patience(found)
+    if first.run.baselines:
+        _check_baselines(first.run.baselines, test, settings[0].methods_config[0])
     return found
 
 
@@ -516,6 +526,7 @@ def columns(experiments: Sequence[Experiment]) -> list[str]:
     first, run = experiments[0], experiments[0].config["run"]
     return measured_names(
         first.task.metrics,
+        val=first.val is not None,
         test=first.test is not None or (isinstance(first.data, Census) and first.data.tests > 0),
         grad_norm=run["grad_norm"],
         objective=all("regularizer" in method for each in experiments for method in each.config["methods"]),
@@ -526,10 +537,33 @@ def columns(experiments: Sequence[Experiment]) -> list[str]:
 def _check_judge(judge: str, experiments: Sequence[Experiment]) -> None:
     if judge not in (there := columns(experiments)):
         raise unknown("run.judge", judge, there)
-    if better(judge) is None:
+    if better(judge, experiments[0].task.metrics) is None:
         raise ConfigError("run.judge", judge, "its name does not tell which way is better; take another column")
     if judge == "objective" and any(unequal_penalties(each.config) for each in experiments):
         raise ConfigError("run.judge", judge, "the methods have different regularizers; take test_loss or train_loss")
+
+
+def _check_patience(experiments: Sequence[Experiment]) -> None:
+    column, there = experiments[0].options["until"].column, columns(experiments)
+    if column not in there:
+        way_out = "there is no validation part to stop by: hold one out, [data.split] with val = 0.15"
+        if column != "val_loss":
+            raise unknown("run.patience.column", column, there)
+        raise ConfigError("run.patience", experiments[0].config["run"]["patience"], way_out)
+
+
+def _check_baselines(asked: bool | Table, test: Any, method: Table) -> None:
+    if isinstance(asked, dict):
+        if differ := asked.keys() - {"lr"}:
+            raise unknown(f"run.baselines.{min(differ)}", min(differ), ["lr"])
+        check_number("run.baselines.lr", asked.get("lr", 1.0), 0, open_low=True, fixed=True)
+    if not isinstance(test, fedax.FederatedData):
+        way_out = "they are measured at each client: hold a part of its examples out, [data.split] with test = 0.15"
+        raise ConfigError("run.baselines", asked, way_out)
+    given = asked.get("lr") if isinstance(asked, dict) else None
+    if given is None and not isinstance(method.get("lr"), int | float):
+        way_out = f"{method['label']} has no constant lr for them to take: name one, baselines = {{lr = 0.1}}"
+        raise ConfigError("run.baselines", asked, way_out)
 
 
 def datasets() -> dict[str, str]:
@@ -582,12 +616,17 @@ def _settings(sections: ExperimentSection, code: own.Code | None = None) -> _Set
     methods = dict(zip(names, (method for method, _ in made), strict=True))
     configs = [config for _, config in made]
     run = _run(sections.run)
+    _metrics(run)
     return _Settings(methods, configs, work, work_config, participation, participation_config, run, _options(run))
 
 
 def _options(run: Table) -> Table:
     """The section ``run`` as arguments of :func:`fedax.simulate`, without the seeds."""
-    options = {name: value for name, value in run.items() if name not in ("seeds", "split_seeds", "judge")}
+    apart = ("seeds", "split_seeds", "judge", "metrics", "patience", "baselines")
+    options = {name: value for name, value in run.items() if name not in apart}
+    if (patience := run.get("patience")) is not None:
+        given = patience if isinstance(patience, dict) else {"evaluations": patience}
+        options["until"] = call("run.patience", fedax.Patience, given)
     if isinstance(guard := run.get("guard"), dict):
         options["guard"] = call("run.guard", fedax.Guard, guard)
     if (aggregate := run.get("aggregate")) is not None:
@@ -607,6 +646,23 @@ def _run(section: RunSection) -> Table:
         way_out = f"give a number of seeds from 1 to {_MOST_SEEDS}, or a list of different ones from 0 on"
         raise ConfigError("run.seeds", given, way_out)
     return {**run, "seeds": seeds}
+
+
+def _metrics(run: Table) -> dict[str, Any]:
+    """The metrics that the section ``run`` asks for, by the names of their columns."""
+    found: dict[str, Any] = {}
+    for entry in run.get("metrics", ()):
+        given = {"name": entry} if isinstance(entry, str) else dict(entry)
+        metric, _ = METRICS.bind(given.pop("name", None), given, section="run.metrics")
+        if metric.name in found:
+            raise ConfigError("run.metrics", metric.name, "this is asked for twice; leave one out")
+        found[metric.name] = metric
+    return found
+
+
+def _with_metrics(task: fedax.Task, run: Table) -> fedax.Task:
+    metrics = _metrics(run)
+    return within("run", lambda: task.with_metrics(**metrics)) if metrics else task
 
 
 def hyperparameters_of(section: MethodSection, label: str, code: own.Code) -> Table:

@@ -107,7 +107,7 @@ def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:
         "data": {"name": name, **found["data"]},
         "work": found.get("work", dict(_EPOCHS)),
         "participation": found.get("participation", {"kind": "full"}),
-        "run": {"seeds": 3, **found["run"]},
+        "run": {"seeds": 3, **found["run"], **({"baselines": True} if "split" in found["data"] else {})},
         "methods": [{"name": method, "lr": found["lr"]} for method in methods],
     }
 
@@ -116,7 +116,8 @@ def judge(config: Mapping[str, Any], columns: Sequence[str]) -> str | None:
     """The column by which methods are compared: ``run.judge``, or one that suits.
 
     The objective F + ψ where all methods have the same ψ; ‖∇F‖² of quadratics, whose F has an arbitrary offset; else
-    the test loss, or without held-out data F.
+    the test loss, or without a test part that of validation, or without held-out data F. (Rounds and hyper-parameters
+    are chosen by validation, where there is such a part; methods are compared by the test.)
 
     Args:
         config: a whole configuration.
@@ -133,7 +134,7 @@ def judge(config: Mapping[str, Any], columns: Sequence[str]) -> str | None:
     asked = config["run"].get("judge")
     if asked in columns:
         return str(asked)
-    held_out = "test_loss" if "test_loss" in columns else None
+    held_out = next((name for name in ("test_loss", "val_loss") if name in columns), None)
     if unequal_penalties(config):
         return held_out
     if "objective" in columns:

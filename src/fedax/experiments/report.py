@@ -12,8 +12,8 @@ import numpy as np
 import plotly.offline
 
 import fedax
-from fedax.columns import describe, show, show_parts
-from fedax.experiments import diagnosis, summary, sweeps, toml
+from fedax.columns import better, describe, show, show_parts
+from fedax.experiments import clients, diagnosis, summary, sweeps, toml
 from fedax.experiments.runs import Path, Record, finite, lost, write_atomic
 from fedax.experiments.style import CLASS_COLOURS, colour, dash
 from fedax.experiments.summary import (
@@ -86,11 +86,11 @@ def _breakable(text: str) -> str:
 
 
 def _subtitle(records: Sequence[Record]) -> str:
-    config, clients = records[0].config, records[0].about["clients"]
+    config, about = records[0].config, records[0].about["clients"]
     if len(records) > 1:
         return f"{len(records)} experiments side by side"
     names = ", ".join(dict.fromkeys(m["name"] for m in config["methods"]))
-    number, data = len(clients["sizes"]), config["data"]["name"]
+    number, data = len(about["sizes"]), config["data"]["name"]
     return f"{names} with {number} real clients" if data == "nodes" else f"{names} on {data} with {number} clients"
 
 
@@ -110,7 +110,7 @@ def _apart(problems: Sequence[Problem]) -> list[str]:
 
 def _lost(records: Sequence[Record]) -> list[str]:
     """What is missing in the run folders."""
-    return [f"{record.name}: {sentence}" for record in records for sentence in lost(record)]
+    return [f"{record.name}: {each}" for record in records for each in (*lost(record), *clients.damaged(record))]
 
 
 def _name(problem: Problem) -> str:
@@ -125,6 +125,9 @@ def _results(problem: Problem, k: int, problems: Sequence[Problem]) -> str:
     swept = any("sweep" in record.config for record in problem.records)
     note = "Of a sweep, the best point of each method. " if swept else ""
     note += " ".join(summary.legend(problem))
+    majority = problem.records[0].about.get("majority")
+    if majority is not None:
+        note += f" {clients.majority_text(majority)}"
     note += " Costs are those of one run, of all clients together; time leaves out compilation and evaluation."
     return (
         f"<section class='results'><h2>{html.escape(title)}</h2>{verdict}"
@@ -217,8 +220,9 @@ def _cost(method: Method, column: str) -> str:
 def _data(records: Sequence[Record], problems: Sequence[Problem]) -> dict[str, Any]:
     return {
         "axes": [{"key": key, "name": name, "short": short} for key, name, short in _AXES],
-        "problems": [_drawn(problem.methods, summary.table_order(problem)) for problem in problems],
+        "problems": [_drawn(problem.methods, summary.curve_order(problem)) for problem in problems],
         "clients": [_client_data(record) for record in records],
+        "spreads": [_spread_data(record) for record in records],
         "sweeps": [_sweep_data(record) for record in records],
         "class_colours": CLASS_COLOURS,
     }
@@ -363,22 +367,100 @@ def _list(sentences: Sequence[str]) -> str:
 
 
 def _client_data(record: Record) -> dict[str, Any]:
-    clients = record.about["clients"]
-    steps = clients["steps"]
+    found = record.about["clients"]
+    steps = found["steps"]
     varied = len({*steps["low"], *steps["high"]}) > 1
-    return {**clients, "order": order(clients), "steps": steps if varied else None}
+    return {**found, "order": order(found), "steps": steps if varied else None}
+
+
+def _spreads(record: Record) -> list[tuple[str, list[clients.Spread]]]:
+    """Figure -> how it is spread over the clients, for each method, and for the baselines."""
+    problem = summary.problems([record])[0]
+    found = []
+    for figure in clients.figures_of(record, problem.judge):
+        way = better(f"test_{figure}") or "lower"
+        labels = [m.label for m in problem.methods] + list(clients.BASELINES)
+        made = [clients.spread_of(label, clients.tables(record, label), figure, way) for label in labels]
+        found.append((figure, [each for each in made if each is not None]))
+    return found
+
+
+def _spread_data(record: Record) -> list[dict[str, Any]]:
+    methods = [method["label"] for method in record.config["methods"]]
+    panels = []
+    for figure, spreads in _spreads(record):
+        known = describe(f"test_{figure}")
+        lines = [
+            {
+                "label": each.label,
+                "colour": colour(methods.index(each.label)) if each.label in methods else "#8591a0",
+                "names": each.names,
+                "sizes": each.sizes,
+                "values": _rounded(each.values),
+            }
+            for each in spreads
+        ]
+        percent = known.unit == "%"
+        panels.append({"name": known.label, "format": ".2%" if percent else ".4~g", "percent": percent, "lines": lines})
+    return panels
+
+
+def _by_client(record: Record, k: int) -> str:
+    """What the methods have at each client, beside the baselines."""
+    text = ""
+    for i, (figure, spreads) in enumerate(_spreads(record)):
+        column = f"test_{figure}"
+        known = describe(column)
+        seeds = len(record.config["run"]["seeds"])
+        about = f"{known.label} on each client's own test examples"
+        about += f", the mean over {seeds} seeds. " if seeds > 1 else ". "
+        about += f"{(known.better or 'lower').capitalize()} is better. "
+        if any(np.isnan(each.values).any() for each in spreads):
+            about += "Clients where it is not defined, as where all test examples are of one class, are left out. "
+        if i == 0:
+            about += (
+                "Local only: each client trains a model of its own on its own data. Pooled: one model on all data in "
+                "one place. Both go over the data as often as the method that did so most; they are no federated "
+                "methods, and are not ranked with them. "
+            ) * any(each.label in clients.BASELINES for each in spreads)
+        height = 60 + 46 * len(spreads)
+        text += (
+            f'<h3 class="gap">{html.escape(known.label)} of each client</h3><p class="note">{html.escape(about)}</p>'
+        )
+        text += (
+            f'<div class="plot" style="height: {height}px" id="spread-{k}-{i}"></div>{_spread_table(column, spreads)}'
+        )
+    return text
+
+
+def _spread_table(column: str, spreads: Sequence[clients.Spread]) -> str:
+    names = ("Mean over clients", "Standard deviation", "Mean of the worst tenth", "Worst clients")
+    rows = ""
+    for each in spreads:
+        number, noise, unit = show_parts(column, each.mean, each.std)
+        deviation = f"{noise.removeprefix('± ')} {unit}".strip() or "–"
+        worst = ", ".join(f"{html.escape(name)} ({show(column, value)})" for name, value in each.worst)
+        cells = (f"{number} {unit}".strip(), deviation, show(column, each.worst_tenth), worst)
+        shown = "".join(
+            f'<td data-name="{name}"{" class=names" if name == names[-1] else ""}>{cell}</td>'
+            for name, cell in zip(names, cells, strict=True)
+        )
+        apart = ' class="baseline"' if each.label in clients.BASELINES else ""
+        rows += f"<tr{apart}><td>{html.escape(each.label)}</td>{shown}</tr>"
+    head = "".join(f"<th>{name}</th>" for name in ("Method", *names))
+    return f"<div class='table'><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
 
 
 def _clients(record: Record, k: int, several: bool) -> str:
-    clients = record.about["clients"]
-    sizes, steps = np.asarray(clients["sizes"]), clients["steps"]
+    about_clients = record.about["clients"]
+    sizes, steps = np.asarray(about_clients["sizes"]), about_clients["steps"]
     note = (
         f"{len(sizes)} clients hold {thousands(int(sizes.min()))} to {thousands(int(sizes.max()))} examples "
         f"(median {np.median(sizes):g}). "
     )
     parts = [_plot("Examples of each client", f"sizes-{k}", "low")]
-    if clients["counts"]:
-        counts = np.asarray(clients["counts"])
+    if about_clients["counts"]:
+        counts = np.asarray(about_clients["counts"])
         own, whole = (counts / sizes[:, None]).max(1), counts.sum(0).max() / sizes.sum()
         note += (
             f"The commonest class of a client makes up {100 * np.median(own):.0f} % of its data in the median; "
@@ -387,7 +469,7 @@ def _clients(record: Record, k: int, several: bool) -> str:
         parts.append(_plot("Classes of each client", f"counts-{k}", "tall"))
     if record.config["run"].get("split_seeds"):
         note += f"Shown are those of seed {record.config['run']['seeds'][0]}: each seed has a split of its own. "
-    if clients["uniform"]:
+    if about_clients["uniform"]:
         note += "In the objective every client weighs the same. "
     low, high = min(steps["low"]), max(steps["high"])
     if low == high:
@@ -401,7 +483,7 @@ def _clients(record: Record, k: int, several: bool) -> str:
         )
         parts.append(_plot("Local steps of each client", f"steps-{k}", "low", about))
     title = f"Clients of {html.escape(record.folder.name)}" if several else "Clients"
-    return f'<section><h2>{title}</h2><p class="note">{note}</p>{"".join(parts)}</section>'
+    return f'<section><h2>{title}</h2><p class="note">{note}</p>{_by_client(record, k)}{"".join(parts)}</section>'
 
 
 def _plot(title: str, name: str, height: str, note: str = "") -> str:

@@ -22,7 +22,7 @@ from fedax.engine.saved import read_model
 from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
-from fedax.experiments import own, summary, toml
+from fedax.experiments import clients, own, summary, toml
 from fedax.experiments.config import Experiment, within
 from fedax.experiments.plots import write_plots
 from fedax.experiments.report import write_report
@@ -82,6 +82,9 @@ def execute(
             problem, with a link in it, or with files that no run writes.
     """
     config, writes = experiment.config, jax.process_index() == 0
+    by_client = clients.measured_by_client(experiment)
+    if processes.count() > 1 and config["run"].get("baselines"):
+        raise ConfigError("run.baselines", config["run"]["baselines"], "they run in one process; leave them out")
     checked = check_methods(experiment) if checked is None else checked
     runs = [(label, seed) for label in experiment.methods for seed in config["run"]["seeds"]]
     if config["run"]["split_seeds"]:
@@ -128,7 +131,14 @@ def execute(
                 if run.best is not None:
                     run.save(model_path(folder, label, seed, best=True), best=True)
                 run.save(model_path(folder, label, seed))
+                if by_client and clients.finite_model(run.params):
+                    clients.add_table(experiment, folder, label, seed, run.params, data[split][2])
             discard_sweep(place) if len(batch) > 1 else discard(place)
+    if writes and by_client:
+        for label, seed in sorted(over):
+            clients.mend(experiment, folder, label, seed)
+        if config["run"].get("baselines"):
+            clients.add_baselines(experiment, folder)
     return finish(folder, compiled) if writes else None
 
 
@@ -185,7 +195,7 @@ def _train(
     kept: Mapping[str, Any],
 ) -> list[fedax.Run]:
     """A method with one seed, or with several side by side."""
-    options = {"work": experiment.work, "participation": experiment.participation, "test": pooled(data[2])}
+    options = {"work": experiment.work, "participation": experiment.participation, "val": data[1], "test": data[2]}
     options |= {"checkpoint": fedax.Checkpoints(place, **kept)} | experiment.options
     method, task = experiment.methods[label], experiment.task
     with warnings.catch_warnings():
@@ -217,8 +227,8 @@ class Checked(NamedTuple):
 
 def check_methods(experiment: Experiment) -> Checked:
     """Check that each method can be run as is asked, before any is; of several processes, in all of them."""
-    parts = {"work": experiment.work, "participation": experiment.participation}
-    parts["test"] = pooled(experiment.test)
+    parts: dict[str, Any] = {"work": experiment.work, "participation": experiment.participation}
+    parts |= {"val": experiment.val, "test": experiment.test}
     given: dict[str, Any] = (
         {"task": experiment.task, "data": experiment.data, "shared": {}} | parts | experiment.options
     )
@@ -311,11 +321,6 @@ def finish(folder: Path, compiled: Mapping[str, float]) -> Record:
     return record
 
 
-def pooled(held_out: Any) -> Any:
-    """Held-out examples of all clients in one pytree."""
-    return held_out.examples if isinstance(held_out, fedax.FederatedData) else held_out
-
-
 def count_parameters(task: fedax.Task) -> int:
     """How many numbers the model has."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.entire.form()))
@@ -333,6 +338,7 @@ def _about(experiments: Sequence[Experiment]) -> dict[str, Any]:
             "Python": platform.python_version(),
         },
         "parameters": count_parameters(experiments[0].task),
+        "majority": clients.majority(experiments[0]),
         "clients": _clients(experiments),
     }
 

@@ -8,6 +8,8 @@
 | metrics.jsonl | one line an evaluation, as the run goes |
 | checkpoints/ | of runs that are not over, what they go on from; see :class:`fedax.Checkpoints` |
 | models/ | the final models, one ``<label>-seed<k>.safetensors`` a run; where asked, the best, ``…-best.safetensors`` |
+| clients/ | where each client holds examples out, a table of them a run: ``<label>-seed<k>.csv`` |
+| baselines/ | the same of the baselines, ``local-only`` and ``pooled``, where asked |
 | summary.json | status and final figures of every method |
 | diagnosis.json | what :mod:`fedax.experiments.diagnosis` measured, where asked |
 | sweep.json | of a sweep: the figures of every point |
@@ -33,11 +35,12 @@ import filelock
 import numpy as np
 import pydantic
 
-from fedax.columns import COSTS
+from fedax.columns import COSTS, PER_CLIENT
 from fedax.data.formats import parse_json, regular
 from fedax.engine.checkpoint import WRITING, damage, write_atomic
 from fedax.engine.history import FAILED, column_of, ended_worse
 from fedax.engine.job import evaluation_rounds
+from fedax.engine.patience import Patience
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own, toml
 from fedax.experiments.config import WrittenSection, check, slug
@@ -45,7 +48,7 @@ from fedax.experiments.config import WrittenSection, check, slug
 Path = pathlib.Path
 
 LOCK = ".lock"
-FOLDERS = ("models", "plots", "checkpoints")
+FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines")
 _LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
 _OF_A_RUN = ("label", "method", "point", "seed", "status")
 
@@ -364,7 +367,7 @@ def missing_rounds(run: MethodRun | None, config: Mapping[str, Any], over: bool)
     asked = config["run"]
     due = [0, *evaluation_rounds(asked["rounds"], asked.get("evaluate_every"))]
     there = [] if run is None else run.history["round"].tolist()
-    early = run is not None and run.status in ("diverged", "failed")
+    early = run is not None and run.status != "unfinished"
     last = due[-1] if over and not early else max(there, default=-1)
     return [index for index in due if index <= last and index not in there]
 
@@ -542,9 +545,20 @@ def _status(history: dict[str, np.ndarray], run: dict[str, Any]) -> str:
     guard = run.get("guard")
     if isinstance(guard, dict) and guard.get("stop") and history.get("left_out", [0])[-1]:
         return "failed"
-    if history["round"][-1] != run["rounds"]:
+    if history["round"][-1] != run["rounds"] and not _stopped(history, run):
         return "unfinished"
     return "worse" if ended_worse(history.get("objective", history["train_loss"])) else "finished"
+
+
+def _stopped(history: dict[str, np.ndarray], run: dict[str, Any]) -> bool:
+    """Whether a run ended with its last row because nothing got better."""
+    if (asked := run.get("patience")) is None:
+        return False
+    waiting = Patience(**(asked if isinstance(asked, dict) else {"evaluations": asked})).fresh()
+    if waiting.asked.column not in history:
+        return False
+    found = [waiting({waiting.asked.column: value}) for value in history[waiting.asked.column].tolist()]
+    return found[-1]
 
 
 def _wrong(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | None) -> str | None:
@@ -559,6 +573,10 @@ def _wrong(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | 
         return "a point, but config.toml has no sweep"
     for name, value in row.items():
         if name in _OF_A_RUN:
+            continue
+        if name.endswith(PER_CLIENT):
+            if not isinstance(value, list) or not all(each is None or type(each) in (int, float) for each in value):
+                return f"{name[:100]!r} is no list of numbers"
             continue
         if name == "bad_clients":
             if not isinstance(value, list) or not all(type(id_) is int and id_ >= 0 for id_ in value):
@@ -608,7 +626,15 @@ class _Clients(_Form):
         return self
 
 
+class _Majority(_Form):
+    class_: str = pydantic.Field(alias="class")
+    accuracy: Number
+    f1: Number
+    auc: Number
+
+
 class _About(_Form):
+    majority: _Majority | None = None  # of two classes, what the commoner one alone has
     made_of: dict[str, dict[str, str]] | None = None  # label -> what makes its runs; not of a sweep
     code: dict[str, str] = {}  # file -> its digest
     started: str

@@ -504,8 +504,21 @@ def wide(values: np.ndarray) -> bool:
 
 
 def table_order(problem: Problem) -> list[str]:
-    """The columns as a table has them: first what decides, then what is measured on held-out data."""
-    return sorted(metrics(problem.methods), key=lambda column: column != problem.judge)
+    """The columns as a table has them: first what decides, then what is measured on held-out data.
+
+    Where there is a test part, it is what tables report; validation is for choosing.
+    """
+    found = metrics(problem.methods)
+    tested = "test_loss" in found
+    shown = [column for column in found if column == problem.judge or not (tested and column.startswith("val_"))]
+    return sorted(shown, key=lambda column: column != problem.judge)
+
+
+def curve_order(problem: Problem) -> list[str]:
+    """The columns of which curves are drawn: those of a table, and the validation loss."""
+    found = table_order(problem)
+    there = "val_loss" in metrics(problem.methods) and "val_loss" not in found
+    return [*found, "val_loss"] if there else found
 
 
 def with_spread(column: str, values: np.ndarray) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import describe, show, show_parts
+from fedax.columns import PARTS, describe, show, show_parts
 from fedax.experiments.runs import Record, Trial
 from fedax.experiments.summary import over, short, wide
 
@@ -75,8 +75,9 @@ def notes(record: Record) -> list[str]:
         text = f"the best {name}, {short(value)}, is the {end} that was tried"
         beyond = {"largest": "larger", "smallest": "smaller"}[end]
         found.append(f"{', '.join(names)}: {text}; {beyond} ones may be better.")
-    if record.config["sweep"]["criterion"].startswith("test_"):
-        found.append("Points were chosen by held-out data: the best points' own figures on these data flatter them.")
+    if record.config["sweep"]["criterion"].startswith(PARTS):
+        part = "validation" if record.config["sweep"]["criterion"].startswith("val") else "held-out"
+        found.append(f"Points were chosen by {part} data: the best points' own figures on these data flatter them.")
     return found
 
 

@@ -34,7 +34,7 @@ from fedax.experiments.config import (
     put,
 )
 from fedax.experiments.defaults import judge
-from fedax.experiments.runner import begin, finish, pooled
+from fedax.experiments.runner import begin, finish
 from fedax.experiments.runs import (
     Path,
     Record,
@@ -234,7 +234,7 @@ def _sweep(
 
     found = []
     for seeds, place in places.items():
-        data, _, test = experiments[0].split(seeds[0])
+        data, val, test = experiments[0].split(seeds[0])
         assert isinstance(data, fedax.FederatedData)  # real clients need a fleet
         with warnings.catch_warnings():
             for said in (DivergedWarning, BadClientWarning):  # by the table
@@ -246,7 +246,8 @@ def _sweep(
                 data,
                 seeds=seeds,
                 callback=on_row,
-                test=pooled(test),
+                val=val,
+                test=test,
                 checkpoint=fedax.Checkpoints(place, **kept),
                 **{name: value for name, value in experiments[0].options.items() if name != "batch_size"},
             )
@@ -415,10 +416,11 @@ def _judge(section: SweepSection, experiments: list[Experiment]) -> Table:
     first, there = experiments[0].config, columns(experiments)
     run = first["run"]
     methods = [method for each in experiments for method in each.config["methods"]]
-    criterion = section.criterion or judge(first | {"methods": methods}, there) or "train_loss"
+    usual = "val_loss" if "val_loss" in there else judge(first | {"methods": methods}, there) or "train_loss"
+    criterion = section.criterion or usual
     if criterion not in there:
         raise unknown("sweep.criterion", criterion, there)
-    way = section.better or better(criterion)
+    way = section.better or better(criterion, experiments[0].task.metrics)
     if way is None:
         raise ConfigError("sweep.better", None, f"the name {criterion} does not tell; give 'lower' or 'higher'")
     evaluations = math.ceil(run["rounds"] / run.get("evaluate_every", math.ceil(run["rounds"] / 50)))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedax.metrics.base import HostMetric, Metric, added, check_metrics, wide
+from fedax.metrics.base import Metric
 from fedax.metrics.counts import F1, Accuracy, BalancedAccuracy, Precision, Recall
 from fedax.metrics.host import OnHost
 from fedax.metrics.probabilities import Brier, CalibrationError, LogLoss, Perplexity
@@ -22,18 +22,14 @@ __all__ = [
     "BalancedAccuracy",
     "Brier",
     "CalibrationError",
-    "HostMetric",
     "LogLoss",
     "Metric",
     "OnHost",
     "Perplexity",
     "Precision",
     "Recall",
-    "added",
     "available",
-    "check_metrics",
     "create",
-    "wide",
 ]
 
 METRICS = Registry("metric")

@@ -61,7 +61,11 @@ class OnHost(HostMetric):
         return str(getattr(self.function, "__name__", "on_host"))
 
     def exact(self, outputs: Array, y: Array, weights: Array = None, kind: Kind | None = "classification") -> float:
-        """What the function says of what a task's ``outputs`` gave; ``kind``: of the task."""
+        """What the function says of what a task's ``outputs`` gave; ``kind``: of the task.
+
+        Raises:
+            ConfigError: the function fails, or returns no number.
+        """
         outputs, y = np.asarray(outputs, float), np.asarray(y)
         function = self.function
         if weights is not None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedax.errors import ConfigError
-from fedax.metrics import Perplexity
+from fedax.metrics import MAE, R2, Perplexity
 from fedax.tasks import checks
 from fedax.tasks.classification import flat_classification, image_classification, scaling
 from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
@@ -148,7 +148,8 @@ def mlp_regression(
         checks.real("y", y)
         checks.shaped("y", y, ())
 
-    return Task(init, loss, {}, check, "mlp_regression", outputs, "regression")
+    metrics: dict[str, Any] = {"r2": R2(), "mae": MAE()}
+    return Task(init, loss, metrics, check, "mlp_regression", outputs, "regression")
 
 
 def _check_hidden(hidden: Any) -> None:

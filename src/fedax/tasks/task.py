@@ -12,7 +12,7 @@ import numpy as np
 
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
-from fedax.metrics import HostMetric, Metric, check_metrics
+from fedax.metrics.base import HostMetric, Metric, check_metrics
 
 Params = Any
 Examples = Any

@@ -26,7 +26,7 @@ from fedax.engine.places.site import ECHOED, Problem, asked_form, client_forms, 
 from fedax.engine.plan import Form
 from fedax.errors import NodeError
 from fedax.federation.participation import Full
-from fedax.metrics import Metric, added
+from fedax.metrics.base import Metric, added
 from fedax.tasks.task import Task
 from fedax.wire.sums import weighted
 

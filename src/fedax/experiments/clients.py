@@ -1,0 +1,379 @@
+"""How the models of a run do at each client: tables in its folder, two baselines, and what is said of them.
+
+The baselines are no federated methods, and are not compared with them: ``local only``, where each client trains a model
+of its own on its own data, and ``pooled``, one model on the data of all in one place. Both begin at the run's initial
+model and go over the data as often as the method that did so most, by stochastic gradient descent with the run's
+minibatch size and the first method's learning rate.
+"""
+
+import csv
+import io
+import math
+import pathlib
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fedax
+from fedax.columns import better, describe, show
+from fedax.contract.algorithm import Algorithm
+from fedax.contract.local import local_steps
+from fedax.contract.vector import Vector
+from fedax.data.formats import regular
+from fedax.engine import by_client
+from fedax.engine.saved import read_model
+from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
+from fedax.experiments.config import Experiment, slug
+from fedax.experiments.runs import Record, model_path, rows_of, write_atomic
+
+Path = pathlib.Path
+
+BASELINES = ("local only", "pooled")
+WORST = 3  # clients that are named
+_MOST_BYTES = 1 << 28
+
+
+class ClientTable(NamedTuple):
+    """Figures of each client: names [N], how many examples each has, and the columns ``loss`` and metrics, [N] each."""
+
+    names: list[str]
+    sizes: np.ndarray
+    values: dict[str, np.ndarray]
+
+
+# ---- files
+
+
+def table_path(folder: Path, label: str, seed: int) -> Path:
+    """Where the table of a run is, or that of a baseline."""
+    return folder / ("baselines" if label in BASELINES else "clients") / f"{slug(label)}-seed{seed}.csv"
+
+
+def write_table(path: Path, table: ClientTable) -> None:
+    """Write a table as CSV, whole or not at all; a figure that is not defined is left empty."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["name", "n", *table.values])
+    for i, (name, size) in enumerate(zip(table.names, table.sizes, strict=True)):
+        figures = [float(values[i]) for values in table.values.values()]
+        rows.writerow([name, int(size), *(f"{value:.9g}" if math.isfinite(value) else "" for value in figures)])
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, text.getvalue())
+
+
+def read_table(path: Path) -> ClientTable:
+    """The table that :func:`write_table` wrote.
+
+    Raises:
+        DataError: it cannot be read, or is no such table.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "clients" / "fedavg-seed0.csv"
+        >>> write_table(path, ClientTable(["north, a"], np.array([3]), {"loss": np.array([0.5])}))
+        >>> read_table(path)
+        ClientTable(names=['north, a'], sizes=array([3]), values={'loss': array([0.5])})
+    """
+    if (size := regular(path)) > _MOST_BYTES:
+        raise DataError(f"{path}: {size} bytes; no run writes so large a table of clients")
+    try:
+        head, *rows = csv.reader(io.StringIO(path.read_bytes().decode("utf-8")), strict=True)
+        if head[:3] != ["name", "n", "loss"] or len({*head}) < len(head) or not rows:
+            raise ValueError("its first line has to be name,n,loss and metrics, and clients follow")
+        if any(len(row) != len(head) for row in rows):
+            raise ValueError(f"a line that has not {len(head)} columns")
+        names, sizes = [row[0] for row in rows], [int(row[1]) for row in rows]
+        if not all(0 < size < 2**53 for size in sizes) or not all(names) or len({*names}) < len(names):
+            raise ValueError("a client without a name or without examples, or two of one name")
+        found = {
+            name: np.array([float(row[k]) if row[k] else math.nan for row in rows])
+            for k, name in enumerate(head)
+            if k >= 2
+        }
+        if any(np.isinf(values).any() for values in found.values()):
+            raise ValueError("a figure that is not finite")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{path}: no table of clients as a run writes it: {str(error)[:200]}") from error
+    return ClientTable(names, np.array(sizes), found)
+
+
+def tables(record: Record, label: str) -> list[ClientTable]:
+    """The tables of a method or a baseline, one a seed; of a damaged one :func:`damaged` tells."""
+    found = []
+    for seed in record.config["run"]["seeds"]:
+        if (path := table_path(record.folder, label, seed)).is_file() and _wrong(path) is None:
+            found.append(read_table(path))
+    return found
+
+
+def damaged(record: Record) -> list[str]:
+    """What is wrong with the tables of a run folder, as sentences."""
+    files = [*(record.folder / "clients").glob("*.csv"), *(record.folder / "baselines").glob("*.csv")]
+    found = [f"{wrong}." for path in sorted(files) if (wrong := _wrong(path)) is not None]
+    over = (record.folder / "summary.json").exists() and files
+    for label in record.labels if over else ():
+        for seed in record.config["run"]["seeds"]:
+            path = table_path(record.folder, label, seed)
+            if not path.exists() and model_path(record.folder, label, seed).exists():
+                found.append(f"{label}, seed {seed}: its table of clients, {path.name}, is missing.")
+    return found
+
+
+def _wrong(path: Path) -> str | None:
+    try:
+        read_table(path)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+# ---- what is evaluated
+
+
+def measured_by_client(experiment: Experiment) -> bool:
+    """Whether there are held-out examples of each client here."""
+    return isinstance(experiment.test, fedax.FederatedData) and experiment.fleet is None
+
+
+def whole_task(experiment: Experiment) -> fedax.Task:
+    """The task of the whole model, with all metrics."""
+    task = experiment.task
+    return task if task.entire is task else task.entire.with_metrics(**task.whole_metrics)
+
+
+def add_table(experiment: Experiment, folder: Path, label: str, seed: int, params: Any, test: Any) -> None:
+    """Write the table of a run that is over; none of a model that is not finite."""
+    table = fedax.evaluate(whole_task(experiment), params, test)
+    figures = {name: table[name].to_numpy(float) for name in table.columns if name not in ("name", "n")}
+    write_table(table_path(folder, label, seed), ClientTable(list(table["name"]), table["n"].to_numpy(), figures))
+
+
+def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
+    """Write the table of a run that is over again, where it is missing or damaged."""
+    path = table_path(folder, label, seed)
+    wrong = _wrong(path) if path.exists() else None
+    if wrong is not None:
+        warnings.warn(f"{label}, seed {seed}: {wrong}; it is made again", DamagedWarning, stacklevel=3)
+    if wrong is not None or not path.exists():
+        params = read_model(model_path(folder, label, seed), experiment.task.entire.form())
+        if finite_model(params):
+            add_table(experiment, folder, label, seed, params, experiment.split(seed)[2])
+
+
+def finite_model(params: Any) -> bool:
+    """Whether all numbers of a model are finite."""
+    import jax
+
+    return all(bool(np.isfinite(np.asarray(leaf, float)).all()) for leaf in jax.tree.leaves(params))
+
+
+# ---- baselines
+
+
+class LocalOnly(Algorithm):
+    """Each client trains alone: its model is what it keeps between rounds, and its uploads are zero.
+
+    Args:
+        lr: learning rate of stochastic gradient descent.
+    """
+
+    lr: Any
+
+    def init(self, x: Vector) -> "_Server":
+        return _Server(x)
+
+    def init_client(self, x: Vector) -> Vector:
+        return x
+
+    def download(self, server: "_Server") -> tuple[()]:
+        return ()
+
+    def client(self, download: Any, memory: Vector, oracle: Any) -> tuple[Any, Vector]:
+        y = local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), memory, oracle)
+        return 0.0 * y, y
+
+    def server(self, server: "_Server", mean: Any, round: Any) -> "_Server":
+        return server
+
+
+class _Server(NamedTuple):
+    x: Vector
+
+
+def add_baselines(experiment: Experiment, folder: Path) -> None:
+    """Run the baselines of all seeds whose tables are not there, and write them."""
+    run = experiment.config["run"]
+    for seed in run["seeds"]:
+        due = []
+        for label in BASELINES:
+            path = table_path(folder, label, seed)
+            if not path.exists() or _wrong(path) is not None:
+                due.append(label)
+        if due:
+            data, _, test = experiment.split(seed)
+            rounds = _passes(experiment, folder, seed, data)
+            for label in due:
+                write_table(table_path(folder, label, seed), _baseline(experiment, label, seed, data, test, rounds))
+
+
+def _passes(experiment: Experiment, folder: Path, seed: int, data: Any) -> int:
+    """How often the method that took most steps went over the data."""
+    runs = rows_of(folder, experiment.config)
+    steps = max(int(run.history["local_steps"][-1]) for (_, own), run in runs.items() if own == seed)
+    batch_size = experiment.config["run"].get("batch_size")
+    each = data.num_clients if batch_size is None else data.num_examples / batch_size
+    return max(1, round(steps / each))
+
+
+def baseline_rate(config: Mapping[str, Any]) -> float | None:
+    """The learning rate of the baselines: what ``run.baselines`` says, else the first method's; ``None``: no number."""
+    asked = config["run"].get("baselines")
+    own = asked.get("lr") if isinstance(asked, dict) else None
+    lr = config["methods"][0].get("lr") if own is None else own
+    return float(lr) if isinstance(lr, int | float) and not isinstance(lr, bool) else None
+
+
+def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: Any, rounds: int) -> ClientTable:
+    run, task, lr = experiment.config["run"], experiment.task, baseline_rate(experiment.config)
+    options: dict[str, Any] = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "work": fedax.Epochs(1)}
+    options |= {"batch_size": run.get("batch_size"), "params": experiment.options.get("params")}
+    with warnings.catch_warnings():
+        for said in (DivergedWarning, BadClientWarning):
+            warnings.simplefilter("ignore", said)
+        if label == "pooled":
+            whole = fedax.FederatedData(data.examples, [data.num_examples], _finite=True)
+            one = fedax.simulate(fedax.create("fedavg", lr=lr), task, whole, **options)
+            found = by_client.figures(whole_task(experiment).trained, _wide(one.params), test)
+            return ClientTable([test.name(i) for i in range(test.num_clients)], test.sizes, _arrays(found))
+        alone = fedax.simulate(LocalOnly(lr), task, data, **options)
+    places = {data.name(i): i for i in range(data.num_clients)}
+    rows = np.array([places[test.name(i)] for i in range(test.num_clients)])
+    memory: Any = alone.memory
+    memory = memory[rows] if hasattr(memory, "kept") else _taken(memory, rows)
+    found = by_client.figures(task.trained, None, test, memory.tree)
+    return ClientTable([test.name(i) for i in range(test.num_clients)], test.sizes, _arrays(found))
+
+
+def _taken(memory: Any, rows: np.ndarray) -> Any:
+    import jax
+
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], memory)
+
+
+def _wide(params: Any) -> Any:
+    import jax
+
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.promote_types(leaf.dtype, np.float32)), params)
+
+
+def _arrays(found: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(values, float) for name, values in found.items()}
+
+
+def majority(experiment: Experiment) -> dict[str, Any] | None:
+    """What a model that always says the commoner of two classes has on the test; ``None`` of other tasks."""
+    test = experiment.test
+    examples = test.examples if isinstance(test, fedax.FederatedData) else test
+    if examples is None or "auc" not in experiment.task.metrics or "y" not in examples:
+        return None
+    second = np.asarray(examples["y"]) > 0
+    share = float(second.mean())
+    high = share > 0.5
+    names = experiment.classes or ["0", "1"]
+    return {
+        "class": names[high] if len(names) == 2 else str(int(high)),
+        "accuracy": max(share, 1 - share),
+        "f1": 2 * share / (1 + share) if high else 0.0,
+        "auc": 0.5,
+    }
+
+
+def majority_text(found: Mapping[str, Any]) -> str:
+    """In one line.
+
+    Example:
+        >>> majority_text({"class": "0", "accuracy": 0.93, "f1": 0.0, "auc": 0.5})
+        'Majority baseline, always class 0: accuracy 93.00 %, F1 0, AUC 0.5.'
+    """
+    f1 = f"{found['f1']:.4g}"
+    accuracy = show("test_accuracy", found["accuracy"])
+    return f"Majority baseline, always class {found['class']}: accuracy {accuracy}, F1 {f1}, AUC {found['auc']:g}."
+
+
+# ---- what is said of them
+
+
+class Spread(NamedTuple):
+    """A figure over the clients of one method: the means over the seeds by client, and what they come to.
+
+    Attributes:
+        label: of the method, or the baseline.
+        names: of the clients.
+        sizes: [N] test examples.
+        values: [N], not-a-number where the metric is not defined.
+        mean, std: over the clients where it is defined.
+        worst_tenth: mean over the worst tenth of these, at least one client.
+        worst: the worst clients, by name, with their values.
+    """
+
+    label: str
+    names: list[str]
+    sizes: np.ndarray
+    values: np.ndarray
+    mean: float
+    std: float
+    worst_tenth: float
+    worst: list[tuple[str, float]]
+
+
+def spread_of(label: str, found: Sequence[ClientTable], figure: str, way: str) -> Spread | None:
+    """How a figure is spread over the clients that all seeds have; ``None`` where there is nothing.
+
+    Args:
+        label: of the method.
+        found: its tables, one a seed.
+        figure: a column of theirs.
+        way: ``"lower"`` or ``"higher"`` is better.
+    """
+    found = [table for table in found if figure in table.values]
+    if not found:
+        return None
+    places = [{name: i for i, name in enumerate(table.names)} for table in found]
+    names = [name for name in found[0].names if all(name in each for each in places)]
+    rows = [[each[name] for name in names] for each in places]
+    every = np.array([table.values[figure][own] for table, own in zip(found, rows, strict=True)])
+    known = ~np.isnan(every)
+    values = np.where(known.any(0), np.where(known, every, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)
+    there = np.flatnonzero(~np.isnan(values))
+    if not there.size:
+        return None
+    order = there[np.argsort(values[there] if way == "higher" else -values[there], kind="stable")]
+    tenth = order[: max(1, math.ceil(len(order) / 10))]
+    std = float(np.std(values[there], ddof=1)) if len(there) > 1 else math.nan
+    worst = [(names[i], float(values[i])) for i in order[:WORST]]
+    sizes = found[0].sizes[rows[0]]
+    return Spread(label, names, sizes, values, float(values[there].mean()), std, float(values[tenth].mean()), worst)
+
+
+def figures_of(record: Record, judge: str | None) -> list[str]:
+    """The figures of clients that are shown: that by which methods are judged, and the first metric, or the loss."""
+    there = next((table for label in record.labels for table in tables(record, label)), None)
+    if there is None:
+        return []
+    judged = (judge or "").removeprefix("test_")
+    names = [name for name in there.values if better(f"test_{name}") is not None]
+    chosen = [judged] if judged in names else ["loss"]
+    usual = [name for name in ("auc", "r2", "accuracy", *names) if name in names and name not in chosen]
+    return chosen + usual[:1]
+
+
+def worst_text(spread: Spread, figure: str) -> str:
+    """The worst clients of a method in one line."""
+    column = f"test_{figure}"
+    named = ", ".join(f"{name} ({show(column, value)})" for name, value in spread.worst)
+    label = describe(column).label
+    return f"Worst clients by {label[0].lower() + label[1:]}, {spread.label}: {named}."

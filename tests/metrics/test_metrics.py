@@ -1,0 +1,278 @@
+"""Metrics of the whole data set against scikit-learn: exact outside of a run; of sums, within the stated bound."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sklearn.metrics as sk
+
+import fedax
+from fedax import metrics as M
+from fedax.engine.evaluate import held_out
+from fedax.metrics.base import wide
+from fedax.metrics.ranking import bin_of
+
+RANDOM = np.random.default_rng(0)
+
+
+def two(n, spread=3.0, share=0.5, digits=None):
+    """Labels and log-odds of two classes; few ``digits`` make ties."""
+    y = (RANDOM.random(n) < share).astype(int)
+    y[:2] = 0, 1
+    score = RANDOM.normal(size=n) * spread + y
+    return y, score if digits is None else np.round(score, digits)
+
+
+def sigmoid(score):
+    return 1 / (1 + np.exp(-score))
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+OF_CLASSES = {
+    M.Accuracy(): sk.accuracy_score,
+    M.BalancedAccuracy(): sk.balanced_accuracy_score,
+    M.F1(): sk.f1_score,
+    M.F1("macro"): lambda *given, **more: sk.f1_score(*given, average="macro", **more),
+    M.F1("micro"): lambda *given, **more: sk.f1_score(*given, average="micro", **more),
+    M.Precision(): sk.precision_score,
+    M.Precision("macro"): lambda *given, **more: sk.precision_score(*given, average="macro", **more),
+    M.Recall(): sk.recall_score,
+    M.Recall("macro"): lambda *given, **more: sk.recall_score(*given, average="macro", **more),
+}
+OF_SCORES = {
+    M.AUC(): sk.roc_auc_score,
+    M.AveragePrecision(): sk.average_precision_score,
+    M.Brier(): sk.brier_score_loss,
+    M.LogLoss(): sk.log_loss,
+}
+OF_REGRESSION = {M.R2(): sk.r2_score, M.MAE(): sk.mean_absolute_error, M.RMSE(): sk.root_mean_squared_error}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
+@pytest.mark.parametrize("metric", OF_CLASSES, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_of_predicted_classes(metric, weighted):
+    y, score = two(60)
+    weights = {"sample_weight": RANDOM.random(60)} if weighted else {}
+    said = (score > 0).astype(int)
+    due = OF_CLASSES[metric](y, said, **weights)
+    signs = {"y": 2 * y - 1, "said": 2 * said - 1}
+    given = [(y, score), (y, sigmoid(score)), (y, said), (2 * y - 1, score), (signs["y"], signs["said"])]
+    given += [(y, np.stack([np.zeros(60), score], 1)), (y, np.stack([1 - sigmoid(score), sigmoid(score)], 1))]
+    for true, answer in given:
+        assert metric(true, answer, **weights) == pytest.approx(due, abs=1e-12)
+    assert metric.exact(np.float32(score), y, weights.get("sample_weight")) == pytest.approx(due, abs=1e-12)
+    if metric.name in ("f1", "precision", "recall"):
+        with pytest.raises(fedax.ConfigError, match=r"average = 'binary': this is for two classes, and there are 3"):
+            metric([0, 1, 2], np.eye(3))
+        return
+    y, logits = RANDOM.integers(0, 4, 60), RANDOM.normal(size=(60, 4))
+    y[y == 3] = 1  # a class that is predicted, and never true
+    due = OF_CLASSES[metric](y, logits.argmax(1), **weights) if metric.name != "balanced_accuracy" else None
+    for answer in (logits, softmax(logits), logits.argmax(1)):
+        if due is not None:
+            assert metric(y, answer, **weights) == pytest.approx(due, abs=1e-12)
+
+
+@pytest.mark.parametrize("metric", OF_SCORES, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("digits", [None, 0], ids=["all different", "ties"])
+def test_of_scores(metric, digits):
+    y, score = two(80, share=0.2, digits=digits)
+    weights = RANDOM.random(80)
+    ranks = metric.name in ("auc", "average_precision")
+    for more in ({}, {"sample_weight": weights}):
+        due = OF_SCORES[metric](y, score if ranks else sigmoid(score), **more)
+        for answer in (score, sigmoid(score), np.stack([1 - score, 1 + score], 1) / 2 if ranks else score):
+            assert metric(2 * y - 1, answer, **more) == pytest.approx(due, abs=1e-9)
+    labels, logits = np.arange(60) % 3, RANDOM.normal(size=(60, 3))
+    each = [OF_SCORES[metric](labels == c, softmax(logits)[:, c]) for c in range(3)]
+    due = {
+        "auc": sk.roc_auc_score(labels, softmax(logits), multi_class="ovr"),
+        "average_precision": np.mean(each),
+        "brier": np.mean(((softmax(logits) - np.eye(3)[labels]) ** 2).sum(1)),
+        "log_loss": sk.log_loss(labels, softmax(logits)),
+    }[metric.name]
+    assert metric(labels, logits) == pytest.approx(due, abs=1e-9)
+    assert metric(labels, softmax(logits)) == pytest.approx(due, abs=1e-9)
+
+
+@pytest.mark.parametrize("metric", OF_REGRESSION, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("shape", [(50,), (50, 3)])
+def test_of_regression(metric, shape):
+    y = RANDOM.normal(size=shape) + 1000
+    f, weights = y + RANDOM.normal(size=shape), RANDOM.random(50)
+    assert metric(y, f) == pytest.approx(OF_REGRESSION[metric](y, f), abs=1e-9)
+    assert metric(y, f, weights) == pytest.approx(OF_REGRESSION[metric](y, f, sample_weight=weights), abs=1e-9)
+
+
+def test_of_text_and_calibration():
+    y, logits = RANDOM.integers(0, 5, (7, 4)), RANDOM.normal(size=(7, 4, 5))
+    loss = sk.log_loss(y.ravel(), softmax(logits).reshape(-1, 5), labels=range(5))
+    assert M.Perplexity().exact(logits, y) == pytest.approx(np.exp(loss))
+    assert M.Accuracy().exact(logits, y) == pytest.approx((logits.argmax(-1) == y).mean())
+    y, score = two(500)
+    p, bins = sigmoid(score), np.minimum((sigmoid(score) * 10).astype(int), 9)
+    due = sum(abs((p - y)[bins == b].sum()) for b in range(10)) / 500
+    assert M.CalibrationError(10)(y, score) == pytest.approx(due)
+    labels, logits = RANDOM.integers(0, 3, 200), RANDOM.normal(size=(200, 3))
+    top, right = softmax(logits).max(1), logits.argmax(1) == labels
+    due = sum(abs((top - right)[(top * 15).astype(int) == b].sum()) for b in range(15)) / 200
+    assert M.CalibrationError()(labels, logits) == pytest.approx(due)
+
+
+def test_where_a_metric_is_not_defined():
+    for metric in (M.AUC(), M.AveragePrecision()):
+        assert np.isnan(metric([0, 0], [0.1, 0.9]))
+        counts = wide(metric.sums(jnp.array([1.0, 2.0]), jnp.zeros(2), jnp.ones(2, jnp.int32)))
+        assert np.isnan(metric.of_run(counts))
+        assert np.isnan(metric([0, 1], [np.nan, 0.5]))
+        lost = metric.sums(jnp.array([np.nan, 2.0]), jnp.array([0, 1]), jnp.ones(2, jnp.int32))
+        assert np.isnan(metric.of_run(lost)) and np.isnan(metric.bound(wide(lost)))
+    assert np.isnan(M.AUC()([1, 1], [0.1, 0.9])) and M.AveragePrecision()([1, 1], [0.1, 0.9]) == 1
+    assert np.isnan(M.R2()([1.0], [1.0])) and M.R2()([2.0, 2.0], [2.0, 3.0]) == 0 and M.R2()([2.0, 2.0], [2, 2]) == 1
+    assert M.F1()([0, 0], [0, 0]) == 0 and M.BalancedAccuracy()([0, 0], [0, 1]) == 0.5
+    assert M.AUC()([0, 1, 1], [3.0, 3.0, 3.0]) == 0.5 and M.AveragePrecision()([0, 1, 1, 0], [3.0] * 4) == 0.5
+
+
+ADVERSARIAL = {
+    "usual": lambda: two(400),
+    "unbalanced": lambda: two(2000, share=0.03),
+    "ties": lambda: two(300, digits=1),
+    "confident": lambda: two(300, spread=80.0),
+    "near minus eight": lambda: (lambda y, s: (y, s * 0.02 - 8))(*two(300, share=0.1)),
+    "constant": lambda: (np.array([0, 1, 1]), np.zeros(3)),
+    "two bins": lambda: (np.array([0, 1] * 50), np.tile([1e-6, 2e-6, 40.0, 40.000004], 25)),
+    "upside down": lambda: (lambda y, s: (y, -20.0 * y + 1e-3 * s))(*two(100)),
+}
+
+
+@pytest.mark.parametrize("name", ADVERSARIAL)
+def test_histograms_are_within_their_bound(name):
+    y, score = ADVERSARIAL[name]()
+    score = np.float32(score)
+    for make, exactly in ((M.AUC, sk.roc_auc_score), (M.AveragePrecision, sk.average_precision_score)):
+        for bits in (1, 4, 9):
+            metric = make(bits)
+            sums = wide(metric.sums(jnp.asarray(score), jnp.asarray(2 * y - 1), jnp.ones(len(y), jnp.int32)))
+            assert abs(metric.of_run(sums) - exactly(y, score)) <= metric.bound(sums) + 1e-12
+            assert metric.exact(score, y) == pytest.approx(exactly(y, score), abs=1e-12)
+        if name in ("usual", "unbalanced", "confident"):
+            assert metric.bound(sums) < 0.02
+
+
+def test_what_lies_between_the_ends_of_a_bound_is_reached():
+    # One bin with three positive and two negative examples, below one negative one: the ends of its derivation.
+    counts = np.zeros((2, 22), np.int64)
+    counts[:, 12], counts[0, 20] = (2, 3), 1
+    sums, best, worst = {"counts": counts, "lost": np.int64(0)}, [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]
+    for metric, exactly in ((M.AUC(1), sk.roc_auc_score), (M.AveragePrecision(1), sk.average_precision_score)):
+        ends = [exactly([0, *labels], [9, 5, 4, 3, 2, 1]) for labels in (best, worst)]
+        ends += [exactly([0, 1, 1, 1, 0, 0], [9, 5, 5, 5, 2, 1])]
+        assert max(abs(end - metric.value(sums)) for end in ends) == pytest.approx(metric.bound(sums))
+
+
+def test_bins_are_a_monotone_function_with_the_same_values_everywhere():
+    score = np.sort(np.float32(RANDOM.normal(size=5000) * np.exp(RANDOM.uniform(-20, 12, 5000))))
+    score = np.concatenate([score, np.nextafter(score, np.float32(np.inf))])
+    score.sort()
+    for bits in (1, 9, 14):
+        found = bin_of(score, bits)
+        assert (np.diff(found) >= 0).all() and found.min() >= 0 and found.max() < 22 << bits
+        assert (np.asarray(jax.jit(bin_of, static_argnums=1)(score, bits)) == found).all()
+
+
+def outputs_of(params, batch):
+    return batch["x"].astype(jnp.float32) * params
+
+
+def test_sums_of_twenty_million_examples():
+    n = 20_000_000
+    y = np.zeros(n, np.int8)
+    y[: 2**24 + 3] = 1  # more than a float32 can count
+    x = (np.arange(n, dtype=np.int32) % 251 - 60).astype(np.int8)
+    made = {"accuracy": M.Accuracy(), "f1": M.F1(), "brier": M.Brier(), "auc": M.AUC()}
+    task = fedax.Task(
+        lambda key: jnp.ones(()), lambda p, b, key: 0.1 * jnp.ones(b["y"].shape), made, None, "t", outputs_of,
+        "classification",
+    )  # fmt: skip
+    program = jax.jit(lambda p, b: held_out(task, fedax.Vector(p), b, None))
+    found = program(jnp.ones(()), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
+    said = np.int8(x > 0)
+    assert int(found["accuracy"]["right"]) == np.count_nonzero(said == y)
+    assert np.asarray(found["f1"]["true"]).tolist() == [n - 2**24 - 3, 2**24 + 3]
+    assert np.asarray(found["f1"]["right"])[1] == np.count_nonzero(said & y)
+    exactly = (
+        np.bincount(x.astype(int) + 128, weights=y, minlength=256),
+        np.bincount(x.astype(int) + 128, minlength=256),
+    )
+    score = np.arange(256) - 128
+    p = sigmoid(score.astype(float).clip(-700))
+    brier = (exactly[0] * (p - 1) ** 2 + (exactly[1] - exactly[0]) * p**2).sum() / n
+    assert made["brier"].of_run(found["brier"]) == pytest.approx(brier, rel=1e-6)
+    positive, negative = exactly[0], exactly[1] - exactly[0]
+    auc = (positive * (np.cumsum(negative) - negative / 2)).sum() / positive.sum() / negative.sum()
+    assert abs(made["auc"].of_run(found["auc"]) - auc) <= made["auc"].bound(wide(found["auc"])) + 1e-12
+    assert float(found["loss"]) == pytest.approx(0.1, rel=1e-6)
+
+
+def two_numbers(y, said):
+    return [1, 2]
+
+
+def test_a_function_of_the_users_own():
+    y, score = two(50)
+    mcc = M.OnHost(sk.matthews_corrcoef)
+    assert mcc(y, score) == pytest.approx(sk.matthews_corrcoef(y, score > 0))
+    assert mcc(2 * y - 1, score) == mcc(y, score) and mcc.name == "matthews_corrcoef"
+    loss = M.OnHost(sk.log_loss, of="scores", better="lower")
+    assert loss(y, score, np.arange(50)) == pytest.approx(sk.log_loss(y, sigmoid(score), sample_weight=np.arange(50)))
+    of_regression = M.OnHost(sk.median_absolute_error, better="lower").exact(score, y, kind="regression")
+    assert of_regression == pytest.approx(sk.median_absolute_error(y, score))
+    with pytest.raises(fedax.ConfigError, match=r"metric two_numbers = .*: return one number"):
+        M.OnHost(two_numbers)(y, score)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: M.F1("weighted"), "average = 'weighted'"),
+        (lambda: M.AUC(0), "bits = 0"),
+        (lambda: M.AveragePrecision(True), "bits = True"),
+        (lambda: M.CalibrationError(0), "bins = 0"),
+        (lambda: M.OnHost(3), "function = 3"),
+        (lambda: M.OnHost(max, of="classes"), "of = 'classes'"),
+        (lambda: M.OnHost(max, better="up"), "better = 'up'"),
+        (lambda: M.AUC()([], []), "y_true"),
+        (lambda: M.AUC()(["a"], [0.5]), "y_true"),
+        (lambda: M.AUC()([0, 1], [0.5]), "y_score"),
+        (lambda: M.Accuracy()([0, 1], [0.5, 0.5], [1]), "sample_weight"),
+        (lambda: M.Accuracy()([0, 1], [0.5, 0.5], [1, -1]), "sample_weight"),
+        (lambda: M.R2()(np.zeros(3), np.zeros((3, 2))), "y = "),
+        (lambda: M.create("auk"), "did you mean 'auc'"),
+        (
+            lambda: fedax.Task(jnp.zeros, max, {"auc": M.AUC()}),
+            r"metrics\['auc'\] = AUC\(bits=9\): a metric",
+        ),
+        (lambda: fedax.tasks.linear_regression(2).with_metrics(f1=M.F1()), r"metrics\['f1'\].*one of regression"),
+    ],
+)
+def test_bad_settings(make, match):
+    with pytest.raises(fedax.ConfigError, match=match):
+        make()
+
+
+def test_every_metric_says_which_way_is_better():
+    from fedax.columns import better
+
+    for name in M.METRICS:
+        metric = M.create(name)
+        assert metric.name == name and better(f"test_{name}") == metric.better
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert eval(repr(metric), vars(M)) == metric and hash(metric) == hash(M.create(name))
