@@ -20,7 +20,7 @@ import fedax
 from fedax.algorithms import METHODS
 from fedax.columns import better, measured_names
 from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, folder
-from fedax.data.formats import regular
+from fedax.files import regular
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.site import Problem
 from fedax.errors import ConfigError, DataError, unknown

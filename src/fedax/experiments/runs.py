@@ -38,7 +38,8 @@ import safetensors
 import safetensors.numpy
 
 from fedax.columns import COSTS
-from fedax.data.formats import parse_json, regular
+from fedax.data.formats import parse_json
+from fedax.files import regular
 from fedax.engine.checkpoint import BLANK, WRITING, damage, tensor_name, with_digest
 from fedax.engine.history import FAILED, column_of, ended_worse
 from fedax.engine.job import evaluation_rounds
