@@ -92,6 +92,17 @@ class Graph:
             known.update(names(node.outputs))
         missing(self.outputs, known, None)
 
+    def kernels(self) -> set[str]:
+        """The tensors that are weights of two-dimensional convolutions, and nothing else."""
+        found: dict[str, bool] = {}
+        for node in self.nodes:
+            for name, value in node.arguments.items():
+                for tensor in (self.tensors[ref] for ref in refs(value) if ref in self.tensors):
+                    convolves = node.target.startswith("aten.conv2d.") and name == "weight"
+                    found[tensor] = found.get(tensor, True) and convolves
+        found |= {self.tensors[ref]: False for ref in refs(self.outputs) if ref in self.tensors}
+        return {tensor for tensor, convolves in found.items() if convolves}
+
     def describe(self) -> dict[str, Any]:
         """The graph as JSON can hold it, without the places of files."""
         return {

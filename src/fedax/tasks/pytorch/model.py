@@ -1,5 +1,6 @@
 """A module's graph with its numbers, run by JAX."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from fedax.tasks.pytorch.archive import Archive
 from fedax.tasks.pytorch.graph import Graph, Node, Ref, at
 from fedax.tasks.pytorch.operators import find, plain
 from fedax.tasks.pytorch.operators.images import BATCH_STATISTICS
+from fedax.tasks.pytorch.operators.table import Kernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +23,8 @@ class Model:
 
     Attributes:
         graph: the computation.
-        parameters: name -> numbers, of what is trained. Tied parameters are here once.
+        parameters: name -> numbers, of what is trained, as ``init`` returns them. Tied parameters are here once, weights
+            of two-dimensional convolutions as [kh, kw, i, o].
         constants: name -> numbers, of buffers, frozen parameters and constants.
         tied: the other names of tied parameters -> the name in ``parameters``.
         state: the names in the module's ``state_dict``, in its order.
@@ -40,6 +43,11 @@ class Model:
         for node in self.graph.nodes:
             if node.target.startswith("aten.batch_norm") and node.arguments.get("training") is True:
                 raise ConfigError("operator", node.target, at(node, BATCH_STATISTICS))
+
+    @functools.cached_property
+    def kernels(self) -> frozenset[str]:
+        """The parameters that are kept as [kh, kw, i, o]."""
+        return kernels(self.graph, self.parameters, self.tied)
 
     def init(self, key: Any) -> dict[str, Any]:
         """The module's own parameters, whatever the key."""
@@ -60,8 +68,9 @@ class Model:
             given.name: cast(x, given.dtype) for given, x in zip(self.graph.inputs, inputs, strict=True)
         }
         for name, tensor in self.graph.tensors.items():
-            tensor = self.tied.get(tensor, tensor)
-            values[name] = params[tensor] if tensor in params else jnp.asarray(self.constants[tensor])
+            own = self.tied.get(tensor, tensor)
+            value = params[own] if own in params else jnp.asarray(self.constants[own])
+            values[name] = Kernel(value) if own in self.kernels else value
         for i, node in enumerate(self.graph.nodes):
             _run(node, values, None if key is None else (key, i))
         return tuple(plain(_looked_up(output, values)) for output in self.graph.outputs)
@@ -80,6 +89,11 @@ def cast(x: Any, dtype: str) -> Any:
     return x
 
 
+def kernels(graph: Graph, parameters: Mapping[str, np.ndarray], tied: Mapping[str, str]) -> frozenset[str]:
+    """The weights of two-dimensional convolutions among the parameters, if they are nothing else."""
+    return frozenset(graph.kernels() & parameters.keys() - {*tied.values()})
+
+
 def of_archive(archive: Archive) -> Model:
     """The model of a file: names of one tensor are one parameter."""
     first: dict[int, str] = {}
@@ -91,6 +105,8 @@ def of_archive(archive: Archive) -> Model:
             tied[name] = leader
     parameters = {name: archive.tensors[name] for name in archive.trained if name not in tied}
     constants = {name: array for name, array in archive.tensors.items() if name not in archive.trained}
+    for name in kernels(archive.graph, parameters, tied):
+        parameters[name] = parameters[name].transpose(2, 3, 1, 0)
     return Model(archive.graph, parameters, constants, tied, archive.state)
 
 

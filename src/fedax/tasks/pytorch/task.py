@@ -127,7 +127,8 @@ def to_torch_state_dict(task: Task, params: Mapping[str, Any] | None = None, *, 
         own = model.tied.get(name, name)
         value = params[own] if own in params else model.constants[own]
         kept = model.parameters[own].dtype if own in params else value.dtype
-        found[name] = np.array(value).astype(kept)
+        array = np.array(value).astype(kept)
+        found[name] = np.ascontiguousarray(array.transpose(3, 2, 0, 1)) if own in model.kernels else array
     if not tensors:
         return found
     from fedax.tasks.pytorch.export import tensor

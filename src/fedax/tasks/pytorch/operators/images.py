@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from fedax.tasks.layers import conv2d, group_norm, max_pool
-from fedax.tasks.pytorch.operators.table import Image, image, operator, pair, plain
+from fedax.tasks.pytorch.operators.table import Image, Kernel, image, operator, pair, plain
 
 _COPIES_UP_TO = 25  # kernel entries of a grouped convolution, on a CPU
 
@@ -37,7 +37,7 @@ def _convolve(
     groups: int,
 ) -> Any:
     """[b, h, w, i] and [o, i / groups, kh, kw]."""
-    weight = jnp.asarray(weight).transpose(2, 3, 1, 0)
+    weight = weight.array if isinstance(weight, Kernel) else weight.transpose(2, 3, 1, 0)
     if padding in ("same", "valid"):
         reach = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, weight.shape[:2], strict=True)]
         pads = tuple((r // 2, r - r // 2) for r in reach)
@@ -85,9 +85,8 @@ def _by_copies(stride: Any, pads: Any, dilation: Any, groups: int, x: Any, weigh
 def convolve_images(
     input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:
-    x, weight = image(input), plain(weight)
     padding = padding if isinstance(padding, str) else pair(padding)
-    return Image(_convolve(x, weight, bias, pair(stride), padding, pair(dilation), groups))
+    return Image(_convolve(image(input), weight, bias, pair(stride), padding, pair(dilation), groups))
 
 
 @operator("aten.conv1d")
