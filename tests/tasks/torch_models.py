@@ -1,9 +1,14 @@
-"""Twelve PyTorch models, small: each with an example batch, the number of its outputs, and no weight that is special."""
+"""Twelve PyTorch models, small, and the files of ``tests/tasks/pt2``, which ``python -m tests.tasks.torch_models`` writes."""
 
 import functools
+import io
+import json
+import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -224,3 +229,97 @@ def make(name: str) -> tuple[nn.Module, Batches]:
     torch.manual_seed(0)
     model, batches = MODELS[name]
     return model(), batches
+
+
+# ---- files, for tests and docs where PyTorch is not installed
+
+
+def digits() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 10)
+    )
+
+
+class Words(nn.Module):
+    """An LSTM, a GRU and attention, over an embedding whose weights are those of the last layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 4, padding_idx=0)
+        self.lstm, self.gru = nn.LSTM(4, 4, batch_first=True), nn.GRU(4, 2, bidirectional=True, batch_first=True)
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 11)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Any) -> Any:
+        x, _ = self.lstm(self.embedding(tokens))
+        y, _ = self.gru(x)
+        y = y + F.scaled_dot_product_attention(x, y, y, is_causal=True)
+        return self.head(F.gelu(self.norm(y))).transpose(1, 2)
+
+
+class Odd(nn.Module):
+    """Dropout, BatchNorm in evaluation, depthwise and transposed convolutions, a frozen parameter, a sum in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(4, 4, 3, 2, 1, groups=4, bias=False)
+        self.norm = nn.BatchNorm2d(4).eval()
+        self.up = nn.ConvTranspose2d(4, 4, 2, 2)
+        self.drop = nn.Dropout(0.5)
+        self.scale = nn.Parameter(torch.tensor(2.0), requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        y = F.interpolate(F.silu(self.norm(self.depthwise(x))), scale_factor=2)
+        y += self.up(F.avg_pool2d(x, 2))
+        return self.drop((self.scale * y).mean(dim=(1, 2))).sum(dim=1)
+
+
+FILES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
+    "digits": (digits, lambda: torch.rand(5, 1, 8, 8)),
+    "words": (Words, lambda: tokens(5, 7)),
+    "odd": (Odd, lambda: torch.randn(5, 4, 6, 6)),
+}
+
+
+def write(folder: Path) -> None:
+    """Each module as torch.export.save writes it, and what PyTorch answers, in evaluation, with its gradients."""
+    for name, (module, batch) in FILES.items():
+        torch.manual_seed(0)
+        net, x = module(), batch()
+        saved = io.BytesIO()
+        shapes = ({0: torch.export.Dim("batch")},)
+        torch.export.save(torch.export.export(net, (x,), dynamic_shapes=shapes), saved)
+        (folder / f"{name}.pt2").write_bytes(shortened(saved))
+        answer = net.eval()(x)
+        (answer**2).sum().backward()
+        found = {f"gradient {key}": value.grad for key, value in net.named_parameters() if value.grad is not None}
+        arrays = {"x": x, "answer": answer.detach()} | found
+        np.savez_compressed(folder / f"{name}.npz", **{key: value.numpy() for key, value in arrays.items()})
+
+
+def shortened(saved: io.BytesIO) -> bytes:
+    """The same archive without sample inputs, paths of this machine, and spaces and what nobody reads in its JSON."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(saved) as given, zipfile.ZipFile(out, "w") as kept:
+        for info in given.infolist():
+            content = given.read(info)
+            if info.filename.endswith(".json"):
+                content = json.dumps(json.loads(content, object_hook=_shortened), separators=(",", ":")).encode()
+            if "sample_inputs" not in info.filename:
+                kept.writestr(zipfile.ZipInfo(info.filename), content)
+    return out.getvalue()
+
+
+def _shortened(table: dict[str, Any]) -> dict[str, Any]:
+    if "stack_trace" in table:
+        table["stack_trace"] = 'File "torch_models.py", line 1, in forward'
+    if "tensor_values" in table:
+        asked = str(table["inputs"]) + str(table["outputs"])
+        table["tensor_values"] = {key: form for key, form in table["tensor_values"].items() if f"'{key}'" in asked}
+    unread = ("torch_fn", "device", "range_constraints", "module_call_graph", "kind", "is_hop_single_tensor_return")
+    return {key: value for key, value in table.items() if key not in unread}
+
+
+if __name__ == "__main__":
+    write(Path(__file__).parent / "pt2")
