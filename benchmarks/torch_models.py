@@ -31,7 +31,10 @@ def main() -> None:
     module = torch_models.ResNet18(width=64, groups=32, classes=CLASSES)
     tasks = {
         "fedax": (fedax.tasks.resnet18((32, 32, 3), CLASSES), x),
-        "torch": (fedax.tasks.from_torch(module, torch.zeros(2, 3, 32, 32)), np.ascontiguousarray(np.moveaxis(x, 3, 1))),
+        "torch": (
+            fedax.tasks.from_torch(module, torch.zeros(2, 3, 32, 32)),
+            np.ascontiguousarray(np.moveaxis(x, 3, 1)),
+        ),
     }
     method, sizes = fedax.create("fedavg", lr=0.01), [options.examples] * options.clients
     run = {"rounds": 1, "work": fedax.Steps(options.steps), "batch_size": options.batch}
@@ -52,7 +55,8 @@ def main() -> None:
     ratios = [own / other for own, other in zip(seconds["fedax"], seconds["torch"], strict=True)]
     for name, found in seconds.items():
         print(f"{name}: median {statistics.median(found):.2f} s a round, {min(found):.2f} to {max(found):.2f}")
-    print(f"speed of the module from PyTorch: {statistics.median(ratios):.3f} of fedax's own, {min(ratios):.3f} to {max(ratios):.3f}")
+    middle = statistics.median(ratios)
+    print(f"speed of PyTorch's module: {middle:.3f} of fedax's own, {min(ratios):.3f} to {max(ratios):.3f}")
 
 
 if __name__ == "__main__":

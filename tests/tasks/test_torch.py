@@ -1,4 +1,4 @@
-"""PyTorch modules as tasks: with the same weights and batches, PyTorch's own outputs, gradients and federated averages."""
+"""PyTorch modules as tasks: with the same weights and batches, PyTorch's own outputs, gradients and averages."""
 
 import functools
 import io
@@ -55,7 +55,9 @@ def test_a_description_is_all_but_the_numbers(name):
     text = json.dumps(describe(task), allow_nan=False)
     assert "torch_models" not in text  # no names of the author's files
     params = task.init(None)
-    again = from_description(json.loads(text), {key: np.asarray(value) for key, value in params.items()}, constants(task))
+    again = from_description(
+        json.loads(text), {key: np.asarray(value) for key, value in params.items()}, constants(task)
+    )
     np.testing.assert_array_equal(again.outputs(params, batch), task.outputs(params, batch))
     assert describe(again) == describe(task)
     with pytest.raises(ConfigError, match="came without its loss"):
@@ -153,9 +155,9 @@ def test_examples_that_do_not_fit():
             digits.check_examples({"x": x, "y": y})
     with pytest.raises(DataError, match="label 10"):
         digits.check_examples({"x": np.zeros((2, 1, 8, 8), np.float32), "y": y + 10})
-    with pytest.raises(DataError, match="'x'.: example 1 has 11, but the module's embedding has 11 rows"):
+    with pytest.raises(DataError, match=r"'x'.: example 1 has 11, but the module's embedding has 11 rows"):
         words.check_examples({"x": np.array([[1] * 7, [11] * 7]), "y": np.zeros((2, 7), int)})
-    with pytest.raises(DataError, match="use .astype"):
+    with pytest.raises(DataError, match=r"use \.astype"):
         words.check_examples({"x": np.zeros((2, 7)), "y": np.zeros((2, 7), int)})
     words.check_examples({"x": np.ones((2, 7), int), "y": np.zeros((2, 7), int)})
 
@@ -265,7 +267,7 @@ def test_settings_that_are_refused(tmp_path):
         fedax.tasks.from_export(HERE / "digits.pt2", inputs=("x", "z"))
     with pytest.raises(ConfigError, match=r"output is \[b\]; cross_entropy is for outputs \[b, C\]"):
         fedax.tasks.from_export(HERE / "odd.pt2")
-    with pytest.raises(ConfigError, match="give a task of fedax.tasks.from_torch"):
+    with pytest.raises(ConfigError, match="give a task of"):
         fedax.tasks.to_torch_state_dict(fedax.tasks.mlp(4, 2))
     with pytest.raises(ConfigError, match="give parameters of this task"):
         fedax.tasks.to_torch_state_dict(task_of("odd"), task_of("digits").init(None))
@@ -303,7 +305,8 @@ def models(torch):
     return torch_models
 
 
-NAMES = "resnet18 vgg mobile lstm gru transformer vit mlp unet bag dropout batchnorm".split()
+NAMES = ["resnet18", "vgg", "mobile", "lstm", "gru", "transformer", "vit", "mlp", "unet", "bag", "dropout"]
+NAMES += ["batchnorm"]
 LR, STEPS, ROUNDS, SIZES = 0.1, 2, 5, (4, 7, 5)
 
 
@@ -347,11 +350,11 @@ def test_five_rounds_are_those_of_a_loop_in_pytorch(torch, modules, name):
             for key, value in module.state_dict().items():
                 total[key] += (len(ys) / sum(SIZES) * value).to(value.dtype)
         state = total
-    mine = fedax.tasks.to_torch_state_dict(task, run.params, tensors=True)
+    mine = fedax.tasks.to_torch_state_dict(task, run.params)
     for key, _ in module.named_parameters():
-        np.testing.assert_allclose(mine[key], state[key], atol=1e-4, rtol=1e-4, err_msg=key)
-    assert any(np.abs(mine[key] - start[key]).max() > 1e-3 for key in start)  # something was learned
-    module.load_state_dict(mine, strict=True)  # and back
+        np.testing.assert_allclose(mine[key], state[key].numpy(), atol=1e-4, rtol=1e-4, err_msg=key)
+    assert any(np.abs(mine[key] - start[key].numpy()).max() > 1e-3 for key in start)  # something was learned
+    module.load_state_dict(fedax.tasks.to_torch_state_dict(task, run.params, tensors=True), strict=True)
     with torch.no_grad():
         answer = module(x).numpy()
     np.testing.assert_allclose(task.outputs(run.params, {"x": x.numpy()}), answer, atol=1e-5, rtol=1e-5)
@@ -377,10 +380,10 @@ def test_outputs_and_gradients_are_pytorchs(torch, modules, name):
     expected = module(x)
     torch.nn.functional.cross_entropy(expected, y).backward()
     for i, j in ((0, 0), (1, 1)):
-        np.testing.assert_allclose(answer[i, j], expected.detach(), atol=1e-5, rtol=1e-5)
+        np.testing.assert_allclose(answer[i, j], expected.detach().numpy(), atol=1e-5, rtol=1e-5)
         state = fedax.tasks.to_torch_state_dict(task, jax.tree.map(lambda leaf, at=(i, j): leaf[at], gradient))
         for key, value in module.named_parameters():
-            np.testing.assert_allclose(state[key], value.grad, atol=1e-4, rtol=1e-4, err_msg=key)
+            np.testing.assert_allclose(state[key], value.grad.numpy(), atol=1e-4, rtol=1e-4, err_msg=key)
 
 
 @pytest.mark.skipif(not LONG, reason="FEDAX_LONG is not set: a ResNet-18 of true size takes minutes")
@@ -392,8 +395,8 @@ def test_resnet18_of_true_size(torch, models):
     params, batch = task.init(None), {"x": x.numpy(), "y": y.numpy()}
     expected = module(x)
     torch.nn.functional.cross_entropy(expected, y).backward()
-    np.testing.assert_allclose(jax.jit(task.outputs)(params, batch), expected.detach(), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(task.outputs)(params, batch), expected.detach().numpy(), atol=1e-5, rtol=1e-5)
     gradient = jax.jit(jax.grad(lambda params: task.loss(params, batch, None).mean()))(params)
     state = fedax.tasks.to_torch_state_dict(task, gradient)
     for key, value in module.named_parameters():
-        np.testing.assert_allclose(state[key], value.grad, atol=1e-4, rtol=1e-4, err_msg=key)
+        np.testing.assert_allclose(state[key], value.grad.numpy(), atol=1e-4, rtol=1e-4, err_msg=key)

@@ -1,4 +1,4 @@
-"""Twelve PyTorch models, small, and the files of ``tests/tasks/pt2``, which ``python -m tests.tasks.torch_models`` writes."""
+"""Twelve PyTorch models, and the files of tests/tasks/pt2, which ``python -m tests.tasks.torch_models`` writes."""
 
 import functools
 import io
@@ -146,12 +146,18 @@ class ViT(nn.Module):
 
 def mlp(classes: int = 5) -> nn.Module:
     return nn.Sequential(
-        nn.Linear(9, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 16), nn.LayerNorm(16), nn.Tanh(), nn.Linear(16, classes)
+        nn.Linear(9, 16),
+        nn.LayerNorm(16),
+        nn.ReLU(),
+        nn.Linear(16, 16),
+        nn.LayerNorm(16),
+        nn.Tanh(),
+        nn.Linear(16, classes),
     )
 
 
 class UNet(nn.Module):
-    """Down, up by nearest neighbours and by a transposed convolution, with what was before concatenated; then a mean."""
+    """Down, up by nearest neighbours and by a transposed convolution, with what was before; then a mean."""
 
     def __init__(self, classes: int = 5):
         super().__init__()
@@ -180,13 +186,22 @@ class Bag(nn.Module):
 
 
 def dropout(classes: int = 5) -> nn.Module:
-    return nn.Sequential(nn.Linear(9, 32), nn.ReLU(), nn.Dropout(0.4), nn.Linear(32, 8), nn.Dropout(0.1), nn.Linear(8, classes))
+    return nn.Sequential(
+        nn.Linear(9, 32), nn.ReLU(), nn.Dropout(0.4), nn.Linear(32, 8), nn.Dropout(0.1), nn.Linear(8, classes)
+    )
 
 
 def batch_norm(classes: int = 5) -> nn.Module:
     model = nn.Sequential(
-        nn.Conv2d(3, 6, 5, 2, 2, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten(),
-        nn.Linear(6 * 4, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Linear(8, classes),
+        nn.Conv2d(3, 6, 5, 2, 2, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Flatten(),
+        nn.Linear(6 * 4, 8),
+        nn.BatchNorm1d(8),
+        nn.Softplus(),
+        nn.Linear(8, classes),
     )
     for layer in model:
         if hasattr(layer, "running_mean"):

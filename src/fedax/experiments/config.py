@@ -20,7 +20,6 @@ import fedax
 from fedax.algorithms import METHODS
 from fedax.columns import better, measured_names
 from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, folder
-from fedax.files import regular
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.site import Problem
 from fedax.errors import ConfigError, DataError, unknown
@@ -28,6 +27,7 @@ from fedax.experiments import toml
 from fedax.experiments.defaults import TASKS_OF, unequal_penalties
 from fedax.federation import PARTICIPATION, WORK
 from fedax.federation.census import Census
+from fedax.files import regular
 from fedax.numbers import check_number
 from fedax.registry import Component, within
 from fedax.tasks import TASKS

@@ -39,13 +39,13 @@ import safetensors.numpy
 
 from fedax.columns import COSTS
 from fedax.data.formats import parse_json
-from fedax.files import regular
 from fedax.engine.checkpoint import BLANK, WRITING, damage, tensor_name, with_digest
 from fedax.engine.history import FAILED, column_of, ended_worse
 from fedax.engine.job import evaluation_rounds
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import toml
 from fedax.experiments.config import WrittenSection, check, slug
+from fedax.files import regular
 
 Path = pathlib.Path
 

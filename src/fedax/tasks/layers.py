@@ -61,10 +61,11 @@ def conv2d(
     if isinstance(padding, str):
         if padding not in ("SAME", "VALID"):
             raise ConfigError("padding", padding, "give 'SAME', 'VALID' or ((top, bottom), (left, right))")
-        padding = lax.padtype_to_pads(x.shape[1:3], weights.shape[:2], (stride, stride), padding)
+        (top, bottom), (left, right) = lax.padtype_to_pads(x.shape[1:3], weights.shape[:2], (stride, stride), padding)
+    else:
+        (top, bottom), (left, right) = padding
     dtype = jnp.result_type(x, weights)
     x, weights = x.astype(dtype), weights.astype(dtype)
-    (top, bottom), (left, right) = padding
     pads = ((int(top), int(bottom)), (int(left), int(right)))
     if stride == 1 and _tiles_are_faster(x, weights):
         on_cpu = functools.partial(_convolve_tiles, pads)

@@ -100,9 +100,11 @@ class _Reader:
         return json.loads(self.content(name))
 
     def archive(self) -> Archive:
-        kind, version, order = (self.content(name) for name in ("archive_format", "archive_version", "byteorder"))
-        if (kind, version, order) != (b"pt2", b"0", b"little"):
-            raise ValueError(f"format {kind[:20]!r}, version {version[:20]!r}, {order[:20]!r}: {_TESTED} writes others")
+        given, version, order = (self.content(name) for name in ("archive_format", "archive_version", "byteorder"))
+        if (given, version, order) != (b"pt2", b"0", b"little"):
+            raise ValueError(
+                f"format {given[:20]!r}, version {version[:20]!r}, {order[:20]!r}: {_TESTED} writes others"
+            )
         models = [name for name in self.infos if name.startswith(f"{self.root}/models/")]
         if len(models) != 1:
             raise ValueError(f"{len(models)} models, not one")

@@ -1,6 +1,5 @@
 """What needs PyTorch: a module's export, and tensors. The only file of fedax that imports torch."""
 
-import copy
 import io
 import warnings
 from typing import Any
@@ -41,7 +40,7 @@ def exported(module: Any, example: Any) -> bytes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about its own recurrent layers
             axis = torch.export.Dim("batch")
-            program = torch.export.export(module, batch, dynamic_shapes=_any_batch(torch, module, batch, axis))
+            program = torch.export.export(module, batch, dynamic_shapes=tuple({0: axis} for _ in batch))
             torch.export.save(program, content)
     except FedaxError:
         raise
@@ -64,13 +63,9 @@ def _batch(torch: Any, one: Any) -> Any:
     return torch.cat([found] * 2) if len(found) == 1 else found
 
 
-def _any_batch(torch: Any, module: Any, batch: tuple[Any, ...], axis: Any) -> Any:
-    return tuple({0: axis} for _ in batch)
-
-
 def tensor(value: np.ndarray) -> Any:
     """A tensor of these numbers."""
     torch = _torch()
     if value.dtype.name == "bfloat16":
         return torch.from_numpy(value.astype(np.float32)).to(torch.bfloat16)
-    return torch.from_numpy(copy.copy(value))
+    return torch.from_numpy(value.copy())

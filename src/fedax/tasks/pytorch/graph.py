@@ -109,8 +109,12 @@ class Graph:
             "inputs": [[given.name, list(given.shape), given.dtype] for given in self.inputs],
             "tensors": dict(self.tensors),
             "nodes": [
-                [node.target, {name: _plain(value) for name, value in node.arguments.items()}, _plain(node.outputs)]
-                + [node.place.partition(",")[0]]
+                [
+                    node.target,
+                    {name: _plain(value) for name, value in node.arguments.items()},
+                    _plain(node.outputs),
+                    node.place.partition(",")[0],
+                ]
                 for node in self.nodes
             ],
             "outputs": _plain(self.outputs),

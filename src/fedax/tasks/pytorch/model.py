@@ -23,8 +23,8 @@ class Model:
 
     Attributes:
         graph: the computation.
-        parameters: name -> numbers, of what is trained, as ``init`` returns them. Tied parameters are here once, weights
-            of two-dimensional convolutions as [kh, kw, i, o].
+        parameters: name -> numbers, of what is trained, as ``init`` returns them. Tied parameters are here once,
+            weights of two-dimensional convolutions as [kh, kw, i, o].
         constants: name -> numbers, of buffers, frozen parameters and constants.
         tied: the other names of tied parameters -> the name in ``parameters``.
         state: the names in the module's ``state_dict``, in its order.

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.errors import CodeError, ConfigError, DataError, ExampleError, place_of, unknown
+from fedax.errors import ConfigError, DataError, ExampleError, unknown
 from fedax.files import regular
 from fedax.tasks import checks
 from fedax.tasks.losses import correct, cross_entropy
@@ -101,7 +101,9 @@ def from_export(
     return make_task(of_archive(archive.read(file, str(file), size)), loss, inputs, name or file.stem)
 
 
-def to_torch_state_dict(task: Task, params: Mapping[str, Any] | None = None, *, tensors: bool = False) -> dict[str, Any]:
+def to_torch_state_dict(
+    task: Task, params: Mapping[str, Any] | None = None, *, tensors: bool = False
+) -> dict[str, Any]:
     """The parameters as ``module.load_state_dict`` takes them: the module's names and layouts, with its buffers.
 
     Args:
@@ -178,9 +180,7 @@ def constants(task: Task) -> dict[str, np.ndarray]:
     return dict(model_of(task).constants)
 
 
-def from_description(
-    description: Any, params: Mapping[str, np.ndarray], constants: Mapping[str, np.ndarray]
-) -> Task:
+def from_description(description: Any, params: Mapping[str, np.ndarray], constants: Mapping[str, np.ndarray]) -> Task:
     """The task that :func:`describe` described.
 
     Args:
@@ -209,7 +209,7 @@ def from_description(
     if not all(isinstance(text, str) for text in texts) or not isinstance(loss, str | None):
         raise ConfigError("description", type(description).__name__, "no description of a task: names are texts")
     numbers = [{name: np.asarray(value) for name, value in found.items()} for found in (params, constants)]
-    model = Model(graph.from_description(given), *numbers, tied, tuple(description["state"]))
+    model = Model(graph.from_description(given), numbers[0], numbers[1], tied, tuple(description["state"]))
     return make_task(model, _no_loss if loss is None else loss, tuple(description["inputs"]), description["name"])
 
 
@@ -315,9 +315,11 @@ class _Losses:
         if not isinstance(self.kind, str):
             return
         assert self.shape is not None
-        x, y = arrays[self.inputs[0]], arrays["y"]
+        y = arrays["y"]
         if self.kind == "cross_entropy":
-            each = tuple(y.shape[1:]) if None in self.shape[2:] else self.shape[2:]
+            # Where the length of an axis is any, it is that of the labels.
+            own = y.shape[1:] if y.ndim == len(self.shape) - 1 else (0,) * len(self.shape[2:])
+            each = tuple(m if n is None else n for n, m in zip(self.shape[2:], own, strict=True))
             checks.labels(y, int(self.shape[1] or 0), each=each)
             return
         due = () if self.shape[1:] == (1,) else self.shape[1:]
@@ -326,7 +328,6 @@ class _Losses:
         if self.kind == "binary_cross_entropy" and (wrong := np.argwhere((y != 0) & (y != 1))).size:
             at = tuple(wrong[0])
             raise ExampleError("examples['y']", int(at[0]), f"has label {y[at]}; binary_cross_entropy is for 0 and 1")
-        del x
 
 
 def _check_input(name: str, x: np.ndarray, given: graph.Input, model: Model) -> None:

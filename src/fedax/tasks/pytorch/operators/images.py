@@ -39,10 +39,11 @@ def _convolve(
     """[b, h, w, i] and [o, i / groups, kh, kw]."""
     weight = weight.array if isinstance(weight, Kernel) else weight.transpose(2, 3, 1, 0)
     if padding in ("same", "valid"):
-        reach = [d * (k - 1) if padding == "same" else 0 for d, k in zip(dilation, weight.shape[:2], strict=True)]
-        pads = tuple((r // 2, r - r // 2) for r in reach)
+        rows, columns = (d * (k - 1) * (padding == "same") for d, k in zip(dilation, weight.shape[:2], strict=True))
+        pads = ((rows // 2, rows - rows // 2), (columns // 2, columns - columns // 2))
     else:
-        pads = tuple((p, p) for p in pair(padding))
+        rows, columns = pair(padding)
+        pads = ((rows, rows), (columns, columns))
     if groups == 1 and dilation == (1, 1) and stride[0] == stride[1]:
         y = conv2d(x, weight, stride[0], pads)
     else:
@@ -224,10 +225,10 @@ def _mean_windows(
 ) -> Any:
     if ceil_mode and any((n + 2 * p - k) % s for n, p, k, s in zip(x.shape[1:3], padding, kernel, stride, strict=True)):
         raise ValueError("ceil_mode with windows that reach out of the image")
-    if max(kernel) > 64 and kernel != x.shape[1:3]:
-        raise ValueError("windows of more than 64 pixels")
     if kernel == x.shape[1:3] and padding == (0, 0) and divisor is None:
         return x.mean(axis=(1, 2), keepdims=True)
+    if max(kernel) > 64:
+        raise ValueError("windows of more than 64 pixels")
     pads = [(p, p) for p in padding]
     sums = _windows(x, jnp.add, 0, kernel, stride, pads)
     if divisor is not None or count_include_pad or padding == (0, 0):
@@ -266,8 +267,16 @@ def mean_pool_sequences(
 
 def _shares(n: int, m: int) -> np.ndarray:
     """[m, n]: what each of n pixels counts in m windows of adaptive pooling."""
-    starts, ends = [i * n // m for i in range(m)], [-(-(i + 1) * n // m) for i in range(m)]
-    return np.array([[(a <= j < b) / (b - a) for j in range(n)] for a, b in zip(starts, ends, strict=True)])
+    i, j = np.arange(m)[:, None], np.arange(_some(n))[None]
+    starts, ends = i * n // m, -(-(i + 1) * n // m)
+    return ((starts <= j) & (j < ends)) / (ends - starts)
+
+
+def _some(n: int) -> int:
+    """A side for which there may be a matrix."""
+    if n > 8192:
+        raise ValueError(f"an image of {n} pixels a side")
+    return n
 
 
 def _resize(x: Any, rows: np.ndarray | None, columns: np.ndarray | None) -> Any:
@@ -358,7 +367,7 @@ def _linear(x: Any, output_size: Any, align_corners: bool, factors: Any) -> Any:
         else:
             at = np.maximum((np.arange(m) + 0.5) * step - 0.5, 0)
         low = np.minimum(at.astype(int), n - 1)
-        share, matrix = at - low, np.zeros((m, n))
+        share, matrix = at - low, np.zeros((m, _some(n)))
         np.add.at(matrix, (np.arange(m), low), 1 - share)
         np.add.at(matrix, (np.arange(m), np.minimum(low + 1, n - 1)), share)
         sides.append(matrix)
@@ -426,9 +435,7 @@ def normalise_groups_native(
 
 
 @operator("aten.layer_norm")
-def normalise_layers(
-    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
-) -> Any:
+def normalise_layers(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
     centred = input - input.mean(axes, keepdims=True)
     y = centred * lax.rsqrt((centred**2).mean(axes, keepdims=True) + eps)

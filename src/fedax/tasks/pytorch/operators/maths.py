@@ -2,6 +2,7 @@
 
 import math
 import operator as python
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from jax import lax
 from fedax.tasks.layers import dense, dropout
 from fedax.tasks.pytorch.operators.table import Image, binary, dtype_of, is_array, operator, plain, unary
 
-for _name, _function in {
+_UNARY: dict[str, Callable[..., Any]] = {
     "relu": jax.nn.relu,
     "relu6": jax.nn.relu6,
     "sigmoid": jax.nn.sigmoid,
@@ -55,10 +56,11 @@ for _name, _function in {
     "bitwise_not": jnp.invert,
     "zero": jnp.zeros_like,
     "detach": lax.stop_gradient,
-}.items():
+}
+for _name, _function in _UNARY.items():
     unary(_function, f"aten.{_name}")
 
-for _names, _binary in {
+_BINARY: dict[tuple[str, ...], Callable[..., Any]] = {
     ("mul", "multiply"): jnp.multiply,
     ("div", "true_divide", "divide"): jnp.true_divide,
     ("floor_divide",): jnp.floor_divide,
@@ -79,7 +81,8 @@ for _names, _binary in {
     ("bitwise_and", "__and__"): jnp.bitwise_and,
     ("bitwise_or", "__or__"): jnp.bitwise_or,
     ("bitwise_xor", "__xor__"): jnp.bitwise_xor,
-}.items():
+}
+for _names, _binary in _BINARY.items():
     binary(_binary, *(f"aten.{_name}" for _name in _names))
 
 
@@ -203,7 +206,9 @@ def fill(self: Any, value: Any) -> Any:
     return jnp.full_like(self, value)
 
 
-@operator("aten.clone", "aten.lift_fresh_copy", "aten.contiguous", "aten.alias", "aten.lift_fresh", lay="alike", view=True)
+@operator(
+    "aten.clone", "aten.lift_fresh_copy", "aten.contiguous", "aten.alias", "aten.lift_fresh", lay="alike", view=True
+)
 def same(self: Any) -> Any:
     return self
 

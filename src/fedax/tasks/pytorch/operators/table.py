@@ -148,6 +148,8 @@ def is_array(value: Any) -> bool:
 def _alike(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     """Apply to arrays of the same number of axes; to images, if there is one and the others fit."""
     arrays = [value for value in given.values() if is_array(value)]
+    if not arrays:
+        raise ValueError("no array")
     most = max((value.ndim for value in arrays), default=0)
     as_images = most == 4 and any(isinstance(value, Image) for value in arrays)
 
@@ -157,10 +159,7 @@ def _alike(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         if as_images and isinstance(value, Image):
             return value.array
         value = plain(value)
-        if value.ndim in (0, most):
-            spread = value
-        else:
-            spread = value.reshape((1,) * (most - value.ndim) + value.shape)
+        spread = value if value.ndim in (0, most) else value.reshape((1,) * (most - value.ndim) + value.shape)
         return jnp.moveaxis(spread, 1, 3) if as_images and spread.ndim else spread
 
     result = function(**{name: laid(value) for name, value in given.items()})
