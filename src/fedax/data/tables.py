@@ -16,11 +16,12 @@ import numpy as np
 
 from fedax.data.cells import Cells, as_pandas, cells, few, series, shown
 from fedax.data.federated import FederatedData
-from fedax.data.formats import need, parse_json, reading, regular, room
+from fedax.data.formats import need, parse_json, reading, room
 from fedax.data.pictures import decoded, stacked
 from fedax.data.summaries import Counts, class_names, fit, plan, summarize
 from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError
+from fedax.files import regular
 
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None

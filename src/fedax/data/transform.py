@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedax.data.cells import LARGE, Cells, as_pandas, cells, few, series, shown
-from fedax.data.formats import parse_json, regular
+from fedax.data.formats import parse_json
 from fedax.errors import DataError
+from fedax.files import regular
 
 _FILE = 1 << 26  # bytes
 _YEAR = 365.2425  # days
