@@ -82,7 +82,7 @@ def from_frames(
     for name, table in tables.items():
         if not len(table):
             raise DataError(f"{name}: its table has no rows; leave it out")
-        if target is not None:
+        if target is not None and (found is None or target in table.columns):
             tables[name] = _with_labels(name, table, target, drop_missing_labels)
     if found is None:
         first = {name: _within(name, summarize, table) for name, table in tables.items()}
@@ -513,6 +513,7 @@ def _of_arrow(table: Any, path: Path, columns: Any, size: Sequence[int] | None) 
     with reading(path, "a table"):
         for field in table.schema:
             if (columns or {}).get(field.name) == "drop":
+                found[field.name] = pandas.Series(np.full(table.num_rows, np.nan))
                 continue
             column = table.column(field.name)
             kind = _plain_kind(field.type)
