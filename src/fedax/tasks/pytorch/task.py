@@ -144,10 +144,15 @@ def model_of(task: Task) -> Model:
     Raises:
         ConfigError: there is none.
     """
-    model = getattr(task.init, "__self__", None)
-    if not isinstance(model, Model):
+    if not is_of(task):
         raise ConfigError("task", task.name, "give a task of fedax.tasks.from_torch or from_export")
+    model: Model = task.init.__self__  # type: ignore[attr-defined]
     return model
+
+
+def is_of(task: Task) -> bool:
+    """Whether a task is of a PyTorch module."""
+    return isinstance(getattr(task.init, "__self__", None), Model)
 
 
 def describe(task: Task) -> dict[str, Any]:
