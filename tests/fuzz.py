@@ -6,6 +6,7 @@ of fedax's own, in 2 s of the processor's time and in 4 times the memory of what
 lists the readers.
 """
 
+import atexit
 import bz2
 import collections
 import contextlib
@@ -21,8 +22,10 @@ import os
 import pathlib
 import random
 import re
+import select
 import signal
 import struct
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -618,6 +621,188 @@ def read_model(folder: Path, content: bytes) -> Any:
     return read_model(write(folder / "model", content), [np.zeros(2), {"b": np.zeros(())}])
 
 
+ROWS = """age,ward,day,seen,y
+40,A,2024-01-01,true,no
+60.5,"B ""x"", y",2024-02-29,false,yes
+,A,,true,no
+1e3,Zürich,2024-03-01T12:00:00Z,,yes
+"""
+
+
+def frame() -> Any:
+    import pandas
+
+    return pandas.read_csv(io.StringIO(ROWS))
+
+
+def read_csv(folder: Path, content: bytes) -> Any:
+    from fedax.data import from_csv
+
+    return from_csv(write(folder / "rows.csv", content), label="y").examples
+
+
+def pyarrow_table() -> Any:
+    import pyarrow
+
+    return pyarrow.Table.from_pandas(frame(), preserve_index=False)
+
+
+def parquets() -> list[bytes]:
+    import pyarrow.parquet
+
+    found = []
+    for options in ({}, {"compression": "none", "use_dictionary": False}, {"compression": "zstd", "version": "1.0"}):
+        out = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow_table(), out, **options)
+        found.append(out.getvalue())
+    return found
+
+
+def read_parquet(folder: Path, content: bytes) -> Any:
+    from fedax.data import from_parquet
+
+    return from_parquet(write(folder / "rows.parquet", content), label="y").examples
+
+
+def png(size: int = 5, kind: str = "PNG") -> bytes:
+    import PIL.Image
+
+    out = io.BytesIO()
+    PIL.Image.fromarray(pictures(size, size)).save(out, kind)
+    return out.getvalue()
+
+
+def arrows() -> list[bytes]:
+    import pyarrow
+
+    features = {"info": {"features": {"y": {"_type": "ClassLabel", "names": ["a", "b"]}}}}
+    image = pyarrow.table({"image": [{"bytes": png(), "path": "x.png"}] * 2, "y": [0, 1]})
+    image = image.replace_schema_metadata({"huggingface": json.dumps(features)})
+    found = []
+    for table in (pyarrow_table(), image):
+        for compression in (None, "lz4"):
+            out, options = io.BytesIO(), pyarrow.ipc.IpcWriteOptions(compression=compression)
+            with pyarrow.ipc.new_stream(out, table.schema, options=options) as stream:
+                stream.write_table(table)
+            found.append(out.getvalue())
+    return found
+
+
+def read_arrow(folder: Path, content: bytes) -> Any:
+    from fedax.data import from_arrow
+
+    return from_arrow(write(folder / "arrow" / "data.arrow", content).parent, label="y").examples
+
+
+def hdf5s() -> list[bytes]:
+    import h5py
+
+    found = []
+    for kind in ("plain", "packed", "text"):
+        out = io.BytesIO()
+        with h5py.File(out, "w") as file:
+            for k, name in enumerate(("f0", "f1")):
+                if kind == "text":
+                    file[f"examples/{name}/snippets"] = ["to be or not " * 9, "to be" * (k + 1)]
+                    continue
+                options = {"chunks": (1, 6, 6), "compression": "gzip"} if kind == "packed" else {}
+                file.create_dataset(f"examples/{name}/pixels", data=np.zeros((k + 1, 6, 6), np.float32), **options)
+                file[f"examples/{name}/label"] = np.zeros(k + 1, np.int32)
+        found.append(out.getvalue())
+    return found
+
+
+SERVED = """
+import pathlib, shutil, sys
+sys.path.append(sys.argv[1])
+from hdf5_reading import read
+for line in sys.stdin:
+    path = pathlib.Path(line.strip())
+    shutil.rmtree(path.parent / "arrays", ignore_errors=True)
+    (path.parent / "arrays").mkdir()
+    try:
+        read(path, path.parent / "arrays", 1 << 26)
+        print("read", flush=True)
+    except Exception as error:
+        print(ascii(str(error)), flush=True)
+"""
+
+
+@functools.cache
+def hdf5_reader() -> list[subprocess.Popen]:
+    kept: list[subprocess.Popen] = []
+    atexit.register(_end, kept)
+    return kept
+
+
+def _end(kept: list[subprocess.Popen]) -> None:
+    for process in kept:
+        process.kill()
+        process.communicate()
+    kept.clear()
+
+
+def read_hdf5(folder: Path, content: bytes) -> Any:
+    """As :func:`fedax.data.from_tff_hdf5` does it, with one process for many files, and a second for each."""
+    from fedax.data.hdf5 import made_of
+    from fedax.errors import DataError
+
+    path, kept = write(folder / "hdf5" / "x.h5", content), hdf5_reader()
+    if not kept:
+        command = [sys.executable, "-P", "-c", SERVED, str(Path(importlib.import_module("fedax.data").__file__).parent)]
+        kept.append(subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-3, text=True))
+    (process,) = kept
+    process.stdin.write(f"{path}\n")
+    process.stdin.flush()
+    ready, _, _ = select.select([process.stdout], [], [], 5)
+    said = process.stdout.readline() if ready else ""
+    if said != "read\n":
+        if not said:  # hung up, or crashed
+            _end(kept)
+        raise DataError("not read")
+    return made_of(path.parent / "arrays", path).examples
+
+
+def transform_files() -> list[bytes]:
+    from fedax.data import fit, plan, summarize
+
+    first = summarize(frame())
+    asked = plan([first], label="y", columns={"ward": "category"})
+    second = summarize(frame(), asked)
+    made = {b"t": fit(asked, [second]), b"p": asked, b"s": second, b"f": first}
+    return [tag + json.dumps(each.to_json()).encode() for tag, each in made.items()]
+
+
+def read_transform(folder: Path, content: bytes) -> Any:
+    """Read, and used with the other parts as they should be."""
+    from fedax import data
+
+    tag, rows = content[:1], frame()
+    kind = {b"p": data.Plan, b"s": data.Summary, b"f": data.Summary}.get(tag, data.Transform)
+    found = kind.load(write(folder / "transform.json", content[1:]))
+    first = summary() if tag != b"f" else found
+    if tag == b"t":
+        return found(rows)
+    asked = found if tag == b"p" else data.plan([first, summary()], label="y", columns={"ward": "category"})
+    second = data.summarize(rows, asked)
+    return data.fit(asked, [found if tag == b"s" else second, second])(rows)
+
+
+@functools.cache
+def summary() -> Any:
+    from fedax.data import summarize
+
+    return summarize(frame())
+
+
+def read_pictures(folder: Path, content: bytes) -> Any:
+    from fedax.data import from_image_folders
+
+    write(folder / "pictures" / "client" / "b" / "2.png", png())
+    write(folder / "pictures" / "client" / "a" / "1.png", content)
+    return from_image_folders(folder / "pictures", size=(5, 5)).examples
+
+
 @functools.cache
 def checkpointed(tag: bytes) -> tuple[Any, Callable[[], Any], list[tuple[str, bytes]]]:
     """A job, what makes a state of it, and the files of its checkpoint, of which the first is changed.
@@ -791,6 +976,14 @@ def readers() -> dict[str, Callable[[], Reader]]:
             read_config, [CONFIG, CONFIG + SWEEP, CONFIG + b"\x00set\n" + OVERRIDES, OWN_CODE], plain, 1, 8_000_000
         ),
         "run": lambda: Reader(read_run, [tag + content for tag, content in runs], tagged(plain), 8, 8_000_000),
+        "csv": lambda: Reader(
+            read_csv, [ROWS.encode(), ROWS.replace(",", ";").encode("utf-8-sig")], plain, 8, 2_000_000
+        ),
+        "parquet": lambda: Reader(read_parquet, parquets(), plain, 8, 2_000_000),
+        "arrow": lambda: Reader(read_arrow, arrows(), plain, 8, 2_000_000),
+        "hdf5": lambda: Reader(read_hdf5, hdf5s(), plain, 8, 2_000_000),
+        "transform": lambda: Reader(read_transform, transform_files(), tagged(plain), 8, 2_000_000),
+        "pictures": lambda: Reader(read_pictures, [png(), png(40, "JPEG")], plain, 8, 8_000_000),
         "model": lambda: Reader(read_model, [model()], tensors),
         "pt2": lambda: Reader(
             read_module,
@@ -877,6 +1070,8 @@ def main(name: str, number: int, most: float = math.inf) -> None:
     watched = ["fedax.data.formats", "fedax.data.readers", "fedax.experiments.runs", "fedax.experiments.config"]
     watched += ["fedax.experiments.toml", "fedax.experiments.report", "fedax.experiments.summary"]
     watched += ["fedax.tasks.pytorch.archive", "fedax.tasks.pytorch.graph", "fedax.tasks.pytorch.model"]
+    watched += ["fedax.data.tables", "fedax.data.cells", "fedax.data.hdf5", "fedax.data.pictures"]
+    watched += ["fedax.data.transform", "fedax.data.summaries"]
     watched += ["fedax.experiments.sweeps", "fedax.experiments.diagnosis", "fedax.engine.checkpoint"]
     with atheris.instrument_imports(include=watched) if atheris else contextlib.nullcontext():
         for module in watched:

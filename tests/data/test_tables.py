@@ -364,10 +364,11 @@ def huge(h5py, file):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (linked, "'f9' is a link, which is not followed"),
-        (outside, "'pixels' lies in another file"),
-        (huge, "'pixels' declares .*, too much for the file's size"),
-        (lambda h5py, file: file.create_group("examples/f9"), "f9'?: it has ; it needs pixels"),
+        (linked, "'f9' in examples is a link, which is not followed"),
+        (outside, "pixels lies in another file"),
+        (huge, "pixels declares .*, too much for the file's size"),
+        (lambda h5py, file: file.create_group("examples/f9"), "there is no 'pixels' in examples/'f9'"),
+        (lambda h5py, file: file.create_group("examples/a"), "'a' has nothing; it needs pixels"),
         (lambda h5py, file: file.pop("examples"), "there is no 'examples'"),
     ],
 )

@@ -1,27 +1,28 @@
 """Federated data sets in HDF5, as TensorFlow Federated gives them: ``examples/<client>/<array>``."""
 
-import math
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedax.data.cells import few, shown
 from fedax.data.federated import FederatedData
 from fedax.data.formats import need, reading, room
 from fedax.data.readers import windows
 from fedax.errors import DataError
-from fedax.files import regular
+from fedax.files import parse_json, regular
 
-_CLIENTS = 1_000_000
-_ARRAYS = {"pixels": "label", "image": "label"}  # of a picture -> that of its label
+_SECONDS = 60  # that reading may take, and one more for each so many bytes
+_BYTES = 1 << 20
 
 
 def from_tff_hdf5(path: str | os.PathLike) -> FederatedData:
     """A federated data set of TensorFlow Federated in an HDF5 file: EMNIST, CIFAR-100 or Shakespeare.
 
-    Needs h5py: ``pip install 'fedax[hdf5]'``. Links to other files are not followed.
+    Needs h5py: ``pip install 'fedax[hdf5]'``. Links to other files are not followed. The file is read in a process of
+    its own, which is given a limited time, since a damaged one can hold up the HDF5 library for ever.
 
     Args:
         path: such as ``fed_emnist_train.h5``, with ``examples/<client>/pixels`` (or ``image``) and ``label``; or with
@@ -29,8 +30,8 @@ def from_tff_hdf5(path: str | os.PathLike) -> FederatedData:
 
     Returns:
         ``x`` [n, height, width, channels] of the type that the file has, or of text uint8 [n, 80]; ``y`` int32 [n],
-        or of text uint8 [n, 80], one character on; with the clients' names. Clients whose text is shorter than 81
-        characters are left out.
+        or of text uint8 [n, 80], one character on; with the clients' names. Clients without an example are left out,
+        and so are those with less text than 81 characters.
 
     Raises:
         DataError: the file cannot be read, or holds something else.
@@ -42,70 +43,43 @@ def from_tff_hdf5(path: str | os.PathLike) -> FederatedData:
     """
     place = Path(path)
     stored = regular(place)
-    h5py = need("h5py", "hdf5", "reading HDF5")
-    arrays: dict[str, dict[str, np.ndarray]] = {}
-    left = room(stored)
-    with reading(place, "HDF5"), h5py.File(place, "r") as file:
-        examples = _inside(h5py, file, "examples", h5py.Group, place)
-        names = list(examples)
-        if not 0 < len(names) <= _CLIENTS:
-            raise DataError(f"{place}: {len(names)} clients in 'examples'")
-        for name in names:
-            where = f"{place}: examples/{shown(name)}"
-            client = _inside(h5py, examples, name, h5py.Group, where)
-            if (key := next((key for key in _ARRAYS if key in client), None)) is not None:
-                x = _read(h5py, client, key, where, left)
-                y = _read(h5py, client, _ARRAYS[key], where, left)
-                found = _pictures(x, y, where)
-            elif "snippets" in client:
-                found = _texts(_read(h5py, client, "snippets", where, left), where)
-            else:
-                raise DataError(f"{where}: it has {few(client)}; it needs pixels or image with label, or snippets")
-            left -= sum(array.nbytes for array in found.values())
-            if len(found["y"]):
-                arrays[name] = found
-    if not arrays:
-        raise DataError(f"{place}: no client has an example")
+    need("h5py", "hdf5", "reading HDF5")
+    with tempfile.TemporaryDirectory(prefix="fedax-") as scratch:
+        folder = Path(scratch)
+        _read_apart(place, folder, room(stored), _SECONDS + stored // _BYTES)
+        return made_of(folder, place)
+
+
+def _read_apart(path: Path, folder: Path, most: int, seconds: int) -> None:
+    script = Path(__file__).with_name("hdf5_reading.py")
+    command = [sys.executable, "-P", str(script), str(path.absolute()), str(folder), str(most)]
     try:
-        return FederatedData.from_clients(arrays)
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise DataError(f"{path}: not read in {seconds} s; it may be damaged") from None
+    if done.returncode:
+        said = done.stdout.decode(errors="replace").strip()
+        what = said if done.returncode == 3 else "the HDF5 library ended without an answer"
+        raise DataError(f"{path}: cannot be read as HDF5: {what[:500]}")
+
+
+def made_of(folder: Path, path: Path) -> FederatedData:
+    """The data of the arrays that :mod:`fedax.data.hdf5_reading` wrote into a folder; ``path`` is for errors."""
+    with reading(path, "HDF5"):
+        names, sizes = parse_json((folder / "names.json").read_bytes()), np.load(folder / "sizes.npy")
+        if (folder / "text.npy").exists():
+            text = np.load(folder / "text.npy")
+            parts = [windows(own, path) for own in np.split(text, np.cumsum(sizes)[:-1])]
+            examples = {key: np.concatenate([part[key] for part in parts]) for key in ("x", "y")}
+            sizes = np.array([len(part["y"]) for part in parts])
+        else:
+            examples = {key: np.load(folder / f"{key}.npy") for key in ("x", "y")}
+            x = examples["x"]
+            examples["x"] = x[..., None] if x.ndim == 3 else x
+    there = np.flatnonzero(sizes)
+    if not len(there):
+        raise DataError(f"{path}: no client has an example")
+    try:
+        return FederatedData(examples, sizes[there], names=[names[i] for i in there])
     except DataError as error:
-        raise DataError(f"{place}: {error}") from None
-
-
-def _inside(h5py: Any, group: Any, name: str, kind: Any, where: Any) -> Any:
-    """What is in the file itself under this name."""
-    if name not in group:
-        raise DataError(f"{where}: there is no {shown(name)} in it")
-    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise DataError(f"{where}: {shown(name)} is a link, which is not followed")
-    found = group[name]
-    if not isinstance(found, kind):
-        raise DataError(f"{where}: {shown(name)} is no {kind.__name__.lower()}")
-    return found
-
-
-def _read(h5py: Any, client: Any, name: str, where: str, left: int) -> np.ndarray:
-    """An array, if it takes no more than is left of what a file of this size may unpack to."""
-    found = _inside(h5py, client, name, h5py.Dataset, where)
-    if found.is_virtual or found.external:
-        raise DataError(f"{where}: {shown(name)} lies in another file, which is not read")
-    text = h5py.check_string_dtype(found.dtype) is not None
-    if not text and (found.dtype.kind not in "biuf" or found.dtype.subdtype is not None):
-        raise DataError(f"{where}: {shown(name)} holds {shown(str(found.dtype))}; numbers and texts are read")
-    chunk = math.prod(found.chunks or (1,)) * found.dtype.itemsize
-    if found.shape is None or max(found.size * max(found.dtype.itemsize, 16 if text else 1), chunk) > left:
-        raise DataError(f"{where}: {shown(name)} declares {found.shape}, too much for the file's size")
-    return found.asstr("latin-1")[()] if text else found[()]
-
-
-def _pictures(x: np.ndarray, y: np.ndarray, where: str) -> dict[str, np.ndarray]:
-    if x.ndim not in (3, 4) or y.shape != x.shape[:1] or y.dtype.kind not in "iu":
-        raise DataError(f"{where}: pictures {x.dtype} {x.shape} and labels {y.dtype} {y.shape} do not go together")
-    if len(y) and not 0 <= y.min() <= y.max() < 2**31:
-        raise DataError(f"{where}: labels from {y.min()} to {y.max()}")
-    return {"x": x[..., None] if x.ndim == 3 else x, "y": y.astype(np.int32)}
-
-
-def _texts(snippets: np.ndarray, where: str) -> dict[str, np.ndarray]:
-    text = "\n".join(map(str, np.ravel(snippets))).replace("\r", "")
-    return windows(np.frombuffer(text.encode("utf-32-le"), "<u4"), where)
+        raise DataError(f"{path}: {error}") from None
