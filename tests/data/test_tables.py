@@ -11,9 +11,11 @@ import pytest
 
 import fedax
 from fedax import data
+from fedax.data import hdf5
+from fedax.data.hdf5_reading import read
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, override
-from fedax.experiments.defaults import comparison
+from fedax.experiments.defaults import comparison, usual_task
 
 NORTH = "age;ward;ill\n40;A;no\n60;A;yes\n 50 ;B;no\n"
 SOUTH = "age,ward,ill\n80,B,no\n,A,no\n70,A,yes\n"
@@ -341,8 +343,7 @@ def test_federated_hdf5(tmp_path):
     text = "".join(data.CHARACTERS[k] for k in plays.examples["x"].ravel())
     assert plays.names == ("LEAR",) and text == ("To be, " * 20 + "\n" + "or not. " * 5)[:160]
     assert np.array_equal(plays.examples["y"][0, :-1], plays.examples["x"][0, 1:])
-    config = build(RUN | {"data": {"name": "hdf5", "path": str(tmp_path / "emnist.h5")}})
-    assert config.config["task"]["name"] == "cnn"
+    assert usual_task("hdf5", found) == "cnn" and usual_task("hdf5", plays) == "char_lstm"
 
 
 def linked(h5py, file):
@@ -373,9 +374,17 @@ def huge(h5py, file):
     ],
 )
 def test_hdf5_that_asks_for_more_than_it_holds(tmp_path, change, message):
-    with pytest.raises(DataError, match=message) as caught:
-        data.from_tff_hdf5(emnist(tmp_path / "x.h5", change))
-    assert "x.h5" in str(caught.value)
+    with pytest.raises(ValueError, match=message):
+        read(emnist(tmp_path / "x.h5", change), tmp_path, 1 << 26)
+
+
+def test_the_process_that_reads_hdf5(tmp_path, monkeypatch):
+    path = emnist(tmp_path / "x.h5", linked)
+    with pytest.raises(DataError, match=r"x.h5: cannot be read as HDF5: 'f9' in examples is a link"):
+        data.from_tff_hdf5(path)
+    monkeypatch.setattr(hdf5, "_SECONDS", 0)
+    with pytest.raises(DataError, match="x.h5: not read in 0 s; it may be damaged"):
+        data.from_tff_hdf5(path)
 
 
 def test_an_extra_that_is_missing_is_named(tmp_path, monkeypatch):

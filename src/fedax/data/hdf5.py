@@ -52,7 +52,7 @@ def from_tff_hdf5(path: str | os.PathLike) -> FederatedData:
 
 def _read_apart(path: Path, folder: Path, most: int, seconds: int) -> None:
     script = Path(__file__).with_name("hdf5_reading.py")
-    command = [sys.executable, "-P", str(script), str(path.absolute()), str(folder), str(most)]
+    command = [sys.executable, "-P", str(script), str(path.absolute()), str(folder), str(most), str(seconds + 1)]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:

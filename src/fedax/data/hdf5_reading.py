@@ -1,10 +1,11 @@
-"""Reads a federated HDF5 file in a process of its own: ``python hdf5_reading.py FILE FOLDER BYTES``.
+"""Reads a federated HDF5 file in a process of its own: ``python hdf5_reading.py FILE FOLDER BYTES SECONDS``.
 
 A damaged file can keep the HDF5 library busy for ever, or make it crash; so fedax runs this and waits for a limited
 time. It writes plain arrays and names.json into the folder. What is wrong with the file goes to standard output, with
 exit code 3. It imports nothing of fedax.
 """
 
+import contextlib
 import json
 import math
 import sys
@@ -132,6 +133,10 @@ def _dataset(client: Any, name: str, where: str, left: int) -> Any:
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[4]), int(sys.argv[4])))  # also if nobody waits any more
     try:
         read(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
     except Exception as error:  # of many kinds, by HDF5's library
