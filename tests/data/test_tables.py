@@ -383,7 +383,7 @@ def test_the_process_that_reads_hdf5(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"x.h5: cannot be read as HDF5: 'f9' in examples is a link"):
         data.from_tff_hdf5(path)
     monkeypatch.setattr(hdf5, "_SECONDS", 0)
-    with pytest.raises(DataError, match="x.h5: not read in 0 s; it may be damaged"):
+    with pytest.raises(DataError, match=r"x.h5: not read in 0 s; it may be damaged"):
         data.from_tff_hdf5(path)
 
 
