@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from fedax.data.federated import FederatedData
-from fedax.data.formats import need, reading, room
+from fedax.data.formats import need, parse_json, reading, room
 from fedax.data.readers import windows
 from fedax.errors import DataError
-from fedax.files import parse_json, regular
+from fedax.files import regular
 
 _SECONDS = 60  # that reading may take, and one more for each so many bytes
 _BYTES = 1 << 20
