@@ -196,7 +196,7 @@ def test_sums_of_twenty_million_examples():
     y = np.zeros(n, np.int8)
     y[: 2**24 + 3] = 1  # more than a float32 can count
     x = (np.arange(n, dtype=np.int32) % 251 - 60).astype(np.int8)
-    made = {"accuracy": M.Accuracy(), "f1": M.F1(), "brier": M.Brier(), "auc": M.AUC()}
+    made = {"accuracy": M.Accuracy(), "f1": M.F1(), "brier": M.Brier()}
     task = fedax.Task(
         lambda key: jnp.ones(()), lambda p, b, key: 0.1 * jnp.ones(b["y"].shape), made, None, "t", outputs_of,
         "classification",
@@ -215,9 +215,6 @@ def test_sums_of_twenty_million_examples():
     p = sigmoid(score.astype(float).clip(-700))
     brier = (exactly[0] * (p - 1) ** 2 + (exactly[1] - exactly[0]) * p**2).sum() / n
     assert made["brier"].of_run(found["brier"]) == pytest.approx(brier, rel=1e-6)
-    positive, negative = exactly[0], exactly[1] - exactly[0]
-    auc = (positive * (np.cumsum(negative) - negative / 2)).sum() / positive.sum() / negative.sum()
-    assert abs(made["auc"].of_run(found["auc"]) - auc) <= made["auc"].bound(wide(found["auc"])) + 1e-12
     assert float(found["loss"]) == pytest.approx(0.1, rel=1e-6)
 
 
