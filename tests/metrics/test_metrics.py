@@ -196,7 +196,7 @@ def test_sums_of_twenty_million_examples():
     y = np.zeros(n, np.int8)
     y[: 2**24 + 3] = 1  # more than a float32 can count
     x = (np.arange(n, dtype=np.int32) % 251 - 60).astype(np.int8)
-    made = {"accuracy": M.Accuracy(), "f1": M.F1(), "brier": M.Brier()}
+    made = {"accuracy": M.Accuracy(), "brier": M.Brier()}
     task = fedax.Task(
         lambda key: jnp.ones(()), lambda p, b, key: 0.1 * jnp.ones(b["y"].shape), made, None, "t", outputs_of,
         "classification",
@@ -205,8 +205,6 @@ def test_sums_of_twenty_million_examples():
     found = program(jnp.ones(()), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
     said = np.int8(x > 0)
     assert int(found["accuracy"]["right"]) == np.count_nonzero(said == y)
-    assert np.asarray(found["f1"]["true"]).tolist() == [n - 2**24 - 3, 2**24 + 3]
-    assert np.asarray(found["f1"]["right"])[1] == np.count_nonzero(said & y)
     exactly = (
         np.bincount(x.astype(int) + 128, weights=y, minlength=256),
         np.bincount(x.astype(int) + 128, minlength=256),
