@@ -1,9 +1,16 @@
-"""What holds for all tests and doctests."""
+"""What holds for all tests and doctests; those of what needs Flower or PyTorch are collected where it is installed."""
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 
 import pytest
+
+collect_ignore_glob = ["tests/flower/kills.py", "tests/flower/federation.py"]  # they have no doctests
+if not importlib.util.find_spec("flwr"):
+    collect_ignore_glob.append("src/fedax/flower/*")
+if not importlib.util.find_spec("torch"):
+    collect_ignore_glob.append("tests/tasks/torch_models.py")
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,7 @@ import tracemalloc
 import unittest.mock
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -249,6 +250,30 @@ def tensors(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
             header = json.dumps(tree).encode()
     changed = struct.pack("<Q", len(header)) + header + content
     return resealed(changed) if rng.random() < 0.8 else changed
+
+
+def module(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """Of an archive of PyTorch: its graph, what it says of its numbers, or the numbers."""
+    if rng.random() < 0.2:
+        return archive(rng, data, others)
+    with contextlib.suppress(Exception):
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
+            members = {info.filename: file.read(info) for info in file.infolist()}
+        texts = [name for name in members if name.endswith(".json")]
+        name = rng.choice([*texts * 4, *members])
+        if name in texts and rng.random() < 0.8:
+            tree = json.loads(members[name])
+            for _ in range(rng.choice((1, 1, 2, 4))):
+                node(rng, tree)
+            members[name] = json.dumps(tree).encode()
+        else:
+            members[name] = change(rng, members[name], others)
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as file:
+            for name, content in members.items():
+                file.writestr(name, content)
+        return out.getvalue()
+    return change(rng, data, others)
 
 
 def resealed(content: bytes) -> bytes:
@@ -563,6 +588,27 @@ def read_run(folder: Path, content: bytes) -> Any:
     return None
 
 
+def read_module(folder: Path, content: bytes) -> Any:
+    """Read; now and then described, and traced too."""
+    import jax
+
+    from fedax import tasks
+    from fedax.tasks.pytorch import constants, describe, from_description
+
+    task = tasks.from_export(write(folder / "model.pt2", content), loss=lambda outputs, batch: outputs)
+    params = task.init(None)
+    if zlib.crc32(content) % 4 == 0:
+        again = from_description(json.loads(json.dumps(describe(task))), params, constants(task))
+        model = again.init.__self__
+        form = jax.ShapeDtypeStruct
+        given = [
+            form((5, *(n or 3 for n in one.shape[1:])), "int32" if "int" in one.dtype else "float32")
+            for one in model.graph.inputs
+        ]
+        jax.eval_shape(lambda params, given: model.apply(params, tuple(given), None), params, given)
+    return params
+
+
 POINTS = ({"lr": 0.1, "work.low": 1}, {"lr": 0.5, "work.low": 1}, {"lr": 0.1, "work.low": 2})
 
 
@@ -746,6 +792,13 @@ def readers() -> dict[str, Callable[[], Reader]]:
         ),
         "run": lambda: Reader(read_run, [tag + content for tag, content in runs], tagged(plain), 8, 8_000_000),
         "model": lambda: Reader(read_model, [model()], tensors),
+        "pt2": lambda: Reader(
+            read_module,
+            [path.read_bytes() for path in sorted(Path(__file__).parent.glob("tasks/pt2/*.pt2"))],
+            module,
+            8,
+            8_000_000,
+        ),
         "checkpoint": lambda: Reader(
             read_checkpoint,
             [tag + checkpointed(tag)[2][0][1] for tag in (b"d", b"h", b"p")],
@@ -823,6 +876,7 @@ def main(name: str, number: int, most: float = math.inf) -> None:
         atheris = None
     watched = ["fedax.data.formats", "fedax.data.readers", "fedax.experiments.runs", "fedax.experiments.config"]
     watched += ["fedax.experiments.toml", "fedax.experiments.report", "fedax.experiments.summary"]
+    watched += ["fedax.tasks.pytorch.archive", "fedax.tasks.pytorch.graph", "fedax.tasks.pytorch.model"]
     watched += ["fedax.experiments.sweeps", "fedax.experiments.diagnosis", "fedax.engine.checkpoint"]
     with atheris.instrument_imports(include=watched) if atheris else contextlib.nullcontext():
         for module in watched:

@@ -1,10 +1,13 @@
 """Partitions: what every one of them promises, and the law of each."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from fedax import data
 from fedax.errors import ConfigError, DataError
+from fedax.experiments import build
 
 LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 300))
 PARTITIONS = {
@@ -14,6 +17,11 @@ PARTITIONS = {
     "shards": lambda seed: data.shards(LABELS, clients=20, seed=seed),
     "dominant": lambda seed: data.dominant(LABELS, clients=10, share=0.8, seed=seed),
     "power_law": lambda seed: data.power_law(3000, clients=7, seed=seed),
+    "pathological": lambda seed: data.pathological(LABELS, clients=25, classes=3, seed=seed),
+    "inner_dirichlet": lambda seed: data.inner_dirichlet(LABELS, [500, 1500, 1000], alpha=0.3, seed=seed),
+    "by_size": lambda seed: data.by_size(3000, [1, 999, 2000], seed=seed),
+    "growing": lambda seed: data.growing(3000, clients=7, seed=seed),
+    "by_value": lambda seed: data.by_value(np.arange(3000.0), clients=7, strictness=0.5, seed=seed),
 }
 
 
@@ -142,9 +150,93 @@ def test_power_law_sizes():
     assert min(counts(data.power_law(3000, clients=2, exponent=0.0))[0]) > 100  # alike in contents
 
 
+def test_pathological_clients_hold_so_many_classes():
+    for clients, classes in ((25, 3), (10, 1), (4, 10), (13, 2)):
+        held = counts(data.pathological(LABELS, clients, classes))
+        assert ((held > 0).sum(axis=1) == classes).all()
+        holders = (held > 0).sum(axis=0)
+        assert holders.max() - holders.min() <= 1
+        for c in range(10):  # a class is cut evenly
+            own = held[held[:, c] > 0, c]
+            assert own.max() - own.min() <= 1
+
+
+def test_inner_dirichlet_has_the_sizes_and_the_ratios():
+    labels = np.repeat(np.arange(10), 5000)
+    sizes = [1000, 3000] * 10 + [10_000]
+    parts = data.inner_dirichlet(labels, sizes, alpha=0.1)
+    assert [len(part) for part in parts] == sizes
+    most = (counts(parts, labels).max(axis=1) / sizes)[:20]
+    draws = np.random.default_rng(5).dirichlet(np.full(10, 0.1), size=4000).max(axis=1)
+    assert np.median(most) == pytest.approx(np.median(draws), abs=0.15)
+    equal = data.inner_dirichlet(LABELS, [429] * 4 + [428] * 3, alpha=0.1, seed=2)
+    same = data.dirichlet_labels(LABELS, clients=7, alpha=0.1, seed=2)
+    assert all(np.array_equal(a, b) for a, b in zip(equal, same, strict=True))
+
+
+def test_sizes_grow_by_their_law():
+    laws = {"linear": lambda i: i, "square": lambda i: i**2, "exponential": np.exp}
+    for law, f in laws.items():
+        sizes = np.array([len(part) for part in data.growing(10_000, clients=8, law=law, min_size=20)])
+        shares = f(np.arange(1.0, 9)) / f(np.arange(1.0, 9)).sum()
+        assert sizes.sum() == 10_000 and np.abs(sizes - (20 + 9840 * shares)).max() <= 1
+    assert len(data.growing(5000, clients=1000, law="exponential")) == 1000  # exp(1000) is no number
+    assert [len(part) for part in data.by_size(3000, [1, 999, 2000])] == [1, 999, 2000]
+
+
+def test_by_value_from_random_to_sorted():
+    values = np.random.default_rng(2).normal(50, 10, 3000)
+    spread = []
+    for strictness in (0.0, 0.5, 1.0):
+        parts = data.by_value(values, clients=5, strictness=strictness)
+        assert {len(part) for part in parts} == {600}
+        spread.append(np.std([values[part].mean() for part in parts]) / 10)
+    assert spread[0] < 0.1 and spread[0] < spread[1] < spread[2]
+    # The means of the fifths of a standard normal are -1.40, -.53, 0, .53, 1.40; blended by half, 1/sqrt(2) of it.
+    assert spread[2] == pytest.approx(0.947, abs=0.03) and spread[1] == pytest.approx(0.947 / np.sqrt(2), abs=0.05)
+    ends = [(values[part].min(), values[part].max()) for part in parts]
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ends))
+    assert len(data.by_value(np.zeros(9), clients=2)) == 2
+
+
+def test_values_of_a_column_in_groups():
+    column = np.array([40, 7, 40, 2154, 7, 8])
+    assert [part.tolist() for part in data.by_column(column, group_size=3)] == [[0, 1, 2, 4, 5], [3]]
+    assert [part.tolist() for part in data.by_column(column, group_size=2)] == [[1, 4, 5], [0, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        {"partition": "pathological", "clients": 6, "classes": 2},
+        {"partition": "inner-dirichlet", "sizes": [1000, 400, 42], "alpha": 0.5},
+        {"partition": "size", "sizes": [1000, 400, 42]},
+        {"partition": "growing", "clients": 6, "law": "square"},
+        {"partition": "value", "clients": 6, "strictness": 0.9},
+    ],
+)
+def test_in_a_configuration(partition):
+    tables = {"run": {"rounds": 1}, "methods": [{"name": "fedavg", "lr": 0.1}]}
+    found = build(tables | {"data": {"name": "digits", **partition}})
+    assert found.data.num_examples == 1442 and found.data.num_clients == len(partition.get("sizes", range(6)))
+    assert build(found.config).config == found.config
+    for more in ({"clients": None} if "clients" in partition else {"clients": 3}, {"colour": 1}):
+        with pytest.raises(ConfigError, match=r"data\.(clients|colour)"):
+            build(tables | {"data": {"name": "digits", **partition, **more}})
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: data.pathological(LABELS, 4, 2), "classes = 2: 4 clients of 2 classes cannot hold 10"),
+        (lambda: data.pathological(LABELS, 4, 11), "classes = 11: there are 10"),
+        (lambda: data.pathological(np.repeat([0, 1], [3, 60]), 6, 2), "clients = 6: a class has 3 examples"),
+        (lambda: data.by_size(10, [5, 4]), "sizes = .*there are 10 examples"),
+        (lambda: data.by_size(10, [10, 0]), "sizes = "),
+        (lambda: data.growing(100, 5, law="cubic"), "law = 'cubic'"),
+        (lambda: data.growing(100, 5, min_size=30), "min_size = 30"),
+        (lambda: data.by_value(np.arange(4.0), 2, strictness=1.5), "strictness = 1.5"),
+        (lambda: data.by_column(np.arange(4), group_size=0), "group_size = 0"),
         (lambda: data.iid(3, clients=4), "clients = 4: there are 3 examples"),
         (lambda: data.iid(3, clients=0), "clients = 0"),
         (lambda: data.iid(3, clients=1, seed=-1), "seed = -1"),

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.data.formats import parse_json, regular
+from fedax.data.formats import parse_json
 from fedax.data.transform import Transform
 from fedax.errors import DataError, ExampleError
+from fedax.files import regular
 from fedax.tasks.task import Task
 
 Examples = Any

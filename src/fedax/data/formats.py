@@ -15,7 +15,6 @@ import json
 import math
 import pickle
 import pickletools
-import stat
 import struct
 import tarfile
 import tokenize
@@ -29,6 +28,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fedax.errors import DataError, FedaxError
+from fedax.files import regular
 
 _DEFLATE = 1032  # deflate packs no more than so many bytes into one
 _BATCH = 1 << 26  # bytes; a batch of CIFAR-10 has 31 million
@@ -40,21 +40,6 @@ _DAMAGE = (
     *(OSError, EOFError, ValueError, OverflowError, NotImplementedError, struct.error, zlib.error),
     *(tarfile.TarError, zipfile.BadZipFile),
 )
-
-
-def regular(path: Path) -> int:
-    """The size of a regular file in bytes.
-
-    Raises:
-        DataError: there is none, or it is a folder, a pipe or a device, which may have no end.
-    """
-    try:
-        status = path.stat()
-    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
-        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path}: not a regular file, but a folder, pipe or device; give a file")
-    return status.st_size
 
 
 def room(stored: int) -> int:

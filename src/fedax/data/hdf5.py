@@ -9,9 +9,10 @@ import numpy as np
 
 from fedax.data.cells import few, shown
 from fedax.data.federated import FederatedData
-from fedax.data.formats import need, reading, regular, room
+from fedax.data.formats import need, reading, room
 from fedax.data.readers import windows
 from fedax.errors import DataError
+from fedax.files import regular
 
 _CLIENTS = 1_000_000
 _ARRAYS = {"pixels": "label", "image": "label"}  # of a picture -> that of its label

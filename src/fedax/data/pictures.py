@@ -10,9 +10,10 @@ import numpy as np
 
 from fedax.data.cells import few
 from fedax.data.federated import FederatedData
-from fedax.data.formats import need, regular
+from fedax.data.formats import need
 from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError
+from fedax.files import regular
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _SIDE = 8192  # pixels

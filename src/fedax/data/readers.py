@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedax.data.formats import npz_names, read_cifar10, read_idx, read_leaf, read_libsvm, read_npz, regular, room
+from fedax.data.formats import npz_names, read_cifar10, read_idx, read_leaf, read_libsvm, read_npz, room
 from fedax.errors import DataError
+from fedax.files import regular
 from fedax.registry import Registry
 
 Arrays = dict[str, np.ndarray]

@@ -11,7 +11,13 @@ from fedax.numbers import check_count, check_number
 
 
 class Split(NamedTuple):
-    """What :func:`split` gives; ``None`` where no client has an example of a part."""
+    """What :func:`split` gives; ``None`` where no client has an example of a part.
+
+    Example:
+        >>> train, val, test = split(FederatedData({"y": np.arange(10)}, sizes=[10]), train=0.8, val=0, test=0.2)
+        >>> train.num_examples, val, test.num_examples
+        (8, None, 2)
+    """
 
     train: FederatedData
     val: FederatedData | None
@@ -70,7 +76,8 @@ def split(
             _, codes = np.unique(own, return_inverse=True)
             ranks = generator.permutation(codes.max() + 1)  # so that no class is always the first
             order = order[np.argsort(ranks[codes[order]], kind="stable")]
-        for part, found in zip(rows, _dealt(order, _counts(int(size), list(shares.values()))), strict=True):
+        counts = _counts(int(size), list(shares.values()))
+        for part, found in zip(rows, _dealt(order, counts, generator), strict=True):
             part.append(start + np.sort(found))
     return Split(*(_part(data, part, whole=k == 0) for k, part in enumerate(rows)))  # type: ignore[arg-type]
 
@@ -104,17 +111,17 @@ def _counts(size: int, shares: list[float]) -> list[int]:
     return counts
 
 
-def _dealt(order: np.ndarray, counts: list[int]) -> list[np.ndarray]:
+def _dealt(order: np.ndarray, counts: list[int], generator: np.random.Generator) -> list[np.ndarray]:
     """Examples in an order, dealt so that every run of it holds its share of each part."""
-    held_out = _even(len(order), counts[1] + counts[2])
+    held_out = _even(len(order), counts[1] + counts[2], generator)
     others = order[held_out]
-    tested = _even(len(others), counts[2])
+    tested = _even(len(others), counts[2], generator)
     return [order[~held_out], others[~tested], others[tested]]
 
 
-def _even(n: int, count: int) -> np.ndarray:
-    """[n] of which ``count`` are true, evenly spread."""
-    steps = (np.arange(n + 1) * count + n // 2) // max(n, 1)
+def _even(n: int, count: int, generator: np.random.Generator) -> np.ndarray:
+    """[n] of which ``count`` are true, evenly spread from a random start: each with probability count / n."""
+    steps = (np.arange(n + 1) * count + generator.integers(max(n, 1))) // max(n, 1)
     return np.diff(steps) > 0
 
 
@@ -125,7 +132,7 @@ def _part(data: FederatedData, rows: list[np.ndarray], whole: bool) -> Federated
     chosen = np.concatenate(rows)
     sizes = [len(rows[i]) for i in there]
     weights = data.weights[there]
-    return FederatedData(
+    found = FederatedData(
         jax.tree.map(lambda leaf: leaf[chosen], data.examples),
         sizes,
         weights / weights.sum() if weights.sum() > 0 else None,
@@ -133,3 +140,6 @@ def _part(data: FederatedData, rows: list[np.ndarray], whole: bool) -> Federated
         transform=data.transform,
         _finite=True,
     )
+    if whole:
+        found.weights = data.weights  # not divided by their sum again
+    return found

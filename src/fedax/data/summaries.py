@@ -92,6 +92,15 @@ class Summary(Document):
         rows: how many rows it has.
         facts: of the first exchange: what it says of each column.
         counts: of the second exchange.
+
+    Raises:
+        DataError: values that do not go together.
+
+    Example:
+        >>> import pandas
+        >>> summary = summarize(pandas.DataFrame({"ward": ["A", "B", None]}))
+        >>> Summary.from_json(summary.to_json()) == summary
+        True
     """
 
     rows: int
@@ -131,6 +140,14 @@ class Plan(Document):
         dropped: columns that are left out -> why.
         scale: ``"standard"`` or ``None``.
         max_categories: the most categories of a column that get a feature.
+
+    Raises:
+        DataError: values that do not go together.
+
+    Example:
+        >>> asked = Plan({"ward": Planned("category")}, label="ill")
+        >>> Plan.from_json(asked.to_json()) == asked
+        True
     """
 
     columns: dict[str, Planned]
@@ -240,7 +257,7 @@ def plan(
     """What each column is, from the clients' first summaries.
 
     A column where nine of ten values are numbers is a number, or a date; others there count as missing. Else it holds
-    categories, unless they identify rows: more than 9 of 10 texts differ within their clients, or more than half where
+    categories, unless they identify rows: more than 9 of 10 texts differ within their clients, or at least half where
     a client has more than 20, or a client has more than 1000. Such columns are dropped, and their texts never sent. So
     are columns with one value, or none.
 
@@ -343,7 +360,7 @@ def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
         kind = likely.removesuffix("s") if total[likely] >= 0.9 * present else "category"
     if kind == "category":
         most, differ = max(each.different for each in facts), sum(each.different for each in facts)
-        if chosen is None and (differ > 0.9 * present or (differ > 0.5 * present and most > _FEW)):
+        if chosen is None and (differ > 0.9 * present or (differ >= 0.5 * present and most > _FEW)):
             return f"{differ} of {present} texts differ within their clients, so that they identify rows"
         if chosen is None and most > _DIFFERENT:
             return f"a client has more than {_DIFFERENT} different texts"

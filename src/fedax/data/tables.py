@@ -16,11 +16,12 @@ import numpy as np
 
 from fedax.data.cells import Cells, as_pandas, cells, few, series, shown
 from fedax.data.federated import FederatedData
-from fedax.data.formats import need, parse_json, reading, regular, room
+from fedax.data.formats import need, parse_json, reading, room
 from fedax.data.pictures import decoded, stacked
 from fedax.data.summaries import Counts, class_names, fit, plan, summarize
 from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError
+from fedax.files import regular
 
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
@@ -81,7 +82,7 @@ def from_frames(
     for name, table in tables.items():
         if not len(table):
             raise DataError(f"{name}: its table has no rows; leave it out")
-        if target is not None:
+        if target is not None and (found is None or target in table.columns):
             tables[name] = _with_labels(name, table, target, drop_missing_labels)
     if found is None:
         first = {name: _within(name, summarize, table) for name, table in tables.items()}
@@ -512,6 +513,7 @@ def _of_arrow(table: Any, path: Path, columns: Any, size: Sequence[int] | None) 
     with reading(path, "a table"):
         for field in table.schema:
             if (columns or {}).get(field.name) == "drop":
+                found[field.name] = pandas.Series(np.full(table.num_rows, np.nan))
                 continue
             column = table.column(field.name)
             kind = _plain_kind(field.type)

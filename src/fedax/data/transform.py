@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedax.data.cells import LARGE, Cells, as_pandas, cells, few, series, shown
-from fedax.data.formats import parse_json, regular
+from fedax.data.formats import parse_json
 from fedax.errors import DataError
+from fedax.files import regular
 
 _FILE = 1 << 26  # bytes
 _YEAR = 365.2425  # days
@@ -49,7 +50,8 @@ class Document:
         except pydantic.ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise DataError(f"{cls.form}: {shown(where)}: {shown(first['msg'])}") from None
+            what = str(first["msg"]).removeprefix("Value error, ")[:300]
+            raise DataError(f"{cls.form}: {shown(where)}: {what if what.isprintable() else ascii(what)}") from None
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"{cls.form}: cannot be read ({shown(str(error))})") from None
 
@@ -113,6 +115,13 @@ class Column:
         missing: whether a feature says where values are missing.
         categories: those with a feature, in its order.
         other: whether one more feature stands for all other categories.
+
+    Raises:
+        DataError: values that do not go together.
+
+    Example:
+        >>> Column("ward", "category", fill="A", missing=True, categories=("A", "B")).features
+        ['ward = A', 'ward = B', 'ward is missing']
     """
 
     name: str
@@ -156,6 +165,13 @@ class Label:
     Args:
         name: its column.
         classes: their texts, in the order of their numbers; ``None``: the label is a number.
+
+    Raises:
+        DataError: values that do not go together.
+
+    Example:
+        >>> Label("ill", ("no", "yes"))
+        Label(name='ill', classes=('no', 'yes'))
     """
 
     name: str
@@ -179,6 +195,9 @@ class Transform(Document):
         columns: how each column becomes numbers. There may be none, of data that come from no table.
         label: what is predicted, or ``None``.
         dropped: columns that are left out -> why.
+
+    Raises:
+        DataError: values that do not go together.
 
     Example:
         >>> import pandas

@@ -17,10 +17,11 @@ import safetensors.numpy
 import fedax
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
-from fedax.data.formats import parse_json, regular
+from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import BLANK, damage, with_digest, write_atomic
 from fedax.engine.job import Origin
 from fedax.errors import ConfigError, DataError
+from fedax.files import regular
 from fedax.programs import compiled
 from fedax.tasks import TASKS
 from fedax.tasks.factory import made_as

@@ -21,12 +21,12 @@ from fedax.columns import better, describe, show
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.local import local_steps
 from fedax.contract.vector import Vector
-from fedax.data.formats import regular
 from fedax.engine import by_client
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments.config import Experiment, slug
 from fedax.experiments.runs import Record, model_path, rows_of, write_atomic
+from fedax.files import regular
 
 Path = pathlib.Path
 

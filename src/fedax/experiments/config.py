@@ -19,7 +19,6 @@ import pydantic
 import fedax
 from fedax.columns import better, measured_names
 from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, by_value, folder
-from fedax.data.formats import regular
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.site import Problem
 from fedax.engine.saved import read_model
@@ -28,6 +27,7 @@ from fedax.experiments import own, toml
 from fedax.experiments.defaults import unequal_penalties, usual_task
 from fedax.federation import PARTICIPATION, WORK
 from fedax.federation.census import Census
+from fedax.files import regular
 from fedax.metrics import METRICS
 from fedax.numbers import check_number
 from fedax.registry import Component, within

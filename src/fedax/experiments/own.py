@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 from fedax.algorithms import METHODS
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.regularizers import regularizer
-from fedax.data.formats import regular
 from fedax.errors import CodeError, ConfigError, DataError, NodeError, call, of_a_library, place_of, unknown
+from fedax.files import regular
 from fedax.registry import Component, Registry
 from fedax.tasks import TASKS, Task
 

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 import fedax
-from fedax.data.formats import regular
 from fedax.data.tables import read_table
 from fedax.engine.checkpoint import write_atomic
 from fedax.engine.saved import Model
 from fedax.errors import ConfigError, DataError
+from fedax.files import regular
 
 Path = pathlib.Path
 

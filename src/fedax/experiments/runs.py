@@ -36,7 +36,7 @@ import numpy as np
 import pydantic
 
 from fedax.columns import COSTS, PER_CLIENT
-from fedax.data.formats import parse_json, regular
+from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import WRITING, damage, write_atomic
 from fedax.engine.history import FAILED, column_of, ended_worse
 from fedax.engine.job import evaluation_rounds
@@ -44,6 +44,7 @@ from fedax.engine.patience import Patience
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own, toml
 from fedax.experiments.config import WrittenSection, check, slug
+from fedax.files import regular
 
 Path = pathlib.Path
 

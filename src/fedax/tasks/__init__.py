@@ -7,6 +7,7 @@ from fedax.registry import Registry
 from fedax.tasks.classification import classification
 from fedax.tasks.linear import linear_regression, logistic_regression, quadratic, softmax_regression
 from fedax.tasks.models import char_lstm, cnn, mlp, mlp_regression, resnet18, vgg11
+from fedax.tasks.pytorch import from_export, from_torch, to_torch_state_dict
 from fedax.tasks.task import Task
 from fedax.tasks.trainable import LoRA, partial
 
@@ -19,6 +20,8 @@ __all__ = [
     "classification",
     "cnn",
     "create",
+    "from_export",
+    "from_torch",
     "linear_regression",
     "logistic_regression",
     "mlp",
@@ -27,6 +30,7 @@ __all__ = [
     "quadratic",
     "resnet18",
     "softmax_regression",
+    "to_torch_state_dict",
     "vgg11",
 ]
 

@@ -35,7 +35,7 @@ _OUTPUT = ((1, 1, 1, 0), (0, 1, -1, -1))
 
 
 def conv2d(
-    x: Float[Array, "b h w i"], weights: Float[Array, "kh kw i o"], stride: int = 1, padding: str = "SAME"
+    x: Float[Array, "b h w i"], weights: Float[Array, "kh kw i o"], stride: int = 1, padding: str | Pads = "SAME"
 ) -> Float[Array, "b oh ow o"]:
     """Two-dimensional convolution, fast on every platform, inside loops too.
 
@@ -45,7 +45,8 @@ def conv2d(
         x: images.
         weights: one kernel [kh, kw] for each pair of an input and an output channel.
         stride: at least 1, the same in both directions.
-        padding: "SAME" (oh = ⌈h/stride⌉) or "VALID" (no padding).
+        padding: "SAME" (oh = ⌈h/stride⌉), "VALID" (no padding), or the rows of zeros above and below and the columns
+            left and right, ((top, bottom), (left, right)).
 
     On a CPU kernels up to 3×3 become one matrix product over shifted copies of x, which stays fast with many channels
     and when clients with weights of their own are vectorised; larger ones, whose copies would be too many, become a
@@ -57,11 +58,14 @@ def conv2d(
         >>> conv2d(jnp.ones((1, 3, 3, 1)), jnp.ones((3, 3, 1, 1)))[0, :, :, 0].tolist()
         [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
     """
-    if padding not in ("SAME", "VALID"):
-        raise ConfigError("padding", padding, "give 'SAME' or 'VALID'")
+    if isinstance(padding, str):
+        if padding not in ("SAME", "VALID"):
+            raise ConfigError("padding", padding, "give 'SAME', 'VALID' or ((top, bottom), (left, right))")
+        (top, bottom), (left, right) = lax.padtype_to_pads(x.shape[1:3], weights.shape[:2], (stride, stride), padding)
+    else:
+        (top, bottom), (left, right) = padding
     dtype = jnp.result_type(x, weights)
     x, weights = x.astype(dtype), weights.astype(dtype)
-    (top, bottom), (left, right) = lax.padtype_to_pads(x.shape[1:3], weights.shape[:2], (stride, stride), padding)
     pads = ((int(top), int(bottom)), (int(left), int(right)))
     if stride == 1 and _tiles_are_faster(x, weights):
         on_cpu = functools.partial(_convolve_tiles, pads)
@@ -245,10 +249,11 @@ def max_pool(x: Float[Array, "b h w c"], size: int = 2) -> Float[Array, "b oh ow
 
 
 def group_norm(
-    x: Float[Array, "b h w c"], scale: Float[Array, " c"], offset: Float[Array, " c"], groups: int
+    x: Float[Array, "b h w c"], scale: Float[Array, " c"], offset: Float[Array, " c"], groups: int, eps: float = 1e-5
 ) -> Float[Array, "b h w c"]:
     """Each example's channels, in ``groups`` equal groups, brought to mean 0 and variance 1; then scale and offset.
 
+    ``eps`` is added to the variance.
     An example is treated alone, so that the loss stays a mean over examples (Wu and He 2018, "Group normalization").
 
     Example:
@@ -265,7 +270,7 @@ def group_norm(
         return jnp.repeat(means, each, axis=1)[:, None, None]
 
     centred = x - mean(x)
-    return centred * (lax.rsqrt(mean(centred**2) + 1e-5) * scale[None, None, None]) + offset[None, None, None]
+    return centred * (lax.rsqrt(mean(centred**2) + eps) * scale[None, None, None]) + offset[None, None, None]
 
 
 def dense(x: Float[Array, "*b i"], weights: Float[Array, "i o"], offset: Float[Array, " o"]) -> Float[Array, "*b o"]:

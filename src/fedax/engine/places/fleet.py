@@ -251,8 +251,8 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
             where[name] = number
         if about["transform"] != first["transform"]:
             raise NodeError(
-                f"clients {_listed(about['names'])}: another transform made examples of their tables than of "
-                f"those of clients {_listed(first['names'])}; fit one from the summaries of all, and apply it everywhere"
+                f"clients {_listed(about['names'])}: another transform made examples of their tables "
+                f"than of those of {_listed(first['names'])}; fit one from the summaries of all"
             )
     names = sorted(where, key=_natural)
     each = {name: (size, digest) for _, about in found

@@ -1,0 +1,63 @@
+"""A round of FedAvg over PyTorch's ResNet-18 and over fedax's own, in turns. See README.md."""
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import fedax
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.tasks import torch_models
+
+CLASSES = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--examples", type=int, default=64, help="of each client")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    n = options.clients * options.examples
+    x, y = rng.normal(size=(n, 32, 32, 3)).astype(np.float32), rng.integers(0, CLASSES, n)
+    module = torch_models.ResNet18(width=64, groups=32, classes=CLASSES)
+    tasks = {
+        "fedax": (fedax.tasks.resnet18((32, 32, 3), CLASSES), x),
+        "torch": (
+            fedax.tasks.from_torch(module, torch.zeros(2, 3, 32, 32)),
+            np.ascontiguousarray(np.moveaxis(x, 3, 1)),
+        ),
+    }
+    method, sizes = fedax.create("fedavg", lr=0.01), [options.examples] * options.clients
+    run = {"rounds": 1, "work": fedax.Steps(options.steps), "batch_size": options.batch}
+
+    def round_of(name: str) -> float:
+        task, images = tasks[name]
+        data = fedax.FederatedData({"x": images, "y": y}, sizes)
+        began = time.perf_counter()
+        fedax.simulate(method, task, data, **run)
+        return time.perf_counter() - began
+
+    for name in tasks:
+        print(f"{name}: {round_of(name):.1f} s with compiling", flush=True)
+    seconds = {name: [] for name in tasks}
+    for i in range(options.repeats):
+        for name in list(tasks)[:: 1 if i % 2 else -1]:
+            seconds[name].append(round_of(name))
+    ratios = [own / other for own, other in zip(seconds["fedax"], seconds["torch"], strict=True)]
+    for name, found in seconds.items():
+        print(f"{name}: median {statistics.median(found):.2f} s a round, {min(found):.2f} to {max(found):.2f}")
+    middle = statistics.median(ratios)
+    print(f"speed of PyTorch's module: {middle:.3f} of fedax's own, {min(ratios):.3f} to {max(ratios):.3f}")
+
+
+if __name__ == "__main__":
+    main()

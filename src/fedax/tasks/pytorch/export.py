@@ -1,0 +1,71 @@
+"""What needs PyTorch: a module's export, and tensors. The only file of fedax that imports torch."""
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+
+from fedax.errors import ConfigError, FedaxError
+from fedax.tasks.pytorch.operators.images import BATCH_STATISTICS
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        way_out = "is not installed: pip install 'fedax[torch]'. fedax.tasks.from_export reads a .pt2 file without it"
+        raise ConfigError("torch", None, way_out) from error
+    return torch
+
+
+def exported(module: Any, example: Any) -> bytes:
+    """The module's export for any number of examples, as ``torch.export.save`` writes it.
+
+    Raises:
+        ConfigError: no module, BatchNorm in training mode, or PyTorch cannot export it.
+    """
+    torch = _torch()
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError("module", type(module).__name__, "give a torch.nn.Module")
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.training:
+            raise ConfigError("module", f"{name} ({type(layer).__name__})", BATCH_STATISTICS)
+    batch = tuple(_batch(torch, one) for one in (example if isinstance(example, tuple) else (example,)))
+    modes = {layer: layer.training for layer in module.modules()}
+    try:
+        for layer in modes:  # dropout is part of the graph; only in training it gets a key
+            layer.training = not isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)
+        content = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about its own recurrent layers
+            axis = torch.export.Dim("batch")
+            program = torch.export.export(module, batch, dynamic_shapes=tuple({0: axis} for _ in batch))
+            torch.export.save(program, content)
+    except FedaxError:
+        raise
+    except Exception as error:  # torch raises errors of many kinds
+        detail = " ".join(str(error).split())[:500]
+        way_out = f"torch.export cannot export it for any number of examples: {type(error).__name__}: {detail}"
+        raise ConfigError("module", type(module).__name__, way_out) from error
+    finally:
+        for layer, training in modes.items():
+            layer.training = training
+    return content.getvalue()
+
+
+def _batch(torch: Any, one: Any) -> Any:
+    """The example as a tensor of at least two examples: torch.export takes a single one for a constant."""
+    found = one if isinstance(one, torch.Tensor) else torch.from_numpy(np.array(one))
+    if found.ndim == 0 or len(found) == 0:
+        raise ConfigError("example", f"shape {tuple(found.shape)}", "give a batch, [b, ...], of at least one example")
+    found = found.detach().cpu()
+    return torch.cat([found] * 2) if len(found) == 1 else found
+
+
+def tensor(value: np.ndarray) -> Any:
+    """A tensor of these numbers."""
+    torch = _torch()
+    if value.dtype.name == "bfloat16":
+        return torch.from_numpy(value.astype(np.float32)).to(torch.bfloat16)
+    return torch.from_numpy(value.copy())

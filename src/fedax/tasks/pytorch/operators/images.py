@@ -1,0 +1,509 @@
+"""Convolutions, pooling, resizing and normalisation: images as [b, h, w, c], sequences as images one row high."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedax.tasks.layers import conv2d, group_norm, max_pool
+from fedax.tasks.pytorch.operators.table import Image, Kernel, image, operator, pair, plain
+
+_COPIES_UP_TO = 25  # kernel entries of a grouped convolution, on a CPU
+
+
+def _of_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator for [b, c, t], of the one for [b, h, w, c]: an image one row high."""
+
+    def apply(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return jnp.swapaxes(function(jnp.swapaxes(x, 1, 2)[:, None], *args, **kwargs)[:, 0], 1, 2)
+
+    return apply
+
+
+# ---- convolutions
+
+
+def _convolve(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: tuple[int, int],
+    padding: Any,
+    dilation: tuple[int, int],
+    groups: int,
+) -> Any:
+    """[b, h, w, i] and [o, i / groups, kh, kw]."""
+    weight = weight.array if isinstance(weight, Kernel) else weight.transpose(2, 3, 1, 0)
+    if padding in ("same", "valid"):
+        rows, columns = (d * (k - 1) * (padding == "same") for d, k in zip(dilation, weight.shape[:2], strict=True))
+        pads = ((rows // 2, rows - rows // 2), (columns // 2, columns - columns // 2))
+    else:
+        rows, columns = pair(padding)
+        pads = ((rows, rows), (columns, columns))
+    if groups == 1 and dilation == (1, 1) and stride[0] == stride[1]:
+        y = conv2d(x, weight, stride[0], pads)
+    else:
+        native = functools.partial(_native, stride, pads, dilation, groups)
+        few = math.prod(weight.shape[:2]) <= _COPIES_UP_TO
+        copies = functools.partial(_by_copies, stride, pads, dilation, groups) if few else native
+        y = lax.platform_dependent(x, weight, cpu=copies, default=native)
+    return y if bias is None else y + bias.reshape(1, 1, 1, -1)
+
+
+def _native(stride: Any, pads: Any, dilation: Any, groups: int, x: Any, weight: Any) -> Any:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, weight, stride, pads, None, dilation, layout, groups)
+
+
+def _by_copies(stride: Any, pads: Any, dilation: Any, groups: int, x: Any, weight: Any) -> Any:
+    """A product of weights and shifted copies of x, group by group: on a CPU fast in loops, as XLA's own is not."""
+    kh, kw, each, o = weight.shape
+    x = jnp.pad(x, ((0, 0), *pads, (0, 0)))
+    b, h, w, i = x.shape
+    oh, ow = ((n - d * (k - 1) - 1) // s + 1 for n, d, k, s in zip((h, w), dilation, (kh, kw), stride, strict=True))
+    total = None
+    for r in range(kh):
+        for s in range(kw):
+            top, left = r * dilation[0], s * dilation[1]
+            ends = (b, top + stride[0] * (oh - 1) + 1, left + stride[1] * (ow - 1) + 1, i)
+            shifted = lax.slice(x, (0, top, left, 0), ends, (1, *stride, 1))
+            if each == 1:  # depthwise
+                spread = shifted if o == i else jnp.repeat(shifted, o // i, axis=3)
+                product = spread * weight[r, s, 0].reshape(1, 1, 1, o)
+            else:
+                parts = shifted.reshape(b * oh * ow, groups, each)
+                kernel = weight[r, s].reshape(each, groups, o // groups)
+                product = jnp.einsum("ngi,igo->ngo", parts, kernel).reshape(b, oh, ow, o)
+            total = product if total is None else total + product
+    return total
+
+
+@operator("aten.conv2d", lay="image")
+def convolve_images(
+    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Any:
+    padding = padding if isinstance(padding, str) else pair(padding)
+    return Image(_convolve(image(input), weight, bias, pair(stride), padding, pair(dilation), groups))
+
+
+@operator("aten.conv1d")
+def convolve_sequences(
+    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
+) -> Any:
+    (step, _), (apart, _) = pair(stride), pair(dilation)
+    padding = padding if isinstance(padding, str) else (0, pair(padding)[0])
+    return _of_rows(_convolve)(input, weight[:, :, None], bias, (step, step), padding, (1, apart), groups)
+
+
+@operator("aten.conv_transpose2d", lay="image")
+def spread_images(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    steps = (pair(stride), pair(padding), pair(output_padding), pair(dilation))
+    return Image(_spread(image(input), plain(weight), bias, *steps, groups))
+
+
+@operator("aten.conv_transpose1d")
+def spread_sequences(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    (s, _), (p, _), (more, _), (d, _) = map(pair, (stride, padding, output_padding, dilation))
+    return _of_rows(_spread)(input, weight[:, :, None], bias, (1, s), (0, p), (0, more), (1, d), groups)
+
+
+def _spread(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, more: Any, dilation: Any, groups: int) -> Any:
+    """The transposed convolution: x with zeros between its pixels, and the kernel reversed."""
+    i, each, kh, kw = weight.shape
+    kernel = weight.reshape(groups, i // groups, each, kh, kw).swapaxes(1, 2)
+    kernel = kernel.reshape(groups * each, i // groups, kh, kw)[:, :, ::-1, ::-1]
+    sides = [
+        (d * (k - 1) - p, d * (k - 1) - p + extra, s - 1)
+        for d, k, p, extra, s in zip(dilation, (kh, kw), padding, more, stride, strict=True)
+    ]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *sides, (0, 0, 0)])
+    return _convolve(x, kernel, bias, (1, 1), (0, 0), dilation, groups)
+
+
+@operator("aten.convolution", lay="image")
+def convolution(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Any:
+    rows = input.ndim == 3
+    if transposed:
+        apply = spread_sequences if rows else spread_images
+        return apply(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    apply = convolve_sequences if rows else convolve_images
+    return apply(input, weight, bias, stride, padding, dilation, groups)
+
+
+# ---- pooling
+
+
+def _windows(
+    x: Any, combine: Any, fill: float, kernel: Any, stride: Any, pads: Any, dilation: Any = (1, 1), ceil: bool = False
+) -> Any:
+    """``combine`` over the windows of each channel: first over rows, then over columns, by shifted copies."""
+    for axis, k, s, (low, high), d in zip((1, 2), kernel, stride, pads, dilation, strict=True):
+        length, reach = x.shape[axis], d * (k - 1) + 1
+        n = (length + low + high - reach) // s + 1
+        if ceil:
+            n = -((length + low + high - reach) // -s) + 1
+            n -= (n - 1) * s >= length + low  # a window begins inside
+        if n < 1:
+            raise ValueError(f"windows of {reach} pixels do not fit into {length}")
+        high = max(high, (n - 1) * s + reach - length - low)
+        sides = [(0, 0, 0)] * 4
+        sides[axis] = (low, high, 0)
+        x = lax.pad(x, jnp.asarray(fill, x.dtype), sides)
+        parts = [lax.slice_in_dim(x, d * r, d * r + s * (n - 1) + 1, s, axis) for r in range(k)]
+        x = functools.reduce(combine, parts)
+    return x
+
+
+def _max_windows(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+    if kernel == stride and kernel[0] == kernel[1] and (padding, dilation) == ((0, 0), (1, 1)) and not ceil_mode:
+        return max_pool(x, kernel[0])
+    if max(kernel) > 64:
+        raise ValueError("windows of more than 64 pixels")
+    pads = [(p, p) for p in padding]
+    return _windows(x, jnp.maximum, -jnp.inf, kernel, stride, pads, dilation, ceil_mode)
+
+
+@operator("aten.max_pool2d", lay="image")
+def max_pool_images(
+    self: Any, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    kernel = pair(kernel_size)
+    steps = (pair(stride) if stride != () else kernel, pair(padding), pair(dilation))
+    return Image(_max_windows(image(self), kernel, *steps, ceil_mode))
+
+
+@operator("aten.max_pool2d_with_indices", lay="image")
+def max_pool_and_indices(
+    self: Any, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    return max_pool_images(self, kernel_size, stride, padding, dilation, ceil_mode), None
+
+
+@operator("aten.max_pool1d")
+def max_pool_sequences(
+    self: Any, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
+) -> Any:
+    (k, _), (p, _), (d, _) = map(pair, (kernel_size, padding, dilation))
+    s = pair(stride)[0] if stride != () else k
+    return _of_rows(_max_windows)(self, (1, k), (1, s), (0, p), (1, d), ceil_mode)
+
+
+def _mean_windows(
+    x: Any, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool, divisor: int | None
+) -> Any:
+    if ceil_mode and any((n + 2 * p - k) % s for n, p, k, s in zip(x.shape[1:3], padding, kernel, stride, strict=True)):
+        raise ValueError("ceil_mode with windows that reach out of the image")
+    if kernel == x.shape[1:3] and padding == (0, 0) and divisor is None:
+        return x.mean(axis=(1, 2), keepdims=True)
+    if max(kernel) > 64:
+        raise ValueError("windows of more than 64 pixels")
+    pads = [(p, p) for p in padding]
+    sums = _windows(x, jnp.add, 0, kernel, stride, pads)
+    if divisor is not None or count_include_pad or padding == (0, 0):
+        return sums / (math.prod(kernel) if divisor is None else divisor)
+    return sums / _windows(jnp.ones((1, *x.shape[1:3], 1), x.dtype), jnp.add, 0, kernel, stride, pads)
+
+
+@operator("aten.avg_pool2d", lay="image")
+def mean_pool_images(
+    self: Any,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Any:
+    kernel = pair(kernel_size)
+    steps = (pair(stride) if stride != () else kernel, pair(padding))
+    return Image(_mean_windows(image(self), kernel, *steps, ceil_mode, count_include_pad, divisor_override))
+
+
+@operator("aten.avg_pool1d")
+def mean_pool_sequences(
+    self: Any,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Any:
+    (k, _), (p, _) = map(pair, (kernel_size, padding))
+    s = pair(stride)[0] if stride != () else k
+    return _of_rows(_mean_windows)(self, (1, k), (1, s), (0, p), ceil_mode, count_include_pad, None)
+
+
+def _shares(n: int, m: int) -> np.ndarray:
+    """[m, n]: what each of n pixels counts in m windows of adaptive pooling."""
+    i, j = np.arange(m)[:, None], np.arange(_some(n))[None]
+    starts, ends = i * n // m, -(-(i + 1) * n // m)
+    return ((starts <= j) & (j < ends)) / (ends - starts)
+
+
+def _some(n: int) -> int:
+    """A side for which there may be a matrix."""
+    if n > 8192:
+        raise ValueError(f"an image of {n} pixels a side")
+    return n
+
+
+def _resize(x: Any, rows: np.ndarray | None, columns: np.ndarray | None) -> Any:
+    """Each side of the images becomes a weighted sum of its pixels; ``None``: as it is."""
+    if rows is not None:
+        x = jnp.einsum("bhwc,oh->bowc", x, jnp.asarray(rows, x.dtype))
+    return x if columns is None else jnp.einsum("bhwc,ow->bhoc", x, jnp.asarray(columns, x.dtype))
+
+
+def _adaptive_mean(x: Any, size: Any) -> Any:
+    h, w = (own if asked is None else asked for own, asked in zip(x.shape[1:3], size, strict=True))
+    if (h, w) == (1, 1):
+        return x.mean(axis=(1, 2), keepdims=True)
+    sides = [None if own == asked else _shares(own, asked) for own, asked in zip(x.shape[1:3], (h, w), strict=True)]
+    return _resize(x, *sides)
+
+
+@operator("aten.adaptive_avg_pool2d", "aten._adaptive_avg_pool2d", lay="image")
+def adaptive_mean_images(self: Any, output_size: Any) -> Any:
+    return Image(_adaptive_mean(image(self), _small(pair(output_size))))
+
+
+@operator("aten.adaptive_avg_pool1d")
+def adaptive_mean_sequences(self: Any, output_size: Any) -> Any:
+    return _of_rows(_adaptive_mean)(self, _small((1, pair(output_size)[0])))
+
+
+def _adaptive_max(x: Any, size: Any) -> Any:
+    for axis, m in zip((1, 2), size, strict=True):
+        n = x.shape[axis]
+        windows = [(i * n // m, -(-(i + 1) * n // m)) for i in range(m)] if m is not None else []
+        parts = [lax.slice_in_dim(x, a, b, axis=axis).max(axis=axis, keepdims=True) for a, b in windows]
+        x = jnp.concatenate(parts, axis) if m not in (None, n) else x
+    return x
+
+
+@operator("aten.adaptive_max_pool2d", lay="image")
+def adaptive_max_images(self: Any, output_size: Any) -> Any:
+    return Image(_adaptive_max(image(self), _small(pair(output_size)))), None
+
+
+@operator("aten.adaptive_max_pool1d")
+def adaptive_max_sequences(self: Any, output_size: Any) -> Any:
+    return _of_rows(_adaptive_max)(self, _small((1, pair(output_size)[0]))), None
+
+
+def _small(size: tuple[int, int]) -> tuple[int, int]:
+    if any(side is not None and not 1 <= side <= 1024 for side in size):
+        raise ValueError(f"an image of {size[0]} × {size[1]}")
+    return size
+
+
+# ---- resizing
+
+
+def _target(x: Any, output_size: Any, factors: Any) -> tuple[tuple[int, int], tuple[float, float]]:
+    """The new sides, and how many old pixels one of the new ones takes."""
+    sides = x.shape[1:3]
+    if output_size is not None:
+        size = _small(pair(output_size))
+        given = factors if factors is not None else (None, None)
+    else:
+        size = _small(tuple(math.floor(n * factor) for n, factor in zip(sides, factors, strict=True)))
+        given = factors
+    steps = tuple(n / m if f is None else 1 / f for n, m, f in zip(sides, size, given, strict=True))
+    return size, steps
+
+
+def _nearest(x: Any, output_size: Any, factors: Any) -> Any:
+    size, steps = _target(x, output_size, factors)
+    for axis, m, step in zip((1, 2), size, steps, strict=True):
+        n = x.shape[axis]
+        # Each pixel several times: its gradient is a sum, where that of a gather would be a scatter.
+        if m % n == 0 and step == n / m:
+            x = jnp.repeat(x, m // n, axis)
+        else:
+            at = np.minimum((np.arange(m) * np.float32(step)).astype(int), n - 1)
+            x = jnp.take(x, at, axis)
+    return x
+
+
+def _linear(x: Any, output_size: Any, align_corners: bool, factors: Any) -> Any:
+    size, steps = _target(x, output_size, factors)
+    sides = []
+    for n, m, step in zip(x.shape[1:3], size, steps, strict=True):
+        if align_corners:
+            at = np.arange(m) * ((n - 1) / (m - 1) if m > 1 else 0)
+        else:
+            at = np.maximum((np.arange(m) + 0.5) * step - 0.5, 0)
+        low = np.minimum(at.astype(int), n - 1)
+        share, matrix = at - low, np.zeros((m, _some(n)))
+        np.add.at(matrix, (np.arange(m), low), 1 - share)
+        np.add.at(matrix, (np.arange(m), np.minimum(low + 1, n - 1)), share)
+        sides.append(matrix)
+    return _resize(x, *sides)
+
+
+@operator("aten.upsample_nearest2d", lay="image")
+def nearest_images(
+    input: Any = None,
+    output_size: Any = None,
+    scale_factors: Any = None,
+    self: Any = None,
+    scales_h: Any = None,
+    scales_w: Any = None,
+) -> Any:
+    factors = (scales_h, scales_w) if input is None else scale_factors
+    return Image(_nearest(image(self if input is None else input), output_size, factors))
+
+
+@operator("aten.upsample_nearest1d")
+def nearest_sequences(
+    input: Any = None, output_size: Any = None, scale_factors: Any = None, self: Any = None, scales: Any = None
+) -> Any:
+    factors = (None, scales) if input is None else None if scale_factors is None else (1.0, *scale_factors)
+    size = None if output_size is None else (1, *output_size)
+    return _of_rows(_nearest)(self if input is None else input, size, factors)
+
+
+@operator("aten.upsample_bilinear2d", lay="image")
+def linear_images(
+    input: Any = None,
+    output_size: Any = None,
+    align_corners: bool = False,
+    scale_factors: Any = None,
+    self: Any = None,
+    scales_h: Any = None,
+    scales_w: Any = None,
+) -> Any:
+    factors = (scales_h, scales_w) if input is None else scale_factors
+    return Image(_linear(image(self if input is None else input), output_size, align_corners, factors))
+
+
+# ---- normalisation
+
+
+@operator("aten.group_norm", lay="image")
+def normalise_groups(input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    c = input.shape[1]
+    scale = jnp.ones(c, input.dtype) if weight is None else weight
+    offset = jnp.zeros(c, input.dtype) if bias is None else bias
+    if num_groups < 1 or c % num_groups:
+        raise ValueError(f"{c} channels in {num_groups} groups")
+    if input.ndim == 4:
+        return Image(group_norm(image(input), scale, offset, num_groups, eps))
+    rows = input.reshape(*input.shape[:2], -1)
+    found = _of_rows(group_norm)(rows, scale, offset, num_groups, eps)
+    return found.reshape(input.shape)
+
+
+@operator("aten.native_group_norm", lay="image")
+def normalise_groups_native(
+    input: Any, weight: Any, bias: Any, N: Any, C: Any, HxW: Any, group: int, eps: float
+) -> Any:
+    return normalise_groups(input, group, weight, bias, eps), None, None
+
+
+@operator("aten.layer_norm")
+def normalise_layers(input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+    axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
+    centred = input - input.mean(axes, keepdims=True)
+    y = centred * lax.rsqrt((centred**2).mean(axes, keepdims=True) + eps)
+    lead = (1,) * (input.ndim - len(axes))
+    y = y if weight is None else y * weight.reshape(lead + weight.shape)
+    return y if bias is None else y + bias.reshape(lead + bias.shape)
+
+
+@operator("aten.native_layer_norm")
+def normalise_layers_native(input: Any, normalized_shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return normalise_layers(input, normalized_shape, weight, bias, eps), None, None
+
+
+@operator("aten.rms_norm")
+def normalise_by_squares(input: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+    axes = tuple(range(input.ndim - len(normalized_shape), input.ndim))
+    least = jnp.finfo(input.dtype).eps if eps is None else eps
+    y = input * lax.rsqrt((input**2).mean(axes, keepdims=True) + least)
+    return y if weight is None else y * weight.reshape((1,) * (y.ndim - weight.ndim) + weight.shape)
+
+
+@operator("aten.batch_norm", lay="image")
+def normalise_batch(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if training or running_mean is None:
+        raise ValueError(BATCH_STATISTICS)
+    scale = lax.rsqrt(running_var + eps) * (1 if weight is None else weight)
+    offset = (0 if bias is None else bias) - running_mean * scale
+    if isinstance(input, Image):
+        return Image(input.array * scale.reshape(1, 1, 1, -1) + offset.reshape(1, 1, 1, -1))
+    shape = (1, -1) + (1,) * (input.ndim - 2)
+    return input * scale.reshape(shape) + offset.reshape(shape)
+
+
+BATCH_STATISTICS = (
+    "BatchNorm in training takes the mean over the batch, so that an example's loss depends on the others: call "
+    "module.eval() before, so that its running statistics are constants, or use GroupNorm or LayerNorm"
+)
+
+
+@operator("aten._native_batch_norm_legit_no_training", lay="image")
+def normalise_batch_native(
+    input: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+) -> Any:
+    return normalise_batch(input, weight, bias, running_mean, running_var, False, momentum, eps), None, None
+
+
+@operator("aten.instance_norm", lay="image")
+def normalise_instances(
+    input: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if use_input_stats:
+        if running_mean is not None:
+            raise ValueError("running statistics of InstanceNorm in training; call module.eval()")
+        return normalise_groups(input, input.shape[1], weight, bias, eps)
+    return normalise_batch(input, weight, bias, running_mean, running_var, False, momentum, eps)

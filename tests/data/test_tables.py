@@ -1,0 +1,396 @@
+"""Readers of clients' own tables and pictures: what they give, and the one error for what they cannot read."""
+
+import datetime
+import io
+import json
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedax
+from fedax import data
+from fedax.errors import ConfigError, DataError
+from fedax.experiments import build, override
+from fedax.experiments.defaults import comparison
+
+NORTH = "age;ward;ill\n40;A;no\n60;A;yes\n 50 ;B;no\n"
+SOUTH = "age,ward,ill\n80,B,no\n,A,no\n70,A,yes\n"
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(**contents):
+        for name, content in contents.items():
+            path = tmp_path / "hospitals" / f"{name}.csv"
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return write
+
+
+def test_files_are_clients(files):
+    files(south=SOUTH, north=NORTH, east=b"\xef\xbb\xbf" + SOUTH.replace(",", "\t").encode())
+    found = data.from_csv("hospitals/*.csv", label="ill")
+    assert found.names == ("east", "north", "south") and found.sizes.tolist() == [3, 3, 3]
+    assert found.transform.features == ("age", "age is missing", "ward = A", "ward = B")
+    assert found.transform.columns[0].mean == pytest.approx((80 + 70 + 40 + 60 + 50 + 80 + 70) / 7)
+    assert found.client(1)["y"].tolist() == [0, 1, 0] and found.client(1)["x"][:, 2].tolist() == [1, 1, 0]
+    for given in ("hospitals", ["hospitals/east.csv", "hospitals/north.csv", "hospitals/south.csv"]):
+        again = data.from_csv(given, label="ill")
+        assert np.array_equal(again.examples["x"], found.examples["x"]) and again.names == found.names
+    found.transform.save("transform.json")
+    files(west="ward,age\nA,60\nZ,\n")
+    new = data.from_csv("hospitals/west.csv", transform="transform.json")
+    assert list(new.examples) == ["x"] and new.examples["x"][1].tolist()[1:] == [1, 0, 0]
+
+
+def test_a_column_says_whose_each_row_is(files):
+    files(one="site,age,ill\nb-10,1,0\nb-2,2,1\nb-10,3,1\n", two="age,site,ill\n9,b-2,0\n8,c,1\n7,c,0\n")
+    found = data.from_csv("hospitals/*.csv", label="ill", client="site")
+    assert found.names == ("b-2", "b-10", "c") and found.sizes.tolist() == [2, 2, 2]
+    assert found.transform.features == ("age",) and found.client(0)["y"].tolist() == [1, 0]
+    with pytest.raises(DataError, match=r"client: there is no column 'sit'\. did you mean 'site'"):
+        data.from_csv("hospitals/one.csv", label="ill", client="sit")
+    files(two="age,site,ill\n9,,0\n")
+    with pytest.raises(DataError, match="two: column 'site', row 0 does not say"):
+        data.from_csv("hospitals/*.csv", label="ill", client="site")
+
+
+def test_files_of_one_name_are_called_by_their_folders(files, tmp_path):
+    for name in ("h2", "h10"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows.csv").write_text(SOUTH)
+    assert data.from_csv("*/rows.csv", label="ill").names == ("h2", "h10")
+    with pytest.raises(ConfigError, match="given twice"):
+        data.from_csv(["h2/rows.csv", "h2/rows.csv"], label="ill")
+
+
+def test_decimal_commas_and_other_encodings(files):
+    files(a="größe;art;y\n1,5;ä;0,5\n2,5;ö;1,5\n3;ä;2\nunbekannt;ö;1,25\n".encode("latin-1") + b"4;\xe4;1\n" * 20)
+    found = data.from_csv("hospitals/a.csv", label="y", decimal=",", encoding="latin-1", task="regression")
+    assert found.transform.features[0] == "größe" and found.examples["y"][:4].tolist() == [0.5, 1.5, 2.0, 1.25]
+    assert found.transform.columns[0].mean == pytest.approx((1.5 + 2.5 + 3 + 80) / 23)
+    with pytest.raises(DataError, match=r"a.csv: not text in utf-8-sig .*encoding='latin-1'"):
+        data.from_csv("hospitals/a.csv", label="y")
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (SOUTH, {"label": "il"}, r"north: label: there is no column 'il'\. did you mean 'ill'"),
+        (SOUTH, {}, "label = None: this is missing"),
+        (b"", {"label": "ill"}, "south.csv: the file is empty"),
+        ("age,ward,ill\n", {"label": "ill"}, "south.csv: it has no rows"),
+        ("age,age,ill\n1,2,0\n", {"label": "ill"}, "two columns are called 'age'"),
+        ("age,,ill\n1,2,0\n", {"label": "ill"}, "column 2 has no name"),
+        ("age,ill\n1,2,3\n1,2\n", {"label": "ill"}, "south.csv: cannot be read as CSV"),
+        ("age,ill\n1,0\n1,2,3\n", {"label": "ill"}, "south.csv: cannot be read as CSV .*line 3"),
+        ("age,ward,ill\n1,A,no\n2,B,\n", {"label": "ill"}, "south: label 'ill' is missing in 1 of 2 rows, first .* 1"),
+        ("age,ward,ill\n1,A,\n2,B,\n", {"label": "ill"}, "south: label 'ill' is missing in all 2 rows"),
+        ("age,ill\n1,0\n", {"label": "ill"}, "has no column 'ward', which"),
+        (SOUTH, {"label": "ill", "decimal": ";"}, "decimal = ';'"),
+        (SOUTH, {"label": "ill", "encoding": "utf-99"}, "encoding = 'utf-99'"),
+        (SOUTH, {"label": "ward", "columns": {"ill": "drop", "age": "drop"}}, "columns: none is left"),
+        (SOUTH.replace("yes", "no"), {"label": "ill", "columns": {"age": "number"}, "files": "hospitals/south.csv"},
+         "label 'ill': one class only, 'no'"),
+    ],
+)  # fmt: skip
+def test_errors_name_file_and_way_out(files, content, options, message):
+    files(north=NORTH, south=content)
+    given = dict(options)
+    with pytest.raises((ConfigError, DataError), match=message):
+        data.from_csv(given.pop("files", "hospitals/*.csv"), **given)
+
+
+def test_no_file():
+    for given, message in (
+        ("nowhere/*.csv", "files = 'nowhere/.*no file fits"),
+        ("nowhere.csv", "there is no such file"),
+        ([], "files = .*give a pattern"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            data.from_csv(given, label="y")
+
+
+def test_rows_without_a_label_can_be_left_out(files):
+    files(north=NORTH, south="age,ward,ill\n1,A,no\n2,B,\n3,A,yes\n")
+    found = data.from_csv("hospitals/*.csv", label="ill", drop_missing_labels=True)
+    assert found.sizes.tolist() == [3, 2] and found.client(1)["y"].tolist() == [0, 1]
+    with pytest.raises(ConfigError, match=r"columns = .*the transform that is given has it"):
+        data.from_frames({"a": pd.DataFrame({"age": [1]})}, columns={"age": "number"}, transform=found.transform)
+
+
+# ---- in a configuration
+
+RUN = {"run": {"rounds": 2, "batch_size": 2}, "methods": [{"name": "fedavg", "lr": 0.1}]}
+
+
+def test_in_a_configuration(files):
+    files(north=NORTH * 1, south=SOUTH)
+    given = {"name": "csv", "files": "hospitals/*.csv", "label": "ill", "columns": {"ward": "category"}}
+    found = build(RUN | {"data": given})
+    assert found.classes == ["no", "yes"] and found.config["task"]["name"] == "softmax_regression"
+    assert found.model["features"] == 4 and found.model["classes"] == 2 and found.data.names == ("north", "south")
+    assert build(found.config).config == found.config
+    regression = build(RUN | {"data": given | {"label": "age", "task": "regression", "drop_missing_labels": True}})
+    assert regression.classes is None and regression.config["task"]["name"] == "linear_regression"
+    with pytest.raises(ConfigError, match=r"this does not fit csv; try 'linear_regression'"):
+        build(regression.config | {"task": {"name": "softmax_regression"}})
+    with pytest.raises(ConfigError, match=r"data\.label = None: this is missing"):
+        build(RUN | {"data": {"name": "csv", "files": "hospitals/*.csv"}})
+    with pytest.raises(ConfigError, match=r"data\.fles"):
+        build(RUN | {"data": given | {"fles": 1}})
+
+
+def test_classes_that_no_training_example_has_still_count(files):
+    files(north=NORTH, south=SOUTH)
+    held = data.from_csv("hospitals/*.csv", label="ill")
+    rows = np.flatnonzero(held.examples["y"] == 0)
+    only = data.FederatedData({k: v[rows] for k, v in held.examples.items()}, [len(rows)], transform=held.transform)
+    only.save("only")
+    found = build(RUN | {"data": {"name": "folder", "path": "only"}})
+    assert found.model["classes"] == 2 and found.classes == ["no", "yes"]
+
+
+def test_the_hospitals_story(files, tmp_path):
+    rng = np.random.default_rng(0)
+    for k in range(4):
+        age, ward = rng.normal(60, 15, 80), rng.choice(["A", "B"], 80)
+        ill = np.where(rng.random(80) < 1 / (1 + np.exp(-(age - 75) / 8)), "yes", "no")
+        table = pd.DataFrame({"age": np.where(rng.random(80) < 0.1, np.nan, age), "ward": ward, "ill": ill})
+        files(**{f"hospital-{k}": table.to_csv(index=False)})
+    config = comparison("csv", ["fedavg"])
+    for setting in ("data.files=hospitals/*.csv", "data.label=ill", "run.rounds=5", "run.seeds=1"):
+        override(config, setting)
+    found = build(config)
+    assert found.val.names == found.test.names == found.data.names
+    (run,) = [fedax.simulate(m, found.task, found.data, rounds=5, batch_size=32) for m in found.methods.values()]
+    assert run.history["train_loss"][-1] < run.history["train_loss"][0]
+
+
+def test_sites_do_the_same_by_files(files):
+    """docs/deploy.md: each site sends two summaries, and gets a plan and the transform."""
+    files(north=NORTH, south=SOUTH)
+    read = {"north": pd.read_csv("hospitals/north.csv", sep=";"), "south": pd.read_csv("hospitals/south.csv")}
+    for name, table in read.items():
+        data.summarize(table).save(f"{name}-1.json")
+    plan = data.plan({name: data.Summary.load(f"{name}-1.json") for name in read}, label="ill")
+    plan.save("plan.json")
+    for name, table in read.items():
+        data.summarize(table, data.Plan.load("plan.json")).save(f"{name}-2.json")
+    data.fit(plan, {name: data.Summary.load(f"{name}-2.json") for name in read}).save("transform.json")
+    together = data.from_csv("hospitals", label="ill")
+    assert data.Transform.load("transform.json") == together.transform
+    for k, name in enumerate(read):
+        site = data.from_csv(f"hospitals/{name}.csv", transform="transform.json")
+        site.save(f"site-{name}")
+        kept = data.FederatedData.open(f"site-{name}")
+        assert np.array_equal(kept.examples["x"], together.client(k)["x"]) and kept.names == (name,)
+
+
+# ---- Parquet and Arrow
+
+
+def picture(value, size=(4, 5), mode="L", kind="PNG"):
+    images = pytest.importorskip("PIL.Image")
+    content = io.BytesIO()
+    images.new(mode, (size[1], size[0]), value).save(content, kind)
+    return content.getvalue()
+
+
+def tables():
+    rng = np.random.default_rng(0)
+    return {
+        name: pd.DataFrame(
+            {
+                "age": rng.normal(60, 10, n),
+                "ward": rng.choice(["A", None, "B"], n),
+                "day": [datetime.date(2024, 1, 1) + datetime.timedelta(int(k)) for k in rng.integers(0, 90, n)],
+                "ill": rng.integers(0, 2, n).astype(bool),
+            }
+        )
+        for name, n in (("north", 30), ("south", 20))
+    }
+
+
+def test_parquet_is_what_the_frames_are(tmp_path):
+    pytest.importorskip("pyarrow")
+    for name, table in tables().items():
+        table.to_parquet(tmp_path / f"{name}.parquet")
+    found, expected = data.from_parquet(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
+    assert found.transform == expected.transform and np.array_equal(found.examples["x"], expected.examples["x"])
+    (tmp_path / "south.parquet").write_bytes((tmp_path / "south.parquet").read_bytes()[:-9])
+    with pytest.raises(DataError, match=r"south.parquet: cannot be read as Parquet"):
+        data.from_parquet(tmp_path, label="ill")
+
+
+def test_columns_that_are_no_values_are_named(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pa.table({"a": [1, 2, 3], "b": [[1], [2], []], "y": [0, 1, 0]}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"x.parquet: column 'b' holds 'list<.*columns={'b': 'drop'}"):
+        data.from_parquet(tmp_path / "x.parquet", label="y")
+    found = data.from_parquet(tmp_path / "x.parquet", label="y", columns={"b": "drop"})
+    assert found.transform.features == ("a",)
+
+
+def test_a_parquet_file_cannot_ask_for_more_than_it_has(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    table = pa.table({"a": np.zeros(50_000_000, np.int8), "y": np.zeros(50_000_000, np.int8)})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet", row_group_size=50_000_000)
+    with pytest.raises(DataError, match="declares 50000000 rows, too many for a file of"):
+        data.from_parquet(tmp_path / "x.parquet", label="y")
+
+
+def arrow(folder, table, classes=None):
+    pa = pytest.importorskip("pyarrow")
+    folder.mkdir(parents=True)
+    if classes:
+        features = {"label": {"names": classes, "_type": "ClassLabel"}, "image": {"_type": "Image"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    (folder / "state.json").write_text("{}")
+
+
+def test_arrow_as_hugging_face_writes_it(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    images = [{"bytes": picture(10 * k), "path": None} for k in range(3)]
+    whole = pa.table({"image": images, "label": [0, 2, 0], "writer": [7, 5, 7]})
+    arrow(tmp_path / "whole", whole, ["cat", "cow", "dog"])
+    found = data.from_arrow(tmp_path / "whole", label="label", client="writer")
+    assert found.names == ("5", "7") and found.transform.classes == ("cat", "cow", "dog")
+    assert found.examples["x"].shape == (3, 4, 5, 1) and found.examples["x"][:, 0, 0, 0].tolist() == [10, 0, 20]
+    assert found.client(0)["y"].tolist() == [2]
+    # One folder a client, as flwr-datasets create writes them; grey and coloured pictures.
+    for k in (10, 2):
+        colour = [{"bytes": picture((1, 2, 3), mode="RGB"), "path": "x.png"}] if k == 2 else []
+        part = images[: 3 - len(colour)] + colour
+        arrow(tmp_path / "parts" / f"partition_{k}", pa.table({"image": part, "label": [0, 1, 1]}))
+    found = data.from_arrow(tmp_path / "parts", label="label")
+    assert found.names == ("partition_2", "partition_10") and found.examples["x"].shape == (6, 4, 5, 3)
+    assert found.examples["x"][2, 0, 0].tolist() == [1, 2, 3] and found.transform.classes == ("0", "1")
+    with pytest.raises(DataError, match="label: there is no column 'labell'"):
+        data.from_arrow(tmp_path / "parts", label="labell")
+
+
+def test_arrow_tables_are_columns_too(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    for name, table in tables().items():
+        arrow(tmp_path / name, pa.Table.from_pandas(table))
+    found, expected = data.from_arrow(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
+    assert found.transform == expected.transform and np.array_equal(found.examples["x"], expected.examples["x"])
+    with pytest.raises(ConfigError, match=r"no \*.arrow is in it"):
+        data.from_arrow(os.path.dirname(__file__), label="ill")
+
+
+# ---- pictures and HDF5
+
+
+def test_folders_of_pictures(tmp_path):
+    for client, kind, value in (("b", "cat", 1), ("b", "dog", 2), ("a", "dog", 3)):
+        place = tmp_path / client / kind
+        place.mkdir(parents=True)
+        (place / "1.png").write_bytes(picture(value))
+        (place / "2.jpg").write_bytes(picture(value, kind="JPEG"))
+    found = data.from_image_folders(tmp_path)
+    assert found.names == ("a", "b") and found.transform.classes == ("cat", "dog")
+    assert found.examples["x"].dtype == np.uint8 and found.examples["x"].shape == (6, 4, 5, 1)
+    assert found.examples["y"].tolist() == [1, 1, 0, 0, 1, 1] and found.client(0)["x"].max() == 3
+    (tmp_path / "a" / "dog" / "3.png").write_bytes(picture(9, (7, 7)))
+    with pytest.raises(DataError, match=r"different sizes, \(4, 5, 1\), \(7, 7, 1\); size="):
+        data.from_image_folders(tmp_path)
+    assert data.from_image_folders(tmp_path, size=[6, 8]).examples["x"].shape == (7, 6, 8, 1)
+    config = build(RUN | {"data": {"name": "images", "root": str(tmp_path), "size": [16, 16]}, "run": {"rounds": 1}})
+    assert config.config["task"]["name"] == "cnn" and config.classes == ["cat", "dog"]
+    (tmp_path / "a" / "dog" / "3.png").write_bytes(picture(9)[:50])
+    with pytest.raises(DataError, match=r"3.png: not a PNG or JPEG picture"):
+        data.from_image_folders(tmp_path)
+    for size in ([0, 3], 7, [1.5, 2]):
+        with pytest.raises(ConfigError, match="size = "):
+            data.from_image_folders(tmp_path, size=size)
+
+
+def emnist(path, change=None):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path, "w") as file:
+        for name, n in (("f1", 3), ("f0", 2)):
+            file[f"examples/{name}/pixels"] = np.full((n, 28, 28), 0.5, np.float32)
+            file[f"examples/{name}/label"] = np.arange(n, dtype=np.int32)
+        if change is not None:
+            change(h5py, file)
+    return path
+
+
+def test_federated_hdf5(tmp_path):
+    found = data.from_tff_hdf5(emnist(tmp_path / "emnist.h5"))
+    assert found.names == ("f0", "f1") and found.sizes.tolist() == [2, 3]
+    assert found.examples["x"].shape == (5, 28, 28, 1) and found.examples["y"].tolist() == [0, 1, 0, 1, 2]
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "plays.h5", "w") as file:
+        file["examples/LEAR/snippets"] = ["To be, " * 20, "or not. " * 5]
+        file["examples/MUTE/snippets"] = ["Ha."]
+    plays = data.from_tff_hdf5(tmp_path / "plays.h5")
+    text = "".join(data.CHARACTERS[k] for k in plays.examples["x"].ravel())
+    assert plays.names == ("LEAR",) and text == ("To be, " * 20 + "\n" + "or not. " * 5)[:160]
+    assert np.array_equal(plays.examples["y"][0, :-1], plays.examples["x"][0, 1:])
+    config = build(RUN | {"data": {"name": "hdf5", "path": str(tmp_path / "emnist.h5")}})
+    assert config.config["task"]["name"] == "cnn"
+
+
+def linked(h5py, file):
+    file["examples/f9"] = h5py.ExternalLink("/etc/passwd", "/")
+
+
+def outside(h5py, file):
+    group = file.create_group("examples/f9")
+    group.create_dataset("label", data=np.zeros(1, np.int32))
+    group.create_dataset("pixels", (1, 28, 28), np.uint8, external=[("/etc/passwd", 0, 784)])
+
+
+def huge(h5py, file):
+    group = file.create_group("examples/f9")
+    group.create_dataset("pixels", (10**7, 28, 28), np.uint8, chunks=(1, 28, 28))
+    group.create_dataset("label", (10**7,), np.int32, chunks=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (linked, "'f9' is a link, which is not followed"),
+        (outside, "'pixels' lies in another file"),
+        (huge, "'pixels' declares .*, too much for the file's size"),
+        (lambda h5py, file: file.create_group("examples/f9"), "f9'?: it has ; it needs pixels"),
+        (lambda h5py, file: file.pop("examples"), "there is no 'examples'"),
+    ],
+)
+def test_hdf5_that_asks_for_more_than_it_holds(tmp_path, change, message):
+    with pytest.raises(DataError, match=message) as caught:
+        data.from_tff_hdf5(emnist(tmp_path / "x.h5", change))
+    assert "x.h5" in str(caught.value)
+
+
+def test_an_extra_that_is_missing_is_named(tmp_path, monkeypatch):
+    import sys
+
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    (tmp_path / "x.h5").write_bytes(b"x")
+    (tmp_path / "c" / "k").mkdir(parents=True)
+    (tmp_path / "c" / "l").mkdir()
+    (tmp_path / "c" / "k" / "x.png").write_bytes(b"x")
+    for module in ("pyarrow.parquet", "h5py", "PIL.Image"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for call, line in (
+        (lambda: data.from_parquet(tmp_path, label="y"), r"pyarrow.*pip install 'fedax\[parquet\]'"),
+        (lambda: data.from_tff_hdf5(tmp_path / "x.h5"), r"h5py.*pip install 'fedax\[hdf5\]'"),
+        (lambda: data.from_image_folders(tmp_path), r"Pillow.*pip install 'fedax\[images\]'"),
+    ):
+        with pytest.raises(DataError, match=line):
+            call()
