@@ -9,6 +9,7 @@ import fedax
 from fedax.errors import ConfigError, DamagedWarning, DataError
 from fedax.experiments import build, clients, execute, new_folder, read, write_report
 from fedax.experiments.clients import ClientTable, read_table, spread_of, table_path, write_table
+from fedax.experiments.config import problem_of
 from fedax.experiments.defaults import comparison, judge
 from fedax.experiments.tuning import plan
 
@@ -62,6 +63,12 @@ def test_tables_are_those_of_the_models(done):
     assert list(found.values) == ["loss", "accuracy", "auc", "f1", "recall", "f1_macro"]
     for name, values in found.values.items():
         np.testing.assert_allclose(values, due[name], rtol=1e-6, err_msg=name)
+
+
+def test_nodes_have_the_metrics_that_are_asked_for(done):
+    experiment, _ = done
+    assert list(problem_of(experiment.problem("slow")).task.metrics) == list(experiment.task.metrics)
+    assert [*experiment.task.metrics] == ["accuracy", "auc", "f1", "recall", "f1_macro"]
 
 
 def test_baselines_are_gradient_descent_alone_and_together(done):
