@@ -613,9 +613,18 @@ POINTS = ({"lr": 0.1, "work.low": 1}, {"lr": 0.5, "work.low": 1}, {"lr": 0.1, "w
 
 
 def read_model(folder: Path, content: bytes) -> Any:
-    from fedax.experiments.runs import read_model
+    from fedax.engine.saved import read_model
 
     return read_model(write(folder / "model", content), [np.zeros(2), {"b": np.zeros(())}])
+
+
+def read_clients(folder: Path, content: bytes) -> Any:
+    from fedax.experiments.clients import read_table
+
+    return read_table(write(folder / "clients.csv", content))
+
+
+CLIENTS = b'name,n,loss,auc\n"north, upper",3,0.25,\nsouth,40,1.5,0.75\n'
 
 
 @functools.cache
@@ -792,6 +801,7 @@ def readers() -> dict[str, Callable[[], Reader]]:
         ),
         "run": lambda: Reader(read_run, [tag + content for tag, content in runs], tagged(plain), 8, 8_000_000),
         "model": lambda: Reader(read_model, [model()], tensors),
+        "clients": lambda: Reader(read_clients, [CLIENTS], plain),
         "pt2": lambda: Reader(
             read_module,
             [path.read_bytes() for path in sorted(Path(__file__).parent.glob("tasks/pt2/*.pt2"))],
