@@ -20,9 +20,9 @@ import pytest
 import fedax
 from fedax import data, experiments, numbers
 from fedax.data.formats import read_cifar10, read_idx, read_leaf, read_libsvm, read_npz
+from fedax.engine.saved import read_model
 from fedax.errors import CheckpointError, ConfigError, DataError, FedaxError
 from fedax.experiments import override, read, read_toml, toml
-from fedax.experiments.runs import read_model
 from fedax.numbers import check_number
 from tests import fuzz
 from tests.fuzz import write

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 import fedax
 from fedax.cli import app
+from fedax.engine.saved import read_model
 from fedax.errors import ConfigError
 from fedax.experiments import MethodRun, Record, build, new_folder, plan, read, read_toml, summary, sweeps, tune
 from fedax.experiments.report import render
-from fedax.experiments.runs import read_model
 
 CONFIG = """
 data = {name = "digits", clients = 3, partition = "dirichlet", alpha = 0.5}

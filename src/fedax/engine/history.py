@@ -28,8 +28,9 @@ class Run:
             ``memory[ids]`` gives rows; ``None`` in a sweep.
         history: column -> array with one entry an evaluation, the first at round 0. Columns: ``round``;
             ``train_loss``, F(x) = Σ p_i F_i(x); ``objective``, F(x) + ψ(x), of methods that have a ψ; ``density``,
-            where asked; ``grad_norm_sq``, ‖∇F(x)‖², where asked; ``test_loss`` and
-            ``test_<metric>``, means over the held-out examples; and the cost so far: ``clients`` (participations),
+            where asked; ``grad_norm_sq``, ‖∇F(x)‖², where asked; ``val_loss``, ``val_<metric>``, ``test_loss`` and
+            ``test_<metric>``, of the held-out examples, and where asked the same with ``_per_client``, lists with a
+            figure for each client; and the cost so far: ``clients`` (participations),
             ``local_steps``, ``gradients`` (minibatch gradients), ``bytes_down``, ``bytes_up`` (over all clients) and
             ``seconds`` (of training; compilation and evaluation are not in it; of runs side by side, each one's
             share). With a guard, and where clients may drop out: ``left_out``, how many uploads have been left out so

@@ -350,7 +350,8 @@ def legend(problem: Problem) -> list[str]:
     config = problem.records[0].config
     seeds = len(problem.seeds) or max(len(m.runs) for m in problem.methods)
     spread = f"; ± is the standard deviation over {over(config, seeds)}" if seeds > 1 else ", one seed"
-    said = [f"After {config['run']['rounds']} rounds{spread}."]
+    most = "at most " if "patience" in config["run"] else ""
+    said = [f"After {most}{config['run']['rounds']} rounds{spread}."]
     if problem.left_out:
         rest = "; ".join(f"{', '.join(map(str, seeds))} of {label}" for label, seeds in problem.left_out.items())
         said.append(f"Only seeds that all methods have are counted ({_seed_list(problem.seeds)}), not {rest}.")

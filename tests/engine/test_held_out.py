@@ -1,0 +1,227 @@
+"""Held-out data: the same figures wherever they are made, by client too, and what is chosen by validation."""
+
+import jax
+import numpy as np
+import pytest
+import sklearn.metrics as sk
+from jax.sharding import Mesh
+
+import fedax
+from fedax import metrics as M
+from fedax.engine import by_client, evaluate
+from tests.engine import here
+
+RANDOM = np.random.default_rng(1)
+TRUE = RANDOM.normal(size=3)
+
+
+def examples(n):
+    x = RANDOM.normal(size=(n, 3)).astype(np.float32)
+    return {"x": x, "y": np.where(x @ TRUE + RANDOM.normal(size=n) > 1, 1, -1).astype(np.float32)}
+
+
+def clients(sizes):
+    return fedax.FederatedData.from_clients({f"site {n}": examples(n) for n in sizes})
+
+
+DATA, TEST, VAL = clients([11, 12, 13, 14]), clients([40, 41, 1, 150]), examples(50)
+SUMMED = {"ap": M.AveragePrecision(), "brier": M.Brier(), "recall": M.Recall(), "ece": M.CalibrationError(4)}
+NODES = fedax.tasks.logistic_regression(3).with_metrics(**SUMMED)
+TASK = NODES.with_metrics(mcc=M.OnHost(sk.matthews_corrcoef))
+RUN = {"rounds": 4, "batch_size": 4, "work": fedax.Steps(3), "evaluate_every": 2}
+HELD = {"val": VAL, "test": TEST, "per_client": True}
+METHOD = fedax.create("fedavg", lr=0.5)
+COSTS = {"seconds", "wire_up", "wire_down"}
+
+
+@pytest.fixture(scope="module")
+def run():
+    return fedax.simulate(METHOD, TASK, DATA, **RUN, **HELD)
+
+
+def assert_same(run, other):
+    for name in run.history.keys() & other.history.keys() - COSTS:
+        one, two = (np.array(each.history[name].tolist(), float) for each in (run, other))
+        np.testing.assert_allclose(two, one, rtol=1e-5, atol=2e-6, err_msg=name)
+
+
+def test_against_scikit_learn(run):
+    for part, held in (("val", VAL), ("test", TEST.examples)):
+        score, y = held["x"] @ np.asarray(run.params["w"]), held["y"]
+        said, p = np.where(score > 0, 1, -1), 1 / (1 + np.exp(-score.astype(float)))
+        last = {name: values[-1] for name, values in run.history.items() if name.startswith(part)}
+        assert last[f"{part}_f1"] == pytest.approx(sk.f1_score(y, said), abs=1e-9)
+        assert last[f"{part}_recall"] == pytest.approx(sk.recall_score(y, said), abs=1e-9)
+        assert last[f"{part}_mcc"] == pytest.approx(sk.matthews_corrcoef(y, said), abs=1e-9)
+        assert last[f"{part}_accuracy"] == pytest.approx(sk.accuracy_score(y, said), abs=1e-6)
+        assert last[f"{part}_brier"] == pytest.approx(sk.brier_score_loss(y, p), abs=1e-6)
+        for name, metric, due in (
+            ("auc", M.AUC(), sk.roc_auc_score(y, score)),
+            ("ap", M.AveragePrecision(), sk.average_precision_score(y, score)),
+        ):
+            sums = M.base.wide(metric.sums(np.float32(score), y, np.ones(len(y))))
+            assert abs(last[f"{part}_{name}"] - due) <= metric.bound(sums) + 1e-9
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))},
+        {"stream": True},
+    ],
+    ids=["2 devices", "streamed"],
+)
+def test_the_same_everywhere(run, options):
+    assert_same(run, fedax.simulate(METHOD, TASK, DATA, **RUN, **HELD, **options))
+
+
+def test_the_same_in_blocks_of_another_size(run, monkeypatch):
+    monkeypatch.setattr(evaluate, "_BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr(by_client, "_BLOCK_ELEMENTS", 60)
+    task = TASK.with_metrics()  # another object, for which nothing is compiled yet
+    assert_same(run, fedax.simulate(METHOD, task, DATA, **RUN, **HELD))
+
+
+def test_the_same_side_by_side(run):
+    found = fedax.sweep(
+        lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.5]}, TASK, DATA, seeds=2, **RUN, **HELD
+    )
+    assert_same(run, found.runs[1][0])
+    assert found.runs[0][0].history["test_loss_per_client"][-1] != found.runs[1][0].history["test_loss_per_client"][-1]
+
+
+def test_the_same_at_nodes():
+    whole = TEST.examples
+    tests = [{name: leaf[rows] for name, leaf in whole.items()} for rows in (slice(0, 70), slice(70, None))]
+    over, _ = here.together(METHOD, NODES, DATA, [[2, 0], [3], [1]], None, [tests[0], None, tests[1]], **RUN)
+    assert_same(fedax.simulate(METHOD, NODES, DATA, test=whole, **RUN), over)
+    with pytest.raises(fedax.ConfigError, match=r"task.metrics\['mcc'\] = .*at the nodes: take a metric that is made"):
+        here.together(METHOD, TASK, DATA, [[2, 0], [3], [1]], None, [tests[0], None, tests[1]], **RUN)
+
+
+def test_r2_of_labels_far_from_zero_here_and_at_nodes():
+    data = [{"x": RANDOM.normal(size=(n, 2)).astype(np.float32)} for n in (30, 40)]
+    data = [each | {"y": (each["x"].sum(1) + 2000).astype(np.float32)} for each in data]
+    federation, task = fedax.FederatedData.from_clients(data), fedax.tasks.linear_regression(2)
+    start = {"w": np.array([0.9, 0.8]), "b": np.array(2000.1)}
+    options = {"rounds": 1, "params": start, "work": fedax.Steps(1), "batch_size": 4}
+    method = fedax.create("fedavg", lr=1e-9)
+    alone = fedax.simulate(method, task, federation, test=federation.examples, **options)
+    f = federation.examples["x"].astype(float) @ start["w"] + start["b"]
+    assert alone.history["test_r2"][0] == pytest.approx(sk.r2_score(federation.examples["y"], f), abs=2e-4)
+    assert alone.history["test_mae"][0] == pytest.approx(sk.mean_absolute_error(federation.examples["y"], f), abs=2e-4)
+    over, _ = here.together(method, task, federation, [[0], [1]], None, data, **options)
+    assert_same(alone, over)
+
+
+def table_by_hand(params, data, task):
+    rows = []
+    for i in range(data.num_clients):
+        own = data.client(i)
+        score, y = own["x"] @ params[i], own["y"]
+        both = len({*y}) == 2
+        rows.append(
+            {
+                "loss": np.log1p(np.exp(-y * score)).mean(),
+                "accuracy": ((score > 0) == (y > 0)).mean(),
+                "auc": sk.roc_auc_score(y, score) if both else np.nan,
+                "ap": sk.average_precision_score(y, score) if (y > 0).any() else np.nan,
+                "f1": sk.f1_score(y, np.where(score > 0, 1, -1), zero_division=0),
+            }
+        )
+    return rows
+
+
+def test_a_table_of_clients(run):
+    weights = TEST.with_weights(np.array([0.1, 0.2, 0.3, 0.4]))
+    table = fedax.evaluate(TASK, run.params, weights)
+    assert table["name"].tolist() == list(TEST.names) and table["n"].tolist() == TEST.sizes.tolist()
+    by_hand = table_by_hand([np.asarray(run.params["w"])] * 4, TEST, TASK)
+    for name in by_hand[0]:
+        due = np.array([row[name] for row in by_hand])
+        np.testing.assert_allclose(table[name], due, atol=1e-6, err_msg=name)
+        known = ~np.isnan(due)
+        mean = np.average(due[known], weights=weights.weights[known])
+        assert table.attrs["mean"][name] == pytest.approx(mean, abs=1e-6)
+        assert run.history[f"test_{name}_per_client"][-1] == pytest.approx(table[name].tolist(), nan_ok=True)
+    assert np.isnan(table["auc"][2]) and np.isfinite(table["auc"][[0, 1, 3]]).all()
+    several = {"w": RANDOM.normal(size=(4, 3)).astype(np.float32)}
+    table, by_hand = fedax.evaluate(TASK, None, TEST, several), table_by_hand(several["w"], TEST, TASK)
+    for name in by_hand[0]:
+        np.testing.assert_allclose(table[name], [row[name] for row in by_hand], atol=1e-6, err_msg=name)
+
+
+def test_rounds_and_points_are_chosen_by_validation(tmp_path):
+    upside_down = VAL | {"y": -VAL["y"]}
+    held = {"val": upside_down, "test": TEST.examples}
+    found = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.01, 0.5]}, TASK, DATA, **RUN, **held)
+    assert found.criterion == "val_loss" and found.best() == {"lr": 0.01}
+    assert found.best("train_loss") == {"lr": 0.5} and found.best("test_mcc") == {"lr": 0.5}
+    best = fedax.Checkpoints(tmp_path, best="val_mcc")
+    run = fedax.simulate(METHOD, TASK, DATA, checkpoint=best, **RUN, **held)
+    assert run.best.round == int(run.history["round"][np.argmax(run.history["val_mcc"])])
+
+
+@pytest.mark.filterwarnings("ignore:.*best:fedax.errors.DivergedWarning")
+def test_patience_counts_for_each_run_and_goes_on(tmp_path):
+    upside_down = VAL | {"y": -VAL["y"]}
+    options = RUN | {"rounds": 12, "evaluate_every": 1, "val": upside_down}
+    stop = fedax.Patience("val_loss", evaluations=3)
+    run = fedax.simulate(METHOD, TASK, DATA, until=stop, **options)
+    assert run.status == "stopped" and run.history["round"].tolist() == [0, 1, 2, 3]
+    found = fedax.sweep(
+        lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.5, 1e-9]}, TASK, DATA, until=stop, **options
+    )
+    assert [runs[0].history["round"][-1] for runs in found.runs] == [3, 3]
+    with pytest.raises(KeyboardInterrupt):
+        fedax.simulate(METHOD, TASK, DATA, until=stop, callback=interrupt, checkpoint=each_round(tmp_path), **options)
+    again = fedax.simulate(METHOD, TASK, DATA, until=stop, checkpoint=each_round(tmp_path), **options)
+    assert again.history["round"].tolist() == [0, 1, 2, 3] and again.status == "stopped"
+    waiting = fedax.Patience("test_auc", 2, least=0.1).fresh()
+    assert [waiting({"test_auc": value}) for value in (0.5, 0.7, 0.75, 0.79, 0.9)] == [False, False, False, True, False]
+
+
+def each_round(folder):
+    return fedax.Checkpoints(folder, rounds=1)
+
+
+def interrupt(row):
+    if row["round"] == 2:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"val": examples(3) | {"y": np.zeros(3, np.float32)}}, r"^val: examples\['y'\]: example 0 has label 0"),
+        ({"test": clients([3]).with_weights([1.0]), "val": {"x": VAL["x"]}}, "^val: its structure"),
+        ({"per_client": True, "test": VAL}, "per_client = True: give val or test as a fedax.FederatedData"),
+        ({"per_client": 1, "test": TEST}, "per_client = 1: give True or False"),
+        ({"until": fedax.Patience()}, "patience.column = 'val_loss': .*There are: train_loss"),
+        ({"until": fedax.Patience("train_lose")}, "did you mean 'train_loss'"),
+    ],
+)
+def test_bad_input(options, match):
+    with pytest.raises((fedax.ConfigError, fedax.DataError), match=match):
+        fedax.simulate(METHOD, TASK, DATA, rounds=1, **options)
+
+
+def test_too_many_clients_for_a_history():
+    many = fedax.FederatedData(examples(10_001), np.ones(10_001, int))
+    with pytest.raises(fedax.ConfigError, match=r"10001 clients of test are more than 10000: use fedax.evaluate"):
+        fedax.simulate(METHOD, TASK, DATA, rounds=1, test=many, per_client=True)
+
+
+def test_a_client_of_the_test_part_is_named():
+    bad = fedax.FederatedData.from_clients({"a": examples(2), "b": examples(2) | {"y": np.float32([1, 3])}})
+    with pytest.raises(fedax.DataError, match=r"^client 'b', test: examples\['y'\], row 1 has label 3"):
+        fedax.simulate(METHOD, TASK, DATA, rounds=1, test=bad)
+    with pytest.raises(fedax.ConfigError, match=r"params_per_client = 4: give leaves \[4, ...\]"):
+        fedax.evaluate(TASK, None, TEST, {"w": np.zeros((3, 3))})
+    with pytest.raises(fedax.ConfigError, match=r"compare outputs with batch\['y'\]"):
+        no_labels = fedax.Task(lambda key: np.zeros(2), lambda p, b, key: b["x"] @ p, {"auc": M.AUC()}, outputs=dot)
+        fedax.simulate(METHOD, no_labels, fedax.FederatedData({"x": np.ones((2, 2))}, [2]), rounds=1)
+
+
+def dot(params, batch):
+    return batch["x"] @ params
