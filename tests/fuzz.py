@@ -588,24 +588,64 @@ def read_run(folder: Path, content: bytes) -> Any:
     return None
 
 
-def read_module(folder: Path, content: bytes) -> Any:
-    """Read; now and then described, and traced too."""
+@functools.cache
+def described() -> tuple[Any, ...]:
+    """Descriptions of PyTorch's modules, and the numbers that belong to them."""
+    from fedax import tasks
+    from fedax.tasks.pytorch import constants, describe
+
+    found = [tasks.from_export(path) for path in MODULES if path.stem != "odd"]
+    return tuple((json.dumps(describe(task)).encode(), task.init(None), constants(task)) for task in found)
+
+
+MODULES = sorted(Path(__file__).parent.glob("tasks/pt2/*.pt2"))
+
+
+def table(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """Of a JSON text: what it says, or the text."""
+    with contextlib.suppress(ValueError, RecursionError):
+        tree = json.loads(data)
+        if isinstance(tree, dict) and rng.random() < 0.9:
+            for _ in range(rng.choice((1, 1, 2, 4))):
+                node(rng, tree)
+            return json.dumps(tree).encode()
+    return change(rng, data, others)
+
+
+def read_description(folder: Path, content: bytes) -> Any:
+    """The task that a JSON text describes, traced."""
+    from fedax.tasks.pytorch import from_description
+
+    try:
+        description = json.loads(content)
+    except (ValueError, RecursionError):  # is read by others
+        return None
+    _, params, constants = described()["embedding" in str(description)]
+    return trace(from_description(description, params, constants))
+
+
+def trace(task: Any) -> Any:
+    """What the module of a task answers is traced; its parameters."""
     import jax
 
+    model, params = task.init.__self__, task.init(None)
+    given = [
+        jax.ShapeDtypeStruct((5, *(n or 3 for n in one.shape[1:])), "int32" if "int" in one.dtype else "float32")
+        for one in model.graph.inputs
+    ]
+    jax.eval_shape(lambda params, given: model.apply(params, tuple(given), None), params, given)
+    return params
+
+
+def read_module(folder: Path, content: bytes) -> Any:
+    """Read; now and then described, and traced too."""
     from fedax import tasks
     from fedax.tasks.pytorch import constants, describe, from_description
 
     task = tasks.from_export(write(folder / "model.pt2", content), loss=lambda outputs, batch: outputs)
     params = task.init(None)
     if zlib.crc32(content) % 4 == 0:
-        again = from_description(json.loads(json.dumps(describe(task))), params, constants(task))
-        model = again.init.__self__
-        form = jax.ShapeDtypeStruct
-        given = [
-            form((5, *(n or 3 for n in one.shape[1:])), "int32" if "int" in one.dtype else "float32")
-            for one in model.graph.inputs
-        ]
-        jax.eval_shape(lambda params, given: model.apply(params, tuple(given), None), params, given)
+        trace(from_description(json.loads(json.dumps(describe(task))), params, constants(task)))
     return params
 
 
@@ -804,11 +844,12 @@ def readers() -> dict[str, Callable[[], Reader]]:
         "clients": lambda: Reader(read_clients, [CLIENTS], plain),
         "pt2": lambda: Reader(
             read_module,
-            [path.read_bytes() for path in sorted(Path(__file__).parent.glob("tasks/pt2/*.pt2"))],
+            [path.read_bytes() for path in MODULES],
             module,
             8,
             8_000_000,
         ),
+        "description": lambda: Reader(read_description, [text for text, *_ in described()], table, 8, 12_000_000),
         "checkpoint": lambda: Reader(
             read_checkpoint,
             [tag + checkpointed(tag)[2][0][1] for tag in (b"d", b"h", b"p")],

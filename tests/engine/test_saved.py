@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -200,3 +201,19 @@ def test_narrow_parameters_keep_their_type(tmp_path):
     params = {"w": jnp.arange(3, dtype=jnp.bfloat16)}
     write_model(tmp_path / "m", params)
     assert read_model(tmp_path / "m", params)["w"].dtype == jnp.bfloat16
+
+
+def test_a_module_of_pytorch_comes_back_with_its_graph(tmp_path):
+    task = fedax.tasks.from_export(pathlib.Path(__file__).parents[1] / "tasks" / "pt2" / "digits.pt2")
+    digits = fedax.data.load("digits")
+    examples = {"x": np.moveaxis(digits.train["x"], -1, 1)[:60], "y": digits.train["y"][:60]}
+    run = fedax.simulate(fedax.create("fedavg", lr=0.1), task, fedax.FederatedData(examples, [20, 40]), rounds=2)
+    run.save(tmp_path / "m")
+    again = load_model(tmp_path / "m")
+    np.testing.assert_allclose(again.outputs(examples["x"]), task.outputs(run.params, examples), rtol=1e-5, atol=1e-5)
+    state, wanted = again.to_torch_state_dict(), fedax.tasks.to_torch_state_dict(task, run.params)
+    assert list(state) == list(wanted) and all(np.array_equal(state[name], wanted[name]) for name in wanted)
+    again.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "m").read_bytes()
+    with pytest.raises(ConfigError, match="from_torch"):
+        saved(*ZOO[4], tmp_path / "z").to_torch_state_dict()

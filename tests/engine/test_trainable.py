@@ -78,7 +78,7 @@ def test_lora_learns_low_rank_changes():
     lora = LoRA(rank=2, targets="0.w", alpha=4, also="1.b")
     part = partial(TASK, lora, START)
     start = part.init(jax.random.key(0))
-    jax.tree.map(np.testing.assert_array_equal, part.whole(start), START)  # B is zero
+    jax.tree.map(np.testing.assert_array_equal, part.whole_of(start), START)  # B is zero
     run = fedax.simulate(fedax.create("fedavg", lr=0.2), TASK, DATA, trainable=lora, **OPTIONS)
     change = names(run.params)["0.w"] - names(START)["0.w"]
     assert np.linalg.matrix_rank(change, tol=1e-5) == 2

@@ -30,7 +30,7 @@ def close(a, b, tolerance=1e-5):
         np.testing.assert_allclose(left, right, rtol=0, atol=tolerance * float(jnp.abs(right).max()))
 
 
-@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("padding", ["SAME", "VALID", ((1, 2), (0, 1))])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (3, 2), (5, 5)])
 def test_convolution_and_its_gradients_are_those_of_xla(kernel, stride, padding):
@@ -120,7 +120,7 @@ def test_hessian_vector_products_by_either_mode(size, filters):
 def test_convolution_takes_the_wider_dtype_and_only_known_paddings():
     out = conv2d(normal(1, 4, 4, 1).astype(jnp.bfloat16), normal(3, 3, 1, 1))
     assert out.dtype == jnp.float32
-    with pytest.raises(ConfigError, match="padding = 'same': give 'SAME' or 'VALID'"):
+    with pytest.raises(ConfigError, match="padding = 'same': give 'SAME', 'VALID' or"):
         conv2d(normal(1, 4, 4, 1), normal(3, 3, 1, 1), padding="same")
 
 
@@ -143,6 +143,8 @@ def test_group_norm_normalises_each_group_of_each_example():
     parts = np.asarray(x).reshape(4, 15, 3, 2)
     parts = (parts - parts.mean((1, 3), keepdims=True)) / np.sqrt(parts.var((1, 3), keepdims=True) + 1e-5)
     close(group_norm(x, scale, offset, groups=3), parts.reshape(x.shape) * np.asarray(scale) + np.asarray(offset))
+    constant = group_norm(x * 0 + jnp.arange(2.0)[None, None, None, [0, 1] * 3], scale, offset, groups=3, eps=0.75)
+    close(constant, (np.array([-0.5, 0.5] * 3) * np.asarray(scale) + np.asarray(offset)) * np.ones(x.shape))
 
 
 def test_lstm_step_by_step():

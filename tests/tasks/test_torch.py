@@ -386,6 +386,122 @@ def test_outputs_and_gradients_are_pytorchs(torch, modules, name):
             np.testing.assert_allclose(state[key], value.grad.numpy(), atol=1e-4, rtol=1e-4, err_msg=key)
 
 
+GROUPS = ["activations", "arithmetic", "sums", "products", "shapes", "convolutions", "pooling", "normalisation"]
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_operators_are_pytorchs(torch, models, group):
+    torch.manual_seed(0)
+    module, x = models.Operators(group), torch.randn(3, 4, 6, 6)
+
+    def loss(outputs, batch):
+        return sum((jnp.sin(one * jnp.ones(())).sum() for one in outputs), jnp.zeros(len(batch["x"])))
+
+    task = fedax.tasks.from_torch(module, x, loss=loss)
+    params, batch = task.init(None), {"x": x.numpy()}
+
+    def both(params):
+        found = task.init.__self__.apply(params, (batch["x"],), None)
+        return loss(found, batch)[0], found
+
+    gradient, found = jax.jit(jax.grad(both, has_aux=True))(params)
+    expected = module(x)
+    for name, mine, theirs in zip(models.GROUPS[group], found, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs.detach().numpy(), atol=1e-4, rtol=1e-5, err_msg=name)
+    sum(torch.sin(one.float()).sum() for one in expected).backward()
+    np.testing.assert_allclose(gradient["scale"], module.scale.grad.numpy(), atol=2e-3, rtol=1e-4)
+
+
+def test_modules_that_are_refused(torch, models):
+    nn = torch.nn
+
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+
+        def forward(self, x):
+            y = self.linear(x)
+            y[:, 0] = 0
+            return y
+
+    class Values(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.linear(x) if x.sum() > 0 else x
+
+    for module, message in [
+        (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), r"1 \(BatchNorm1d\).*module.eval\(\)"),
+        (InPlace(), "aten.fill_.Tensor.*is used later; write it without changing a tensor in place"),
+        (Values(), "torch.export cannot export it"),
+        (nn.Sequential(nn.Linear(3, 4), nn.Fold((2, 2), (1, 1))), r"aten.col2im.*in 1 \(Fold\): fedax has no such"),
+        (nn.Flatten(), "no parameters"),
+        (models, "give a torch.nn.Module"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            fedax.tasks.from_torch(module, np.zeros((2, 3), np.float32))
+    for example in (np.float32(3), np.zeros((0, 3), np.float32)):
+        with pytest.raises(ConfigError, match="give a batch"):
+            fedax.tasks.from_torch(nn.Linear(3, 4), example)
+
+
+def test_an_export_leaves_the_module_as_it_was(torch, models):
+    module = models.batch_norm()
+    module[0].train()
+    modes = [layer.training for layer in module.modules()]
+    fedax.tasks.from_torch(module, models.images(1))
+    assert [layer.training for layer in module.modules()] == modes
+
+
+def test_several_inputs_and_outputs(torch):
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 2)
+
+        def forward(self, left, right):
+            return {
+                "sum": self.linear(left + right),
+                "difference": self.linear(left) - right[:, :2],
+                "n": left.shape[0],
+            }
+
+    left, right = torch.randn(2, 4, 3)
+    module = Two()
+
+    def loss(outputs, batch):
+        return outputs[0][:, 0] + outputs[1][:, 1]
+
+    task = fedax.tasks.from_torch(module, (left, right), loss=loss)
+    batch, expected = {"left": left.numpy(), "right": right.numpy()}, module(left, right)
+    task.check_examples(batch)
+    due = (expected["sum"][:, 0] + expected["difference"][:, 1]).detach().numpy()
+    np.testing.assert_allclose(task.loss(task.init(None), batch, None), due, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match="for modules of one output, this has 2"):
+        fedax.tasks.from_torch(module, (left, right), loss="mse")
+    named = fedax.tasks.from_torch(module, (left, right), loss=loss, inputs=("a", "b"))
+    with pytest.raises(DataError, match="there is no 'b'"):
+        named.check_examples({"a": left.numpy()})
+
+
+def test_half_precision(torch):
+    module = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to(torch.bfloat16)
+    x = torch.randn(5, 3).to(torch.bfloat16)
+    task = fedax.tasks.from_torch(module, x).trained
+    params = task.init(None)
+    assert {leaf.dtype for leaf in params.values()} == {jnp.dtype("float32")}
+    answer = task.outputs(params, {"x": x.float().numpy(), "y": np.zeros(5, int)})
+    np.testing.assert_allclose(answer, module(x).detach().float().numpy(), atol=0.02)
+    state = fedax.tasks.to_torch_state_dict(fedax.tasks.from_torch(module, x), tensors=True)
+    assert {value.dtype for value in state.values()} == {torch.bfloat16}
+    module.load_state_dict(state, strict=True)
+    with pytest.raises(ConfigError, match="bfloat16 or float32"):
+        fedax.tasks.from_torch(module.half(), x.half())
+
+
 @pytest.mark.skipif(not LONG, reason="FEDAX_LONG is not set: a ResNet-18 of true size takes minutes")
 def test_resnet18_of_true_size(torch, models):
     torch.manual_seed(0)

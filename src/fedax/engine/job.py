@@ -113,7 +113,7 @@ class Job(NamedTuple):
 
     def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them."""
-        return self.plan.task.whole(jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), x.tree, self.form))
+        return self.plan.task.whole_of(jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), x.tree, self.form))
 
     @property
     def sent_once(self) -> int:

@@ -23,7 +23,7 @@ from fedax.engine.job import Origin
 from fedax.errors import ConfigError, DataError
 from fedax.files import regular
 from fedax.programs import compiled
-from fedax.tasks import TASKS
+from fedax.tasks import TASKS, pytorch
 from fedax.tasks.factory import made_as
 from fedax.tasks.task import Task
 
@@ -31,6 +31,9 @@ Label = str | int
 Path = str | os.PathLike[str]
 
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+_WHOLE = {f"{sign}{8 * size}": np.dtype(f"{sign.lower()}{size}") for sign in "IU" for size in (1, 2, 4, 8)}
+_KINDS = {**_FLOATS, **_WHOLE, "BOOL": np.bool_}
+_CONSTANT = "constant/"  # how tensors are called that are not parameters
 _NUMBERS = 2**22  # numbers of input that are predicted at a time
 _LONGEST = 1 << 26  # bytes of a file's own description
 
@@ -123,9 +126,22 @@ class Model:
         found = np.exp(found - found.max(-1, keepdims=True))
         return np.asarray(found / found.sum(-1, keepdims=True))
 
+    def to_torch_state_dict(self, tensors: bool = False) -> dict[str, Unknown]:
+        """What ``module.load_state_dict`` takes, of a model that came from PyTorch.
+
+        Args:
+            tensors: PyTorch's tensors in place of NumPy arrays; needs PyTorch.
+
+        Raises:
+            ConfigError: the model did not come from PyTorch.
+        """
+        found: dict[str, Unknown] = pytorch.to_torch_state_dict(self.task, self.params, tensors=tensors)
+        return found
+
     def save(self, path: Path) -> None:
         """Write it again, as :meth:`fedax.Run.save` does."""
-        write_model(path, self.params, json.dumps(self._about(), allow_nan=False))
+        fixed = pytorch.constants(self.task) if pytorch.is_of(self.task) else {}
+        write_model(path, self.params, json.dumps(self._about(), allow_nan=False), fixed)
 
     def _batch(self, x: Unknown) -> Tree:
         if self.task.outputs is None:
@@ -162,6 +178,7 @@ class Model:
     def _about(self) -> dict[str, Unknown]:
         return {
             "task": made_as(self.task),
+            "pytorch": pytorch.describe(self.task) if pytorch.is_of(self.task) else None,
             "name": self.task.name,
             "kind": self.task.kind,
             "example": self.example
@@ -218,6 +235,7 @@ class _About(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
     task: dict[str, Unknown] | None
+    pytorch: dict[str, Unknown] | None
     name: str
     kind: Literal["classification", "regression"] | None
     example: dict[str, _Column] | None
@@ -260,11 +278,14 @@ def load_model(path: Path, task: Task | None = None) -> Model:
             transform = Transform.from_json(about.transform)
     except (ValueError, TypeError, RecursionError) as error:  # pydantic's are ValueErrors too
         raise DataError(f"{path}: its description cannot be used ({str(error)[:300]})") from error
-    if task is None and (about is None or about.task is None):
+    constants = {name.removeprefix(_CONSTANT): tensors.pop(name) for name in [*tensors] if name.startswith(_CONSTANT)}
+    if task is None and (about is None or (about.task is None and about.pytorch is None)):
         name = "" if about is None else f" {about.name!r}"
         way_out = f"the file is of a task{name} that fedax does not have; give load_model(path, task=…)"
         raise ConfigError("task", None, way_out)
-    if task is None:
+    if task is None and about is not None and about.pytorch is not None:
+        task, form = _module(path, about.pytorch, tensors, constants)
+    elif task is None:
         assert about is not None
         task, form = _task(path, about.task or {}, tensors)
     else:
@@ -291,13 +312,28 @@ def _task(
         raise DataError(f"{path}: its task cannot be made ({error})") from error
 
 
-def write_model(path: Path, params: Tree, about: str = "") -> None:
+def _module(
+    path: pathlib.Path,
+    description: Mapping[str, Unknown],
+    tensors: Mapping[str, np.ndarray],
+    constants: Mapping[str, np.ndarray],
+) -> tuple[Task, Tree]:
+    """The task of a PyTorch module that a file describes, and its parameters' form."""
+    try:
+        task = pytorch.from_description(description, tensors, constants)
+        return task, task.form()
+    except ConfigError as error:
+        raise DataError(f"{path}: its model cannot be made ({error})") from error
+
+
+def write_model(path: Path, params: Tree, about: str = "", constants: Mapping[str, np.ndarray] | None = None) -> None:
     """A pytree of arrays as safetensors; a tensor's name is its path in the tree, such as ``layers.0.weight``.
 
     Args:
         path: the file; one that is there is replaced.
         params: the parameters.
         about: what :func:`load_model` needs besides.
+        constants: arrays of the model that are no parameters, by name.
 
     Example:
         >>> import tempfile
@@ -309,6 +345,7 @@ def write_model(path: Path, params: Tree, about: str = "") -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
     # Contiguous copies: safetensors would write a transposed array's memory as it lies.
     tensors = {tensor_name(at): np.array(leaf, order="C") for at, leaf in leaves}
+    tensors |= {f"{_CONSTANT}{name}": np.array(leaf, order="C") for name, leaf in (constants or {}).items()}
     content = safetensors.numpy.save(tensors)
     start = 8 + int.from_bytes(content[:8], "little")
     # The library writes metadata in any order, and the same model has to be the same file.
@@ -336,7 +373,8 @@ def read_model(path: pathlib.Path, like: Tree) -> Tree:
         >>> read_model(path, [np.zeros(2), {"b": np.zeros(())}])
         [array([0., 0.]), {'b': array(1.)}]
     """
-    return _shaped(path, _read(path)[0], like)
+    tensors = {name: leaf for name, leaf in _read(path)[0].items() if not name.startswith(_CONSTANT)}
+    return _shaped(path, tensors, like)
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], bytes]:
@@ -347,8 +385,9 @@ def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], bytes]:
         content = path.read_bytes()
         # The library's own reader knows no bfloat16.
         tensors = {
-            name: np.frombuffer(found["data"], _FLOATS[found["dtype"]]).reshape(found["shape"])
+            name: np.frombuffer(found["data"], kinds[found["dtype"]]).reshape(found["shape"])
             for name, found in safetensors.deserialize(content)
+            for kinds in (_KINDS if name.startswith(_CONSTANT) else _FLOATS,)
         }
     except OSError as error:
         raise ConfigError("model", str(path), f"cannot be read ({error.strerror})") from error

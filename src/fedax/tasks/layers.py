@@ -60,7 +60,7 @@ def conv2d(
     """
     if isinstance(padding, str):
         if padding not in ("SAME", "VALID"):
-            raise ConfigError("padding", padding, "give 'SAME', 'VALID' or ((top, bottom), (left, right))")
+            raise ConfigError("padding", padding, "give 'SAME' or 'VALID', or ((top, bottom), (left, right))")
         (top, bottom), (left, right) = lax.padtype_to_pads(x.shape[1:3], weights.shape[:2], (stride, stride), padding)
     else:
         (top, bottom), (left, right) = padding

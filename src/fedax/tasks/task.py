@@ -153,10 +153,14 @@ class Task:
         return self
 
     def with_frozen(self, frozen: Any) -> "Task":
-        """The task with these arrays in the place of ``frozen``, for good."""
+        """The task with these arrays in the place of ``frozen``, for good.
+
+        Raises:
+            ConfigError: nothing is frozen.
+        """
         raise ConfigError("task", self.name, "no part of it is frozen")
 
-    def whole(self, params: Params) -> Params:
+    def whole_of(self, params: Params) -> Params:
         """The whole model, of parameters of which a part may be learned."""
         return params
 
@@ -169,7 +173,11 @@ class Task:
         return params
 
     def from_whole(self, params: Params) -> "Task":
-        """The task that goes on from this whole model, in which a part is learned."""
+        """The task that goes on from this whole model, in which a part is learned.
+
+        Raises:
+            ConfigError: all of it is learned; give it as ``params`` to the run.
+        """
         raise ConfigError("task", self.name, "no part of it is frozen")
 
     @functools.cached_property
@@ -232,8 +240,8 @@ class _Trained(Task):
     def bound(self, frozen: Any) -> Task:
         return self.of.bound(frozen).trained
 
-    def whole(self, params: Params) -> Params:
-        return self.of.whole(params)
+    def whole_of(self, params: Params) -> Params:
+        return self.of.whole_of(params)
 
 
 _CALLED_AS = {

@@ -66,7 +66,7 @@ class LoRA:
 class Partial(Task):
     """A task of which a part is learned, as :func:`partial` makes it.
 
-    Its parameters are a dictionary, name -> leaf, of what is learned; ``whole(params)`` is the model.
+    Its parameters are a dictionary, name -> leaf, of what is learned; ``whole_of(params)`` is the model.
     """
 
     given: Task = None  # type: ignore[assignment]  # the fields before it have defaults
@@ -88,7 +88,7 @@ class Partial(Task):
     def bound(self, frozen: Any) -> Task:
         return _functions(self.given, self.init, lambda learned: self.joined(learned, frozen))
 
-    def whole(self, params: Params) -> Params:
+    def whole_of(self, params: Params) -> Params:
         return self.joined(params, self.frozen)
 
     def part_of(self, params: Params) -> Params:

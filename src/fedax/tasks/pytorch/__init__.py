@@ -1,5 +1,23 @@
 """PyTorch modules as tasks: read from a module or a file, run by JAX, and given back."""
 
-from fedax.tasks.pytorch.task import constants, describe, from_description, from_export, from_torch, to_torch_state_dict
+from fedax.tasks.pytorch import operators
+from fedax.tasks.pytorch.task import (
+    constants,
+    describe,
+    from_description,
+    from_export,
+    from_torch,
+    is_of,
+    to_torch_state_dict,
+)
 
-__all__ = ["constants", "describe", "from_description", "from_export", "from_torch", "to_torch_state_dict"]
+__all__ = [
+    "constants",
+    "describe",
+    "from_description",
+    "from_export",
+    "from_torch",
+    "is_of",
+    "operators",
+    "to_torch_state_dict",
+]

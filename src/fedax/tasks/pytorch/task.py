@@ -29,9 +29,11 @@ def from_torch(
     """A task of a PyTorch module, which JAX then runs; needs PyTorch (``pip install 'fedax[torch]'``).
 
     The module is exported by ``torch.export`` with any number of examples in a batch, and its graph becomes a function
-    of JAX. The parameters are a dictionary with the module's own names, shapes and values;
-    :func:`to_torch_state_dict` is the way back. Buffers and parameters without ``requires_grad`` stay constant; tied
-    parameters stay tied. Dropout is on in training, whatever mode the module is in, and off in evaluation.
+    of JAX. The parameters are a dictionary with the module's own names and values; weights of two-dimensional
+    convolutions are kept as [height, width, in, out]. :func:`to_torch_state_dict` is the way back.
+
+    Buffers and parameters without ``requires_grad`` stay constant; tied parameters stay tied. Dropout is on in
+    training, whatever mode the module is in, and off in evaluation.
 
     Args:
         module: a ``torch.nn.Module``. BatchNorm has to be in evaluation mode, ``module.eval()``: its statistics are
@@ -58,10 +60,9 @@ def from_torch(
         DataError: by a run, examples that do not fit.
 
     Example:
-        >>> import torch                                                                          # doctest: +SKIP
-        >>> net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-        ...                                                                                       # doctest: +SKIP
-        >>> task = fedax.tasks.from_torch(net, torch.zeros(2, 64), loss="cross_entropy")         # doctest: +SKIP
+        >>> import torch, fedax  # doctest: +SKIP
+        >>> net = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU())  # doctest: +SKIP
+        >>> task = fedax.tasks.from_torch(net, torch.zeros(2, 64), loss="cross_entropy")  # doctest: +SKIP
     """
     from fedax.tasks.pytorch.export import exported
 
@@ -92,9 +93,9 @@ def from_export(
         ConfigError: as :func:`from_torch`.
 
     Example:
-        >>> task = from_export("docs/digits.pt2", loss="cross_entropy")
+        >>> task = from_export("tests/tasks/pt2/digits.pt2", loss="cross_entropy")
         >>> [(name, array.shape) for name, array in task.init(None).items()][:2]
-        [('0.weight', (8, 1, 3, 3)), ('0.bias', (8,))]
+        [('0.weight', (3, 3, 1, 4)), ('0.bias', (4,))]
     """
     file = Path(path)
     size = regular(file)
@@ -115,9 +116,9 @@ def to_torch_state_dict(
         ConfigError: another task, or parameters that are not its own; PyTorch is not installed.
 
     Example:
-        >>> task = from_export("docs/digits.pt2")
+        >>> task = from_export("tests/tasks/pt2/digits.pt2")
         >>> to_torch_state_dict(task)["0.weight"].shape
-        (8, 1, 3, 3)
+        (4, 1, 3, 3)
     """
     model = model_of(task)
     params = model.init(None) if params is None else params
@@ -144,10 +145,15 @@ def model_of(task: Task) -> Model:
     Raises:
         ConfigError: there is none.
     """
-    model = getattr(task.init, "__self__", None)
-    if not isinstance(model, Model):
+    if not is_of(task):
         raise ConfigError("task", task.name, "give a task of fedax.tasks.from_torch or from_export")
+    model: Model = task.init.__self__  # type: ignore[attr-defined]
     return model
+
+
+def is_of(task: Task) -> bool:
+    """Whether a task is of a PyTorch module."""
+    return isinstance(getattr(task.init, "__self__", None), Model)
 
 
 def describe(task: Task) -> dict[str, Any]:
@@ -159,7 +165,7 @@ def describe(task: Task) -> dict[str, Any]:
         ConfigError: another task.
 
     Example:
-        >>> sorted(describe(from_export("docs/digits.pt2")))
+        >>> sorted(describe(from_export("tests/tasks/pt2/digits.pt2")))
         ['format', 'graph', 'inputs', 'loss', 'name', 'state', 'tied']
     """
     model, made = model_of(task), getattr(task.loss, "__self__", None)
@@ -192,7 +198,7 @@ def from_description(description: Any, params: Mapping[str, np.ndarray], constan
         ConfigError: no description, of another format, or with an operator that fedax does not have; numbers missing.
 
     Example:
-        >>> task = from_export("docs/digits.pt2")
+        >>> task = from_export("tests/tasks/pt2/digits.pt2")
         >>> again = from_description(describe(task), task.init(None), constants(task))
         >>> describe(again) == describe(task)
         True

@@ -24,7 +24,7 @@ def embedding(
     return rows
 
 
-@operator("aten.embedding_bag", "aten._embedding_bag", "aten._embedding_bag_forward_only")
+@operator("aten.embedding_bag", lay="known")
 def embedding_bag(
     weight: Any,
     indices: Any,
@@ -43,7 +43,7 @@ def embedding_bag(
     length = indices.shape[0] // (len(offsets) - include_last_offset)
     if not np.array_equal(offsets, np.arange(len(offsets)) * length):
         raise ValueError("bags of different lengths: call it with x of shape [b, length], and padding_idx")
-    indices = indices.reshape(-1, length)
+    indices = jnp.asarray(indices).reshape(-1, length)
     rows = jnp.take(weight, indices, axis=0, mode="clip")  # [b, length, d]
     counted = jnp.ones((*indices.shape, 1), bool)
     if padding_idx is not None and padding_idx >= 0:

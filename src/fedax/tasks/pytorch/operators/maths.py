@@ -152,6 +152,16 @@ def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     return self if max is None else jnp.where(self > max, max, self)
 
 
+@operator("aten.hardshrink", lay="alike")
+def hardshrink(self: Any, lambd: float = 0.5) -> Any:
+    return jnp.where(jnp.abs(self) > lambd, self, 0)
+
+
+@operator("aten.softshrink", lay="alike")
+def softshrink(self: Any, lambd: float = 0.5) -> Any:
+    return jnp.where(self > lambd, self - lambd, jnp.where(self < -lambd, self + lambd, 0))
+
+
 @operator("aten.threshold", lay="alike")
 def above(self: Any, threshold: float, value: float) -> Any:
     return jnp.where(self > threshold, self, value)

@@ -177,7 +177,7 @@ def narrow(self: Any, dim: int, start: int, length: int) -> Any:
 @operator("aten.index")
 def index(self: Any, indices: tuple[Any, ...]) -> Any:
     for given in indices:
-        if given is not None and given.dtype == bool and not isinstance(given, np.ndarray):
+        if given is not None and given.dtype == bool:
             raise ValueError("which rows a mask selects is known only when the program runs: use torch.where")
     return self[tuple(slice(None) if given is None else given for given in indices)]
 
@@ -260,6 +260,11 @@ def arange(end: Any, start: Any = 0, step: Any = 1, dtype: Any = None) -> Any:
     if (end - start) / step > _CONSTANT:
         return jnp.arange(start, end, step, wanted)
     return np.arange(start, end, step).astype(wanted)
+
+
+@operator("aten.linspace")
+def linspace(start: Any, end: Any, steps: int, dtype: Any = None) -> Any:
+    return jnp.linspace(start, end, steps, dtype=_kind(dtype, None))
 
 
 @operator("aten.zeros", "aten.empty", "aten.new_zeros", "aten.new_empty")

@@ -22,7 +22,8 @@ class Operator:
     Attributes:
         function: what does it.
         lay: "plain" (arrays as PyTorch has them), "alike" (all arrays get the same number of axes, and images stay as
-            they are) or "image" (the function takes care of images itself).
+            they are), "image" (the function takes care of images itself) or "known" (as plain; arrays that are
+            known before the program runs stay NumPy's).
         view: in PyTorch the result shares its numbers with the first argument.
         random: the function gets a random key as ``rng``, ``None`` where nothing is random.
     """
@@ -45,7 +46,9 @@ class Operator:
         given = {name: value for name, value in arguments.items() if name not in _IGNORED}
         if self.random:
             given["rng"] = key
-        if self.lay == "plain":
+        if self.lay != "known":  # NumPy's rules for types of numbers are others
+            given = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in given.items()}
+        if self.lay in ("plain", "known"):
             given = {name: plain(value) for name, value in given.items()}
         elif self.lay == "alike":
             return _alike(self.function, given)
