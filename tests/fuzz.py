@@ -636,7 +636,11 @@ def trace(task: Any) -> Any:
         jax.ShapeDtypeStruct((5, *(n or 3 for n in one.shape[1:])), "int32" if "int" in one.dtype else "float32")
         for one in model.graph.inputs
     ]
-    jax.eval_shape(lambda params, given: model.apply(params, tuple(given), None), params, given)
+
+    def answer(params: Any, given: Any) -> Any:
+        return [one for one in model.apply(params, tuple(given), None) if hasattr(one, "shape")]
+
+    jax.eval_shape(answer, params, given)
     return params
 
 
