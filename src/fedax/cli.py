@@ -799,7 +799,10 @@ def deploy_node(
         "ca.pem"
     ),
     clients: Annotated[
-        str | None, typer.Option(help="Its clients' names, separated by commas.", show_default="by the key's name")
+        str | None,
+        typer.Option(
+            help="Its clients' names, separated by commas.", show_default="those of the data, or the key's name"
+        ),
     ] = None,
     test: Annotated[
         pathlib.Path | None, typer.Option(help="Held-out examples of this site.", show_default=False)

@@ -136,7 +136,7 @@ def _wrong(path: Path) -> str | None:
 
 def measured_by_client(experiment: Experiment) -> bool:
     """Whether there are held-out examples of each client here."""
-    return isinstance(experiment.test, fedax.FederatedData) and experiment.fleet is None
+    return isinstance(experiment.test, fedax.FederatedData)
 
 
 def whole_task(experiment: Experiment) -> fedax.Task:

@@ -137,7 +137,7 @@ def execute(
     if writes and by_client:
         for label, seed in sorted(over):
             clients.mend(experiment, folder, label, seed)
-        if config["run"].get("baselines"):
+        if config["run"].get("baselines") and experiment.fleet is None:
             clients.add_baselines(experiment, folder)
     return finish(folder, compiled) if writes else None
 

@@ -26,6 +26,7 @@ from fedax.errors import ConfigError, NodeError
 from fedax.experiments import own
 from fedax.experiments.config import Experiment, check_settings, problem_of
 from fedax.experiments.defaults import TASKS_OF
+from fedax.federation.census import Census
 from fedax.flower import require
 from fedax.flower.processes import Kept, free_port, options
 
@@ -99,7 +100,7 @@ def node(
         link, ca, key, trusted, poll, wait, say: as of :func:`fedax.flower.node.run`.
         data, test, columns, rounds, code: as of :func:`answering`.
         state: its folder; default: ``<key>.state``.
-        names: of its clients; default: the key's file name, of several clients with their numbers.
+        names: of its clients; default: those of the data, or the key's file name, of several with their numbers.
 
     Raises:
         ConfigError, DataError, NodeError: something cannot be used, before anything is started; the node cannot work.
@@ -111,7 +112,7 @@ def node(
     certificates.split(link)
     here = FederatedData.open(data)
     usual = [key.name] if here.num_clients == 1 else [f"{key.name}-{i}" for i in range(here.num_clients)]
-    given = list(names) if names else usual
+    given = list(names or here.names or usual)
     if len({*given}) != here.num_clients or not all(given):
         raise ConfigError("clients", given, f"there are {here.num_clients} clients in {data}; give each its own name")
     if test is not None:
@@ -233,7 +234,10 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
     with _running(kept):
         _await(lambda: certificates.greet(address, link / "ca.pem"), "the link", place / "link.log")
         with fleet_at(address, link, timeout, nodes, say, _START) as fleet:
-            fleet.census = fleet.census._replace(weights=data.weights)
+            known = Census.of(data)  # nodes call the clients by their numbers
+            fleet.census = fleet.census._replace(
+                weights=data.weights, names=known.names or fleet.census.names, transform=known.transform
+            )
             yield dataclasses.replace(experiment, data=fleet.census, fleet=fleet)
     for k in range(nodes):
         shutil.move(place / f"node-{k}" / "site" / "log.jsonl", place / f"node-{k}.jsonl")
