@@ -495,10 +495,10 @@ def _joined_batches(path: Path, batches: Iterable[Any], schema: Any, stored: int
 def _read_arrow(path: Path) -> Any:
     arrow = need("pyarrow", "parquet", "reading Arrow")
     stored = regular(path)
-    with reading(path, "an Arrow stream"):
-        with arrow.OSFile(str(path)) as source, arrow.ipc.open_stream(source) as stream:
-            _check_form(path, stream.schema)
-            return _joined_batches(path, stream, stream.schema, stored)
+    opened, streamed = arrow.OSFile, arrow.ipc.open_stream
+    with reading(path, "an Arrow stream"), opened(str(path)) as source, streamed(source) as stream:
+        _check_form(path, stream.schema)
+        return _joined_batches(path, stream, stream.schema, stored)
 
 
 def _check_form(path: Path, schema: Any) -> None:
