@@ -166,14 +166,17 @@ def test_histograms_are_within_their_bound(name):
             assert metric.bound(sums) < 0.02
 
 
-def test_what_lies_between_the_ends_of_a_bound_is_reached():
-    # One bin with three positive and two negative examples, below one negative one: the ends of its derivation.
+@pytest.mark.parametrize(("p", "q", "above"), [(3, 2, 1), (10, 1, 5)], ids=["upper end", "lower end"])
+def test_the_ends_of_a_bound_are_reached(p, q, above):
+    """One bin with p positive and q negative examples, below some negative ones: as its derivation has them."""
     counts = np.zeros((2, 22), np.int64)
-    counts[:, 12], counts[0, 20] = (2, 3), 1
-    sums, best, worst = {"counts": counts, "lost": np.int64(0)}, [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]
+    counts[:, 12], counts[0, 20] = (q, p), above
+    sums, first = {"counts": counts, "lost": np.int64(0)}, [0] * above + [1] * p + [0] * q
+    scores = [99.0] * above + [*range(p + q, 0, -1)]
+    last = [0] * above + [0] * q + [1] * p
+    ties = [99.0] * above + [50.0] * p + [*range(q, 0, -1)]
     for metric, exactly in ((M.AUC(1), sk.roc_auc_score), (M.AveragePrecision(1), sk.average_precision_score)):
-        ends = [exactly([0, *labels], [9, 5, 4, 3, 2, 1]) for labels in (best, worst)]
-        ends += [exactly([0, 1, 1, 1, 0, 0], [9, 5, 5, 5, 2, 1])]
+        ends = [exactly(labels, given) for labels, given in ((first, scores), (last, scores), (first, ties))]
         assert max(abs(end - metric.value(sums)) for end in ends) == pytest.approx(metric.bound(sums))
 
 

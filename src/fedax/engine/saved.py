@@ -152,6 +152,8 @@ class Model:
                 raise DataError("x: a table, but the model was trained on arrays; give an array")
             x = self.transform(x)
         if self.example is None:
+            if not all(np.ndim(leaf) for leaf in jax.tree.leaves(x)) or not jax.tree.leaves(x):
+                raise DataError("x: give arrays [n, …], as the examples were at the training")
             return x
         batch = dict(x) if isinstance(x, Mapping) else {"x": x}
         wanted = self.example
@@ -276,7 +278,11 @@ def load_model(path: Path, task: Task | None = None) -> Model:
             from fedax.data.transform import Transform
 
             transform = Transform.from_json(about.transform)
-    except (ValueError, TypeError, RecursionError) as error:  # pydantic's are ValueErrors too
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        what = f"{ascii('.'.join(map(str, first['loc'])))[:100]}: {first['msg']}"
+        raise DataError(f"{path}: its description cannot be used ({what})") from error
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: its description cannot be used ({str(error)[:300]})") from error
     constants = {name.removeprefix(_CONSTANT): tensors.pop(name) for name in [*tensors] if name.startswith(_CONSTANT)}
     if task is None and (about is None or (about.task is None and about.pytorch is None)):
@@ -292,6 +298,17 @@ def load_model(path: Path, task: Task | None = None) -> Model:
         form = task.form()
     labels = None if about is None or about.labels is None else tuple(about.labels)
     params = _shaped(path, tensors, form)
+    if example and task.outputs is not None:
+        batch = {name: jax.ShapeDtypeStruct((1, *shape), np.dtype(kind)) for name, (shape, kind) in example.items()}
+        try:
+            trained = task.trained
+            assert trained.outputs is not None
+            shape = jax.eval_shape(trained.outputs, trained.form(), batch).shape
+            if labels is not None and len(labels) != (shape[-1] if len(shape) > 1 else 2):
+                raise ValueError(f"{len(labels)} labels for outputs of shape {shape}")
+        except Exception as error:  # whatever the model's own operations raise
+            what = f"{type(error).__name__}: {ascii(str(error))[:200]}"
+            raise DataError(f"{path}: its model does not take the examples that it describes ({what})") from error
     return Model(task, params, labels, transform, example or None, {} if about is None else about.versions)
 
 

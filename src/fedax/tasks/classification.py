@@ -145,7 +145,8 @@ def scaling(mean: PerChannel, std: PerChannel) -> Callable[[Any], Any]:
         ConfigError: a mean or std that cannot be used.
     """
     for field, value in (("mean", mean), ("std", std)):
-        if value is not None and (np.ndim(value) > 1 or not np.isfinite(value).all()):
+        numbers = value is None or np.asarray(value).dtype.kind in "iuf"
+        if not numbers or (value is not None and (np.ndim(value) > 1 or not np.isfinite(value).all())):
             raise ConfigError(field, value, "give one finite number, or one for each channel")
     if std is not None and not (np.asarray(std) > 0).all():
         raise ConfigError("std", std, "give positive numbers")

@@ -34,6 +34,11 @@ class Factory:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = {name: _hashable(value) for name, value in bound.arguments.items()}
+        for name, value in arguments.items():
+            try:
+                hash(value)
+            except TypeError:
+                raise ConfigError(name, value, "give a number, a text, a list of them or a function") from None
         task = self._cached(**arguments)
         # A factory that calls another one comes last, and has the user's own arguments. The loss stands for the task:
         # one with other metrics is of the same model.

@@ -290,8 +290,8 @@ def _output(given: Any) -> str | tuple[str, ...] | None:
 def _number(value: Any) -> Any:
     if isinstance(value, str):  # not finite
         return {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}[value]
-    if not isinstance(value, bool | int | float):
-        raise ValueError("an argument that is no number")
+    if not isinstance(value, bool | int | float) or (isinstance(value, int) and abs(value) >= 2**63):
+        raise ValueError("an argument that is no number of 64 bits")
     return value
 
 

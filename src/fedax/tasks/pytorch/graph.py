@@ -136,6 +136,8 @@ def from_description(description: Any) -> Graph:
             given = {_text(name): _value(value) for name, value in arguments.items()}
             nodes.append(Node(_text(target), given, _outputs(outputs), _text(place)))
         outputs = tuple(_value(value) for value in description["outputs"])
+        if not all(isinstance(value, Ref | bool | int | float | None) for value in outputs):
+            raise ValueError("an output that is neither a value nor a number")
         shapes = tuple(None if shape is None else _shape(shape) for shape in description["shapes"])
         if len(shapes) != len(outputs):
             raise ValueError("not as many shapes as outputs")
@@ -257,6 +259,8 @@ def _value(value: Any) -> Any:
         if kind == "number":
             return float(_text(inner))
         return Ref(_text(inner)) if kind == "value" else Dtype(_dtype({"dtype": inner}[kind]))
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError("a number of more than 64 bits")
     return value
 
 

@@ -38,7 +38,7 @@ class Model:
 
     def __post_init__(self) -> None:
         known = self.parameters.keys() | self.constants.keys()
-        for name in {*self.graph.tensors.values(), *self.state, *self.tied.values()} - known - self.tied.keys():
+        for name in {self.tied.get(name, name) for name in (*self.graph.tensors.values(), *self.state)} - known:
             raise ConfigError("tensors", name, "the graph needs this tensor, which is not given")
         for node in self.graph.nodes:
             if node.target.startswith("aten.batch_norm") and node.arguments.get("training") is True:
