@@ -12,6 +12,7 @@ import pytest
 import fedax
 from fedax import data
 from fedax.data import hdf5
+from fedax.data import tables as tables_
 from fedax.data.hdf5_reading import read
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, override
@@ -245,10 +246,25 @@ def test_a_parquet_file_cannot_ask_for_more_than_it_has(tmp_path):
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet
 
-    table = pa.table({"a": np.zeros(50_000_000, np.int8), "y": np.zeros(50_000_000, np.int8)})
-    pyarrow.parquet.write_table(table, tmp_path / "x.parquet", row_group_size=50_000_000)
-    with pytest.raises(DataError, match="declares 50000000 rows, too many for a file of"):
+    table = pa.table({"a": np.zeros(10_000_000, np.int8), "y": np.zeros(10_000_000, np.int8)})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet", row_group_size=10_000_000)
+    with pytest.raises(DataError, match="declares 10000000 rows, too many for a file of"):
         data.from_parquet(tmp_path / "x.parquet", label="y")
+
+
+def test_what_a_parquet_file_says_once_is_in_memory_once(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    text = "x" * 50_000
+    rows = {"a": [text, "b"] * 1000, "y": [0, 1] * 1000}
+    pyarrow.parquet.write_table(pa.table(rows), tmp_path / "x.parquet")
+    assert tables_._read_parquet(tmp_path / "x.parquet").nbytes < 10**6  # as plain texts 50 million
+    assert data.from_parquet(tmp_path / "x.parquet", label="y").transform.columns[0].categories == ("b", text[:200])
+    image = {"bytes": np.random.default_rng(0).bytes(200_000), "path": "x.png"}  # 500 times are 100 MB
+    pyarrow.parquet.write_table(pa.table({"image": [image] * 500, "y": [0, 1] * 250}), tmp_path / "i.parquet")
+    with pytest.raises(DataError, match=r"i.parquet: unpacks to more than"):
+        data.from_parquet(tmp_path / "i.parquet", label="y")
 
 
 def arrow(folder, table, classes=None):

@@ -119,6 +119,13 @@ def test_no_row_leaves_a_client():
     assert "P0-0001" not in json.dumps(transform.to_json())
 
 
+def test_ids_of_few_rows_do_not_leave():
+    few = {k: pd.DataFrame({"patient": [f"P{k}-{i}" for i in range(4)], "ward": list("AABB")}) for k in "abc"}
+    transform, passed = fitted(few)
+    assert "Pa-" not in passed and list(transform.dropped) == ["patient"]
+    assert transform.features == ("ward = A", "ward = B")
+
+
 def test_repeated_ids_do_not_leave_either():
     visits = {k: pd.DataFrame({"patient": [f"P{k}-{i // 2}" for i in range(80)], "age": np.arange(80.0)}) for k in "ab"}
     transform, passed = fitted(visits)

@@ -5,10 +5,11 @@ The libraries read; a file is not trusted: what it declares is compared with its
 
 import csv
 import glob
+import importlib
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -459,40 +460,45 @@ def _read_parquet(path: Path) -> Any:
     parquet = need("pyarrow.parquet", "parquet", "reading Parquet")
     stored = regular(path)
     limits = {"thrift_string_size_limit": 1 << 24, "thrift_container_size_limit": 1 << 20}
-    with reading(path, "Parquet"), parquet.ParquetFile(path, **limits) as file:
-        about = file.metadata
-        _check_form(path, file.schema_arrow)
-        groups = [about.row_group(k) for k in range(about.num_row_groups)]  # their columns: pyarrow may abort on them
-        rows, taken = (
-            sum(max(getattr(group, what), 0) for group in groups) for what in ("num_rows", "total_byte_size")
-        )
-        if 8 * max(rows, about.num_rows) * about.num_columns > room(stored) or taken > room(stored):
-            raise DataError(f"{path}: declares {about.num_rows} rows, too many for a file of {stored} bytes")
-        table = file.read(use_threads=False)
-        table.validate(full=True)
-        _check_size(path, table, stored)
-        return table
+    with reading(path, "Parquet"):
+        schema = parquet.read_schema(path)
+        _check_form(path, schema)
+        texts = [field.name for field in schema if str(field.type) in ("string", "large_string", "string_view")]
+        # As dictionaries, as they are in the file: a text that occurs a million times is in memory once.
+        with parquet.ParquetFile(path, read_dictionary=texts, **limits) as file:
+            about = file.metadata
+            groups = [about.row_group(k) for k in range(about.num_row_groups)]  # their columns may make pyarrow abort
+            rows, taken = (
+                sum(max(getattr(each, what), 0) for each in groups) for what in ("num_rows", "total_byte_size")
+            )
+            if 8 * max(rows, about.num_rows) * about.num_columns > room(stored) or taken > room(stored):
+                raise DataError(f"{path}: declares {about.num_rows} rows, too many for a file of {stored} bytes")
+            if not any(_plain_kind(field.type) == "picture" for field in schema):
+                table = file.read(use_threads=False)
+                table.validate(full=True)
+                return table
+            return _joined_batches(path, file.iter_batches(batch_size=16, use_threads=False), file.schema_arrow, stored)
+
+
+def _joined_batches(path: Path, batches: Iterable[Any], schema: Any, stored: int) -> Any:
+    """A table of batches, which together take no more than a file of this size may."""
+    kept, taken = [], 0
+    for batch in batches:
+        batch.validate(full=True)
+        taken += batch.nbytes
+        if taken > room(stored):
+            raise DataError(f"{path}: unpacks to more than {room(stored)} bytes, too many for its size")
+        kept.append(batch)
+    return importlib.import_module("pyarrow").Table.from_batches(kept, schema)
 
 
 def _read_arrow(path: Path) -> Any:
     arrow = need("pyarrow", "parquet", "reading Arrow")
     stored = regular(path)
-    with reading(path, "an Arrow stream"):
-        with arrow.OSFile(str(path)) as source, arrow.ipc.open_stream(source) as stream:
-            _check_form(path, stream.schema)
-            batches, taken = [], 0
-            for batch in stream:
-                batch.validate(full=True)
-                taken += batch.nbytes
-                if taken > room(stored):
-                    raise DataError(f"{path}: unpacks to more than {room(stored)} bytes, too many for its size")
-                batches.append(batch)
-        return arrow.Table.from_batches(batches, stream.schema)
-
-
-def _check_size(path: Path, table: Any, stored: int) -> None:
-    if table.nbytes > room(stored):
-        raise DataError(f"{path}: unpacks to {table.nbytes} bytes, too many for a file of {stored}")
+    opened, streamed = arrow.OSFile, arrow.ipc.open_stream
+    with reading(path, "an Arrow stream"), opened(str(path)) as source, streamed(source) as stream:
+        _check_form(path, stream.schema)
+        return _joined_batches(path, stream, stream.schema, stored)
 
 
 def _check_form(path: Path, schema: Any) -> None:
@@ -534,7 +540,8 @@ def _of_arrow(table: Any, path: Path, columns: Any, size: Sequence[int] | None) 
                 held = pandas.Categorical.from_codes(numbers, categories=names[field.name])
                 found[field.name] = pandas.Series(held)
             else:
-                found[field.name] = column.to_pandas()
+                values = column.to_pandas()
+                found[field.name] = values.astype(object) if hasattr(values.dtype, "categories") else values
     if not found or not table.num_rows:
         raise DataError(f"{path}: it has no rows, or no columns; leave it out")
     return pandas.DataFrame(found)
