@@ -807,6 +807,9 @@ def deploy_node(
     test: Annotated[
         pathlib.Path | None, typer.Option(help="Held-out examples of this site.", show_default=False)
     ] = None,
+    val: Annotated[
+        pathlib.Path | None, typer.Option(help="The same, to choose by and not to report.", show_default=False)
+    ] = None,
     columns: Annotated[
         str | None, typer.Option(help="The measures that may leave, separated by commas.", show_default="all")
     ] = None,
@@ -843,7 +846,7 @@ def deploy_node(
 
     listed = lambda text: None if text is None else [each.strip() for each in text.split(",")]  # noqa: E731
     deployment.node(
-        link, ca, key, data, state=state, names=listed(clients), test=test, columns=listed(columns),
+        link, ca, key, data, state=state, names=listed(clients), test=test, val=val, columns=listed(columns),
         rounds=max_rounds, trusted=trusted or [], code=allow_code or [], poll=poll, wait=wait, say=typer.echo,
     )  # fmt: skip
 

@@ -479,7 +479,7 @@ def test_nodes_that_do_not_fit(more, text):
     [
         {"names": []}, {"names": [1]}, {"names": None}, {"names": ["a", "b"]}, {"sizes": [0]}, {"sizes": [-1]},
         {"sizes": [1.5]}, {"sizes": ["1"]}, {"sizes": [True]}, {"sizes": [2**31]}, {"digests": []}, {"digests": [3]},
-        {"mark": 3}, {"tests": -1}, {"tests": None}, {"tests": 1.5}, {"classes": "two"}, {"example": {}},
+        {"mark": 3}, {"held": {"val": 0, "test": -1}}, {"held": {"test": 1}}, {"classes": "two"}, {"example": {}},
         {"example": {"x": ["nothing", [3]]}}, {"example": {"x": 3}}, {"example": None}, {"versions": None},
         {"names": None, "sizes": None, "digests": None},
     ],
@@ -1256,6 +1256,21 @@ def test_held_out_examples_at_the_server_and_at_the_nodes():
         np.testing.assert_allclose(at_nodes.history[name], at_server.history[name], 1e-5)
         assert both.history[name].tolist() == at_server.history[name].tolist()
     assert not [name for name in run(FEDAVG).history if name.startswith("test")]
+
+
+def test_examples_to_choose_by_at_the_nodes():
+    """Beside those of the test, and at some of the nodes only; a node that has them may be gone."""
+    sites = nodes(FEDAVG, tests=TESTS)
+    for site, val in zip(sites.values(), [TEST, None, None], strict=True):
+        site.held["val"] = val
+    found, expected = run(FEDAVG, Here(sites)), run(FEDAVG, val=TEST, test=TEST)
+    assert list(found.history) == list(expected.history)
+    for name in ("val_loss", "val_error", "test_loss", "test_error"):
+        np.testing.assert_allclose(found.history[name], expected.history[name], 1e-5)
+    sites = nodes(FEDAVG)
+    next(iter(sites.values())).held["val"] = TEST
+    lost = run(FEDAVG, Away(sites, absent({1: FIRST}, ("evaluate",)), False), timeout=0.05, rounds=1)
+    assert np.isfinite(lost.history["val_loss"][0]) and np.isnan(lost.history["val_loss"][1])
 
 
 def test_cohorts_of_few_and_none():

@@ -1,5 +1,6 @@
 """Evaluation: the exact training objective, its gradient, and metrics on held-out data, block by block."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -79,21 +80,21 @@ def columns(job: Unknown) -> list[str]:
 
 
 def measured(
-    job: Unknown, server: Tree, index: int, train: Array = None, test: Mapping[str, Unknown] | None = None
+    job: Unknown, server: Tree, index: int, train: Array = None, held: Mapping[str, Unknown] | None = None
 ) -> list[dict[str, Unknown]]:
     """The row of one job: what is measured of the model after ``index`` rounds.
 
     ``train_loss``, F(x); ``objective``, F(x) + ψ(x), where the method has a ψ; ``density`` and ``grad_norm_sq`` where
     asked; ``val_loss``, ``test_loss`` and the metrics of both. ``train``: the :func:`train_sums` of all data, where
-    they are known; ``test``: :func:`held_out` of data that are at the clients, and the labels' sums.
+    they are known; ``held``: of the parts that are at the clients :func:`held_out`, and the labels' sums.
     """
     model, penalty = model_after(job.hyper.method, server, index)
     asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
     found = with_objective(of_model(model, job.fed, job.held, job.density, train, **asked), penalty)
     labels = job.labels
-    if test is not None:
-        found["held"] = found["held"] | {"test": test["figures"]}
-        labels = labels | {"test": test["labels"]}
+    for part, there in (held or {}).items():
+        found["held"] = found["held"] | {part: there["figures"]}
+        labels = labels | {part: there["labels"]}
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
     return rows(job, one, labels, [on_host(job, model)])
 
@@ -119,7 +120,8 @@ def rows(
                 row[f"{part}_{name}"] = _value(task, name, figure, i, labels[part])
         row |= own
     names = columns(job)
-    return [{name: row[name] for name in names} for row in there]
+    # Of nodes that have held-out examples there may be none that was heard.
+    return [{name: row.get(name, math.nan) for name in names} for row in there]
 
 
 def _transposed(table: Mapping[str, np.ndarray], jobs: int) -> list[list[float]]:

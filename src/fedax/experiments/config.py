@@ -524,10 +524,11 @@ def build_all(
 def columns(experiments: Sequence[Experiment]) -> list[str]:
     """The columns, besides the costs, that all methods of some experiments on the same data have."""
     first, run = experiments[0], experiments[0].config["run"]
+    at_nodes = {part for part, n in first.data.held.items() if n} if isinstance(first.data, Census) else ()
     return measured_names(
         first.task.metrics,
-        val=first.val is not None,
-        test=first.test is not None or (isinstance(first.data, Census) and first.data.tests > 0),
+        val=first.val is not None or "val" in at_nodes,
+        test=first.test is not None or "test" in at_nodes,
         grad_norm=run["grad_norm"],
         objective=all("regularizer" in method for each in experiments for method in each.config["methods"]),
         density="density" in run,

@@ -1,5 +1,7 @@
 """Census: what a server knows of its clients without their data."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ class Census(NamedTuple):
         example: shapes and types of one example, a pytree of ``jax.ShapeDtypeStruct``.
         names: [N] what the clients are called; empty where they are numbered.
         digests: [N] of each real client's examples, as text that changes where they do.
-        tests: how many held-out examples real clients have, all together.
+        held: part of the held-out data, "val" or "test" -> how many examples of it real clients have, all together.
         transform: what made examples of their tables, a ``fedax.data.Transform``; ``None`` where they were no tables.
 
     Example:
@@ -33,7 +35,7 @@ class Census(NamedTuple):
     example: Tree
     names: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
-    tests: int = 0
+    held: Mapping[str, int] = MappingProxyType({})
     transform: Unknown = None
 
     @classmethod

@@ -52,6 +52,7 @@ def answering(
     state: str,
     names: Sequence[str],
     test: str | None = None,
+    val: str | None = None,
     columns: Sequence[str] | None = None,
     rounds: int | None = None,
     code: Sequence[str] = (),
@@ -63,17 +64,18 @@ def answering(
         state: a folder for what outlives the process.
         names: of the clients, in the order of ``data``.
         test: the folder of held-out examples, or ``None``.
+        val: the same of those to choose by.
         columns, rounds: as of :class:`fedax.engine.places.site.Limits`.
         code: files, and modules of packages, of methods and tasks that may run here.
 
     Raises:
         ConfigError, DataError: these cannot be used.
     """
-    held_out = None if test is None else FederatedData.open(test).examples
+    held = [None if folder is None else FederatedData.open(folder).examples for folder in (test, val)]
     for each in code:
         own.owned(each)
     make = functools.partial(_make, code=code)
-    site = Site(FederatedData.open(data), make, state, names, held_out, Limits(columns, rounds))
+    site = Site(FederatedData.open(data), make, state, names, held[0], Limits(columns, rounds), held[1])
     return site.answer
 
 
@@ -86,6 +88,7 @@ def node(
     state: pathlib.Path | None = None,
     names: Sequence[str] | None = None,
     test: pathlib.Path | None = None,
+    val: pathlib.Path | None = None,
     columns: Sequence[str] | None = None,
     rounds: int | None = None,
     trusted: Sequence[str] = (),
@@ -98,7 +101,7 @@ def node(
 
     Args:
         link, ca, key, trusted, poll, wait, say: as of :func:`fedax.flower.node.run`.
-        data, test, columns, rounds, code: as of :func:`answering`.
+        data, test, val, columns, rounds, code: as of :func:`answering`.
         state: its folder; default: ``<key>.state``.
         names: of its clients; default: those of the data, or the key's file name, of several with their numbers.
 
@@ -115,8 +118,9 @@ def node(
     given = list(names or here.names or usual)
     if len({*given}) != here.num_clients or not all(given):
         raise ConfigError("clients", given, f"there are {here.num_clients} clients in {data}; give each its own name")
-    if test is not None:
-        FederatedData.open(test)
+    for folder in (test, val):
+        if folder is not None:
+            FederatedData.open(folder)
     Limits(columns, rounds)
     for each in code:
         say(f"may run here: {own.owned(each)}")
@@ -129,6 +133,7 @@ def node(
         "state": str((state / "site").absolute()),
         "names": given,
         "test": None if test is None else str(test.absolute()),
+        "val": None if val is None else str(val.absolute()),
         "columns": None if columns is None else [*columns],
         "rounds": rounds,
         "code": [str(pathlib.Path(each).absolute()) if each.endswith(".py") else each for each in code],

@@ -73,9 +73,9 @@ class Fleet:
         """The clients of node ``which``, in its own order."""
         return self._nodes[which].clients
 
-    def tests(self, which: int) -> int:
+    def held(self, which: int) -> dict[str, int]:
         """How many held-out examples node ``which`` has."""
-        return int(self._nodes[which].about["tests"])
+        return {part: n for part, n in self._nodes[which].about["held"].items() if n}
 
     def names(self, which: int) -> str:
         """Its clients, for people."""
@@ -220,7 +220,8 @@ def _checked(number: int, about: dict[str, Unknown]) -> dict[str, Unknown]:
         names, sizes, digests = about["names"], about["sizes"], about["digests"]
         good = len(names) == len(sizes) == len(digests) > 0 and all(type(n) is int and 0 < n < 2**31 for n in sizes)
         good = good and all(isinstance(text, str) for text in (*names, *digests, about["mark"]))
-        good = good and type(about["tests"]) is int and about["tests"] >= 0 and isinstance(about["classes"], int | None)
+        good = good and about["held"].keys() == {"val", "test"} and isinstance(about["classes"], int | None)
+        good = good and all(type(n) is int and 0 <= n < 2**31 for n in about["held"].values())
         good = good and isinstance(about["versions"], dict) and isinstance(about["transform"], dict | None)
         example = {name: (np.dtype(kind), [*map(int, shape)]) for name, (kind, shape) in about["example"].items()}
         if not good or not example:
@@ -265,7 +266,7 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
     transform = None if first["transform"] is None else _transform(first)
     census = Census(
         sizes, sizes / sizes.sum(), example, tuple(names), tuple(each[name][1] for name in names),
-        sum(about["tests"] for _, about in found), transform,
+        {part: sum(about["held"][part] for _, about in found) for part in ("val", "test")}, transform,
     )  # fmt: skip
     classes_of_all: int | None = None if None in classes else max(classes)
     if transform is not None and transform.classes is not None:

@@ -38,26 +38,31 @@ def _held_out_form(job: Job) -> dict[str, Tree]:
     task, examples = job.plan.task, job.census.examples(1)
     found = jax.eval_shape(lambda x, examples: held_out(task, x, examples, None), job.x, examples)
     labels = labels_of(task, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), examples))
-    return {"test": found, "labels": labels}
+    return {"figures": found, "labels": labels}
 
 
 def _together(task: Task, tested: Sequence[tuple[int, Mapping[str, Tree]]]) -> dict[str, Tree]:
-    """The figures of the held-out examples of all nodes; of each how many it has, and what it answered."""
+    """The figures of a part of the held-out examples of all nodes; of each how many it has, and what it answered."""
     number = sum(n for n, _ in tested)
-    labels = functools.reduce(added, [part["labels"] for _, part in tested])
+    labels = functools.reduce(added, [answer["labels"] for _, answer in tested])
     figures: dict[str, Tree] = {}
-    for name in tested[0][1]["test"]:
+    for name in tested[0][1]["figures"]:
         if isinstance(task.metrics.get(name), Metric):
-            figures[name] = functools.reduce(added, [part["test"][name] for _, part in tested])
+            figures[name] = functools.reduce(added, [answer["figures"][name] for _, answer in tested])
         else:
-            figures[name] = sum(n * float(part["test"][name]) for n, part in tested) / number
+            figures[name] = sum(n * float(answer["figures"][name]) for n, answer in tested) / number
     return {"figures": figures, "labels": labels}
+
+
+def _at_nodes(job: Job) -> list[str]:
+    """The parts of the held-out data that are at the nodes, and not here."""
+    return [part for part, number in job.census.held.items() if number and part not in job.held]
 
 
 def _leaving(job: Job) -> list[str]:
     """The measures of a job to which nodes contribute."""
-    at_nodes = "test" not in job.held
-    return [name for name in columns(job) if name in ("train_loss", "grad_norm_sq") or (at_nodes and "test_" in name)]
+    parts = tuple(f"{part}_" for part in _at_nodes(job))
+    return [name for name in columns(job) if name in ("train_loss", "grad_norm_sq") or name.startswith(parts)]
 
 
 class Remote:
@@ -115,8 +120,9 @@ class Remote:
         """
         job, census = self.job, self.job.census
         model = model_after(job.hyper.method, state.server, index)[0]
+        parts = _at_nodes(job)
         given = {"kind": "evaluate", "job": self._order, "index": index, "run": int(state.memory[0, 0]),
-                 "grad_norm": job.grad_norm, "tests": "test" not in job.held}  # fmt: skip
+                 "grad_norm": job.grad_norm, "parts": parts}  # fmt: skip
         weights = np.asarray(job.fed.weights)
         messages = {
             which: self.fleet.message(
@@ -124,25 +130,28 @@ class Remote:
             )
             for which in range(len(self.fleet))
         }
-        at_nodes = "test" not in job.held
         real = jax.ShapeDtypeStruct((), weights.dtype)
         found: dict[int, dict[str, Tree]] = {}
         form = {"train": [real, job.x.tree] if job.grad_norm else [real]}
-        test_form = _held_out_form(job) if at_nodes and census.tests else {}
+        held_form = _held_out_form(job) if parts else {}
         for which, answer in self.fleet.ask(messages):
             if answer is not None:
-                wanted = form | (test_form if self.fleet.tests(which) else {})
+                wanted = form | {part: held_form for part in parts if part in self.fleet.held(which)}
                 found[which] = self._opened(which, answer, messages[which], wanted)
         if not found:
             raise NodeError(f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}")
         share = sum(float(census.weights[self.fleet.clients(which)].sum()) for which in found)
         heard = share if len(found) < len(self.fleet) else 1.0
-        parts = [found[which] for which in sorted(found)]
-        train = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), [part["train"] for part in parts])
+        sums = [found[which]["train"] for which in sorted(found)]
+        train = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums)
         train = jax.tree.map(lambda leaf: leaf / np.asarray(heard, leaf.dtype), train)
-        tested = [(self.fleet.tests(which), found[which]) for which in sorted(found) if "test" in found[which]]
-        test = _together(job.plan.task, tested) if tested else None
-        (row,) = measured(job, state.server, index, train, test)
+        held = {}
+        for part in parts:
+            answers = {which: found[which][part] for which in sorted(found) if part in found[which]}
+            tested = [(self.fleet.held(which)[part], answer) for which, answer in answers.items()]
+            if tested:
+                held[part] = _together(job.plan.task, tested)
+        (row,) = measured(job, state.server, index, train, held)
         return [row | {"heard": heard}]
 
     def exclusions(self, state: State) -> list[Tree]:

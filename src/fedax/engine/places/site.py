@@ -167,6 +167,7 @@ class Site:
         names: of the clients; no two clients of a federation have the same.
         test: held-out examples, like ``data.examples``, or ``None``.
         limits: what the node's owner allows; default: everything.
+        val: held-out examples to choose by, like ``test``.
 
     Raises:
         ConfigError, DataError: names that do not fit the data; another process has the folder, or it cannot be written.
@@ -180,8 +181,10 @@ class Site:
         names: Sequence[str],
         test: Tree = None,
         limits: Limits | None = None,
+        val: Tree = None,
     ):
-        self.data, self.test, self.names, self.limits = data, test, tuple(map(str, names)), limits or Limits()
+        self.data, self.names, self.limits = data, tuple(map(str, names)), limits or Limits()
+        self.held = {"val": val, "test": test}
         self.folder, self._make = pathlib.Path(folder), make
         if not isinstance(data.examples, dict):
             raise DataError("examples: of a real client they are a dict of arrays, such as {'x': ..., 'y': ...}")
@@ -248,7 +251,7 @@ class Site:
             "digests": self._digests,
             "example": {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in self._census.example.items()},
             "classes": int(labels.max()) + 1 if labels is not None and whole else None,
-            "tests": 0 if self.test is None else len(jax.tree.leaves(self.test)[0]),
+            "held": {part: 0 if tree is None else len(jax.tree.leaves(tree)[0]) for part, tree in self.held.items()},
             "mark": self.mark,
             "transform": None if self.data.transform is None else self.data.transform.to_json(),
         }
@@ -342,12 +345,13 @@ class Site:
 
     def _evaluate(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Σ p_i F_i over the clients that are here, its gradient where asked, and figures of the held-out examples."""
-        ready, tests = self._job(head["job"]), self.test if head["tests"] else None
+        ready = self._job(head["job"])
+        parts = {part: tree for part, tree in self.held.items() if tree is not None and part in head["parts"]}
         task, mesh = ready.plan.task, ready.plan.mesh
         leaving = measured_names(
             task.metrics,
-            val=False,
-            test=tests is not None,
+            val="val" in parts,
+            test="test" in parts,
             grad_norm=bool(head["grad_norm"]),
             objective=False,
             density=False,
@@ -363,11 +367,9 @@ class Site:
             part = jax.block_until_ready(_train_sums(given["model"], piece._replace(frozen=ready.frozen), **asked))
             train = part if train is None else jax.tree.map(jnp.add, train, part)
         found: dict[str, Tree] = {"train": list(train)}
-        if tests is not None:
-            found |= {
-                "test": _held_out(given["model"], tests, ready.frozen, task=task),
-                "labels": labels_of(task, tests),
-            }
+        for part, tree in parts.items():
+            figures = _held_out(given["model"], tree, ready.frozen, task=task)
+            found[part] = {"figures": figures, "labels": labels_of(task, tree)}
         return Message({name: head[name] for name in ECHOED if name in head}, packed(jax.tree.map(np.asarray, found)))
 
     def _forget(self, head: dict[str, Unknown], tensors: bytes) -> Message:
@@ -483,7 +485,7 @@ class Site:
 
     def _log(self, message: Message, answer: Message, seconds: float) -> None:
         """One line for each message: who asked what, and what left."""
-        told = ("kind", "server", "run", "stage", "index", "number", "columns", "grad_norm", "tests")
+        told = ("kind", "server", "run", "stage", "index", "number", "columns", "grad_norm", "parts")
         line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         line |= {name: message.head[name] for name in told if name in message.head}
         for name, each in (("came", message), ("left", answer)):
