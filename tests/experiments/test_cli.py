@@ -279,8 +279,11 @@ PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.m
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_configurations_in_the_docs_can_be_run(page):
+def test_configurations_in_the_docs_can_be_run(page, here):
     """A piece that is no whole configuration goes with the one before it."""
+    (here / "hospitals").mkdir()
+    for name in ("north", "south"):
+        (here / "hospitals" / f"{name}.csv").write_text("age,readmitted\n" + "40,no\n60,yes\n" * 20)
     tables = {}
     for piece in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL):
         tables = (tables if "methods" in tables else {}) | tomllib.loads(piece)
