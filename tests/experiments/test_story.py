@@ -20,7 +20,9 @@ from fedax.cli import app
 from . import hospitals
 
 STORY = """
-data = {name = "csv", files = "hospitals/*.csv", label = "readmitted"}
+data.name = "csv"
+data.files = "hospitals/*.csv"
+data.label = "readmitted"
 data.split = {val = 0.15, test = 0.15, stratify = true}
 run = {rounds = 40, batch_size = 32}
 methods = [{name = "fedavg", lr = 0.2}, {name = "fednova", lr = 0.2}]
