@@ -27,7 +27,7 @@ EXAMPLES = [
     fedax.Full(), Uniform, fedax.UniformNormalized(2), fedax.Proportional(2), fedax.Systematic(2),
     fedax.Trace([[0, 2], [1]]), fedax.Trace(np.arange(4).reshape(2, 2)), fedax.Dropout(Uniform, 0.5),
     fedax.Dropout(fedax.Full(), [0.5, 0.1]), fedax.Dropout(Uniform, available=[[True, False], [False, True]]),
-    fedax.Range(0.01, 1), fedax.Range(-1, 1, 3, log=False),
+    fedax.Range(0.01, 1), fedax.Range(-1, 1, 3, log=False), fedax.Patience(), fedax.Patience("val_auc", 3, 0.1, True),
     fedax.Checkpoints("run"), fedax.Checkpoints("run", 10, None, 3, "test_accuracy", True),
     fedax.Guard(), fedax.Guard(10.0, True), fedax.Faults([3, 1], times=-1.0), fedax.Faults(0.2, sends=1.0, seed=3),
     fedax.CoordinateMedian(), fedax.TrimmedMean(0.2), fedax.GeometricMedian(), fedax.ClippedMean(2.5),
@@ -40,7 +40,7 @@ EXAMPLES = [
 NOT_SETTINGS = {
     "Aggregator", "Algorithm", "Participation", "Regularizer", "Schedule", "Solver", "Work",
     "FromFunction", "Optax", "OptaxServer", "Task", "FederatedData", "Vector", "Change", "Exchange",
-    "Oracle", "Round", "Run", "Sweep", "Traits",
+    "Model", "Oracle", "Round", "Run", "Sweep", "Traits",
 }  # fmt: skip
 
 

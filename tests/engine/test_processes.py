@@ -17,6 +17,7 @@ import fedax
 from fedax.engine import processes
 from fedax.errors import ConfigError
 
+from ..flower import LONG
 from .problem import DATA
 from .together import histories
 
@@ -127,7 +128,7 @@ def test_one_that_dies_ends_the_others(tmp_path):
     assert not (tmp_path / "out1").exists()
 
 
-@pytest.mark.parametrize("told", [[1], [0, 1]])
+@pytest.mark.parametrize("told", [[1], pytest.param([0, 1], marks=LONG)])
 def test_sigterm_to_any_ends_all_with_one_checkpoint(told, tmp_path):
     config, at = tmp_path / "config.toml", port()
     config.write_text(CONFIG)

@@ -307,7 +307,9 @@ def test_a_criterion_whose_name_does_not_tell_wants_a_direction():
 def test_the_command_takes_axes_and_refuses_bad_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     seen = []
-    monkeypatch.setattr("fedax.experiments.plan", lambda tables, grid: seen.append(grid) or plan(tables, grid))
+    monkeypatch.setattr(
+        "fedax.experiments.plan", lambda tables, grid, *code: seen.append(grid) or plan(tables, grid, *code)
+    )
     (tmp_path / "small.toml").write_text(CONFIG.partition("[sweep]")[0])
     axes = ["methods.*.lr=0.01, 0.1", "methods.*.momentum = 0.5", "run.batch_size=[8]", "work.kind=steps,epochs",
             "methods.*.prox={low = 0.1, high = 1.0}", "task.l2=1"]  # fmt: skip
