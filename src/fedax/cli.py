@@ -596,9 +596,10 @@ def check(
         typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter; may be repeated."),
     ] = None,
 ) -> None:
-    """Check a method for what fedax's own methods hold: that the order of clients,
-    their number, chunks, places and a stop in between do not change what it
-    computes, that it keeps no hidden state, and that its costs are counted.
+    """Check that a method holds what fedax's own methods hold.
+
+    The order of clients, their number, chunks, places and a stop in between do not
+    change what it computes, it keeps no hidden state, its costs are counted, and more.
 
     \b
     Examples:
