@@ -3,7 +3,6 @@
 The numbers were written by commit e76a8a7; those of the cohorts that later changed on purpose, by b42655b.
 """
 
-import os
 import zlib
 
 import jax
@@ -12,19 +11,15 @@ import pytest
 
 from fedax.engine.places import blocks
 
+from .. import FORMS, LONG
 from . import places
 
-LONG = bool(os.environ.get("FEDAX_LONG"))
 FILES = (places.NUMBERS / "b42655b.npz", places.NUMBERS / "e76a8a7.npz")
 KNOWN = {name.split(" / ")[0] for path in FILES for name in places.written(path)}
 METHODS = sorted(KNOWN)
 # The command in places.py compares all methods, in all places and with all cohorts, and takes ten minutes. Here each
 # method runs in one place (two with FEDAX_LONG=1), as its own reference checks it on the device; and in two processes,
 # of each form of exchange one.
-IN_PROCESSES = (
-    "fedavg", "scaffold", "scaffold-m-vr", "mime", "ce-lsgd", "vrl-sgd", "fedpd", "fednova-vr", "fedda-mvr",
-    "local-amsgrad",
-)  # fmt: skip
 
 
 def some_places(method: str) -> tuple[str, ...]:
@@ -64,7 +59,7 @@ def test_several_devices_off_the_device(method, place):
 
 
 def test_in_two_processes():
-    cases = [one_case(method, "2 processes") for method in IN_PROCESSES]
+    cases = [one_case(method, "2 processes") for method in FORMS]
     found = places.outcomes(cases)
     for name in cases:
         check(name, found.get(name))

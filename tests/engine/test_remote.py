@@ -23,6 +23,7 @@ from fedax.engine.places.nodes import Failure, Message, packed, unpacked
 from fedax.engine.places.site import Limits, Problem, Site
 from fedax.errors import DamagedWarning
 
+from .. import some
 from . import here, places
 from .here import Here
 from .methods import Listening, Mime, OneWalks, Scaffold, Server, Warm, WithControl
@@ -143,7 +144,7 @@ class Watcher:
         return {what for secret, what in self.secrets.items() if any(secret in each.tensors for each in self.sent)}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", some(METHODS))
 def test_every_method_at_nodes(method, monkeypatch):
     """The device's numbers come out, and no example, no labels and no memory leave a node."""
     watcher = Watcher(monkeypatch)
@@ -618,7 +619,7 @@ def test_limits():
 def restarted(site: Site, limits: Limits | None = None) -> Site:
     """The same node in another process."""
     site.close()
-    return Site(site.data, site._make, site.folder, site.names, site.test, limits or site.limits)
+    return Site(site.data, site._make, site.folder, site.names, site.held["test"], limits or site.limits)
 
 
 def test_an_owner_allows_so_many_rounds():

@@ -1,6 +1,7 @@
 """A configuration: what it fills in, and what it says of mistakes."""
 
 import copy
+import functools
 import re
 import tomllib
 
@@ -282,8 +283,16 @@ def test_files_that_are_no_toml(tmp_path):
         read_toml(tmp_path / "bad.toml")
 
 
+@pytest.fixture(scope="module")
+def loaded_once():
+    """Data sets, read once for all recipes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedax.data, "load", functools.cache(fedax.data.load))
+        yield
+
+
 @pytest.mark.parametrize("name", recipes())
-def test_recipes_are_good_configurations(name, request):
+def test_recipes_are_good_configurations(name, request, loaded_once):
     config = read_toml(name)
     if config["data"]["name"] in ("mnist", "fashion_mnist", "cifar10"):
         request.getfixturevalue("data_folder")
