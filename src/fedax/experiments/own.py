@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from fedax.algorithms import METHODS
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.regularizers import regularizer
+from fedax.engine.checkpoint import write_atomic
 from fedax.errors import CodeError, ConfigError, DataError, NodeError, call, of_a_library, place_of, unknown
 from fedax.files import regular
 from fedax.registry import Component, Registry
@@ -210,7 +211,7 @@ def write(folder: Path, sources: Iterable[Source]) -> None:
     for source in sources:
         if not source.module:
             (folder / FOLDER).mkdir(exist_ok=True)
-            (folder / FOLDER / source.name).write_bytes(source.content)
+            write_atomic(folder / FOLDER / source.name, source.content)
 
 
 def digests(sources: Iterable[Source]) -> dict[str, str]:
