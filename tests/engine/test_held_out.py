@@ -225,3 +225,24 @@ def test_a_client_of_the_test_part_is_named():
 
 def dot(params, batch):
     return batch["x"] @ params
+
+
+def test_labels_may_be_a_column():
+    """[n, 1], as PyTorch's binary cross-entropy takes them, in place of [n]."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, (40, 1))
+    plain = fedax.Task(
+        lambda key: np.ones(3, np.float32),
+        lambda w, batch, key: jax.nn.softplus(batch["x"] @ w) - batch["y"].reshape(-1) * (batch["x"] @ w),
+        {"auc": fedax.metrics.AUC(), "f1": fedax.metrics.F1()},
+        outputs=lambda w, batch: batch["x"] @ w,
+        kind="classification",
+    )
+    rows = []
+    for labels in (y, y[:, 0]):
+        data = fedax.FederatedData({"x": x, "y": labels}, sizes=[15, 25])
+        run = fedax.simulate(fedax.create("fedavg", lr=0.1), plain, data, rounds=1, test=data)
+        table = fedax.evaluate(plain, run.params, data)
+        rows.append([run.history[name] for name in ("test_auc", "test_f1")] + [table[["auc", "f1"]]])
+    for one, other in zip(*rows, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)

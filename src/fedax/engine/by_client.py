@@ -11,7 +11,7 @@ from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.job import start
 from fedax.errors import CodeError, ConfigError
-from fedax.metrics.base import HostMetric, Metric
+from fedax.metrics.base import HostMetric, Metric, fitting
 from fedax.programs import compiled
 from fedax.tasks.task import Task
 
@@ -117,7 +117,7 @@ def whole(task: Task, params: Tree, data: Tree, names: Sequence[str]) -> dict[st
 
 def _value(task: Task, name: str, outputs: np.ndarray, y: np.ndarray, alone: bool = True) -> float:
     """A metric of some examples; of a client's, which may have one class, not-a-number where it is not defined."""
-    metric = task.metrics[name]
+    metric, y = task.metrics[name], fitting(y, outputs)
     with warnings.catch_warnings():
         if alone:
             warnings.simplefilter("ignore")

@@ -155,6 +155,11 @@ def functions_of(array: Array) -> Any:
     return np if isinstance(array, np.ndarray) else jnp
 
 
+def fitting(y: Array, outputs: Array) -> Array:
+    """The labels; [n] in place of [n, 1] where the outputs are [n]."""
+    return y[..., 0] if y.ndim == outputs.ndim + 1 and y.shape[-1] == 1 else y
+
+
 def of_two(outputs: Array, y: Array) -> bool:
     """Whether there are two classes: log-odds, or two logits an example."""
     return bool(outputs.ndim == y.ndim or outputs.shape[-1] == 2)

@@ -8,13 +8,14 @@ import numpy as np
 
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
-from fedax.metrics import AUC, F1
+from fedax.metrics import AUC, F1, MAE, R2
 from fedax.tasks import checks
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
 from fedax.tasks.losses import correct, cross_entropy, ridge
 from fedax.tasks.task import Task
 
 OF_TWO_CLASSES: dict[str, Any] = {"auc": AUC(), "f1": F1()}  # besides the accuracy, which a majority makes high
+OF_NUMBERS: dict[str, Any] = {"r2": R2(), "mae": MAE()}
 
 
 @Factory

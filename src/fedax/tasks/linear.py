@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.errors import ExampleError
-from fedax.metrics import MAE, R2
 from fedax.tasks import checks
-from fedax.tasks.classification import OF_TWO_CLASSES, flat_classification
+from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES, flat_classification
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
 from fedax.tasks.layers import dense
 from fedax.tasks.losses import ridge
@@ -103,7 +102,7 @@ def linear_regression(features: int, bias: bool = True) -> Task:
         checks.real("y", y)
         checks.shaped("y", y, ())
 
-    return Task(init, loss, {"r2": R2(), "mae": MAE()}, check, "linear_regression", outputs, "regression")
+    return Task(init, loss, OF_NUMBERS, check, "linear_regression", outputs, "regression")
 
 
 @Factory

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from fedax.errors import ConfigError
-from fedax.metrics import MAE, R2, Perplexity
+from fedax.metrics import Perplexity
 from fedax.tasks import checks
-from fedax.tasks.classification import flat_classification, image_classification, scaling
+from fedax.tasks.classification import OF_NUMBERS, flat_classification, image_classification, scaling
 from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
 from fedax.tasks.initial import Uniform, draw, glorot, he, readout
 from fedax.tasks.layers import conv2d, dense, dropout, group_norm, lstm, max_pool
@@ -148,8 +148,7 @@ def mlp_regression(
         checks.real("y", y)
         checks.shaped("y", y, ())
 
-    metrics: dict[str, Any] = {"r2": R2(), "mae": MAE()}
-    return Task(init, loss, metrics, check, "mlp_regression", outputs, "regression")
+    return Task(init, loss, OF_NUMBERS, check, "mlp_regression", outputs, "regression")
 
 
 def _check_hidden(hidden: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
-from fedax.metrics.base import HostMetric, Metric, check_metrics
+from fedax.metrics.base import HostMetric, Metric, check_metrics, fitting
 
 Params = Any
 Examples = Any
@@ -118,7 +118,8 @@ class Task:
             names = list(self.whole_metrics)
             raise ConfigError("metrics", names, f"these compare outputs with batch['y']; the batch is {spelled(batch)}")
         assert self.outputs is not None
-        return self.outputs(params, batch), batch["y"]
+        outputs = self.outputs(params, batch)
+        return outputs, fitting(batch["y"], outputs)
 
     def check_examples(self, examples: Examples) -> None:
         """Call ``check``, if there is one.

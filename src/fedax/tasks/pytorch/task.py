@@ -14,6 +14,7 @@ import numpy as np
 from fedax.errors import ConfigError, DataError, ExampleError, unknown
 from fedax.files import regular
 from fedax.tasks import checks
+from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES
 from fedax.tasks.losses import correct, cross_entropy
 from fedax.tasks.pytorch import archive, graph
 from fedax.tasks.pytorch.model import Model, of_archive
@@ -249,7 +250,12 @@ def make_task(model: Model, loss: Loss, inputs: Sequence[str] | None, name: str)
     made = _Losses(model, loss, tuple(inputs), tensors[0] if len(tensors) == 1 else None)
     kinds = {"cross_entropy": "classification", "binary_cross_entropy": "classification", "mse": "regression"}
     kind: Any = kinds[loss] if isinstance(loss, str) else None
-    metrics = {"accuracy": made.accuracy} if kind == "classification" else {}
+    metrics: dict[str, Any] = {"accuracy": made.accuracy} if kind == "classification" else {}
+    one = kind is not None and tensors[0][1:] in ((), (1,))  # a number an example
+    if (loss == "binary_cross_entropy" and one) or (loss == "cross_entropy" and tensors[0][1:] == (2,)):
+        metrics |= OF_TWO_CLASSES
+    elif loss == "mse" and one:
+        metrics |= OF_NUMBERS
     task = Task(model.init, made.loss, metrics, made.check, name, made.outputs if made.one else None, kind)
     task.form()
     return task
