@@ -113,6 +113,8 @@ def test_what_other_libraries_have_is_told_the_way_in(field, value, message):
         ({"work": fedax.Deadline(1.0, [2.0, 3.0])}, "speed = '2 numbers': give one for each of the 5 clients"),
         ({"params": {"w": np.zeros(3)}}, "params = .*: the task's are"),
         ({"params": np.zeros(4)}, "params = .*: the task's are"),
+        ({"params": {"w": np.zeros(4), "b": 0.0}, "trainable": "b"}, r"params\['w'\] = \(4,\): the task's shape is"),
+        ({"params": {"w": np.full(3, np.nan), "b": 0.0}, "trainable": "b"}, r"params\['w'\] = .*not finite"),
         ({"params": {"w": np.zeros(4), "b": 0.0}}, r"params\['w'\] = \(4,\): the task's shape is \(3,\)"),
         ({"params": {"w": np.zeros(3), "b": np.zeros(1)}}, r"params\['b'\] = \(1,\): the task's shape is \(\)"),
         (

@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 import fedax
 from fedax import metrics as M
-from fedax.engine import by_client, evaluate
+from fedax.engine import by_client
 from tests.engine import here
 
 RANDOM = np.random.default_rng(1)
@@ -76,8 +76,7 @@ def test_the_same_everywhere(run, options):
 
 
 def test_the_same_in_blocks_of_another_size(run, monkeypatch):
-    monkeypatch.setattr(evaluate, "_BLOCK_ELEMENTS", 100)
-    monkeypatch.setattr(by_client, "_BLOCK_ELEMENTS", 60)
+    monkeypatch.setattr(by_client, "_BLOCK_ELEMENTS", 100)
     task = TASK.with_metrics()  # another object, for which nothing is compiled yet
     assert_same(run, fedax.simulate(METHOD, task, DATA, **RUN, **HELD))
 

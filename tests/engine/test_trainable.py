@@ -1,7 +1,9 @@
 """A part of a model is learned: the same numbers as gradients with the rest held fixed; only that part is sent."""
 
 import dataclasses
+import gc
 import shutil
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -200,3 +202,13 @@ def test_a_node_that_lost_what_is_frozen_says_so():
         site._keep_frozen({"problem": {}, "frozen": "0" * 32}, packed({"frozen": part.frozen}))
     with pytest.raises(fedax.NodeError, match="is no digest"):
         site._keep_frozen({"problem": {}, "frozen": "../../x"}, b"")
+
+
+def test_a_task_that_nobody_has_any_more_is_not_kept():
+    task = dataclasses.replace(TASK)
+    part = partial(task, "1.*", START)
+    assert part is partial(task, "1.*", START) and part is not partial(task, "1.b", START)
+    gone = weakref.ref(task)
+    del task, part
+    gc.collect()
+    assert gone() is None

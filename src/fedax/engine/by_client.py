@@ -171,8 +171,13 @@ def _width(task: Task, params: Tree, examples: Tree) -> int:
     leaves = jax.tree.leaves(examples)
     two = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), examples)
     answer = jax.eval_shape(lambda tree, batch: _of_batch(tree, task.frozen, batch, task=task), params, two)
-    widest = max(int(np.prod(leaf.shape[1:])) for leaf in (*leaves, *jax.tree.leaves(answer)))
-    return min(len(leaves[0]), max(16, min(4096, _BLOCK_ELEMENTS // max(widest, 1))))
+    return min(len(leaves[0]), at_a_time([*leaves, *jax.tree.leaves(answer)]))
+
+
+def at_a_time(leaves: Sequence[Array]) -> int:
+    """How many examples with these arrays, [n, …], are evaluated at a time; no more than there are of the first."""
+    widest = max(int(np.prod(leaf.shape[1:])) for leaf in leaves)
+    return min(int(leaves[0].shape[0]), max(16, min(4096, _BLOCK_ELEMENTS // max(widest, 1))))
 
 
 def _blocks(task: Task, params: Tree, examples: Tree, rows: range, width: int) -> Iterator[Answers]:

@@ -20,7 +20,6 @@ from fedax.programs import compiled
 from fedax.tasks.task import Task
 
 MOST_NAMES = 100  # clients that a row of the history names
-_BLOCK_ELEMENTS = 2**19  # numbers of input that are evaluated at a time
 
 
 def with_objective(found: dict[str, Unknown], penalty: Number) -> dict[str, Unknown]:
@@ -211,9 +210,7 @@ def _sum(
     ``careful``: with what rounding loses from block to block added in the end (Kahan 1965).
     """
     leaves = jax.tree.leaves(examples)
-    n = leaves[0].shape[0]
-    widest = max(int(np.prod(leaf.shape[1:])) for leaf in leaves)
-    block = min(n, max(16, min(4096, _BLOCK_ELEMENTS // max(widest, 1))))
+    n, block = leaves[0].shape[0], by_client.at_a_time(leaves)
     if block == n:
         return f(around, examples, weigh(around, jnp.arange(n)))
     blocks = -(-n // block)

@@ -33,7 +33,7 @@ from fedax.federation.work import Epochs, Work
 from fedax.metrics.base import HostMetric
 from fedax.numbers import MOST, check_count, check_number, check_room
 from fedax.programs import compiled
-from fedax.tasks.task import Task
+from fedax.tasks.task import Task, check_params
 from fedax.tasks.trainable import LoRA, Patterns, partial
 from fedax.wire.averages import Aggregator
 from fedax.wire.faults import Faults
@@ -469,16 +469,7 @@ def _initial_model(task: Task, params: Tree, key: Array) -> Vector:
         if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(x)):
             raise ConfigError("task.init", spelled(x), "the initial model holds values that are not finite")
         return Vector(x)
-    if not same_structure(params, expected):
-        raise ConfigError("params", jax.tree.structure(params), f"the task's are {jax.tree.structure(expected)}")
-    for (path, want), got in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(params), strict=True):
-        if jnp.shape(got) != want.shape:
-            field = f"params{jax.tree_util.keystr(path)}"
-            raise ConfigError(field, jnp.shape(got), f"the task's shape is {want.shape}")
-        if np.asarray(got).dtype.kind in "cOSUmM":
-            raise ConfigError(f"params{jax.tree_util.keystr(path)}", got, "parameters are real numbers")
-        if not np.isfinite(np.asarray(got, float)).all():
-            raise ConfigError(f"params{jax.tree_util.keystr(path)}", got, "there are values that are not finite")
+    check_params(params, expected)
     return Vector(jax.tree.map(lambda got, want: jnp.asarray(np.array(got, want.dtype)), params, expected))
 
 

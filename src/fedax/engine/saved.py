@@ -150,7 +150,7 @@ class Model:
         if hasattr(x, "columns") and hasattr(x, "iloc"):
             if self.transform is None:
                 raise DataError("x: a table, but the model was trained on arrays; give an array")
-            x = self.transform(x)
+            x = self.transform.apply(x)  # the labels, if there are any, have no say
         if self.example is None:
             if not all(np.ndim(leaf) for leaf in jax.tree.leaves(x)) or not jax.tree.leaves(x):
                 raise DataError("x: give arrays [n, …], as the examples were at the training")

@@ -32,7 +32,7 @@ def predict_file(
         decimal, encoding: as of :func:`fedax.data.from_csv`.
 
     Returns:
-        How many rows there are; and the loss and the metrics of the task where the source has the labels.
+        How many rows there are; and the loss and the metrics of the task where all rows have labels.
 
     Raises:
         ConfigError: ``out`` is there already, or cannot be written; the task does not say what its model answers.
@@ -68,7 +68,10 @@ def predict_file(
             raise DataError(f"{source}: the model was trained on arrays and not on a table; give an .npy file")
         table = read_table(source, decimal, encoding, tuple(model.transform.dropped))
         aside = {name: table[name].to_numpy() for name in table.columns if name in model.transform.dropped}
-        batch = model.transform(table)
+        batch = {"x": model.transform.apply(table)}
+        label = model.transform.label
+        if label is not None and label.name in table.columns and not table[label.name].isna().any():
+            batch = model.transform(table)
     elif source.suffix == ".npy":
         batch = {"x": _array(source)}
     else:

@@ -182,6 +182,11 @@ class Task:
         raise ConfigError("task", self.name, "no part of it is frozen")
 
     @functools.cached_property
+    def parts(self) -> dict[Any, Any]:
+        """The tasks in which a part of this one is learned, as :func:`fedax.tasks.partial` has made them last."""
+        return {}
+
+    @functools.cached_property
     def trained(self) -> "Task":
         """The task that fedax trains in place of this one; always the same object.
 
@@ -267,6 +272,21 @@ def _initial(task: Task, key: Any) -> Params:
             raise CodeError("task.init", f"returned a {type(leaf).__name__} at {name}", way_out, place_of(task.init))
         _check_dtype(name, jnp.result_type(leaf))
     return jax.tree.unflatten(form, [jnp.asarray(leaf, jnp.result_type(leaf)) for _, leaf in leaves])
+
+
+def check_params(params: Params, form: Params) -> None:
+    """Raise a ConfigError unless these are a model's parameters, finite and of this form."""
+    own, wanted = jax.tree.structure(params), jax.tree.structure(form)
+    if own != wanted:  # type: ignore[operator]
+        raise ConfigError("params", own, f"the task's are {wanted}")
+    for (path, want), got in zip(jax.tree_util.tree_leaves_with_path(form), jax.tree.leaves(params), strict=True):
+        name = f"params{jax.tree_util.keystr(path)}"
+        if jnp.shape(got) != want.shape:
+            raise ConfigError(name, jnp.shape(got), f"the task's shape is {want.shape}")
+        if np.asarray(got).dtype.kind in "cOSUmM":
+            raise ConfigError(name, got, "parameters are real numbers")
+        if not np.isfinite(np.asarray(got, float)).all():
+            raise ConfigError(name, got, "there are values that are not finite")
 
 
 def _check_dtype(name: str, dtype: Any) -> None:

@@ -1,9 +1,7 @@
 """A part of a model that is learned: some of its leaves, or low-rank changes of them. The rest is frozen."""
 
-import collections
 import fnmatch
 import functools
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +15,7 @@ from fedax.errors import ConfigError
 from fedax.metrics import Metric
 from fedax.numbers import check_number
 from fedax.tasks.factory import whole
-from fedax.tasks.task import Params, Task
+from fedax.tasks.task import Params, Task, check_params
 
 Patterns = str | Sequence[str] | Callable[[str, Any], bool]
 
@@ -116,9 +114,7 @@ def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params
     def outputs(given: Callable[..., Any], params: Params, batch: Any) -> Any:
         return given(join(params), batch)
 
-    metrics = {
-        name: metric if isinstance(metric, Metric) else measuring(metric) for name, metric in task.metrics.items()
-    }
+    metrics = {name: measuring(metric) for name, metric in task.metrics.items()}
     answers = None if task.outputs is None else functools.partial(outputs, task.outputs)
     return Task(init, loss, metrics, task.check, task.name, answers, task.kind)
 
@@ -128,9 +124,6 @@ def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any) -> Partial
     return Partial(
         own.init, own.loss, own.metrics, own.check, own.name, own.outputs, own.kind, task, frozen, joined, rule
     )
-
-
-_kept: weakref.WeakKeyDictionary[Task, collections.OrderedDict[Any, tuple[Any, Partial]]] = weakref.WeakKeyDictionary()
 
 
 def partial(task: Task, trainable: Patterns | LoRA, params: Params = None) -> Partial:
@@ -158,18 +151,18 @@ def partial(task: Task, trainable: Patterns | LoRA, params: Params = None) -> Pa
     """
     rule = trainable if callable(trainable) or isinstance(trainable, LoRA) else _patterns("trainable", trainable)
     key = (rule if callable(rule) else repr(rule), id(params))
-    kept = _kept.setdefault(task, collections.OrderedDict())
-    if key not in kept:
-        kept[key] = params, _partial(task, rule, params)
-        while len(kept) > _MOST:
-            kept.popitem(last=False)
-    return kept[key][1]
+    if key not in task.parts:
+        task.parts[key] = params, _partial(task, rule, params)  # the parameters stay, or others had their number
+        while len(task.parts) > _MOST:
+            del task.parts[next(iter(task.parts))]
+    part: Partial = task.parts[key][1]
+    return part
 
 
 def _partial(task: Task, rule: Any, params: Params) -> Partial:
     form = task.form()
-    if params is not None and str(jax.tree.structure(params)) != str(jax.tree.structure(form)):
-        raise ConfigError("params", jax.tree.structure(params), f"the task's are {jax.tree.structure(form)}")
+    if params is not None:
+        check_params(params, form)
     paths = jax.tree_util.tree_leaves_with_path(form)
     structure = jax.tree.structure(form)
     names = [tensor_name(at) for at, _ in paths]

@@ -250,7 +250,7 @@ class Site:
             "sizes": self.data.sizes.tolist(),
             "digests": self._digests,
             "example": {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in self._census.example.items()},
-            "classes": int(labels.max()) + 1 if labels is not None and whole else None,
+            "classes": int(labels.max()) + 1 if whole else None,
             "held": {part: 0 if tree is None else len(jax.tree.leaves(tree)[0]) for part, tree in self.held.items()},
             "mark": self.mark,
             "transform": None if self.data.transform is None else self.data.transform.to_json(),
