@@ -11,7 +11,17 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fedax.errors import ConfigError
-from fedax.tasks.layers import _FEW, _tiles_are_faster, conv2d, dense, dropout, group_norm, lstm, max_pool
+from fedax.tasks.layers import (
+    _FEW,
+    _tiles_are_faster,
+    conv2d,
+    conv_and_pool,
+    dense,
+    dropout,
+    group_norm,
+    lstm,
+    max_pool,
+)
 
 from .. import every
 
@@ -68,6 +78,25 @@ def test_convolution_by_tiles_and_its_gradients(examples, h, w, i, o, padding):
 )
 def test_tiles_are_for_3x3_kernels_between_many_channels_and_for_more_tiles_than_channels(x, weights):
     assert not _tiles_are_faster(jnp.zeros(x), jnp.zeros(weights))
+
+
+@pytest.mark.parametrize(
+    ("x", "weights"),
+    [((3, 8, 8, 2), (3, 3, 2, 5)), ((2, 7, 9, 3), (3, 3, 3, 32)), ((2, 10, 8, 32), (3, 3, 32, 32))],
+)
+def test_convolution_and_pooling_are_what_they_are_one_after_the_other(x, weights):
+    offset, x, weights = normal(weights[-1]), normal(*x), normal(*weights)
+    g = normal(len(x), x.shape[1] // 2, x.shape[2] // 2, len(offset))
+
+    def one_after_the_other(*inputs):
+        x, weights, offset = inputs
+        return max_pool(jax.nn.relu(reference(x, weights) + offset[None, None, None]))
+
+    def run(layer):
+        out, pull = jax.vjp(layer, x, weights, offset)
+        return out, pull(g)
+
+    close(jax.jit(lambda: run(conv_and_pool))(), run(one_after_the_other))
 
 
 def net(conv, weights, x):
@@ -196,7 +225,7 @@ def test_gradients_inside_shard_map(layer):
 
 @pytest.mark.parametrize(("leading", "outputs"), every(3, itertools.product([(6,), (2, 3)], [1, 10, _FEW, _FEW + 1])))
 def test_dense_and_its_derivatives_in_every_mode(leading, outputs):
-    x, weights, offset = normal(*leading, 12), normal(12, outputs), normal(outputs)
+    x, weights, offset = 0.2 * normal(*leading, 12), normal(12, outputs), normal(outputs)  # tanh not saturated
     at, direction, g = (x, weights, offset), (normal(*x.shape), normal(12, outputs), normal(outputs)), normal(outputs)
 
     def plain(x, weights, offset):

@@ -18,7 +18,7 @@ from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, flat_classification, image_classification, scaling
 from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
 from fedax.tasks.initial import Uniform, draw, glorot, he, readout
-from fedax.tasks.layers import conv2d, dense, dropout, group_norm, lstm, max_pool
+from fedax.tasks.layers import conv2d, conv_and_pool, dense, dropout, group_norm, lstm
 from fedax.tasks.losses import correct, cross_entropy, ridge
 from fedax.tasks.task import Task
 
@@ -214,7 +214,7 @@ def cnn(
 
     def apply(params: Any, x: Any, key: Any) -> Any:
         for layer in params["convs"]:
-            x = max_pool(jax.nn.relu(_conv(layer, x)))
+            x = conv_and_pool(x, layer["w"], layer["b"])
         return dense(x.reshape(x.shape[0], -1), params["head"]["w"], params["head"]["b"])
 
     return image_classification(init, apply, size, classes, mean, std, l2, "cnn")
@@ -270,9 +270,10 @@ def vgg11(
     def apply(params: Any, x: Any, key: Any) -> Any:
         layers = iter(params["convs"])
         for block in _VGG11:
-            for _ in block:
+            for _ in block[:-1]:
                 x = jax.nn.relu(_conv(next(layers), x))
-            x = max_pool(x)
+            last = next(layers)
+            x = conv_and_pool(x, last["w"], last["b"])
         x = x.reshape(x.shape[0], -1)
         keys = (None, None) if key is None else jax.random.split(key)
         for layer, one in zip(params["head"][:-1], keys, strict=True):
