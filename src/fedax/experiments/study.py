@@ -1,0 +1,544 @@
+"""A study: several experiments that belong together, each tuned on validation data and then run with all its seeds.
+
+A study is cut into jobs: the tuning of one method, or one method with one seed. Each is a process on one core with a
+run folder of its own, so that many run side by side, a job that was stopped goes on from its checkpoint, and the
+numbers do not depend on how many ran together. What has to be kept of a job is one line of a file.
+
+| in the folder of a study | what |
+|---|---|
+| results/<part>.jsonl | a line for each job that is over: its settings, its rows, what it took |
+| jobs/<key>/ | the run folders; what is under way goes on from them, the others may be removed |
+| report.html | all parts, as of :func:`fedax.experiments.write_report` |
+"""
+
+import copy
+import hashlib
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pydantic
+
+import fedax
+from fedax.errors import ConfigError, DataError, unknown
+from fedax.experiments import sweeps, toml
+from fedax.experiments.config import (
+    Count,
+    MethodSection,
+    Seed,
+    Table,
+    _clear,
+    _Section,
+    check,
+    check_settings,
+    hyperparameters_of,
+    labels,
+    put,
+    read_toml,
+    seeds_of,
+)
+from fedax.experiments.runs import MethodRun, Path, Record, Trial, finite, read, slug, write_atomic, write_json
+
+Watch = Callable[[str], None]
+
+_STUDIES = pathlib.Path(__file__).parent / "studies"
+_DIGITS = 6  # of the numbers that are kept
+_LINE = 1 << 24  # bytes, of the longest line of results
+
+
+class TuneSection(_Section):
+    """How a part is tuned; the axes are those of the recipe's section ``sweep``."""
+
+    rounds: Count
+    seeds: Count | list[Seed] = pydantic.Field(default=[1000])
+    extend: int = pydantic.Field(default=4, ge=0)  # how often a grid whose best point is at its edge grows
+
+
+class PartSection(_Section):
+    """One experiment of a study."""
+
+    name: str
+    recipe: str
+    shows: list[str] = pydantic.Field(default=[])
+    claim: str = ""
+    set: Table = pydantic.Field(default={})
+    methods: list[str] | None = None
+    tune: TuneSection | None = None
+    tuned_by: str | None = None
+
+
+class StudySection(_Section):
+    """A study's file."""
+
+    name: str
+    title: str = ""
+    parts: list[PartSection] = pydantic.Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of one process.
+
+    Attributes:
+        part: the part's name.
+        label: the method's.
+        seed: of a run; ``None`` where settings are chosen.
+        config: the configuration, with this method and this seed alone.
+        key: what tells jobs apart: a digest of all in ``config`` but names.
+    """
+
+    part: str
+    label: str
+    seed: int | None
+    config: Table
+    key: str
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.part}: {self.label}, " + ("tuning" if self.seed is None else f"seed {self.seed}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One experiment of a study, with the configuration that it has before it is tuned."""
+
+    section: PartSection
+    config: Table
+
+    @property
+    def name(self) -> str:
+        """As the study's file gives it."""
+        return self.section.name
+
+    @property
+    def labels(self) -> list[str]:
+        """Of the methods."""
+        return [row["label"] for row in self.config["methods"]]
+
+    def row(self, label: str) -> Table:
+        """The settings of a method."""
+        return next(row for row in self.config["methods"] if row["label"] == label)
+
+
+@dataclass
+class Study:
+    """A study: from :func:`read_study`.
+
+    Attributes:
+        section: the file's content.
+        parts: by name.
+    """
+
+    section: StudySection
+    parts: dict[str, Part]
+    results: dict[str, Table] = field(default_factory=dict)  # of the jobs that are over, by key
+
+    def choice(self, part: Part, label: str) -> tuple[Table | None, Job | None]:
+        """The settings chosen for a method, or where more has to be tried first, the job that tries it.
+
+        The points are the recipe's; where the best is at the smallest or largest value of an axis, the axis grows in
+        its own proportion, until the best is inside, a value is refused, or the grid has grown as often as it may.
+        """
+        tune = part.section.tune
+        if part.section.tuned_by is not None:
+            other = self.parts[part.section.tuned_by]
+            return self.choice(other, label) if label in other.labels else ({}, None)
+        if tune is None:
+            return {}, None
+        grid: dict[str, list[Any]] | None = _grid(part, label)
+        if not grid:
+            return {}, None
+        table: list[Table] = []
+        for _ in range(tune.extend + 1):
+            job = self._tuning(part, label, grid)
+            if job.key not in self.results:
+                return None, job
+            table += self.results[job.key]["points"]
+            if (grid := self._wider(part, label, table)) is None:
+                break
+        return _best(table, self.results[job.key]["better"])["point"], None
+
+    def tried(self, part: Part, label: str) -> list[Table]:
+        """All points that were tried for a method, as in the results; empty where there was no choice."""
+        tune = part.section.tune
+        grid: dict[str, list[Any]] | None = _grid(part, label) if tune else None
+        table: list[Table] = []
+        while grid and (job := self._tuning(part, label, grid)).key in self.results:
+            table += self.results[job.key]["points"]
+            grid = self._wider(part, label, table)
+        return table
+
+    def jobs(self) -> Iterator[Job]:
+        """What can be done now, the first first: choices before runs, and runs seed by seed."""
+        given: set[str] = set()
+        for part in self.parts.values():
+            chosen = {label: self.choice(part, label) for label in part.labels}
+            for _, job in chosen.values():
+                if job is not None and job.key not in given:
+                    given.add(job.key)
+                    yield job
+            for seed in seeds_of("run.seeds", part.config["run"].get("seeds", 1)):
+                for label, (point, _) in chosen.items():
+                    if point is not None:
+                        job = self.run(part, label, seed, point)
+                        if job.key not in self.results and job.key not in given:
+                            given.add(job.key)
+                            yield job
+
+    def run(self, part: Part, label: str, seed: int, point: Table) -> Job:
+        """The job of one method with one seed, at the settings that were chosen."""
+        config = _at(part, label, point)
+        config.pop("sweep", None)
+        config["run"]["seeds"] = [seed]
+        return _job(part, label, seed, config)
+
+    def _tuning(self, part: Part, label: str, grid: Table) -> Job:
+        tune = part.section.tune
+        assert tune is not None
+        config = _at(part, label, {})
+        config["run"] |= {"rounds": tune.rounds, "seeds": seeds_of("tune.seeds", tune.seeds)}
+        config["run"].pop("evaluate_every", None)
+        config["run"]["evaluate_every"] = max(1, tune.rounds // 5)
+        grid = {f"methods.*.{name}": values for name, values in grid.items()}
+        config["sweep"] = {**config.get("sweep", {}), "grid": grid}
+        return _job(part, label, None, config)
+
+    def _wider(self, part: Part, label: str, table: list[Table]) -> dict[str, list[Any]] | None:
+        """The points that come next: those with one value more on an axis whose edge is the best."""
+        better = next(r["better"] for r in self.results.values() if r["points"] and r["points"][0] in table)
+        best = _best(table, better)
+        if best["mean"] is None:
+            return None
+        for name, value, end in sweeps.edges([_as_trial(row) for row in _in_order(table, better)]):
+            values = sorted({row["point"][name] for row in table})
+            few = values[:2] if end == "smallest" else values[:-3:-1]
+            if value <= 0 or few[1] <= 0:
+                continue
+            beyond = float(f"{few[0] * few[0] / few[1]:.4g}")
+            beyond = type(value)(beyond)
+            try:
+                check_settings(_at(part, label, best["point"] | {name: beyond}))
+            except ConfigError:
+                continue
+            others = {each: list(dict.fromkeys(row["point"][each] for row in table)) for each in best["point"]}
+            return others | {name: [beyond]}
+        return None
+
+
+def read_study(source: str | Path) -> Study:
+    """A study by its name, or from a file.
+
+    Raises:
+        ConfigError: there is none, or something in it cannot be used; all parts are checked.
+    """
+    path, known = pathlib.Path(source), studies()
+    if str(source) in known and not path.exists():
+        path = _STUDIES / f"{source}.toml"
+    try:
+        given = toml.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            "study", str(source), f"cannot be read ({error.strerror}); give a file, or one of: {', '.join(known)}"
+        ) from error
+    except ValueError as error:
+        raise ConfigError("study", str(source), f"is no TOML: {error}") from error
+    try:
+        section = StudySection.model_validate(given)
+    except pydantic.ValidationError as error:
+        raise _clear(error.errors()[0]) from None
+    parts: dict[str, Part] = {}
+    for each in section.parts:
+        if each.name in parts or slug(each.name) != each.name:
+            way_out = "give each part a name of its own, of small letters, digits and hyphens"
+            raise ConfigError("parts.name", each.name, way_out)
+        if each.tuned_by is not None and each.tuned_by not in parts:
+            raise unknown("parts.tuned_by", each.tuned_by, [*parts])
+        parts[each.name] = _part(each, path.parent)
+    return Study(section, parts)
+
+
+def studies() -> dict[str, str]:
+    """The studies that come with fedax: name -> title.
+
+    Example:
+        >>> "momentum" in studies()
+        True
+    """
+    found = {}
+    for path in sorted(_STUDIES.glob("*.toml")):
+        found[path.stem] = toml.loads(path.read_bytes()).get("title", "")
+    return found
+
+
+def _part(section: PartSection, folder: Path) -> Part:
+    near = folder / section.recipe
+    config = copy.deepcopy(read_toml(near if near.is_file() else section.recipe))
+    for path, value in section.set.items():
+        put(config, path, value)
+    names = labels(check(config).methods)
+    for row, label in zip(config["methods"], names, strict=True):
+        row["label"] = label
+    if section.methods is not None:
+        for label in section.methods:
+            if label not in names:
+                raise unknown("parts.methods", label, names)
+        config["methods"] = [row for row in config["methods"] if row["label"] in section.methods]
+    config["name"] = section.name
+    check_settings(config)
+    return Part(section, config)
+
+
+def _grid(part: Part, label: str) -> dict[str, list[Any]]:
+    """The axes of one method: those that name it come before those of all."""
+    row = part.row(label)
+    known = hyperparameters_of(MethodSection(**row), label, {})  # type: ignore[arg-type]
+    found: dict[str, list[Any]] = {}
+    for path, values in part.config.get("sweep", {}).get("grid", {}).items():
+        _, who, *rest = path.split(".")
+        if rest[0] in known and who in ("*", row["name"], label) and (who != "*" or ".".join(rest) not in found):
+            found[".".join(rest)] = values
+    return found
+
+
+def _at(part: Part, label: str, point: Table) -> Table:
+    """The configuration of one method at one point."""
+    config = copy.deepcopy(part.config)
+    config["methods"] = [copy.deepcopy(part.row(label))]
+    for name, value in point.items():
+        put(config, f"methods.*.{name}", value)
+    return config
+
+
+def _job(part: Part, label: str, seed: int | None, config: Table) -> Job:
+    told = copy.deepcopy(config)
+    told.pop("name")
+    for row in told["methods"]:
+        row.pop("label")
+    text = json.dumps(told, sort_keys=True, ensure_ascii=False)
+    return Job(part.name, label, seed, config, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _in_order(table: Sequence[Table], better: str) -> list[Table]:
+    sign = -1 if better == "higher" else 1
+    return sorted(table, key=lambda row: (row["mean"] is None, row["failed"], sign * (row["mean"] or 0.0)))
+
+
+def _best(table: Sequence[Table], better: str) -> Table:
+    return _in_order(table, better)[0]
+
+
+def _as_trial(row: Table) -> Trial:
+    scores = np.array([math.nan if score is None else score for score in row["seeds"]])
+    return Trial([MethodRun("", "", 0, "finished", {}, row["point"])] * len(scores), scores)
+
+
+# ---- results
+
+
+def results_of(folder: Path) -> dict[str, Table]:
+    """The lines of all results of a study, by their job's key.
+
+    Raises:
+        DataError: a line that no study wrote.
+    """
+    found: dict[str, Table] = {}
+    for path in sorted((folder / "results").glob("*.jsonl")):
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                row = json.loads(line)
+                found[row["key"]] = row
+            except (ValueError, LookupError, TypeError) as error:
+                raise DataError(f"{path}, line {number}: not as a study writes it ({error})") from error
+    return found
+
+
+def _keep(folder: Path, job: Job, seconds: float) -> Table:
+    """Make the line of a job that is over, from its run folder, and add it to the part's results."""
+    record = read(folder / "jobs" / job.key / "run")
+    line: Table = {"key": job.key, "label": job.label, "seconds": round(seconds), "versions": record.about["versions"]}
+    if job.seed is None:
+        swept = json.loads((record.folder / "sweep.json").read_text(encoding="utf-8"))
+        (method,) = swept["methods"]
+        line |= {"better": swept["better"], "criterion": swept["criterion"], "last": swept["last"]}
+        line |= {"rounds": record.config["run"]["rounds"], "tuned_with": record.config["run"]["seeds"]}
+        line["points"] = [
+            {"point": row["point"], "mean": _short(row["mean"]), "failed": row["failed"], "seeds": _short(row["seeds"])}
+            for row in method["table"]
+        ]
+    else:
+        (run,) = record.runs
+        line |= {"method": run.method, "seed": run.seed, "status": run.status, "settings": record.config["methods"][0]}
+        line["settings"].pop("label")
+        line["history"] = {name: _short(finite(values)) for name, values in run.history.items()}
+        shared = {name: section for name, section in record.config.items() if name != "methods"}
+        about = {name: value for name, value in record.about.items() if name not in ("made_of", "versions", "id")}
+        write_json(folder / "results" / f"{job.part}.json", {"config": shared, "about": about})
+    path = folder / "results" / f"{job.part}.jsonl"
+    before = path.read_bytes() if path.exists() else b""
+    text = json.dumps(finite(line), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    write_atomic(path, before + text.encode() + b"\n")
+    return line
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_short(each) for each in value]
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+def record_of(study: Study, part: Part, folder: Path) -> Record | None:
+    """What is known of a part as the record of one run, for tables and reports; ``None`` before its first result."""
+    runs, rows = [], []
+    for label in part.labels:
+        point, _ = study.choice(part, label)
+        if point is None:
+            continue
+        for seed in seeds_of("run.seeds", part.config["run"].get("seeds", 1)):
+            line = study.results.get(study.run(part, label, seed, point).key)
+            if line is None:
+                continue
+            history = {
+                name: np.array([math.nan if value is None else value for value in values])
+                for name, values in line["history"].items()
+            }
+            runs.append(MethodRun(label, line["method"], seed, line["status"], history))
+            if label not in [row["label"] for row in rows]:
+                rows.append({"label": label, **line["settings"]})
+    if not runs:
+        return None
+    known = json.loads((folder / "results" / f"{part.name}.json").read_text(encoding="utf-8"))
+    known["config"]["run"]["seeds"] = list(dict.fromkeys(run.seed for run in runs))
+    return Record(folder, known["config"] | {"methods": rows}, known["about"], runs, [])
+
+
+# ---- processes
+
+
+def carry_out(
+    study: Study,
+    folder: Path,
+    jobs: int | None = None,
+    hours: float = math.inf,
+    watch: Watch = lambda text: None,
+) -> bool:
+    """Do all that is left of a study, ``jobs`` processes at a time, each on one core.
+
+    Args:
+        study: from :func:`read_study`.
+        folder: of the study; what is there already is not done again.
+        jobs: how many processes; default: as many as there are cores.
+        hours: after them no job begins, and those under way are stopped, with a checkpoint each.
+        watch: called with a sentence about each job that begins or ends.
+
+    Returns:
+        Whether all is done.
+
+    Raises:
+        ConfigError: a job failed, with what it said last; the others that were under way have ended.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
+    free = [cores[i % len(cores)] for i in range(len(cores) if jobs is None else jobs)]
+    until = time.monotonic() + 3600 * hours
+    study.results = results_of(folder)
+    under_way: dict[str, tuple[Job, subprocess.Popen[bytes], int, float]] = {}
+    failed: list[str] = []
+    (folder / "results").mkdir(parents=True, exist_ok=True)
+    try:
+        while True:
+            late = time.monotonic() > until or bool(failed)
+            waiting = [] if late or not free else [job for job in study.jobs() if job.key not in under_way]
+            for job in waiting[: len(free)]:
+                core = free.pop(0)
+                under_way[job.key] = (job, _start(folder, job, core), core, time.monotonic())
+                watch(f"{job.name} begins")
+            if not under_way:
+                break
+            if late:
+                for _, process, _, _ in under_way.values():
+                    process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+            for key, (job, process, core, began) in [*under_way.items()]:
+                code = process.poll()
+                if code is None and late:
+                    code = process.wait()
+                if code is None:
+                    continue
+                del under_way[key]
+                free.append(core)
+                seconds = time.monotonic() - began
+                log = folder / "jobs" / key / "log.txt"
+                if code == 0:
+                    study.results[key] = _keep(folder, job, _spent(folder, key, seconds))
+                    watch(f"{job.name} took {seconds:.0f} s")
+                elif code == 143:
+                    _spent(folder, key, seconds)
+                    watch(f"{job.name} stopped after {seconds:.0f} s")
+                else:
+                    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
+                    failed.append(f"{job.name}: {said[0]} ({log})")
+    except BaseException:
+        for _, process, _, _ in under_way.values():
+            process.send_signal(signal.SIGTERM)
+        for _, process, _, _ in under_way.values():
+            process.wait()
+        raise
+    if failed:
+        raise ConfigError("study", study.section.name, "; ".join(failed))
+    return not any(True for _ in study.jobs())
+
+
+def _spent(folder: Path, key: str, seconds: float) -> float:
+    """The seconds that a job took, those before it was stopped included."""
+    path = folder / "jobs" / key / "seconds.txt"
+    before = float(path.read_text()) if path.exists() else 0.0
+    path.write_text(f"{before + seconds:.1f}")
+    return before + seconds
+
+
+def _start(folder: Path, job: Job, core: int) -> "subprocess.Popen[bytes]":
+    place = folder / "jobs" / job.key
+    place.mkdir(parents=True, exist_ok=True)
+    write_atomic(place / "job.toml", toml.dumps(job.config))
+    log = (place / "log.txt").open("ab")
+    with log:
+        return subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, str(place), str(core)],
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
+        )
+
+
+def _work(place: Path, core: int) -> None:
+    """The process of a job."""
+    from fedax.experiments import build, execute, new_folder, plan, tune
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+    config = toml.loads((place / "job.toml").read_bytes())
+    run = place / "run"
+    folder = run if (run / "config.toml").exists() else new_folder(run, config["name"])
+    try:
+        if "sweep" in config:
+            tune(plan(config), folder)
+        else:
+            execute(build(config), folder, drawn=False)
+    except KeyboardInterrupt:
+        raise SystemExit(143) from None
+    except fedax.FedaxError as error:
+        raise SystemExit(f"{error}") from None
+
+
+if __name__ == "__main__":
+    _work(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
