@@ -13,6 +13,7 @@ numbers do not depend on how many ran together. What has to be kept of a job is 
 
 import copy
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -23,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pydantic
@@ -46,6 +47,7 @@ from fedax.experiments.config import (
     read_toml,
     seeds_of,
 )
+from fedax.experiments.own import code_of
 from fedax.experiments.runs import MethodRun, Path, Record, Trial, finite, read, slug, write_atomic, write_json
 
 Watch = Callable[[str], None]
@@ -55,11 +57,17 @@ _DIGITS = 6  # of the numbers that are kept
 _LINE = 1 << 24  # bytes, of the longest line of results
 
 
+_Pair = Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]
+
+
 class TuneSection(_Section):
-    """How a part is tuned; the axes are those of the recipe's section ``sweep``."""
+    """How a part is tuned; the axes are those of the recipe's section ``sweep``.
+
+    All methods get the same number of runs: one whose grid has fewer points tries each with more seeds.
+    """
 
     rounds: Count
-    seeds: Count | list[Seed] = pydantic.Field(default=[1000])
+    seed: Seed = 1000  # the first
     extend: int = pydantic.Field(default=4, ge=0)  # how often a grid whose best point is at its edge grows
 
 
@@ -68,8 +76,12 @@ class PartSection(_Section):
 
     name: str
     recipe: str
-    shows: list[str] = pydantic.Field(default=[])
-    claim: str = ""
+    shows: list[str] = pydantic.Field(default=[])  # figures and tables of a paper
+    text: str = ""  # what is claimed, in words
+    claims: list[Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]] = pydantic.Field(
+        default=[]
+    )  # which method is better than which
+    judge: str | None = None  # by which column; default: the one that decides
     set: Table = pydantic.Field(default={})
     methods: list[str] | None = None
     tune: TuneSection | None = None
@@ -206,7 +218,9 @@ class Study:
         tune = part.section.tune
         assert tune is not None
         config = _at(part, label, {})
-        config["run"] |= {"rounds": tune.rounds, "seeds": seeds_of("tune.seeds", tune.seeds)}
+        numbers = {each: math.prod(map(len, _grid(part, each).values())) for each in part.labels}
+        seeds = max(numbers.values()) // numbers[label]
+        config["run"] |= {"rounds": tune.rounds, "seeds": [*range(tune.seed, tune.seed + seeds)]}
         config["run"].pop("evaluate_every", None)
         config["run"]["evaluate_every"] = max(1, tune.rounds // 5)
         grid = {f"methods.*.{name}": values for name, values in grid.items()}
@@ -293,6 +307,9 @@ def _part(section: PartSection, folder: Path) -> Part:
             if label not in names:
                 raise unknown("parts.methods", label, names)
         config["methods"] = [row for row in config["methods"] if row["label"] in section.methods]
+    for label in itertools.chain.from_iterable(section.claims):
+        if label not in names:
+            raise unknown("parts.claims", label, names)
     config["name"] = section.name
     check_settings(config)
     return Part(section, config)
@@ -301,7 +318,7 @@ def _part(section: PartSection, folder: Path) -> Part:
 def _grid(part: Part, label: str) -> dict[str, list[Any]]:
     """The axes of one method: those that name it come before those of all."""
     row = part.row(label)
-    known = hyperparameters_of(MethodSection(**row), label, {})  # type: ignore[arg-type]
+    known = hyperparameters_of(MethodSection(**row), label, code_of(False))
     found: dict[str, list[Any]] = {}
     for path, values in part.config.get("sweep", {}).get("grid", {}).items():
         _, who, *rest = path.split(".")
@@ -362,9 +379,10 @@ def results_of(folder: Path) -> dict[str, Table]:
     return found
 
 
-def _keep(folder: Path, job: Job, seconds: float) -> Table:
+def _keep(folder: Path, job: Job) -> Table:
     """Make the line of a job that is over, from its run folder, and add it to the part's results."""
     record = read(folder / "jobs" / job.key / "run")
+    seconds = float((folder / "jobs" / job.key / "seconds.txt").read_text())
     line: Table = {"key": job.key, "label": job.label, "seconds": round(seconds), "versions": record.about["versions"]}
     if job.seed is None:
         swept = json.loads((record.folder / "sweep.json").read_text(encoding="utf-8"))
@@ -478,10 +496,9 @@ def carry_out(
                 seconds = time.monotonic() - began
                 log = folder / "jobs" / key / "log.txt"
                 if code == 0:
-                    study.results[key] = _keep(folder, job, _spent(folder, key, seconds))
+                    study.results[key] = _keep(folder, job)
                     watch(f"{job.name} took {seconds:.0f} s")
                 elif code == 143:
-                    _spent(folder, key, seconds)
                     watch(f"{job.name} stopped after {seconds:.0f} s")
                 else:
                     said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
@@ -495,14 +512,6 @@ def carry_out(
     if failed:
         raise ConfigError("study", study.section.name, "; ".join(failed))
     return not any(True for _ in study.jobs())
-
-
-def _spent(folder: Path, key: str, seconds: float) -> float:
-    """The seconds that a job took, those before it was stopped included."""
-    path = folder / "jobs" / key / "seconds.txt"
-    before = float(path.read_text()) if path.exists() else 0.0
-    path.write_text(f"{before + seconds:.1f}")
-    return before + seconds
 
 
 def _start(folder: Path, job: Job, core: int) -> "subprocess.Popen[bytes]":
@@ -538,6 +547,10 @@ def _work(place: Path, core: int) -> None:
         raise SystemExit(143) from None
     except fedax.FedaxError as error:
         raise SystemExit(f"{error}") from None
+    finally:  # of its core, those before it was stopped included
+        spent = place / "seconds.txt"
+        before = float(spent.read_text()) if spent.exists() else 0.0
+        write_atomic(spent, f"{before + time.process_time():.1f}")
 
 
 if __name__ == "__main__":
