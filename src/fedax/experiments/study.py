@@ -162,14 +162,10 @@ class Study:
         its own proportion, until the best is inside, a value is refused, or the grid has grown as often as it may.
         """
         tune = part.section.tune
-        if part.section.tuned_by is not None:
-            other = self.parts[part.section.tuned_by]
-            return self.choice(other, label) if label in other.labels else ({}, None)
-        if tune is None:
-            return {}, None
-        grid: dict[str, list[Any]] | None = _grid(part, label)
-        if not grid:
-            return {}, None
+        grid: dict[str, list[Any]] | None = _grid(part, label) if tune is not None else None
+        if tune is None or not grid:
+            other = self.parts.get(part.section.tuned_by or "")
+            return self.choice(other, label) if other is not None and label in other.labels else ({}, None)
         table: list[Table] = []
         for _ in range(tune.extend + 1):
             job = self._tuning(part, label, grid)
