@@ -473,6 +473,67 @@ def sweep(
 
 @app.command()
 @_clear_errors
+def study(
+    name: Annotated[
+        str, typer.Argument(help="A study: a TOML file, or one of fedax list studies.", show_default=False)
+    ],
+    out: Annotated[pathlib.Path | None, typer.Option(help="Folder of the study.", show_default="studies/NAME")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time.", show_default="one a core")] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so many; the same command goes on.", show_default=False)
+    ] = None,
+) -> None:
+    """Do all experiments of a study: tune each method on validation data, then run it with all seeds.
+
+    A study is cut into jobs of one core each: the tuning of one method, or one
+    method with one seed. What is done stays done: the same command goes on after
+    a stop, and does nothing where nothing is left.
+
+    \b
+    The folder has, when it ends and when it is stopped:
+      results/      a line for each job: settings, rows, seconds of its core
+      report.html   tables, curves, and what came out of each claim
+      jobs/         the run folder of each job
+
+    \b
+    Examples:
+      fedax study fednova
+      fedax study momentum --hours 2
+      fedax study mine.toml --jobs 1
+
+    Exit code 0: all is done. Exit code 1: something is left.
+    Exit code 2: an error, such as bad input or a job that failed.
+    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, with a checkpoint of each job.
+    """
+    import math
+
+    from fedax.errors import ConfigError
+    from fedax.experiments import study as studies
+
+    console = _console()
+    found = studies.read_study(name)
+    folder = out or pathlib.Path("studies") / found.section.name
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    done = False
+    try:
+        done = studies.carry_out(found, folder, jobs, math.inf if hours is None else hours, say)
+    except OSError as error:
+        raise ConfigError("out", str(folder), f"cannot write there ({error.strerror}); name another") from error
+    finally:
+        page = studies.write_page(found, folder)
+    for sentence in studies.outcome(found, folder):
+        say(sentence)
+    if page is not None:
+        say(str(page))
+    if not done:
+        raise typer.Exit(1)
+
+
+@app.command()
+@_clear_errors
 def predict(
     model: Annotated[
         pathlib.Path, typer.Argument(help="A model: *.safetensors, as in a run folder's models.", show_default=False)
@@ -522,6 +583,7 @@ class Kind(enum.StrEnum):
     regularizers = "regularizers"
     trackers = "trackers"
     recipes = "recipes"
+    studies = "studies"
 
 
 @app.command()
@@ -635,8 +697,8 @@ def check(
 @_clear_errors
 def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everything if left out.")] = None) -> None:
     """List what a configuration can name: methods, data sets, tasks, partitions,
-    work, participation, robust averages, compressors, regularizers; and recipes
-    (experiments of papers).
+    work, participation, robust averages, compressors, regularizers; recipes
+    (experiments of papers) and studies (many of them, tuned).
 
     \b
     Examples:
@@ -648,6 +710,7 @@ def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everyt
     from fedax.contract.regularizers import REGULARIZERS
     from fedax.data import PARTITIONS
     from fedax.experiments import datasets, recipes
+    from fedax.experiments.study import studies
     from fedax.federation import PARTICIPATION, WORK
     from fedax.tasks import TASKS
     from fedax.tracking import TRACKERS
@@ -665,13 +728,14 @@ def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everyt
         Kind.regularizers: REGULARIZERS.available,
         Kind.trackers: TRACKERS.available,
         Kind.recipes: recipes,
+        Kind.studies: studies,
     }
     console = _console()
     for each in Kind if kind is None else [kind]:
         if kind is None:
             console.print(f"[bold]{each}[/]")
         console.print(_two_columns(lines[each]()))
-        if kind is None and each is not Kind.recipes:
+        if kind is None and each is not Kind.studies:
             console.print()
 
 

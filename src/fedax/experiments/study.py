@@ -24,12 +24,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import pydantic
 
 import fedax
+from fedax.columns import better
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import sweeps, toml
 from fedax.experiments.config import (
@@ -48,7 +49,10 @@ from fedax.experiments.config import (
     seeds_of,
 )
 from fedax.experiments.own import code_of
-from fedax.experiments.runs import MethodRun, Path, Record, Trial, finite, read, slug, write_atomic, write_json
+from fedax.experiments.report import write_report
+from fedax.experiments.runs import MethodRun, Path, Record, Trial, finite, locked, read, slug, write_atomic, write_json
+from fedax.experiments.statistics import interval
+from fedax.experiments.summary import LEVEL, holm, paired_t, problems
 
 Watch = Callable[[str], None]
 
@@ -412,7 +416,9 @@ def _short(value: Any) -> Any:
 
 def record_of(study: Study, part: Part, folder: Path) -> Record | None:
     """What is known of a part as the record of one run, for tables and reports; ``None`` before its first result."""
-    runs, rows = [], []
+    runs: list[MethodRun] = []
+    rows: list[Table] = []
+    versions: Table = {}
     for label in part.labels:
         point, _ = study.choice(part, label)
         if point is None:
@@ -425,6 +431,7 @@ def record_of(study: Study, part: Part, folder: Path) -> Record | None:
                 name: np.array([math.nan if value is None else value for value in values])
                 for name, values in line["history"].items()
             }
+            versions = line["versions"]
             runs.append(MethodRun(label, line["method"], seed, line["status"], history))
             if label not in [row["label"] for row in rows]:
                 rows.append({"label": label, **line["settings"]})
@@ -432,7 +439,130 @@ def record_of(study: Study, part: Part, folder: Path) -> Record | None:
         return None
     known = json.loads((folder / "results" / f"{part.name}.json").read_text(encoding="utf-8"))
     known["config"]["run"]["seeds"] = list(dict.fromkeys(run.seed for run in runs))
-    return Record(folder, known["config"] | {"methods": rows}, known["about"], runs, [])
+    about = known["about"] | {"versions": versions}
+    return Record(folder / part.name, known["config"] | {"methods": rows}, about, runs, [])
+
+
+# ---- what came out
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one method is better than another, and what the runs say to it.
+
+    Attributes:
+        better, worse: labels, as claimed.
+        gap: by how much the first is better in the column that decides, in its units, the mean over the seeds that both
+            have; negative where it is worse. Infinite where one failed with all seeds, which means that it diverged or
+            ended worse than it began; not-a-number where both did, or one with some seeds, or they share none.
+        low, high: the ends of its 95 % confidence interval; not-a-number with one seed.
+        p: of the paired t-test, corrected by Holm for all claims of the part; not-a-number with one seed.
+        seeds: how many both have.
+    """
+
+    better: str
+    worse: str
+    gap: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+
+    @property
+    def verdict(self) -> str:
+        """``"holds"``, ``"does not hold"``, or where chance cannot be excluded ``"cannot be told"``."""
+        if not self.p < LEVEL and not math.isinf(self.gap):
+            return "cannot be told"
+        return "holds" if self.gap > 0 else "does not hold"
+
+
+def column_of(part: Part, record: Record) -> str:
+    """The column by which a part is judged."""
+    (problem,) = problems([record])
+    column = part.section.judge or problem.judge
+    assert column is not None
+    return column
+
+
+def claims(part: Part, record: Record) -> list[Claim]:
+    """What the runs say to each of a part's claims, by the mean of the last evaluations."""
+    (problem,) = problems([record])
+    column = column_of(part, record)
+    sign = -1.0 if better(column) == "lower" else 1.0
+    runs = {(run.label, run.seed): run for run in record.runs}
+    found: list[tuple[str, str, np.ndarray]] = []
+    for one, other in part.section.claims:
+        seeds = [seed for label, seed in runs if label == one and (other, seed) in runs]
+        first, second = (
+            [_late(runs[label, seed], column, problem.tail, sign) for seed in seeds] for label in (one, other)
+        )
+        with np.errstate(invalid="ignore"):  # of two that failed
+            found.append((one, other, np.subtract(first, second)))
+    tested = [paired_t(np.zeros(len(gaps)), gaps) if _testable(gaps) else 1.0 for _, _, gaps in found]
+    corrected = holm(tested)
+    return [
+        Claim(
+            one,
+            other,
+            float(gaps.mean()) if len({*np.isfinite(gaps)}) == 1 else math.nan,
+            *(interval(gaps) if _testable(gaps) else (math.nan, math.nan)),
+            p if _testable(gaps) else math.nan,
+            len(gaps),
+        )
+        for (one, other, gaps), p in zip(found, corrected, strict=True)
+    ]
+
+
+def verdict(found: Sequence[Claim]) -> str:
+    """Of several claims together: holds, holds in part, does not hold, or cannot be told.
+
+    Example:
+        >>> a, b = Claim("x", "y", 1.0, 0.5, 1.5, 0.01, 5), Claim("x", "z", -1.0, -1.5, -0.5, 0.01, 5)
+        >>> verdict([a]), verdict([a, b]), verdict([b]), verdict([])
+        ('holds', 'holds in part', 'does not hold', 'cannot be told')
+    """
+    said = {claim.verdict for claim in found}
+    if not said or said == {"cannot be told"}:
+        return "cannot be told"
+    if said == {"holds"}:
+        return "holds"
+    return "holds in part" if "holds" in said else "does not hold"
+
+
+def _late(run: MethodRun, column: str, tail: int, sign: float) -> float:
+    """The mean of the last values, so that higher is better; of a run that failed, -∞."""
+    if run.status != "finished":
+        return -math.inf
+    return sign * float(np.mean(run.history[column][-max(tail, 1) :]))
+
+
+def _testable(gaps: np.ndarray) -> bool:
+    return len(gaps) > 1 and bool(np.isfinite(gaps).all())
+
+
+def outcome(study: Study, folder: Path) -> list[str]:
+    """A sentence on each part that claims something and has results."""
+    said = []
+    for part in study.parts.values():
+        record = record_of(study, part, folder)
+        if record is not None and part.section.claims:
+            found = claims(part, record)
+            number = sum(claim.verdict == "holds" for claim in found)
+            where = ", ".join(part.section.shows) or part.name
+            how = f"of {len(found)} comparisons, {number} hold beyond chance"
+            said.append(f"{where}: {part.section.text} {verdict(found).capitalize()}: {how}.")
+    return said
+
+
+def write_page(study: Study, folder: Path) -> Path | None:
+    """Draw the page of a study, ``report.html``, from what is there; ``None`` where nothing is."""
+    found = [record_of(study, part, folder) for part in study.parts.values()]
+    records = [record for record in found if record is not None]
+    if not records:
+        return None
+    path = folder / "report.html"
+    write_report(records, path, said=outcome(study, folder))
+    return path
 
 
 # ---- processes
@@ -460,6 +590,12 @@ def carry_out(
     Raises:
         ConfigError: a job failed, with what it said last; the others that were under way have ended.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        return _carry_out(study, folder, jobs, hours, watch)
+
+
+def _carry_out(study: Study, folder: Path, jobs: int | None, hours: float, watch: Watch) -> bool:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
     free = [cores[i % len(cores)] for i in range(len(cores) if jobs is None else jobs)]
     until = time.monotonic() + 3600 * hours
@@ -521,24 +657,31 @@ def _start(folder: Path, job: Job, core: int) -> "subprocess.Popen[bytes]":
             stdout=log,
             stderr=log,
             env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
+            start_new_session=True,  # Ctrl-C is for the study, which stops its jobs one by one
         )
+
+
+def _stop(signum: int, frame: Any) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _work(place: Path, core: int) -> None:
     """The process of a job."""
     from fedax.experiments import build, execute, new_folder, plan, tune
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _stop)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
     config = toml.loads((place / "job.toml").read_bytes())
     run = place / "run"
     folder = run if (run / "config.toml").exists() else new_folder(run, config["name"])
     try:
-        if "sweep" in config:
-            tune(plan(config), folder)
-        else:
-            execute(build(config), folder, drawn=False)
+        with locked(folder):  # the study may have been killed, and begun again
+            if "sweep" in config:
+                tune(plan(config), folder)
+            else:
+                execute(build(config), folder, drawn=False)
     except KeyboardInterrupt:
         raise SystemExit(143) from None
     except fedax.FedaxError as error:

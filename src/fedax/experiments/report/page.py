@@ -21,19 +21,20 @@ from fedax.figures.style import CLASS_COLOURS, COLOURS
 _AGAIN = {"nodes": "fedax deploy run config.toml --link HOST:PORT", PYTHON: "the same fedax.compare(…) in Python"}
 
 
-def write_report(records: Sequence[Record], path: Path, *, target: Aim | None = None) -> None:
+def write_report(records: Sequence[Record], path: Path, *, target: Aim | None = None, said: Sequence[str] = ()) -> None:
     """Write the report of one or several run folders to ``path``; arguments and errors are those of :func:`render`."""
-    write_atomic(path, render(records, target=target))
+    write_atomic(path, render(records, target=target, said=said))
 
 
 @np.errstate(all="ignore")  # means of numbers near the largest there are
-def render(records: Sequence[Record], *, target: Aim | None = None) -> str:
+def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequence[str] = ()) -> str:
     """The report's HTML.
 
     Args:
         records: from :func:`fedax.experiments.read`.
         target: a value of the column that decides, or ``{column: value}``: what it cost to reach it is shown. Default:
             about what the middle one of the methods has in the end.
+        said: sentences with which it begins.
 
     Raises:
         ConfigError: a target that cannot be.
@@ -56,7 +57,7 @@ def render(records: Sequence[Record], *, target: Aim | None = None) -> str:
         "version": fedax.__version__,
         "title": html.escape(title),
         "subtitle": html.escape(_subtitle(records)),
-        "verdict": _paragraphs(_conclusion(records, problems)),
+        "verdict": _paragraphs([*said, *_conclusion(records, problems)]),
         "missing": _missing(records),
         "facts": "".join(f"<div><dt>{k}</dt><dd>{_breakable(v)}</dd></div>" for k, v in _facts(records).items()),
         "contents": "".join(f'<a href="#{name}">{_PARTS[name]}</a>' for name, text in parts.items() if text),
