@@ -160,35 +160,43 @@ class Study:
     results: dict[str, Table] = field(default_factory=dict)  # of the jobs that are over, by key
 
     def choice(self, part: Part, label: str) -> tuple[Table | None, Job | None]:
-        """The settings chosen for a method, or where more has to be tried first, the job that tries it.
+        """The settings chosen for a method, or where more has to be tried first, the job that tries it."""
+        tune = part.section.tune
+        if tune is None or not _grid(part, label):
+            other = self.parts.get(part.section.tuned_by or "")
+            return self.choice(other, label) if other is not None and label in other.labels else ({}, None)
+        *_, last = self._choices(part, label)
+        if last.key not in self.results:
+            return None, last
+        return self.tried(part, label)[0]["point"], None
+
+    def choices(self, part: Part, label: str) -> list[Job]:
+        """The jobs by which a method's settings were chosen, of those that are over; empty where none were chosen."""
+        return [job for job in self._choices(part, label) if job.key in self.results]
+
+    def tried(self, part: Part, label: str) -> list[Table]:
+        """All points that were tried for a method, the best first, as in the results."""
+        lines = [self.results[job.key] for job in self.choices(part, label)]
+        return _in_order([row for line in lines for row in line["points"]], lines[0]["better"]) if lines else []
+
+    def _choices(self, part: Part, label: str) -> Iterator[Job]:
+        """The jobs that choose, up to the first that has to be done.
 
         The points are the recipe's; where the best is at the smallest or largest value of an axis, the axis grows in
         its own proportion, until the best is inside, a value is refused, or the grid has grown as often as it may.
         """
         tune = part.section.tune
         grid: dict[str, list[Any]] | None = _grid(part, label) if tune is not None else None
-        if tune is None or not grid:
-            other = self.parts.get(part.section.tuned_by or "")
-            return self.choice(other, label) if other is not None and label in other.labels else ({}, None)
         table: list[Table] = []
-        for _ in range(tune.extend + 1):
+        for _ in range(1 if tune is None else tune.extend + 1):
+            if not grid:
+                return
             job = self._tuning(part, label, grid)
-            if job.key not in self.results:
-                return None, job
-            table += self.results[job.key]["points"]
-            if (grid := self._wider(part, label, table)) is None:
-                break
-        return _best(table, self.results[job.key]["better"])["point"], None
-
-    def tried(self, part: Part, label: str) -> list[Table]:
-        """All points that were tried for a method, as in the results; empty where there was no choice."""
-        tune = part.section.tune
-        grid: dict[str, list[Any]] | None = _grid(part, label) if tune else None
-        table: list[Table] = []
-        while grid and (job := self._tuning(part, label, grid)).key in self.results:
-            table += self.results[job.key]["points"]
+            yield job
+            if (line := self.results.get(job.key)) is None:
+                return
+            table = _in_order([*table, *line["points"]], line["better"])
             grid = self._wider(part, label, table)
-        return table
 
     def jobs(self) -> Iterator[Job]:
         """What can be done now, the first first: choices before runs, and runs seed by seed."""
@@ -228,23 +236,22 @@ class Study:
         return _job(part, label, None, config)
 
     def _wider(self, part: Part, label: str, table: list[Table]) -> dict[str, list[Any]] | None:
-        """The points that come next: those with one value more on an axis whose edge is the best."""
-        better = next(r["better"] for r in self.results.values() if r["points"] and r["points"][0] in table)
-        best = _best(table, better)
-        if best["mean"] is None:
-            return None
-        for name, value, end in sweeps.edges([_as_trial(row) for row in _in_order(table, better)]):
+        """The points that come next, of some in order: those with one value more on an axis whose edge is the best."""
+        best = table[0]["point"]
+        for name, value, end in sweeps.edges([_as_trial(row) for row in table]):
             values = sorted({row["point"][name] for row in table})
             few = values[:2] if end == "smallest" else values[:-3:-1]
             if value <= 0 or few[1] <= 0:
                 continue
             beyond = float(f"{few[0] * few[0] / few[1]:.4g}")
             beyond = type(value)(beyond)
+            if beyond in values:
+                continue
             try:
-                check_settings(_at(part, label, best["point"] | {name: beyond}))
+                check_settings(_at(part, label, best | {name: beyond}))
             except ConfigError:
                 continue
-            others = {each: list(dict.fromkeys(row["point"][each] for row in table)) for each in best["point"]}
+            others = {each: list(dict.fromkeys(row["point"][each] for row in table)) for each in best}
             return others | {name: [beyond]}
         return None
 
@@ -348,10 +355,6 @@ def _job(part: Part, label: str, seed: int | None, config: Table) -> Job:
 def _in_order(table: Sequence[Table], better: str) -> list[Table]:
     sign = -1 if better == "higher" else 1
     return sorted(table, key=lambda row: (row["mean"] is None, row["failed"], sign * (row["mean"] or 0.0)))
-
-
-def _best(table: Sequence[Table], better: str) -> Table:
-    return _in_order(table, better)[0]
 
 
 def _as_trial(row: Table) -> Trial:
@@ -554,6 +557,40 @@ def outcome(study: Study, folder: Path) -> list[str]:
     return said
 
 
+def faults(study: Study, folder: Path) -> list[str]:
+    """What breaks the rules of a study, as sentences; empty where nothing does.
+
+    No choice by test data; no seed that both chooses and counts; no result at other settings than those that were
+    chosen; and where the run folders are still there, no score that is not in their rows.
+    """
+    found = []
+    study.results = results_of(folder)
+    known: set[str] = set()
+    for part in study.parts.values():
+        seeds = {*seeds_of("run.seeds", part.config["run"].get("seeds", 1))}
+        for label in part.labels:
+            point, _ = study.choice(part, label)
+            known |= {study.run(part, label, seed, point).key for seed in seeds if point is not None}
+            for job in study.choices(part, label):
+                known.add(job.key)
+                line = study.results[job.key]
+                if line["criterion"].startswith("test"):
+                    found.append(f"{job.name}: chosen by {line['criterion']}.")
+                if both := sorted(seeds & {*line["tuned_with"]}):
+                    found.append(f"{job.name}: chosen with the seeds {both}, which count.")
+                if (run := folder / "jobs" / job.key / "run").exists():
+                    trials = read(run).trials(label)
+                    scores = {json.dumps(trial.point): _short(finite(trial.mean)) for trial in trials}
+                    if scores != {json.dumps(row["point"]): row["mean"] for row in line["points"]}:
+                        found.append(f"{job.name}: its scores are not those of {run}.")
+    found += [
+        f"{line['label']}, {key}: a result at settings that nobody chose."
+        for key, line in study.results.items()
+        if key not in known
+    ]
+    return found
+
+
 def write_page(study: Study, folder: Path) -> Path | None:
     """Draw the page of a study, ``report.html``, from what is there; ``None`` where nothing is."""
     found = [record_of(study, part, folder) for part in study.parts.values()]
@@ -588,7 +625,7 @@ def carry_out(
         Whether all is done.
 
     Raises:
-        ConfigError: a job failed, with what it said last; the others that were under way have ended.
+        ConfigError: jobs failed, with what each said last; all others are done.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
@@ -601,12 +638,16 @@ def _carry_out(study: Study, folder: Path, jobs: int | None, hours: float, watch
     until = time.monotonic() + 3600 * hours
     study.results = results_of(folder)
     under_way: dict[str, tuple[Job, subprocess.Popen[bytes], int, float]] = {}
-    failed: list[str] = []
+    failed: dict[str, str] = {}
     (folder / "results").mkdir(parents=True, exist_ok=True)
     try:
         while True:
-            late = time.monotonic() > until or bool(failed)
-            waiting = [] if late or not free else [job for job in study.jobs() if job.key not in under_way]
+            late = time.monotonic() > until
+            waiting = (
+                []
+                if late or not free
+                else [job for job in study.jobs() if job.key not in under_way and job.key not in failed]
+            )
             for job in waiting[: len(free)]:
                 core = free.pop(0)
                 under_way[job.key] = (job, _start(folder, job, core), core, time.monotonic())
@@ -634,7 +675,8 @@ def _carry_out(study: Study, folder: Path, jobs: int | None, hours: float, watch
                     watch(f"{job.name} stopped after {seconds:.0f} s")
                 else:
                     said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
-                    failed.append(f"{job.name}: {said[0]} ({log})")
+                    failed[key] = f"{job.name}: {said[0]} ({log})"
+                    watch(f"{job.name} failed after {seconds:.0f} s: {said[0]}")
     except BaseException:
         for _, process, _, _ in under_way.values():
             process.send_signal(signal.SIGTERM)
@@ -642,7 +684,7 @@ def _carry_out(study: Study, folder: Path, jobs: int | None, hours: float, watch
             process.wait()
         raise
     if failed:
-        raise ConfigError("study", study.section.name, "; ".join(failed))
+        raise ConfigError("study", study.section.name, "; ".join(failed.values()))
     return not any(True for _ in study.jobs())
 
 

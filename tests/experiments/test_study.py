@@ -1,0 +1,300 @@
+"""Studies: what they choose, what they run, and what they make of it."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedax.errors import ConfigError, DataError
+from fedax.experiments import study as studies
+from fedax.experiments.runs import MethodRun, Record, read
+from fedax.experiments.study import carry_out, claims, faults, read_study, results_of, verdict, write_page
+
+RECIPE = """
+name = "small"
+data = {name = "digits", clients = 4, partition = "dirichlet", alpha = 0.5, split = {val = 0.2}}
+task = {name = "softmax_regression"}
+work = {kind = "steps", steps = 2}
+
+[run]
+rounds = 4
+batch_size = 16
+seeds = [3, 4]
+split_seeds = true
+evaluate_every = 1
+
+[[methods]]
+name = "fedavg"
+lr = 0.1
+
+[[methods]]
+name = "fedavg-m"
+lr = 0.1
+
+[sweep.grid]
+"methods.*.lr" = [0.1, 0.2]
+"methods.*.beta" = [0.5, 0.9]
+"""
+PART = """
+[[parts]]
+name = "one"
+recipe = "small.toml"
+shows = ["Figure 1"]
+text = "Momentum is better."
+claims = [["fedavg-m", "fedavg"]]
+"""
+OTHER = """
+[[parts]]
+name = "two"
+recipe = "small.toml"
+tuned_by = "one"
+set = {"run.rounds" = 5}
+"""
+ONE_CHOICE = """
+[parts.set]
+"run.seeds" = [3]
+"sweep.grid" = {"methods.fedavg.lr" = [0.05, 0.2]}
+"""
+
+
+@pytest.fixture
+def made(tmp_path):
+    def make(parts=PART + "tune = {rounds = 2}\n"):
+        (tmp_path / "small.toml").write_text(RECIPE)
+        (tmp_path / "study.toml").write_text(f'name = "mine"\n{parts}')
+        return read_study(tmp_path / "study.toml")
+
+    return make
+
+
+def tuned(study, label, *scores, criterion="val_loss", better="lower"):
+    """Make up the results of the next choice of a method: the score of each point, in the order of the grid."""
+    part = study.parts["one"]
+    _, job = study.choice(part, label)
+    axes = [(path.split(".")[2], values) for path, values in job.config["sweep"]["grid"].items()]
+    points = [{}]
+    for name, values in axes:
+        points = [point | {name: value} for point in points for value in values]
+    rows = [
+        {"point": point, "mean": score, "failed": int(score is None), "seeds": [score]}
+        for point, score in zip(points, scores, strict=True)
+    ]
+    study.results[job.key] = {
+        "key": job.key,
+        "label": label,
+        "criterion": criterion,
+        "better": better,
+        "last": 1,
+        "tuned_with": job.config["run"]["seeds"],
+        "points": rows,
+    }
+    return job
+
+
+def test_every_method_is_tuned_with_as_many_runs(made):
+    jobs = {job.label: job.config for job in made().jobs()}
+    assert jobs["fedavg"]["sweep"]["grid"] == {"methods.*.lr": [0.1, 0.2]}
+    assert jobs["fedavg"]["run"]["seeds"] == [1000, 1001]
+    assert jobs["fedavg-m"]["sweep"]["grid"] == {"methods.*.lr": [0.1, 0.2], "methods.*.beta": [0.5, 0.9]}
+    assert jobs["fedavg-m"]["run"]["seeds"] == [1000]
+    assert {config["run"]["rounds"] for config in jobs.values()} == {2}
+
+
+def test_a_grid_grows_until_its_best_is_inside(made):
+    study = made()
+    part = study.parts["one"]
+    tuned(study, "fedavg", 3.0, 2.0)
+    assert tuned(study, "fedavg", 1.0).config["sweep"]["grid"] == {"methods.*.lr": [0.4]}
+    assert tuned(study, "fedavg", 1.5).config["sweep"]["grid"] == {"methods.*.lr": [0.8]}
+    assert study.choice(part, "fedavg") == ({"lr": 0.4}, None)
+    assert [row["point"]["lr"] for row in study.tried(part, "fedavg")] == [0.4, 0.8, 0.2, 0.1]
+    # Two axes, the best at an edge of both; beta cannot be above 1.
+    tuned(study, "fedavg-m", 4.0, 3.0, 3.0, 2.0)
+    job = tuned(study, "fedavg-m", 2.5, 2.6)
+    assert job.config["sweep"]["grid"] == {"methods.*.lr": [0.4], "methods.*.beta": [0.9, 0.5]}
+    assert study.choice(part, "fedavg-m") == ({"lr": 0.2, "beta": 0.9}, None)
+
+
+def test_a_grid_grows_no_longer_than_asked_and_not_where_all_failed(made):
+    study = made(PART + "tune = {rounds = 2, extend = 1}\n")
+    part = study.parts["one"]
+    tuned(study, "fedavg", 2.0, 3.0)
+    assert tuned(study, "fedavg", 1.0).config["sweep"]["grid"] == {"methods.*.lr": [0.05]}
+    assert study.choice(part, "fedavg") == ({"lr": 0.05}, None)
+    tuned(study, "fedavg-m", None, None, None, None)
+    assert study.choice(part, "fedavg-m")[1] is None
+
+
+def test_higher_scores_can_be_better(made):
+    study = made(PART + "tune = {rounds = 2, extend = 0}\n")
+    tuned(study, "fedavg", 0.4, 0.5, criterion="val_accuracy", better="higher")
+    assert study.choice(study.parts["one"], "fedavg") == ({"lr": 0.2}, None)
+
+
+def test_another_part_takes_what_was_chosen(made):
+    study = made(PART + "tune = {rounds = 2, extend = 0}\n" + OTHER)
+    assert {job.part for job in study.jobs()} == {"one"}
+    tuned(study, "fedavg", 2.0, 1.0)
+    runs = [job for job in study.jobs() if job.seed is not None]
+    assert {(job.part, job.label, job.seed) for job in runs} == {
+        (p, "fedavg", s) for p in ("one", "two") for s in (3, 4)
+    }
+    assert {job.config["methods"][0]["lr"] for job in runs} == {0.2}
+
+
+def test_jobs_that_are_alike_but_for_names_are_done_once(made):
+    same = PART.replace('"one"', '"two"')
+    study = made(PART + same)
+    assert len([*study.jobs()]) == 4
+    other = made(PART + same + 'set = {"run.rounds" = 5}\n')
+    assert len([*other.jobs()]) == 8
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (PART + PART, "parts.name = 'one': give each part a name of its own"),
+        (PART + 'tuned_by = "two"\n', "parts.tuned_by = 'two'"),
+        (PART.replace('"fedavg"]', '"fedprox"]'), "parts.claims = 'fedprox'"),
+        (PART + 'methods = ["scaffold"]\n', "parts.methods = 'scaffold'"),
+        (PART + 'set = {"run.round" = 5}\n', "run.round"),
+        (PART + "tune = {rounds = 0}\n", "rounds = 0"),
+        (PART.replace("small.toml", "nowhere.toml"), "config = 'nowhere.toml'"),
+        ("parts = []\n", "parts"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused(made, parts, message):
+    with pytest.raises(ConfigError) as caught:
+        made(parts)
+    assert message in str(caught.value)
+
+
+def test_a_study_that_is_not_there():
+    with pytest.raises(ConfigError, match=r"study = 'nope'.*fednova, momentum"):
+        read_study("nope")
+
+
+def test_studies_that_come_with_fedax_can_be_read():
+    for name in studies.studies():
+        study = read_study(name)
+        assert study.section.name == name
+        assert all(part.section.shows for part in study.parts.values())
+        assert [*study.jobs()]
+
+
+def record(column="test_accuracy", **values):
+    """The record of methods with these last values of each seed; ``None`` where a run diverged."""
+    runs, labels = [], []
+    for label, seeds in values.items():
+        labels.append(label)
+        for seed, value in enumerate(seeds):
+            late = math.nan if value is None else value
+            history = {"round": np.arange(21), "train_loss": np.ones(21), column: np.r_[np.zeros(18), late, late, late]}
+            runs.append(MethodRun(label, "fedavg", seed, "finished" if value is not None else "diverged", history))
+    config = {
+        "name": "x",
+        "data": {"name": "digits"},
+        "task": {"name": "t"},
+        "work": {"kind": "steps"},
+        "participation": {"kind": "full"},
+        "run": {"rounds": 20, "seeds": [0], "judge": column},
+        "methods": [{"name": "fedavg", "label": label} for label in labels],
+    }
+    return Record(Path("x"), config, {"clients": {"sizes": [1], "counts": None}}, runs, [])
+
+
+def part_with(*pairs):
+    section = studies.PartSection(name="one", recipe="x", claims=[list(pair) for pair in pairs])
+    return studies.Part(section, {"run": {}, "methods": []})
+
+
+def test_claims_are_tested_over_the_seeds_that_both_have():
+    found = record(a=[0.9, 0.8, 0.7, 0.6], b=[0.8, 0.69, 0.61, 0.5], c=[0.5, 0.9, 0.6])
+    one, two, three = claims(part_with(("a", "b"), ("b", "a"), ("c", "a")), found)
+    assert (one.gap, one.seeds, one.verdict) == (pytest.approx(0.1), 4, "holds")
+    assert one.low < 0.1 < one.high and one.low > 0
+    assert (two.gap, two.verdict) == (pytest.approx(-0.1), "does not hold")
+    assert (three.seeds, three.verdict) == (3, "cannot be told")
+    assert verdict([one, two, three]) == "holds in part"
+    alone = claims(part_with(("a", "b")), found)[0]
+    assert alone.p < one.p  # of fewer claims
+
+
+def test_of_losses_lower_is_better():
+    (claim,) = claims(part_with(("a", "b")), record("test_loss", a=[1.0, 1.1, 1.2], b=[1.5, 1.59, 1.71]))
+    assert claim.gap == pytest.approx(0.5)
+    assert claim.verdict == "holds"
+
+
+def test_a_method_that_fails_with_every_seed_has_lost():
+    found = record(a=[0.9, 0.8], b=[None, None], c=[0.5, None], d=[None, None])
+    one, two, three, four = claims(part_with(("a", "b"), ("b", "a"), ("a", "c"), ("b", "d")), found)
+    assert (one.verdict, two.verdict) == ("holds", "does not hold")
+    assert (three.verdict, four.verdict) == ("cannot be told", "cannot be told")
+    assert one.gap == math.inf and math.isnan(three.gap) and math.isnan(four.gap)
+
+
+def test_one_seed_tells_nothing():
+    (claim,) = claims(part_with(("a", "b")), record(a=[0.9], b=[0.1]))
+    assert claim.gap == pytest.approx(0.8)
+    assert (claim.verdict, math.isnan(claim.p)) == ("cannot be told", True)
+
+
+def test_choices_by_test_data_or_by_seeds_that_count_are_found(made, tmp_path):
+    study = made(PART + "tune = {rounds = 2, extend = 0, seed = 3}\n")
+    tuned(study, "fedavg", 2.0, 1.0, criterion="test_loss")
+    tuned(study, "fedavg-m", 2.0, 1.0, 3.0, 4.0)
+    lines = [*study.results.values(), {"key": "0" * 16, "label": "fedavg", "seed": 3}]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "one.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert faults(study, tmp_path) == [
+        "one: fedavg, tuning: chosen by test_loss.",
+        "one: fedavg, tuning: chosen with the seeds [3, 4], which count.",
+        "one: fedavg-m, tuning: chosen with the seeds [3], which count.",
+        "fedavg, 0000000000000000: a result at settings that nobody chose.",
+    ]
+    (tmp_path / "results" / "one.jsonl").write_text("{\n")
+    with pytest.raises(DataError, match=r"one\.jsonl, line 1"):
+        results_of(tmp_path)
+
+
+def test_a_study_from_its_choices_to_its_page(made, tmp_path):
+    study = made(PART + "tune = {rounds = 2, extend = 0}\n" + ONE_CHOICE)
+    folder, said = tmp_path / "out", []
+    assert not carry_out(study, folder, hours=0.0)
+    assert results_of(folder) == {}
+    assert carry_out(study, folder, watch=said.append)
+    assert len(said) == 6  # a choice and two runs
+    (part,) = study.parts.values()
+    (choice,) = study.choices(part, "fedavg")
+    sweep = read(folder / "jobs" / choice.key / "run")
+    assert sweep.config["sweep"]["criterion"] == "val_loss"
+    assert study.tried(part, "fedavg")[0]["mean"] == pytest.approx(sweep.trials("fedavg")[0].mean, rel=1e-5)
+    found = studies.record_of(study, part, folder)
+    assert [(run.label, run.seed, run.status) for run in found.runs] == [
+        ("fedavg", 3, "finished"),
+        ("fedavg-m", 3, "finished"),
+    ]
+    job = study.run(part, "fedavg", 3, study.choice(part, "fedavg")[0])
+    (run,) = read(folder / "jobs" / job.key / "run").runs
+    for name, values in run.history.items():
+        np.testing.assert_allclose(found.runs[0].history[name], values, rtol=1e-5)
+    assert faults(study, folder) == []
+    assert "Figure 1: Momentum is better. Cannot be told" in write_page(study, folder).read_text()
+    again = []
+    assert carry_out(study, folder, watch=again.append)
+    assert again == []
+
+
+def test_a_job_that_fails_is_told_and_the_others_are_kept(made, tmp_path, monkeypatch):
+    study = made(PART + 'set = {"run.seeds" = [3]}\n')
+    broken, _ = study.jobs()
+    broken.config["data"]["clients"] = 10**6  # more than there are examples
+    monkeypatch.setattr(
+        study, "jobs", lambda jobs=[*study.jobs()]: iter([j for j in [broken, jobs[1]] if j.key not in study.results])
+    )
+    with pytest.raises(ConfigError, match=r"one: fedavg, seed 3: .*clients.*log\.txt"):
+        carry_out(study, tmp_path / "out", jobs=2)
+    assert [line["label"] for line in results_of(tmp_path / "out").values()] == ["fedavg-m"]
