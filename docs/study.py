@@ -1,0 +1,187 @@
+"""The study's tables and figures. ``python docs/study.py`` draws them anew from the results in docs/study.
+
+Each paper has a page there, written by hand but for the blocks between marks that name a part of its study: the claim,
+the verdict, a table of the methods, one of the claims' tests, and a figure. ``python docs/study.py FOLDER`` first
+takes over the results of ``FOLDER/<study>``, where ``fedax study`` has put them; ``--check`` looks for broken rules.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import re
+import shutil
+
+import numpy as np
+
+from fedax.columns import describe, show
+from fedax.experiments import study as studies
+from fedax.experiments.plots import series
+from fedax.experiments.runs import Record
+from fedax.experiments.study import Claim, Part, Study
+from fedax.experiments.summary import Method, Problem, problems, short
+from fedax.figures import Drawing, curves, write
+
+HERE = pathlib.Path(__file__).parent / "study"
+FIGURES = HERE / "figures"
+_MARK = re.compile(r"(<!-- ([a-z]+)/([a-z0-9-]+): python docs/study.py -->\n).*?(<!-- end -->\n)", re.DOTALL)
+_VERDICT = re.compile(r"<!-- verdict of ([a-z]+)/([a-z0-9-]+) -->[^|\n]*")
+_LEAST_P = 0.001  # smaller ones are not told apart
+
+
+def load(name: str) -> Study:
+    """A study with the results that are in docs/study."""
+    study = studies.read_study(name)
+    study.results = studies.results_of(HERE / name)
+    return study
+
+
+def written() -> dict[pathlib.Path, str]:
+    """Every page with generated blocks, as it should be."""
+    known: dict[str, Study] = {}
+
+    def study(name: str) -> Study:
+        return known.setdefault(name, load(name))
+
+    def block_of(match: re.Match[str]) -> str:
+        begin, name, part, end = match.groups()
+        return begin + block(study(name), name, part) + end
+
+    def verdict_of(match: re.Match[str]) -> str:
+        name, part = match.groups()
+        return f"<!-- verdict of {name}/{part} --> {said(study(name), name, part)}"
+
+    found = {}
+    for path in [HERE.with_suffix(".md"), *sorted(HERE.glob("*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        new = _VERDICT.sub(verdict_of, _MARK.sub(block_of, text))
+        if new != text or _MARK.search(text) or _VERDICT.search(text):
+            found[path] = new
+    return found
+
+
+def said(study: Study, name: str, part: str) -> str:
+    """The verdict on a part in a few words, for the table of all figures."""
+    record = studies.record_of(study, study.parts[part], HERE / name)
+    found = [] if record is None else studies.claims(study.parts[part], record)
+    told = sum(claim.verdict == "holds" for claim in found)
+    return f"{studies.verdict(found)} ({told} of {len(study.parts[part].section.claims)})"
+
+
+def block(study: Study, name: str, part: str) -> str:
+    """What stands between the marks of one part."""
+    at = study.parts[part]
+    record = studies.record_of(study, at, HERE / name)
+    if record is None:
+        return "No run of it is over yet.\n"
+    (problem,) = problems([record])
+    column = studies.column_of(at, record)
+    found = studies.claims(at, record)
+    lines = [f"**Claim.** {at.section.text} **Verdict:** {said(study, name, part)}."]
+    lines += ["", *_methods(study, at, record, problem, column)]
+    if found:
+        lines += ["", *_tests(found, column)]
+    lines += ["", f"![{at.section.text}](figures/{name}-{part}.svg)"]
+    return "\n".join(lines) + "\n"
+
+
+def _methods(study: Study, part: Part, record: Record, problem: Problem, column: str) -> list[str]:
+    """A row for each method, the best first."""
+    known = describe(column)
+    others = [each for each in ("test_accuracy", "test_loss", "train_loss") if each in record.runs[0].history]
+    shown = [column, *(each for each in others if each != column)]
+    tuned = any(study.choices(part, label) or part.section.tuned_by for label in part.labels)
+    head = ["method", *(describe(each).label for each in shown), "seeds", "GB of traffic", "core minutes"]
+    rows = [[*head, "chosen"] if tuned else head]
+    methods = sorted(problem.methods, key=lambda m: _order(m, column, problem.tail))
+    for m in methods:
+        cells = [m.label, *(_late(m, each, problem.tail) for each in shown), str(len(m.runs))]
+        traffic = (m.cost("bytes_down") + m.cost("bytes_up")) / 1e9
+        cells += [f"{traffic:.3g}", f"{_minutes(study, part, m):.3g}"]
+        point = study.choice(part, m.label)[0] if tuned else None
+        rows.append([*cells, _settings(point or {})] if tuned else cells)
+    note = f"Means ± standard deviation over the seeds, of the last {problem.tail} evaluations. {known.label}"
+    note += f" decides. {part.config['run']['rounds']:,} rounds."
+    return [*_table(rows), "", note]
+
+
+def _order(m: Method, column: str, tail: int) -> tuple[bool, float]:
+    values = m.tail(column, max(tail, 1))
+    sign = 1 if studies.better(column) == "lower" else -1
+    return m.status != "finished", sign * float(values.mean()) if values.size else math.inf
+
+
+def _late(m: Method, column: str, tail: int) -> str:
+    values = m.tail(column, max(tail, 1))
+    if m.status != "finished" or not values.size:
+        return m.status_text
+    text = show(column, float(values.mean()))
+    return text if len(values) < 2 else f"{text} ± {show(column, float(values.std(ddof=1)))}"
+
+
+def _minutes(study: Study, part: Part, m: Method) -> float:
+    point, _ = study.choice(part, m.label)
+    keys = [study.run(part, m.label, run.seed, point or {}).key for run in m.runs]
+    return float(np.mean([study.results[key]["seconds"] for key in keys])) / 60
+
+
+def _settings(point: dict[str, object]) -> str:
+    return ", ".join(f"{name.removesuffix('.value')} {short(value)}" for name, value in point.items()) or "as printed"
+
+
+def _tests(found: list[Claim], column: str) -> list[str]:
+    rows = [["claimed", "better by", "95 % interval", "p", "verdict"]]
+    for claim in found:
+        if math.isinf(claim.gap):
+            by, between = f"{claim.worse if claim.gap > 0 else claim.better} failed", "–"
+        else:
+            by = "–" if math.isnan(claim.gap) else show(column, claim.gap)
+            between = "–" if math.isnan(claim.low) else f"{show(column, claim.low)} to {show(column, claim.high)}"
+        p = "–" if math.isnan(claim.p) else f"< {_LEAST_P}" if claim.p < _LEAST_P else f"{claim.p:.3f}"
+        rows.append([f"{claim.better} > {claim.worse}", by, between, p, claim.verdict])
+    return _table(rows)
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [lines[0], f"|{'---|' * len(rows[0])}", *lines[1:]]
+
+
+def figure(study: Study, name: str, part: str) -> Drawing | None:
+    """The curves of the column that decides."""
+    at = study.parts[part]
+    record = studies.record_of(study, at, HERE / name)
+    if record is None:
+        return None
+    (problem,) = problems([record])
+    column = studies.column_of(at, record)
+    return curves(series(problem.methods, column), column=column)
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, help="where studies have run; their results are copied")
+    parser.add_argument("--check", action="store_true", help="look for choices that break the rules")
+    asked = parser.parse_args()
+    there = [name for name in studies.studies() if (HERE / name).exists()]
+    if asked.folder is not None:
+        there = [name for name in studies.studies() if (asked.folder / name / "results").exists()]
+        for name in there:
+            shutil.copytree(asked.folder / name / "results", HERE / name / "results", dirs_exist_ok=True)
+    if asked.check:
+        broken = [fault for name in there for fault in studies.faults(load(name), HERE / name)]
+        print("\n".join(broken) or "No choice breaks the rules.")
+        raise SystemExit(bool(broken))
+    for path, text in written().items():
+        path.write_text(text, encoding="utf-8")
+        for name, part in re.findall(r"figures/([a-z]+)-([a-z0-9-]+)\.svg", text):
+            drawn = figure(load(name), name, part)
+            if drawn is not None:
+                write(drawn, FIGURES / f"{name}-{part}.svg")
+    hours = {name: sum(line["seconds"] for line in load(name).results.values()) / 3600 for name in there}
+    print(json.dumps({name: round(value, 2) for name, value in hours.items()}), "hours of one core")
+
+
+if __name__ == "__main__":
+    main()
