@@ -11,6 +11,7 @@ import math
 import pathlib
 import re
 import shutil
+import textwrap
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def block(study: Study, name: str, part: str) -> str:
     (problem,) = problems([record])
     column = studies.column_of(at, record)
     found = studies.claims(at, record)
-    lines = [f"**Claim.** {at.section.text} **Verdict:** {said(study, name, part)}."]
+    lines = textwrap.wrap(f"**Claim.** {at.section.text} **Verdict:** {said(study, name, part)}.", 118)
     lines += ["", *_methods(study, at, record, problem, column)]
     if found:
         lines += ["", *_tests(found, column)]

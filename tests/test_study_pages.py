@@ -1,0 +1,54 @@
+"""The pages of the study say what its results say."""
+
+import re
+
+import pytest
+
+from docs import study
+from fedax.experiments.study import faults
+
+PAGES = [study.HERE.with_suffix(".md"), *sorted(study.HERE.glob("*.md"))]
+STUDIES = sorted(path.parent.name for path in study.HERE.glob("*/results"))
+
+
+def blocks():
+    """Study and part of each figure on the pages."""
+    return {found for path in PAGES for found in re.findall(r"figures/([a-z]+)-([a-z0-9-]+)\.svg", path.read_text())}
+
+
+def test_tables_are_those_of_the_results():
+    for path, text in study.written().items():
+        assert path.read_text(encoding="utf-8") == text, f"python docs/study.py writes {path.name} anew"
+
+
+def test_a_change_of_the_results_shows():
+    name, part = min(blocks())
+    found = study.load(name)
+    before = study.block(found, name, part)
+    for line in found.results.values():
+        line["history"] = {column: [-1.0] * len(values) for column, values in line.get("history", {}).items()}
+    assert study.block(found, name, part) != before
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_no_choice_was_made_by_test_data(name):
+    assert faults(study.load(name), study.HERE / name) == []
+
+
+def test_figures_are_there_and_can_be_drawn_again():
+    for name, part in blocks():
+        assert (study.FIGURES / f"{name}-{part}.svg").is_file()
+    name, part = min(blocks())
+    drawn = study.figure(study.load(name), name, part)
+    assert drawn.legends[0].get_texts()[0].get_text() in study.load(name).parts[part].labels
+
+
+def test_results_are_small():
+    assert sum(path.stat().st_size for path in study.HERE.rglob("*") if path.is_file()) < 4e6
+
+
+def test_every_part_has_a_place():
+    text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    for name in STUDIES:
+        for part in study.load(name).parts:
+            assert f"<!-- {name}/{part}: python docs/study.py -->" in text
