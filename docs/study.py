@@ -82,7 +82,7 @@ def block(study: Study, name: str, part: str) -> str:
     lines += ["", *_methods(study, at, record, problem, column)]
     if found:
         lines += ["", *_tests(found, column)]
-    lines += ["", f"![{at.section.text}](figures/{name}-{part}.svg)"]
+    lines += ["", f"![{at.section.shows[0]}: {describe(column).label}](figures/{name}-{part}.svg)"]
     return "\n".join(lines) + "\n"
 
 

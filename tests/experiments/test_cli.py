@@ -163,6 +163,19 @@ def test_compare_takes_all_data_sets_that_are_listed(here):
     assert result.exit_code == 0 and "compare-folder-1/report.html" in result.stdout
 
 
+def test_a_study_that_is_stopped_goes_on_by_the_same_command(here):
+    (here / "study.toml").write_text('name = "mine"\nparts = [{name = "a", recipe = "tiny.toml"}]\n')
+    stopped = fedax_("study", "study.toml", "--hours", "0")
+    assert (stopped.exit_code, stopped.stdout) == (1, "")
+    done = fedax_("study", "study.toml")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == "studies/mine/report.html"
+    assert fedax_("study", "study.toml").stdout.splitlines() == ["studies/mine/report.html"]
+    wrong = fedax_("study", "nope")
+    assert wrong.exit_code == 2 and "study = 'nope'" in wrong.stderr
+    assert sorted(os.listdir(here / "studies")) == ["mine"]
+
+
 def test_list_has_all_names():
     result = fedax_("list")
     for name in (*fedax.available(), *datasets(), *tasks(), *recipes()):
@@ -174,12 +187,12 @@ def test_list_has_all_names():
 
 def test_help_has_examples_and_the_version_is_told():
     assert "fedax compare digits" in fedax_("--help").stdout
-    for command in ("run", "compare", "list", "report", "sweep", "diagnose"):
+    for command in ("run", "compare", "list", "report", "sweep", "study", "diagnose"):
         assert f"fedax {command}" in fedax_(command, "--help").stdout
     assert fedax_("--version").stdout.strip() == f"fedax {fedax.__version__}"
 
 
-@pytest.mark.parametrize("command", [cli.run, cli.compare, cli.sweep, cli.diagnose, cli.list_, cli.report])
+@pytest.mark.parametrize("command", [cli.run, cli.compare, cli.sweep, cli.study, cli.diagnose, cli.list_, cli.report])
 def test_help_says_all_that_is_written(command):
     """Also what stands in square brackets, which rich takes for its markup."""
     said = " ".join(fedax_(command.__name__.strip("_"), "--help").stdout.split())
