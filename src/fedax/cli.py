@@ -478,6 +478,9 @@ def study(
         str, typer.Argument(help="A study: a TOML file, or one of fedax list studies.", show_default=False)
     ],
     out: Annotated[pathlib.Path | None, typer.Option(help="Folder of the study.", show_default="studies/NAME")] = None,
+    part: Annotated[
+        list[str] | None, typer.Option("--part", metavar="PART", help="Only this part; may be repeated.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time.", show_default="one a core")] = None,
     hours: Annotated[
         float | None, typer.Option(min=0, help="Stop after so many; the same command goes on.", show_default=False)
@@ -499,6 +502,7 @@ def study(
     Examples:
       fedax study fednova
       fedax study momentum --hours 2
+      fedax study momentum --part figure-1c
       fedax study mine.toml --jobs 1
 
     Exit code 0: all is done. Exit code 1: something is left.
@@ -511,7 +515,7 @@ def study(
     from fedax.experiments import study as studies
 
     console = _console()
-    found = studies.read_study(name)
+    found = studies.read_study(name, part or ())
     folder = out or pathlib.Path("studies") / found.section.name
 
     def say(text: str) -> None:

@@ -144,6 +144,14 @@ def test_another_part_takes_what_was_chosen(made):
     assert {job.config["methods"][0]["lr"] for job in runs} == {0.2}
 
 
+def test_a_part_alone_has_that_by_which_it_is_tuned(made, tmp_path):
+    made(PART + "tune = {rounds = 2}\n" + OTHER + OTHER.replace("two", "three"))
+    assert [*read_study(tmp_path / "study.toml", only=["three"]).parts] == ["one", "three"]
+    assert [*read_study(tmp_path / "study.toml", only=["one"]).parts] == ["one"]
+    with pytest.raises(ConfigError, match="part = 'four'"):
+        read_study(tmp_path / "study.toml", only=["four"])
+
+
 def test_jobs_that_are_alike_but_for_names_are_done_once(made):
     same = PART.replace('"one"', '"two"')
     study = made(PART + same)

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import numpy as np
 import pydantic
@@ -58,7 +58,8 @@ Watch = Callable[[str], None]
 
 _STUDIES = pathlib.Path(__file__).parent / "studies"
 _DIGITS = 6  # of the numbers that are kept
-_LINE = 1 << 24  # bytes, of the longest line of results
+_POLL = 0.2  # seconds
+_STOPPED = 143  # the exit code of a job that SIGTERM has ended, with a checkpoint
 
 
 _Pair = Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]
@@ -256,11 +257,20 @@ class Study:
         return None
 
 
-def read_study(source: str | Path) -> Study:
+def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
     """A study by its name, or from a file.
+
+    Args:
+        source: one of :func:`studies`, or a TOML file.
+        only: names of parts, if not all are wanted; those by which they are tuned belong to them.
 
     Raises:
         ConfigError: there is none, or something in it cannot be used; all parts are checked.
+
+    Example:
+        >>> study = read_study("momentum", only=["figure-1c"])
+        >>> [job.name for job in study.jobs()][0]
+        'figure-1c: scaffold, tuning'
     """
     path, known = pathlib.Path(source), studies()
     if str(source) in known and not path.exists():
@@ -285,7 +295,11 @@ def read_study(source: str | Path) -> Study:
         if each.tuned_by is not None and each.tuned_by not in parts:
             raise unknown("parts.tuned_by", each.tuned_by, [*parts])
         parts[each.name] = _part(each, path.parent)
-    return Study(section, parts)
+    for name in only:
+        if name not in parts:
+            raise unknown("part", name, [*parts])
+    wanted = {*only, *(parts[name].section.tuned_by for name in only)} if only else parts.keys()
+    return Study(section, {name: part for name, part in parts.items() if name in wanted})
 
 
 def studies() -> dict[str, str]:
@@ -632,60 +646,61 @@ def carry_out(
         return _carry_out(study, folder, jobs, hours, watch)
 
 
+class _Process(NamedTuple):
+    job: Job
+    process: "subprocess.Popen[bytes]"
+    core: int
+    began: float
+
+
 def _carry_out(study: Study, folder: Path, jobs: int | None, hours: float, watch: Watch) -> bool:
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(os.cpu_count() or 1)]
     free = [cores[i % len(cores)] for i in range(len(cores) if jobs is None else jobs)]
     until = time.monotonic() + 3600 * hours
     study.results = results_of(folder)
-    under_way: dict[str, tuple[Job, subprocess.Popen[bytes], int, float]] = {}
+    (folder / "results").mkdir(exist_ok=True)
+    under_way: dict[str, _Process] = {}
     failed: dict[str, str] = {}
-    (folder / "results").mkdir(parents=True, exist_ok=True)
     try:
-        while True:
-            late = time.monotonic() > until
-            waiting = (
-                []
-                if late or not free
-                else [job for job in study.jobs() if job.key not in under_way and job.key not in failed]
-            )
-            for job in waiting[: len(free)]:
-                core = free.pop(0)
-                under_way[job.key] = (job, _start(folder, job, core), core, time.monotonic())
-                watch(f"{job.name} begins")
+        while time.monotonic() < until:
+            if free:
+                left = (job for job in study.jobs() if job.key not in under_way and job.key not in failed)
+                for job in itertools.islice(left, len(free)):
+                    core = free.pop(0)
+                    under_way[job.key] = _Process(job, _start(folder, job, core), core, time.monotonic())
+                    watch(f"{job.name} begins")
             if not under_way:
                 break
-            if late:
-                for _, process, _, _ in under_way.values():
-                    process.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
-            for key, (job, process, core, began) in [*under_way.items()]:
-                code = process.poll()
-                if code is None and late:
-                    code = process.wait()
-                if code is None:
-                    continue
-                del under_way[key]
-                free.append(core)
-                seconds = time.monotonic() - began
-                log = folder / "jobs" / key / "log.txt"
-                if code == 0:
-                    study.results[key] = _keep(folder, job)
-                    watch(f"{job.name} took {seconds:.0f} s")
-                elif code == 143:
-                    watch(f"{job.name} stopped after {seconds:.0f} s")
-                else:
-                    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or ["nothing"]
-                    failed[key] = f"{job.name}: {said[0]} ({log})"
-                    watch(f"{job.name} failed after {seconds:.0f} s: {said[0]}")
-    except BaseException:
-        for _, process, _, _ in under_way.values():
-            process.send_signal(signal.SIGTERM)
-        for _, process, _, _ in under_way.values():
-            process.wait()
-        raise
+            while all(each.process.poll() is None for each in under_way.values()) and time.monotonic() < until:
+                time.sleep(_POLL)
+            for each in [each for each in under_way.values() if each.process.poll() is not None]:
+                del under_way[each.job.key]
+                free.append(each.core)
+                _ended(study, folder, each, failed, watch)
+    finally:
+        for each in under_way.values():
+            each.process.terminate()
+        for each in under_way.values():
+            each.process.wait()
+            _ended(study, folder, each, failed, watch)
     if failed:
         raise ConfigError("study", study.section.name, "; ".join(failed.values()))
     return not any(True for _ in study.jobs())
+
+
+def _ended(study: Study, folder: Path, each: _Process, failed: dict[str, str], watch: Watch) -> None:
+    """Keep what a process that has ended leaves."""
+    job, code, seconds = each.job, each.process.returncode, time.monotonic() - each.began
+    if code == 0:
+        study.results[job.key] = _keep(folder, job)
+        watch(f"{job.name} took {seconds:.0f} s")
+    elif code in (_STOPPED, -signal.SIGTERM):
+        watch(f"{job.name} stopped after {seconds:.0f} s")
+    else:
+        log = folder / "jobs" / job.key / "log.txt"
+        *_, said = ["nothing", *log.read_text(encoding="utf-8", errors="replace").strip().splitlines()]
+        failed[job.key] = f"{job.name}: {said} ({log})"
+        watch(f"{job.name} failed after {seconds:.0f} s: {said}")
 
 
 def _start(folder: Path, job: Job, core: int) -> "subprocess.Popen[bytes]":
@@ -725,7 +740,7 @@ def _work(place: Path, core: int) -> None:
             else:
                 execute(build(config), folder, drawn=False)
     except KeyboardInterrupt:
-        raise SystemExit(143) from None
+        raise SystemExit(_STOPPED) from None
     except fedax.FedaxError as error:
         raise SystemExit(f"{error}") from None
     finally:  # of its core, those before it was stopped included
