@@ -25,6 +25,7 @@ PIECEWISE = fedax.Piecewise(0.05, {900: 0.5, 600: 0.2})
         (fedax.PowerDecay(1.0), {0: 1.0, 3: 0.5}),
         (fedax.PowerDecay(2.0, offset=8.0, power=1 / 3), {0: 1.0, 19: 2 / 3}),
         (fedax.PowerDecay(6.0, 2.0, 2.0), {1: 6 / 9}),
+        (fedax.PowerDecay(8.0, power=1.0, cap=2.0), {0: 2.0, 3: 2.0, 7: 1.0}),
         (fedax.FromFunction(lambda t: 3.0 * t), {0: 0.0, 4: 12.0}),
     ],
 )

@@ -74,12 +74,13 @@ class Piecewise(Schedule):
 
 
 class PowerDecay(Schedule):
-    """``value / (offset + t)^power``: inverse-time, inverse-root and the like.
+    """``value / (offset + t)^power``, at most ``cap``: inverse-time, inverse-root and the like.
 
     Args:
         value: numerator, > 0.
         offset: > 0, in units of the counter.
         power: > 0; 1 is inverse time, 1/3 the schedule of FedDA and STEM.
+        cap: > 0, the largest value; ``None``: there is none.
 
     Raises:
         ConfigError: numbers out of range.
@@ -87,19 +88,28 @@ class PowerDecay(Schedule):
     Example:
         >>> float(PowerDecay(1.0, offset=2.0, power=1.0)(2))
         0.25
+        >>> [float(PowerDecay(8.0, power=1.0, cap=2.0)(t)) for t in (0, 3, 7)]
+        [2.0, 2.0, 1.0]
     """
 
     value: Number
     offset: Number
     power: Number
+    cap: Number | None
 
-    def __init__(self, value: Number, offset: Number = 1.0, power: Number = 0.5):
+    def __init__(self, value: Number, offset: Number = 1.0, power: Number = 0.5, cap: Number | None = None):
         self.value = _check_positive("value", value)
         self.offset = _check_positive("offset", offset)
         self.power = _check_positive("power", power)
+        self.cap = None if cap is None else _check_positive("cap", cap)
 
     def __call__(self, t: Number) -> Number:
-        return jnp.asarray(self.value, float) / (self.offset + jnp.asarray(t, float)) ** self.power
+        value = jnp.asarray(self.value, float) / (self.offset + jnp.asarray(t, float)) ** self.power
+        return value if self.cap is None else jnp.minimum(value, self.cap)
+
+    def arguments(self) -> dict[str, Unknown]:
+        """As of all settings; without a cap it is left out, so that runs begun before there was one go on."""
+        return {name: value for name, value in super().arguments().items() if value is not None}
 
 
 class FromFunction(Schedule):
