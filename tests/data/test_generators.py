@@ -46,6 +46,17 @@ def test_given_quadratics_are_kept():
     assert federation.weights.tolist() == [0.25, 0.75]
 
 
+def test_noiseless_regression_is_fitted_exactly_by_one_model_for_all_clients():
+    federation = data.noiseless_regression(3, features="digits")
+    x, y = federation.examples["x"], federation.examples["y"]
+    design = np.column_stack([x, np.ones(len(x))]).astype(float)
+    model, *_ = np.linalg.lstsq(design, y, rcond=None)
+    assert np.abs(design @ model - y).max() < 1e-3 < 1 < y.std()
+    assert sorted(federation.sizes) == [480, 481, 481]
+    other = data.noiseless_regression(3, features="digits", seed=1)
+    assert not np.allclose(other.examples["y"].mean(), y.mean(), rtol=1e-2)
+
+
 def test_sparse_regression_has_models_around_a_sparse_one():
     federation = data.sparse_regression(clients=40, features=12, support=3, examples=60, spread=0.2, noise=0.05)
     assert federation.num_clients == 40 and set(federation.sizes) == {60}

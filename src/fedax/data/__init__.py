@@ -3,6 +3,8 @@
 import os
 from typing import Any
 
+import numpy as np
+
 from fedax.data.federated import FederatedData
 from fedax.data.generators import linear_regression, quadratics, sparse_regression, synthetic
 from fedax.data.hdf5 import from_tff_hdf5
@@ -61,6 +63,7 @@ __all__ = [
     "inner_dirichlet",
     "linear_regression",
     "load",
+    "noiseless_regression",
     "pathological",
     "plan",
     "power_law",
@@ -99,6 +102,35 @@ def folder(path: str | os.PathLike, test: str | os.PathLike | None = None) -> An
     return data if test is None else (data, FederatedData.open(test))
 
 
+def noiseless_regression(clients: int, features: str = "w8a", seed: int = 0) -> FederatedData:
+    """A regression that a linear model fits exactly, on the features of a data set, dealt evenly.
+
+    The labels are those of :func:`linear_regression`; F is least, and 0, at a point that is best for every client.
+
+    Args:
+        clients: N ≥ 1.
+        features: the data set whose x are taken, each as a vector of d real numbers.
+        seed: ≥ 0, of the true model and of the deal.
+
+    Returns:
+        ``{"x": float32 [n, d], "y": float32 [n]}`` of each client.
+
+    Raises:
+        ConfigError: numbers out of range.
+        DataError: the data set's files are not there.
+
+    Source: FedAvg's linear speedup, section 5, case 3, and appendix I.3.
+
+    Example:
+        >>> noiseless_regression(clients=2, features="digits")
+        FederatedData(2 clients, 1442 examples, 721 to 721 a client)
+    """
+    rows = load(features).train["x"]
+    x = rows.reshape(len(rows), -1).astype(np.float32, copy=False)
+    labels, _, _ = linear_regression(x, seed)
+    return FederatedData.from_partition({"x": x, "y": labels}, iid(len(labels), clients, seed))
+
+
 PARTITIONS = Registry("partition")
 PARTITIONS.add("iid", iid)
 PARTITIONS.add("dirichlet", dirichlet)
@@ -116,6 +148,7 @@ PARTITIONS.add("value", by_value)
 FEDERATIONS = Registry("data set")  # those that come in clients
 FEDERATIONS.add("synthetic", synthetic, "FedProx's Synthetic(alpha, beta): softmax labels, a model for each client")
 FEDERATIONS.add("sparse_regression", sparse_regression, "linear models that agree on which few features matter")
+FEDERATIONS.add("noiseless_regression", noiseless_regression, "a linear model's labels, on the features of a data set")
 FEDERATIONS.add("folder", folder, "your own clients' data, as FederatedData.save writes them")
 FEDERATIONS.add("csv", from_csv, "your own clients' CSV files", fixed={"transform": None})
 FEDERATIONS.add("parquet", from_parquet, "your own clients' Parquet files", fixed={"transform": None})

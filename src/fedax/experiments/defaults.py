@@ -18,6 +18,7 @@ TASKS_OF = {
     "synthetic": "softmax_regression",
     "quadratics": "quadratic",
     "sparse_regression": "linear_regression",
+    "noiseless_regression": "linear_regression",
 }
 
 # FedNova's experiments: 16 clients, classes dealt by Dir(0.1), 2 to 5 epochs drawn anew for each client and round.
@@ -55,6 +56,11 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
         "data": {"clients": 16},
         "run": {"rounds": 50, "batch_size": 10},
         "lr": 0.005,
+    },
+    "noiseless_regression": {
+        "data": {"clients": 16},
+        "run": {"rounds": 30, "batch_size": 32},
+        "lr": 0.05,
     },
     "folder": _OWN,
     "csv": _OWN | {"data": _HELD_OUT},
