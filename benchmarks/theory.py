@@ -72,6 +72,12 @@ def figure_4(out: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="#e6e9ed", linewidth=0.8)
         axes.legend(frameon=False, loc="best")
+    some = (0.0, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+    head("α", *some)
+    for deviation in (20**0.5, 20):
+        rules = [theory.fedprox_rule(draw_steps(deviation), alpha) for alpha in some]
+        for title, name, _ in panels:
+            row(f"{title}, deviation {deviation:.3g}", *(f"{getattr(rule, name):.3g}" for rule in rules))
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None, facecolor="white")
     print(f"wrote {out}, {out.stat().st_size / 1000:.0f} kB")

@@ -95,6 +95,19 @@ def test_fedprox_and_fedavg_have_the_appendix_closed_forms():
     assert fedprox_rule([7] * 6, 0.2, p).chi2 == pytest.approx(0, abs=1e-15)
 
 
+@pytest.mark.parametrize("deviation", [20**0.5, 20.0])
+def test_what_is_said_of_figure_4_holds_for_both_readings_of_its_steps(deviation):
+    """The weight bias falls with α to 0, and the slowdown grows to τ̄ (Wang et al. 2020, section 4.2)."""
+    for seed in range(100):
+        steps = np.maximum(np.rint(np.random.default_rng(seed).normal(20, deviation, 30)), 1).astype(int)
+        rules = [fedprox_rule(steps, alpha) for alpha in np.linspace(0, 1, 21)]
+        bias, slowdown = np.array([(rule.chi2, rule.slowdown) for rule in rules]).T
+        assert (np.diff(bias) <= 1e-15).all() and (np.diff(slowdown) > 0).all()
+        assert bias[0] > 1e-3 and bias[-1] == pytest.approx(0, abs=1e-15)
+        assert_allclose((slowdown[0], slowdown[-1]), (1, steps.mean()), rtol=1e-9)
+        assert max(rule.A for rule in rules[1:-1]) < min(rules[0].A, rules[-1].A)
+
+
 def quadratics():
     rng = np.random.default_rng(2)
     roots = rng.normal(size=(4, 3, 3))
