@@ -29,11 +29,11 @@ CASES = {
     "convex": Case("logistic, λ = 0", 0.11379089057514849, 0.02),
     "regression": Case("linear regression", 0.0, 0.02),
 }
-PERIOD = 4  # E of the recipes, and 16 devices
+PERIOD = 4  # E of the recipes, which have 16 devices
 PANELS = {  # part -> the axis, active devices or E
     "full": {f"n{n}": n for n in (1, 2, 4, 8, 16, 32)},
     "half": {f"half-n{n}": n // 2 for n in (4, 8, 16, 32, 64, 128)},
-    "period": {f"n{16}" if steps == PERIOD else f"e{steps}": steps for steps in (1, 2, 4, 8, 16, 32)},
+    "period": {"n16" if steps == PERIOD else f"e{steps}": steps for steps in (1, 2, 4, 8, 16, 32)},
 }
 HEADS = {"full": "active devices, all", "half": "active devices, half of all", "period": "local steps E"}
 
@@ -60,7 +60,10 @@ class Curve(NamedTuple):
         return np.exp(np.log(self.iterations).mean(axis=1))
 
     def slope(self) -> tuple[float, float, float]:
-        """Of log iterations against log devices or E, by least squares in each seed: the mean, and a 95 % interval."""
+        """Of log iterations against log devices or E, by least squares in each seed: the mean, and a 95 % interval.
+
+        Where a seed did not reach the target it has no point.
+        """
         slopes = np.array([_slope(self.at, each) for each in self.iterations.T])
         low, high = interval(slopes) if len(slopes) > 1 and np.isfinite(slopes).all() else (math.nan, math.nan)
         return float(slopes.mean()), low, high
@@ -85,8 +88,9 @@ def curves(study: Study, folder: Path) -> Iterator[Curve]:
     """Those of which all parts have been run with all seeds."""
     for case, about in CASES.items():
         for panel, parts in PANELS.items():
-            records = [record_of(study, study.parts[f"{case}-{part}"], folder) for part in parts]
-            if any(record is None for record in records):
+            there = [study.parts[name] for name in (f"{case}-{part}" for part in parts) if name in study.parts]
+            records = [record for part in there if (record := record_of(study, part, folder)) is not None]
+            if len(records) < len(parts):
                 continue
             for method in records[0].labels if panel == "full" else ["FedAvg"]:
                 found = [reached(record, method, about.f_star + about.epsilon) for record in records]
@@ -111,7 +115,7 @@ def table(found: Sequence[Curve]) -> str:
                     f"| {CASES[c.case].title} | {c.method} | {cells} | {slope:.2f} ({low:.2f} to {high:.2f}) |"
                 )
             lines.append("")
-    return "\n".join(lines).replace("-0.", "−0.").replace("-1.", "−1.")
+    return "\n".join(lines).replace("| inf ", "| never ").replace("-0.", "−0.").replace("-1.", "−1.")
 
 
 def draw(found: Sequence[Curve], path: Path) -> None:
