@@ -26,7 +26,7 @@ from fedax.figures import Drawing, curves, write
 HERE = pathlib.Path(__file__).parent / "study"
 FIGURES = HERE / "figures"
 _MARK = re.compile(r"(<!-- ([a-z]+)/([a-z0-9-]+): python docs/study.py -->\n).*?(<!-- end -->\n)", re.DOTALL)
-_VERDICT = re.compile(r"<!-- verdict of ([a-z]+)/([a-z0-9-]+) -->[^|\n]*")
+_VERDICT = re.compile(r"(<!-- verdict of ([a-z]+)/([a-z0-9-]+) -->).*?(<!-- end -->)")
 _LEAST_P = 0.001  # smaller ones are not told apart
 
 
@@ -49,8 +49,8 @@ def written() -> dict[pathlib.Path, str]:
         return begin + block(study(name), name, part) + end
 
     def verdict_of(match: re.Match[str]) -> str:
-        name, part = match.groups()
-        return f"<!-- verdict of {name}/{part} --> {said(study(name), name, part)}"
+        begin, name, part, end = match.groups()
+        return begin + said(study(name), name, part) + end
 
     found = {}
     for path in [HERE.with_suffix(".md"), *sorted(HERE.glob("*.md"))]:
@@ -65,8 +65,11 @@ def said(study: Study, name: str, part: str) -> str:
     """The verdict on a part in a few words, for the table of all figures."""
     record = studies.record_of(study, study.parts[part], HERE / name)
     found = [] if record is None else studies.claims(study.parts[part], record)
+    claimed = study.parts[part].section.claims
+    if not claimed:
+        return "nothing is claimed in pairs"
     told = sum(claim.verdict == "holds" for claim in found)
-    return f"{studies.verdict(found)} ({told} of {len(study.parts[part].section.claims)})"
+    return f"{studies.verdict(found)} ({told} of {len(claimed)})"
 
 
 def block(study: Study, name: str, part: str) -> str:

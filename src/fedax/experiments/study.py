@@ -454,10 +454,22 @@ def record_of(study: Study, part: Part, folder: Path) -> Record | None:
                 rows.append({"label": label, **line["settings"]})
     if not runs:
         return None
-    known = json.loads((folder / "results" / f"{part.name}.json").read_text(encoding="utf-8"))
+    known = _shared(study, part, folder)
     known["config"]["run"]["seeds"] = list(dict.fromkeys(run.seed for run in runs))
     about = known["about"] | {"versions": versions}
     return Record(folder / part.name, known["config"] | {"methods": rows}, about, runs, [])
+
+
+def _shared(study: Study, part: Part, folder: Path) -> Table:
+    """What the runs of a part have in common; of another part with the same runs, where they were done for that one."""
+
+    def problem(part: Part) -> Table:
+        return {name: section for name, section in part.config.items() if name not in ("name", "methods", "sweep")}
+
+    alike = [each.name for each in study.parts.values() if problem(each) == problem(part)]
+    paths = [folder / "results" / f"{name}.json" for name in (part.name, *alike)]
+    known: Table = json.loads(next(path for path in paths if path.exists()).read_text(encoding="utf-8"))
+    return known
 
 
 # ---- what came out
@@ -470,8 +482,8 @@ class Claim:
     Attributes:
         better, worse: labels, as claimed.
         gap: by how much the first is better in the column that decides, in its units, the mean over the seeds that both
-            have; negative where it is worse. Infinite where one failed with all seeds, which means that it diverged or
-            ended worse than it began; not-a-number where both did, or one with some seeds, or they share none.
+            have; negative where it is worse. Infinite where one diverged with all seeds; not-a-number where both
+            did, or one with some seeds, or they share none.
         low, high: the ends of its 95 % confidence interval; not-a-number with one seed.
         p: of the paired t-test, corrected by Holm for all claims of the part; not-a-number with one seed.
         seeds: how many both have.
@@ -547,8 +559,8 @@ def verdict(found: Sequence[Claim]) -> str:
 
 
 def _late(run: MethodRun, column: str, tail: int, sign: float) -> float:
-    """The mean of the last values, so that higher is better; of a run that failed, -∞."""
-    if run.status != "finished":
+    """The mean of the last values, so that higher is better; of a run that has none, -∞."""
+    if run.status not in ("finished", "worse"):
         return -math.inf
     return sign * float(np.mean(run.history[column][-max(tail, 1) :]))
 
