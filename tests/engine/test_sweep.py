@@ -14,7 +14,7 @@ import safetensors.numpy
 
 import fedax
 from fedax.engine.job import make_job
-from fedax.errors import ConfigError, DivergedWarning
+from fedax.errors import CheckpointError, ConfigError, DivergedWarning
 
 from .. import every
 from .problem import DATA, TASK, UNEQUAL, P, federation, flat
@@ -340,6 +340,17 @@ def test_one_point_with_seeds_on_cores_goes_on(tmp_path):
         with pytest.raises(Killed):
             kept(tmp_path, at, grid=grid, seeds=3)
     the_same(whole, kept(tmp_path, grid=grid, seeds=3)[0])
+
+
+@pytest.mark.parametrize("cohorts", [fedax.Systematic(3), fedax.Dropout(fedax.Systematic(3), 0.5)], ids=repr)
+def test_a_checkpoint_tells_cohorts_drawn_by_weights(cohorts, tmp_path):
+    options = OPTIONS | {"participation": cohorts, "evaluate_every": 1}
+    made = [fedax.sweep(fedavg, {"lr": LRS}, TASK, DATA, checkpoint=tmp_path, **options) for _ in range(2)]
+    the_same(*made)
+    with pytest.raises(CheckpointError, match="participation"):
+        fedax.sweep(
+            fedavg, {"lr": LRS}, TASK, DATA, checkpoint=tmp_path, **options | {"participation": fedax.Systematic(2)}
+        )
 
 
 def test_what_is_over_is_neither_compiled_nor_run_again(tmp_path, monkeypatch):

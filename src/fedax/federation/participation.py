@@ -426,6 +426,10 @@ class _Systematic(Participation):
         ends = np.cumsum(np.append(lengths, 0)[self.ids], axis=1)
         self.ends = ends.astype(np.int32)
 
+    def arguments(self) -> dict[str, Any]:
+        """Without the weights, which are those of the data."""
+        return {"size": self.size}
+
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
         ids, ends = jnp.asarray(self.ids), jnp.asarray(self.ends)
         order_key, start_key = jax.random.split(key)
