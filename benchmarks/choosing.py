@@ -345,7 +345,7 @@ def threshold(x: np.ndarray, won: np.ndarray) -> tuple[float, int]:
 
 
 def bootstrap(statistic: Callable[[np.ndarray], float], n: int) -> tuple[float, float]:
-    """The 95 % interval of a statistic of the indices of n problems, which are drawn anew; draws without it are left."""
+    """The 95 % interval of a statistic of the indices of n problems, drawn anew; draws without it are left out."""
     rng = np.random.default_rng(0)
     found = np.array([statistic(rng.integers(n, size=n)) for _ in range(DRAWS)])
     found = found[np.isfinite(found)]
@@ -456,11 +456,20 @@ def written(text: str, found: dict[str, Table]) -> str:
     if not any(of_half(found, "rule")) or not any(of_half(found, "held out")):
         return text
     for name, make in (
-        ("wins", wins_table), ("expected quantities", expected_table), ("best quantities", best_table),
-        ("quantities", quantities_table), ("advice", advice_table), ("answers", answers_table),
-    ):  # fmt: skip
+        ("wins", wins_table),
+        ("expected quantities", expected_table),
+        ("figure", _picture),
+        ("best quantities", best_table),
+        ("quantities", quantities_table),
+        ("advice", advice_table),
+        ("answers", answers_table),
+    ):
         text = _put(text, name, make(found))
     return text
+
+
+def _picture(found: dict[str, Table]) -> str:
+    return "![What diagnose says that a fault costs, against what its remedy gained](figures/choosing.svg)\n"
 
 
 def problems_table(found: dict[str, Table]) -> str:
@@ -567,12 +576,16 @@ def advice_table(found: dict[str, Table]) -> str:
             int(np.sum(loss <= CLOSE)),
         ]
         rates = [f"{hit} of {len(held)} {_range(wilson(hit, len(held)))}" for hit in hits]
-        spread = bootstrap(lambda k, loss=loss: float(loss[k].mean()), len(loss))
+        spread = bootstrap(functools.partial(_mean, loss), len(loss))
         rows.append((name, *rates, f"{_percent(float(loss.mean()))} {_range(spread)}", _percent(float(loss.max()))))
     head = (
         "chosen by", "not told from the best", "the same by training loss", "within 1 %", "mean regret", "largest",
     )  # fmt: skip
     return _table(head, rows)
+
+
+def _mean(values: np.ndarray, k: np.ndarray) -> float:
+    return float(values[k].mean())
 
 
 def answers_table(found: dict[str, Table]) -> str:
@@ -636,7 +649,7 @@ def figure(found: dict[str, Table]) -> Drawing:
                 there = [found[name] for name in found if where[name] == half and label in found[name]["test"]]
                 x = [100 * quantities(problem)[quantity] for problem in there]
                 y = [100 * gain(problem, label) for problem in there]
-                handles[half] = place.plot(x, y, marker(k), color=colour(k), markersize=3.5, alpha=0.85)[0]
+                handles[half] = place.plot(x, y, marker(k), color=colour(k), markersize=3.5, clip_on=False)[0]
             place.axhline(0, color="#8591a0", linewidth=0.6)
             place.axvline(100 * MATERIAL, color="#8591a0", linewidth=0.6, linestyle=(0, (1.2, 1.3)))
             place.set_xscale("symlog", linthresh=0.01)
