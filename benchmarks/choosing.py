@@ -45,6 +45,7 @@ SHORT = 10  # rounds that ``fedax diagnose`` runs a configuration for
 OFTEN = 20  # rounds within which a client returns, in the tree
 CLOSE = 0.01  # of what training gains: near enough to the best
 DRAWS = 2000  # of the bootstrap
+_ENDED = ("finished", "worse")  # worse than it began
 _BEGIN, _END = "<!-- {}: python benchmarks/choosing.py -->\n", "<!-- end of the {} -->\n"
 
 # What the theory names for each contrast with FedAvg, fixed before any run.
@@ -75,11 +76,11 @@ def halves(names: Sequence[str]) -> dict[str, str]:
 
 
 def scores(record: Record, column: str) -> dict[str, list[float | None]]:
-    """Method -> the mean of its last evaluations with each seed; ``None`` of a run that failed."""
+    """Method -> the mean of its last evaluations with each seed; ``None`` of a run that diverged."""
     (problem,) = problems([record])
     return {
         m.label: [
-            float(f"{np.mean(run.history[column][-max(problem.tail, 1) :]):.6g}") if run.status == "finished" else None
+            float(f"{np.mean(run.history[column][-max(problem.tail, 1) :]):.6g}") if run.status in _ENDED else None
             for run in sorted(m.runs, key=lambda run: run.seed)
         ]
         for m in problem.methods
@@ -218,14 +219,14 @@ def tree(found: Table, cohort: float) -> str:
 
 
 def means(problem: Table, column: str = "test") -> dict[str, float]:
-    """Method -> its mean over the seeds; ∞ if a run failed."""
+    """Method -> its mean over the seeds; ∞ if a run diverged."""
     return {
         label: float(np.mean(values)) if None not in values else math.inf for label, values in problem[column].items()
     }
 
 
 def _tests(problem: Table, pairs: Sequence[tuple[str, str]], column: str = "test") -> list[float]:
-    """p of the paired t-tests of pairs of methods, corrected by Holm; 0 where one of two failed, 1 where both did."""
+    """p of the paired t-tests of pairs of methods, corrected by Holm; 0 where one of two diverged, 1 where both did."""
     found = []
     for one, other in pairs:
         a, b = problem[column][one], problem[column][other]
