@@ -168,11 +168,11 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=pathlib.Path, help="where studies have run; their results are copied")
     parser.add_argument("--check", action="store_true", help="look for choices that break the rules")
     asked = parser.parse_args()
-    there = [name for name in studies.studies() if (HERE / name).exists()]
+    shown = {match[2] for path in HERE.glob("*.md") for match in _MARK.finditer(path.read_text(encoding="utf-8"))}
     if asked.folder is not None:
-        there = [name for name in studies.studies() if (asked.folder / name / "results").exists()]
-        for name in there:
+        for name in [each for each in shown if (asked.folder / each / "results").exists()]:
             shutil.copytree(asked.folder / name / "results", HERE / name / "results", dirs_exist_ok=True)
+    there = [name for name in sorted(shown) if (HERE / name).exists()]
     if asked.check:
         broken = [fault for name in there for fault in studies.faults(load(name), HERE / name)]
         print("\n".join(broken) or "No choice breaks the rules.")
