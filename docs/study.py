@@ -95,11 +95,14 @@ def _methods(study: Study, part: Part, record: Record, problem: Problem, column:
     others = [each for each in ("test_accuracy", "test_loss", "train_loss") if each in record.runs[0].history]
     shown = [column, *(each for each in others if each != column)]
     tuned = any(study.choices(part, label) or part.section.tuned_by for label in part.labels)
-    head = ["method", *(describe(each).label for each in shown), "seeds", "GB of traffic", "core minutes"]
+    early = "val_loss" in record.runs[0].history
+    at_best = [f"{known.label} at the lowest validation loss"] * early
+    head = ["method", *(describe(each).label for each in shown), *at_best, "seeds", "GB of traffic", "core minutes"]
     rows = [[*head, "chosen"] if tuned else head]
     methods = sorted(problem.methods, key=lambda m: _order(m, column, problem.tail))
     for m in methods:
-        cells = [m.label, *(_late(m, each, problem.tail) for each in shown), str(len(m.runs))]
+        cells = [m.label, *(_late(m, each, problem.tail) for each in shown)]
+        cells += [*[_at_best(m, column)] * early, str(len(m.runs))]
         traffic = (m.cost("bytes_down") + m.cost("bytes_up")) / 1e9
         cells += [f"{traffic:.3g}", f"{_minutes(study, part, m):.3g}"]
         point = study.choice(part, m.label)[0] if tuned else None
@@ -112,13 +115,23 @@ def _methods(study: Study, part: Part, record: Record, problem: Problem, column:
 def _order(m: Method, column: str, tail: int) -> tuple[bool, float]:
     values = m.tail(column, max(tail, 1))
     sign = 1 if studies.better(column) == "lower" else -1
-    return m.status != "finished", sign * float(values.mean()) if values.size else math.inf
+    return not values.size, sign * float(values.mean()) if values.size else math.inf
 
 
 def _late(m: Method, column: str, tail: int) -> str:
     values = m.tail(column, max(tail, 1))
-    if m.status != "finished" or not values.size:
+    if not values.size:
         return m.status_text
+    return _spread(column, values)
+
+
+def _at_best(m: Method, column: str) -> str:
+    """What early stopping by the validation loss gives."""
+    rounds = [int(np.nanargmin(run.history["val_loss"])) for run in m.runs]
+    return _spread(column, np.array([run.history[column][k] for run, k in zip(m.runs, rounds, strict=True)]))
+
+
+def _spread(column: str, values: np.ndarray) -> str:
     text = show(column, float(values.mean()))
     return text if len(values) < 2 else f"{text} ± {show(column, float(values.std(ddof=1)))}"
 
