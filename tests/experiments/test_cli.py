@@ -22,6 +22,7 @@ from fedax.cli import app
 from fedax.experiments import build, datasets, new_folder, plan, read, recipes, runner, tasks
 from fedax.experiments.defaults import comparison
 from fedax.experiments.following import Runs
+from fedax.experiments.study import read_study
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -302,6 +303,15 @@ def test_an_environment_in_which_jax_does_not_start(here, name, value):
     assert os.listdir(here) == ["tiny.toml"]
 
 
+STUDIED = """
+data = {name = "digits", clients = 30, partition = "iid", split = {val = 0.1}}
+participation = {kind = "uniform", size = 5}
+run = {rounds = 2}
+methods = [{name = "fedavg"}, {name = "fednova"}]
+
+[sweep.grid]
+"methods.*.lr" = [0.1, 0.2]
+"""
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if "```toml" in page.read_text()]
 
 
@@ -312,7 +322,12 @@ def test_configurations_in_the_docs_can_be_run(page, here):
     for name in ("north", "south"):
         (here / "hospitals" / f"{name}.csv").write_text("age,readmitted\n" + "40,no\n60,yes\n" * 20)
     tables = {}
+    (here / "experiment.toml").write_text(STUDIED)
     for piece in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL):
+        if "[[parts]]" in piece:
+            (here / "study.toml").write_text(piece)
+            assert [*read_study("study.toml").jobs()]
+            continue
         tables = (tables if "methods" in tables else {}) | tomllib.loads(piece)
         runner.check_methods(build({name: table for name, table in tables.items() if name != "sweep"}))
         for experiments in plan(tables, {}).experiments.values() if "sweep" in tables else ():
