@@ -39,7 +39,7 @@ from .cases import CASES, Case, Cost
 
 # The plain form of each method runs on minibatches and in cohorts below; with all clients here those of each form of
 # exchange, and each second variant (all with FEDAX_LONG=1).
-VARIANTS = every(2, [name for name, case in CASES.items() if case.variant and (LONG or not case.long)])
+VARIANTS = every(3, [name for name, case in CASES.items() if case.variant and (LONG or not case.long)])
 HERE = {
     name: case
     for name, case in CASES.items()

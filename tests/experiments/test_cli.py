@@ -165,7 +165,9 @@ def test_compare_takes_all_data_sets_that_are_listed(here):
 
 
 def test_a_study_that_is_stopped_goes_on_by_the_same_command(here):
-    (here / "study.toml").write_text('name = "mine"\nparts = [{name = "a", recipe = "tiny.toml"}]\n')
+    (here / "study.toml").write_text(
+        'name = "mine"\nparts = [{name = "a", recipe = "tiny.toml", methods = ["fedavg"]}]\n'
+    )
     stopped = fedax_("study", "study.toml", "--hours", "0")
     assert (stopped.exit_code, stopped.stdout) == (1, "")
     done = fedax_("study", "study.toml")

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,8 @@ tuned_by = "one"
 set = {"run.rounds" = 5}
 """
 ONE_CHOICE = """
+methods = ["fedavg"]
+
 [parts.set]
 "run.seeds" = [3]
 "sweep.grid" = {"methods.fedavg.lr" = [0.05, 0.2]}
@@ -274,17 +278,14 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     assert not carry_out(study, folder, hours=0.0)
     assert results_of(folder) == {}
     assert carry_out(study, folder, watch=said.append)
-    assert len(said) == 6  # a choice and two runs
+    assert len(said) == 4  # a choice and a run, from begin to end
     (part,) = study.parts.values()
     (choice,) = study.choices(part, "fedavg")
     sweep = read(folder / "jobs" / choice.key / "run")
     assert sweep.config["sweep"]["criterion"] == "val_loss"
     assert study.tried(part, "fedavg")[0]["mean"] == pytest.approx(sweep.trials("fedavg")[0].mean, rel=1e-5)
     found = studies.record_of(study, part, folder)
-    assert [(run.label, run.seed, run.status) for run in found.runs] == [
-        ("fedavg", 3, "finished"),
-        ("fedavg-m", 3, "finished"),
-    ]
+    assert [(run.label, run.seed, run.status) for run in found.runs] == [("fedavg", 3, "finished")]
     job = study.run(part, "fedavg", 3, study.choice(part, "fedavg")[0])
     (run,) = read(folder / "jobs" / job.key / "run").runs
     for name, values in run.history.items():
@@ -296,13 +297,17 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     assert again == []
 
 
-def test_a_job_that_fails_is_told_and_the_others_are_kept(made, tmp_path, monkeypatch):
+def test_a_job_that_fails_is_told_and_does_not_stop_the_others(made, tmp_path, monkeypatch):
     study = made(PART + 'set = {"run.seeds" = [3]}\n')
-    broken, _ = study.jobs()
-    broken.config["data"]["clients"] = 10**6  # more than there are examples
-    monkeypatch.setattr(
-        study, "jobs", lambda jobs=[*study.jobs()]: iter([j for j in [broken, jobs[1]] if j.key not in study.results])
-    )
-    with pytest.raises(ConfigError, match=r"one: fedavg, seed 3: .*clients.*log\.txt"):
-        carry_out(study, tmp_path / "out", jobs=2)
-    assert [line["label"] for line in results_of(tmp_path / "out").values()] == ["fedavg-m"]
+
+    def start(folder, job, core):
+        (folder / "jobs" / job.key).mkdir(parents=True)
+        (folder / "jobs" / job.key / "log.txt").write_text("Traceback\ntoo many clients\n")
+        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(job.label == 'fedavg')})"])
+
+    kept = []
+    monkeypatch.setattr(studies, "_start", start)
+    monkeypatch.setattr(studies, "_keep", lambda folder, job: kept.append(job.label))
+    with pytest.raises(ConfigError, match=r"one: fedavg, seed 3: too many clients \(.*log\.txt\)"):
+        carry_out(study, tmp_path / "out", jobs=1)
+    assert kept == ["fedavg-m"]

@@ -748,7 +748,7 @@ def _work(place: Path, core: int) -> None:
     try:
         with locked(folder):  # the study may have been killed, and begun again
             if "sweep" in config:
-                tune(plan(config), folder)
+                tune(plan(config), folder, drawn=False)
             else:
                 execute(build(config), folder, drawn=False)
     except KeyboardInterrupt:

@@ -130,7 +130,9 @@ def plan(
     return Tuning(resolved, points, experiments)
 
 
-def tune(tuning: Tuning, folder: Path, watch: Watch | None = None, **kept: Any) -> tuple[Record, dict[str, Any]]:
+def tune(
+    tuning: Tuning, folder: Path, watch: Watch | None = None, drawn: bool = True, **kept: Any
+) -> tuple[Record, dict[str, Any]]:
     """Run a sweep and fill its folder: as :func:`fedax.experiments.execute`, and sweep.json and best.toml.
 
     A sweep that was stopped goes on from its checkpoints, which stay until all methods are done; one that is over stays
@@ -140,6 +142,7 @@ def tune(tuning: Tuning, folder: Path, watch: Watch | None = None, **kept: Any) 
         tuning: from :func:`plan`.
         folder: from :func:`fedax.experiments.new_folder`, or that of the same configuration.
         watch: called as ``watch(label, point, seed, row)`` with each row of the histories.
+        drawn: whether plots and report are drawn in the end.
         kept: settings of the :class:`fedax.Checkpoints`, but their folder.
 
     Returns:
@@ -166,7 +169,7 @@ def tune(tuning: Tuning, folder: Path, watch: Watch | None = None, **kept: Any) 
         else:
             own.check_same(folder, about.get("code", {}), experiments[0].code.values())
             keep_rows(folder, ())  # checkpoints have them
-        record, content = _tune(tuning, folder, watch, places, kept)
+        record, content = _tune(tuning, folder, watch, places, drawn, kept)
         write_json(results, content)
     for each in places.values():
         for place in each.values():
@@ -177,7 +180,12 @@ def tune(tuning: Tuning, folder: Path, watch: Watch | None = None, **kept: Any) 
 
 
 def _tune(
-    tuning: Tuning, folder: Path, watch: Watch | None, places: Mapping[str, Mapping[Seeds, Path]], kept: Table
+    tuning: Tuning,
+    folder: Path,
+    watch: Watch | None,
+    places: Mapping[str, Mapping[Seeds, Path]],
+    drawn: bool,
+    kept: Table,
 ) -> tuple[Record, Table]:
     """All methods, one after another, and what becomes sweep.json."""
     config = tuning.config
@@ -192,7 +200,7 @@ def _tune(
             for seed, run in zip(found.seeds, found.runs[best], strict=True):
                 run.save(model_path(folder, label, seed))
     seconds = time.perf_counter() - began
-    record = finish(folder, compiled)
+    record = finish(folder, compiled, drawn)
     files = _write_best(tuning, record)
     return record, {
         **{name: value for name, value in config["sweep"].items() if name != "grid"},
