@@ -17,6 +17,7 @@ import numpy as np
 
 from fedax.columns import describe, show
 from fedax.experiments import study as studies
+from fedax.experiments.config import seeds_of
 from fedax.experiments.plots import series
 from fedax.experiments.runs import Record
 from fedax.experiments.study import Claim, Part, Study
@@ -96,20 +97,22 @@ def _methods(study: Study, part: Part, record: Record, problem: Problem, column:
     shown = [column, *(each for each in others if each != column)]
     tuned = any(study.choices(part, label) or part.section.tuned_by for label in part.labels)
     early = "val_loss" in record.runs[0].history
-    at_best = [f"{known.label} at the lowest validation loss"] * early
+    at_best = [f"{known.label} at the lowest validation loss"] if early else []
     head = ["method", *(describe(each).label for each in shown), *at_best, "seeds", "GB of traffic", "core minutes"]
     rows = [[*head, "chosen"] if tuned else head]
     methods = sorted(problem.methods, key=lambda m: _order(m, column, problem.tail))
     for m in methods:
         cells = [m.label, *(_late(m, each, problem.tail) for each in shown)]
-        cells += [*[_at_best(m, column)] * early, str(len(m.runs))]
+        cells += [*([_at_best(m, column)] if early else []), str(len(m.runs))]
         traffic = (m.cost("bytes_down") + m.cost("bytes_up")) / 1e9
         cells += [f"{traffic:.3g}", f"{_minutes(study, part, m):.3g}"]
         point = study.choice(part, m.label)[0] if tuned else None
         rows.append([*cells, _settings(point or {})] if tuned else cells)
     note = f"Means ± standard deviation over the seeds, of the last {problem.tail} evaluations. {known.label}"
     note += f" decides. {part.config['run']['rounds']:,} rounds."
-    return [*_table(rows), "", note]
+    asked = len(part.labels) * len(seeds_of("run.seeds", part.config["run"].get("seeds", 1)))
+    note += f" So far {len(record.runs)} of {asked} runs are over." if len(record.runs) < asked else ""
+    return [*_table(rows), "", *textwrap.wrap(note, 118)]
 
 
 def _order(m: Method, column: str, tail: int) -> tuple[bool, float]:
