@@ -1,8 +1,8 @@
 """The study's tables and figures. ``python docs/study.py`` draws them anew from the results in docs/study.
 
 Each paper has a page there, written by hand but for the blocks between marks that name a part of its study: the claim,
-the verdict, a table of the methods, one of the claims' tests, and a figure. ``python docs/study.py FOLDER`` first
-takes over the results of ``FOLDER/<study>``, where ``fedax study`` has put them; ``--check`` looks for broken rules.
+the verdict, a table of the methods, one of the claims' tests, and a figure. ``fedax study NAME --out docs/study/NAME``
+adds results; ``python docs/study.py --check`` looks for broken rules.
 """
 
 import argparse
@@ -10,7 +10,6 @@ import json
 import math
 import pathlib
 import re
-import shutil
 import textwrap
 
 import numpy as np
@@ -181,13 +180,9 @@ def figure(study: Study, name: str, part: str) -> Drawing | None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=pathlib.Path, help="where studies have run; their results are copied")
     parser.add_argument("--check", action="store_true", help="look for choices that break the rules")
     asked = parser.parse_args()
     shown = {match[2] for path in HERE.glob("*.md") for match in _MARK.finditer(path.read_text(encoding="utf-8"))}
-    if asked.folder is not None:
-        for name in [each for each in shown if (asked.folder / each / "results").exists()]:
-            shutil.copytree(asked.folder / name / "results", HERE / name / "results", dirs_exist_ok=True)
     there = [name for name in sorted(shown) if (HERE / name).exists()]
     if asked.check:
         broken = [fault for name in there for fault in studies.faults(load(name), HERE / name)]
