@@ -63,13 +63,20 @@ def written() -> dict[pathlib.Path, str]:
 
 def said(study: Study, name: str, part: str) -> str:
     """The verdict on a part in a few words, for the table of all figures."""
-    record = studies.record_of(study, study.parts[part], HERE / name)
-    found = [] if record is None else studies.claims(study.parts[part], record)
-    claimed = study.parts[part].section.claims
-    if not claimed:
+    at = study.parts[part]
+    record = studies.record_of(study, at, HERE / name)
+    if record is None or len(record.runs) < _asked(at):
+        return f"under way, {0 if record is None else len(record.runs)} of {_asked(at)} runs are over"
+    found = studies.claims(at, record)
+    if not found:
         return "nothing is claimed in pairs"
     told = sum(claim.verdict == "holds" for claim in found)
-    return f"{studies.verdict(found)} ({told} of {len(claimed)})"
+    return f"{studies.verdict(found)} ({told} of {len(found)})"
+
+
+def _asked(part: Part) -> int:
+    """How many runs a part has, of all methods with all seeds."""
+    return len(part.labels) * len(seeds_of("run.seeds", part.config["run"].get("seeds", 1)))
 
 
 def block(study: Study, name: str, part: str) -> str:
@@ -109,8 +116,6 @@ def _methods(study: Study, part: Part, record: Record, problem: Problem, column:
         rows.append([*cells, _settings(point or {})] if tuned else cells)
     note = f"Means ± standard deviation over the seeds, of the last {problem.tail} evaluations. {known.label}"
     note += f" decides. {part.config['run']['rounds']:,} rounds."
-    asked = len(part.labels) * len(seeds_of("run.seeds", part.config["run"].get("seeds", 1)))
-    note += f" So far {len(record.runs)} of {asked} runs are over." if len(record.runs) < asked else ""
     return [*_table(rows), "", *textwrap.wrap(note, 118)]
 
 

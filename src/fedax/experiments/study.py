@@ -61,7 +61,6 @@ _DIGITS = 6  # of the numbers that are kept
 _POLL = 0.2  # seconds
 _STOPPED = 143  # the exit code of a job that SIGTERM has ended, with a checkpoint
 
-
 _Pair = Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]
 
 
@@ -83,9 +82,7 @@ class PartSection(_Section):
     recipe: str
     shows: list[str] = pydantic.Field(default=[])  # figures and tables of a paper
     text: str = ""  # what is claimed, in words
-    claims: list[Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]] = pydantic.Field(
-        default=[]
-    )  # which method is better than which
+    claims: list[_Pair] = pydantic.Field(default=[])  # which method is better than which
     judge: str | None = None  # by which column; default: the one that decides
     set: Table = pydantic.Field(default={})
     methods: list[str] | None = None
