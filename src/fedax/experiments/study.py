@@ -397,7 +397,8 @@ def _keep(folder: Path, job: Job) -> Table:
     """Make the line of a job that is over, from its run folder, and add it to the part's results."""
     record = read(folder / "jobs" / job.key / "run")
     seconds = float((folder / "jobs" / job.key / "seconds.txt").read_text())
-    line: Table = {"key": job.key, "label": job.label, "seconds": round(seconds), "versions": record.about["versions"]}
+    line: Table = {"key": job.key, "label": job.label, "seconds": round(seconds)}
+    line |= {"versions": record.about["versions"], "device": record.about["device"]}
     if job.seed is None:
         swept = json.loads((record.folder / "sweep.json").read_text(encoding="utf-8"))
         (method,) = swept["methods"]
@@ -413,7 +414,7 @@ def _keep(folder: Path, job: Job) -> Table:
         line["settings"].pop("label")
         line["history"] = {name: _short(finite(values)) for name, values in run.history.items()}
         shared = {name: section for name, section in record.config.items() if name != "methods"}
-        about = {name: value for name, value in record.about.items() if name not in ("made_of", "versions", "id")}
+        about = {name: value for name, value in record.about.items() if name not in ("made_of", "versions", "device", "id")}
         write_json(folder / "results" / f"{job.part}.json", {"config": shared, "about": about})
     path = folder / "results" / f"{job.part}.jsonl"
     before = path.read_bytes() if path.exists() else b""
@@ -433,6 +434,7 @@ def record_of(study: Study, part: Part, folder: Path) -> Record | None:
     runs: list[MethodRun] = []
     rows: list[Table] = []
     versions: Table = {}
+    devices: set[str] = set()
     for label in part.labels:
         point, _ = study.choice(part, label)
         if point is None:
@@ -446,6 +448,7 @@ def record_of(study: Study, part: Part, folder: Path) -> Record | None:
                 for name, values in line["history"].items()
             }
             versions = line["versions"]
+            devices.add(line["device"])
             runs.append(MethodRun(label, line["method"], seed, line["status"], history))
             if label not in [row["label"] for row in rows]:
                 rows.append({"label": label, **line["settings"]})
@@ -453,7 +456,7 @@ def record_of(study: Study, part: Part, folder: Path) -> Record | None:
         return None
     known = _shared(study, part, folder)
     known["config"]["run"]["seeds"] = list(dict.fromkeys(run.seed for run in runs))
-    about = known["about"] | {"versions": versions}
+    about = known["about"] | {"versions": versions, "device": ", ".join(sorted(devices))}
     return Record(folder / part.name, known["config"] | {"methods": rows}, about, runs, [])
 
 
@@ -722,7 +725,7 @@ def _start(folder: Path, job: Job, core: int) -> "subprocess.Popen[bytes]":
             [sys.executable, "-m", __spec__.name, str(place), str(core)],
             stdout=log,
             stderr=log,
-            env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ, "JAX_NUM_CPU_DEVICES": "1"},  # jobs share a GPU
             start_new_session=True,  # Ctrl-C is for the study, which stops its jobs one by one
         )
 
