@@ -27,6 +27,7 @@ HERE = pathlib.Path(__file__).parent / "study"
 FIGURES = HERE / "figures"
 _MARK = re.compile(r"(<!-- ([a-z]+)/([a-z0-9-]+): python docs/study.py -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _VERDICT = re.compile(r"(<!-- verdict of ([a-z]+)/([a-z0-9-]+) -->).*?(<!-- end -->)")
+_CORE = "1 × cpu"  # the device of a study's job, where no other is named
 _LEAST_P = 0.001  # smaller ones are not told apart
 
 
@@ -116,6 +117,8 @@ def _methods(study: Study, part: Part, record: Record, problem: Problem, column:
         rows.append([*cells, _settings(point or {})] if tuned else cells)
     note = f"Means ± standard deviation over the seeds, of the last {problem.tail} evaluations. {known.label}"
     note += f" decides. {part.config['run']['rounds']:,} rounds."
+    if record.about["device"] != _CORE:
+        note += f" Devices: {record.about['device']}; one process each, its core's minutes counted."
     return [*_table(rows), "", *textwrap.wrap(note, 118)]
 
 
