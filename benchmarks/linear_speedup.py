@@ -1,10 +1,20 @@
-"""Linear speed-up of FedAvg and Nesterov FedAvg on w8a, from the results of the study speedup. See README.md."""
+"""Linear speed-up of FedAvg, Nesterov FedAvg and FedMaSS, from the results of the study speedup.
+
+    fedax study speedup --out studies/speedup
+    python benchmarks/linear_speedup.py studies/speedup    # read the iterations to the target
+    python benchmarks/linear_speedup.py                    # write the tables and the figure anew from what was read
+
+The first call writes docs/study/speedup.json. Both write docs/study/speedup.md between its marks, and
+docs/study/figures/speedup.svg.
+"""
 
 import argparse
+import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +22,11 @@ import fedax
 from fedax.experiments.runs import Record
 from fedax.experiments.statistics import interval
 from fedax.experiments.study import Study, read_study, record_of, results_of
+from fedax.figures import Drawing, colour, marker
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, READ, FIGURE = DOCS / "study/speedup.md", DOCS / "study/speedup.json", DOCS / "study/figures/speedup.svg"
+_MARK = re.compile(r"(<!-- ([a-z]+): python benchmarks/linear_speedup.py -->\n).*?(<!-- end -->\n)", re.DOTALL)
 
 
 class Case(NamedTuple):
@@ -100,66 +115,115 @@ def curves(study: Study, folder: Path) -> Iterator[Curve]:
                     yield Curve(case, panel, method, np.array([*parts.values()]), np.array(found), rates)
 
 
-def table(found: Sequence[Curve]) -> str:
-    """Markdown: iterations, the step size chosen in brackets, and slopes."""
+def table(found: Sequence[Curve]) -> list[str]:
+    """Markdown: iterations, the step size chosen in brackets, and slopes; a table for each panel."""
     lines = []
     for panel, head in HEADS.items():
         rows = [curve for curve in found if curve.panel == panel]
         if rows:
-            lines += [f"| objective | method | {head}: " + " | ".join(map(str, rows[0].at)) + " | slope |"]
+            lines += [f"| objective | method | {head}: " + " | ".join(map(str, rows[0].at.tolist())) + " | slope |"]
             lines += ["|" + "---|" * (len(rows[0].at) + 3)]
             for c in rows:
-                cells = " | ".join(f"{k:.0f} ({rate:g})" for k, rate in zip(c.means(), c.rates, strict=True))
+                cells = " | ".join(f"{k:,.0f} ({rate:g})" for k, rate in zip(c.means(), c.rates, strict=True))
                 slope, low, high = c.slope()
-                lines.append(
-                    f"| {CASES[c.case].title} | {c.method} | {cells} | {slope:.2f} ({low:.2f} to {high:.2f}) |"
-                )
+                between = "" if math.isnan(low) else f" ({low:.2f} to {high:.2f})"
+                lines.append(f"| {CASES[c.case].title} | {c.method} | {cells} | {slope:.2f}{between} |")
             lines.append("")
-    return "\n".join(lines).replace("| inf ", "| never ").replace("-0.", "−0.").replace("-1.", "−1.")
+    text = "\n".join(lines).replace("| inf ", "| never ")
+    return re.sub(r"(?<=[ (])-(?=\d)", "−", text).split("\n")[:-1]
 
 
-def draw(found: Sequence[Curve], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    from fedax.figures.style import colour
+def draw(found: Sequence[Curve]) -> Drawing:
+    """A row for each objective, a column for each panel."""
+    from fedax.figures.drawing import legend, style
 
     cases = [case for case in CASES if any(c.case == case for c in found)]
-    figure = Figure(figsize=(3.4 * len(PANELS), 2.9 * len(cases)), layout="constrained")
-    grid = figure.subplots(len(cases), len(PANELS), squeeze=False)
-    for axes, (case, panel) in zip(grid.ravel(), ((c, p) for c in cases for p in PANELS), strict=True):
-        lines = [c for c in found if c.case == case and c.panel == panel]
-        for k, line in enumerate(lines):
-            label = f"{line.method} ({line.slope()[0]:.2f})" if panel != "period" else "iterations"
-            axes.plot(line.at, line.means(), "-", color=colour(k), label=label)
-            axes.plot(line.at, line.iterations, ".", color=colour(k), alpha=0.5, markersize=5)
-            if panel == "period":
-                axes.plot(line.at, line.means() / line.at, "--", color=colour(1), label="rounds")
-        if lines and panel != "period":
-            first = lines[0]
-            axes.plot(first.at, first.means()[0] * first.at[0] / first.at, ":", color="#8a8f98", label="linear")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks([*PANELS[panel].values()], map(str, PANELS[panel].values()))
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(color="#e6e9ed", linewidth=0.8)
-        axes.set_title(f"{CASES[case].title}", fontsize=9)
-        axes.set_xlabel(HEADS[panel], fontsize=9)
-        axes.set_ylabel("iterations to the target", fontsize=9)
-        if lines:
-            axes.legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=110)
+    methods = list(dict.fromkeys(c.method for c in found))
+    handles: dict[str, Any] = {}
+    with style():
+        drawing = Drawing(figsize=(6.8, 2.0 * len(cases) + 0.4), layout="constrained")
+        grid = drawing.subplots(len(cases), len(PANELS), squeeze=False)
+        for axes, (case, panel) in zip(grid.ravel(), ((c, p) for c in cases for p in PANELS), strict=True):
+            lines = [c for c in found if c.case == case and c.panel == panel]
+            for c in lines:
+                k = methods.index(c.method)
+                for each in c.iterations.T:
+                    axes.plot(c.at, each, marker(k), color=colour(k), markersize=2, alpha=0.4)
+                handles[c.method] = axes.plot(c.at, c.means(), "-", color=colour(k), linewidth=1)[0]
+                if panel == "period":
+                    rounds = axes.plot(c.at, c.means() / c.at, "--", color=colour(k), linewidth=1)[0]
+                    handles[f"{c.method}, rounds"] = rounds
+            if lines and panel != "period":
+                linear = lines[0].means()[0] * lines[0].at[0] / lines[0].at
+                handles["linear"] = axes.plot(lines[0].at, linear, ":", color="#8591a0", linewidth=1)[0]
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.yaxis.set_minor_formatter(lambda value, _: "")
+            axes.set_xticks([*PANELS[panel].values()], map(str, PANELS[panel].values()))
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.set_title(CASES[case].title)
+            axes.set_xlabel(HEADS[panel][0].upper() + HEADS[panel][1:])
+        for row in grid:
+            row[0].set_ylabel("Iterations to the target")
+        legend(drawing, list(handles.values()), list(handles))
+    return drawing
+
+
+def kept() -> list[Curve]:
+    """What was read from the study's results."""
+    rows = json.loads(READ.read_text(encoding="utf-8"))["curves"] if READ.exists() else []
+    return [
+        Curve(
+            row["case"],
+            row["panel"],
+            row["method"],
+            np.array(row["at"]),
+            np.array([[math.inf if k is None else k for k in each] for each in row["iterations"]]),
+            row["rates"],
+        )
+        for row in rows
+    ]
+
+
+def keep(found: Sequence[Curve], study: Study) -> None:
+    """Write what was read, with the versions and devices that made it."""
+    made = {json.dumps({"versions": each["versions"], "device": each["device"]}) for each in study.results.values()}
+    rows = [
+        {
+            "case": c.case,
+            "panel": c.panel,
+            "method": c.method,
+            "at": c.at.tolist(),
+            "iterations": [[k if math.isfinite(k) else None for k in each] for each in c.iterations.tolist()],
+            "rates": c.rates,
+        }
+        for c in found
+    ]
+    hours = sum(each["seconds"] for each in study.results.values()) / 3600
+    content = {"made": [json.loads(each) for each in sorted(made)], "hours": round(hours, 2), "curves": rows}
+    READ.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+def written(text: str, found: Sequence[Curve]) -> str:
+    """The page with its generated parts."""
+    parts = {
+        "table": "\n".join(table(found)) + "\n",
+        "figure": "![iterations to the target against devices and local steps](figures/speedup.svg)\n",
+    }
+    return _MARK.sub(lambda match: match[1] + parts[match[2]] + match[3], text)
 
 
 def exactly(l2: float) -> float:
     """F at a point near the optimum that L-BFGS finds in float64: an upper bound of f* on these data."""
     from scipy.optimize import minimize
+    from scipy.special import expit
 
     train = fedax.data.load("w8a").train
     x, y = np.asarray(train["x"], float), np.asarray(train["y"], float)
 
     def value(w: np.ndarray) -> tuple[float, np.ndarray]:
         z = y * (x @ w)
-        grad = -x.T @ (y / (1 + np.exp(z))) / N + l2 * w
+        grad = -x.T @ (y * expit(-z)) / N + l2 * w
         return float(np.mean(np.logaddexp(0, -z)) + l2 / 2 * w @ w), grad
 
     options = {"maxiter": 20_000, "maxfun": 40_000, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 50}
@@ -167,22 +231,26 @@ def exactly(l2: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("studies/speedup"), help="of fedax study speedup")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="of the study; default: only write the page anew")
     parser.add_argument("--study", default="speedup", help="its name or file")
     parser.add_argument("--exact", action="store_true", help="also solve for f* of the logistic objectives")
-    parser.add_argument("--plot", type=Path, default=Path("linear-speedup.png"))
     options = parser.parse_args()
     if options.exact:
         for case in ("strongly-convex", "convex"):
             print(f"{case}: f* as printed {CASES[case].f_star}, by L-BFGS {exactly(CASES[case].l2):.15f}")
-    study = read_study(options.study)
-    study.results = results_of(options.folder)
-    found = [*curves(study, options.folder)]
-    if not found:
-        raise SystemExit(f"{options.folder} has no panel with all its parts; run: fedax study {options.study}")
-    print(table(found))
-    draw(found, options.plot)
+    if options.folder is not None:
+        study = read_study(options.study)
+        study.results = results_of(options.folder)
+        found = [*curves(study, options.folder)]
+        if not found:
+            raise SystemExit(f"{options.folder} has no panel with all its parts; run: fedax study {options.study}")
+        keep(found, study)
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), kept()), encoding="utf-8")
+    if kept():
+        from fedax.figures import write
+
+        write(draw(kept()), FIGURE)
 
 
 if __name__ == "__main__":

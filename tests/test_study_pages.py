@@ -1,11 +1,22 @@
 """The pages of the study say what its results say."""
 
+import importlib.util
+import math
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from docs import study
 from fedax.experiments.study import faults
+
+SPEC = importlib.util.spec_from_file_location(
+    "linear_speedup", Path(__file__).parents[1] / "benchmarks" / "linear_speedup.py"
+)
+assert SPEC is not None and SPEC.loader is not None
+speedup = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(speedup)
 
 PAGES = [study.HERE.with_suffix(".md"), *sorted(study.HERE.glob("*.md"))]
 STUDIES = sorted(path.parent.name for path in study.HERE.glob("*/results"))
@@ -53,3 +64,19 @@ def test_every_part_has_a_place():
     for name in STUDIES:
         for part in study.load(name).parts:
             assert f"<!-- {name}/{part}: python docs/study.py -->" in text
+
+
+def test_the_table_of_the_speed_up_is_that_of_what_was_read():
+    text = speedup.PAGE.read_text(encoding="utf-8")
+    assert speedup.written(text, speedup.kept()) == text, "python benchmarks/linear_speedup.py writes it anew"
+    fewer = [curve._replace(iterations=curve.iterations / 2) for curve in speedup.kept()]
+    assert speedup.written(text, fewer) != text
+    assert len(speedup.draw(speedup.kept()).axes) == 9
+
+
+def test_a_slope_is_that_of_the_seeds_that_reached_the_target():
+    at, exact = np.array([1, 2, 4]), np.array([[64.0, 64.0], [32.0, 32.0], [16.0, math.inf]])
+    curve = speedup.Curve("convex", "full", "FedAvg", at, exact, [1.0, 1.0, 1.0])
+    assert curve.slope() == pytest.approx((-1, -1, -1))
+    assert curve.means().tolist() == [64, 32, math.inf]
+    assert "never" in "".join(speedup.table([curve]))
