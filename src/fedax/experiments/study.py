@@ -59,6 +59,7 @@ Watch = Callable[[str], None]
 _STUDIES = pathlib.Path(__file__).parent / "studies"
 _DIGITS = 6  # of the numbers that are kept
 _POLL = 0.2  # seconds
+_SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # a process takes of its memory what it needs
 _STOPPED = 143  # the exit code of a job that SIGTERM has ended, with a checkpoint
 
 _Pair = Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]
