@@ -287,6 +287,7 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     found = studies.record_of(study, part, folder)
     assert [(run.label, run.seed, run.status) for run in found.runs] == [("fedavg", 3, "finished")]
     job = study.run(part, "fedavg", 3, study.choice(part, "fedavg")[0])
+    assert found.about["device"] == study.results[job.key]["device"] == "1 × cpu"
     (run,) = read(folder / "jobs" / job.key / "run").runs
     for name, values in run.history.items():
         np.testing.assert_allclose(found.runs[0].history[name], values, rtol=1e-5)
@@ -295,6 +296,17 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     again = []
     assert carry_out(study, folder, watch=again.append)
     assert again == []
+
+
+def test_a_record_names_the_devices_of_all_its_runs(made, tmp_path):
+    study = made(PART)
+    (part,) = study.parts.values()
+    line = {"versions": {}, "method": "fedavg", "status": "finished", "settings": {"name": "fedavg"}, "history": {}}
+    for seed, device in ((3, "1 × cpu"), (4, "1 × GPU")):
+        study.results[study.run(part, "fedavg", seed, {}).key] = line | {"device": device}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "one.json").write_text(json.dumps({"config": {"run": {}}, "about": {}}))
+    assert studies.record_of(study, part, tmp_path).about["device"] == "1 × GPU, 1 × cpu"
 
 
 def test_a_job_that_fails_is_told_and_does_not_stop_the_others(made, tmp_path, monkeypatch):
