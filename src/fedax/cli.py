@@ -515,6 +515,7 @@ def study(
     from fedax.experiments import study as studies
 
     console = _console()
+    studies.share_gpu()  # before a schedule makes JAX look for devices
     found = studies.read_study(name, part or ())
     folder = out or pathlib.Path("studies") / found.section.name
 

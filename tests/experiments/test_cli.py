@@ -179,6 +179,17 @@ def test_a_study_that_is_stopped_goes_on_by_the_same_command(here):
     assert sorted(os.listdir(here / "studies")) == ["mine"]
 
 
+def test_a_study_leaves_the_memory_of_a_gpu_to_its_jobs(here, monkeypatch):
+    name, seen = "XLA_PYTHON_CLIENT_PREALLOCATE", []
+    monkeypatch.setenv(name, "true")  # so that it is as before afterwards
+    monkeypatch.delenv(name)
+    monkeypatch.setattr(
+        "fedax.experiments.study.read_study", lambda *_: seen.append(os.environ.get(name)) or read_study("momentum")
+    )
+    fedax_("study", "momentum", "--out", "x", "--hours", "0")
+    assert seen == ["false"]
+
+
 def test_list_has_all_names():
     result = fedax_("list")
     for name in (*fedax.available(), *datasets(), *tasks(), *recipes()):

@@ -59,7 +59,6 @@ Watch = Callable[[str], None]
 _STUDIES = pathlib.Path(__file__).parent / "studies"
 _DIGITS = 6  # of the numbers that are kept
 _POLL = 0.2  # seconds
-_SHARED_GPU = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # a process takes of its memory what it needs
 _STOPPED = 143  # the exit code of a job that SIGTERM has ended, with a checkpoint
 
 _Pair = Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]
@@ -634,6 +633,11 @@ def write_page(study: Study, folder: Path) -> Path | None:
 # ---- processes
 
 
+def share_gpu() -> None:
+    """Let this process and its jobs take of a GPU's memory what they need, not most of it, if JAX has not begun."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
 def carry_out(
     study: Study,
     folder: Path,
@@ -656,6 +660,7 @@ def carry_out(
     Raises:
         ConfigError: jobs failed, with what each said last; all others are done.
     """
+    share_gpu()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         return _carry_out(study, folder, jobs, hours, watch)
