@@ -296,6 +296,11 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     again = []
     assert carry_out(study, folder, watch=again.append)
     assert again == []
+    part.row("fedavg")["label"] = "FedAvg"  # as another part calls it, with the same job
+    assert faults(study, folder) == []
+    path = folder / "results" / "one.jsonl"
+    path.write_text(path.read_text().replace('"mean":', '"mean":1'))
+    assert faults(study, folder) == [f"one: FedAvg, tuning: its scores are not those of {sweep.folder}."]
 
 
 def test_a_record_names_the_devices_of_all_its_runs(made, tmp_path):

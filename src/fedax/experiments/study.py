@@ -607,7 +607,7 @@ def faults(study: Study, folder: Path) -> list[str]:
                 if both := sorted(seeds & {*line["tuned_with"]}):
                     found.append(f"{job.name}: chosen with the seeds {both}, which count.")
                 if (run := folder / "jobs" / job.key / "run").exists():
-                    trials = read(run).trials(label)
+                    trials = read(run).trials(line["label"])  # of the part that was first with this job
                     scores = {json.dumps(trial.point): _short(finite(trial.mean)) for trial in trials}
                     if scores != {json.dumps(row["point"]): row["mean"] for row in line["points"]}:
                         found.append(f"{job.name}: its scores are not those of {run}.")
