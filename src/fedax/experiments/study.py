@@ -414,9 +414,8 @@ def _keep(folder: Path, job: Job) -> Table:
         line["settings"].pop("label")
         line["history"] = {name: _short(finite(values)) for name, values in run.history.items()}
         shared = {name: section for name, section in record.config.items() if name != "methods"}
-        about = {
-            name: value for name, value in record.about.items() if name not in ("made_of", "versions", "device", "id")
-        }
+        own = ("made_of", "versions", "device", "id")
+        about = {name: value for name, value in record.about.items() if name not in own}
         write_json(folder / "results" / f"{job.part}.json", {"config": shared, "about": about})
     path = folder / "results" / f"{job.part}.jsonl"
     before = path.read_bytes() if path.exists() else b""
@@ -733,11 +732,7 @@ def _start(folder: Path, job: Job, core: int) -> "subprocess.Popen[bytes]":
             [sys.executable, "-m", __spec__.name, str(place), str(core)],
             stdout=log,
             stderr=log,
-            env={
-                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-                **os.environ,
-                "JAX_NUM_CPU_DEVICES": "1",
-            },  # jobs share a GPU
+            env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
             start_new_session=True,  # Ctrl-C is for the study, which stops its jobs one by one
         )
 
