@@ -55,3 +55,11 @@ def keep_compiled() -> None:
         ("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30)),
     ):
         os.environ.setdefault(name, value)
+
+
+def share_gpu() -> None:
+    """Let this process and those that it starts take of a GPU's memory what they need, if JAX has not begun.
+
+    By default JAX takes most of the memory at once, which leaves the second process too little.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedax._start import keep_compiled
+from fedax._start import keep_compiled, share_gpu
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -515,7 +515,7 @@ def study(
     from fedax.experiments import study as studies
 
     console = _console()
-    studies.share_gpu()  # before a schedule makes JAX look for devices
+    share_gpu()  # before a schedule makes JAX look for devices
     found = studies.read_study(name, part or ())
     folder = out or pathlib.Path("studies") / found.section.name
 
@@ -968,6 +968,7 @@ def deploy_local(
     from fedax.experiments import build
     from fedax.flower import deploy as deployment
 
+    share_gpu()  # with the nodes
     tables, code = _configured(config, settings, allow_code)
     experiment = build(tables, allow_code=code)
     deployment.check_local(experiment, nodes)

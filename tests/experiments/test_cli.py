@@ -179,14 +179,24 @@ def test_a_study_that_is_stopped_goes_on_by_the_same_command(here):
     assert sorted(os.listdir(here / "studies")) == ["mine"]
 
 
-def test_a_study_leaves_the_memory_of_a_gpu_to_its_jobs(here, monkeypatch):
+@pytest.mark.parametrize(
+    "command, first",
+    [
+        (["study", "momentum"], "fedax.experiments.study.read_study"),
+        (["deploy", "local", "digits"], "fedax.cli._configured"),
+    ],
+)
+def test_commands_with_processes_leave_the_memory_of_a_gpu_to_them(command, first, monkeypatch):
     name, seen = "XLA_PYTHON_CLIENT_PREALLOCATE", []
     monkeypatch.setenv(name, "true")  # so that it is as before afterwards
     monkeypatch.delenv(name)
-    monkeypatch.setattr(
-        "fedax.experiments.study.read_study", lambda *_: seen.append(os.environ.get(name)) or read_study("momentum")
-    )
-    fedax_("study", "momentum", "--out", "x", "--hours", "0")
+
+    def see(*_):
+        seen.append(os.environ.get(name))
+        raise fedax.ConfigError("name", "x", "this is enough")
+
+    monkeypatch.setattr(first, see)
+    assert "this is enough" in fedax_(*command).stderr
     assert seen == ["false"]
 
 

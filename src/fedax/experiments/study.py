@@ -30,6 +30,7 @@ import numpy as np
 import pydantic
 
 import fedax
+from fedax._start import share_gpu
 from fedax.columns import better
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import sweeps, toml
@@ -630,11 +631,6 @@ def write_page(study: Study, folder: Path) -> Path | None:
 
 
 # ---- processes
-
-
-def share_gpu() -> None:
-    """Let this process and its jobs take of a GPU's memory what they need, not most of it, if JAX has not begun."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def carry_out(
