@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedax.errors import ConfigError, DataError
+from fedax.experiments import plan
 from fedax.experiments import study as studies
 from fedax.experiments.runs import MethodRun, Record, read
 from fedax.experiments.study import carry_out, claims, faults, read_study, results_of, verdict, write_page
@@ -119,6 +120,20 @@ def test_a_grid_grows_until_its_best_is_inside(made):
     job = tuned(study, "fedavg-m", 2.5, 2.6)
     assert job.config["sweep"]["grid"] == {"methods.*.lr": [0.4], "methods.*.beta": [0.9, 0.5]}
     assert study.choice(part, "fedavg-m") == ({"lr": 0.2, "beta": 0.9}, None)
+
+
+def test_a_grid_grows_with_what_a_method_takes(made, tmp_path):
+    (tmp_path / "dyn.toml").write_text(
+        RECIPE.partition("[[methods]]")[0]
+        + '[[methods]]\nname = "feddyn"\nlr = 0.5\nalpha = 0.1\n'
+        + '[sweep.grid]\n"methods.*.lr" = [0.2, 0.5, 2.0]\n"methods.*.alpha" = [0.1, 0.4]\n'
+    )
+    study = made('[[parts]]\nname = "one"\nrecipe = "dyn.toml"\ntune = {rounds = 2}\n')
+    tuned(study, "feddyn", 4.0, 3.0, 2.0, 1.0, 3.0, 3.0)  # lr · alpha must be at most 1
+    job = tuned(study, "feddyn", 0.5, 2.0)
+    assert job.config["sweep"]["grid"] == {"methods.*.lr": [0.5, 0.2], "methods.*.alpha": [1.6]}
+    plan(job.config)  # as the job does it
+    assert study.choice(study.parts["one"], "feddyn") == ({"lr": 0.5, "alpha": 1.6}, None)  # 6.4 is refused
 
 
 def test_a_grid_grows_no_longer_than_asked_and_not_where_all_failed(made):

@@ -182,7 +182,8 @@ class Study:
         """The jobs that choose, up to the first that has to be done.
 
         The points are the recipe's; where the best is at the smallest or largest value of an axis, the axis grows in
-        its own proportion, until the best is inside, a value is refused, or the grid has grown as often as it may.
+        its own proportion, with all values of the others that go with it, until the best is inside, a value is
+        refused, or the grid has grown as often as it may.
         """
         tune = part.section.tune
         grid: dict[str, list[Any]] | None = _grid(part, label) if tune is not None else None
@@ -246,12 +247,15 @@ class Study:
             beyond = type(value)(beyond)
             if beyond in values:
                 continue
-            try:
-                check_settings(_at(part, label, best | {name: beyond}))
-            except ConfigError:
-                continue
-            others = {each: list(dict.fromkeys(row["point"][each] for row in table)) for each in best}
-            return others | {name: [beyond]}
+            wider = best | {name: beyond}
+            if _accepted(part, label, wider):
+                tried = {each: list(dict.fromkeys(row["point"][each] for row in table)) for each in best}
+                tried[name] = [beyond]
+                # A method may refuse some of them together with the new one: FedDyn asks that lr · alpha ≤ 1.
+                return {
+                    each: [value for value in values if _accepted(part, label, wider | {each: value})]
+                    for each, values in tried.items()
+                }
         return None
 
 
@@ -353,6 +357,15 @@ def _at(part: Part, label: str, point: Table) -> Table:
     for name, value in point.items():
         put(config, f"methods.*.{name}", value)
     return config
+
+
+def _accepted(part: Part, label: str, point: Table) -> bool:
+    """Whether a method can have these settings."""
+    try:
+        check_settings(_at(part, label, point))
+    except ConfigError:
+        return False
+    return True
 
 
 def _job(part: Part, label: str, seed: int | None, config: Table) -> Job:
