@@ -108,7 +108,7 @@ def measure(study: Study, part: Part, folder: pathlib.Path) -> Table | None:
     short, _ = diagnosed(study, part, {PLAIN: compared[PLAIN]}, rounds=SHORT)
     own, clients = tables[PLAIN], tables[PLAIN]["clients"]
     size = part.config.get("participation", {}).get("size", clients)
-    tried = {label: min(row["mean"] for row in study.tried(part, label) if row["mean"] is not None) for label in chosen}
+    tried = {label: study.tried(part, label)[0]["mean"] for label in chosen}
     return {
         "problem": part.section.set,
         "cohort": size / clients,
@@ -117,7 +117,7 @@ def measure(study: Study, part: Part, folder: pathlib.Path) -> Table | None:
         "start": float(record.runs[0].history["test_loss"][0]),
         "test": test,
         "train": scores(record, "train_loss"),
-        "validation": tried,
+        "validation": {label: mean for label, mean in tried.items() if mean is not None},  # else all points failed
         "settings": chosen,
         "diagnosis": _kept(own),
         "said": {"verdict": own["verdict"], "short": short[PLAIN]["verdict"], "compared": said},
@@ -198,9 +198,9 @@ def first_named(text: str, labels: Sequence[str]) -> str:
 
 
 def tree(found: Table, cohort: float) -> str:
-    """The answer of the tree in docs/choosing.md, its questions asked in order, by the costs of FedAvg's diagnosis.
+    """The answer of the tree as docs/choosing.md had it before this study: its questions in order, the first yes.
 
-    A question is answered by yes if the cost is worth a remedy: more than 0.2 % of what training gains; drift has to
+    It goes by the costs of FedAvg's diagnosis. A question is answered by yes if the cost is worth a remedy: more than 0.2 % of what training gains; drift has to
     cost more than noise, too. Where the tree names several methods it is the first.
     """
     x = found["points"][-1]

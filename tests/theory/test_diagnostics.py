@@ -595,6 +595,15 @@ def test_uniform_cohorts_of_unequal_clients_are_told_of_systematic_ones():
         assert not any("Systematic" in text for text in found.advice)
 
 
+@pytest.mark.parametrize("name, momentum", [("fedavg", True), ("fedavg-m", False), ("server-momentum", False)])
+def test_what_is_left_can_be_had_sooner_with_momentum(name, momentum):
+    data, _, e = quadratics(1.0)
+    given = {"work": fedax.Steps(1), "points": [np.zeros(4), 0.01 * e.mean(0)]}
+    found = diagnose(fedax.create(name, lr=0.01), fedax.tasks.quadratic(4), data, **given)
+    assert "First of all, train longer" in found.verdict
+    assert ("or with momentum (mime, fedavg-m, server-momentum): " in found.verdict) == momentum
+
+
 def test_the_noise_of_cohorts_is_in_the_verdict():
     """Clients that differ, one of them a round: that is what keeps a run from the optimum, and nothing else."""
     data, H, e = quadratics(1.0, clients=40)

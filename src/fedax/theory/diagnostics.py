@@ -453,10 +453,11 @@ class _Words:
         if len(self.f.points) == 1:
             text += " This was measured at one model alone; diagnose a run to see what holds at its end."
         elif self.last.left > max(3 * total, self.least):
+            ways = "train longer or with a larger lr"
+            if self.view.plain and self.view.own_steps:
+                ways = "train longer, with a larger lr, or with momentum (mime, fedavg-m, server-momentum)"
             text += (
-                f" First of all, train longer or with a larger lr: {self._of(self.last.left)} is "
-                "still to be had so, "
-                "more than by anything else."
+                f" First of all, {ways}: {self._of(self.last.left)} is still to be had so, more than by anything else."
             )
         return text, take
 
