@@ -200,8 +200,9 @@ def first_named(text: str, labels: Sequence[str]) -> str:
 def tree(found: Table, cohort: float) -> str:
     """The answer of the tree as docs/choosing.md had it before this study: its questions in order, the first yes.
 
-    It goes by the costs of FedAvg's diagnosis. A question is answered by yes if the cost is worth a remedy: more than 0.2 % of what training gains; drift has to
-    cost more than noise, too. Where the tree names several methods it is the first.
+    It goes by the costs of FedAvg's diagnosis. A question is answered by yes if the cost is worth a remedy: more than
+    0.2 % of what training gains; drift has to cost more than noise, too. Where the tree names several methods it is the
+    first.
     """
     x = found["points"][-1]
     least = MATERIAL * (found["gained"] or 0.0)
