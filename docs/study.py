@@ -2,7 +2,7 @@
 
 Each paper has a page there, written by hand but for the blocks between marks that name a part of its study: the claim,
 the verdict, a table of the methods, one of the claims' tests, and a figure. ``fedax study NAME --out docs/study/NAME``
-adds results; ``python docs/study.py --check`` looks for broken rules.
+adds results; ``python docs/study.py --check`` looks for broken rules, in docs/study or in the folders of other studies.
 """
 
 import argparse
@@ -188,12 +188,22 @@ def figure(study: Study, name: str, part: str) -> Drawing | None:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="look for choices that break the rules")
+    parser.add_argument(
+        "--check",
+        nargs="*",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="look for choices that break the rules, in docs/study or in these folders of studies",
+    )
     asked = parser.parse_args()
     shown = {match[2] for path in HERE.glob("*.md") for match in _MARK.finditer(path.read_text(encoding="utf-8"))}
     there = [name for name in sorted(shown) if (HERE / name).exists()]
-    if asked.check:
-        broken = [fault for name in there for fault in studies.faults(load(name), HERE / name)]
+    if asked.check is not None:
+        folders = asked.check or [HERE / name for name in there]
+        for at in folders:
+            if not (at / "results").is_dir():
+                parser.error(f"--check: {at} has no folder results; give the folder of a study that has begun")
+        broken = [fault for at in folders for fault in studies.faults(studies.read_study(at.resolve().name), at)]
         print("\n".join(broken) or "No choice breaks the rules.")
         raise SystemExit(bool(broken))
     for path, text in written().items():

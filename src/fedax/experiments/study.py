@@ -593,8 +593,8 @@ def outcome(study: Study, folder: Path) -> list[str]:
             found = claims(part, record)
             number = sum(claim.verdict == "holds" for claim in found)
             where = ", ".join(part.section.shows) or part.name
-            how = f"of {len(found)} comparisons, {number} hold beyond chance"
-            said.append(f"{where}: {part.section.text} {verdict(found).capitalize()}: {how}.")
+            how = f"{number} of {len(found)} pairs, beyond chance"
+            said.append(f"{where}: {part.section.text} {verdict(found).capitalize()} ({how}).")
     return said
 
 
