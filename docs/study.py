@@ -15,6 +15,7 @@ import textwrap
 import numpy as np
 
 from fedax.columns import describe, show
+from fedax.errors import ConfigError
 from fedax.experiments import study as studies
 from fedax.experiments.config import seeds_of
 from fedax.experiments.plots import series
@@ -203,7 +204,10 @@ def main() -> None:
         for at in folders:
             if not (at / "results").is_dir():
                 parser.error(f"--check: {at} has no folder results; give the folder of a study that has begun")
-        broken = [fault for at in folders for fault in studies.faults(studies.read_study(at.resolve().name), at)]
+        try:
+            broken = [fault for at in folders for fault in studies.faults(studies.read_study(at.resolve().name), at)]
+        except ConfigError as error:
+            parser.error(f"--check: {error}")
         print("\n".join(broken) or "No choice breaks the rules.")
         raise SystemExit(bool(broken))
     for path, text in written().items():

@@ -3,6 +3,8 @@
 import importlib.util
 import math
 import re
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,45 @@ def test_a_change_of_the_results_shows():
 @pytest.mark.parametrize("name", STUDIES)
 def test_no_choice_was_made_by_test_data(name):
     assert faults(study.load(name), study.HERE / name) == []
+
+
+def test_other_folders_are_looked_through_too(tmp_path, monkeypatch, capsys):
+    def check(folder):
+        monkeypatch.setattr(sys, "argv", ["study.py", "--check", str(folder)])
+        with pytest.raises(SystemExit) as ended:
+            study.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out + said.err
+
+    folder = tmp_path / "momentum"
+    shutil.copytree(study.HERE / "momentum" / "results", folder / "results")
+    assert check(folder) == (0, "No choice breaks the rules.\n")
+    for path in folder.glob("results/*.jsonl"):
+        path.write_text(path.read_text().replace('"criterion":"val_loss"', '"criterion":"test_loss"'))
+    code, said = check(folder)
+    assert code == 1 and "figure-1c: scaffold, tuning: chosen by test_loss." in said
+    code, said = check(tmp_path)
+    assert code == 2 and "has no folder results" in said
+    code, said = check(folder.rename(tmp_path / "momentun"))
+    assert code == 2 and "study = 'momentun'" in said and "Traceback" not in said
+
+
+def test_the_table_of_local_steps_by_rounds_is_that_of_the_results():
+    """It is written by hand: mean test accuracies at rounds 800 and 1,000, over the seeds that all three have."""
+    lines = (study.HERE / "fedda.md").read_text(encoding="utf-8").splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("| local steps |"))
+    methods = [cell.strip() for cell in lines[at].strip("|").split("|")][1:]
+    of = {5: ["figure-2", "figure-5"], 10: ["figure-7-10"], 20: ["figure-7-20"]}
+    found, runs = study.load("fedda"), {}
+    for steps, parts in of.items():
+        for part in parts:
+            record = study.studies.record_of(found, found.parts[part], study.HERE / "fedda")
+            for run in record.runs:
+                accuracy = dict(zip(run.history["round"], run.history["test_accuracy"], strict=True))
+                runs[steps, run.label, run.seed] = (accuracy[800] + accuracy[1000]) / 2
+    for line, steps in zip(lines[at + 2 : at + 5], of, strict=True):
+        means = [np.mean([runs[steps, method, seed] for seed in range(3)]) for method in methods]
+        assert line == f"| {steps} | {' | '.join(f'{100 * mean:.1f} %' for mean in means)} |"
 
 
 def test_figures_are_there_and_can_be_drawn_again():
