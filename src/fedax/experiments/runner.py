@@ -20,6 +20,8 @@ from fedax.engine.checkpoint import discard, present
 from fedax.engine.evaluate import columns
 from fedax.engine.identity import differences, same_versions
 from fedax.engine.job import make_job
+from fedax.engine.places.fleet import Fleet
+from fedax.engine.places.side_by_side import side_by_side
 from fedax.engine.private import outlook
 from fedax.engine.saved import read_model
 from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
@@ -52,6 +54,8 @@ from fedax.tracking import Tracker
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
 MadeOf = dict[str, dict[str, str]]
 
+_LANES = 32  # runs over nodes that share messages, at most
+_MESSAGE = 1 << 25  # bytes of the models of such runs together, at most: of larger ones the bytes take the time
 _DRAWS = 50  # rounds for which local work is drawn, to show how it is spread
 
 
@@ -122,7 +126,8 @@ def execute(
     data: dict[int, Any] = {}  # of the split under way
     logs = tracked.Logs((track or experiment.track) if writes else None, config, folder)
     _say_begun(watch, [each for each in runs if each in over])
-    for batch in batches:
+
+    def run_batch(batch: Sequence[tuple[str, int]], fleet: Fleet | None) -> None:
         (label, first), *_ = batch
 
         most = checked.private[label]["rounds"] if label in checked.private else None
@@ -137,11 +142,13 @@ def execute(
 
         split = first if config["run"]["split_seeds"] else 0
         if split not in data:
-            data = {split: experiment.split(first)}
+            if fleet is None:
+                data.clear()  # one at a time in memory
+            data[split] = experiment.split(first)
         _say_begun(watch, batch)
         place = _checkpoints(folder, batch)
         with logs.of(batch) as end:
-            found = _train(experiment, label, [seed for _, seed in batch], data[split], on_row, place, kept)
+            found = _train(experiment, label, [seed for _, seed in batch], data[split], on_row, place, kept, fleet)
             end([run.status for run in found])
         compiled[label] += sum(run.compile_seconds for run in found)
         if writes:
@@ -152,12 +159,36 @@ def execute(
                 if by_client and clients.finite_model(run.params):
                     clients.add_table(experiment, folder, label, seed, run.params, data[split][2])
             discard_sweep(place) if len(batch) > 1 else discard(place)
+
+    if experiment.fleet is None:
+        for batch in batches:
+            run_batch(batch, None)
+    else:
+        _at_nodes(experiment, batches, run_batch)
     if writes and by_client:
         for label, seed in sorted(over):
             clients.mend(experiment, folder, label, seed)
         if config["run"].get("baselines") and experiment.fleet is None:
             clients.add_baselines(experiment, folder)
     return finish(folder, compiled, drawn) if writes else None
+
+
+def _at_nodes(
+    experiment: Experiment,
+    batches: Sequence[Sequence[tuple[str, int]]],
+    run_batch: Callable[[Sequence[tuple[str, int]], Fleet | None], None],
+) -> None:
+    """Runs over nodes: as many share messages as their models are small, for a message takes a while."""
+    fleet = experiment.fleet
+    assert fleet is not None
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.task.entire.form()))
+    together = max(1, min(_LANES, _MESSAGE // max(size, 1)))
+    for at in range(0, len(batches), together):
+        works = [lambda there, batch=batch: run_batch(batch, fleet.by(there)) for batch in batches[at : at + together]]
+        with warnings.catch_warnings():
+            for said in (DivergedWarning, BadClientWarning):  # by the report
+                warnings.simplefilter("ignore", said)
+            side_by_side(fleet.transport, works)
 
 
 def _say_begun(watch: Watch | None, runs: Sequence[tuple[str, int]]) -> None:
@@ -211,18 +242,19 @@ def _train(
     on_row: Callable[[int, dict[str, Any]], None],
     place: Path,
     kept: Mapping[str, Any],
+    fleet: Fleet | None,
 ) -> list[fedax.Run]:
     """A method with one seed, or with several side by side."""
     options = {"work": experiment.work, "participation": experiment.participation, "val": data[1], "test": data[2]}
     options |= {"checkpoint": fedax.Checkpoints(place, **kept)} | experiment.options
     method, task = experiment.methods[label], experiment.task
+    if fleet is not None:
+        del options["checkpoint"]
+        options |= {"checkpoint": place, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
+        return [train(method, task, fleet, experiment.problem(label), seed=seeds[0], **options)]
     with warnings.catch_warnings():
         for said in (DivergedWarning, BadClientWarning):  # by the report
             warnings.simplefilter("ignore", said)
-        if experiment.fleet is not None:
-            del options["checkpoint"]
-            options |= {"checkpoint": place, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
-            return [train(method, task, experiment.fleet, experiment.problem(label), seed=seeds[0], **options)]
         if len(seeds) > 1:
             watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
             options = one_core() | options | {"progress": False}  # there is that of all runs together

@@ -1,6 +1,7 @@
 """The nodes of a federation: which there are, which client is at which, and how they are asked."""
 
 import contextlib
+import copy
 import getpass
 import re
 import socket
@@ -13,7 +14,7 @@ import numpy as np
 
 from fedax.contract.types import Tree, Unknown
 from fedax.data.transform import Transform
-from fedax.engine.places.nodes import Failure, Message, Transport, packed
+from fedax.engine.places.nodes import Failure, Message, Transport, heads_of, packed
 from fedax.engine.places.site import precise_versions
 from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
@@ -68,6 +69,12 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def by(self, transport: Transport) -> "Fleet":
+        """The same nodes, asked by another transport to them; which of them are gone it finds out for itself."""
+        found = copy.copy(self)
+        found.transport, found.waited, found._absent, found._nodes = transport, 0.0, set(), list(self._nodes)
+        return found
 
     def clients(self, which: int) -> np.ndarray:
         """The clients of node ``which``, in its own order."""
@@ -208,8 +215,9 @@ def _heard(who: str, answer: Message | Failure) -> Message | None:
         if not answer.gone:
             raise NodeError(f"{who}: {answer.text}")
         return None
-    if "error" in answer.head:
-        raise NodeError(f"{who}: {answer.head['error']}")
+    for head in heads_of(answer):
+        if "error" in head:
+            raise NodeError(f"{who}: {head['error']}")
     return answer
 
 

@@ -44,7 +44,7 @@ from fedax.engine.places import masks
 from fedax.engine.places.blocks import Block, Examples
 from fedax.engine.places.device import first_state
 from fedax.engine.places.letters import Layout
-from fedax.engine.places.nodes import Message, arrays_of, packed, unpacked
+from fedax.engine.places.nodes import SEVERAL, Message, arrays_of, joined, packed, parted, unpacked
 from fedax.engine.plan import Form, Plan, make_plan
 from fedax.engine.private import around
 from fedax.errors import ConfigError, DataError, FedaxError, NodeError
@@ -59,7 +59,8 @@ from fedax.wire.wire import Wire
 
 _PLANNED = ("num_clients", "max_size", "batch_size", "epochs", "steps", "max_steps", "full", "missing", "by_number",
             "watched", "stops")  # fmt: skip
-_READY = 8  # jobs, at most
+_READY = 128  # jobs, at most
+_DEEPEST = 2  # the runs of a message, and the questions of a run
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")  # a client's place, and a version of its memory
 
@@ -275,8 +276,15 @@ class Site:
         """Let another process have the folder."""
         self._lock.release()
 
-    def answer(self, message: Message) -> Message:
-        """The answer to a message; ``{"error": why}`` where there is none."""
+    def answer(self, message: Message, deep: int = 0) -> Message:
+        """The answer to a message; ``{"error": why}`` where there is none. To several in one, their answers in one."""
+        if message.head.get("kind") == SEVERAL:
+            try:
+                if deep == _DEEPEST:
+                    raise NodeError("a message in parts, in parts, in parts: no server asks so")
+                return joined([self.answer(part, deep + 1) for part in parted(message, 0)])
+            except NodeError as error:
+                return Message({"error": str(error)})
         began, head, self._asked, self._noisy = time.perf_counter(), message.head, [], []
         kinds = {"hello": self._hello, "check": self._check, "exchange": self._exchange, "evaluate": self._evaluate,
                  "forget": self._forget, "offer": self._offer, "unmask": self._unmask}  # fmt: skip
@@ -569,7 +577,11 @@ class Site:
             fed = on_devices(federation_of(self._census, None if stream else self.data, every), plan.mesh)
             examples = Examples(self.data if stream else None, fed, every)
         row = jax.tree.map(np.asarray, jax.jit(first_state)(problem.method, x)[1])
-        return _Ready(problem, plan, key, row, forms, program, examples, on_devices(task.frozen, plan.mesh))
+        same = [
+            self._ready[text].frozen for text in self._ready if json.loads(text).get("frozen") == asked.get("frozen")
+        ]
+        frozen = same[0] if same and known else on_devices(task.frozen, plan.mesh)
+        return _Ready(problem, plan, key, row, forms, program, examples, frozen)
 
     # ---- what outlives the process
 
