@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from fedax import table_commands
 from fedax._start import keep_compiled, share_gpu
 
 if TYPE_CHECKING:
@@ -1140,6 +1141,11 @@ def _on_ray(
         _show_choices(console, experiment, folder)
         deployment.on_ray(experiment, folder, timeout, say)
     return read(folder)
+
+
+for name, command in table_commands.COMMANDS.items():
+    table_commands.data.command(name)(_clear_errors(command))
+app.add_typer(table_commands.data, name="data")
 
 
 def _finish(record: "Record") -> None:

@@ -92,6 +92,7 @@ class Summary(Document):
         rows: how many rows it has.
         facts: of the first exchange: what it says of each column.
         counts: of the second exchange.
+        plan: the digest of the plan that the second exchange answers.
 
     Raises:
         DataError: values that do not go together.
@@ -106,6 +107,7 @@ class Summary(Document):
     rows: int
     facts: dict[str, Facts] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
+    plan: str | None = None
     form: ClassVar[str] = "summary"
     __pydantic_config__: ClassVar[Any] = STRICT
 
@@ -197,7 +199,7 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
         found = cells(series(frame, plan.label, "label"), plan.label)
         if plan.task == "classification":
             counts[plan.label] = _counts(found, Planned("category"))
-    return Summary(len(frame), counts=counts)
+    return Summary(len(frame), counts=counts, plan=plan.digest)
 
 
 def _facts(found: Cells) -> Facts:
@@ -253,6 +255,7 @@ def plan(
     task: Literal["classification", "regression"] | None = None,
     scale: Literal["standard", "none"] | None = "standard",
     max_categories: int = 50,
+    drop: Sequence[str] = (),
 ) -> Plan:
     """What each column is, from the clients' first summaries.
 
@@ -269,6 +272,7 @@ def plan(
         scale: ``"standard"``: numbers and dates get mean 0 and standard deviation 1 over all clients' rows. ``None``:
             numbers stay as they are; so does ``"none"``, for configurations.
         max_categories: of a column with more, the most frequent so many get a feature, and all others one together.
+        drop: columns that are left out: the same as ``"drop"`` in ``columns``.
 
     Raises:
         ConfigError: an option that cannot be used.
@@ -283,7 +287,7 @@ def plan(
         (60.0, 'classification')
     """
     given = _by_name(summaries, "facts")
-    chosen = dict(columns or {})
+    chosen = kinds_of(columns, drop)
     if task not in (None, "classification", "regression"):
         raise ConfigError("task", task, 'give "classification" or "regression"')
     if scale not in (None, "none", "standard"):
@@ -295,7 +299,7 @@ def plan(
     names = _same_columns({client: summary.facts for client, summary in given.items()}, chosen)
     for name in chosen:
         if name not in names:
-            raise no_column(f"columns.{name}", name, names)
+            raise no_column("drop" if name in drop else f"columns.{name}", name, names)
     if label is not None and label not in names:
         raise no_column("label", label, names)
     if label in chosen:
@@ -320,6 +324,21 @@ def plan(
     )
 
 
+def kinds_of(columns: Mapping[str, str] | None, drop: Sequence[str]) -> dict[str, str]:
+    """Column -> its kind, from the two options that say so.
+
+    Raises:
+        ConfigError: ``drop`` is no list of names, or ``columns`` says something else of one of them.
+    """
+    if isinstance(drop, str) or not isinstance(drop, Sequence) or not all(isinstance(name, str) for name in drop):
+        raise ConfigError("drop", drop, 'give a list of columns, such as ["patient"]')
+    chosen = dict(columns or {})
+    for name in drop:
+        if chosen.setdefault(name, "drop") != "drop":
+            raise ConfigError(f"columns.{name}", chosen[name], "drop names this column too; leave it out of one")
+    return chosen
+
+
 def _by_name(summaries: Summaries, part: str) -> dict[str, Summary]:
     named = summaries if isinstance(summaries, Mapping) else {f"client {i}": s for i, s in enumerate(summaries)}
     if not named:
@@ -342,7 +361,7 @@ def _same_columns(by_client: Mapping[str, Mapping[str, Any]], chosen: Mapping[st
     for client, has in by_client.items():
         for lacks, there, missing in ((client, first, like.keys() - has), (first, client, has.keys() - like)):
             if left := sorted(name for name in missing if chosen.get(name) != "drop"):
-                way_out = f"columns={{{shown(left[0])}: 'drop'}} leaves it out"
+                way_out = f"drop=[{shown(left[0])}] leaves it out"
                 raise DataError(f"{lacks}: it has no column {shown(left[0])}, which {there} has; {way_out}")
     extra = [name for has in by_client.values() for name in has if name not in like]
     return [*like, *dict.fromkeys(extra)]
@@ -436,8 +455,8 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
     classes = [plan.label] if plan.label is not None and plan.task == "classification" else []
     wanted = [name for name, asked in plan.columns.items() if asked.kind == "category" or asked.missing] + classes
     for client, summary in given.items():
-        if {*summary.counts} != {*wanted}:
-            raise DataError(f"{client}: its summary does not answer this plan; make it anew: summarize(table, plan)")
+        if {*summary.counts} != {*wanted} or summary.plan not in (None, plan.digest):
+            raise DataError(f"{client}: its summary answers another plan; make it anew: summarize(table, plan)")
     columns = []
     for name, asked in plan.columns.items():
         counts = [summary.counts[name] for summary in given.values() if name in summary.counts]
