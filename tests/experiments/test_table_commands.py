@@ -98,9 +98,8 @@ def test_a_run_says_it_too_and_its_report_needs_no_table(sites):
     assert result.exit_code == 0, result.output
     assert "note: '<script>alert(1)</script>' looks like an identifier" in result.output
     assert """--set 'data.drop=["gone", "<script>alert(1)</script>"]' leaves it out""" in result.output
-    assert (
-        """--set "data.drop=['gone', 'result']" leaves it out""" in result.output and "'gone' is" not in result.output
-    )
+    assert """--set "data.drop=['gone', 'result']" leaves it out""" in result.output
+    assert "'gone' is" not in result.output
     for path in sites.glob("*.csv"):
         path.unlink()
     record = read("run")
