@@ -29,6 +29,10 @@ class Note:
         looks: like an ``"identifier"``, a ``"date"``, a ``"copy"`` of the label; ``"constant"`` nearly; it tells the
             ``"site"``; or ``"missing"`` in most rows of a site.
         why: what makes it look so.
+
+    Example:
+        >>> print(Note("patient", "identifier", "whole numbers, all 120 different"))
+        'patient' looks like an identifier: whole numbers, all 120 different
     """
 
     column: str
@@ -211,6 +215,17 @@ def overview(
     Source:
         Of all densities with standard deviation s the parabola has the least ∫f², 3√5 / (25 s) (Epanechnikov 1969); so
         n whole numbers drawn at random have at least n (n − 1) / 2 times as many equal pairs.
+
+    Example:
+        >>> import pandas
+        >>> from fedax.data import plan, summarize
+        >>> table = pandas.DataFrame({"ward": ["A", "B"] * 30, "result": [7, 3] * 30, "ill": ["yes", "no"] * 30})
+        >>> first = {"north": summarize(table)}
+        >>> asked = plan(first, label="ill")
+        >>> [(note.column, note.looks) for note in overview(asked, first).notes]
+        []
+        >>> [(note.column, note.looks) for note in overview(asked, first, {"north": summarize(table, asked)}).notes]
+        [('ward', 'copy'), ('result', 'copy')]
     """
     given, answers = _named(first), _named(second)
     facts = {
