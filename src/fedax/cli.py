@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from fedax import table_commands
 from fedax._start import keep_compiled, share_gpu
 
 if TYPE_CHECKING:
@@ -1142,6 +1143,11 @@ def _on_ray(
     return read(folder)
 
 
+for name, command in table_commands.COMMANDS.items():
+    table_commands.data.command(name)(_clear_errors(command))
+app.add_typer(table_commands.data, name="data")
+
+
 def _finish(record: "Record") -> None:
     console = _console()
     _show_results(console, record)
@@ -1377,6 +1383,7 @@ def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) 
 
 def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
     from fedax.columns import better
+    from fedax.experiments import noted
     from fedax.experiments.following import decides
     from fedax.experiments.runner import count_parameters
     from fedax.experiments.summary import facts, short, telling
@@ -1390,6 +1397,8 @@ def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.
     ]
     console.print(_two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
     console.print("[dim]To change any of it: --set run.rounds=200. All settings: config.toml in that folder.[/]\n")
+    for line in noted.lines(experiment.config, getattr(experiment.data, "overview", None)):
+        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_results(console: "Console", record: "Record") -> None:
