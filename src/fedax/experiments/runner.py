@@ -20,7 +20,7 @@ from fedax.engine.checkpoint import discard, present
 from fedax.engine.evaluate import columns
 from fedax.engine.identity import differences, same_versions
 from fedax.engine.job import make_job
-from fedax.engine.places.fleet import Fleet
+from fedax.engine.places.nodes import Transport
 from fedax.engine.places.side_by_side import side_by_side
 from fedax.engine.private import outlook
 from fedax.engine.saved import read_model
@@ -28,7 +28,7 @@ from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments import clients, own, summary, toml, tracked
-from fedax.experiments.config import Experiment, within
+from fedax.experiments.config import Experiment, measured_by_client, within
 from fedax.experiments.plots import write_plots
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import (
@@ -97,7 +97,7 @@ def execute(
             problem, with a link in it, or with files that no run writes.
     """
     config, writes = experiment.config, jax.process_index() == 0
-    by_client = clients.measured_by_client(experiment)
+    by_client = measured_by_client(experiment)
     if processes.count() > 1 and config["run"].get("baselines"):
         raise ConfigError("run.baselines", config["run"]["baselines"], "they run in one process; leave them out")
     checked = check_methods(experiment) if checked is None else checked
@@ -127,7 +127,7 @@ def execute(
     logs = tracked.Logs((track or experiment.track) if writes else None, config, folder)
     _say_begun(watch, [each for each in runs if each in over])
 
-    def run_batch(batch: Sequence[tuple[str, int]], fleet: Fleet | None) -> None:
+    def run_batch(batch: Sequence[tuple[str, int]], there: Transport | None) -> None:
         (label, first), *_ = batch
 
         most = checked.private[label]["rounds"] if label in checked.private else None
@@ -142,13 +142,13 @@ def execute(
 
         split = first if config["run"]["split_seeds"] else 0
         if split not in data:
-            if fleet is None:
+            if there is None:
                 data.clear()  # one at a time in memory
             data[split] = experiment.split(first)
         _say_begun(watch, batch)
         place = _checkpoints(folder, batch)
         with logs.of(batch) as end:
-            found = _train(experiment, label, [seed for _, seed in batch], data[split], on_row, place, kept, fleet)
+            found = _train(experiment, label, [seed for _, seed in batch], data[split], on_row, place, kept, there)
             end([run.status for run in found])
         compiled[label] += sum(run.compile_seconds for run in found)
         if writes:
@@ -168,7 +168,7 @@ def execute(
     if writes and by_client:
         for label, seed in sorted(over):
             clients.mend(experiment, folder, label, seed)
-        if config["run"].get("baselines") and experiment.fleet is None:
+        if config["run"].get("baselines"):
             clients.add_baselines(experiment, folder)
     return finish(folder, compiled, drawn) if writes else None
 
@@ -176,7 +176,7 @@ def execute(
 def _at_nodes(
     experiment: Experiment,
     batches: Sequence[Sequence[tuple[str, int]]],
-    run_batch: Callable[[Sequence[tuple[str, int]], Fleet | None], None],
+    run_batch: Callable[[Sequence[tuple[str, int]], Transport | None], None],
 ) -> None:
     """Runs over nodes: as many share messages as their models are small, for a message takes a while."""
     fleet = experiment.fleet
@@ -184,7 +184,7 @@ def _at_nodes(
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.task.entire.form()))
     together = max(1, min(_LANES, _MESSAGE // max(size, 1)))
     for at in range(0, len(batches), together):
-        works = [lambda there, batch=batch: run_batch(batch, fleet.by(there)) for batch in batches[at : at + together]]
+        works = [lambda there, batch=batch: run_batch(batch, there) for batch in batches[at : at + together]]
         with warnings.catch_warnings():
             for said in (DivergedWarning, BadClientWarning):  # by the report
                 warnings.simplefilter("ignore", said)
@@ -242,16 +242,17 @@ def _train(
     on_row: Callable[[int, dict[str, Any]], None],
     place: Path,
     kept: Mapping[str, Any],
-    fleet: Fleet | None,
+    there: Transport | None,
 ) -> list[fedax.Run]:
     """A method with one seed, or with several side by side."""
     options = {"work": experiment.work, "participation": experiment.participation, "val": data[1], "test": data[2]}
     options |= {"checkpoint": fedax.Checkpoints(place, **kept)} | experiment.options
     method, task = experiment.methods[label], experiment.task
-    if fleet is not None:
+    if there is not None:
+        nodes = experiment.nodes(seeds[0]).by(there)
         del options["checkpoint"]
         options |= {"checkpoint": place, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
-        return [train(method, task, fleet, experiment.problem(label), seed=seeds[0], **options)]
+        return [train(method, task, nodes, experiment.problem(label), seed=seeds[0], **options)]
     with warnings.catch_warnings():
         for said in (DivergedWarning, BadClientWarning):  # by the report
             warnings.simplefilter("ignore", said)

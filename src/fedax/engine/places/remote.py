@@ -122,7 +122,7 @@ class Remote:
         self.job, self.fleet, self._resumes = job, fleet, resumes
         made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
         self._forms, program = client_forms(made, job.plan, job.census.example, job.x)
-        self._order = order(job.plan, problem, job.seed, program)
+        self._order = order(job.plan, problem, job.seed, program, fleet.deal)
         self._process, self._count, self._run = secrets.randbits(62), 0, 0
         self._before: list[np.ndarray] = []  # the versions at the two checkpoints before the last
         self._ahead: _Ahead | None = None
