@@ -162,12 +162,13 @@ def heads_of(message: Message) -> list[dict[str, Unknown]]:
     return found
 
 
-def parted(message: Message, number: int) -> list[Message]:
+def parted(message: Message, number: int, what: str = "the message") -> list[Message]:
     """The messages that :func:`joined` made one of.
 
     Args:
         message: from elsewhere, so it may hold anything.
         number: how many there have to be; 0: as many as there are.
+        what: what it should be, for errors.
 
     Raises:
         NodeError: it is no such message, or of another number.
@@ -188,5 +189,5 @@ def parted(message: Message, number: int) -> list[Message]:
         if not found or len(found) != (number or len(found)):
             raise ValueError(f"it has {len(found)} parts, expected {number}")
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise NodeError(f"a message of several parts that is none: no arrays, or others ({error})") from error
+        raise NodeError(f"{what}: no arrays, or not those of {number or 'its'} parts ({str(error)[:200]})") from error
     return found

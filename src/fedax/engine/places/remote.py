@@ -260,7 +260,8 @@ class Remote:
         share = [0.0, 0.0]  # of the bytes, what the round's part is
         whole = [0, 0]
         for which, answer in self.fleet.ask(asked):
-            parts = [None] * 2 if answer is None else parted(answer, len(first.keys() & {which}) + 1)
+            who = f"clients {self.fleet.names(which)}: the answer"
+            parts = [None] * 2 if answer is None else parted(answer, 1 + (which in first), who)
             answers[which] = parts[0]
             if which in first:
                 of_round[which] = parts[1]

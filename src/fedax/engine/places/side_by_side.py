@@ -159,7 +159,7 @@ def _asked_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[i
             parts = [answer] * len(who)
         else:
             try:
-                parts = parted(answer, len(who))
+                parts = parted(answer, len(who), "the answer")
             except NodeError as error:
                 parts = [Failure(str(error), False)] * len(who)
         for k, part in zip(who, parts, strict=True):
