@@ -2,7 +2,7 @@
 
 import pathlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -117,16 +117,9 @@ def plan(
     Exit code 2: an error, such as a column that a site lacks.
     """
     from fedax.data import plan as plan_of
-    from fedax.errors import ConfigError
 
     target = _new(out, "plan.json")
-    kinds = {}
-    for each in column or []:
-        name, equals, kind = each.rpartition("=")
-        if not equals or name in kinds:
-            raise ConfigError("column", each, "give COLUMN=KIND, such as zip=category, once for a column")
-        kinds[name] = kind
-    found = plan_of(_load(summaries, _FIRST), label, kinds, task, scale, max_categories, drop or ())  # type: ignore[arg-type]
+    found = plan_of(_load(summaries, _FIRST), label, kinds(column), task, scale, max_categories, drop or ())  # type: ignore[arg-type]
     for name, asked in found.columns.items():
         typer.echo(f"{name}: {asked.kind}")
     for name, why in found.dropped.items():
@@ -195,7 +188,20 @@ def apply(
     typer.echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_typed(str(target))} --key KEY")
 
 
-COMMANDS = {"summarize": summarize, "plan": plan, "fit": fit, "apply": apply}
+COMMANDS: dict[str, Callable[..., None]] = {"summarize": summarize, "plan": plan, "fit": fit, "apply": apply}
+
+
+def kinds(given: Sequence[str] | None) -> dict[str, str]:
+    """Column -> its kind, as ``--column COLUMN=KIND`` says."""
+    from fedax.errors import ConfigError
+
+    found: dict[str, str] = {}
+    for each in given or ():
+        name, equals, kind = each.rpartition("=")
+        if not equals or name in found:
+            raise ConfigError("column", each, "give COLUMN=KIND, such as zip=category, once for a column")
+        found[name] = kind
+    return found
 
 
 def _new(out: pathlib.Path | None, usual: str) -> pathlib.Path:
