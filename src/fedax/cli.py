@@ -1411,6 +1411,7 @@ def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) 
 
 def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
     from fedax.columns import better
+    from fedax.experiments import noted
     from fedax.experiments.following import decides
     from fedax.experiments.runner import count_parameters
     from fedax.experiments.summary import facts, short, telling
@@ -1424,6 +1425,8 @@ def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.
     ]
     console.print(_two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
     console.print("[dim]To change any of it: --set run.rounds=200. All settings: config.toml in that folder.[/]\n")
+    for line in noted.lines(experiment.config, getattr(experiment.data, "overview", None)):
+        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_results(console: "Console", record: "Record") -> None:

@@ -61,27 +61,28 @@ def tables(
     Exit code 2: an error. The nodes have the transform that they had before, unless
     the error says otherwise.
     """
-    from fedax.data import plan
+    from fedax.data import overview, plan
     from fedax.engine.places.tables import agree
     from fedax.flower import deploy as deployment
-    from fedax.table_commands import kinds
+    from fedax.table_commands import kinds, show
 
     chosen = kinds(column)
     target = _fresh(folder / _USUAL if out is None else out, moved=out is None)
     files: dict[str, str] = {}
+    sent: dict[str, dict[str, Any]] = {}
 
     def planned(first: "Mapping[str, Summary]") -> "Plan":
-        found = plan(first, label, chosen, task, scale, max_categories, drop or ())  # type: ignore[arg-type]
-        _show_plan(found)
-        return found
+        return plan(first, label, chosen, task, scale, max_categories, drop or ())  # type: ignore[arg-type]
 
     def keep(what: str, client: str | None, document: "Document") -> None:
         target.mkdir(exist_ok=True)
         document.save(target / (f"{what}.json" if client is None else f"{_file(client, files)}-{what}.json"))
+        sent.setdefault(what, {})[client or ""] = document
 
     say = lambda line: typer.echo(line, err=True)  # noqa: E731
     with deployment.transport_at(link, folder, say) as transport:
         transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say)
+    show(overview(sent["plan"][""], sent["first"], sent["second"]))
     experiment = target / "experiment.toml"
     _write_experiment(experiment, transform)
     typer.echo(f"All {len(files)} nodes have the transform {transform.digest}: {len(transform.features)} features.")
@@ -160,14 +161,6 @@ def _file(client: str, files: dict[str, str]) -> str:
             name, number = f"{base}-{number}", number + 1
         files[client] = name
     return files[client]
-
-
-def _show_plan(plan: "Plan") -> None:
-    for name, asked in plan.columns.items():
-        typer.echo(f"{name}: {asked.kind}" + (", missing in some rows" if asked.missing else ""))
-    for name, why in plan.dropped.items():
-        typer.echo(f"{name}: dropped, {why}")
-    typer.echo(f"{plan.label}: the label, {plan.task}")
 
 
 def _write_experiment(place: pathlib.Path, transform: "Transform") -> None:

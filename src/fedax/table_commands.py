@@ -3,12 +3,12 @@
 import pathlib
 import shlex
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from fedax.data import Summary
+    from fedax.data import Overview, Summary
 
 data = typer.Typer(
     help="Turn the tables of several sites into numbers in the same way, by files that hold no row.",
@@ -51,7 +51,8 @@ def summarize(
 
     The file holds counts, means and sums of squares of each column, and no row. With
     --plan it answers the coordinator's plan: how often each category occurs. It is
-    JSON with a line for each column: read it before you send it.
+    JSON with a line for each column: read it before you send it. Shows what your columns
+    look like, and which you might leave out; with --label also copies of the label.
 
     \b
     Examples:
@@ -77,6 +78,8 @@ def summarize(
     rows = read_table(table, decimal, encoding, drop=drop or ())
     if label is not None:
         rows = with_labels(table.stem, rows, label, drop_missing_labels)
+    if asked is None:
+        _show_own(table.stem, rows, label)
     summary_of(rows, asked).save(target)
     typer.echo(f"Wrote {target}: counts and moments of {len(rows)} rows, and no row. Read it, then send it.")
     if asked is None:
@@ -107,7 +110,8 @@ def plan(
 ) -> None:
     """At the coordinator: decide what each column is, from the files of all sites.
 
-    Shows which columns are used and as what, and which are dropped and why.
+    Shows the columns by site, which are used and as what, which look like an identifier
+    or a date, are nearly constant or mostly missing, and which are dropped and why.
 
     \b
     Examples:
@@ -116,14 +120,13 @@ def plan(
 
     Exit code 2: an error, such as a column that a site lacks.
     """
+    from fedax.data import overview
     from fedax.data import plan as plan_of
 
     target = _new(out, "plan.json")
-    found = plan_of(_load(summaries, _FIRST), label, kinds(column), task, scale, max_categories, drop or ())  # type: ignore[arg-type]
-    for name, asked in found.columns.items():
-        typer.echo(f"{name}: {asked.kind}")
-    for name, why in found.dropped.items():
-        typer.echo(f"{name}: dropped, {why}")
+    given = _load(summaries, _FIRST)
+    found = plan_of(given, label, kinds(column), task, scale, max_categories, drop or ())  # type: ignore[arg-type]
+    show(overview(found, given))
     found.save(target)
     typer.echo(f"Wrote {target} for {found.task} of {label}. If you agree with it, send it to all sites.")
     typer.echo(f"Next, at each site: fedax data summarize TABLE.csv --plan {_typed(target.name)}")
@@ -141,6 +144,8 @@ def fit(
 ) -> None:
     """At the coordinator: make the transform, which turns all tables into numbers in the same way.
 
+    Says which columns look like a copy of the label.
+
     \b
     Examples:
       fedax data fit plan.json *-second.json
@@ -149,9 +154,13 @@ def fit(
     """
     from fedax.data import Plan
     from fedax.data import fit as transform_of
+    from fedax.data.overview import copies
 
     target = _new(out, "transform.json")
-    transform = transform_of(Plan.load(plan), _load(summaries, _SECOND))
+    asked, given = Plan.load(plan), _load(summaries, _SECOND)
+    transform = transform_of(asked, given)
+    for line in copies(asked, given):
+        typer.echo(f"note: {line}; plan again with --drop {_typed(line.column)} to leave it out")
     transform.save(target)
     typer.echo(f"Wrote {target}: {len(transform.features)} features, digest {transform.digest}. Send it to all sites.")
     typer.echo(f"Next, at each site: fedax data apply {_typed(target.name)} TABLE.csv")
@@ -188,9 +197,6 @@ def apply(
     typer.echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_typed(str(target))} --key KEY")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"summarize": summarize, "plan": plan, "fit": fit, "apply": apply}
-
-
 def kinds(given: Sequence[str] | None) -> dict[str, str]:
     """Column -> its kind, as ``--column COLUMN=KIND`` says."""
     from fedax.errors import ConfigError
@@ -202,6 +208,35 @@ def kinds(given: Sequence[str] | None) -> dict[str, str]:
             raise ConfigError("column", each, "give COLUMN=KIND, such as zip=category, once for a column")
         found[name] = kind
     return found
+
+
+def _show_own(site: str, rows: Any, label: str | None) -> None:
+    """What the columns of one table look like, as far as it can be said without the others."""
+    from fedax.data import overview, summarize
+    from fedax.data import plan as plan_of
+    from fedax.errors import DataError
+
+    first = {site: summarize(rows)}
+    try:
+        asked = plan_of(first, label)
+    except DataError as error:  # such as no column that says anything, which other sites may have
+        typer.echo(f"note: {error}")
+        return
+    show(overview(asked, first, {site: summarize(rows, asked)}))
+
+
+def show(found: "Overview") -> None:
+    """The columns by site; what is left out, and what is odd."""
+    from fedax.data.cells import shown
+
+    typer.echo(found.text())
+    for name, why in found.dropped.items():
+        typer.echo(f"left out: {shown(name)}: {why}")
+    for line in found.lines(lambda column: f"--drop {_typed(column)}"):
+        typer.echo(f"note: {line}")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"summarize": summarize, "plan": plan, "fit": fit, "apply": apply}
 
 
 def _new(out: pathlib.Path | None, usual: str) -> pathlib.Path:
@@ -231,5 +266,5 @@ def _load(files: Sequence[pathlib.Path], ending: str) -> "dict[str, Summary]":
 
 
 def _typed(text: str) -> str:
-    """A text as a part of a command."""
-    return shlex.quote(text)
+    """A text as a part of a command, without control characters for the terminal."""
+    return shlex.quote(text if text.isprintable() else repr(text)[1:-1])

@@ -138,6 +138,7 @@ def _part(data: FederatedData, rows: list[np.ndarray], whole: bool) -> Federated
         weights / weights.sum() if weights.sum() > 0 else None,
         names=data.names if whole else [data.name(i) for i in there],
         transform=data.transform,
+        overview=data.overview,
         _finite=True,
     )
     if whole:

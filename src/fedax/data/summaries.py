@@ -24,6 +24,8 @@ _REACH = 1.01  # a median is at most one standard deviation from the mean; the r
 _DIFFERENT = 1000  # texts of a column that a client counts; a column with more of them at a client holds no categories
 _FEW = 20  # different texts of a client that are categories even where most of its rows differ
 _HANDFUL = 5  # different texts that are categories of a small table, even where all of them differ
+_ROWS = 10_000  # of a client, by which is seen how well a column alone says the label
+_OFTEN = 5  # times that a value occurs to count for that: of a rarer one it would be chance
 _CLASSES = 20  # different whole numbers of a label that are still taken for classes
 
 KINDS = ("number", "category", "date", "drop")
@@ -37,7 +39,8 @@ class Facts:
     Args:
         missing, numbers, dates, words: cells of each kind.
         whole: numbers that are whole.
-        different: texts that differ, of all cells; 1001 stands for more.
+        different: texts that differ, of all cells.
+        commonest: cells that have the most frequent text, whichever it is.
         mean, m2: of the numbers, their mean and Σ(value − mean)².
         day, day_m2: the same of the dates, in days.
     """
@@ -48,6 +51,7 @@ class Facts:
     words: int = 0
     whole: int = 0
     different: int = 0
+    commonest: int = 0
     mean: float = 0.0
     m2: float = 0.0
     day: float = 0.0
@@ -55,7 +59,7 @@ class Facts:
     __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
-        counts = [self.missing, self.numbers, self.dates, self.words, self.whole, self.different]
+        counts = [self.missing, self.numbers, self.dates, self.words, self.whole, self.different, self.commonest]
         moments = [self.mean, self.m2, self.day, self.day_m2]
         if min(counts) < 0 or max(counts) > 2**53 or min(self.m2, self.day_m2) < 0:
             raise DataError("counts and squares have to be at least 0")
@@ -86,6 +90,36 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """How well a column alone says the label at a client, in the second exchange; of at most 10,000 rows.
+
+    Args:
+        rows: those in which neither is missing.
+        most: of classes: rows of the most frequent class.
+        right: of classes: rows that are right by the best threshold, or by the most frequent class of each value that
+            occurs at least 5 times.
+        x, y, xx, yy, xy: of a label that is a number: the means of column and label, and the sums of squares and of
+            products of the deviations from them.
+    """
+
+    rows: int = 0
+    most: int = 0
+    right: int = 0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    yy: float = 0.0
+    xy: float = 0.0
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most <= self.right <= self.rows <= _ROWS:
+            raise DataError("of a column alone: 0 ≤ most ≤ right ≤ rows ≤ 10000 has to hold")
+        if not all(abs(value) <= 1e230 for value in (self.x, self.y, self.xx, self.yy, self.xy)):
+            raise DataError("means and products have to be finite")
+
+
+@dataclass(frozen=True)
 class Summary(Document):
     """What a client sends, so that a :class:`Transform` can be fitted: no row, and not more of it for more rows.
 
@@ -93,6 +127,7 @@ class Summary(Document):
         rows: how many rows it has.
         facts: of the first exchange: what it says of each column.
         counts: of the second exchange.
+        alone: of the second exchange: how well each column alone says the label.
         plan: the digest of the plan that the second exchange answers.
 
     Raises:
@@ -108,12 +143,13 @@ class Summary(Document):
     rows: int
     facts: dict[str, Facts] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
+    alone: dict[str, Alone] = field(default_factory=dict)
     plan: str | None = None
     form: ClassVar[str] = "summary"
     __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
-        if self.rows < 0 or max(len(self.facts), len(self.counts)) > WIDE:
+        if self.rows < 0 or max(len(self.facts), len(self.counts), len(self.alone)) > WIDE:
             raise DataError(f"summary: rows have to be at least 0, columns at most {WIDE}")
 
 
@@ -178,7 +214,8 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
         First, of each column: how many cells are missing, numbers, whole numbers, dates, words, and different; mean and
         sum of squares of numbers and dates. Then of the columns that the plan takes for categories, and of a label
         with classes: how often each text occurs, of at most 1000; of numbers and dates with missing values: counts
-        in 256 bins. A client with one row so sends that row's numbers as their mean.
+        in 256 bins; and of each column, how many labels it alone gets right, or how it varies with a label that is
+        a number. A client with one row so sends that row's numbers as their mean.
 
     Raises:
         DataError: it is no table; a column of the plan is missing.
@@ -192,15 +229,20 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
     frame = as_pandas(frame)
     if plan is None:
         return Summary(len(frame), facts={name: _facts(cells(frame[name], name)) for name in frame.columns})
-    counts = {}
+    label = None if plan.label is None else cells(series(frame, plan.label, "label"), plan.label)
+    counts, alone = {}, {}
     for name, asked in plan.columns.items():
+        column = series(frame, name)
+        if label is None and asked.kind != "category" and not asked.missing:
+            continue
+        found = cells(column, name)
         if asked.kind == "category" or asked.missing:
-            counts[name] = _counts(cells(series(frame, name), name), asked)
-    if plan.label is not None:
-        found = cells(series(frame, plan.label, "label"), plan.label)
-        if plan.task == "classification":
-            counts[plan.label] = _counts(found, Planned("category"))
-    return Summary(len(frame), counts=counts, plan=plan.digest)
+            counts[name] = _counts(found, asked)
+        if label is not None:
+            alone[name] = _alone(found, asked.kind, label, plan.task)
+    if label is not None and plan.label is not None and plan.task == "classification":
+        counts[plan.label] = _counts(label, Planned("category"))
+    return Summary(len(frame), counts=counts, alone=alone, plan=plan.digest)
 
 
 def _facts(found: Cells) -> Facts:
@@ -213,7 +255,8 @@ def _facts(found: Cells) -> Facts:
         dates=len(days),
         words=found.words,
         whole=int((numbers == np.rint(numbers)).sum()),
-        different=min(len(found.texts[0]), _DIFFERENT + 1),
+        different=len(found.texts[0]),
+        commonest=int(np.bincount(found.texts[1][~found.missing], minlength=1).max()),
         mean=mean,
         m2=m2,
         day=day,
@@ -241,6 +284,41 @@ def _counts(found: Cells, asked: Planned) -> Counts:
     places = np.floor((values - asked.mean) * (BINS / (2 * _REACH * asked.std)) + BINS / 2)
     bins = np.bincount(np.clip(places, 0, BINS - 1).astype(np.int64), minlength=BINS)
     return Counts(bins=tuple(bins.tolist()))
+
+
+def _alone(found: Cells, kind: Kind, label: Cells, task: str) -> Alone:
+    values = {"number": found.numbers, "date": found.days, "category": found.texts[1].astype(float)}[kind]
+    good = ~(found.missing if kind == "category" else np.isnan(values))
+    good &= label.texts[1] >= 0 if task == "classification" else ~np.isnan(label.numbers)
+    rows = np.flatnonzero(good)
+    rows = rows[:: -(-len(rows) // _ROWS) or 1]
+    x = values[rows]
+    if not len(rows):
+        return Alone()
+    if task == "regression":
+        if kind == "category":
+            return Alone(len(rows))
+        y = label.numbers[rows]
+        (mean, xx), (target, yy) = _moments(x), _moments(y)
+        return Alone(len(rows), x=mean, y=target, xx=xx, yy=yy, xy=float(((x - mean) * (y - target)).sum()))
+    classes, y = np.unique(label.texts[1][rows], return_inverse=True)
+    each, codes = np.unique(x, return_inverse=True)
+    most = int(np.bincount(y).max())
+    right = most
+    if kind == "category" or len(each) <= max(_CLASSES, 2 * len(classes)):
+        pairs, times = np.unique(codes * len(classes) + y, return_counts=True)
+        best = np.zeros(len(each), np.int64)
+        np.maximum.at(best, pairs // len(classes), times)
+        often = np.bincount(codes) >= _OFTEN
+        usual = int(np.bincount(y).argmax())
+        right = int(best[often].sum() + ((y == usual) & ~often[codes]).sum())
+    if kind != "category" and len(classes) <= _CLASSES:
+        order = np.argsort(x, kind="stable")
+        below = np.cumsum(y[order][:, None] == np.arange(len(classes)), axis=0)  # [rows, classes], up to each row
+        at = np.flatnonzero(np.diff(x[order]))
+        if len(at):
+            right = max(right, int((below[at].max(1) + (below[-1] - below[at]).max(1)).max()))
+    return Alone(len(rows), most, max(right, most))
 
 
 # ---- what the server makes of it

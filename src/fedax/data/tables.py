@@ -18,6 +18,7 @@ import numpy as np
 from fedax.data.cells import Cells, as_pandas, cells, few, series, shown
 from fedax.data.federated import FederatedData
 from fedax.data.formats import need, parse_json, reading, room
+from fedax.data.overview import overview
 from fedax.data.pictures import decoded, stacked
 from fedax.data.summaries import Counts, class_names, fit, kinds_of, plan, summarize
 from fedax.data.transform import Label, Transform
@@ -53,8 +54,8 @@ def from_frames(
         drop: columns that are left out, such as ``["patient"]``.
 
     Returns:
-        Examples ``x`` float32 [n, features] and ``y``, int32 classes or float32, with the clients' names and the
-        transform.
+        Examples ``x`` float32 [n, features] and ``y``, int32 classes or float32, with the clients' names, the
+        transform, and the overview of the columns, which says what to look at; none where a transform is given.
 
     Raises:
         ConfigError: an option that cannot be used.
@@ -70,6 +71,7 @@ def from_frames(
     """
     if not isinstance(frames, Mapping) or not frames:
         raise DataError(f"frames: {type(frames).__name__}; give client's name -> its table, for one client at least")
+    seen = None
     tables = {str(name): _within(str(name), as_pandas, table) for name, table in frames.items()}
     if transform is not None:
         given = {"label": label, "columns": columns or None, "task": task, "drop": drop or None}
@@ -90,9 +92,10 @@ def from_frames(
     if found is None:
         first = {name: _within(name, summarize, table) for name, table in tables.items()}
         asked = plan(first, label, columns, task, scale, max_categories, drop)
-        found = fit(asked, {name: summarize(table, asked) for name, table in tables.items()})
+        second = {name: summarize(table, asked) for name, table in tables.items()}
+        found, seen = fit(asked, second), overview(asked, first, second)
     arrays = {name: _within(name, found, table) for name, table in tables.items()}
-    return FederatedData.from_clients(arrays, transform=found)
+    return FederatedData.from_clients(arrays, transform=found, overview=seen)
 
 
 def _within(client: str, call: Callable[..., Any], *args: Any) -> Any:

@@ -379,6 +379,7 @@ def count_parameters(task: fedax.Task) -> int:
 
 def _about(experiments: Sequence[Experiment]) -> dict[str, Any]:
     devices = jax.devices()
+    overview = getattr(experiments[0].data, "overview", None)  # a census has none
     return {
         "id": secrets.token_hex(6),
         "started": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -392,6 +393,7 @@ def _about(experiments: Sequence[Experiment]) -> dict[str, Any]:
         "parameters": count_parameters(experiments[0].task),
         "majority": clients.majority(experiments[0]),
         "clients": _clients(experiments),
+        "columns": None if overview is None else overview.to_json(),
     }
 
 

@@ -3,7 +3,7 @@
 | file | what |
 |---|---|
 | config.toml | the whole configuration, defaults included; ``fedax run config.toml`` runs it again |
-| about.json | versions, device, start, and the clients: sizes, weights, classes, local steps |
+| about.json | versions, device, start; the clients: sizes, weights, classes, local steps; their tables' columns |
 | code/ | own methods and tasks, as they were when the run began |
 | metrics.jsonl | one line an evaluation, as the run goes |
 | checkpoints/ | of runs that are not over, what they go on from; see :class:`fedax.Checkpoints` |
@@ -36,6 +36,7 @@ import numpy as np
 import pydantic
 
 from fedax.columns import COSTS, PER_CLIENT
+from fedax.data import Overview
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import WRITING, damage, write_atomic
 from fedax.engine.history import FAILED, column_of, ended_worse
@@ -660,6 +661,10 @@ class _Outlook(_Form):
     one: Number | None
 
 
+def _overview(table: dict[str, Any]) -> dict[str, Any]:
+    return Overview.from_json(table).to_json()
+
+
 class _About(_Form):
     privacy: dict[str, _Outlook] | None = None  # label -> what was known of its privacy before it began; not of a sweep
     majority: _Majority | None = None  # of two classes, what the commoner one alone has
@@ -671,6 +676,7 @@ class _About(_Form):
     versions: dict[str, str]
     parameters: Whole
     clients: _Clients
+    columns: Annotated[dict[str, Any], pydantic.AfterValidator(_overview)] | None = None  # of tables, by client
 
 
 class _Point(_Form):
