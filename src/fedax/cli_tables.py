@@ -171,5 +171,5 @@ def _write_experiment(place: pathlib.Path, transform: "Transform") -> None:
 
     assert transform.label is not None
     config: dict[str, Any] = comparison("csv", ["fedavg", "fedprox", "fednova"])
-    config["data"] |= {"name": "nodes"}
+    config |= {"name": _USUAL, "data": {**config["data"], "name": "nodes"}}
     place.write_text(tomli_w.dumps(config), encoding="utf-8")

@@ -80,7 +80,7 @@ class Desk:
     def answer(self, message: Message) -> Message:
         """The answer to a message; ``{"error": why}`` where there is none."""
         kinds = {"summarize": self._summarize, "prepare": self._prepare, "commit": self._commit}
-        kind = message.head.get("kind")
+        kind = str(message.head.get("kind"))
         if kind == "hello":
             return self._hello(message)
         if kind not in kinds:
