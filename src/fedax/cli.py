@@ -1067,6 +1067,9 @@ def deploy_node(
     bound: Annotated[
         float | None, typer.Option(help="With --noise: the largest loss; others are clipped.", show_default=False)
     ] = None,
+    split: Annotated[
+        bool, typer.Option("--split/--no-split", help="Whether a run may hold out some of its rows, [data.split].")
+    ] = True,
     trusted: Annotated[
         list[str] | None, typer.Option(metavar="HASH", help="An app of others that may run here.", show_default=False)
     ] = None,
@@ -1102,7 +1105,8 @@ def deploy_node(
     deployment.node(
         link, ca, key, data, state=state, names=listed(clients),
         table=table | {"drop_missing_labels": drop_missing_labels}, test=test, val=val, columns=listed(columns),
-        rounds=max_rounds, noise=noise, bound=bound, trusted=trusted or [], code=allow_code or [], poll=poll,
+        rounds=max_rounds, noise=noise, bound=bound, trusted=trusted or [], code=allow_code or [], split=split,
+        poll=poll,
         wait=wait, say=typer.echo,
     )  # fmt: skip
 
@@ -1474,6 +1478,8 @@ def _show_results(console: "Console", record: "Record") -> None:
         spread = clients.spread_of(best.label, clients.tables(record, best.label), figure, way)
         if spread is not None:
             console.print(escape(clients.worst_text(spread, figure)), highlight=False)
+    for sentence in clients.left_out(record.folder):
+        console.print(escape(sentence), highlight=False)
 
 
 def _show_diagnosis(console: "Console", record: "Record") -> None:

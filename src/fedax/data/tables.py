@@ -426,8 +426,12 @@ def _found(files: Files, ending: str) -> list[Path]:
 
 
 def _natural(path: Path) -> list[Any]:
-    """Sorts client-2 before client-10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+    """Sorts client-2 before client-10, and files of one folder by what clients are called: without the ending."""
+    return [_by_value(str(path.parent)), _by_value(path.stem), path.name]
+
+
+def _by_value(text: str) -> list[Any]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -460,7 +464,7 @@ def _dealt(tables: dict[str, Any], client: str | None) -> dict[str, Any]:
         order = np.argsort(codes, kind="stable")
         for text, rows in zip(texts, np.split(order, np.cumsum(np.bincount(codes))[:-1]), strict=True):
             parts.setdefault(text, []).append(rest.iloc[rows].reset_index(drop=True))
-    return {name: _joined(name, parts[name]) for name in sorted(parts, key=lambda name: _natural(Path(name)))}
+    return {name: _joined(name, parts[name]) for name in sorted(parts, key=_by_value)}
 
 
 def _joined(name: str, parts: Sequence[Any]) -> Any:

@@ -5,6 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from fedax.federation.census import Census
+
 TASKS_OF = {
     "digits": "softmax_regression",
     "mnist": "softmax_regression",
@@ -77,26 +81,26 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
 }
 
 
-def usual_task(name: str, data: Any) -> str | None:
+def usual_task(name: str, census: Census | None) -> str | None:
     """The task for a data set, or for clients' own data by what they are; ``None`` where only their owner knows.
 
     Args:
         name: of the data set.
-        data: the clients' examples.
+        census: of the clients, wherever their examples are; ``None``: nothing is known of them.
 
     Example:
         >>> usual_task("digits", None), usual_task("folder", None)
         ('softmax_regression', None)
     """
-    own = name in ("csv", "parquet", "arrow", "images", "hdf5") or getattr(data, "transform", None) is not None
-    if name in TASKS_OF or not own:
+    own = name in ("csv", "parquet", "arrow", "images", "hdf5") or (census is not None and census.transform is not None)
+    if name in TASKS_OF or not own or census is None:
         return TASKS_OF.get(name)
-    x, y = data.examples["x"], data.examples["y"]
-    if y.ndim > 1:
+    x, y = census.example["x"], census.example["y"]
+    if len(y.shape) > 0:
         return "char_lstm"
-    if x.ndim > 2:
+    if len(x.shape) > 1:
         return "cnn"
-    return "linear_regression" if y.dtype.kind == "f" else "softmax_regression"
+    return "linear_regression" if np.issubdtype(y.dtype, np.floating) else "softmax_regression"
 
 
 def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:

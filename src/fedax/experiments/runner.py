@@ -26,7 +26,7 @@ from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments import clients, own, summary, toml, tracked
-from fedax.experiments.config import Experiment, within
+from fedax.experiments.config import Experiment, measured_by_client, within
 from fedax.experiments.plots import write_plots
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import (
@@ -93,7 +93,7 @@ def execute(
             problem, with a link in it, or with files that no run writes.
     """
     config, writes = experiment.config, jax.process_index() == 0
-    by_client = clients.measured_by_client(experiment)
+    by_client = measured_by_client(experiment)
     if processes.count() > 1 and config["run"].get("baselines"):
         raise ConfigError("run.baselines", config["run"]["baselines"], "they run in one process; leave them out")
     checked = check_methods(experiment) if checked is None else checked
@@ -155,7 +155,7 @@ def execute(
     if writes and by_client:
         for label, seed in sorted(over):
             clients.mend(experiment, folder, label, seed)
-        if config["run"].get("baselines") and experiment.fleet is None:
+        if config["run"].get("baselines"):
             clients.add_baselines(experiment, folder)
     return finish(folder, compiled, drawn) if writes else None
 
@@ -222,7 +222,9 @@ def _train(
         if experiment.fleet is not None:
             del options["checkpoint"]
             options |= {"checkpoint": place, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
-            return [train(method, task, experiment.fleet, experiment.problem(label), seed=seeds[0], **options)]
+            return [
+                train(method, task, experiment.nodes(seeds[0]), experiment.problem(label), seed=seeds[0], **options)
+            ]
         if len(seeds) > 1:
             watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
             options = one_core() | options | {"progress": False}  # there is that of all runs together

@@ -1,7 +1,6 @@
 """Experiments over nodes: what the commands ``fedax deploy run`` and ``fedax deploy local`` add to ``fedax run``."""
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -61,6 +60,7 @@ def answering(
     noise: float | None = None,
     bound: float | None = None,
     code: Sequence[str] = (),
+    split: bool = True,
 ) -> Callable[[Message], Message]:
     """What answers for the clients of a node, in the process of its worker.
 
@@ -72,7 +72,7 @@ def answering(
             :class:`fedax.engine.places.tables.Desk`.
         test: the folder of held-out examples, or ``None``.
         val: the same of those to choose by.
-        columns, rounds, noise, bound: as of :class:`fedax.engine.places.site.Limits`.
+        columns, rounds, noise, bound, split: as of :class:`fedax.engine.places.site.Limits`.
         code: files, and modules of packages, of methods and tasks that may run here.
 
     Raises:
@@ -82,7 +82,7 @@ def answering(
     for each in code:
         own.owned(each)
     make = functools.partial(_make, code=code)
-    limits = Limits(columns, rounds, noise, bound)
+    limits = Limits(columns, rounds, noise, bound, split)
     site = lambda found: Site(found, make, state, names, held[0], limits, held[1])  # noqa: E731
     if table is None:
         return site(FederatedData.open(data)).answer
@@ -129,6 +129,7 @@ def node(
     bound: float | None = None,
     trusted: Sequence[str] = (),
     code: Sequence[str] = (),
+    split: bool = True,
     poll: float = 3.0,
     wait: float | None = None,
     say: Say = print,
@@ -137,7 +138,7 @@ def node(
 
     Args:
         link, ca, key, trusted, poll, wait, say: as of :func:`fedax.flower.node.run`.
-        data, test, val, columns, rounds, noise, bound, code: as of :func:`answering`.
+        data, test, val, columns, rounds, noise, bound, code, split: as of :func:`answering`.
         state: its folder; default: ``<key>.state``.
         names: of its clients; default: those of the data, or the key's file name, of several with their numbers. A
             table is one client, called by its file.
@@ -192,6 +193,7 @@ def node(
         "rounds": rounds,
         "noise": noise,
         "bound": bound,
+        "split": split,
         "code": [str(pathlib.Path(each).absolute()) if each.endswith(".py") else each for each in code],
     }
     if options.get("review") and sys.stdin is not None and sys.stdin.isatty():
@@ -226,7 +228,8 @@ def spoken(file: pathlib.Path, said: Said | None) -> str:
 def with_nodes_data(tables: Table, test: pathlib.Path | None, allow_code: bool | own.Code = False) -> Table:
     """A configuration whose data are at nodes; its section ``data`` was for simulation.
 
-    The task that is usual for the data set stays, and the weights.
+    The task that is usual for the data set stays, the weights, and how the rows of each client are split: but for the
+    share for testing where the server has a folder for that.
 
     Raises:
         ConfigError: something else in it cannot be used.
@@ -237,6 +240,12 @@ def with_nodes_data(tables: Table, test: pathlib.Path | None, allow_code: bool |
     if "name" not in task and (usual := TASKS_OF.get(str(given.get("name")))) is not None:
         task["name"] = usual
     data: Table = {"name": "nodes", "weights": given.get("weights", "sizes")}
+    if isinstance(split := given.get("split"), dict):
+        # What the test part would have had stays with training.
+        apart = () if test is None else ("test", "train")
+        data["split"] = {name: value for name, value in split.items() if name not in apart}
+    elif split is not None:
+        data["split"] = split
     if test is not None:
         FederatedData.open(test)
         data["test"] = str(test.absolute())
@@ -311,8 +320,7 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
     from fedax.flower import certificates
     from fedax.flower import link as links
 
-    data, place, port = experiment.data, folder / "deploy", free_port()
-    assert isinstance(data, FederatedData)
+    data, place, port = experiment.whole(), folder / "deploy", free_port()
     code = _kept(experiment, place)
     address, link = f"127.0.0.1:{port}", place / "link"
     links.prepare(link, [])
@@ -336,7 +344,7 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
             fleet.census = fleet.census._replace(
                 weights=data.weights, names=known.names or fleet.census.names, transform=known.transform
             )
-            yield dataclasses.replace(experiment, data=fleet.census, fleet=fleet)
+            yield experiment.over(fleet)
     for k in range(nodes):
         shutil.move(place / f"node-{k}" / "site" / "log.jsonl", place / f"node-{k}.jsonl")
         shutil.rmtree(place / f"node-{k}")
@@ -356,14 +364,15 @@ def check_local(experiment: Experiment, nodes: int) -> None:
     """Refuse what :func:`local` cannot do.
 
     Raises:
-        ConfigError: Flower is not installed; more nodes than clients; a split for each seed.
+        ConfigError: Flower is not installed; more nodes than clients; other clients for each seed.
     """
     require()
     data = experiment.data
     if not 1 <= nodes <= data.num_clients:
         raise ConfigError("nodes", nodes, f"give 1 to {data.num_clients}: every node has a client")
-    if experiment.config["run"]["split_seeds"]:
-        raise ConfigError("run.split_seeds", True, "the clients of nodes have the data that they have; leave it out")
+    if experiment.config["run"]["split_seeds"] and "seed" in experiment.config["data"]:
+        way_out = "each seed would deal the data set to other clients, and those of nodes have the data that they have"
+        raise ConfigError("run.split_seeds", True, f"{way_out}; leave it out")
 
 
 @contextlib.contextmanager
@@ -430,8 +439,7 @@ def on_ray(experiment: Experiment, folder: pathlib.Path, timeout: float, say: Sa
     from fedax.flower.app import build
     from fedax.flower.calls import control
 
-    data, place, port = experiment.data, folder / "deploy", free_port()
-    assert isinstance(data, FederatedData)
+    data, place, port = experiment.whole(), folder / "deploy", free_port()
     place.mkdir(exist_ok=True)
     if not (place / "data").exists():
         data.save(place / "data")
@@ -505,7 +513,7 @@ def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
     job = json.loads(str(run_config["job"]))
     # The files are copies that the process has made that began this one.
     experiment = build(job["config"], allow_code=own.here(job["code"]))
-    data = experiment.data
+    data = experiment.whole()
     fleet = Fleet(FlowerTransport(grid), float(job["timeout"]), data.num_clients, _START)
     fleet.census = fleet.census._replace(weights=data.weights)
-    execute(dataclasses.replace(experiment, data=fleet.census, fleet=fleet), pathlib.Path(job["folder"]))
+    execute(experiment.over(fleet), pathlib.Path(job["folder"]))

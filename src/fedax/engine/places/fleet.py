@@ -1,7 +1,10 @@
 """The nodes of a federation: which there are, which client is at which, and how they are asked."""
 
 import contextlib
+import copy
 import getpass
+import hashlib
+import json
 import re
 import socket
 import time
@@ -13,7 +16,7 @@ import numpy as np
 
 from fedax.contract.types import Tree, Unknown
 from fedax.data.transform import Transform
-from fedax.engine.places.nodes import Failure, Message, Transport, packed
+from fedax.engine.places.nodes import Failure, Message, Transport, packed, unpacked
 from fedax.engine.places.site import precise_versions
 from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
@@ -36,6 +39,13 @@ class _Node(NamedTuple):
     clients: np.ndarray
 
 
+class Figures(NamedTuple):
+    """Figures of single clients: its number -> figure -> value; and why some nodes give none, by their clients."""
+
+    values: dict[int, dict[str, float]]
+    withheld: dict[str, str]
+
+
 class Fleet:
     """The nodes of a federation, and which client is at which.
 
@@ -49,7 +59,8 @@ class Fleet:
         census: of the clients, in the order of their names, numbers in them by their value. They count by their sizes,
             unless it is replaced by one with other weights.
         classes: one more than the largest label, where the examples have whole numbers as labels.
-        waited: seconds that the server waited for answers so far.
+        deal: the name of the deal by which the nodes have dealt their rows; ``None``: they have not.
+        tested: the number of a client -> how many test examples it has, where the nodes have dealt them; else empty.
 
     Raises:
         NodeError: too few nodes; a node of other versions, or with other examples, than the first; a client at two
@@ -57,7 +68,8 @@ class Fleet:
     """
 
     def __init__(self, transport: Transport, timeout: float = 600.0, nodes: int | None = None, wait: float = 60.0):
-        self.transport, self.timeout, self.waited = transport, timeout, 0.0
+        self.transport, self.timeout = transport, timeout
+        self._waited = [0.0]  # of all that are dealt from it, too
         self._absent: set[int] = set()
         self._name = who()
         found = self._gather(nodes, wait)
@@ -65,6 +77,11 @@ class Fleet:
         self._nodes = [
             _Node(number, about, np.array([owners[name] for name in about["names"]])) for number, about in found
         ]
+        self._held = [{part: int(n) for part, n in about["held"].items()} for _, about in found]
+        self.whole: Fleet = self
+        self.deal: str | None = None
+        self.tested: dict[int, int] = {}
+        self._dealt: dict[tuple[str, bytes], Fleet] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -75,7 +92,7 @@ class Fleet:
 
     def held(self, which: int) -> dict[str, int]:
         """How many held-out examples node ``which`` has."""
-        return {part: n for part, n in self._nodes[which].about["held"].items() if n}
+        return {part: n for part, n in self._held[which].items() if n}
 
     def names(self, which: int) -> str:
         """Its clients, for people."""
@@ -118,7 +135,105 @@ class Fleet:
                 self._absent.add(which)
                 yield which, None
         finally:
-            self.waited += time.monotonic() - began
+            self._waited[0] += time.monotonic() - began
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the server waited for answers so far."""
+        return self._waited[0]
+
+    def dealt(self, split: Mapping[str, Unknown]) -> "Fleet":
+        """The same nodes, each of whose clients has dealt its rows to training, validation and test.
+
+        They are dealt as :func:`fedax.data.split` deals those of all clients in one place: a client's place is that in
+        the census, and the clients' weights stay those of all their rows.
+
+        Args:
+            split: ``train``, ``val``, ``test``, ``stratify`` and ``seed``, as there.
+
+        Returns:
+            A fleet with the census of the training rows. The other stays as it is, for other splits.
+
+        Raises:
+            NodeError: an owner does not allow it; a node does not answer, or no client has an example of a part.
+        """
+        whole, split = self.whole, dict(split)
+        census = whole.census
+        text = json.dumps([split, census.names], sort_keys=True)
+        deal = hashlib.sha256(text.encode()).hexdigest()[:32]
+        if (known := whole._dealt.get((deal, census.weights.tobytes()))) is not None:
+            return known
+        found = copy.copy(whole)
+        found.deal, found.tested = deal, {}
+        found._held = [dict(held) for held in whole._held]
+        sizes, by_client = census.sizes.copy(), bool(split["test"])
+        for which, answer in whole.ask(
+            {
+                which: whole.message(
+                    which, {"kind": "deal", "split": split, "deal": deal, "places": self.clients(which).tolist()}
+                )
+                for which in range(len(whole))
+            }
+        ):
+            who, mine = f"clients {whole.names(which)}", whole.clients(which)
+            if answer is None:
+                raise NodeError(f"{who}: no answer in {whole.timeout:g} s")
+            own, held = _parts(who, answer.head, census.sizes[mine].tolist())
+            sizes[mine] = own
+            found._held[which] = {part: sum(n) if isinstance(n, list) else n for part, n in held.items()}
+            if isinstance(held["test"], list):
+                found.tested |= {i: n for i, n in zip(mine.tolist(), held["test"], strict=True) if n}
+        together = {part: sum(held[part] for held in found._held) for part in ("val", "test")}
+        for part, n in together.items():
+            if split[part] and not n:
+                raise NodeError(f"data.split.{part} = {split[part]:g}: no client has enough examples for one")
+        found.tested = found.tested if by_client else {}
+        digests = tuple(f"{digest} {deal}" for digest in census.digests)
+        found.census = census._replace(sizes=sizes, digests=digests, held=together)
+        whole._dealt[deal, census.weights.tobytes()] = found
+        return found
+
+    def figures(self, problem: dict[str, Unknown], model: Tree) -> "Figures":
+        """The figures of a whole model on the test examples of each client, which its node has dealt.
+
+        Args:
+            problem: the configuration in plain JSON, of which nodes make the task.
+            model: its parameters as they are trained, a ``Vector``.
+
+        Raises:
+            NodeError: a node answers something else than it was asked.
+        """
+        return self._told({"kind": "figures", "problem": problem, "deal": self.deal}, model)
+
+    def alone(self, asked: dict[str, Unknown], rounds: int, model: Tree) -> "Figures":
+        """:meth:`figures` of models that the clients have trained alone, each on its own examples.
+
+        Args:
+            asked: what messages say of the job.
+            rounds: how often each goes over its examples.
+            model: the initial one, a ``Vector``.
+        """
+        return self._told({"kind": "alone", "job": asked, "rounds": rounds}, model)
+
+    def _told(self, head: dict[str, Unknown], model: Tree) -> "Figures":
+        tensors = packed({"model": model})
+        found: dict[int, dict[str, float]] = {}
+        withheld: dict[str, str] = {}
+        for which, answer in self.ask({which: self.message(which, head, tensors) for which in range(len(self))}):
+            there = [i for i in self.clients(which).tolist() if i in self.tested]
+            if not there:
+                continue
+            if answer is None or answer.head.get("withheld") is not None:
+                why = f"no answer in {self.timeout:g} s" if answer is None else str(answer.head["withheld"])
+                withheld[self.names(which)] = why
+                continue
+            who, columns = f"clients {self.names(which)}: the answer", answer.head.get("columns")
+            if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+                raise NodeError(f"{who} names {columns!r} as figures")
+            form = jax.ShapeDtypeStruct((len(there),), np.float64)
+            values = unpacked(answer.tensors, dict.fromkeys(columns, form), who)
+            found |= {i: {each: float(values[each][k]) for each in columns} for k, i in enumerate(there)}
+        return Figures(dict(sorted(found.items())), withheld)
 
     @property
     def lost(self) -> bool:
@@ -279,6 +394,21 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
     if transform is not None and transform.classes is not None:
         classes_of_all = len(transform.classes)  # a node may have none of the last
     return census, classes_of_all, {name: i for i, name in enumerate(names)}
+
+
+def _parts(who: str, answer: dict[str, Unknown], sizes: list[int]) -> tuple[list[int], dict[str, Unknown]]:
+    """What a node said of the parts that it has dealt, if it is of the form in which nodes say it."""
+    try:
+        own, held, good = answer["sizes"], answer["held"], True
+        for each in (own, *(n for n in held.values() if isinstance(n, list))):
+            good = good and len(each) == len(sizes)
+            good = good and all(type(n) is int and 0 <= n <= most for n, most in zip(each, sizes, strict=True))
+        good = good and all(own) and held.keys() == {"val", "test"}
+        if not good or not all(isinstance(n, list) or (type(n) is int and 0 <= n < 2**31) for n in held.values()):
+            raise ValueError("numbers that cannot be")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise NodeError(f"{who}: how it dealt its rows is none ({type(error).__name__}: {error})") from error
+    return own, held
 
 
 def _transform(about: dict[str, Unknown]) -> Transform:

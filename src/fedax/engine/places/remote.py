@@ -96,7 +96,7 @@ class Remote:
         self.job, self.fleet, self._resumes = job, fleet, resumes
         made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
         self._forms, program = client_forms(made, job.plan, job.census.example, job.x)
-        self._order = order(job.plan, problem, job.seed, program)
+        self._order = order(job.plan, problem, job.seed, program, fleet.deal)
         self._process, self._count, self._run = secrets.randbits(62), 0, 0
         self._before: np.ndarray | None = None  # the versions at the checkpoint before the last
         self._done = np.zeros(3, np.int64)

@@ -441,6 +441,8 @@ def _by_client(record: Record, judge: str | None) -> str:
         text += f'<h3 class="gap">{html.escape(known.label)} of each client</h3>'
         text += f'<p class="note">{html.escape(about)}</p>'
         text += charts.spread(column, spreads, labels) + _spread_table(column, spreads)
+    if said := clients.left_out(record.folder):
+        text += f'<p class="note">{html.escape(" ".join(said))}</p>'
     return text
 
 
