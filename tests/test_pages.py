@@ -226,9 +226,13 @@ def reader(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     path = os.pathsep.join(filter(None, sys.path))
     monkeypatch.setenv("PYTHONPATH", path)
     made = Reader()
-    yield made
-    for name in [*made.kept][::-1]:
-        made.end(name)
+    try:
+        yield made
+    finally:
+        for each in made.kept.values():
+            each.terminate()
+        for each in made.kept.values():
+            each.wait(60)
 
 
 def tables(label: str, rows: int = 60) -> None:

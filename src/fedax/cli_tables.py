@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fedax.data import Plan, Summary, Transform
+    from fedax.data import Plan, Summary
     from fedax.data.transform import Document
 
 _USUAL = "tables"  # the folder, in that of the link
@@ -84,7 +84,7 @@ def tables(
         transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say)
     show(overview(sent["plan"][""], sent["first"], sent["second"]))
     experiment = target / "experiment.toml"
-    _write_experiment(experiment, transform)
+    _write_experiment(experiment)
     typer.echo(f"All {len(files)} nodes have the transform {transform.digest}: {len(transform.features)} features.")
     typer.echo(f"What was sent, and what came of it: {target}")
     count = f" --nodes {nodes}" if nodes is not None else ""
@@ -163,13 +163,12 @@ def _file(client: str, files: dict[str, str]) -> str:
     return files[client]
 
 
-def _write_experiment(place: pathlib.Path, transform: "Transform") -> None:
+def _write_experiment(place: pathlib.Path) -> None:
     """The configuration of ``fedax compare csv``, for the nodes."""
     import tomli_w
 
     from fedax.experiments.defaults import comparison
 
-    assert transform.label is not None
     config: dict[str, Any] = comparison("csv", ["fedavg", "fedprox", "fednova"])
     config |= {"name": _USUAL, "data": {**config["data"], "name": "nodes"}}
     place.write_text(tomli_w.dumps(config), encoding="utf-8")
