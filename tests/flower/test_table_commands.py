@@ -1,5 +1,6 @@
 """What sites and the coordinator type for tables at nodes, and what is refused before anything starts."""
 
+import io
 import pathlib
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedax.engine.places.nodes import Message
 from fedax.engine.places.tables import Desk
 from fedax.errors import ConfigError
 from fedax.experiments import read_toml
-from fedax.flower.deploy import with_nodes_data
+from fedax.flower.deploy import _listen, with_nodes_data
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,18 @@ def test_an_owner_says_yes_or_no_from_elsewhere():
     assert "this goes with --no" in said("review", "--key", "key", "--why", "x", code=2)
     assert "give --key or --state" in said("review", code=2)
     assert "there is no such folder" in said("review", "--key", "other", code=2)
+
+
+def test_an_owner_says_yes_or_no_at_the_terminal_of_the_node(monkeypatch):
+    desk = Desk(pandas.read_csv("a.csv"), "a", "key.state", lambda data: None, review=True, say=lambda line: None)
+    ask, lines = Message({"kind": "summarize", "label": "ill"}), []
+    desk.answer(ask)
+    monkeypatch.setattr("sys.stdin", io.StringIO("perhaps\nno not today\nYES\nyes\n"))
+    _listen(pathlib.Path("key.state"), lines.append)
+    assert [line.rpartition(".json: ")[2] for line in lines] == [
+        "type yes, or no and why", "does not leave: not today", "may leave", "nothing waits",
+    ]  # fmt: skip
+    assert desk.answer(ask).head["summary"]["rows"] == 2
 
 
 def test_what_was_agreed_before_is_kept_and_a_folder_of_others_is_left_alone():
