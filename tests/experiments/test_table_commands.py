@@ -1,7 +1,10 @@
 """fedax data: what sites and coordinator type, in order, and what each command refuses."""
 
+import glob
+import itertools
 import json
 import pathlib
+import shlex
 
 import numpy as np
 import pytest
@@ -9,6 +12,8 @@ from typer.testing import CliRunner
 
 from fedax import data
 from fedax.cli import app
+from fedax.errors import DataError
+from fedax.experiments import read, write_report
 
 TABLES = {
     "hospital-7": "age,zip,ward,ill\n40,007,A,no\n60,008,A,yes\n,007,B,no\n",
@@ -67,6 +72,49 @@ def test_rows_without_a_label_are_left_out_where_asked_for(sites):
     assert data.Summary.load("hospital-7-first.json").rows == 3
 
 
+ODD = """patient,result,gone,ill
+""" + "".join(f"{k + 100},{'bad' if k % 3 else 'good'},{'' if k % 4 else k / 7},{k % 3 > 0}\n" for k in range(60))
+
+
+def test_odd_columns_are_said_with_the_option_that_drops_them(sites):
+    (sites / "north.csv").write_text(ODD)
+    output = said("summarize", "north.csv", "--label", "ill")
+    assert "note: 'patient' looks like an identifier: whole numbers, all 60 different; --drop patient" in output
+    assert "note: 'result' looks like a copy of the label: it alone gets 60 of 60 labels right" in output
+    assert "note: 'gone' is missing in most rows of a site: north (75 %); --drop gone leaves it out" in output
+    output = said("plan", "north-first.json", "--label", "ill", "--drop", "patient")
+    assert "left out: 'patient': you said so" in output and "note: 'gone'" in output and "note: 'patient'" not in output
+    said("summarize", "north.csv", "--plan", "plan.json")
+    assert "note: 'result' looks like a copy" in said("fit", "plan.json", "north-second.json")
+
+
+def test_a_run_says_it_too_and_its_report_needs_no_table(sites):
+    name = "<script>alert(1)</script>"
+    for k in range(2):
+        (sites / f"part-{k}.csv").write_text(ODD.replace("patient", name).replace("bad,", "<b>bad</b>,"))
+    arguments = ("compare", "csv", "--set", "data.files=part-*.csv", "--set", "data.label=ill", "--seeds", "1")
+    arguments += ("--set", "run.rounds=2", "--methods", "fedavg")
+    result = CliRunner().invoke(app, [*arguments, "--out", "run", "--set", "data.drop=['gone']"])
+    assert result.exit_code == 0, result.output
+    assert "note: '<script>alert(1)</script>' looks like an identifier" in result.output
+    assert """--set 'data.drop=["gone", "<script>alert(1)</script>"]' leaves it out""" in result.output
+    assert """--set "data.drop=['gone', 'result']" leaves it out""" in result.output
+    assert "'gone' is" not in result.output
+    for path in sites.glob("*.csv"):
+        path.unlink()
+    record = read("run")
+    write_report([record], sites / "again.html")
+    text = (sites / "again.html").read_text(encoding="utf-8")
+    assert text == (sites / "run" / "report.html").read_text(encoding="utf-8")
+    assert '<section id="columns">' in text and name not in text and "<b>bad" not in text
+    assert "&lt;b&gt;bad&lt;/b&gt;" in text and "gone: you said so" in text
+    about = json.loads((sites / "run" / "about.json").read_text())
+    about["columns"]["rows"] = [1]
+    (sites / "run" / "about.json").write_text(json.dumps(about))
+    with pytest.raises(DataError, match=r"about.json.*columns"):
+        read("run")
+
+
 def refused(message, *arguments):
     before = {path: path.read_bytes() for path in pathlib.Path().rglob("*") if path.is_file()}
     output = said(*arguments, code=2)
@@ -99,3 +147,22 @@ def test_what_is_refused_leaves_no_file(sites):
     refused("there is no column 'zip'", "apply", "transform.json", "hospital-8.csv")
     (sites / "hospital-7").mkdir()
     refused("out = 'hospital-7': this is there already", "apply", "transform.json", "hospital-7.csv")
+
+
+def test_the_commands_of_the_page(tmp_path, monkeypatch):
+    """docs/data.md, literally; each site does what hospital-7 does."""
+    monkeypatch.chdir(tmp_path)
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (block,) = [each for each in page.split("```") if each.startswith("bash\nfedax data summarize")]
+    for name, text in TABLES.items():
+        (tmp_path / f"{name}.csv").write_text(text.replace("ill\n", "readmitted\n"))
+    for line in block.splitlines()[1:]:
+        command = shlex.split(line, comments=True)
+        assert command[:2] == ["fedax", "data"]
+        for name in TABLES if "hospital-7.csv" in command else ["hospital-7"]:
+            typed = [each.replace("hospital-7", name) for each in command[2:]]
+            found = [sorted(glob.glob(each)) if "*" in each else [each] for each in typed]
+            output = said(*itertools.chain(*found))
+            assert "Wrote " in output and "Next" in output
+    assert data.FederatedData.open("hospital-7").num_examples == 3
+    assert data.FederatedData.open("hospital-8").transform == data.Transform.load("transform.json")

@@ -29,6 +29,10 @@ class Note:
         looks: like an ``"identifier"``, a ``"date"``, a ``"copy"`` of the label; ``"constant"`` nearly; it tells the
             ``"site"``; or ``"missing"`` in most rows of a site.
         why: what makes it look so.
+
+    Example:
+        >>> print(Note("patient", "identifier", "whole numbers, all 120 different"))
+        'patient' looks like an identifier: whole numbers, all 120 different
     """
 
     column: str
@@ -211,6 +215,17 @@ def overview(
     Source:
         Of all densities with standard deviation s the parabola has the least ∫f², 3√5 / (25 s) (Epanechnikov 1969); so
         n whole numbers drawn at random have at least n (n − 1) / 2 times as many equal pairs.
+
+    Example:
+        >>> import pandas
+        >>> from fedax.data import plan, summarize
+        >>> table = pandas.DataFrame({"ward": ["A", "B"] * 30, "result": [7, 3] * 30, "ill": ["yes", "no"] * 30})
+        >>> first = {"north": summarize(table)}
+        >>> asked = plan(first, label="ill")
+        >>> [(note.column, note.looks) for note in overview(asked, first).notes]
+        []
+        >>> [(note.column, note.looks) for note in overview(asked, first, {"north": summarize(table, asked)}).notes]
+        [('ward', 'copy'), ('result', 'copy')]
     """
     given, answers = _named(first), _named(second)
     facts = {
@@ -375,11 +390,11 @@ _DATED = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T].*)?")
 
 def _dated(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]) -> str:
     if kind == "date":
-        return "it is used as days and as the time of the year, and new rows come later than these"
+        return "used as days and the time of the year"
     if kind == "category":
         texts = sum(counts, Counter())
         dates = sum(times for text, times in texts.items() if _DATED.fullmatch(text))
-        return "its texts are used as categories; write 2024-01-31 for a date" if dates > texts.total() / 2 else ""
+        return "its texts are used as categories, for a date is written 2024-01-31" if dates > texts.total() / 2 else ""
     n, mean, m2 = merge([(each.numbers, each.mean, each.m2) for each in facts])
     if n < _ENOUGH or any(each.whole < each.numbers for each in facts):
         return ""
@@ -418,16 +433,14 @@ def _one_value(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]
 
 
 def _cell(each: Described, k: int) -> str:
-    value, text = each.mean[k], each.commonest[k]
-    if each.kind == "date" and value is not None:
-        shown_ = _day(value)
+    mean, text = each.mean[k], each.commonest[k]
+    if mean is None:
+        value = "–" if text is None else _plain(text)
+    elif each.kind == "date":
+        value = _day(mean)
     else:
-        shown_ = (
-            f"{value:.3g}" if value is not None and abs(value) < 1e3 else f"{value:.5g}" if value is not None else ""
-        )
-        shown_ = shown_ or (text if text is not None else "–")
-    there = each.missing[k]
-    return f"{shown_} ({_percent(there)} missing)" if k and there > 0.005 else shown_
+        value = (f"{mean:.0f}" if 100 <= abs(mean) < 1e15 else f"{mean:.3g}").replace("-", "−")
+    return f"{value} ({_percent(each.missing[k])} missing)" if k and each.missing[k] > 0.005 else value
 
 
 def _day(days: float) -> str:

@@ -24,7 +24,7 @@ _REACH = 1.01  # a median is at most one standard deviation from the mean; the r
 _DIFFERENT = 1000  # texts of a column that a client counts; a column with more of them at a client holds no categories
 _FEW = 20  # different texts of a client that are categories even where most of its rows differ
 _HANDFUL = 5  # different texts that are categories of a small table, even where all of them differ
-_ROWS = 10_000  # of a client, by which is seen how well a column alone says the label
+_ROWS = 2_000  # of a client, by which is seen how well a column alone says the label
 _OFTEN = 5  # times that a value occurs to count for that: of a rarer one it would be chance
 _CLASSES = 20  # different whole numbers of a label that are still taken for classes
 
@@ -91,7 +91,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Alone:
-    """How well a column alone says the label at a client, in the second exchange; of at most 10,000 rows.
+    """How well a column alone says the label at a client, in the second exchange; of at most 2,000 rows.
 
     Args:
         rows: those in which neither is missing.
@@ -114,7 +114,7 @@ class Alone:
 
     def __post_init__(self) -> None:
         if not 0 <= self.most <= self.right <= self.rows <= _ROWS:
-            raise DataError("of a column alone: 0 ≤ most ≤ right ≤ rows ≤ 10000 has to hold")
+            raise DataError("of a column alone: 0 ≤ most ≤ right ≤ rows ≤ 2000 has to hold")
         if not all(abs(value) <= 1e230 for value in (self.x, self.y, self.xx, self.yy, self.xy)):
             raise DataError("means and products have to be finite")
 
@@ -306,12 +306,9 @@ def _alone(found: Cells, kind: Kind, label: Cells, task: str) -> Alone:
     most = int(np.bincount(y).max())
     right = most
     if kind == "category" or len(each) <= max(_CLASSES, 2 * len(classes)):
-        pairs, times = np.unique(codes * len(classes) + y, return_counts=True)
-        best = np.zeros(len(each), np.int64)
-        np.maximum.at(best, pairs // len(classes), times)
-        often = np.bincount(codes) >= _OFTEN
-        usual = int(np.bincount(y).argmax())
-        right = int(best[often].sum() + ((y == usual) & ~often[codes]).sum())
+        times = np.bincount(codes * len(classes) + y, minlength=len(each) * len(classes)).reshape(len(each), -1)
+        often = times.sum(1) >= _OFTEN
+        right = int(times[often].max(1, initial=0).sum() + times[~often].sum(0).max())
     if kind != "category" and len(classes) <= _CLASSES:
         order = np.argsort(x, kind="stable")
         below = np.cumsum(y[order][:, None] == np.arange(len(classes)), axis=0)  # [rows, classes], up to each row

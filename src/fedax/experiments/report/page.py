@@ -393,7 +393,10 @@ def _columns(record: Record, several: bool) -> str:
     note = "What the columns of the tables are used as, in how many rows each is missing, and the mean of its numbers "
     note += "or its commonest value: of all rows, and at each client. " + " ".join(found.shortened())
     heads, rows = found.table()
-    cells = [("", [(html.escape(cell), "names" if k > 2 else "") for k, cell in enumerate(row)]) for row in rows]
+    cells = []
+    for row in rows:
+        words = "names" * (row[1] in ("category", "label"))  # may be broken where numbers may not
+        cells.append(("", [(html.escape(cell), words * (k > 2)) for k, cell in enumerate(row)]))
     text = _rows(["Column", "Used as", "Missing", "Mean or commonest", *heads[4:]], cells)
     if found.dropped:
         left_out = [f"{name}: {why}" for name, why in found.dropped.items()]
