@@ -45,6 +45,7 @@ LEFT_OUT = {
     "pip install": "installs; .ci/run does it",
     'pip install -e ".[dev]" && pytest': "installs, and runs these tests",
     "fedax deploy local": "tests/flower/test_deploy.py runs it",
+    "fedax run own.toml": "tests/experiments/test_own.py runs it",
     "fedax run experiment.toml --resume": "goes on with a run that was killed: tests/experiments/test_resume.py",
     "fedax deploy run link/tables/experiment.toml --link fed.example.org:9443 --resume": "the same over nodes: "
     "tests/flower/test_deploy.py",
@@ -52,7 +53,7 @@ LEFT_OUT = {
     "fedax run fednova-figure": "takes minutes: benchmarks/ run it",
     "fedax sweep experiment.toml": "its section [sweep] is an hour: tests/experiments/test_tuning.py",
     "fedax study momentum": "takes hours: tests/experiments/test_study.py",
-    "fedax deploy run experiment.toml --link": "over nodes that deploy.md starts: tests/flower/test_secure.py",
+    "fedax deploy run experiment.toml --link": "over nodes that deploy.md starts: tests/engine/test_secure.py",
     "fedax deploy node --link fed.example.org:9443 --data hospital-7 --key node7 --noise": "as deploy.md starts it; "
     "its noise: tests/engine/test_remote.py",
     "FEDAX_DATA=~/data fedax compare mnist": "needs a download",
@@ -90,13 +91,6 @@ NAMED = """
     np.save("y.npy", np.arange(60) % 2)
     data = fedax.FederatedData({"x": np.load("x.npy"), "y": np.load("y.npy")}, sizes=[20, 20, 20])
     task, method = fedax.tasks.softmax_regression(features=4, classes=2), fedax.create("fedavg", lr=0.1)
-"""
-
-
-OWN = """
-data = {name = "digits", clients = 4}
-run = {rounds = 2}
-methods = [{name = "mine.py:FedAvgEMA", lr = 0.1}]
 """
 
 
@@ -258,10 +252,6 @@ def test_data_tasks_and_readme(reader):
 
 
 def test_experiments(reader):
-    pathlib.Path("mine.py").write_text(
-        "import fedax\n\n\ndef FedAvgEMA(lr):\n    return fedax.create('fedavg', lr=lr)\n"
-    )
-    pathlib.Path("own.toml").write_text(OWN)
     reader.read("experiments")
     assert pathlib.Path("digits.csv").stat().st_size and pathlib.Path("references.bib").exists()
 
