@@ -88,7 +88,7 @@ IN_TEXT = {
 NAMED = """
     import fedax, numpy as np
     np.save("x.npy", np.random.default_rng(0).normal(size=(60, 4)).astype("float32"))
-    np.save("y.npy", np.arange(60) % 2)
+    np.save("y.npy", (np.load("x.npy")[:, 0] > 0).astype(int))
     data = fedax.FederatedData({"x": np.load("x.npy"), "y": np.load("y.npy")}, sizes=[20, 20, 20])
     task, method = fedax.tasks.softmax_regression(features=4, classes=2), fedax.create("fedavg", lr=0.1)
 """
