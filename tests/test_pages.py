@@ -56,6 +56,7 @@ LEFT_OUT = {
     "fedax deploy run experiment.toml --link": "over nodes that deploy.md starts: tests/engine/test_secure.py",
     "fedax deploy node --link fed.example.org:9443 --data hospital-7 --key node7 --noise": "as deploy.md starts it; "
     "its noise: tests/engine/test_remote.py",
+    "fedax check mine.py:MyMethod": "tests/test_conformance.py has a method of its own",
     "FEDAX_DATA=~/data fedax compare mnist": "needs a download",
     "import math\n\nimport fedax\nimport optuna": "needs Optuna",
     "task = fedax.tasks.from_torch": "needs PyTorch: tests/tasks has it",
@@ -244,9 +245,12 @@ def test_data_tasks_and_readme(reader):
     tables("readmitted")
     reader.read("data")
     assert fedax.FederatedData.open("hospital-7").names == ("hospital-7",)
+    shutil.copy("hospitals.toml", "experiment.toml")
     reader.read("README")
-    assert len(pandas.read_csv("p.csv")) == 5 and pathlib.Path("runs/digits-1/report.html").exists()
-    reader.run(words("fedax run hospitals.toml --set name=hospitals --set methods.0.name=fednova"))
+    assert len(pandas.read_csv("p.csv")) == 5
+    text = pathlib.Path("hospitals.toml").read_text(encoding="utf-8").replace('"fedavg"', '"fednova"')
+    pathlib.Path("experiment.toml").write_text(f'name = "hospitals"\n{text}', encoding="utf-8")
+    reader.run(["run", "experiment.toml"])
     reader.read("tasks")
     assert len(pandas.read_csv("predicted.csv")) == 5
 
