@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedax import table_commands
+from fedax import cli_tables, table_commands
 from fedax._start import keep_compiled, share_gpu
 
 if TYPE_CHECKING:
@@ -1017,7 +1017,10 @@ def deploy_link(
 @_clear_errors
 def deploy_node(
     link: Link,
-    data: Annotated[pathlib.Path, typer.Option(help="Its clients' data, as FederatedData.save writes them.")],
+    data: Annotated[
+        pathlib.Path,
+        typer.Option(help="Its table, .csv or .parquet; or its clients' arrays, as FederatedData.save writes them."),
+    ],
     key: Annotated[pathlib.Path, typer.Option(help="Its private key; made where it is missing, with KEY.pub.")],
     ca: Annotated[pathlib.Path, typer.Option(help="The link's certificate, ca.pem of its folder.")] = pathlib.Path(
         "ca.pem"
@@ -1025,9 +1028,26 @@ def deploy_node(
     clients: Annotated[
         str | None,
         typer.Option(
-            help="Its clients' names, separated by commas.", show_default="those of the data, or the key's name"
+            help="Its clients' names, separated by commas.",
+            show_default="the table's, those of the data, or the key's name",
         ),
     ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Of a table: not used, and nothing of it leaves; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    decimal: Annotated[str | None, typer.Option(help="The decimal point of a .csv file.", show_default=".")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Its encoding.", show_default="utf-8")] = None,
+    drop_missing_labels: Annotated[
+        bool, typer.Option("--drop-missing-labels", help="Leave rows of a table without a label out.")
+    ] = False,
+    review: Annotated[
+        bool, typer.Option("--review", help="Of a table: its owner sees each summary before it leaves.")
+    ] = False,
     test: Annotated[
         pathlib.Path | None, typer.Option(help="Held-out examples of this site.", show_default=False)
     ] = None,
@@ -1070,17 +1090,21 @@ def deploy_node(
     """Run the node of a site, with one client or several, until Ctrl-C.
 
     Data never leave it. What leaves is in the log of its folder, message by message.
+    A table waits for the coordinator's fedax deploy tables.
 
     \b
     Examples:
-      fedax deploy node --link fed.example.org:9443 --data hospital-7 --key node7
+      fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7
+      fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --drop patient --review
       fedax deploy node --link fed.example.org:9443 --data wards --key node7 --clients icu,surgery
     """
     from fedax.flower import deploy as deployment
 
     listed = lambda text: None if text is None else [each.strip() for each in text.split(",")]  # noqa: E731
+    table = {"drop": drop, "decimal": decimal, "encoding": encoding, "review": review}
     deployment.node(
-        link, ca, key, data, state=state, names=listed(clients), test=test, val=val, columns=listed(columns),
+        link, ca, key, data, state=state, names=listed(clients),
+        table=table | {"drop_missing_labels": drop_missing_labels}, test=test, val=val, columns=listed(columns),
         rounds=max_rounds, noise=noise, bound=bound, trusted=trusted or [], code=allow_code or [], split=split,
         poll=poll,
         wait=wait, say=typer.echo,
@@ -1129,6 +1153,10 @@ def deploy_run(
     with deployment.fleet_at(link, folder, timeout, nodes, say) as fleet:
         record = _train(build(tables, fleet, code), out, resume, f"deploy run --link {shlex.quote(link)}")
     _finish(record)
+
+
+for name, command in cli_tables.COMMANDS.items():
+    deploy.command(name)(_clear_errors(command))
 
 
 def _on_ray(

@@ -122,18 +122,11 @@ def plan(
     """
     from fedax.data import overview
     from fedax.data import plan as plan_of
-    from fedax.errors import ConfigError
 
     target = _new(out, "plan.json")
-    kinds = {}
-    for each in column or []:
-        name, equals, kind = each.rpartition("=")
-        if not equals or name in kinds:
-            raise ConfigError("column", each, "give COLUMN=KIND, such as zip=category, once for a column")
-        kinds[name] = kind
     given = _load(summaries, _FIRST)
-    found = plan_of(given, label, kinds, task, scale, max_categories, drop or ())  # type: ignore[arg-type]
-    _show(overview(found, given))
+    found = plan_of(given, label, kinds(column), task, scale, max_categories, drop or ())  # type: ignore[arg-type]
+    show(overview(found, given))
     found.save(target)
     typer.echo(f"Wrote {target} for {found.task} of {label}. If you agree with it, send it to all sites.")
     typer.echo(f"Next, at each site: fedax data summarize TABLE.csv --plan {_typed(target.name)}")
@@ -204,6 +197,19 @@ def apply(
     typer.echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_typed(str(target))} --key KEY")
 
 
+def kinds(given: Sequence[str] | None) -> dict[str, str]:
+    """Column -> its kind, as ``--column COLUMN=KIND`` says."""
+    from fedax.errors import ConfigError
+
+    found: dict[str, str] = {}
+    for each in given or ():
+        name, equals, kind = each.rpartition("=")
+        if not equals or name in found:
+            raise ConfigError("column", each, "give COLUMN=KIND, such as zip=category, once for a column")
+        found[name] = kind
+    return found
+
+
 def _show_own(site: str, rows: Any, label: str | None) -> None:
     """What the columns of one table look like, as far as it can be said without the others."""
     from fedax.data import overview, summarize
@@ -216,10 +222,11 @@ def _show_own(site: str, rows: Any, label: str | None) -> None:
     except DataError as error:  # such as no column that says anything, which other sites may have
         typer.echo(f"note: {error}")
         return
-    _show(overview(asked, first, {site: summarize(rows, asked)}))
+    show(overview(asked, first, {site: summarize(rows, asked)}))
 
 
-def _show(found: "Overview") -> None:
+def show(found: "Overview") -> None:
+    """The columns by site; what is left out, and what is odd."""
     from fedax.data.cells import shown
 
     typer.echo(found.text())

@@ -23,6 +23,7 @@ BINS = 256  # of a number with missing values, over mean ± _REACH standard devi
 _REACH = 1.01  # a median is at most one standard deviation from the mean; the rest is for rounding
 _DIFFERENT = 1000  # texts of a column that a client counts; a column with more of them at a client holds no categories
 _FEW = 20  # different texts of a client that are categories even where most of its rows differ
+_HANDFUL = 5  # different texts that are categories of a small table, even where all of them differ
 _ROWS = 2_000  # of a client, by which is seen how well a column alone says the label
 _OFTEN = 5  # times that a value occurs to count for that: of a rarer one it would be chance
 _CLASSES = 20  # different whole numbers of a label that are still taken for classes
@@ -453,11 +454,8 @@ def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
         likely = "numbers" if total["numbers"] >= total["dates"] else "dates"
         kind = likely.removesuffix("s") if total[likely] >= 0.9 * present else "category"
     if kind == "category":
-        most, differ = max(each.different for each in facts), sum(each.different for each in facts)
-        if chosen is None and (differ > 0.9 * present or (differ >= 0.5 * present and most > _FEW)):
-            return f"{differ} of {present} texts differ within their clients, so that they identify rows"
-        if chosen is None and most > _DIFFERENT:
-            return f"a client has more than {_DIFFERENT} different texts"
+        if chosen is None and (why := identifying(facts)):
+            return why
         return Planned("category", missing=total["missing"] > 0)
     prefix = ("numbers", "mean", "m2") if kind == "number" else ("dates", "day", "day_m2")
     n, mean, m2 = merge([tuple(getattr(each, name) for name in prefix) for each in facts])
@@ -468,6 +466,49 @@ def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
     if std <= 1e-12 * abs(mean):
         return Planned(kind, mean, 0.0, missing=True) if missing else "all values are the same"  # type: ignore[arg-type]
     return Planned(kind, mean, std, missing)  # type: ignore[arg-type]
+
+
+def identifying(facts: Sequence[Facts]) -> str | None:
+    """Why a column of texts holds no categories, from what its clients say of it; ``None``: it does.
+
+    Example:
+        >>> identifying([Facts(words=10, different=10)]), identifying([Facts(words=10, different=3)])
+        ('10 of 10 texts differ within their clients, so that they identify rows', None)
+    """
+    present = sum(each.numbers + each.dates + each.words for each in facts)
+    most, differ = max(each.different for each in facts), sum(each.different for each in facts)
+    if differ > 0.9 * present or (differ >= 0.5 * present and most > _FEW):
+        return f"{differ} of {present} texts differ within their clients, so that they identify rows"
+    return f"a client has more than {_DIFFERENT} different texts" if most > _DIFFERENT else None
+
+
+def refused(frame: Any, plan: Plan) -> str | None:
+    """Why the answer to a plan should not leave a client before its owner has seen it; ``None``: it may.
+
+    A plan asks for the texts of the columns that it takes for categories. Those of a column that identify the client's
+    rows are not for others, whatever the plan says. Five different texts are categories of a small table.
+
+    Args:
+        frame: the client's rows, a table of pandas or Polars.
+        plan: what the coordinator asks.
+
+    Raises:
+        DataError: it is no table; a column of the plan is missing.
+
+    Example:
+        >>> import pandas
+        >>> table = pandas.DataFrame({"name": [f"N. N. {i}" for i in range(6)], "ill": ["no", "yes"] * 3})
+        >>> refused(table, Plan({"name": Planned("category")}, label="ill"))
+        "column 'name': 6 of 6 texts differ within their clients, so that they identify rows"
+        >>> refused(table, Plan({"ill": Planned("category")}))
+    """
+    frame = as_pandas(frame)
+    asked = [name for name, column in plan.columns.items() if column.kind == "category"]
+    for name in asked + ([plan.label] if plan.label is not None and plan.task == "classification" else []):
+        facts = _facts(cells(series(frame, name), name))
+        if facts.different > _HANDFUL and (why := identifying([facts])):
+            return f"column {shown(name)}: {why}"
+    return None
 
 
 def merge(moments: Sequence[tuple[Any, ...]]) -> tuple[int, float, float]:

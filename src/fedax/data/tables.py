@@ -275,7 +275,7 @@ def _header(line: str, decimal: str) -> tuple[list[str], str]:
 
 
 def _not_text(error: UnicodeDecodeError, encoding: str) -> str:
-    return f"not text in {encoding} (byte {error.object[error.start]:#04x}); try encoding='latin-1'"
+    return f"not text in {encoding} (byte {error.object[error.start]:#04x}); try encoding='latin-1', --encoding latin-1"
 
 
 def from_parquet(

@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from fedax.data import FederatedData
+from fedax.data import FederatedData, summarize
+from fedax.data.tables import read_table
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.site import Limits, Problem, Site
-from fedax.errors import ConfigError, NodeError
+from fedax.engine.places.tables import Desk, Said, decide
+from fedax.errors import ConfigError, DataError, NodeError
 from fedax.experiments import own
 from fedax.experiments.config import Experiment, check_settings, problem_of
 from fedax.experiments.defaults import TASKS_OF
@@ -50,6 +52,7 @@ def answering(
     data: str,
     state: str,
     names: Sequence[str],
+    table: Table | None = None,
     test: str | None = None,
     val: str | None = None,
     columns: Sequence[str] | None = None,
@@ -62,9 +65,11 @@ def answering(
     """What answers for the clients of a node, in the process of its worker.
 
     Args:
-        data: the folder of their examples, as ``FederatedData.save`` writes it.
+        data: the folder of their examples, as ``FederatedData.save`` writes it; or a client's table.
         state: a folder for what outlives the process.
         names: of the clients, in the order of ``data``.
+        table: of a table, how it is read (:func:`read_rows`), and the options of
+            :class:`fedax.engine.places.tables.Desk`.
         test: the folder of held-out examples, or ``None``.
         val: the same of those to choose by.
         columns, rounds, noise, bound, split: as of :class:`fedax.engine.places.site.Limits`.
@@ -78,8 +83,33 @@ def answering(
         own.owned(each)
     make = functools.partial(_make, code=code)
     limits = Limits(columns, rounds, noise, bound, split)
-    site = Site(FederatedData.open(data), make, state, names, held[0], limits, held[1])
-    return site.answer
+    site = lambda found: Site(found, make, state, names, held[0], limits, held[1])  # noqa: E731
+    if table is None:
+        return site(FederatedData.open(data)).answer
+    options = dict(table)
+    rows = read_rows(pathlib.Path(data), **options.pop("read"))
+    say = functools.partial(print, flush=True)
+    return Desk(rows, names[0], pathlib.Path(state).parent, site, say=say, **options).answer
+
+
+def read_rows(path: pathlib.Path, decimal: str = ".", encoding: str = "utf-8", drop: Sequence[str] = ()) -> Any:
+    """A node's table, checked: every column of it can be summarised.
+
+    Args:
+        path: a .csv or .parquet file.
+        decimal, encoding: as of :func:`fedax.data.from_csv`.
+        drop: columns that are not used, and of which nothing leaves.
+
+    Raises:
+        ConfigError, DataError: it cannot be used.
+    """
+    if decimal not in (".", ","):
+        raise ConfigError("decimal", decimal, 'give "." or ","')
+    rows = read_table(path, decimal, encoding, drop=drop)
+    if not len(rows.columns):
+        raise DataError(f"{path}: no column is left")
+    summarize(rows)
+    return rows
 
 
 def node(
@@ -90,6 +120,7 @@ def node(
     *,
     state: pathlib.Path | None = None,
     names: Sequence[str] | None = None,
+    table: Table | None = None,
     test: pathlib.Path | None = None,
     val: pathlib.Path | None = None,
     columns: Sequence[str] | None = None,
@@ -109,7 +140,10 @@ def node(
         link, ca, key, trusted, poll, wait, say: as of :func:`fedax.flower.node.run`.
         data, test, val, columns, rounds, noise, bound, code, split: as of :func:`answering`.
         state: its folder; default: ``<key>.state``.
-        names: of its clients; default: those of the data, or the key's file name, of several with their numbers.
+        names: of its clients; default: those of the data, or the key's file name, of several with their numbers. A
+            table is one client, called by its file.
+        table: options of a table: ``decimal``, ``encoding`` and ``drop`` as of :func:`read_rows`, ``review`` and
+            ``drop_missing_labels`` as of :class:`fedax.engine.places.tables.Desk`.
 
     Raises:
         ConfigError, DataError, NodeError: something cannot be used, before anything is started; the node cannot work.
@@ -119,11 +153,25 @@ def node(
     from fedax.flower import node as nodes
 
     certificates.split(link)
-    here = FederatedData.open(data)
-    usual = [key.name] if here.num_clients == 1 else [f"{key.name}-{i}" for i in range(here.num_clients)]
-    given = list(names or here.names or usual)
-    if len({*given}) != here.num_clients or not all(given):
-        raise ConfigError("clients", given, f"there are {here.num_clients} clients in {data}; give each its own name")
+    options = {name: value for name, value in (table or {}).items() if value}
+    if data.suffix in (".csv", ".parquet"):
+        read = {name: options.pop(name) for name in ("decimal", "encoding", "drop") if name in options}
+        read_rows(data, **read)
+        options, count, usual = {"read": read, **options}, 1, [data.stem]
+        for folder, field in ((test, "test"), (val, "val")):
+            if folder is not None:
+                raise ConfigError(field, str(folder), "rows of a table are held out by [data.split]; leave it out")
+    else:
+        if options:
+            name, value = next(iter(options.items()))
+            raise ConfigError(name, value, f"this is for tables, .csv or .parquet, and {data} is a folder of arrays")
+        here = FederatedData.open(data)
+        count = here.num_clients
+        usual = [key.name] if count == 1 else [f"{key.name}-{i}" for i in range(count)]
+        usual = list(here.names or usual)
+    given = list(names or usual)
+    if len({*given}) != count or not all(name.strip() and name.isprintable() for name in given):
+        raise ConfigError("clients", given, f"there are {count} clients in {data}; give each its own name")
     for folder in (test, val):
         if folder is not None:
             FederatedData.open(folder)
@@ -138,6 +186,7 @@ def node(
         "data": str(data.absolute()),
         "state": str((state / "site").absolute()),
         "names": given,
+        "table": options or None,
         "test": None if test is None else str(test.absolute()),
         "val": None if val is None else str(val.absolute()),
         "columns": None if columns is None else [*columns],
@@ -147,10 +196,33 @@ def node(
         "split": split,
         "code": [str(pathlib.Path(each).absolute()) if each.endswith(".py") else each for each in code],
     }
+    if options.get("review") and sys.stdin is not None and sys.stdin.isatty():
+        threading.Thread(target=_listen, args=(state, say), daemon=True, name="review").start()
     nodes.run(
         link=link, ca=ca, key=key, state=state, factory=_FACTORY, arguments=arguments,
         poll=poll, trusted=trusted, wait=wait, say=say,
     )  # fmt: skip
+
+
+def _listen(state: pathlib.Path, say: Say) -> None:
+    """What the owner types at the node's terminal: whether summaries may leave."""
+    for line in sys.stdin:
+        word, _, why = line.strip().partition(" ")
+        if word.lower() not in ("yes", "no"):
+            say("type yes, or no and why")
+            continue
+        yes = word.lower() == "yes"
+        for file in (found := decide(state, yes, why.strip())):
+            say(spoken(file, Said(yes, why.strip())))
+        if not found:
+            say("nothing waits")
+
+
+def spoken(file: pathlib.Path, said: Said | None) -> str:
+    """What the owner of a node said of a summary, as a line for people."""
+    if said is None:
+        return f"{file}: waits"
+    return f"{file}: " + ("may leave" if said.yes else f"does not leave{f': {said.why}' if said.why else ''}")
 
 
 def with_nodes_data(tables: Table, test: pathlib.Path | None, allow_code: bool | own.Code = False) -> Table:
@@ -199,6 +271,23 @@ def fleet_at(
     Raises:
         ConfigError, NodeError: the link cannot be used, or its nodes do not fit together.
     """
+    with transport_at(link, folder, say) as there:
+        fleet = Fleet(there, timeout, nodes, wait)
+        census = fleet.census
+        say(f"{len(fleet)} nodes with {census.num_clients} clients and {int(census.sizes.sum())} examples")
+        yield fleet
+
+
+@contextlib.contextmanager
+def transport_at(link: str, folder: pathlib.Path, say: Say) -> Iterator[Any]:
+    """Carries messages to the nodes at a link, for as long as the context lasts.
+
+    Args:
+        link, folder, say: as of :func:`fleet_at`.
+
+    Raises:
+        ConfigError, NodeError: the link cannot be used.
+    """
     require()
     from fedax.flower import transport
 
@@ -206,10 +295,7 @@ def fleet_at(
         if not (folder / name).is_file():
             raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
     with transport.connect(link, folder / "ca.pem", (folder / "secret").read_text().strip(), say=say) as there:
-        fleet = Fleet(there, timeout, nodes, wait)
-        census = fleet.census
-        say(f"{len(fleet)} nodes with {census.num_clients} clients and {int(census.sizes.sum())} examples")
-        yield fleet
+        yield there
 
 
 @contextlib.contextmanager

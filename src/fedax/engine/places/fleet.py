@@ -71,7 +71,7 @@ class Fleet:
         self.transport, self.timeout = transport, timeout
         self._waited = [0.0]  # of all that are dealt from it, too
         self._absent: set[int] = set()
-        self._name = _who()
+        self._name = who()
         found = self._gather(nodes, wait)
         self.census, self.classes, owners = _census(found)
         self._nodes = [
@@ -284,7 +284,7 @@ class Fleet:
             new = [number for number in self.transport.nodes() if number not in found]
             found |= self._greet(new, max(1.0, end - time.monotonic()))
             if len(found) >= (nodes or 1):
-                return sorted(found.items(), key=lambda each: _natural(each[1]["names"][0]))
+                return sorted(found.items(), key=lambda each: natural(each[1]["names"][0]))
             if time.monotonic() > end:
                 raise NodeError(f"{len(found)} nodes are there after {wait:g} s, and {nodes or 1} should be")
             time.sleep(_PAUSE)
@@ -335,7 +335,7 @@ def _heard(who: str, answer: Message | Failure) -> Message | None:
     return answer
 
 
-def _who() -> str:
+def who() -> str:
     """Who asks, for the logs of the nodes."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
@@ -384,7 +384,7 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
                 f"clients {_listed(about['names'])}: another transform made examples of their tables "
                 f"than of those of {_listed(first['names'])}; fit one from the summaries of all"
             )
-    names = sorted(where, key=_natural)
+    names = sorted(where, key=natural)
     each = {name: (size, digest) for _, about in found
             for name, size, digest in zip(about["names"], about["sizes"], about["digests"], strict=True)}  # fmt: skip
     sizes = np.array([each[name][0] for name in names], np.int64)
@@ -425,7 +425,7 @@ def _transform(about: dict[str, Unknown]) -> Transform:
         raise NodeError(f"clients {_listed(about['names'])}: {error}") from error
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
+def natural(name: str) -> list[tuple[bool, int, str]]:
     """By which names are sorted: numbers in them by their value, so that client 10 comes after client 9."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
 

@@ -17,7 +17,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import filelock
@@ -808,20 +808,26 @@ class Site:
 
     def _log(self, message: Message, answer: Message, seconds: float) -> None:
         """One line for each message: who asked what, and what left."""
-        told = ("kind", "server", "run", "stage", "index", "number", "columns", "grad_norm", "parts")
-        line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        line |= {name: message.head[name] for name in told if name in message.head}
-        for name, each in (("came", message), ("left", answer)):
-            line[name] = len(each.tensors) + len(json.dumps(each.head))
-        line["seconds"] = round(seconds, 3)
-        if self._asked:
-            line["clients"] = self._asked
+        more: dict[str, Unknown] = {"clients": self._asked} if self._asked else {}
         if self._noisy:
-            line["noise"] = {"on": sorted(self._noisy), "noise": self.limits.noise, "bound": self.limits.bound}
-        if "error" in answer.head:
-            line["error"] = answer.head["error"]
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            more["noise"] = {"on": sorted(self._noisy), "noise": self.limits.noise, "bound": self.limits.bound}
+        write_line(self.folder, message, answer, seconds, more)
+
+
+def write_line(
+    folder: pathlib.Path, message: Message, answer: Message, seconds: float, more: Mapping[str, Unknown] | None = None
+) -> None:
+    """A line of a node's log: a message that came, what left, and what else is to be said."""
+    told = ("kind", "server", "run", "stage", "index", "number", "columns", "grad_norm", "parts")
+    line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    line |= {name: message.head[name] for name in told if name in message.head}
+    for name, each in (("came", message), ("left", answer)):
+        line[name] = len(each.tensors) + len(json.dumps(each.head))
+    line |= {"seconds": round(seconds, 3), **(more or {})}
+    if "error" in answer.head:
+        line["error"] = answer.head["error"]
+    with (folder / "log.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 ECHOED = ("run", "stage", "number", "index", "write")  # of a message, by which its answer is known
