@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import enum
+import errno
 import functools
 import io
 import os
@@ -12,6 +13,7 @@ import shlex
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -68,9 +70,8 @@ def main() -> None:
     _listen()
     try:
         app()
-    except Exception:
-        traceback.print_exc()
-        sys.exit(2)  # Python's own code is 1, which says that a method diverged
+    except Exception as error:
+        sys.exit(_told(error))
 
 
 _PLAIN = {"±": "+-", "★": "*", "×": "x", "–": "-", "−": "-", "•": "-", "·": "-", "‖": "||", "∇": "grad ", "∞": "inf",
@@ -120,24 +121,30 @@ class _Pipe(io.FileIO):
     def write(self, text: Any) -> int:
         try:
             return super().write(text)
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # closed; the terminal is gone
+                raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(text)
 
 
+_LIKE_CTRL_C = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
+
+
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: an end like Ctrl-C, with an exit code of its own."""
+    """SIGTERM or SIGHUP: an end like Ctrl-C, with an exit code of its own."""
 
 
 def _exit_code(error: KeyboardInterrupt) -> int:
     """As shells have it, 128 and the signal's number."""
-    return 128 + (signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT)
+    return 128 + (error.args[0] if isinstance(error, _Terminated) else signal.SIGINT)
 
 
 def _listen() -> None:
-    """Let SIGTERM end the command as Ctrl-C does, and a second signal at once, whatever is at work."""
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, and a second signal at once, whatever is at work."""
+    for each in _LIKE_CTRL_C:
+        if signal.getsignal(each) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(each, _terminate)
     # Python's handlers wait for compiled programs; this pipe does not.
     told, tell = os.pipe()
     os.set_blocking(tell, False)
@@ -146,13 +153,13 @@ def _listen() -> None:
 
 
 def _terminate(signum: int, frame: Any) -> NoReturn:
-    raise _Terminated
+    raise _Terminated(signum)
 
 
 def _end_at_second(told: int) -> None:
     first: float | None = None
     while number := os.read(told, 1):
-        if number[0] not in (signal.SIGINT, signal.SIGTERM):
+        if number[0] not in {signal.SIGINT, *_LIKE_CTRL_C}:
             continue
         if first is None:
             first = time.monotonic()
@@ -160,8 +167,9 @@ def _end_at_second(told: int) -> None:
                 os.write(2, b"stopping; a second signal does it at once\n")
         # Sooner it is the same: timeout(1), say, signals both a process and its group.
         elif time.monotonic() - first > 0.5:
-            if os.isatty(1):
-                os.write(1, b"\x1b[?25h")  # the progress bar has hidden the cursor
+            with contextlib.suppress(OSError):
+                if os.isatty(1):
+                    os.write(1, b"\x1b[?25h")  # the progress bar has hidden the cursor
             os._exit(128 + number[0])
 
 
@@ -171,20 +179,18 @@ def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def checked(*args: Any, **kwargs: Any) -> None:
         keep_compiled()
+        _under_way.clear()
         from fedax.errors import FedaxError
 
         try:
             command(*args, **kwargs)
         except typer.Exit:
             raise
-        except FedaxError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2) from None
         except KeyboardInterrupt as error:
             raise typer.Exit(_exit_code(error)) from None
         except Exception as error:
-            if _jax_starts():
-                raise
+            if isinstance(error, FedaxError) or _jax_starts():
+                raise typer.Exit(_told(error)) from None
             typer.echo(f"error: JAX does not start: {_why(error)}", err=True)
             raise typer.Exit(2) from None
 
@@ -216,10 +222,81 @@ def _why(error: Exception) -> str:
     return text + (f"; it was told so by {', '.join(blamed)}" if blamed else "")
 
 
+_DEFECT = 70  # the exit code: EX_SOFTWARE of sysexits.h
+_debug = False  # whether tracebacks are shown
+_under_way: list[pathlib.Path] = []  # the run folder that is written now
+
+
+def _told(error: BaseException) -> int:
+    """Say an error in one line on stderr; the exit code that belongs to it.
+
+    What the machine has not enough of, and what was put in that no run can take, are errors like bad input. All else
+    is a defect of fedax, and its traceback goes into a file.
+    """
+    from fedax.errors import FedaxError, one_line
+
+    if _debug:
+        traceback.print_exception(error)
+    if isinstance(error, FedaxError):
+        typer.echo(f"error: {error}", err=True)
+        return 2
+    what = one_line(shlex.join(["fedax", *sys.argv[1:]]), 200)
+    if (way_out := _way_out(error)) is not None:
+        typer.echo(f"error: {what}: {way_out}; fedax --debug … shows where", err=True)
+        return 2
+    said = one_line(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
+    where = _keep_traceback(error, what)
+    typer.echo(f"error: {what}: {said}; {where}; this is a defect of fedax, please report it", err=True)
+    return _DEFECT
+
+
+def _way_out(error: BaseException) -> str | None:
+    """What went wrong outside of fedax, and what to do; ``None``: nothing did."""
+    from fedax.errors import one_line
+
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)[:200]:
+        return "there is not enough memory; take smaller batches, cohorts or models, or a machine with more"
+    if isinstance(error, RecursionError):
+        return "something is nested too deep for Python; make the configuration, the data or the model flatter"
+    if not isinstance(error, OSError):
+        return None
+    where = one_line(f": {error.filename}" if error.filename else "", 300)
+    ways = {
+        errno.ENOSPC: "make room on the disk",
+        errno.EDQUOT: "make room within the quota",
+        errno.EMFILE: "allow more open files, as by ulimit -n 1024",
+        errno.ENFILE: "close other programs",
+        errno.EACCES: "get the permission, or name another place",
+        errno.EPERM: "get the permission, or name another place",
+        errno.EROFS: "name another place",
+        errno.ENOENT: "see that it is there and stays there",
+    }
+    way_out = ways.get(error.errno or 0, "see that the disk and the network work")
+    return f"{one_line(error.strerror or str(error), 300)}{where}; {way_out}"
+
+
+def _keep_traceback(error: BaseException, what: str) -> str:
+    """Write it to a new file, in the run folder where there is one; where it is, as a clause."""
+    import platform
+
+    from fedax import __version__
+    from fedax.experiments.runs import TRACEBACK
+
+    head = f"{what}\nfedax {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n"
+    text = head + "".join(traceback.format_exception(error))
+    for folder in (*_under_way, None):
+        with contextlib.suppress(OSError):
+            number, path = tempfile.mkstemp(".txt", TRACEBACK if folder else f"fedax-{TRACEBACK}", folder)
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            return f"the traceback is in {path}"
+    return "its traceback could be written nowhere, and fedax --debug … shows it"
+
+
 def _leaves_others(command: Callable[[], None]) -> None:
     """Run what several processes do together; one that fails ends at once, so that the others see it."""
     from fedax.engine import processes, signals
-    from fedax.errors import FedaxError, ProcessError
+    from fedax.errors import ProcessError
 
     try:
         return command()
@@ -227,18 +304,18 @@ def _leaves_others(command: Callable[[], None]) -> None:
         # Not by an exception: at its exit JAX would wait for the others, who wait for this process.
         if isinstance(error, typer.Exit) and error.exit_code == 1:
             raise  # a method diverged or ended worse than it began, in all of them
-        if isinstance(error, FedaxError):
-            typer.echo(f"error: {error}", err=True)
+        if isinstance(error, typer.Exit):
+            code = error.exit_code
         elif isinstance(error, KeyboardInterrupt):
+            code = _exit_code(error)
             if signals.kept(error):
                 processes.part()
-        elif not isinstance(error, typer.Exit):
-            traceback.print_exc()
-        code = 3 if isinstance(error, ProcessError) else 2
-        code = _exit_code(error) if isinstance(error, KeyboardInterrupt) else code
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(error.exit_code if isinstance(error, typer.Exit) else code)
+        else:
+            code = _told(error)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(3 if isinstance(error, ProcessError) else code)
 
 
 def _show_version(wanted: bool) -> None:
@@ -254,8 +331,10 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    pass
+    global _debug
+    _debug = debug
 
 
 @app.command()
@@ -303,8 +382,9 @@ def run(
     guard (the others are finished, all is written). It says nothing else.
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
     Exit code 3: another process was lost.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
-    with a checkpoint and a report; --resume goes on. A second one ends it at once.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
+    way, with a checkpoint and a report; --resume goes on. A second one ends it at once.
     """
     from fedax import Checkpoints
     from fedax.errors import ConfigError
@@ -370,8 +450,9 @@ def compare(
     Exit code 1: a method diverged, or ended worse than it began (the others are
     finished, all is written). It says nothing else.
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
-    with a checkpoint and a report; the last line says how to go on.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
+    way, with a checkpoint and a report; the last line says how to go on.
     """
     from fedax.errors import ConfigError
     from fedax.experiments import override
@@ -438,8 +519,9 @@ def sweep(
     Exit code 1: a method diverged, or ended worse than it began, wherever it was
     tried (all is written). It says nothing else.
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
-    with a checkpoint and a report; --resume goes on. A second one ends it at once.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
+    way, with a checkpoint and a report; --resume goes on. A second one ends it at once.
     """
     from fedax import Checkpoints
     from fedax.errors import ConfigError
@@ -508,7 +590,9 @@ def study(
 
     Exit code 0: all is done. Exit code 1: something is left.
     Exit code 2: an error, such as bad input or a job that failed.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, with a checkpoint of each job.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, with a checkpoint of
+    each job.
     """
     import math
 
@@ -561,7 +645,8 @@ def predict(
     Examples:
       fedax predict runs/hospitals-1/models/fednova-seed0.safetensors new.csv --out predicted.csv
 
-    Exit code 2: an error, such as a column that is missing.
+    Exit code 2: an error, such as a column that is missing. Exit code 70: a defect of
+    fedax; the last line says where its traceback is.
     """
     from fedax import load_model
     from fedax.columns import describe, show
@@ -622,7 +707,8 @@ def diagnose(
     Exit code 1: a method diverged, or ended worse than it began (the others are
     finished, all is written). It says nothing else.
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, as fedax run.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, as fedax run.
     """
     from fedax.errors import ConfigError
     from fedax.experiments import build, read, write_report
@@ -677,6 +763,7 @@ def check(
       fedax check mine.py:FedAvgEMA --set lr=0.1 --set server=0.9
 
     Exit code 1: something does not hold. Exit code 2: an error, such as bad input.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
     """
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
     from fedax.conformance import check as conforms
@@ -883,7 +970,8 @@ def privacy(
       fedax privacy --noise 1.1 --delta 1e-6 --rounds 1000 --clients 10000 --cohort 100
       fedax privacy --epsilon 8 --delta 1e-6 --rounds 1000 --clients 10000 --apart 8 --clip 0.5
 
-    Exit code 2: an error, such as bad input.
+    Exit code 2: an error, such as bad input. Exit code 70: a defect of fedax; the last
+    line says where its traceback is.
     """
     from fedax.errors import ConfigError
     from fedax.numbers import check_number
@@ -1273,6 +1361,7 @@ def _writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Iter
     way_on = f"fedax {command} {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
     way_on += " --allow-code" * own_code
     with locked(folder):
+        _under_way[:] = [folder.absolute()]
         try:
             yield
         except KeyboardInterrupt as error:

@@ -506,7 +506,11 @@ def test_what_is_not_ours_stays_among_the_checkpoints(whole, tmp_path):
 
 @pytest.mark.parametrize(
     ("which", "handler", "code"),
-    [(signal.SIGINT, signal.default_int_handler, 130), (signal.SIGTERM, cli._terminate, 143)],
+    [
+        (signal.SIGINT, signal.default_int_handler, 130),
+        (signal.SIGTERM, cli._terminate, 143),
+        (signal.SIGHUP, cli._terminate, 129),
+    ],
 )
 def test_signals_end_a_run_with_a_checkpoint_and_a_report(which, handler, code, whole, together, here, at):
     before = signal.signal(which, handler)

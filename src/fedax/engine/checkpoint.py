@@ -57,7 +57,7 @@ _ANEW = "remove what is there to begin anew, or give another folder"
 class Checkpoints:
     """Where a run keeps checkpoints, and when it makes them; a run that finds its own there goes on from the newest.
 
-    One is made at the end of a run in any case, and before SIGINT (Ctrl-C) or SIGTERM ends it.
+    One is made at the end of a run in any case, and before SIGINT (Ctrl-C), SIGHUP or SIGTERM ends it.
 
     Args:
         folder: of this run alone; made where it is not there.

@@ -28,7 +28,7 @@ from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWa
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
 from fedax.experiments.config import Experiment, slug
 from fedax.experiments.runs import Record, model_path, rows_of, write_atomic
-from fedax.files import regular
+from fedax.files import cell, quoting_of, regular, text_of
 
 Path = pathlib.Path
 
@@ -57,11 +57,11 @@ def table_path(folder: Path, label: str, seed: int) -> Path:
 def write_table(path: Path, table: ClientTable) -> None:
     """Write a table as CSV, whole or not at all; a figure that is not defined is left empty."""
     text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
+    rows = csv.writer(text, lineterminator="\n", quoting=quoting_of(table.names))
     rows.writerow(["name", "n", *table.values])
     for i, (name, size) in enumerate(zip(table.names, table.sizes, strict=True)):
         figures = [float(values[i]) for values in table.values.values()]
-        rows.writerow([name, int(size), *(f"{value:.9g}" if math.isfinite(value) else "" for value in figures)])
+        rows.writerow([cell(name), int(size), *(f"{value:.9g}" if math.isfinite(value) else "" for value in figures)])
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, text.getvalue())
 
@@ -82,12 +82,12 @@ def read_table(path: Path) -> ClientTable:
     if (size := regular(path)) > _MOST_BYTES:
         raise DataError(f"{path}: {size} bytes; no run writes so large a table of clients")
     try:
-        head, *rows = csv.reader(io.StringIO(path.read_bytes().decode("utf-8")), strict=True)
+        head, *rows = csv.reader(io.StringIO(path.read_bytes().decode("utf-8"), newline=""), strict=True)
         if head[:3] != ["name", "n", "loss"] or len({*head}) < len(head) or not rows:
             raise ValueError("its first line has to be name,n,loss and metrics, and clients follow")
         if any(len(row) != len(head) for row in rows):
             raise ValueError(f"a line that has not {len(head)} columns")
-        names, sizes = [row[0] for row in rows], [int(row[1]) for row in rows]
+        names, sizes = [text_of(row[0]) for row in rows], [int(row[1]) for row in rows]
         if not all(0 < size < 2**53 for size in sizes) or not all(names) or len({*names}) < len(names):
             raise ValueError("a client without a name or without examples, or two of one name")
         found = {

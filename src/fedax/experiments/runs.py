@@ -50,6 +50,7 @@ from fedax.files import regular
 Path = pathlib.Path
 
 LOCK = ".lock"
+TRACEBACK = "traceback-"  # what the names of files begin with that an unexpected error leaves
 FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines")
 _LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
 _MISSING = {"epsilon": math.inf}  # what stands for null in a row; of all others not-a-number
@@ -224,7 +225,7 @@ def _unused(folder: Path) -> bool:
         elif path.name == "metrics.jsonl":
             if not path.is_file() or path.stat().st_size:
                 return False
-        elif path.name != LOCK and not path.name.startswith(WRITING):
+        elif path.name != LOCK and not path.name.startswith((WRITING, TRACEBACK)):
             return False
     return True
 
@@ -371,7 +372,7 @@ def missing_rounds(run: MethodRun | None, config: Mapping[str, Any], over: bool)
     """
     asked = config["run"]
     due = [0, *evaluation_rounds(asked["rounds"], asked.get("evaluate_every"))]
-    there = [] if run is None else run.history["round"].tolist()
+    there = set() if run is None else {*run.history["round"].tolist()}
     early = run is not None and run.status != "unfinished"
     last = due[-1] if over and not early else max(there, default=-1)
     return [index for index in due if index <= last and index not in there]

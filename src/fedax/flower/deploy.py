@@ -134,7 +134,7 @@ def node(
     wait: float | None = None,
     say: Say = print,
 ) -> None:
-    """Run a node until SIGINT or SIGTERM.
+    """Run a node until SIGINT, SIGTERM or SIGHUP.
 
     Args:
         link, ca, key, trusted, poll, wait, say: as of :func:`fedax.flower.node.run`.
