@@ -20,6 +20,7 @@ from typing import Any
 from fedax.flower.processes import end_with_parent
 
 _FLOWERS_POLL, _FLOWERS_LOOK, _LOOK = 3, 0.5, 0.05  # seconds
+_SOONEST = 0.1  # seconds between two questions while a run goes on
 _SHARE = 8  # a pause is this share of the time since the last message
 _BUSY = 4  # and at least so many times as long as the last question took
 
@@ -34,9 +35,9 @@ def pause(idle: float, took: float, longest: float) -> float:
 
     Example:
         >>> [pause(idle, 0.01, longest=3.0) for idle in (0.1, 2.0, 60.0)], pause(0.1, 0.2, longest=3.0)
-        ([0.05, 0.25, 3.0], 0.8)
+        ([0.1, 0.25, 3.0], 0.8)
     """
-    return min(longest, max(_LOOK, idle / _SHARE, _BUSY * took))
+    return min(longest, max(_SOONEST, idle / _SHARE, _BUSY * took))
 
 
 class _Clock:
