@@ -49,7 +49,7 @@ from fedax.files import regular
 Path = pathlib.Path
 
 LOCK = ".lock"
-FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines")
+FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines", "examples")
 _LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
 _MISSING = {"epsilon": math.inf}  # what stands for null in a row; of all others not-a-number
 _OF_A_RUN = ("label", "method", "point", "seed", "status")
