@@ -423,7 +423,7 @@ def _jobs(
             raise ConfigError("make", made, "of a dictionary, 'algorithm' is the method")
         given = {"task": task, "data": data} | options | own
         if by_seed:
-            jobs.append([make_job(**given | by_seed.get(seed, {}), seed=seed, shared=there) for seed in seeds])
+            jobs.append([make_job(**given | dict(by_seed.get(seed, {})), seed=seed, shared=there) for seed in seeds])
             continue
         job = make_job(**given, seed=seeds[0], shared=there)
         others = (with_seed(job, given.get("params"), seed, there) for seed in seeds[1:])
@@ -475,9 +475,12 @@ def like(job: Job, other: Job) -> bool:
 
     if job.fed is other.fed and job.held is other.held:
         return True
-    (numbers, method), (others, another) = (jax.tree.flatten(each.hyper) for each in (job, other))
+    numbers, method = jax.tree.flatten(job.hyper)
+    others: list[Tree]
+    another: Unknown
+    others, another = jax.tree.flatten(other.hyper)
     # The method's numbers are those of the first seed: such as weights of clients, which no seed may have otherwise.
-    return form(job) == form(other) and method == another and all(map(np.array_equal, numbers, others))
+    return form(job) == form(other) and another == method and all(map(np.array_equal, numbers, others))
 
 
 def _even(number: int, most: int) -> int:

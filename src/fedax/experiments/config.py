@@ -202,7 +202,7 @@ class _WrittenParticipation(ParticipationSection):
 
 
 class _WrittenRun(RunSection):
-    split_seeds: bool = False  # type: ignore[assignment]
+    split_seeds: bool = False
     evaluate_every: Count | list[Count] | None = None  # type: ignore[assignment]
     seeds: list[Seed] = pydantic.Field(min_length=1, max_length=_MOST_SEEDS)
 
@@ -516,7 +516,7 @@ def build_all(
     task_config |= {"start": first.task.start} if first.task.start is not None else {}
     begun = {} if start is None else {"params": start}
     task = _with_metrics(task, settings[0].run)
-    if first.run.split_seeds is None and repeats(first, whole, task, fleet):
+    if whole is not None and first.data.split and first.run.split_seeds is None and repeats(first, whole, task, fleet):
         settings = [_repeated(made, first.run.seeds) for made in settings]
         if (seeds := settings[0].run["seeds"])[0]:
             data, val, test = _parts(whole, test, split_of_seed(first.data.split, seeds[0]))

@@ -62,7 +62,10 @@ def add(experiment: Experiment, folder: Path, label: str, seed: int, params: Any
     sizes = held.sizes if isinstance(held, fedax.FederatedData) else [len(values)]
     path = path_of(folder, label, seed)
     path.parent.mkdir(exist_ok=True)
-    found = {f"{part}_{measure}": np.asarray(values, np.float32), "sizes": np.asarray(sizes, np.int64)}
+    found: dict[str, np.ndarray] = {
+        f"{part}_{measure}": np.asarray(values, np.float32),
+        "sizes": np.asarray(sizes, np.int64),
+    }
     write_tensors(path, found, "values of held-out examples")
 
 

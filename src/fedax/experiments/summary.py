@@ -2,9 +2,9 @@
 
 Methods are compared within a problem only: the same data, task, work, participation, rounds and batch. The seeds of two
 methods are paired, since a seed fixes the initial model, the cohorts and the minibatches of both; so differences are
-judged by a paired t-test over the seeds, whose error covers the split and the test examples too:
-:mod:`fedax.experiments.chance`. The best is chosen by the same figures, hence all pairs count in Holm's correction: with
-the comparisons to the best alone, ten equal methods give a false difference in 12 % of all cases. A difference that is
+judged by a paired t-test over the seeds, whose error covers the split and the test examples too
+(:mod:`fedax.experiments.chance`). The best is chosen by the same figures, hence all pairs count in Holm's correction:
+with the comparisons to the best alone, ten equal methods give a false difference in 12 % of all cases. A difference of
 less than :data:`fedax.theory.diagnostics.MATERIAL` of what training gained is a tie, however sure it is.
 """
 
@@ -424,7 +424,8 @@ def _interval(problem: Problem, label: str, name: str) -> str:
 def _covering(problem: Problem) -> list[str]:
     """What the interval and the verdict cover, and what they do not."""
     correct = ", corrected for all pairs of methods" if len(problem.p) > 1 else ""
-    said = [f"This covers {_list(problem.covered)}: {_test_of(problem)} over {len(problem.seeds)} seeds{correct}."]
+    times = f"{len(problem.seeds)} {'splits' if chance.SPLIT in problem.covered else 'seeds'}"
+    said = [f"This covers {_list(problem.covered)}: {_test_of(problem)} over {times}{correct}."]
     data, part = problem.records[0].config["data"], chance.part_of(problem.judge)
     if not problem.sure:
         way_out = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
