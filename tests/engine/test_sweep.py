@@ -379,7 +379,7 @@ def test_another_sweep_is_refused_by_name_before_it_begins(tmp_path, monkeypatch
         assert differs in str(error.value)
 
 
-@pytest.mark.parametrize(("sizes", "programs"), [([3, 5], 1), ([4, 4], 2)])
+@pytest.mark.parametrize(("sizes", "programs"), [([3, 5], 1), ([4, 4], 3)])
 def test_seeds_with_data_of_their_own_are_lanes_where_these_have_equal_shapes(sizes, programs):
     """Also with a metric that needs the labels' sums, which are each seed's own."""
     task = fedax.tasks.logistic_regression(2)

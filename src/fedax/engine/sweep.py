@@ -461,7 +461,7 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
             for start in range(0, seeds, along):
                 block = _Block(members[first : first + across], list(range(seeds))[start : start + along], False)
                 extent = (len(block.points), len(block.seeds))
-                blocks.append(block._replace(new=extent not in extents))
+                blocks.append(block._replace(new=extent not in extents or not alike))
                 extents.add(extent)
     return blocks
 
