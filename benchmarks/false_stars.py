@@ -157,13 +157,8 @@ def share(stars: int, of: int) -> str:
 
 
 def wrong(rows: list[dict[str, Any]], truth: float, error: float) -> int:
-    """How many stars are given to a method that is truly worse, or better by a trifle, beyond two standard errors."""
-    found = 0
-    for row in rows:
-        sign = math.copysign(1.0, row["mean"])
-        trifle = MATERIAL * row["gained"] if row["gained"] else 0.0
-        found += row["star"] and sign * truth + 2 * error < trifle
-    return found
+    """How many stars are given to the method that is truly worse, beyond two standard errors."""
+    return sum(row["star"] and math.copysign(1.0, row["mean"]) * truth + 2 * error < 0 for row in rows)
 
 
 def report(measured: dict[str, Any]) -> str:
