@@ -192,7 +192,7 @@ def test_a_run_that_ends_worse_than_it_began_is_no_candidate(tmp_path):
     assert [run.status for run in record.runs] == ["finished"] * 2 + ["worse"] * 2 + ["finished"] * 2
     (problem,) = problems([record])
     page = render([record])
-    assert problem.star.label == "a" and "b: ended worse than it began (2 of 2 seeds)." in page
+    assert problem.best.label == "a" and "b: ended worse than it began (2 of 2 seeds)." in page
     assert curves_of(page)[0]["series"][1]["gone"].startswith("ended worse")
     assert rows_of(page)[1][2] == "4.500e+28 ± 7.1e+27"
     write_plots(record)
