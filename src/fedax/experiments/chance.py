@@ -92,7 +92,7 @@ def gap_of(
         >>> round(gap_of(a, a + [0.1, 0.2, 0.15]).p, 4), gap_of(a, a + 1).p, gap_of(a, a * (1 + 1e-9)).p
         (0.0351, 0.0, 1.0)
         >>> round(gap_of(a, a + [0.1, 0.2, 0.15], overlap=0.2).p, 4)
-        0.0533
+        0.0545
     """
     gaps, number = other - one, len(one)
     mean = float(gaps.mean())
