@@ -428,7 +428,9 @@ def compare(
     by: Annotated[
         str | None, typer.Option(help="Natural clients: a column of the data set, such as writer.", show_default=False)
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs a method, each with another seed.", show_default="3")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs a method, each with another seed.", show_default="by data set")
+    ] = None,
     settings: Set = None,
     out: Out = None,
 ) -> None:

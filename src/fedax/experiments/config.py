@@ -8,11 +8,13 @@ functions of that name.
 import dataclasses
 import difflib
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 import pydantic
 
@@ -25,7 +27,7 @@ from fedax.engine.saved import read_model
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import own, toml
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
-from fedax.experiments.defaults import unequal_penalties, usual_task
+from fedax.experiments.defaults import OWN_TABLES, are_small, unequal_penalties, usual_seeds, usual_task
 from fedax.federation import PARTICIPATION, WORK
 from fedax.federation.census import Census
 from fedax.files import regular, slug
@@ -120,8 +122,8 @@ class RunSection(_Section):
 
     rounds: Count
     batch_size: Count | None = None
-    seeds: Any = 1  # how many, or which
-    split_seeds: bool = False  # each seed deals the data anew
+    seeds: Any = None  # how many, or which; not said: see :func:`fedax.experiments.defaults.seeds`
+    split_seeds: bool | None = None  # each seed deals the data anew; not said: where own tables are small
     judge: str | None = None  # the column by which methods are compared
     metrics: list[str | Table] | None = None  # besides the task's own
     patience: Count | Table | None = None  # the run ends after so many evaluations without a better validation loss
@@ -202,6 +204,7 @@ class _WrittenParticipation(ParticipationSection):
 
 
 class _WrittenRun(RunSection):
+    split_seeds: bool = False
     evaluate_every: Count | list[Count] | None = None  # type: ignore[assignment]
     seeds: list[Seed] = pydantic.Field(min_length=1, max_length=_MOST_SEEDS)
 
@@ -257,6 +260,7 @@ class Experiment:
         model: the section ``task`` with what comes from the data.
         code: the files of own methods and of the own task, by what stands before the colon in their names.
         track: what follows the runs, see :mod:`fedax.tracking`; ``None``: nothing does.
+        whole: the clients' examples before they are split, where all seeds have the same of them; else ``None``.
     """
 
     config: Table
@@ -273,6 +277,7 @@ class Experiment:
     model: Table
     code: dict[str, own.Source] = field(default_factory=dict)
     track: Tracker | None = None
+    whole: fedax.FederatedData | None = None
 
     def problem(self, label: str) -> Table:
         """What a node needs to make the method of this label, its task and its wire: see :func:`problem_of`."""
@@ -304,7 +309,10 @@ class Experiment:
             return self.data, self.val, self.test
         if self.fleet is not None:
             return self.nodes(seed).census, self.val, self.test
-        found = _data(_of_seed(DataSection(**self.config["data"]), seed))
+        data = self.config["data"]
+        if self.whole is not None:
+            return _parts(self.whole, self.test, split_of_seed(SplitSection(**data["split"]), seed))
+        found = _data(_of_seed(DataSection(**data), seed))
         return found.data, found.val, found.test
 
     def nodes(self, seed: int) -> Fleet:
@@ -319,7 +327,7 @@ class Experiment:
         test = None if found.deal is not None and split["test"] else self.test
         return dataclasses.replace(self, data=found.census, val=None, test=test, fleet=found)
 
-    def whole(self) -> fedax.FederatedData:
+    def undealt(self) -> fedax.FederatedData:
         """The clients' data of a simulation before they are split."""
         run, section = self.config["run"], DataSection(**self.config["data"])
         if section.split is None:
@@ -539,7 +547,7 @@ def build_all(
         code.task(first.task.name)
     track, track_config = _track(first.track)
     seeds = settings[0].run["seeds"] if first.run.split_seeds else [0]
-    pooled, data, val, test, data_config, nodes = _data(_of_seed(first.data, seeds[0]), fleet)
+    pooled, data, val, test, data_config, nodes, whole = _data(_of_seed(first.data, seeds[0]), fleet)
     if first.run.split_seeds and not {"seed", "split"} & data_config.keys():
         raise ConfigError("run.split_seeds", True, "these clients are given, not drawn; leave it out")
     census = data if isinstance(data, Census) else Census.of(data)
@@ -550,9 +558,19 @@ def build_all(
     task_config |= {"start": first.task.start} if first.task.start is not None else {}
     begun = {} if start is None else {"params": start}
     task = _with_metrics(task, settings[0].run)
+    if whole is not None and first.data.split and first.run.split_seeds is None and repeats(first, whole, task, fleet):
+        settings = [_repeated(made, first.run.seeds) for made in settings]
+        if (seeds := settings[0].run["seeds"])[0]:
+            data, val, test = _parts(whole, test, split_of_seed(first.data.split, seeds[0]))
+    elif first.run.seeds is None and first.data.split is not None and data_config["name"] in OWN_TABLES:
+        number = usual_seeds(repeated=False, methods=len(first.methods))
+        settings = [made._replace(run=made.run | {"seeds": [*range(number)]}) for made in settings]
     sizes = []
     for seed in seeds:
-        split = data if seed == seeds[0] else _data(_of_seed(first.data, seed), fleet).data
+        if whole is not None and first.data.split is not None:
+            split = data if seed == seeds[0] else _parts(whole, test, split_of_seed(first.data.split, seed))[0]
+        else:
+            split = data if seed == seeds[0] else _data(_of_seed(first.data, seed), fleet).data
         if isinstance(split, fedax.FederatedData):
             split.check(task)
         sizes.append(split.sizes)
@@ -594,6 +612,7 @@ def build_all(
             model,
             code.sources,
             track,
+            whole if made.run["split_seeds"] else None,
         )
 
     found = [experiment(each) for each in settings]
@@ -763,7 +782,30 @@ def _track(section: TrackSection | None) -> tuple[Tracker | None, Table]:
 
 
 def _run(section: RunSection) -> Table:
-    return {**section.model_dump(exclude_none=True), "seeds": seeds_of("run.seeds", section.seeds)}
+    given = section.model_dump(exclude_none=True)
+    seeds = seeds_of("run.seeds", 1 if section.seeds is None else section.seeds)
+    return {**given, "seeds": seeds, "split_seeds": bool(section.split_seeds)}
+
+
+def repeats(
+    config: ExperimentSection, whole: fedax.FederatedData | None, task: fedax.Task, fleet: Fleet | None
+) -> bool:
+    """Whether each seed is to have a split of its own, where the configuration does not say it."""
+    own_tables = config.data.name in OWN_TABLES and config.data.split is not None
+    if not own_tables or whole is None or fleet is not None or config.sweep is not None:
+        return False
+    return are_small(whole.num_examples, count_parameters(task))
+
+
+def count_parameters(task: fedax.Task) -> int:
+    """How many numbers the model has."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.entire.form()))
+
+
+def _repeated(made: "_Settings", seeds: Any) -> "_Settings":
+    """Settings by which each seed has a split of its own."""
+    chosen = [*range(usual_seeds(repeated=True))] if seeds is None else made.run["seeds"]
+    return made._replace(run=made.run | {"seeds": chosen, "split_seeds": True})
 
 
 def seeds_of(field: str, given: Any) -> list[int]:
@@ -878,15 +920,14 @@ class _Data(NamedTuple):
     test: Held
     config: Table
     fleet: Fleet | None = None
+    whole: fedax.FederatedData | None = None  # before the split, where no seed draws it
 
 
 def _data(section: DataSection, fleet: Fleet | None = None) -> _Data:
     pooled, data, test, config = _unsplit(section, fleet)
     if section.split is None:
         return _Data(pooled, data, None, test, config, fleet)
-    given = section.split.model_dump()
-    if given["train"] is None:
-        given["train"] = round(1 - given["val"] - given["test"], 12)
+    given = _shares(section.split)
     if test is not None and given["test"]:
         way_out = "there are held-out examples already; leave it out, and split off val alone"
         raise ConfigError("data.split.test", given["test"], way_out)
@@ -894,12 +935,30 @@ def _data(section: DataSection, fleet: Fleet | None = None) -> _Data:
         found = _dealt_by(given, fleet)
         return _Data(pooled, found.census, None, test, {**config, "split": given}, found)
     assert isinstance(data, fedax.FederatedData)
+    train, val, test = _parts(data, test, section.split)
+    given_clients = pooled is None and "seed" not in config
+    return _Data(pooled, train, val, test, {**config, "split": given}, None, data if given_clients else None)
+
+
+def _shares(section: SplitSection) -> Table:
+    """The arguments of :func:`fedax.data.split`."""
+    given = section.model_dump()
+    if given["train"] is None:
+        given["train"] = round(1 - given["val"] - given["test"], 12)
+    return given
+
+
+def _parts(
+    data: fedax.FederatedData, test: Held, section: SplitSection
+) -> tuple[fedax.FederatedData, fedax.FederatedData | None, Held]:
+    """The clients' examples in parts; ``test``: held-out examples that there are without it, which stay."""
+    given = _shares(section)
     parts = within("data.split", lambda: fedax.data.split(data, **given))
     for name in ("val", "test"):
         if given[name] and getattr(parts, name) is None:
             way_out = f"no client has enough examples for one, the largest {data.sizes.max()}; ask for a larger share"
             raise ConfigError(f"data.split.{name}", given[name], f"{way_out}, or 0")
-    return _Data(pooled, parts.train, parts.val, parts.test if test is None else test, {**config, "split": given})
+    return parts.train, parts.val, parts.test if given["test"] or test is None else test
 
 
 def _dealt_by(split: Table | None, fleet: Fleet, seed: int = 0) -> Fleet:
@@ -976,12 +1035,17 @@ def _in_clients(section: DataSection, federation: Component) -> tuple[None, feda
     return None, data, test, {"name": federation.name, **parameters, "weights": section.weights}
 
 
+def split_of_seed(split: SplitSection, seed: int) -> SplitSection:
+    """The split of a run with this seed, where each has its own: data.split.seed + seed."""
+    return split.model_copy(update={"seed": split.seed + seed})
+
+
 def _of_seed(section: DataSection, seed: int) -> DataSection:
     """The section with the split of a training seed."""
     drawn = section.name not in FEDERATIONS or "seed" in FEDERATIONS.get(section.name).arguments
     update: Table = {"seed": section.seed + seed} if drawn else {}
     if section.split is not None:
-        update["split"] = section.split.model_copy(update={"seed": section.split.seed + seed})
+        update["split"] = split_of_seed(section.split, seed)
     return section.model_copy(update=update) if seed else section
 
 

@@ -81,6 +81,35 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
 }
 
 
+OWN_TABLES = ("folder", "csv", "parquet", "arrow", "images", "hdf5")  # whose clients' examples are given, not drawn
+_SMALL = 2**25  # examples × parameters; an epoch of ten splits takes a second or so
+_SPLITS, _SEEDS = 10, 3
+
+
+def are_small(examples: int, parameters: int) -> bool:
+    """Whether a run is so quick that a comparison repeats the split too, unless it is told not to.
+
+    Example:
+        >>> are_small(569, 62), are_small(60_000, 1_000_000)
+        (True, False)
+    """
+    return examples * parameters <= _SMALL
+
+
+def usual_seeds(repeated: bool, methods: int = 2) -> int:
+    """How many seeds there are where a configuration of own tables with a split does not say it.
+
+    Args:
+        repeated: whether each has a split of its own.
+        methods: how many are compared.
+
+    Example:
+        >>> usual_seeds(repeated=True), usual_seeds(repeated=False), usual_seeds(repeated=False, methods=1)
+        (10, 3, 1)
+    """
+    return _SPLITS if repeated else _SEEDS if methods > 1 else 1
+
+
 def usual_task(name: str, census: Census | None) -> str | None:
     """The task for a data set, or for clients' own data by what they are; ``None`` where only their owner knows.
 
@@ -117,7 +146,7 @@ def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:
         "data": {"name": name, **found["data"]},
         "work": found.get("work", dict(_EPOCHS)),
         "participation": found.get("participation", {"kind": "full"}),
-        "run": {"seeds": 3, **found["run"], **({"baselines": True} if "split" in found["data"] else {})},
+        "run": {**({"baselines": True} if "split" in found["data"] else {"seeds": _SEEDS}), **found["run"]},
         "methods": [{"name": method, "lr": found["lr"]} for method in methods],
     }
 

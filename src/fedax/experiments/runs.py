@@ -51,7 +51,7 @@ Path = pathlib.Path
 
 LOCK = ".lock"
 TRACEBACK = "traceback-"  # what the names of files begin with that an unexpected error leaves
-FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines")
+FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines", "examples")
 _LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
 _MISSING = {"epsilon": math.inf}  # what stands for null in a row; of all others not-a-number
 _OF_A_RUN = ("label", "method", "point", "seed", "status")

@@ -179,8 +179,8 @@ def _compared(problem: Problem, confidence: float) -> dict[str, list[str]]:
 
 def _reading(confidence: float) -> list[str]:
     return [
-        f"Intervals: {100 * confidence:g} % confidence, by Student's t over the seeds, each for itself.",
-        "p: of the paired t-test, corrected for all pairs of methods.",
+        f"Intervals: {100 * confidence:g} % confidence, each for itself; of a mean by Student's t over the seeds.",
+        "Those of differences and p cover what the verdict says; p is corrected for all pairs of methods.",
     ]
 
 

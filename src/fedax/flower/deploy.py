@@ -320,7 +320,7 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
     from fedax.flower import certificates
     from fedax.flower import link as links
 
-    data, place, port = experiment.whole(), folder / "deploy", free_port()
+    data, place, port = experiment.undealt(), folder / "deploy", free_port()
     code = _kept(experiment, place)
     address, link = f"127.0.0.1:{port}", place / "link"
     links.prepare(link, [])
@@ -439,7 +439,7 @@ def on_ray(experiment: Experiment, folder: pathlib.Path, timeout: float, say: Sa
     from fedax.flower.app import build
     from fedax.flower.calls import control
 
-    data, place, port = experiment.whole(), folder / "deploy", free_port()
+    data, place, port = experiment.undealt(), folder / "deploy", free_port()
     place.mkdir(exist_ok=True)
     if not (place / "data").exists():
         data.save(place / "data")
@@ -513,7 +513,7 @@ def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
     job = json.loads(str(run_config["job"]))
     # The files are copies that the process has made that began this one.
     experiment = build(job["config"], allow_code=own.here(job["code"]))
-    data = experiment.whole()
+    data = experiment.undealt()
     fleet = Fleet(FlowerTransport(grid), float(job["timeout"]), data.num_clients, _START)
     fleet.census = fleet.census._replace(weights=data.weights)
     execute(experiment.over(fleet), pathlib.Path(job["folder"]))

@@ -60,14 +60,14 @@ class _Ahead(NamedTuple):
         server: the server's state that it begins with.
         round: the generator, which has yielded these messages.
         answers: to them.
-        bytes: that they took on the wire, down and up; they count when the round is run.
+        wire: the bytes that they took on it, down and up; they count when the round is run.
     """
 
     index: int
     server: Tree
     round: Generator[Asked, Answers, State]
     answers: Answers
-    bytes: tuple[int, int]
+    wire: tuple[int, int]
 
 
 def _held_out_form(job: Job) -> dict[str, Tree]:
@@ -157,7 +157,7 @@ class Remote:
             ahead, self._ahead = self._ahead, None
             if ahead is not None and ahead.index == index and ahead.server is state.server:
                 state = self._asking(ahead.round, ahead.answers)
-                self._seen = (self._seen[0] - ahead.bytes[0], self._seen[1] - ahead.bytes[1], self._seen[2])
+                self._seen = (self._seen[0] - ahead.wire[0], self._seen[1] - ahead.wire[1], self._seen[2])
             else:
                 state = self._asking(self._round(state, index, "exchanges", self.job.hyper))
         return state, self._tally()
