@@ -56,14 +56,14 @@ class _Ahead(NamedTuple):
     """A round whose first messages went with the evaluation before it.
 
     Attributes:
-        index: of the round.
+        start: the number of the round.
         server: the server's state that it begins with.
         round: the generator, which has yielded these messages.
         answers: to them.
         wire: the bytes that they took on it, down and up; they count when the round is run.
     """
 
-    index: int
+    start: int
     server: Tree
     round: Generator[Asked, Answers, State]
     answers: Answers
@@ -155,7 +155,7 @@ class Remote:
         """Rounds start … stop − 1, and what they did."""
         for index in range(start, stop):
             ahead, self._ahead = self._ahead, None
-            if ahead is not None and ahead.index == index and ahead.server is state.server:
+            if ahead is not None and ahead.start == index and ahead.server is state.server:
                 state = self._asking(ahead.round, ahead.answers)
                 self._seen = (self._seen[0] - ahead.wire[0], self._seen[1] - ahead.wire[1], self._seen[2])
             else:
