@@ -161,6 +161,14 @@ def wrong(rows: list[dict[str, Any]], truth: float, error: float) -> int:
     return sum(row["star"] and math.copysign(1.0, row["mean"]) * truth + 2 * error < 0 for row in rows)
 
 
+def _stars(rows: list[dict[str, Any]], other: str) -> str:
+    """The share of stars; against the truly worse method of those that the better one has, and the others' number."""
+    if other == "itself":
+        return share(sum(row["star"] for row in rows), len(rows))
+    right, reverse = (sum(row["star"] and (row["mean"] > 0) == way for row in rows) for way in (True, False))
+    return share(right, len(rows)) + (f", {reverse} the wrong way" if reverse else "")
+
+
 def report(measured: dict[str, Any]) -> str:
     """The tables, in Markdown."""
     lines = [f"| | {' | '.join(RULES)} |", "|---|" + "---|" * len(RULES)]
@@ -170,9 +178,9 @@ def report(measured: dict[str, Any]) -> str:
         for name, table in measured.items():
             for rule in RULES:
                 every[rule] += table[other][rule]
-            cells = [share(sum(r["star"] for r in table[other][rule]), len(table[other][rule])) for rule in RULES]
+            cells = [_stars(table[other][rule], other) for rule in RULES]
             lines.append(f"| {name} | {' | '.join(cells)} |")
-        cells = [f"{share(sum(r['star'] for r in rows), len(rows))} of {len(rows)}" for rows in every.values()]
+        cells = [f"{_stars(rows, other)} of {len(rows)}" for rows in every.values()]
         lines.append(f"| all | {' | '.join(cells)} |")
     lines += ["", f"| FedNova less FedAvg | truth, % of the gain | {' | '.join(RULES)} |", "|---|---|" + "---|" * 3]
     for name, table in measured.items():

@@ -30,7 +30,8 @@ def config(tmp_path_factory):
     return {
         "data": {"name": "csv", "files": f"{there}/*.csv", "label": "ill",
                  "split": {"val": 0.2, "test": 0.3, "stratify": True}},
-        "run": {"rounds": 3, "seeds": 2, "baselines": True, "metrics": ["recall", {"name": "f1", "average": "macro"}]},
+        "run": {"rounds": 3, "seeds": 2, "split_seeds": False, "baselines": True,
+                "metrics": ["recall", {"name": "f1", "average": "macro"}]},
         "methods": [{"name": "fedavg", "label": "fedavg", "lr": 0.5}, {"name": "fedavg", "label": "slow", "lr": 0.1}],
     }  # fmt: skip
 

@@ -296,7 +296,7 @@ def check_methods(experiment: Experiment) -> Checked:
     )
     run = experiment.config["run"]
     found = Checked({}, {}, {}, {})
-    alike = bool(run["split_seeds"]) and _alike(experiment)
+    alike = experiment.fleet is None and bool(run["split_seeds"]) and _alike(experiment)
     for label, algorithm in experiment.methods.items():
         job = within(f"methods.{label}", functools.partial(make_job, algorithm, **given))
         found.made_of[label] = {name: text for name, text in job.settings().items() if name != "seed"}
