@@ -2,7 +2,7 @@
 
     python benchmarks/false_stars.py --json false_stars.json
 
-Each data set is dealt to clients and split 70 / 15 / 15 as ``fedax compare`` does with tables: 50 rounds at most, batch
+Each data set is dealt to clients and split 70 / 15 / 15 as ``fedax compare`` does with tables: 30 rounds, batch
 32, two to five epochs at random. What is compared with plain FedAvg:
 
 - itself, with other seeds: the same splits, but other minibatches and other draws of the work;

@@ -104,6 +104,8 @@ def test_small_tables_are_split_anew_by_each_seed_unless_told_otherwise(tables):
     assert run()["split_seeds"] and run()["seeds"] == [*range(10)]
     assert run(seeds=2)["split_seeds"] and run(seeds=2)["seeds"] == [0, 1]
     assert not run(split_seeds=False)["split_seeds"] and run(split_seeds=False)["seeds"] == [0, 1, 2]
+    one = build(tables | {"methods": tables["methods"][:1]}).config["run"]  # there is nothing to compare
+    assert not one["split_seeds"] and one["seeds"] == [0]
     experiment = build(tables | {"run": tables["run"] | {"seeds": [3, 1]}})
     for seed in (3, 1):  # data.split.seed + seed, as ever
         alone = build(tables | {"data": tables["data"] | {"split": tables["data"]["split"] | {"seed": 5 + seed}}})

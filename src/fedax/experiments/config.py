@@ -791,8 +791,8 @@ def repeats(
     config: ExperimentSection, whole: fedax.FederatedData | None, task: fedax.Task, fleet: Fleet | None
 ) -> bool:
     """Whether each seed is to have a split of its own, where the configuration does not say it."""
-    own_tables = config.data.name in OWN_TABLES and config.data.split is not None
-    if not own_tables or whole is None or fleet is not None or config.sweep is not None:
+    compares = config.data.name in OWN_TABLES and config.data.split is not None and len(config.methods) > 1
+    if not compares or whole is None or fleet is not None or config.sweep is not None:
         return False
     return are_small(whole.num_examples, count_parameters(task))
 

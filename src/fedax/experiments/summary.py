@@ -432,6 +432,8 @@ def _covering(problem: Problem) -> list[str]:
         said.append(f"It does not cover the {'validation' if part == 'val' else part} examples{way_out}.")
     elif part is not None and "split" in data and chance.SPLIT not in problem.covered:
         said.append("Another split may say otherwise: run.split_seeds = true covers that too.")
+    elif data.get("partition", "column") != "column" and chance.DEALT not in problem.covered:
+        said.append("Clients that are dealt anew may say otherwise: run.split_seeds = true covers that too.")
     return said
 
 
