@@ -696,8 +696,8 @@ def diagnose(
 
     Measures at the initial and at the final models what keeps each method from the
     optimum: another objective, drift of the local steps, the noise of minibatches
-    and of sampled cohorts, each in units of the loss. The verdict comes first, then
-    the reasons, then the figures; all is added to the report. A configuration is
+    and of sampled cohorts, each in units of the loss. The verdict comes last on the
+    screen, and first in the report, to which all is added. A configuration is
     run first, for few rounds and with its first seed.
 
     \b
@@ -1574,7 +1574,7 @@ def _show_results(console: "Console", record: "Record") -> None:
 
 
 def _show_diagnosis(console: "Console", record: "Record") -> None:
-    """The verdict, then the reasons, then the figures."""
+    """The figures, then the reasons, and last, where a person looks, the verdict."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -1582,11 +1582,7 @@ def _show_diagnosis(console: "Console", record: "Record") -> None:
     from fedax.experiments import diagnosis
 
     found = record.diagnosis
-    console.print(f"[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}", highlight=False)
-    for method in found:
-        console.print(f"\n[bold]{escape(method['label'])}[/]")
-        console.print(_bullets(method["advice"]))
-    table = Table(box=box.SIMPLE_HEAD, title=f"\nMeasured at {escape(diagnosis.where(found))}", title_justify="left",
+    table = Table(box=box.SIMPLE_HEAD, title=f"Measured at {escape(diagnosis.where(found))}", title_justify="left",
                   title_style="bold", pad_edge=False)  # fmt: skip
     table.add_column("")
     for method in found:
@@ -1596,6 +1592,10 @@ def _show_diagnosis(console: "Console", record: "Record") -> None:
     console.print(table)
     console.print("[bold]What these figures cannot tell[/]")
     console.print(_bullets(diagnosis.unknown(found)))
+    for method in found:
+        console.print(f"\n[bold]{escape(method['label'])}[/]")
+        console.print(_bullets(method["advice"]))
+    console.print(f"\n[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}\n", highlight=False)
 
 
 def _bullets(sentences: list[str]) -> Any:
