@@ -17,6 +17,7 @@ from fedax.data.hdf5_reading import read
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, override
 from fedax.experiments.defaults import comparison, usual_task
+from fedax.federation.census import Census
 
 NORTH = "age;ward;ill\n40;A;no\n60;A;yes\n 50 ;B;no\n"
 SOUTH = "age,ward,ill\n80,B,no\n,A,no\n70,A,yes\n"
@@ -359,7 +360,7 @@ def test_federated_hdf5(tmp_path):
     text = "".join(data.CHARACTERS[k] for k in plays.examples["x"].ravel())
     assert plays.names == ("LEAR",) and text == ("To be, " * 20 + "\n" + "or not. " * 5)[:160]
     assert np.array_equal(plays.examples["y"][0, :-1], plays.examples["x"][0, 1:])
-    assert usual_task("hdf5", found) == "cnn" and usual_task("hdf5", plays) == "char_lstm"
+    assert usual_task("hdf5", Census.of(found)) == "cnn" and usual_task("hdf5", Census.of(plays)) == "char_lstm"
 
 
 def linked(h5py, file):

@@ -19,6 +19,7 @@ import scipy.stats
 
 import fedax
 from fedax.columns import COSTS, TRAFFIC
+from fedax.data.tables import by_value
 from fedax.engine import private as privacy
 from fedax.engine.places import fleet as fleets
 from fedax.engine.places import site as sites
@@ -526,7 +527,7 @@ def test_clients_are_in_the_order_of_their_names():
     assert fleet.census.sizes.tolist() == [1, 3, 2]
     assert sorted(fleet.clients(which).tolist() for which in range(2)) == [[0], [2, 1]]
     assert fleet.census.weights.tolist() == pytest.approx([1 / 6, 3 / 6, 2 / 6])
-    assert fleets._natural("²") > fleets._natural("1")  # a digit to Python, and no number
+    assert by_value("²") > by_value("1")  # a digit to Python, and no number
 
 
 @pytest.mark.parametrize("names", [["a", "a"], ["a"], ["a", ""], ["a", "b", "c"]])

@@ -372,7 +372,7 @@ def test_a_message_that_is_repeated():
         if n != FIRST or message.head["kind"] != "exchange":
             return answer
         assert at.sites[FIRST].answer(message) == answer
-        other = Message(message.head | {"keep": 3}, message.tensors)
+        other = Message(message.head | {"keep": 7}, message.tensors)
         assert "in another message" in at.sites[FIRST].answer(other).head["error"]
         return answer
 

@@ -26,6 +26,7 @@ from fedax.cli import app
 from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC
 from fedax.data import FederatedData
 from fedax.engine import private
+from fedax.engine.places.nodes import heads_of
 from fedax.engine.places.remote import Remote
 from fedax.experiments import read, runner
 from fedax.flower import records, transport
@@ -69,7 +70,7 @@ class Seen:
             found = safetensors.numpy.load(inside.tensors) if inside.tensors else {}
             self.over.append(size(message) - sum(array.nbytes for array in found.values()))
             if not message.metadata.reply_to_message_id:
-                self.asked[inside.head["kind"]] += 1
+                self.asked.update(head["kind"] for head in heads_of(inside))
             return size(message)
 
         def trained(*args: Any, **kwargs: Any) -> fedax.Run:

@@ -112,7 +112,7 @@ class Overview(Document):
     Example:
         >>> import pandas
         >>> from fedax.data import plan, summarize
-        >>> tables = [pandas.DataFrame({"patient": range(k, k + 60), "age": [40.5, 61.2] * 30}) for k in (0, 60)]
+        >>> tables = [pandas.DataFrame({"patient": range(k, k + 60), "age": [40.5, 61.3] * 30}) for k in (0, 60)]
         >>> first = [summarize(table) for table in tables]
         >>> print(overview(plan(first), first))
         column   as      missing  mean or commonest  client 0  client 1

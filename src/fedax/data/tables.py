@@ -427,10 +427,16 @@ def _found(files: Files, ending: str) -> list[Path]:
 
 def _natural(path: Path) -> list[Any]:
     """Sorts client-2 before client-10, and files of one folder by what clients are called: without the ending."""
-    return [_by_value(str(path.parent)), _by_value(path.stem), path.name]
+    return [by_value(str(path.parent)), by_value(path.stem), path.name]
 
 
-def _by_value(text: str) -> list[Any]:
+def by_value(text: str) -> list[Any]:
+    """By which names are sorted: numbers in them by their value.
+
+    Example:
+        >>> sorted(["client 10", "client 9", "client"], key=by_value)
+        ['client', 'client 9', 'client 10']
+    """
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
@@ -464,7 +470,7 @@ def _dealt(tables: dict[str, Any], client: str | None) -> dict[str, Any]:
         order = np.argsort(codes, kind="stable")
         for text, rows in zip(texts, np.split(order, np.cumsum(np.bincount(codes))[:-1]), strict=True):
             parts.setdefault(text, []).append(rest.iloc[rows].reset_index(drop=True))
-    return {name: _joined(name, parts[name]) for name in sorted(parts, key=_by_value)}
+    return {name: _joined(name, parts[name]) for name in sorted(parts, key=by_value)}
 
 
 def _joined(name: str, parts: Sequence[Any]) -> Any:

@@ -5,7 +5,6 @@ import copy
 import getpass
 import hashlib
 import json
-import re
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import jax
 import numpy as np
 
 from fedax.contract.types import Tree, Unknown
+from fedax.data.tables import by_value
 from fedax.data.transform import Transform
 from fedax.engine.places.nodes import Failure, Message, Transport, heads_of, packed, unpacked
 from fedax.engine.places.site import precise_versions
@@ -284,7 +284,7 @@ class Fleet:
             new = [number for number in self.transport.nodes() if number not in found]
             found |= self._greet(new, max(1.0, end - time.monotonic()))
             if len(found) >= (nodes or 1):
-                return sorted(found.items(), key=lambda each: natural(each[1]["names"][0]))
+                return sorted(found.items(), key=lambda each: by_value(each[1]["names"][0]))
             if time.monotonic() > end:
                 raise NodeError(f"{len(found)} nodes are there after {wait:g} s, and {nodes or 1} should be")
             time.sleep(_PAUSE)
@@ -384,7 +384,7 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
                 f"clients {_listed(about['names'])}: another transform made examples of their tables "
                 f"than of those of {_listed(first['names'])}; fit one from the summaries of all"
             )
-    names = sorted(where, key=natural)
+    names = sorted(where, key=by_value)
     each = {name: (size, digest) for _, about in found
             for name, size, digest in zip(about["names"], about["sizes"], about["digests"], strict=True)}  # fmt: skip
     sizes = np.array([each[name][0] for name in names], np.int64)
@@ -423,11 +423,6 @@ def _transform(about: dict[str, Unknown]) -> Transform:
         return Transform.from_json(about["transform"])
     except DataError as error:
         raise NodeError(f"clients {_listed(about['names'])}: {error}") from error
-
-
-def natural(name: str) -> list[tuple[bool, int, str]]:
-    """By which names are sorted: numbers in them by their value, so that client 10 comes after client 9."""
-    return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _listed(names: Sequence[str]) -> str:

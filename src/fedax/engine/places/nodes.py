@@ -134,7 +134,8 @@ def joined(messages: Sequence[Message]) -> Message:
     parts = []
     for message in messages:
         names = {}
-        for name, array in (safetensors.numpy.load(message.tensors) if message.tensors else {}).items():
+        arrays_in = safetensors.numpy.load(message.tensors) if message.tensors else {}
+        for name, array in sorted(arrays_in.items()):  # the library gives them in any order
             this = (array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest())
             names[name] = known.setdefault(this, str(len(known)))
             arrays[names[name]] = array

@@ -20,9 +20,9 @@ from fedax.contract.types import Unknown
 from fedax.data.cells import cells, series, shown
 from fedax.data.federated import FederatedData
 from fedax.data.summaries import Plan, Summary, fit, refused, summarize
-from fedax.data.tables import from_frames, with_labels
+from fedax.data.tables import by_value, from_frames, with_labels
 from fedax.data.transform import Document, Transform
-from fedax.engine.places.fleet import natural, who
+from fedax.engine.places.fleet import who
 from fedax.engine.places.nodes import Failure, Message, Transport
 from fedax.engine.places.site import Site, precise_versions, write_line
 from fedax.errors import DataError, FedaxError, NodeError
@@ -314,8 +314,8 @@ def _gather(transport: Transport, nodes: int | None, wait: float, say: Callable[
             found[number] = name
             say(f"{name}: {rows} rows")
         if len(found) >= (nodes or 1):
-            return dict(sorted(found.items(), key=lambda each: natural(each[1])))
-        names = ", ".join(sorted(found.values(), key=natural)) or "none"
+            return dict(sorted(found.items(), key=lambda each: by_value(each[1])))
+        names = ", ".join(sorted(found.values(), key=by_value)) or "none"
         if time.monotonic() > end:
             raise NodeError(f"{len(found)} nodes are there after {wait:g} s ({names}), and {nodes or 1} should be")
         if time.monotonic() > remind:
