@@ -29,6 +29,7 @@ from fedax.experiments.defaults import TASKS_OF
 from fedax.federation.census import Census
 from fedax.flower import require
 from fedax.flower.processes import Kept, free_port, options
+from fedax.flower.status import Status
 
 Say = Callable[[str], None]
 Table = dict[str, Any]
@@ -200,7 +201,8 @@ def fleet_at(
         fleet = Fleet(there, timeout, nodes, wait)
         census = fleet.census
         say(f"{len(fleet)} nodes with {census.num_clients} clients and {int(census.sizes.sum())} examples")
-        yield fleet
+        with Status(folder, link, fleet) as fleet.observer:
+            yield fleet
 
 
 @contextlib.contextmanager

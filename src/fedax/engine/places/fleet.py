@@ -36,6 +36,19 @@ class _Node(NamedTuple):
     clients: np.ndarray
 
 
+class Observer:
+    """What is told of the messages between a server and its nodes; this one does nothing with it."""
+
+    def asked(self, heads: Mapping[int, dict[str, Unknown]], seconds: float) -> None:
+        """Nodes are waited for: node -> the head of its message; for so many seconds at most."""
+
+    def answered(self, which: int) -> None:
+        """A node has answered."""
+
+    def failed(self, which: int, why: str, final: bool) -> None:
+        """A node has refused or failed; ``final``: it is not waited for any more."""
+
+
 class Fleet:
     """The nodes of a federation, and which client is at which.
 
@@ -50,6 +63,7 @@ class Fleet:
             unless it is replaced by one with other weights.
         classes: one more than the largest label, where the examples have whole numbers as labels.
         waited: seconds that the server waited for answers so far.
+        observer: is told who is waited for, and what nodes refuse or fail at.
 
     Raises:
         NodeError: too few nodes; a node of other versions, or with other examples, than the first; a client at two
@@ -58,6 +72,7 @@ class Fleet:
 
     def __init__(self, transport: Transport, timeout: float = 600.0, nodes: int | None = None, wait: float = 60.0):
         self.transport, self.timeout, self.waited = transport, timeout, 0.0
+        self.observer = Observer()
         self._absent: set[int] = set()
         self._name = _who()
         found = self._gather(nodes, wait)
@@ -72,6 +87,10 @@ class Fleet:
     def clients(self, which: int) -> np.ndarray:
         """The clients of node ``which``, in its own order."""
         return self._nodes[which].clients
+
+    def about(self, which: int) -> dict[str, Unknown]:
+        """What node ``which`` said of itself, and in ``number`` the transport's number of it."""
+        return self._nodes[which].about | {"number": self._nodes[which].number}
 
     def held(self, which: int) -> dict[str, int]:
         """How many held-out examples node ``which`` has."""
@@ -93,9 +112,11 @@ class Fleet:
             NodeError: a node answered that it cannot.
         """
         began, left = time.monotonic(), dict(messages)
+        self.observer.asked({which: each.head for which, each in left.items()}, timeout or self.timeout)
         try:
             for which in self._silent([which for which in left if which in self._absent]):
                 del left[which]
+                self.observer.failed(which, "it did not answer before, and has not come back", True)
                 yield which, None
             end = time.monotonic() + (timeout or self.timeout)  # of the others, who have not been asked yet
             while left:
@@ -109,6 +130,12 @@ class Fleet:
                     break
                 for number, answer in self.transport.ask(ready, rest) if ready else ():
                     which = there[number]
+                    if isinstance(answer, Failure) or "error" in answer.head:
+                        gone = isinstance(answer, Failure) and answer.gone
+                        why = answer.text if isinstance(answer, Failure) else str(answer.head["error"])
+                        self.observer.failed(which, why, not gone)
+                    else:
+                        self.observer.answered(which)
                     if (heard := _heard(f"clients {self.names(which)}", answer)) is not None:
                         del left[which]
                         yield which, heard
@@ -116,8 +143,10 @@ class Fleet:
                     time.sleep(min(_PAUSE, max(0.0, end - time.monotonic())))
             for which in left:
                 self._absent.add(which)
+                self.observer.failed(which, f"no answer in {timeout or self.timeout:g} s", True)
                 yield which, None
         finally:
+            self.observer.asked({}, 0.0)
             self.waited += time.monotonic() - began
 
     @property
