@@ -27,10 +27,11 @@ import numpy as np
 
 from fedax.errors import DivergedWarning
 from fedax.experiments import Record, build, execute, new_folder, read
+from fedax.experiments.chance import gap_of
 from fedax.experiments.diagnosis import diagnose_run, verdict
 from fedax.experiments.runs import finite
 from fedax.experiments.study import Part, Study, read_study, record_of, results_of
-from fedax.experiments.summary import LEVEL, holm, paired_t, problems
+from fedax.experiments.summary import LEVEL, holm, problems
 from fedax.figures import Drawing, colour, marker
 from fedax.theory.diagnostics import MATERIAL
 
@@ -232,7 +233,7 @@ def _tests(problem: Table, pairs: Sequence[tuple[str, str]], column: str = "test
     for one, other in pairs:
         a, b = problem[column][one], problem[column][other]
         failed = (None in a) + (None in b)
-        found.append(paired_t(np.array(a, float), np.array(b, float)) if not failed else float(failed == 2))
+        found.append(gap_of(np.array(a, float), np.array(b, float)).p if not failed else float(failed == 2))
     return holm(found)
 
 

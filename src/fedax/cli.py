@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import enum
+import errno
 import functools
 import io
 import os
@@ -12,6 +13,7 @@ import shlex
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedax import cli_status
+from fedax import cli_status, cli_tables, table_commands
 from fedax._start import keep_compiled, share_gpu
 
 if TYPE_CHECKING:
@@ -68,9 +70,8 @@ def main() -> None:
     _listen()
     try:
         app()
-    except Exception:
-        traceback.print_exc()
-        sys.exit(2)  # Python's own code is 1, which says that a method diverged
+    except Exception as error:
+        sys.exit(_told(error))
 
 
 _PLAIN = {"±": "+-", "★": "*", "×": "x", "–": "-", "−": "-", "•": "-", "·": "-", "‖": "||", "∇": "grad ", "∞": "inf",
@@ -120,24 +121,30 @@ class _Pipe(io.FileIO):
     def write(self, text: Any) -> int:
         try:
             return super().write(text)
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # closed; the terminal is gone
+                raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(text)
 
 
+_LIKE_CTRL_C = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
+
+
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: an end like Ctrl-C, with an exit code of its own."""
+    """SIGTERM or SIGHUP: an end like Ctrl-C, with an exit code of its own."""
 
 
 def _exit_code(error: KeyboardInterrupt) -> int:
     """As shells have it, 128 and the signal's number."""
-    return 128 + (signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT)
+    return 128 + (error.args[0] if isinstance(error, _Terminated) else signal.SIGINT)
 
 
 def _listen() -> None:
-    """Let SIGTERM end the command as Ctrl-C does, and a second signal at once, whatever is at work."""
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _terminate)
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, and a second signal at once, whatever is at work."""
+    for each in _LIKE_CTRL_C:
+        if signal.getsignal(each) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(each, _terminate)
     # Python's handlers wait for compiled programs; this pipe does not.
     told, tell = os.pipe()
     os.set_blocking(tell, False)
@@ -146,13 +153,13 @@ def _listen() -> None:
 
 
 def _terminate(signum: int, frame: Any) -> NoReturn:
-    raise _Terminated
+    raise _Terminated(signum)
 
 
 def _end_at_second(told: int) -> None:
     first: float | None = None
     while number := os.read(told, 1):
-        if number[0] not in (signal.SIGINT, signal.SIGTERM):
+        if number[0] not in {signal.SIGINT, *_LIKE_CTRL_C}:
             continue
         if first is None:
             first = time.monotonic()
@@ -160,8 +167,9 @@ def _end_at_second(told: int) -> None:
                 os.write(2, b"stopping; a second signal does it at once\n")
         # Sooner it is the same: timeout(1), say, signals both a process and its group.
         elif time.monotonic() - first > 0.5:
-            if os.isatty(1):
-                os.write(1, b"\x1b[?25h")  # the progress bar has hidden the cursor
+            with contextlib.suppress(OSError):
+                if os.isatty(1):
+                    os.write(1, b"\x1b[?25h")  # the progress bar has hidden the cursor
             os._exit(128 + number[0])
 
 
@@ -171,20 +179,18 @@ def _clear_errors(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def checked(*args: Any, **kwargs: Any) -> None:
         keep_compiled()
+        _under_way.clear()
         from fedax.errors import FedaxError
 
         try:
             command(*args, **kwargs)
         except typer.Exit:
             raise
-        except FedaxError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2) from None
         except KeyboardInterrupt as error:
             raise typer.Exit(_exit_code(error)) from None
         except Exception as error:
-            if _jax_starts():
-                raise
+            if isinstance(error, FedaxError) or _jax_starts():
+                raise typer.Exit(_told(error)) from None
             typer.echo(f"error: JAX does not start: {_why(error)}", err=True)
             raise typer.Exit(2) from None
 
@@ -216,10 +222,81 @@ def _why(error: Exception) -> str:
     return text + (f"; it was told so by {', '.join(blamed)}" if blamed else "")
 
 
+_DEFECT = 70  # the exit code: EX_SOFTWARE of sysexits.h
+_debug = False  # whether tracebacks are shown
+_under_way: list[pathlib.Path] = []  # the run folder that is written now
+
+
+def _told(error: BaseException) -> int:
+    """Say an error in one line on stderr; the exit code that belongs to it.
+
+    What the machine has not enough of, and what was put in that no run can take, are errors like bad input. All else
+    is a defect of fedax, and its traceback goes into a file.
+    """
+    from fedax.errors import FedaxError, one_line
+
+    if _debug:
+        traceback.print_exception(error)
+    if isinstance(error, FedaxError):
+        typer.echo(f"error: {error}", err=True)
+        return 2
+    what = one_line(shlex.join(["fedax", *sys.argv[1:]]), 200)
+    if (way_out := _way_out(error)) is not None:
+        typer.echo(f"error: {what}: {way_out}; fedax --debug … shows where", err=True)
+        return 2
+    said = one_line(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
+    where = _keep_traceback(error, what)
+    typer.echo(f"error: {what}: {said}; {where}; this is a defect of fedax, please report it", err=True)
+    return _DEFECT
+
+
+def _way_out(error: BaseException) -> str | None:
+    """What went wrong outside of fedax, and what to do; ``None``: nothing did."""
+    from fedax.errors import one_line
+
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)[:200]:
+        return "there is not enough memory; take smaller batches, cohorts or models, or a machine with more"
+    if isinstance(error, RecursionError):
+        return "something is nested too deep for Python; make the configuration, the data or the model flatter"
+    if not isinstance(error, OSError):
+        return None
+    where = one_line(f": {error.filename}" if error.filename else "", 300)
+    ways = {
+        errno.ENOSPC: "make room on the disk",
+        errno.EDQUOT: "make room within the quota",
+        errno.EMFILE: "allow more open files, as by ulimit -n 1024",
+        errno.ENFILE: "close other programs",
+        errno.EACCES: "get the permission, or name another place",
+        errno.EPERM: "get the permission, or name another place",
+        errno.EROFS: "name another place",
+        errno.ENOENT: "see that it is there and stays there",
+    }
+    way_out = ways.get(error.errno or 0, "see that the disk and the network work")
+    return f"{one_line(error.strerror or str(error), 300)}{where}; {way_out}"
+
+
+def _keep_traceback(error: BaseException, what: str) -> str:
+    """Write it to a new file, in the run folder where there is one; where it is, as a clause."""
+    import platform
+
+    from fedax import __version__
+    from fedax.experiments.runs import TRACEBACK
+
+    head = f"{what}\nfedax {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n"
+    text = head + "".join(traceback.format_exception(error))
+    for folder in (*_under_way, None):
+        with contextlib.suppress(OSError):
+            number, path = tempfile.mkstemp(".txt", TRACEBACK if folder else f"fedax-{TRACEBACK}", folder)
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            return f"the traceback is in {path}"
+    return "its traceback could be written nowhere, and fedax --debug … shows it"
+
+
 def _leaves_others(command: Callable[[], None]) -> None:
     """Run what several processes do together; one that fails ends at once, so that the others see it."""
     from fedax.engine import processes, signals
-    from fedax.errors import FedaxError, ProcessError
+    from fedax.errors import ProcessError
 
     try:
         return command()
@@ -227,18 +304,18 @@ def _leaves_others(command: Callable[[], None]) -> None:
         # Not by an exception: at its exit JAX would wait for the others, who wait for this process.
         if isinstance(error, typer.Exit) and error.exit_code == 1:
             raise  # a method diverged or ended worse than it began, in all of them
-        if isinstance(error, FedaxError):
-            typer.echo(f"error: {error}", err=True)
+        if isinstance(error, typer.Exit):
+            code = error.exit_code
         elif isinstance(error, KeyboardInterrupt):
+            code = _exit_code(error)
             if signals.kept(error):
                 processes.part()
-        elif not isinstance(error, typer.Exit):
-            traceback.print_exc()
-        code = 3 if isinstance(error, ProcessError) else 2
-        code = _exit_code(error) if isinstance(error, KeyboardInterrupt) else code
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(error.exit_code if isinstance(error, typer.Exit) else code)
+        else:
+            code = _told(error)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(3 if isinstance(error, ProcessError) else code)
 
 
 def _show_version(wanted: bool) -> None:
@@ -254,8 +331,10 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    pass
+    global _debug
+    _debug = debug
 
 
 @app.command()
@@ -303,8 +382,9 @@ def run(
     guard (the others are finished, all is written). It says nothing else.
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
     Exit code 3: another process was lost.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
-    with a checkpoint and a report; --resume goes on. A second one ends it at once.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
+    way, with a checkpoint and a report; --resume goes on. A second one ends it at once.
     """
     from fedax import Checkpoints
     from fedax.errors import ConfigError
@@ -348,7 +428,9 @@ def compare(
     by: Annotated[
         str | None, typer.Option(help="Natural clients: a column of the data set, such as writer.", show_default=False)
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs a method, each with another seed.", show_default="3")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs a method, each with another seed.", show_default="by data set")
+    ] = None,
     settings: Set = None,
     out: Out = None,
 ) -> None:
@@ -370,8 +452,9 @@ def compare(
     Exit code 1: a method diverged, or ended worse than it began (the others are
     finished, all is written). It says nothing else.
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
-    with a checkpoint and a report; the last line says how to go on.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
+    way, with a checkpoint and a report; the last line says how to go on.
     """
     from fedax.errors import ConfigError
     from fedax.experiments import override
@@ -438,8 +521,9 @@ def sweep(
     Exit code 1: a method diverged, or ended worse than it began, wherever it was
     tried (all is written). It says nothing else.
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, after the round under way,
-    with a checkpoint and a report; --resume goes on. A second one ends it at once.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
+    way, with a checkpoint and a report; --resume goes on. A second one ends it at once.
     """
     from fedax import Checkpoints
     from fedax.errors import ConfigError
@@ -508,7 +592,9 @@ def study(
 
     Exit code 0: all is done. Exit code 1: something is left.
     Exit code 2: an error, such as bad input or a job that failed.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, with a checkpoint of each job.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, with a checkpoint of
+    each job.
     """
     import math
 
@@ -561,7 +647,8 @@ def predict(
     Examples:
       fedax predict runs/hospitals-1/models/fednova-seed0.safetensors new.csv --out predicted.csv
 
-    Exit code 2: an error, such as a column that is missing.
+    Exit code 2: an error, such as a column that is missing. Exit code 70: a defect of
+    fedax; the last line says where its traceback is.
     """
     from fedax import load_model
     from fedax.columns import describe, show
@@ -609,8 +696,8 @@ def diagnose(
 
     Measures at the initial and at the final models what keeps each method from the
     optimum: another objective, drift of the local steps, the noise of minibatches
-    and of sampled cohorts, each in units of the loss. The verdict comes first, then
-    the reasons, then the figures; all is added to the report. A configuration is
+    and of sampled cohorts, each in units of the loss. The verdict comes last on the
+    screen, and first in the report, to which all is added. A configuration is
     run first, for few rounds and with its first seed.
 
     \b
@@ -622,7 +709,8 @@ def diagnose(
     Exit code 1: a method diverged, or ended worse than it began (the others are
     finished, all is written). It says nothing else.
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
-    Exit code 130 or 143: ended by Ctrl-C or SIGTERM, as fedax run.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, as fedax run.
     """
     from fedax.errors import ConfigError
     from fedax.experiments import build, read, write_report
@@ -677,6 +765,7 @@ def check(
       fedax check mine.py:FedAvgEMA --set lr=0.1 --set server=0.9
 
     Exit code 1: something does not hold. Exit code 2: an error, such as bad input.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
     """
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
     from fedax.conformance import check as conforms
@@ -883,7 +972,8 @@ def privacy(
       fedax privacy --noise 1.1 --delta 1e-6 --rounds 1000 --clients 10000 --cohort 100
       fedax privacy --epsilon 8 --delta 1e-6 --rounds 1000 --clients 10000 --apart 8 --clip 0.5
 
-    Exit code 2: an error, such as bad input.
+    Exit code 2: an error, such as bad input. Exit code 70: a defect of fedax; the last
+    line says where its traceback is.
     """
     from fedax.errors import ConfigError
     from fedax.numbers import check_number
@@ -1019,7 +1109,10 @@ def deploy_link(
 @_clear_errors
 def deploy_node(
     link: Link,
-    data: Annotated[pathlib.Path, typer.Option(help="Its clients' data, as FederatedData.save writes them.")],
+    data: Annotated[
+        pathlib.Path,
+        typer.Option(help="Its table, .csv or .parquet; or its clients' arrays, as FederatedData.save writes them."),
+    ],
     key: Annotated[pathlib.Path, typer.Option(help="Its private key; made where it is missing, with KEY.pub.")],
     ca: Annotated[pathlib.Path, typer.Option(help="The link's certificate, ca.pem of its folder.")] = pathlib.Path(
         "ca.pem"
@@ -1027,9 +1120,26 @@ def deploy_node(
     clients: Annotated[
         str | None,
         typer.Option(
-            help="Its clients' names, separated by commas.", show_default="those of the data, or the key's name"
+            help="Its clients' names, separated by commas.",
+            show_default="the table's, those of the data, or the key's name",
         ),
     ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Of a table: not used, and nothing of it leaves; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    decimal: Annotated[str | None, typer.Option(help="The decimal point of a .csv file.", show_default=".")] = None,
+    encoding: Annotated[str | None, typer.Option(help="Its encoding.", show_default="utf-8")] = None,
+    drop_missing_labels: Annotated[
+        bool, typer.Option("--drop-missing-labels", help="Leave rows of a table without a label out.")
+    ] = False,
+    review: Annotated[
+        bool, typer.Option("--review", help="Of a table: its owner sees each summary before it leaves.")
+    ] = False,
     test: Annotated[
         pathlib.Path | None, typer.Option(help="Held-out examples of this site.", show_default=False)
     ] = None,
@@ -1049,6 +1159,9 @@ def deploy_node(
     bound: Annotated[
         float | None, typer.Option(help="With --noise: the largest loss; others are clipped.", show_default=False)
     ] = None,
+    split: Annotated[
+        bool, typer.Option("--split/--no-split", help="Whether a run may hold out some of its rows, [data.split].")
+    ] = True,
     trusted: Annotated[
         list[str] | None, typer.Option(metavar="HASH", help="An app of others that may run here.", show_default=False)
     ] = None,
@@ -1069,18 +1182,23 @@ def deploy_node(
     """Run the node of a site, with one client or several, until Ctrl-C.
 
     Data never leave it. What leaves is in the log of its folder, message by message.
+    A table waits for the coordinator's fedax deploy tables.
 
     \b
     Examples:
-      fedax deploy node --link fed.example.org:9443 --data hospital-7 --key node7
+      fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7
+      fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --drop patient --review
       fedax deploy node --link fed.example.org:9443 --data wards --key node7 --clients icu,surgery
     """
     from fedax.flower import deploy as deployment
 
     listed = lambda text: None if text is None else [each.strip() for each in text.split(",")]  # noqa: E731
+    table = {"drop": drop, "decimal": decimal, "encoding": encoding, "review": review}
     deployment.node(
-        link, ca, key, data, state=state, names=listed(clients), test=test, val=val, columns=listed(columns),
-        rounds=max_rounds, noise=noise, bound=bound, trusted=trusted or [], code=allow_code or [], poll=poll,
+        link, ca, key, data, state=state, names=listed(clients),
+        table=table | {"drop_missing_labels": drop_missing_labels}, test=test, val=val, columns=listed(columns),
+        rounds=max_rounds, noise=noise, bound=bound, trusted=trusted or [], code=allow_code or [], split=split,
+        poll=poll,
         wait=wait, say=typer.echo,
     )  # fmt: skip
 
@@ -1129,6 +1247,10 @@ def deploy_run(
     _finish(record)
 
 
+for name, command in cli_tables.COMMANDS.items():
+    deploy.command(name)(_clear_errors(command))
+
+
 def _on_ray(
     experiment: "Experiment", out: pathlib.Path | None, resume: bool, timeout: float, say: Callable[[str], None]
 ) -> "Record":
@@ -1143,6 +1265,11 @@ def _on_ray(
         _show_choices(console, experiment, folder)
         deployment.on_ray(experiment, folder, timeout, say)
     return read(folder)
+
+
+for name, command in table_commands.COMMANDS.items():
+    table_commands.data.command(name)(_clear_errors(command))
+app.add_typer(table_commands.data, name="data")
 
 
 def _finish(record: "Record") -> None:
@@ -1242,6 +1369,7 @@ def _writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Iter
     way_on = f"fedax {command} {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
     way_on += " --allow-code" * own_code
     with locked(folder):
+        _under_way[:] = [folder.absolute()]
         try:
             yield
         except KeyboardInterrupt as error:
@@ -1384,6 +1512,7 @@ def _show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) 
 
 def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
     from fedax.columns import better
+    from fedax.experiments import noted
     from fedax.experiments.following import decides
     from fedax.experiments.runner import count_parameters
     from fedax.experiments.summary import facts, short, telling
@@ -1397,6 +1526,8 @@ def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.
     ]
     console.print(_two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
     console.print("[dim]To change any of it: --set run.rounds=200. All settings: config.toml in that folder.[/]\n")
+    for line in noted.lines(experiment.config, getattr(experiment.data, "overview", None)):
+        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_results(console: "Console", record: "Record") -> None:
@@ -1444,10 +1575,12 @@ def _show_results(console: "Console", record: "Record") -> None:
         spread = clients.spread_of(best.label, clients.tables(record, best.label), figure, way)
         if spread is not None:
             console.print(escape(clients.worst_text(spread, figure)), highlight=False)
+    for sentence in clients.left_out(record.folder):
+        console.print(escape(sentence), highlight=False)
 
 
 def _show_diagnosis(console: "Console", record: "Record") -> None:
-    """The verdict, then the reasons, then the figures."""
+    """The figures, then the reasons, and last, where a person looks, the verdict."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -1455,11 +1588,7 @@ def _show_diagnosis(console: "Console", record: "Record") -> None:
     from fedax.experiments import diagnosis
 
     found = record.diagnosis
-    console.print(f"[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}", highlight=False)
-    for method in found:
-        console.print(f"\n[bold]{escape(method['label'])}[/]")
-        console.print(_bullets(method["advice"]))
-    table = Table(box=box.SIMPLE_HEAD, title=f"\nMeasured at {escape(diagnosis.where(found))}", title_justify="left",
+    table = Table(box=box.SIMPLE_HEAD, title=f"Measured at {escape(diagnosis.where(found))}", title_justify="left",
                   title_style="bold", pad_edge=False)  # fmt: skip
     table.add_column("")
     for method in found:
@@ -1469,6 +1598,10 @@ def _show_diagnosis(console: "Console", record: "Record") -> None:
     console.print(table)
     console.print("[bold]What these figures cannot tell[/]")
     console.print(_bullets(diagnosis.unknown(found)))
+    for method in found:
+        console.print(f"\n[bold]{escape(method['label'])}[/]")
+        console.print(_bullets(method["advice"]))
+    console.print(f"\n[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}\n", highlight=False)
 
 
 def _bullets(sentences: list[str]) -> Any:

@@ -1,5 +1,6 @@
 """The commands ``fedax deploy status`` and ``fedax deploy node status``."""
 
+import contextlib
 import json
 import pathlib
 import sys
@@ -45,6 +46,10 @@ def status(
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every 2 seconds, until Ctrl-C.")] = False,
     format: Annotated[str, typer.Option(metavar="text|json", help="How it is printed.")] = "text",
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve it, with the curves, as a page for browsers of this machine.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: one that is free.")] = 9490,
 ) -> None:
     """Show who is at the link, what the run does, and whom it waits for.
 
@@ -53,6 +58,7 @@ def status(
       fedax deploy status
       fedax deploy status --watch
       fedax deploy status --format json
+      fedax deploy status --page
 
     Exit code 2: the link cannot be reached; what the last run wrote is shown all the same.
     """
@@ -63,6 +69,10 @@ def status(
     require()
     if not folder.is_dir():
         raise ConfigError("folder", str(folder), "there is no such folder; give that of `fedax deploy link`")
+    if page:
+        from fedax.flower.status_page import serve
+
+        return serve(lambda: _look(folder, link), port, lambda address: typer.echo(f"{address}  (Ctrl-C ends it)"))
     while True:
         found = _look(folder, link)
         shown = json.dumps(found) if as_json else _shown(found)
@@ -90,17 +100,15 @@ def _look(folder: pathlib.Path, link: str | None) -> Table:
 
 def _shown(found: Table) -> str:
     """For a terminal of 80 columns."""
-    from fedax.flower.status import here, span
+    from fedax.flower.status import here, span, title
 
     now, lines = found["time"], []
     run = found["run"]
     if run is None:
         lines.append("No run has been at this link yet.")
     else:
-        about = run["run"] or {"name": "a run that begins", "folder": "no folder yet"}
-        since = span(now - (run["ended"] or run["began"]))
-        lines.append(f"{about['name']}: {run['state']} {'for' if run['state'] == 'running' else 'since'} {since}")
-        lines.append(f"  {about['folder']}")
+        lines.append(title(found))
+        lines += [f"  {run['run']['folder']}"] if run["run"] else []
         if run["why"]:
             lines.append(f"  {run['why']}")
         for each in run["runs"]:
@@ -125,7 +133,9 @@ def _shown(found: Table) -> str:
     return "\n".join(lines)
 
 
-_LEAVES = {"exchange": "sums", "evaluate": "figures", "hello": "summaries"}
+_LEAVES = {  # what a site sends, by what it was asked
+    "exchange": "updates", "evaluate": "figures", "figures": "figures", "alone": "figures", "summarize": "summaries",
+}  # fmt: skip
 
 
 def node_status(
@@ -166,17 +176,15 @@ def node_status(
 
 def node_table(folder: pathlib.Path) -> Table:
     """What a node's folder says of its work; lines that cannot be read are counted in ``unreadable``."""
+    from fedax.engine.places.site import read_rounds
     from fedax.flower.status import clean
 
-    rounds = 0
-    path = folder / "site" / "rounds.json"
-    if path.exists():
-        rounds = sum(json.loads(path.read_text()).values())
+    rounds = sum(read_rounds(folder / "site" / "rounds.json").values())
     today, runs, errors = time.strftime("%Y-%m-%d"), dict[str, Table](), list[Table]()
     found: Table = {"rounds": rounds, "messages": 0, "unreadable": 0, "came": 0, "left": 0, "last": None}
     left: dict[str, int] = {}
     log = folder / "site" / "log.jsonl"
-    with log.open("rb") if log.exists() else open("/dev/null", "rb") as lines:
+    with log.open("rb") if log.exists() else contextlib.nullcontext(()) as lines:
         for text in lines:
             try:
                 line = json.loads(text)
@@ -188,7 +196,8 @@ def node_table(folder: pathlib.Path) -> Table:
             found |= {"messages": found["messages"] + 1, "came": found["came"] + came, "left": found["left"] + out}
             found["last"] = clean(when)
             if when.startswith(today):
-                left[_LEAVES.get(kind, "other")] = left.get(_LEAVES.get(kind, "other"), 0) + out
+                what = _LEAVES.get(kind, "other")
+                left[what] = left.get(what, 0) + out
             if "run" in line:
                 about = runs.setdefault(clean(line["run"]), {"messages": 0, "servers": [], "first": clean(when)})
                 about |= {"messages": about["messages"] + 1, "last": clean(when)}

@@ -32,7 +32,7 @@ class ConfigError(FedaxError, ValueError):
 
     def __init__(self, field: str, value: object, way_out: str):
         self.field, self.value, self.way_out = field, value, way_out
-        super().__init__(f"{_shown(field, 200)} = {_shown(_spelled(value), 200)}: {_shown(way_out, 1000)}")
+        super().__init__(f"{one_line(field, 200)} = {one_line(_spelled(value), 200)}: {one_line(way_out, 1000)}")
 
 
 class CodeError(ConfigError):
@@ -52,8 +52,8 @@ class CodeError(ConfigError):
 
     def __init__(self, field: str, what: str, way_out: str, place: str = ""):
         self.field, self.value, self.way_out, self.place = field, what, way_out, place
-        where = f" ({_shown(place, 300)})" if place else ""
-        Exception.__init__(self, f"{field} {_shown(what, 400)}; {_shown(way_out, 600)}{where}")
+        where = f" ({one_line(place, 300)})" if place else ""
+        Exception.__init__(self, f"{field} {one_line(what, 400)}; {one_line(way_out, 600)}{where}")
 
 
 class DataError(FedaxError, ValueError):
@@ -85,7 +85,7 @@ class CheckpointError(FedaxError, RuntimeError):
     """A checkpoint that cannot be written, cannot be read, or is of another run."""
 
     def __init__(self, text: str):
-        super().__init__(_shown(text, 1500))
+        super().__init__(one_line(text, 1500))
 
 
 class ProcessError(FedaxError, RuntimeError):
@@ -96,7 +96,7 @@ class NodeError(FedaxError, RuntimeError):
     """Real clients, their node or the link to them: one did not answer, answered something else, or does not fit."""
 
     def __init__(self, text: str):
-        super().__init__(_shown(text, 1500))
+        super().__init__(one_line(text, 1500))
 
 
 class DivergedWarning(UserWarning):
@@ -123,8 +123,13 @@ def _spelled(value: object) -> str:
         return f"of type {type(value).__name__}, too long to show"
 
 
-def _shown(text: str, most: int) -> str:
-    """A text that may be from a file: not too long, and without control characters for the terminal."""
+def one_line(text: str, most: int) -> str:
+    """A text that may be from a file: not too long, and without control characters for the terminal.
+
+    Example:
+        >>> one_line("a\\nb" + "c" * 100, 6)
+        'a\\\\nbcc…'
+    """
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:most])
     return shown if len(text) <= most and len(shown) <= most else f"{shown[:most]}…"
 

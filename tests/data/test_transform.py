@@ -298,7 +298,7 @@ def test_summaries_of_another_plan_are_refused():
     asked = data.plan([first], label="ill")
     with pytest.raises(DataError, match="client 0: a summary of the other exchange"):
         data.fit(asked, [first])
-    with pytest.raises(DataError, match="client 0: its summary does not answer this plan"):
+    with pytest.raises(DataError, match="client 0: its summary answers another plan"):
         data.fit(asked, [data.summarize(FRAME, data.plan([first], label="ill", columns={"ward": "drop"}))])
 
 
@@ -340,3 +340,31 @@ def test_nullable_types_and_categoricals():
     transform, _ = fitted({"a": frame})
     assert [each.kind for each in transform.columns] == ["number", "number", "category", "date"]
     assert all(each.missing for each in transform.columns) and math.isclose(transform.columns[0].mean, 3)
+
+
+def test_a_summary_that_answers_a_plan_of_other_bins_is_refused():
+    """The same columns are asked for; only the numbers in the plan tell."""
+    table = pd.DataFrame({"age": [40.0, 60.0, np.nan], "ill": ["no", "yes", "no"]})
+    asked, other = (data.plan([data.summarize(each)], label="ill") for each in (table, table.assign(age=[1, 2, None])))
+    assert asked.columns.keys() == other.columns.keys() and asked.digest != other.digest
+    with pytest.raises(DataError, match="client 0: its summary answers another plan"):
+        data.fit(asked, [data.summarize(table, other)])
+
+
+def test_a_digest_is_of_the_content(tmp_path):
+    transform, _ = fitted({"a": FRAME}, label="ill")
+    transform.save(tmp_path / "transform.json")
+    assert data.Transform.load(tmp_path / "transform.json").digest == transform.digest
+    whole, real = (data.Transform((data.Column("age", "number", mean=mean),)) for mean in (50, 50.0))
+    assert whole.digest == real.digest != data.Transform((data.Column("age", "number", mean=51.0),)).digest
+    assert (tmp_path / "transform.json").read_text().count("\n") > len(transform.columns)  # a line each
+
+
+def test_columns_are_dropped_by_name():
+    transform, _ = fitted({"a": FRAME}, label="ill", drop=["age"])
+    assert transform.dropped["age"] == "you said so" and "age" not in transform.features
+    for drop, message in (("age", "drop = 'age': give a list"), (["agee"], "drop: there is no column 'agee'")):
+        with pytest.raises((ConfigError, DataError), match=message):
+            fitted({"a": FRAME}, label="ill", drop=drop)
+    with pytest.raises(ConfigError, match=r"columns.age = 'number': drop names this column too"):
+        fitted({"a": FRAME}, label="ill", drop=["age"], columns={"age": "number"})

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import safetensors
 
 import fedax
 from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import Failure, Message
+from fedax.engine.places.nodes import SEVERAL, Failure, Message, joined, parted
 from fedax.engine.places.site import Problem, Site
 from fedax.engine.train import train
 from fedax.wire.compressed import Compression
@@ -36,12 +37,25 @@ class Here:
         for number, message in messages.items():
             message = Message(json.loads(json.dumps(message.head)), message.tensors)
             self.sent += len(message.tensors)
-            forgotten = message.head["kind"] == "forget" and not self.forgets
-            answer = Message({}) if forgotten else self.sites[number].answer(message)
-            answer = Message(json.loads(json.dumps(answer.head)), answer.tensors)
-            answer = answer if self.spy is None else self.spy(number, message, answer)
+            answer = self._answer(number, message)
             self.received += len(answer.tensors) if isinstance(answer, Message) else 0
             yield number, answer
+
+    def _answer(self, number: int, message: Message) -> Message | Failure:
+        if message.head["kind"] == SEVERAL:
+            answers = [self._answer(number, part) for part in parted(message, 0)]
+            if failed := [each for each in answers if isinstance(each, Failure)]:
+                return failed[0]
+            there = [each for each in answers if isinstance(each, Message)]
+            try:
+                return joined(there)
+            except safetensors.SafetensorError:  # a spy spoiled the arrays of one
+                parts = [{"head": each.head, "arrays": {}} for each in there]
+                return Message({"kind": SEVERAL, "parts": parts}, b"spoiled")
+        forgotten = message.head["kind"] == "forget" and not self.forgets
+        answer = Message({}) if forgotten else self.sites[number].answer(message)
+        answer = Message(json.loads(json.dumps(answer.head)), answer.tensors)
+        return answer if self.spy is None else self.spy(number, message, answer)
 
 
 def part_of(data: fedax.FederatedData, clients: list[int]) -> fedax.FederatedData:

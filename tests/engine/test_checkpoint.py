@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import time
 import types
@@ -411,3 +412,22 @@ def test_a_best_model_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"best\.safetensors: cannot be written \(No space left"):
         best(tmp_path)
     assert (tmp_path / "best.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_one_bit_flipped_anywhere_is_noticed(tmp_path):
+    """The only checkpoint: there is none before it to go on from."""
+    options = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 2}
+    run = lambda folder: fedax.simulate(  # noqa: E731
+        fedax.create("scaffold", lr=0.05), TASK, DATA, checkpoint=fedax.Checkpoints(folder, keep=1), **options
+    )
+    run(tmp_path)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    for place in random.Random(0).sample(range(8 * len(content)), 200):
+        changed = bytearray(content)
+        changed[place // 8] ^= 1 << place % 8
+        path.write_bytes(changed)
+        with pytest.raises(CheckpointError, match=path.name):
+            run(tmp_path)
+    path.write_bytes(content)
+    run(tmp_path)

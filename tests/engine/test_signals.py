@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a run is at work: they wait for a checkpoint, and then do what they do elsewhere."""
+"""SIGINT, SIGHUP and SIGTERM while a run is at work: they wait for a checkpoint, and then do what they do elsewhere."""
 
 import importlib.util
 import pathlib
@@ -58,6 +58,24 @@ def test_ctrl_c_waits_for_a_checkpoint(whole, tmp_path):
     with pytest.raises(KeyboardInterrupt) as error:
         run(tmp_path, at=4)
     assert signals.kept(error.value) and "the same call goes on" in error.value.__notes__[0]
+    assert names(tmp_path) == ["round-000000004"]
+    identical(whole, run(tmp_path))
+
+
+def test_so_does_a_terminal_that_is_closed(whole, tmp_path):
+    class Closed(KeyboardInterrupt):
+        pass
+
+    def close(number, frame):
+        raise Closed
+
+    before = signal.signal(signal.SIGHUP, close)
+    try:
+        with pytest.raises(Closed) as error:
+            run(tmp_path, at=4, which=signal.SIGHUP)
+        assert signals.kept(error.value) and signal.getsignal(signal.SIGHUP) is close
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert names(tmp_path) == ["round-000000004"]
     identical(whole, run(tmp_path))
 
@@ -166,14 +184,14 @@ BUSY = """
 import hashlib, signal
 from fedax import cli
 cli._listen()
-for each in (signal.SIGINT, signal.SIGTERM):
+for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(each, lambda number, frame: None)
 print("at work", flush=True)
 hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes, in which Python handles no signal
 """
 
 
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_ends_the_command_whatever_is_at_work(which):
     process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -377,3 +377,34 @@ def test_another_sweep_is_refused_by_name_before_it_begins(tmp_path, monkeypatch
         with pytest.raises(fedax.CheckpointError) as error:
             kept(tmp_path, **options)
         assert differs in str(error.value)
+
+
+@pytest.mark.parametrize(("sizes", "programs"), [([3, 5], 1), ([4, 4], 3)])
+def test_seeds_with_data_of_their_own_are_lanes_where_these_have_equal_shapes(sizes, programs):
+    """Also with a metric that needs the labels' sums, which are each seed's own."""
+    task = fedax.tasks.logistic_regression(2)
+
+    def parts(seed, sizes):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(12, 2)).astype(np.float32)
+        examples = {"x": x, "y": np.where(rng.random(12) < 0.2 + 0.3 * seed, 1, -1).astype(np.int32)}
+        examples["y"][-2:] = 1, -1
+        return {
+            "data": fedax.FederatedData({name: leaf[:8] for name, leaf in examples.items()}, sizes),
+            "test": {name: leaf[8:] for name, leaf in examples.items()},
+        }
+
+    own = {0: parts(0, [3, 5]), 2: parts(2, sizes), 1: parts(1, [3, 5])}
+    options = {"rounds": 4, "evaluate_every": 2, "batch_size": 2, "work": fedax.Steps(2)}
+    found = fedax.sweep(lambda: fedavg(0.05), [{}], task, own[0]["data"], seeds=[*own], by_seed=own, width=8, **options)
+    assert found.programs == programs
+    for seed, run in zip(found.seeds, found.runs[0], strict=True):
+        alone = fedax.simulate(fedavg(0.05), task, seed=seed, **own[seed], **options, **sweep.one_core())
+        for column in ("train_loss", "test_loss", "test_auc"):
+            assert run.history[column].tolist() == alone.history[column].tolist()
+
+
+def test_data_of_seeds_that_are_not_there_are_refused():
+    for given in ({5: {"data": DATA}}, {0: {"task": TASK}}):
+        with pytest.raises(fedax.ConfigError, match="by_seed"):
+            fedax.sweep(lambda: fedavg(0.05), [{}], TASK, DATA, seeds=[0, 1], by_seed=given, rounds=1)

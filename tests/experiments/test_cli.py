@@ -1,5 +1,6 @@
 """The command: what it prints, where it writes, and its exit codes."""
 
+import errno
 import inspect
 import io
 import json
@@ -8,17 +9,20 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 import types
 
 import numpy as np
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 import fedax
 from fedax import cli, progress
 from fedax.cli import app
+from fedax.errors import ConfigError, ProcessError
 from fedax.experiments import build, datasets, new_folder, plan, read, recipes, runner, tasks
 from fedax.experiments.defaults import comparison
 from fedax.experiments.following import Runs
@@ -92,15 +96,110 @@ def test_a_method_that_its_guard_stopped_is_exit_code_1_and_an_unfinished_run_is
     assert fedax_("diagnose", "half").exit_code == 0
 
 
-def test_an_error_of_any_kind_is_exit_code_2(monkeypatch, capsys):
-    def broken():
-        raise RuntimeError("a bug")
+def broken(error):
+    def raising(*args, **kwargs):
+        raise error
 
-    monkeypatch.setattr(cli, "app", broken)
+    return raising
+
+
+def kept_traceback(line):
+    """What the file has that a line on stderr names."""
+    assert line.count("\n") == 1 and "Traceback" not in line
+    assert line.endswith("; this is a defect of fedax, please report it\n")
+    return pathlib.Path(re.search("the traceback is in (.*); this", line)[1])
+
+
+def test_a_defect_wherever_it_shows_is_one_line_and_exit_code_70(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(cli, "app", broken(RuntimeError("a bug\nmore")))
     monkeypatch.setattr(cli, "_listen", lambda: None)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2 and "RuntimeError: a bug" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["fedax", "run", "two words\n" + "x" * 300])
+    found = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 70
+        line = capsys.readouterr().err
+        assert line.startswith("error: fedax run 'two words\\n") and ": RuntimeError: a bug; " in line
+        assert len(line) < 600
+        found.append(kept_traceback(line))
+    assert found[0] != found[1]
+    for path in found:
+        assert path.parent == tmp_path and "RuntimeError: a bug\nmore" in path.read_text()
+        assert f"fedax {fedax.__version__}" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["cite"], ["list", "methods"], ["deploy", "node", "--link=a:1", "--data=d", "--key=k"], ["deploy", "link"]],
+    ids=" ".join,
+)
+def test_a_defect_in_any_command(command, monkeypatch, tmp_path):
+    import fedax.citations
+    from fedax.flower import deploy, link
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for place, name in ((fedax.citations, "cite"), (cli, "_two_columns"), (deploy, "node"), (link, "run")):
+        monkeypatch.setattr(place, name, broken(KeyError("a bug")))
+    result = fedax_(*command)
+    assert (result.exit_code, result.stdout) == (70, "")
+    assert "KeyError: 'a bug'" in kept_traceback(result.stderr).read_text()
+    shown = fedax_("--debug", *command)
+    assert shown.exit_code == 70 and "Traceback" in shown.stderr
+    assert "Traceback" not in fedax_(*command).stderr  # only where it is asked for
+
+
+def test_the_traceback_of_a_run_is_in_its_folder(here, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "train", broken(AssertionError))
+        patch.setattr(runner, "_train", broken(AssertionError("a bug")))
+        result = fedax_("run", "tiny.toml", "--out", "run")
+    assert result.exit_code == 70
+    path = kept_traceback(result.stderr)
+    assert path.parent == here / "run" and "a bug" in path.read_text()
+    assert fedax_("run", "tiny.toml", "--out", "run", "--resume").exit_code == 0 and path.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "begin", broken(AssertionError("a bug")))
+        assert fedax_("run", "tiny.toml", "--out", "new").exit_code == 70
+    assert fedax_("run", "tiny.toml", "--out", "new").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "there is not enough memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 10 bytes"), "there is not enough memory"),
+        (RecursionError("maximum recursion depth exceeded"), "nested too deep"),
+        (OSError(errno.ENOSPC, "No space left on device", "a"), "No space left on device: a; make room on the disk"),
+        (OSError(errno.EMFILE, "Too many open files", "a"), "ulimit"),
+        (PermissionError(errno.EACCES, "Permission denied", "a\nb"), "Permission denied: a\\nb; get the permission"),
+        (TimeoutError("timed out"), "timed out; see that the disk and the network work"),
+    ],
+)
+def test_what_is_no_defect_is_an_error(error, message, monkeypatch, tmp_path):
+    import fedax.citations
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(fedax.citations, "cite", broken(error))
+    result = fedax_("cite")
+    assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
+    assert "please report" not in result.stderr and not list(tmp_path.iterdir())
+    assert "Traceback" in fedax_("--debug", "cite").stderr
+
+
+def test_a_defect_in_one_of_several_processes(monkeypatch, capsys, tmp_path):
+    """It ends at once, so that the others see it."""
+    codes = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "_exit", codes.append)
+    monkeypatch.setattr(cli, "_debug", False)  # as the command before may have left it
+    for error in (ValueError("a bug"), ProcessError("another is gone"), ConfigError("a", 1, "b"), typer.Exit(2)):
+        cli._leaves_others(broken(error))
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert codes == [70, 3, 2, 2]
+    assert "ValueError: a bug" in kept_traceback(first + "\n").read_text()
+    assert (second, third) == ("error: another is gone", "error: a = 1: b")
 
 
 @pytest.mark.parametrize(

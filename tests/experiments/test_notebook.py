@@ -45,7 +45,9 @@ def test_the_story_of_a_notebook(tmp_path):
     assert any('<progress max="1"' in text and "mine &amp; &lt;others&gt;, seed" in text for text in client.seen)
     shown = compared[1].data["text/html"]
     assert (
-        shown.startswith("<p>Lowest train loss: ") and "mine &amp; &lt;others&gt;" in shown and "<others>" not in shown
+        shown.startswith("<p>mine &amp; &lt;others&gt; less scaffold, train loss: ")
+        and "Lowest train loss: scaffold" in shown
+        and "<others>" not in shown
     )
     assert "data:image/svg+xml;base64," in shown and len(shown) < 150_000
     assert compared[1].data["text/plain"] == printed[0].text.strip()

@@ -9,11 +9,12 @@ from matplotlib.image import imread
 
 from fedax.errors import ConfigError
 from fedax.experiments import clients, summary, toml
+from fedax.experiments.chance import gap_of
 from fedax.experiments.plots import series, write_plots
 from fedax.experiments.report import charts, render
 from fedax.experiments.report.svg import HEIGHT, WIDTH, Axis
 from fedax.experiments.runs import Record, append_metrics, new_folder, read, write_atomic, write_json
-from fedax.experiments.summary import paired_t, problems, short
+from fedax.experiments.summary import problems, short
 from fedax.figures import curves
 
 ROUNDS = 10
@@ -116,7 +117,7 @@ def test_texts_of_the_user_are_escaped(page):
 
 def test_the_verdict_says_who_is_best_and_when_that_is_noise(page, tmp_path):
     assert "Lowest train loss: better &amp; &lt;b&gt;bold&lt;/b&gt;, 0.09 ± 0.014; next plain, 0.2 ± 0.14." in page
-    assert "But plain ties with it: a paired t-test over 2 seeds finds no difference." in page
+    assert "But plain ties with it: the difference may be chance." in page
     assert "wild: diverged by round 10 (1 of 2 seeds)." in page
     assert page.count('class="tied"') == 2 and 'class="best"' not in page
     assert "± is the standard deviation over 2 seeds of training" in page
@@ -133,7 +134,7 @@ def test_seeds_are_paired(tmp_path):
     record = fake(tmp_path / "run", losses, seeds=(0, 1, 2))
     (problem,) = problems([record])
     gaps = {label: np.array([row[-1] for row in losses[label]]) for label in "abc"}
-    single = {(x, y): paired_t(gaps[x], gaps[y]) for x, y in (("a", "b"), ("a", "c"), ("b", "c"))}
+    single = {(x, y): gap_of(gaps[x], gaps[y]).p for x, y in (("a", "b"), ("a", "c"), ("b", "c"))}
     t = 0.011 / (0.001 / 3**0.5)  # the gaps are 0.010, 0.012 and 0.011
     assert single["a", "b"] == pytest.approx(1 - t / (2 + t * t) ** 0.5)  # Student's t with two degrees of freedom
     assert problem.p["b"] == pytest.approx(3 * single["a", "b"])  # Holm: three pairs
@@ -191,7 +192,7 @@ def test_a_run_that_ends_worse_than_it_began_is_no_candidate(tmp_path):
     assert [run.status for run in record.runs] == ["finished"] * 2 + ["worse"] * 2 + ["finished"] * 2
     (problem,) = problems([record])
     page = render([record])
-    assert problem.star.label == "a" and "b: ended worse than it began (2 of 2 seeds)." in page
+    assert problem.best.label == "a" and "b: ended worse than it began (2 of 2 seeds)." in page
     assert curves_of(page)[0]["series"][1]["gone"].startswith("ended worse")
     assert rows_of(page)[1][2] == "4.500e+28 ± 7.1e+27"
     write_plots(record)

@@ -24,7 +24,7 @@ data.name = "csv"
 data.files = "hospitals/*.csv"
 data.label = "readmitted"
 data.split = {val = 0.15, test = 0.15, stratify = true}
-run = {rounds = 40, batch_size = 32}
+run = {rounds = 40, batch_size = 32, seeds = 1}
 methods = [{name = "fedavg", lr = 0.2}, {name = "fednova", lr = 0.2}]
 """
 

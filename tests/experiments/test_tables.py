@@ -1,5 +1,6 @@
 """Tables of results: values against SciPy and loops by hand, texts against readers of Markdown and LaTeX."""
 
+import csv
 import io
 import itertools
 import math
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from fedax.cli import app
 from fedax.errors import ConfigError
-from fedax.experiments import summary, tables
+from fedax.experiments import clients, summary, tables
 from fedax.experiments.report import render
 from fedax.experiments.statistics import Target, interval, reached, target_of
 from fedax.experiments.typeset import md, tex
@@ -144,6 +145,21 @@ def test_problems_stand_apart(record, tmp_path):
 def test_csv_is_the_table(record, found):
     again = pandas.read_csv(io.StringIO(tables.to_csv([record], target=0.5))).set_index("method")
     pandas.testing.assert_frame_equal(again.fillna({"mark": ""}), found, check_dtype=False)
+
+
+FORMULAS = ["=cmd()", "+a", "-a", "@a", "\t=a", "\r=a", "'=a", "-1=", "=1"]
+
+
+def test_no_cell_of_a_csv_is_a_formula(tmp_path):
+    record = fake(tmp_path / "run", {label: [[2.0, 1.0, 0.5]] for label in (*FORMULAS, "-1", "'a'")})
+    head, *rows = csv.reader(io.StringIO(tables.to_csv([record]), newline=""))
+    assert {row[head.index("method")] for row in rows} == {*(f"'{label}" for label in FORMULAS), "-1", "'a'"}
+    names = [*FORMULAS, "-1", "'a'", "a,b", "a\nb", "''=a"]
+    table = clients.ClientTable(names, np.ones(len(names), int), {"loss": np.ones(len(names))})
+    clients.write_table(tmp_path / "c" / "a.csv", table)
+    assert clients.read_table(tmp_path / "c" / "a.csv").names == names
+    with (tmp_path / "c" / "a.csv").open(newline="") as file:
+        assert not [row[0] for row in csv.reader(file) if row[0][0] in "=+@\t\r"]
 
 
 @pytest.fixture(scope="module")

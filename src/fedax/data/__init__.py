@@ -8,6 +8,7 @@ import numpy as np
 from fedax.data.federated import FederatedData
 from fedax.data.generators import linear_regression, quadratics, sparse_regression, synthetic
 from fedax.data.hdf5 import from_tff_hdf5
+from fedax.data.overview import Note, Overview, overview
 from fedax.data.partitions import (
     by_column,
     by_size,
@@ -39,6 +40,8 @@ __all__ = [
     "Dataset",
     "FederatedData",
     "Label",
+    "Note",
+    "Overview",
     "Plan",
     "Split",
     "Summary",
@@ -64,6 +67,7 @@ __all__ = [
     "linear_regression",
     "load",
     "noiseless_regression",
+    "overview",
     "pathological",
     "plan",
     "power_law",

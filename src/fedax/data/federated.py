@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.data.formats import parse_json
+from fedax.data.overview import Overview
 from fedax.data.transform import Transform
 from fedax.errors import DataError, ExampleError
 from fedax.files import regular
@@ -35,6 +36,7 @@ class FederatedData:
             belongs to the data: where a paper has 1/N, give ``np.full(N, 1 / N)``.
         names: [N] what the clients are called in errors, tables and reports, all different. Default: they are numbered.
         transform: what made the examples of a table, and knows the classes' names; it goes with the data.
+        overview: the table's columns by client, of data that were read from tables; it goes with the data.
 
     Arrays are not copied. Where they do not fit the memory, give memory maps, ``np.load("x.npy", mmap_mode="r")``: they
     are read once to be checked, and then as runs need them.
@@ -59,6 +61,7 @@ class FederatedData:
         *,
         names: Sequence[str] | None = None,
         transform: Transform | None = None,
+        overview: Overview | None = None,
         _finite: bool = False,
     ):
         columns = _columns("examples", examples)
@@ -68,6 +71,7 @@ class FederatedData:
         self.sizes = given.astype(np.int64)
         self.names = None if names is None else _names(names, len(given))
         self.transform = transform
+        self.overview = overview
         if (empty := np.flatnonzero(self.sizes < 1)).size:
             raise DataError(
                 f"sizes: {self.name(empty[0])} has {self.sizes[empty[0]]} examples ({empty.size} such clients): "
@@ -99,12 +103,13 @@ class FederatedData:
         weights: Any = None,
         *,
         transform: Transform | None = None,
+        overview: Overview | None = None,
     ) -> "FederatedData":
         """From one pytree of arrays [n_i, ...] a client; all need the same structure and trailing shapes.
 
         Args:
             clients: client's name -> its examples; or a list, of clients without names.
-            weights, transform: as of the class.
+            weights, transform, overview: as of the class.
 
         Raises:
             DataError: no client, or clients with other arrays than the first.
@@ -148,7 +153,14 @@ class FederatedData:
             sizes.append(lengths.pop())
             every.append(arrays)
         pooled = [np.concatenate(arrays) for arrays in zip(*every, strict=True)]
-        return cls(jax.tree.unflatten(form, pooled), np.asarray(sizes), weights, names=names, transform=transform)
+        return cls(
+            jax.tree.unflatten(form, pooled),
+            np.asarray(sizes),
+            weights,
+            names=names,
+            transform=transform,
+            overview=overview,
+        )
 
     @classmethod
     def from_partition(
@@ -229,6 +241,8 @@ class FederatedData:
                     (whole / "names.json").write_text(json.dumps(self.names), encoding="utf-8")
                 if self.transform is not None:
                     self.transform.save(whole / "transform.json")
+                if self.overview is not None:
+                    self.overview.save(whole / "overview.json")
                 for name, leaf in examples.items():
                     np.save(whole / "examples" / f"{name}.npy", leaf)
                 os.rename(whole, folder)
@@ -259,7 +273,9 @@ class FederatedData:
         saved = folder / "transform.json"
         transform = Transform.load(saved) if saved.exists() else None
         names = _saved_names(folder / "names.json")
-        return cls(examples, sizes, weights, names=names, transform=transform, _finite=True)
+        seen = folder / "overview.json"
+        overview = Overview.load(seen) if seen.exists() else None
+        return cls(examples, sizes, weights, names=names, transform=transform, overview=overview, _finite=True)
 
     @property
     def num_clients(self) -> int:

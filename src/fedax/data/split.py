@@ -1,5 +1,6 @@
 """Each client's examples in parts: to learn from, to choose by, and to report."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +32,7 @@ def split(
     test: float = 0.15,
     stratify: bool | str | np.ndarray = False,
     seed: int = 0,
+    places: Sequence[int] | None = None,
 ) -> Split:
     """Deal each client's own examples at random to training, validation and test.
 
@@ -42,14 +44,17 @@ def split(
         train, val, test: shares ≥ 0, ``train`` above 0, that sum to 1.
         stratify: ``True``: as many of each class ``y`` in a part as its share of the client's, to within two. Or an
             array of the examples by its name, or classes [n] of all examples.
-        seed: ≥ 0, of NumPy's generator. A client's split depends on the seed, its place and its size only.
+        seed: ≥ 0, of NumPy's generator. A client's split depends on the seed, its place, its size, and where it is
+            stratified its classes, only.
+        places: [N] each client's place, ≥ 0, in a federation of which these are some clients: they are dealt as they
+            are among all. Default: 0 to N − 1.
 
     Returns:
         Data with the same transform. ``train`` keeps the weights p; ``val`` and ``test`` have those of their clients,
         renormalised. Without names, their clients are called ``client 0`` and so on.
 
     Raises:
-        ConfigError: shares that do not sum to 1.
+        ConfigError: shares that do not sum to 1; not one place ≥ 0 for each client.
         DataError: ``stratify`` is not one class an example.
 
     Example:
@@ -66,10 +71,13 @@ def split(
     if abs(sum(shares.values()) - 1) > 1e-9:
         raise ConfigError("train", train, f"the shares sum to {sum(shares.values()):.6g}; they have to sum to 1")
     check_count("seed", seed, 0)
+    places = range(data.num_clients) if places is None else [check_count("places", place, 0) for place in places]
+    if len(places) != data.num_clients:
+        raise ConfigError("places", list(places), f"give one for each of the {data.num_clients} clients")
     classes = _classes(data, stratify)
     rows: list[list[np.ndarray]] = [[], [], []]
-    for i, (start, size) in enumerate(zip(data.offsets, data.sizes, strict=True)):
-        generator = np.random.default_rng([seed, i])
+    for place, start, size in zip(places, data.offsets, data.sizes, strict=True):
+        generator = np.random.default_rng([seed, place])
         order = generator.permutation(size)
         if classes is not None:
             own = classes[start : start + size]
@@ -138,6 +146,7 @@ def _part(data: FederatedData, rows: list[np.ndarray], whole: bool) -> Federated
         weights / weights.sum() if weights.sum() > 0 else None,
         names=data.names if whole else [data.name(i) for i in there],
         transform=data.transform,
+        overview=data.overview,
         _finite=True,
     )
     if whole:

@@ -23,6 +23,9 @@ BINS = 256  # of a number with missing values, over mean ± _REACH standard devi
 _REACH = 1.01  # a median is at most one standard deviation from the mean; the rest is for rounding
 _DIFFERENT = 1000  # texts of a column that a client counts; a column with more of them at a client holds no categories
 _FEW = 20  # different texts of a client that are categories even where most of its rows differ
+_HANDFUL = 5  # different texts that are categories of a small table, even where all of them differ
+_ROWS = 2_000  # of a client, by which is seen how well a column alone says the label
+_OFTEN = 5  # times that a value occurs to count for that: of a rarer one it would be chance
 _CLASSES = 20  # different whole numbers of a label that are still taken for classes
 
 KINDS = ("number", "category", "date", "drop")
@@ -36,7 +39,8 @@ class Facts:
     Args:
         missing, numbers, dates, words: cells of each kind.
         whole: numbers that are whole.
-        different: texts that differ, of all cells; 1001 stands for more.
+        different: texts that differ, of all cells.
+        commonest: cells that have the most frequent text, whichever it is.
         mean, m2: of the numbers, their mean and Σ(value − mean)².
         day, day_m2: the same of the dates, in days.
     """
@@ -47,6 +51,7 @@ class Facts:
     words: int = 0
     whole: int = 0
     different: int = 0
+    commonest: int = 0
     mean: float = 0.0
     m2: float = 0.0
     day: float = 0.0
@@ -54,7 +59,7 @@ class Facts:
     __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
-        counts = [self.missing, self.numbers, self.dates, self.words, self.whole, self.different]
+        counts = [self.missing, self.numbers, self.dates, self.words, self.whole, self.different, self.commonest]
         moments = [self.mean, self.m2, self.day, self.day_m2]
         if min(counts) < 0 or max(counts) > 2**53 or min(self.m2, self.day_m2) < 0:
             raise DataError("counts and squares have to be at least 0")
@@ -85,6 +90,36 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class Alone:
+    """How well a column alone says the label at a client, in the second exchange; of at most 2,000 rows.
+
+    Args:
+        rows: those in which neither is missing.
+        most: of classes: rows of the most frequent class.
+        right: of classes: rows that are right by the best threshold, or by the most frequent class of each value that
+            occurs at least 5 times.
+        x, y, xx, yy, xy: of a label that is a number: the means of column and label, and the sums of squares and of
+            products of the deviations from them.
+    """
+
+    rows: int = 0
+    most: int = 0
+    right: int = 0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    yy: float = 0.0
+    xy: float = 0.0
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most <= self.right <= self.rows <= _ROWS:
+            raise DataError("of a column alone: 0 ≤ most ≤ right ≤ rows ≤ 2000 has to hold")
+        if not all(abs(value) <= 1e230 for value in (self.x, self.y, self.xx, self.yy, self.xy)):
+            raise DataError("means and products have to be finite")
+
+
+@dataclass(frozen=True)
 class Summary(Document):
     """What a client sends, so that a :class:`Transform` can be fitted: no row, and not more of it for more rows.
 
@@ -92,6 +127,8 @@ class Summary(Document):
         rows: how many rows it has.
         facts: of the first exchange: what it says of each column.
         counts: of the second exchange.
+        alone: of the second exchange: how well each column alone says the label.
+        plan: the digest of the plan that the second exchange answers.
 
     Raises:
         DataError: values that do not go together.
@@ -106,11 +143,13 @@ class Summary(Document):
     rows: int
     facts: dict[str, Facts] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
+    alone: dict[str, Alone] = field(default_factory=dict)
+    plan: str | None = None
     form: ClassVar[str] = "summary"
     __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
-        if self.rows < 0 or max(len(self.facts), len(self.counts)) > WIDE:
+        if self.rows < 0 or max(len(self.facts), len(self.counts), len(self.alone)) > WIDE:
             raise DataError(f"summary: rows have to be at least 0, columns at most {WIDE}")
 
 
@@ -175,7 +214,8 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
         First, of each column: how many cells are missing, numbers, whole numbers, dates, words, and different; mean and
         sum of squares of numbers and dates. Then of the columns that the plan takes for categories, and of a label
         with classes: how often each text occurs, of at most 1000; of numbers and dates with missing values: counts
-        in 256 bins. A client with one row so sends that row's numbers as their mean.
+        in 256 bins; and of each column, how many labels it alone gets right, or how it varies with a label that is
+        a number. A client with one row so sends that row's numbers as their mean.
 
     Raises:
         DataError: it is no table; a column of the plan is missing.
@@ -189,15 +229,20 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
     frame = as_pandas(frame)
     if plan is None:
         return Summary(len(frame), facts={name: _facts(cells(frame[name], name)) for name in frame.columns})
-    counts = {}
+    label = None if plan.label is None else cells(series(frame, plan.label, "label"), plan.label)
+    counts, alone = {}, {}
     for name, asked in plan.columns.items():
+        column = series(frame, name)
+        if label is None and asked.kind != "category" and not asked.missing:
+            continue
+        found = cells(column, name)
         if asked.kind == "category" or asked.missing:
-            counts[name] = _counts(cells(series(frame, name), name), asked)
-    if plan.label is not None:
-        found = cells(series(frame, plan.label, "label"), plan.label)
-        if plan.task == "classification":
-            counts[plan.label] = _counts(found, Planned("category"))
-    return Summary(len(frame), counts=counts)
+            counts[name] = _counts(found, asked)
+        if label is not None:
+            alone[name] = _alone(found, asked.kind, label, plan.task)
+    if label is not None and plan.label is not None and plan.task == "classification":
+        counts[plan.label] = _counts(label, Planned("category"))
+    return Summary(len(frame), counts=counts, alone=alone, plan=plan.digest)
 
 
 def _facts(found: Cells) -> Facts:
@@ -210,7 +255,8 @@ def _facts(found: Cells) -> Facts:
         dates=len(days),
         words=found.words,
         whole=int((numbers == np.rint(numbers)).sum()),
-        different=min(len(found.texts[0]), _DIFFERENT + 1),
+        different=len(found.texts[0]),
+        commonest=int(np.bincount(found.texts[1][~found.missing], minlength=1).max()),
         mean=mean,
         m2=m2,
         day=day,
@@ -240,6 +286,38 @@ def _counts(found: Cells, asked: Planned) -> Counts:
     return Counts(bins=tuple(bins.tolist()))
 
 
+def _alone(found: Cells, kind: Kind, label: Cells, task: str) -> Alone:
+    values = {"number": found.numbers, "date": found.days, "category": found.texts[1].astype(float)}[kind]
+    good = ~(found.missing if kind == "category" else np.isnan(values))
+    good &= label.texts[1] >= 0 if task == "classification" else ~np.isnan(label.numbers)
+    rows = np.flatnonzero(good)
+    rows = rows[:: -(-len(rows) // _ROWS) or 1]
+    x = values[rows]
+    if not len(rows):
+        return Alone()
+    if task == "regression":
+        if kind == "category":
+            return Alone(len(rows))
+        y = label.numbers[rows]
+        (mean, xx), (target, yy) = _moments(x), _moments(y)
+        return Alone(len(rows), x=mean, y=target, xx=xx, yy=yy, xy=float(((x - mean) * (y - target)).sum()))
+    classes, y = np.unique(label.texts[1][rows], return_inverse=True)
+    each, codes = np.unique(x, return_inverse=True)
+    most = int(np.bincount(y).max())
+    right = most
+    if kind == "category" or len(each) <= max(_CLASSES, 2 * len(classes)):
+        times = np.bincount(codes * len(classes) + y, minlength=len(each) * len(classes)).reshape(len(each), -1)
+        often = times.sum(1) >= _OFTEN
+        right = int(times[often].max(1, initial=0).sum() + times[~often].sum(0).max())
+    if kind != "category" and len(classes) <= _CLASSES:
+        order = np.argsort(x, kind="stable")
+        below = np.cumsum(y[order][:, None] == np.arange(len(classes)), axis=0)  # [rows, classes], up to each row
+        at = np.flatnonzero(np.diff(x[order]))
+        if len(at):
+            right = max(right, int((below[at].max(1) + (below[-1] - below[at]).max(1)).max()))
+    return Alone(len(rows), most, max(right, most))
+
+
 # ---- what the server makes of it
 
 
@@ -253,6 +331,7 @@ def plan(
     task: Literal["classification", "regression"] | None = None,
     scale: Literal["standard", "none"] | None = "standard",
     max_categories: int = 50,
+    drop: Sequence[str] = (),
 ) -> Plan:
     """What each column is, from the clients' first summaries.
 
@@ -269,6 +348,7 @@ def plan(
         scale: ``"standard"``: numbers and dates get mean 0 and standard deviation 1 over all clients' rows. ``None``:
             numbers stay as they are; so does ``"none"``, for configurations.
         max_categories: of a column with more, the most frequent so many get a feature, and all others one together.
+        drop: columns that are left out: the same as ``"drop"`` in ``columns``.
 
     Raises:
         ConfigError: an option that cannot be used.
@@ -283,7 +363,7 @@ def plan(
         (60.0, 'classification')
     """
     given = _by_name(summaries, "facts")
-    chosen = dict(columns or {})
+    chosen = kinds_of(columns, drop)
     if task not in (None, "classification", "regression"):
         raise ConfigError("task", task, 'give "classification" or "regression"')
     if scale not in (None, "none", "standard"):
@@ -295,7 +375,7 @@ def plan(
     names = _same_columns({client: summary.facts for client, summary in given.items()}, chosen)
     for name in chosen:
         if name not in names:
-            raise no_column(f"columns.{name}", name, names)
+            raise no_column("drop" if name in drop else f"columns.{name}", name, names)
     if label is not None and label not in names:
         raise no_column("label", label, names)
     if label in chosen:
@@ -320,6 +400,21 @@ def plan(
     )
 
 
+def kinds_of(columns: Mapping[str, str] | None, drop: Sequence[str]) -> dict[str, str]:
+    """Column -> its kind, from the two options that say so.
+
+    Raises:
+        ConfigError: ``drop`` is no list of names, or ``columns`` says something else of one of them.
+    """
+    if isinstance(drop, str) or not isinstance(drop, Sequence) or not all(isinstance(name, str) for name in drop):
+        raise ConfigError("drop", drop, 'give a list of columns, such as ["patient"]')
+    chosen = dict(columns or {})
+    for name in drop:
+        if chosen.setdefault(name, "drop") != "drop":
+            raise ConfigError(f"columns.{name}", chosen[name], "drop names this column too; leave it out of one")
+    return chosen
+
+
 def _by_name(summaries: Summaries, part: str) -> dict[str, Summary]:
     named = summaries if isinstance(summaries, Mapping) else {f"client {i}": s for i, s in enumerate(summaries)}
     if not named:
@@ -342,7 +437,7 @@ def _same_columns(by_client: Mapping[str, Mapping[str, Any]], chosen: Mapping[st
     for client, has in by_client.items():
         for lacks, there, missing in ((client, first, like.keys() - has), (first, client, has.keys() - like)):
             if left := sorted(name for name in missing if chosen.get(name) != "drop"):
-                way_out = f"columns={{{shown(left[0])}: 'drop'}} leaves it out"
+                way_out = f"drop=[{shown(left[0])}] leaves it out"
                 raise DataError(f"{lacks}: it has no column {shown(left[0])}, which {there} has; {way_out}")
     extra = [name for has in by_client.values() for name in has if name not in like]
     return [*like, *dict.fromkeys(extra)]
@@ -359,11 +454,8 @@ def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
         likely = "numbers" if total["numbers"] >= total["dates"] else "dates"
         kind = likely.removesuffix("s") if total[likely] >= 0.9 * present else "category"
     if kind == "category":
-        most, differ = max(each.different for each in facts), sum(each.different for each in facts)
-        if chosen is None and (differ > 0.9 * present or (differ >= 0.5 * present and most > _FEW)):
-            return f"{differ} of {present} texts differ within their clients, so that they identify rows"
-        if chosen is None and most > _DIFFERENT:
-            return f"a client has more than {_DIFFERENT} different texts"
+        if chosen is None and (why := identifying(facts)):
+            return why
         return Planned("category", missing=total["missing"] > 0)
     prefix = ("numbers", "mean", "m2") if kind == "number" else ("dates", "day", "day_m2")
     n, mean, m2 = merge([tuple(getattr(each, name) for name in prefix) for each in facts])
@@ -374,6 +466,49 @@ def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
     if std <= 1e-12 * abs(mean):
         return Planned(kind, mean, 0.0, missing=True) if missing else "all values are the same"  # type: ignore[arg-type]
     return Planned(kind, mean, std, missing)  # type: ignore[arg-type]
+
+
+def identifying(facts: Sequence[Facts]) -> str | None:
+    """Why a column of texts holds no categories, from what its clients say of it; ``None``: it does.
+
+    Example:
+        >>> identifying([Facts(words=10, different=10)]), identifying([Facts(words=10, different=3)])
+        ('10 of 10 texts differ within their clients, so that they identify rows', None)
+    """
+    present = sum(each.numbers + each.dates + each.words for each in facts)
+    most, differ = max(each.different for each in facts), sum(each.different for each in facts)
+    if differ > 0.9 * present or (differ >= 0.5 * present and most > _FEW):
+        return f"{differ} of {present} texts differ within their clients, so that they identify rows"
+    return f"a client has more than {_DIFFERENT} different texts" if most > _DIFFERENT else None
+
+
+def refused(frame: Any, plan: Plan) -> str | None:
+    """Why the answer to a plan should not leave a client before its owner has seen it; ``None``: it may.
+
+    A plan asks for the texts of the columns that it takes for categories. Those of a column that identify the client's
+    rows are not for others, whatever the plan says. Five different texts are categories of a small table.
+
+    Args:
+        frame: the client's rows, a table of pandas or Polars.
+        plan: what the coordinator asks.
+
+    Raises:
+        DataError: it is no table; a column of the plan is missing.
+
+    Example:
+        >>> import pandas
+        >>> table = pandas.DataFrame({"name": [f"N. N. {i}" for i in range(6)], "ill": ["no", "yes"] * 3})
+        >>> refused(table, Plan({"name": Planned("category")}, label="ill"))
+        "column 'name': 6 of 6 texts differ within their clients, so that they identify rows"
+        >>> refused(table, Plan({"ill": Planned("category")}))
+    """
+    frame = as_pandas(frame)
+    asked = [name for name, column in plan.columns.items() if column.kind == "category"]
+    for name in asked + ([plan.label] if plan.label is not None and plan.task == "classification" else []):
+        facts = _facts(cells(series(frame, name), name))
+        if facts.different > _HANDFUL and (why := identifying([facts])):
+            return f"column {shown(name)}: {why}"
+    return None
 
 
 def merge(moments: Sequence[tuple[Any, ...]]) -> tuple[int, float, float]:
@@ -436,8 +571,8 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
     classes = [plan.label] if plan.label is not None and plan.task == "classification" else []
     wanted = [name for name, asked in plan.columns.items() if asked.kind == "category" or asked.missing] + classes
     for client, summary in given.items():
-        if {*summary.counts} != {*wanted}:
-            raise DataError(f"{client}: its summary does not answer this plan; make it anew: summarize(table, plan)")
+        if {*summary.counts} != {*wanted} or summary.plan not in (None, plan.digest):
+            raise DataError(f"{client}: its summary answers another plan; make it anew: summarize(table, plan)")
     columns = []
     for name, asked in plan.columns.items():
         counts = [summary.counts[name] for summary in given.values() if name in summary.counts]

@@ -18,8 +18,9 @@ import numpy as np
 from fedax.data.cells import Cells, as_pandas, cells, few, series, shown
 from fedax.data.federated import FederatedData
 from fedax.data.formats import need, parse_json, reading, room
+from fedax.data.overview import overview
 from fedax.data.pictures import decoded, stacked
-from fedax.data.summaries import Counts, class_names, fit, plan, summarize
+from fedax.data.summaries import Counts, class_names, fit, kinds_of, plan, summarize
 from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError
 from fedax.files import regular
@@ -40,6 +41,7 @@ def from_frames(
     max_categories: int = 50,
     drop_missing_labels: bool = False,
     transform: Transform | str | os.PathLike | None = None,
+    drop: Sequence[str] = (),
 ) -> FederatedData:
     """Clients' tables as arrays, with a transform that is fitted as a federation would, from summaries.
 
@@ -49,10 +51,11 @@ def from_frames(
         columns, task, scale, max_categories: what columns are; see :func:`fedax.data.plan`.
         drop_missing_labels: whether rows without a label are left out, in place of an error.
         transform: one that was fitted before, or its file; it has the label and all options with it.
+        drop: columns that are left out, such as ``["patient"]``.
 
     Returns:
-        Examples ``x`` float32 [n, features] and ``y``, int32 classes or float32, with the clients' names and the
-        transform.
+        Examples ``x`` float32 [n, features] and ``y``, int32 classes or float32, with the clients' names, the
+        transform, and the overview of the columns, which says what to look at; none where a transform is given.
 
     Raises:
         ConfigError: an option that cannot be used.
@@ -68,9 +71,10 @@ def from_frames(
     """
     if not isinstance(frames, Mapping) or not frames:
         raise DataError(f"frames: {type(frames).__name__}; give client's name -> its table, for one client at least")
+    seen = None
     tables = {str(name): _within(str(name), as_pandas, table) for name, table in frames.items()}
     if transform is not None:
-        given = {"label": label, "columns": columns or None, "task": task}
+        given = {"label": label, "columns": columns or None, "task": task, "drop": drop or None}
         if said := {name: value for name, value in given.items() if value is not None}:
             name, value = next(iter(said.items()))
             raise ConfigError(name, value, "the transform that is given has it already; leave it out")
@@ -84,13 +88,14 @@ def from_frames(
         if not len(table):
             raise DataError(f"{name}: its table has no rows; leave it out")
         if target is not None and (found is None or target in table.columns):
-            tables[name] = _with_labels(name, table, target, drop_missing_labels)
+            tables[name] = with_labels(name, table, target, drop_missing_labels)
     if found is None:
         first = {name: _within(name, summarize, table) for name, table in tables.items()}
-        asked = plan(first, label, columns, task, scale, max_categories)
-        found = fit(asked, {name: summarize(table, asked) for name, table in tables.items()})
+        asked = plan(first, label, columns, task, scale, max_categories, drop)
+        second = {name: summarize(table, asked) for name, table in tables.items()}
+        found, seen = fit(asked, second), overview(asked, first, second)
     arrays = {name: _within(name, found, table) for name, table in tables.items()}
-    return FederatedData.from_clients(arrays, transform=found)
+    return FederatedData.from_clients(arrays, transform=found, overview=seen)
 
 
 def _within(client: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -105,7 +110,7 @@ def _cells_of(table: Any, name: str, field: str) -> Cells:
     return cells(series(table, name, field), name)
 
 
-def _with_labels(client: str, table: Any, label: str, drop: bool) -> Any:
+def with_labels(client: str, table: Any, label: str, drop: bool) -> Any:
     """The rows that have a label; that all have one, unless the others are to be dropped."""
     missing = _within(client, _cells_of, table, label, "label").missing
     if not missing.any():
@@ -131,6 +136,7 @@ def from_csv(
     decimal: str = ".",
     encoding: str = "utf-8",
     transform: Transform | str | os.PathLike | None = None,
+    drop: Sequence[str] = (),
 ) -> FederatedData:
     """Clients' CSV files: one client a file, named by it, or by a column that says whose each row is.
 
@@ -147,6 +153,7 @@ def from_csv(
         decimal: what decimals are written with, ``"."`` or ``","``.
         encoding: of the files, such as ``"latin-1"``; a byte-order mark of UTF-8 is understood.
         transform: one that was fitted before, or its file: new rows become the same numbers.
+        drop: columns that are left out.
 
     Returns:
         As of :func:`fedax.data.from_frames`.
@@ -168,14 +175,24 @@ def from_csv(
     if decimal not in (".", ","):
         raise ConfigError("decimal", decimal, 'give "." or ","')
     frames = _by_client(files, "csv", client, lambda path: read_csv(path, decimal, encoding))
-    return from_frames(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform)
+    return from_frames(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
 
 
-def read_table(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Sequence[str] = ()) -> Any:
-    """A .csv or .parquet file as a table of pandas; other arguments as of :func:`read_csv`."""
+def read_table(
+    path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Sequence[str] = (), drop: Sequence[str] = ()
+) -> Any:
+    """A .csv or .parquet file as a table of pandas, without the columns ``drop``; the rest as of :func:`read_csv`.
+
+    Raises:
+        DataError: as of :func:`read_csv`; a column of ``drop`` is not there.
+    """
     if path.suffix == ".parquet":
-        return _of_arrow(_read_parquet(path), path, None, None)
-    return read_csv(path, decimal, encoding, texts)
+        table = _of_arrow(_read_parquet(path), path, kinds_of(None, drop), None)
+    else:
+        table = read_csv(path, decimal, encoding, texts)
+    for name in drop:
+        series(table, name, "drop")
+    return table.drop(columns=list(drop))
 
 
 def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Sequence[str] = ()) -> Any:
@@ -258,7 +275,7 @@ def _header(line: str, decimal: str) -> tuple[list[str], str]:
 
 
 def _not_text(error: UnicodeDecodeError, encoding: str) -> str:
-    return f"not text in {encoding} (byte {error.object[error.start]:#04x}); try encoding='latin-1'"
+    return f"not text in {encoding} (byte {error.object[error.start]:#04x}); try encoding='latin-1', --encoding latin-1"
 
 
 def from_parquet(
@@ -272,6 +289,7 @@ def from_parquet(
     drop_missing_labels: bool = False,
     size: Sequence[int] | None = None,
     transform: Transform | str | os.PathLike | None = None,
+    drop: Sequence[str] = (),
 ) -> FederatedData:
     """Clients' Parquet files, read as :func:`fedax.data.from_csv` reads CSV files.
 
@@ -279,8 +297,8 @@ def from_parquet(
     uint8 [n, height, width, channels]; other columns but label and client are then left aside.
 
     Args:
-        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform: as of
-            :func:`fedax.data.from_csv`.
+        files, label, client, columns, task, scale, max_categories, drop_missing_labels, transform, drop:
+            as of :func:`fedax.data.from_csv`.
         size: (height, width) that pictures get; default: that which all have.
 
     Raises:
@@ -291,8 +309,9 @@ def from_parquet(
         Traceback (most recent call last):
         fedax.errors.ConfigError: files = 'nothing/*.parquet': no file fits this pattern
     """
-    frames = _by_client(files, "parquet", client, lambda path: _of_arrow(_read_parquet(path), path, columns, size))
-    return _of_columns(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform)
+    chosen = kinds_of(columns, drop)
+    frames = _by_client(files, "parquet", client, lambda path: _of_arrow(_read_parquet(path), path, chosen, size))
+    return _of_columns(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
 
 
 def from_arrow(
@@ -306,6 +325,7 @@ def from_arrow(
     drop_missing_labels: bool = False,
     size: Sequence[int] | None = None,
     transform: Transform | str | os.PathLike | None = None,
+    drop: Sequence[str] = (),
 ) -> FederatedData:
     """Arrow files as Hugging Face's ``save_to_disk`` and ``flwr-datasets create`` write them.
 
@@ -314,7 +334,7 @@ def from_arrow(
     Args:
         folders: one data set's folder, with ``*.arrow`` in it, and ``client`` the column that says whose each row is;
             or a folder of such folders, or a list of them, each of which is a client, called by its folder's name.
-        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform: as of
+        label, client, columns, task, scale, max_categories, drop_missing_labels, size, transform, drop: as of
             :func:`fedax.data.from_parquet`.
 
     Raises:
@@ -326,6 +346,7 @@ def from_arrow(
         fedax.errors.ConfigError: folders = 'nothing': there is no such folder
     """
     frames: dict[str, Any] = {}
+    chosen = kinds_of(columns, drop)
     given = [folders] if isinstance(folders, str | os.PathLike) else list(folders)
     places = [Path(each) for each in given]
     for place, each in zip(places, given, strict=True):
@@ -339,13 +360,13 @@ def from_arrow(
         raise ConfigError("folders", str(given[0]) if given else None, "no *.arrow is in it, nor in a folder below it")
     for place, name in zip(places, _names(places), strict=True):
         parts = [
-            _of_arrow(_read_arrow(path), path, columns, size) for path in sorted(place.glob("*.arrow"), key=_natural)
+            _of_arrow(_read_arrow(path), path, chosen, size) for path in sorted(place.glob("*.arrow"), key=_natural)
         ]
         if not parts:
             raise ConfigError("folders", str(place), "no *.arrow is in it")
         frames[name] = parts
     tables = _dealt({name: _joined(name, parts) for name, parts in frames.items()}, client)
-    return _of_columns(tables, label, columns, task, scale, max_categories, drop_missing_labels, transform)
+    return _of_columns(tables, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
 
 
 def _of_columns(frames: dict[str, Any], label: str | None, columns: Any, *rest: Any) -> FederatedData:
@@ -405,8 +426,12 @@ def _found(files: Files, ending: str) -> list[Path]:
 
 
 def _natural(path: Path) -> list[Any]:
-    """Sorts client-2 before client-10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+    """Sorts client-2 before client-10, and files of one folder by what clients are called: without the ending."""
+    return [_by_value(str(path.parent)), _by_value(path.stem), path.name]
+
+
+def _by_value(text: str) -> list[Any]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -439,7 +464,7 @@ def _dealt(tables: dict[str, Any], client: str | None) -> dict[str, Any]:
         order = np.argsort(codes, kind="stable")
         for text, rows in zip(texts, np.split(order, np.cumsum(np.bincount(codes))[:-1]), strict=True):
             parts.setdefault(text, []).append(rest.iloc[rows].reset_index(drop=True))
-    return {name: _joined(name, parts[name]) for name in sorted(parts, key=lambda name: _natural(Path(name)))}
+    return {name: _joined(name, parts[name]) for name in sorted(parts, key=_by_value)}
 
 
 def _joined(name: str, parts: Sequence[Any]) -> Any:
@@ -530,7 +555,7 @@ def _of_arrow(table: Any, path: Path, columns: Any, size: Sequence[int] | None) 
                 held[:] = pictures
                 found[field.name] = pandas.Series(held, dtype=object)
             elif kind is None:
-                way_out = f"columns={{{shown(field.name)}: 'drop'}} leaves it out"
+                way_out = f"drop=[{shown(field.name)}] leaves it out"
                 raise DataError(f"{path}: column {shown(field.name)} holds {shown(str(field.type))}; {way_out}")
             elif field.name in names:
                 codes = column.cast("int64").to_pandas()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -55,8 +56,14 @@ class Document:
         except (ValueError, TypeError, RecursionError) as error:
             raise DataError(f"{cls.form}: cannot be read ({shown(str(error))})") from None
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of its content, 64 hexadecimal digits: the same of a file and of what it was written from."""
+        content = type(self).from_json(self.to_json()).to_json()  # 1 and 1.0 are the same
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
     def save(self, path: str | os.PathLike) -> None:
-        """Write it to a file, which appears whole or not at all.
+        """Write it to a file, a line for each column, which appears whole or not at all.
 
         Raises:
             DataError: it cannot be written.
@@ -64,7 +71,7 @@ class Document:
         place = pathlib.Path(path)
         try:
             with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False, encoding="utf-8") as file:
-                json.dump(self.to_json(), file, allow_nan=False)
+                file.write(_in_lines(self.to_json()))
             os.chmod(file.name, 0o644)
             os.replace(file.name, place)
         except OSError as error:
@@ -86,6 +93,33 @@ class Document:
             raise DataError(f"{place}: cannot be read ({error.strerror})") from error
         except DataError as error:
             raise DataError(f"{place}: {error}") from None
+
+
+def _in_lines(table: Mapping[str, Any]) -> str:
+    """JSON that a person can read: a line for each value of a table or list that is in this one.
+
+    Example:
+        >>> print(_in_lines({"rows": 2, "ages": {"a": [1, 2], "b": []}, "none": {}}))
+        {
+        "rows": 2,
+        "ages": {
+          "a": [1, 2],
+          "b": []
+        },
+        "none": {}
+        }
+        <BLANKLINE>
+    """
+    text = functools.partial(json.dumps, allow_nan=False)
+    parts = []
+    for name, value in table.items():
+        inner = text(value)
+        if value and isinstance(value, dict):
+            inner = "{\n  " + ",\n  ".join(f"{text(key)}: {text(each)}" for key, each in value.items()) + "\n}"
+        elif value and isinstance(value, list | tuple):
+            inner = "[\n  " + ",\n  ".join(map(text, value)) + "\n]"
+        parts.append(f"{text(name)}: {inner}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 @functools.cache

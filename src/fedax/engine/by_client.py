@@ -106,6 +106,15 @@ def figures(task: Task, params: Tree, data: FederatedData, each: Tree = None) ->
     return found
 
 
+def each_example(task: Task, params: Tree, data: Tree) -> dict[str, np.ndarray]:
+    """The loss and the metrics of each example, by name, [n]; ``data``: a pytree, or examples of clients, in turn."""
+    examples = data.examples if isinstance(data, FederatedData) else data
+    x = start(task.trained, params, 0, {})[1].tree
+    n = len(jax.tree.leaves(examples)[0])
+    blocks = _blocks(task.trained, x, examples, range(n), _width(task.trained, x, examples))
+    return _together(list(blocks)).values
+
+
 def whole(task: Task, params: Tree, data: Tree, names: Sequence[str]) -> dict[str, float]:
     """Metrics of these names of all examples together, a pytree or those of all clients."""
     examples = data.examples if isinstance(data, FederatedData) else data

@@ -57,7 +57,7 @@ _ANEW = "remove what is there to begin anew, or give another folder"
 class Checkpoints:
     """Where a run keeps checkpoints, and when it makes them; a run that finds its own there goes on from the newest.
 
-    One is made at the end of a run in any case, and before SIGINT (Ctrl-C) or SIGTERM ends it.
+    One is made at the end of a run in any case, and before SIGINT (Ctrl-C), SIGHUP or SIGTERM ends it.
 
     Args:
         folder: of this run alone; made where it is not there.
@@ -510,7 +510,10 @@ def _together(jobs: Sequence[Job], points: int) -> dict[str, str]:
     """What makes jobs that run side by side: of one its settings; where several differ, the texts of all of them."""
     found = dict(jobs[0].settings())
     if len(jobs) > 1:
-        found["seed"] = "; ".join(str(job.seed) for job in jobs[::points])
+        by_seed = [job.settings() for job in jobs[::points]]  # each may have data of its own
+        for name, text in found.items():
+            texts = [one.get(name, text) for one in by_seed]
+            found[name] = "; ".join(texts) if len({*texts}) > 1 else text
         each = [settings_of(job.hyper) for job in jobs[:points]]
         for name in dict.fromkeys(name for one in each for name in one):
             texts = [one.get(name, "None") for one in each]

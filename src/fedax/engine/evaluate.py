@@ -95,17 +95,20 @@ def measured(
         found["held"] = found["held"] | {part: there["figures"]}
         labels = labels | {part: there["labels"]}
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], found)
-    return rows(job, one, labels, [on_host(job, model)])
+    return rows(job, one, [labels], [on_host(job, model)])
 
 
 def rows(
-    job: Unknown, found: Mapping[str, Unknown], labels: Mapping[str, Unknown], more: Sequence[Mapping[str, Unknown]]
+    job: Unknown,
+    found: Mapping[str, Unknown],
+    labels: Sequence[Mapping[str, Unknown]],
+    more: Sequence[Mapping[str, Unknown]],
 ) -> list[dict[str, Unknown]]:
     """The rows of jobs side by side, of which ``job`` is one.
 
     Args:
         found: figures, leaves [jobs, ...]; those of held-out data in ``held``.
-        labels: part -> metric -> sums of the labels alone.
+        labels: of each job, part -> metric -> sums of the labels alone.
         more: of each job, figures that are made already.
     """
     task, size = job.plan.task, job.x.size
@@ -116,7 +119,7 @@ def rows(
     for i, (row, own) in enumerate(zip(there, more, strict=True)):
         for part, figures in found["held"].items():
             for name, figure in figures.items():
-                row[f"{part}_{name}"] = _value(task, name, figure, i, labels[part])
+                row[f"{part}_{name}"] = _value(task, name, figure, i, labels[i][part])
         row |= own
     names = columns(job)
     # Of nodes that have held-out examples there may be none that was heard.

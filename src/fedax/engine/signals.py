@@ -9,7 +9,8 @@ import numpy as np
 from fedax.contract.types import Unknown
 from fedax.engine import processes
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+# Of several at once the last of these counts. Windows has no SIGHUP, which comes when a terminal is closed.
+_ENDING = (signal.SIGINT, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []), signal.SIGTERM)
 ONE = 0.5  # seconds within which two signals are one: timeout(1) and others signal a process and its group too
 
 _KEPT = "a checkpoint was made before; the same call goes on from it"
@@ -21,7 +22,7 @@ def kept(error: KeyboardInterrupt) -> bool:
 
 
 class Held:
-    """SIGINT and SIGTERM between :meth:`hold` and :meth:`release`: noted, and handled as ever when that is safe.
+    """SIGINT, SIGHUP, SIGTERM between :meth:`hold` and :meth:`release`: noted, and handled as ever when that is safe.
 
     What is ignored stays so, and outside of the main thread, which alone may handle signals, nothing is held.
     """
@@ -40,11 +41,11 @@ class Held:
                 signal.signal(each, self._note)
 
     def votes(self) -> np.ndarray:
-        """[2] whether SIGINT, and SIGTERM, was noted by this process."""
+        """Whether each of the signals was noted by this process, 0 or 1."""
         return np.array([self._noted is not None and self._noted[0] == each for each in _ENDING], np.int32)
 
     def deliver(self) -> None:
-        """Handle what was noted, by any process in all: of both signals SIGTERM."""
+        """Handle what was noted, by any process in all: of several signals the last of the list."""
         asked = [each for each, votes in zip(_ENDING, processes.total(self.votes()), strict=True) if votes]
         if asked:
             try:

@@ -117,8 +117,8 @@ def simulate(
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
             the newest, bit-identical to one that never stopped, on as many devices; on another number of devices or
             processes up to the order of summation. The number of rounds and the evaluations may be others than before.
-            SIGINT and SIGTERM wait for the rounds under way, about two seconds or one round, and for a checkpoint; then
-            they do what they do elsewhere, as ``KeyboardInterrupt`` for Ctrl-C. A second one does not wait.
+            SIGINT, SIGHUP, SIGTERM wait for the rounds under way, about two seconds or one round, and for a checkpoint;
+            then they do what they do elsewhere, as ``KeyboardInterrupt`` for Ctrl-C. A second one does not wait.
         progress: whether to show how far it is: by a bar in a terminal and a notebook, elsewhere by a line every ten
             seconds, on the errors' stream. ``None``: in notebooks.
 

@@ -214,6 +214,7 @@ def sweep(
     data: FederatedData,
     *,
     seeds: int | Sequence[int] = 1,
+    by_seed: Mapping[int, Mapping[str, Unknown]] | None = None,
     width: int | None = None,
     callback: Callable[[Point, int, dict[str, Unknown]], None] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
@@ -234,6 +235,8 @@ def sweep(
         task: what is learned.
         data: the clients' data.
         seeds: how many (0, 1, …), or which. They share nothing; all points have the same.
+        by_seed: seed -> ``data``, ``val``, ``test`` of its own, in place of those of all: another split of the same
+            examples, say. Seeds whose data have the same shapes, client by client, run side by side.
         width: most runs side by side; default: by the model's size.
         callback: called as ``callback(point, seed, row)`` with each row of the histories; by a sweep that goes on from
             checkpoints with those that it had, too.
@@ -274,13 +277,16 @@ def sweep(
     for name in ("algorithm", "seed", "callback"):
         if name in options:
             raise ConfigError(name, options[name], f"sweep has it by another way: {_ELSEWHERE[name]}")
+    for seed, own in (by_seed or {}).items():
+        if seed not in chosen or own.keys() - {"data", "val", "test"}:
+            raise ConfigError("by_seed", {seed: [*own]}, f"give data, val and test of some of the seeds {chosen}")
     if processes.count() > 1:
         raise ConfigError("processes", processes.count(), "a sweep runs in one process; give each some of the points")
     if not isinstance(task, Task):
         raise ConfigError("task", task, "give a fedax.Task, for instance one of fedax.tasks")
     if (len(points) > 1 or len(chosen) >= len(jax.local_devices())) and is_small(task.form()):
         options = one_core() | options  # points or seeds are spread instead
-    jobs = _jobs(make, points, chosen, task, data, options)
+    jobs = _jobs(make, points, chosen, task, data, options, by_seed or {})
     blocks = _blocks(jobs, len(chosen), width)
     places = [[(i, k) for k in block.seeds for i in block.points] for block in blocks]
     keepers: list[Keeper | None] = []
@@ -405,9 +411,10 @@ def _jobs(
     task: Task,
     data: Tree,
     options: dict[str, Unknown],
+    by_seed: Mapping[int, Mapping[str, Unknown]],
 ) -> list[list[Job]]:
     """The jobs of each point with each seed; an error names the point."""
-    there: dict[int, Tree] = {}
+    there: dict[Unknown, Tree] = {}
     jobs: list[list[Job]] = []
     for point in points:
         made = make(**point)
@@ -415,6 +422,9 @@ def _jobs(
         if "algorithm" not in own:
             raise ConfigError("make", made, "of a dictionary, 'algorithm' is the method")
         given = {"task": task, "data": data} | options | own
+        if by_seed:
+            jobs.append([make_job(**given | dict(by_seed.get(seed, {})), seed=seed, shared=there) for seed in seeds])
+            continue
         job = make_job(**given, seed=seeds[0], shared=there)
         others = (with_seed(job, given.get("params"), seed, there) for seed in seeds[1:])
         jobs.append([job, *others])
@@ -441,7 +451,8 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
     blocks = []
     for members in groups.values():
         job = jobs[members[0]][0]
-        most = 1 if job.hosted else _width(job) if width is None else width
+        alike = all(like(job, other) for other in jobs[members[0]][1:])
+        most = 1 if job.hosted or not alike else _width(job) if width is None else width
         # Points first: they share a seed's minibatches.
         across = _even(len(members), most)
         along = _even(seeds, max(1, most // across))
@@ -450,9 +461,26 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
             for start in range(0, seeds, along):
                 block = _Block(members[first : first + across], list(range(seeds))[start : start + along], False)
                 extent = (len(block.points), len(block.seeds))
-                blocks.append(block._replace(new=extent not in extents))
+                blocks.append(block._replace(new=extent not in extents or not alike))
                 extents.add(extent)
     return blocks
+
+
+def like(job: Job, other: Job) -> bool:
+    """Whether two jobs may be lanes of one program: all that they have is of the same form, and so are their plans."""
+
+    def form(each: Job) -> tuple[Unknown, ...]:
+        leaves, structure = jax.tree.flatten((each.fed, each.held))
+        return structure, [(leaf.shape, leaf.dtype) for leaf in leaves], each.plan, each.memory, each.stops
+
+    if job.fed is other.fed and job.held is other.held:
+        return True
+    numbers, method = jax.tree.flatten(job.hyper)
+    others: list[Tree]
+    another: Unknown
+    others, another = jax.tree.flatten(other.hyper)
+    # The method's numbers are those of the first seed: such as weights of clients, which no seed may have otherwise.
+    return form(job) == form(other) and another == method and all(map(np.array_equal, numbers, others))
 
 
 def _even(number: int, most: int) -> int:
@@ -520,24 +548,36 @@ class Lanes:
         rows = jobs + jobs[-1:] * more["seeds"]
         # The axis of the points has a leaf of its own: points that differ in nothing that is a number have no other.
         self.varying = (np.arange(len(varying)), stacked)
-        everywhere = (eqx.partition(first.hyper, same)[0], first.fed, first.held, first.density)
+        everywhere = (eqx.partition(first.hyper, same)[0], first.density)
+        data = (first.fed, first.held)
+        # Which of the axes the data have: with a split of each seed that of the seeds.
+        one_for_all = all(row[0].fed is first.fed and row[0].held is first.held for row in jobs)
+        self.data_axes = "none" if one_for_all else "seeds"
+        if not one_for_all:
+            data = jax.tree.map(lambda *leaves: np.stack(leaves), *((row[0].fed, row[0].held) for row in rows))
         keys = jnp.stack([row[0].key for row in rows])
         x = jax.tree.map(lambda *leaves: np.stack(leaves), *(row[0].x for row in rows))
         if self.mesh is not None:
             everywhere = jax.device_put(everywhere, NamedSharding(self.mesh, P()))
             spread = NamedSharding(self.mesh, P("seeds") if axis == "seeds" else P())
             keys, x = jax.device_put((keys, x), spread)
-        self.common, self.fed, self.held, self.density = everywhere
+            data = jax.device_put(data, NamedSharding(self.mesh, P()) if one_for_all else spread)
+        self.common, self.density = everywhere
+        self.fed, self.held = data
         self.keys, self.x, self.plan = keys, x, first.plan
 
     def prepare(self) -> tuple[State, Tally]:
-        state, tally = _prepare(self.varying, self.common, self.fed, self.keys, self.x, plan=self.plan, mesh=self.mesh)
+        state, tally = _prepare(
+            self.varying, self.common, self.fed, self.keys, self.x, plan=self.plan, mesh=self.mesh,
+            data_axes=self.data_axes,
+        )  # fmt: skip
         return state, self._own(tally)
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
         state, tally = _advance(
-            self.varying, self.common, self.fed, self.keys, state, start, stop, plan=self.plan, mesh=self.mesh
-        )
+            self.varying, self.common, self.fed, self.keys, state, start, stop, plan=self.plan, mesh=self.mesh,
+            data_axes=self.data_axes,
+        )  # fmt: skip
         return state, self._own(tally)
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
@@ -546,13 +586,15 @@ class Lanes:
         found = _figures(
             models, self.fed, self.held, self.density,
             task=self.plan.task, grad_norm=first.grad_norm, inner=self.plan.mesh, mesh=self.mesh,
+            data_axes=self.data_axes,
         )  # fmt: skip
         figures = self._own(with_objective(found, penalties))
         more: list[dict[str, Unknown]] = [{} for _ in range(self.seeds * self.points)]
         if first.by_client or any(isinstance(metric, HostMetric) for metric in self.plan.task.metrics.values()):
             every = self._own(models)
-            more = [on_host(first, jax.tree.map(lambda leaf, i=i: leaf[i], every)) for i in range(len(more))]
-        return rows(first, figures, first.labels, more)
+            jobs = [job for row in self.jobs for job in row]
+            more = [on_host(job, jax.tree.map(lambda leaf, i=i: leaf[i], every)) for i, job in enumerate(jobs)]
+        return rows(first, figures, [row[0].labels for row in self.jobs for _ in row], more)
 
     def exclusions(self, state: State) -> list[Tree]:
         every = jax.tree.map(np.asarray, state.exclusions)
@@ -611,24 +653,26 @@ def _one_after_another(f: Callable[..., Tree], each: Sequence[str], *arguments: 
     return jax.lax.map(lane, of_seeds)
 
 
-@compiled(static=["plan", "mesh"])
-def _prepare(varying: Array, common: Array, fed: Tree, keys: Array, x: Array, *, plan: Plan, mesh: Mesh | None) -> Tree:
+@compiled(static=["plan", "mesh", "data_axes"])
+def _prepare(
+    varying: Array, common: Array, fed: Tree, keys: Array, x: Array, *, plan: Plan, mesh: Mesh | None, data_axes: str,
+) -> Tree:  # fmt: skip
     def lane(varying: Array, common: Array, fed: Tree, key: Array, x: Array) -> Tree:
         return prepare(eqx.combine(varying[1], common), fed, key, x, plan)
 
-    each = ("points", "none", "none", "seeds", "seeds")
+    each = ("points", "none", data_axes, "seeds", "seeds")
     return _over_lanes(lane, mesh, each, varying, common, fed, keys, x)
 
 
-@compiled(static=["plan", "mesh"], donate=["state"])
+@compiled(static=["plan", "mesh", "data_axes"], donate=["state"])
 def _advance(
     varying: Array, common: Array, fed: Tree, keys: Array, state: State, start: Tree, stop: Array, *,
-    plan: Plan, mesh: Mesh | None,
+    plan: Plan, mesh: Mesh | None, data_axes: str,
 ) -> tuple[State, Tally]:  # fmt: skip
     def lane(varying: Array, common: Array, fed: Tree, key: Array, state: State, start: Tree, stop: Array) -> Tree:
         return some_rounds(eqx.combine(varying[1], common), fed, key, state, start, stop, plan)
 
-    each = ("points", "none", "none", "seeds", "both", "none", "none")
+    each = ("points", "none", data_axes, "seeds", "both", "none", "none")
     out: tuple[State, Tally] = _over_lanes(lane, mesh, each, varying, common, fed, keys, state, start, stop)
     return out
 
@@ -642,15 +686,16 @@ def _models(varying: Array, common: Array, server: Tree, index: Number, *, mesh:
     return out
 
 
-@compiled(static=["task", "grad_norm", "inner", "mesh"])
+@compiled(static=["task", "grad_norm", "inner", "mesh", "data_axes"])
 def _figures(
     models: Array, fed: Tree, held: Tree, density: Number, *, task: Task, grad_norm: bool, inner: Mesh | None,
-    mesh: Mesh | None,
+    mesh: Mesh | None, data_axes: str,
 ) -> dict[str, Unknown]:  # fmt: skip
     """What needs no method, so that methods that are compared have one program for it."""
 
     def lane(model: Tree, fed: Tree, held: Tree, density: Number) -> Tree:
         return of_model(model, fed, held, density, None, task=task, grad_norm=grad_norm, mesh=inner)
 
-    found: dict[str, Unknown] = _over_lanes(lane, mesh, ("both", "none", "none", "none"), models, fed, held, density)
+    each = ("both", data_axes, data_axes, "none")
+    found: dict[str, Unknown] = _over_lanes(lane, mesh, each, models, fed, held, density)
     return found

@@ -8,6 +8,7 @@ minibatch size and the first method's learning rate.
 
 import csv
 import io
+import json
 import math
 import pathlib
 import warnings
@@ -18,21 +19,23 @@ import numpy as np
 
 import fedax
 from fedax.columns import better, describe, show
-from fedax.contract.algorithm import Algorithm
-from fedax.contract.local import local_steps
-from fedax.contract.vector import Vector
 from fedax.engine import by_client
+from fedax.engine.job import make_job, start
+from fedax.engine.places.fleet import Figures, Fleet
+from fedax.engine.places.site import Problem, client_forms, order, whole_task
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
+from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
 from fedax.experiments.config import Experiment, slug
 from fedax.experiments.runs import Record, model_path, rows_of, write_atomic
-from fedax.files import regular
+from fedax.files import cell, quoting_of, regular, text_of
 
 Path = pathlib.Path
 
-BASELINES = ("local only", "pooled")
+BASELINES = (LOCAL_ONLY, "pooled")
 WORST = 3  # clients that are named
 _MOST_BYTES = 1 << 28
+_LEFT_OUT = "left-out.json"
 
 
 class ClientTable(NamedTuple):
@@ -54,11 +57,11 @@ def table_path(folder: Path, label: str, seed: int) -> Path:
 def write_table(path: Path, table: ClientTable) -> None:
     """Write a table as CSV, whole or not at all; a figure that is not defined is left empty."""
     text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
+    rows = csv.writer(text, lineterminator="\n", quoting=quoting_of(table.names))
     rows.writerow(["name", "n", *table.values])
     for i, (name, size) in enumerate(zip(table.names, table.sizes, strict=True)):
         figures = [float(values[i]) for values in table.values.values()]
-        rows.writerow([name, int(size), *(f"{value:.9g}" if math.isfinite(value) else "" for value in figures)])
+        rows.writerow([cell(name), int(size), *(f"{value:.9g}" if math.isfinite(value) else "" for value in figures)])
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, text.getvalue())
 
@@ -79,12 +82,12 @@ def read_table(path: Path) -> ClientTable:
     if (size := regular(path)) > _MOST_BYTES:
         raise DataError(f"{path}: {size} bytes; no run writes so large a table of clients")
     try:
-        head, *rows = csv.reader(io.StringIO(path.read_bytes().decode("utf-8")), strict=True)
+        head, *rows = csv.reader(io.StringIO(path.read_bytes().decode("utf-8"), newline=""), strict=True)
         if head[:3] != ["name", "n", "loss"] or len({*head}) < len(head) or not rows:
             raise ValueError("its first line has to be name,n,loss and metrics, and clients follow")
         if any(len(row) != len(head) for row in rows):
             raise ValueError(f"a line that has not {len(head)} columns")
-        names, sizes = [row[0] for row in rows], [int(row[1]) for row in rows]
+        names, sizes = [text_of(row[0]) for row in rows], [int(row[1]) for row in rows]
         if not all(0 < size < 2**53 for size in sizes) or not all(names) or len({*names}) < len(names):
             raise ValueError("a client without a name or without examples, or two of one name")
         found = {
@@ -134,22 +137,55 @@ def _wrong(path: Path) -> str | None:
 # ---- what is evaluated
 
 
-def measured_by_client(experiment: Experiment) -> bool:
-    """Whether there are held-out examples of each client here."""
-    return isinstance(experiment.test, fedax.FederatedData)
-
-
-def whole_task(experiment: Experiment) -> fedax.Task:
-    """The task of the whole model, with all metrics."""
-    task = experiment.task
-    return task if task.entire is task else task.entire.with_metrics(**task.whole_metrics)
-
-
 def add_table(experiment: Experiment, folder: Path, label: str, seed: int, params: Any, test: Any) -> None:
-    """Write the table of a run that is over; none of a model that is not finite."""
-    table = fedax.evaluate(whole_task(experiment), params, test)
+    """Write the table of a run that is over; none of a model that is not finite. ``test``: ``None``: it is at nodes."""
+    if test is None:
+        _add_of_nodes(experiment, folder, label, seed, params)
+        return
+    table = fedax.evaluate(whole_task(experiment.task), params, test)
     figures = {name: table[name].to_numpy(float) for name in table.columns if name not in ("name", "n")}
     write_table(table_path(folder, label, seed), ClientTable(list(table["name"]), table["n"].to_numpy(), figures))
+
+
+def _add_of_nodes(experiment: Experiment, folder: Path, label: str, seed: int, params: Any) -> None:
+    """:func:`add_table` where each client's test examples are at its node."""
+    if experiment.config["run"].get("secure") is not None:
+        _leave_out(folder, "The run has secure sums, so no figures of single clients leave their sites.")
+        return
+    fleet = experiment.nodes(seed)
+    model = start(whole_task(experiment.task).trained, params, 0, {})[1]
+    found = fleet.figures(experiment.problem(label), model)
+    _write_of_nodes(folder, label, seed, fleet, found)
+
+
+def _write_of_nodes(folder: Path, label: str, seed: int, fleet: Fleet, found: Figures) -> None:
+    """Write what nodes gave, if any did, and why others gave nothing."""
+    for who, why in found.withheld.items():
+        _leave_out(folder, f"Clients {who} are not in the tables of clients: {why}.")
+    if not found.values:
+        return
+    columns = dict.fromkeys(name for each in found.values.values() for name in each)
+    names, sizes = fleet.whole.census.names, [fleet.tested[i] for i in found.values]
+    figures = {name: np.array([each.get(name, math.nan) for each in found.values.values()]) for name in columns}
+    write_table(
+        table_path(folder, label, seed), ClientTable([names[i] for i in found.values], np.array(sizes), figures)
+    )
+
+
+def _leave_out(folder: Path, sentence: str) -> None:
+    """Keep what the tables of a run folder have not, and why."""
+    if sentence not in (said := left_out(folder)):
+        (folder / "clients").mkdir(exist_ok=True)
+        write_atomic(folder / "clients" / _LEFT_OUT, json.dumps([*said, sentence], indent=1))
+
+
+def left_out(folder: Path) -> list[str]:
+    """What the tables of clients of a run folder have not, and why, as sentences."""
+    try:
+        found = json.loads((folder / "clients" / _LEFT_OUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [str(each) for each in found] if isinstance(found, list) else []
 
 
 def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
@@ -174,36 +210,6 @@ def finite_model(params: Any) -> bool:
 # ---- baselines
 
 
-class LocalOnly(Algorithm):
-    """Each client trains alone: its model is what it keeps between rounds, and its uploads are zero.
-
-    Args:
-        lr: learning rate of stochastic gradient descent.
-    """
-
-    lr: Any
-
-    def init(self, x: Vector) -> "_Server":
-        return _Server(x)
-
-    def init_client(self, x: Vector) -> Vector:
-        return x
-
-    def download(self, server: "_Server") -> tuple[()]:
-        return ()
-
-    def client(self, download: Any, memory: Vector, oracle: Any) -> tuple[Any, Vector]:
-        y = local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), memory, oracle)
-        return 0.0 * y, y
-
-    def server(self, server: "_Server", mean: Any, round: Any) -> "_Server":
-        return server
-
-
-class _Server(NamedTuple):
-    x: Vector
-
-
 def add_baselines(experiment: Experiment, folder: Path) -> None:
     """Run the baselines of all seeds whose tables are not there, and write them."""
     run = experiment.config["run"]
@@ -217,6 +223,9 @@ def add_baselines(experiment: Experiment, folder: Path) -> None:
             data, _, test = experiment.split(seed)
             rounds = _passes(experiment, folder, seed, data)
             for label in due:
+                if experiment.fleet is not None:
+                    _baseline_at_nodes(experiment, folder, label, seed, rounds)
+                    continue
                 write_table(table_path(folder, label, seed), _baseline(experiment, label, seed, data, test, rounds))
 
 
@@ -225,7 +234,7 @@ def _passes(experiment: Experiment, folder: Path, seed: int, data: Any) -> int:
     runs = rows_of(folder, experiment.config)
     steps = max(int(run.history["local_steps"][-1]) for (_, own), run in runs.items() if own == seed)
     batch_size = experiment.config["run"].get("batch_size")
-    each = data.num_clients if batch_size is None else data.num_examples / batch_size
+    each = data.num_clients if batch_size is None else int(data.sizes.sum()) / batch_size
     return max(1, round(steps / each))
 
 
@@ -247,7 +256,7 @@ def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: An
         if label == "pooled":
             whole = fedax.FederatedData(data.examples, [data.num_examples], _finite=True)
             one = fedax.simulate(fedax.create("fedavg", lr=lr), task, whole, **options)
-            found = by_client.figures(whole_task(experiment).trained, _wide(one.params), test)
+            found = by_client.figures(whole_task(experiment.task).trained, _wide(one.params), test)
             return ClientTable([test.name(i) for i in range(test.num_clients)], test.sizes, _arrays(found))
         alone = fedax.simulate(LocalOnly(lr), task, data, **options)
     places = {data.name(i): i for i in range(data.num_clients)}
@@ -256,6 +265,26 @@ def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: An
     memory = memory[rows] if hasattr(memory, "kept") else _taken(memory, rows)
     found = by_client.figures(task.trained, None, test, memory.tree)
     return ClientTable([test.name(i) for i in range(test.num_clients)], test.sizes, _arrays(found))
+
+
+def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: int, rounds: int) -> None:
+    """A baseline where the clients are at nodes: each trains alone there, and no rows are pooled."""
+    if label != LOCAL_ONLY:
+        _leave_out(folder, "There is no baseline pooled: it is a model on the rows of all clients in one place.")
+        return
+    run, lr = experiment.config["run"], baseline_rate(experiment.config)
+    if run.get("secure") is not None:
+        return  # the tables have said why
+    assert lr is not None
+    fleet, task = experiment.nodes(seed), experiment.task
+    options: dict[str, Any] = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "work": fedax.Epochs(1)}
+    options |= {"batch_size": run.get("batch_size"), "params": experiment.options.get("params")}
+    job = make_job(LocalOnly(lr), task, fleet.census, **options)
+    made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
+    program = client_forms(made, job.plan, job.census.example, job.x)[1]
+    asked = order(job.plan, experiment.problem_alone(lr), seed, program, fleet.deal)
+    fleet.check(asked, [], 0, job.plan.task.frozen)
+    _write_of_nodes(folder, label, seed, fleet, fleet.alone(asked, rounds, job.x))
 
 
 def _taken(memory: Any, rows: np.ndarray) -> Any:

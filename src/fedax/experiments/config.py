@@ -5,13 +5,16 @@ it names: the partition, the task, the work, the participation, the method, with
 functions of that name.
 """
 
+import dataclasses
 import difflib
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import jax
 import numpy as np
 import pydantic
 
@@ -23,7 +26,8 @@ from fedax.engine.places.site import Problem
 from fedax.engine.saved import read_model
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import own, toml
-from fedax.experiments.defaults import unequal_penalties, usual_task
+from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
+from fedax.experiments.defaults import OWN_TABLES, are_small, unequal_penalties, usual_seeds, usual_task
 from fedax.federation import PARTICIPATION, WORK
 from fedax.federation.census import Census
 from fedax.files import regular, slug
@@ -118,8 +122,8 @@ class RunSection(_Section):
 
     rounds: Count
     batch_size: Count | None = None
-    seeds: Any = 1  # how many, or which
-    split_seeds: bool = False  # each seed deals the data anew
+    seeds: Any = None  # how many, or which; not said: see :func:`fedax.experiments.defaults.seeds`
+    split_seeds: bool | None = None  # each seed deals the data anew; not said: where own tables are small
     judge: str | None = None  # the column by which methods are compared
     metrics: list[str | Table] | None = None  # besides the task's own
     patience: Count | Table | None = None  # the run ends after so many evaluations without a better validation loss
@@ -200,6 +204,7 @@ class _WrittenParticipation(ParticipationSection):
 
 
 class _WrittenRun(RunSection):
+    split_seeds: bool = False
     evaluate_every: Count | list[Count] | None = None  # type: ignore[assignment]
     seeds: list[Seed] = pydantic.Field(min_length=1, max_length=_MOST_SEEDS)
 
@@ -255,6 +260,7 @@ class Experiment:
         model: the section ``task`` with what comes from the data.
         code: the files of own methods and of the own task, by what stands before the colon in their names.
         track: what follows the runs, see :mod:`fedax.tracking`; ``None``: nothing does.
+        whole: the clients' examples before they are split, where all seeds have the same of them; else ``None``.
     """
 
     config: Table
@@ -271,10 +277,20 @@ class Experiment:
     model: Table
     code: dict[str, own.Source] = field(default_factory=dict)
     track: Tracker | None = None
+    whole: fedax.FederatedData | None = None
 
     def problem(self, label: str) -> Table:
         """What a node needs to make the method of this label, its task and its wire: see :func:`problem_of`."""
         (method,) = (each for each in self.config["methods"] if each["label"] == label)
+        return self._problem(method)
+
+    def problem_alone(self, lr: float) -> Table:
+        """The same for the baseline where each client trains alone."""
+        found = self._problem({"name": LOCAL_ONLY, "label": LOCAL_ONLY, "lr": lr})
+        metrics = {name: value for name, value in found["run"].items() if name == "metrics"}
+        return {name: part for name, part in found.items() if name != "privacy"} | {"run": metrics}
+
+    def _problem(self, method: Table) -> Table:
         run = {name: self.config["run"][name] for name in (*_WIRE, "metrics") if name in self.config["run"]}
         private = {"privacy": self.config["privacy"]} if "privacy" in self.config else {}
         named = [table["name"].rpartition(":")[0] for table in (self.model, method)]
@@ -289,11 +305,41 @@ class Experiment:
         They are the same for all seeds, unless ``run.split_seeds`` asks for a split of each: that of data.seed + seed
         and data.split.seed + seed. ``data``, ``val`` and ``test`` are those of the first seed.
         """
-        run = self.config["run"]
-        if not run["split_seeds"] or seed == run["seeds"][0]:
+        if self._first(seed):
             return self.data, self.val, self.test
-        found = _data(_of_seed(DataSection(**self.config["data"]), seed), self.fleet)
+        if self.fleet is not None:
+            return self.nodes(seed).census, self.val, self.test
+        data = self.config["data"]
+        if self.whole is not None:
+            return _parts(self.whole, self.test, split_of_seed(SplitSection(**data["split"]), seed))
+        found = _data(_of_seed(DataSection(**data), seed))
         return found.data, found.val, found.test
+
+    def nodes(self, seed: int) -> Fleet:
+        """The nodes, with their rows dealt as a run with this seed has them: :meth:`split` says how."""
+        assert self.fleet is not None
+        return self.fleet if self._first(seed) else _dealt_by(self.config["data"].get("split"), self.fleet, seed)
+
+    def over(self, fleet: Fleet) -> "Experiment":
+        """The same on clients at nodes, who have all rows and deal them as :meth:`split` has them here."""
+        split, run = self.config["data"].get("split"), self.config["run"]
+        found = _dealt_by(split, fleet, run["seeds"][0] if run["split_seeds"] else 0)
+        test = None if found.deal is not None and split["test"] else self.test
+        return dataclasses.replace(self, data=found.census, val=None, test=test, fleet=found)
+
+    def undealt(self) -> fedax.FederatedData:
+        """The clients' data of a simulation before they are split."""
+        run, section = self.config["run"], DataSection(**self.config["data"])
+        if section.split is None:
+            assert isinstance(self.data, fedax.FederatedData)
+            return self.data
+        found = _unsplit(_of_seed(section, run["seeds"][0] if run["split_seeds"] else 0))[1]
+        assert isinstance(found, fedax.FederatedData)
+        return found
+
+    def _first(self, seed: int) -> bool:
+        run = self.config["run"]
+        return not run["split_seeds"] or seed == run["seeds"][0]
 
 
 def read_toml(source: str | pathlib.Path) -> Table:
@@ -467,7 +513,10 @@ def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
     code = own.of_owner(allowed, table.get("code", {}))
     task, _ = _made_task(table["task"], code)
     task = _with_metrics(task, table["run"])
-    method, _ = _method(MethodSection(**table["method"]), table["method"]["label"], code)
+    if table["method"]["name"] == LOCAL_ONLY:
+        method: fedax.Algorithm = LocalOnly(check_number("lr", table["method"]["lr"], 0, open_low=True))
+    else:
+        method, _ = _method(MethodSection(**table["method"]), table["method"]["label"], code)
     given = {name: part for name, part in _options(table["run"]).items() if name in _WIRE}
     guard = given.get("guard")
     privacy = _private(PrivacySection(**table["privacy"])).get("privacy") if "privacy" in table else None
@@ -498,20 +547,30 @@ def build_all(
         code.task(first.task.name)
     track, track_config = _track(first.track)
     seeds = settings[0].run["seeds"] if first.run.split_seeds else [0]
-    pooled, data, val, test, data_config = _data(_of_seed(first.data, seeds[0]), fleet)
+    pooled, data, val, test, data_config, nodes, whole = _data(_of_seed(first.data, seeds[0]), fleet)
     if first.run.split_seeds and not {"seed", "split"} & data_config.keys():
         raise ConfigError("run.split_seeds", True, "these clients are given, not drawn; leave it out")
     census = data if isinstance(data, Census) else Census.of(data)
     classes = fleet.classes if fleet is not None else _number_of_classes(pooled, data)
-    usual = usual_task(data_config["name"], data)
+    usual = usual_task(data_config["name"], census)
     task, model, task_config = _task(first.task, data_config["name"], usual, census, classes, code)
     task, start = _started(first.task.start, task)
     task_config |= {"start": first.task.start} if first.task.start is not None else {}
     begun = {} if start is None else {"params": start}
     task = _with_metrics(task, settings[0].run)
+    if whole is not None and first.data.split and first.run.split_seeds is None and repeats(first, whole, task, fleet):
+        settings = [_repeated(made, first.run.seeds) for made in settings]
+        if (seeds := settings[0].run["seeds"])[0]:
+            data, val, test = _parts(whole, test, split_of_seed(first.data.split, seeds[0]))
+    elif first.run.seeds is None and first.data.split is not None and data_config["name"] in OWN_TABLES:
+        number = usual_seeds(repeated=False, methods=len(first.methods))
+        settings = [made._replace(run=made.run | {"seeds": [*range(number)]}) for made in settings]
     sizes = []
     for seed in seeds:
-        split = data if seed == seeds[0] else _data(_of_seed(first.data, seed)).data
+        if whole is not None and first.data.split is not None:
+            split = data if seed == seeds[0] else _parts(whole, test, split_of_seed(first.data.split, seed))[0]
+        else:
+            split = data if seed == seeds[0] else _data(_of_seed(first.data, seed), fleet).data
         if isinstance(split, fedax.FederatedData):
             split.check(task)
         sizes.append(split.sizes)
@@ -549,10 +608,11 @@ def build_all(
             made.participation,
             made.methods,
             made.options | begun,
-            fleet,
+            nodes,
             model,
             code.sources,
             track,
+            whole if made.run["split_seeds"] else None,
         )
 
     found = [experiment(each) for each in settings]
@@ -562,7 +622,7 @@ def build_all(
     if first.run.patience is not None:
         _check_patience(found)
     if first.run.baselines:
-        _check_baselines(first.run.baselines, test, settings[0].methods_config[0])
+        _check_baselines(first.run.baselines, found[0], settings[0].methods_config[0])
     return found
 
 
@@ -605,12 +665,19 @@ def _check_patience(experiments: Sequence[Experiment]) -> None:
         raise ConfigError("run.patience", experiments[0].config["run"]["patience"], way_out)
 
 
-def _check_baselines(asked: bool | Table, test: Any, method: Table) -> None:
+def measured_by_client(experiment: Experiment) -> bool:
+    """Whether there are held-out test examples of each client, here or at the nodes that have dealt their rows."""
+    if isinstance(experiment.test, fedax.FederatedData):
+        return True
+    return experiment.test is None and experiment.fleet is not None and bool(experiment.fleet.tested)
+
+
+def _check_baselines(asked: bool | Table, experiment: Experiment, method: Table) -> None:
     if isinstance(asked, dict):
         if differ := asked.keys() - {"lr"}:
             raise unknown(f"run.baselines.{min(differ)}", min(differ), ["lr"])
         check_number("run.baselines.lr", asked.get("lr", 1.0), 0, open_low=True, fixed=True)
-    if not isinstance(test, fedax.FederatedData):
+    if not measured_by_client(experiment):
         way_out = "they are measured at each client: hold a part of its examples out, [data.split] with test = 0.15"
         raise ConfigError("run.baselines", asked, way_out)
     given = asked.get("lr") if isinstance(asked, dict) else None
@@ -715,7 +782,30 @@ def _track(section: TrackSection | None) -> tuple[Tracker | None, Table]:
 
 
 def _run(section: RunSection) -> Table:
-    return {**section.model_dump(exclude_none=True), "seeds": seeds_of("run.seeds", section.seeds)}
+    given = section.model_dump(exclude_none=True)
+    seeds = seeds_of("run.seeds", 1 if section.seeds is None else section.seeds)
+    return {**given, "seeds": seeds, "split_seeds": bool(section.split_seeds)}
+
+
+def repeats(
+    config: ExperimentSection, whole: fedax.FederatedData | None, task: fedax.Task, fleet: Fleet | None
+) -> bool:
+    """Whether each seed is to have a split of its own, where the configuration does not say it."""
+    compares = config.data.name in OWN_TABLES and config.data.split is not None and len(config.methods) > 1
+    if not compares or whole is None or fleet is not None or config.sweep is not None:
+        return False
+    return are_small(whole.num_examples, count_parameters(task))
+
+
+def count_parameters(task: fedax.Task) -> int:
+    """How many numbers the model has."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.entire.form()))
+
+
+def _repeated(made: "_Settings", seeds: Any) -> "_Settings":
+    """Settings by which each seed has a split of its own."""
+    chosen = [*range(usual_seeds(repeated=True))] if seeds is None else made.run["seeds"]
+    return made._replace(run=made.run | {"seeds": chosen, "split_seeds": True})
 
 
 def seeds_of(field: str, given: Any) -> list[int]:
@@ -819,31 +909,63 @@ Held = fedax.FederatedData | Table | None
 
 
 class _Data(NamedTuple):
-    """The data of a configuration: the data set, where it comes in one; the parts; and the section as it is written."""
+    """The data of a configuration: the data set, where it comes in one; the parts; and the section as it is written.
+
+    ``fleet``: the nodes that have dealt their rows, or ``None``.
+    """
 
     pooled: Any
     data: fedax.FederatedData | Census
     val: fedax.FederatedData | None
     test: Held
     config: Table
+    fleet: Fleet | None = None
+    whole: fedax.FederatedData | None = None  # before the split, where no seed draws it
 
 
 def _data(section: DataSection, fleet: Fleet | None = None) -> _Data:
     pooled, data, test, config = _unsplit(section, fleet)
-    if section.split is None or not isinstance(data, fedax.FederatedData):
-        return _Data(pooled, data, None, test, config)
-    given = section.split.model_dump()
-    if given["train"] is None:
-        given["train"] = round(1 - given["val"] - given["test"], 12)
+    if section.split is None:
+        return _Data(pooled, data, None, test, config, fleet)
+    given = _shares(section.split)
     if test is not None and given["test"]:
         way_out = "there are held-out examples already; leave it out, and split off val alone"
         raise ConfigError("data.split.test", given["test"], way_out)
+    if fleet is not None:
+        found = _dealt_by(given, fleet)
+        return _Data(pooled, found.census, None, test, {**config, "split": given}, found)
+    assert isinstance(data, fedax.FederatedData)
+    train, val, test = _parts(data, test, section.split)
+    given_clients = pooled is None and "seed" not in config
+    return _Data(pooled, train, val, test, {**config, "split": given}, None, data if given_clients else None)
+
+
+def _shares(section: SplitSection) -> Table:
+    """The arguments of :func:`fedax.data.split`."""
+    given = section.model_dump()
+    if given["train"] is None:
+        given["train"] = round(1 - given["val"] - given["test"], 12)
+    return given
+
+
+def _parts(
+    data: fedax.FederatedData, test: Held, section: SplitSection
+) -> tuple[fedax.FederatedData, fedax.FederatedData | None, Held]:
+    """The clients' examples in parts; ``test``: held-out examples that there are without it, which stay."""
+    given = _shares(section)
     parts = within("data.split", lambda: fedax.data.split(data, **given))
     for name in ("val", "test"):
         if given[name] and getattr(parts, name) is None:
             way_out = f"no client has enough examples for one, the largest {data.sizes.max()}; ask for a larger share"
             raise ConfigError(f"data.split.{name}", given[name], f"{way_out}, or 0")
-    return _Data(pooled, parts.train, parts.val, parts.test if test is None else test, {**config, "split": given})
+    return parts.train, parts.val, parts.test if given["test"] or test is None else test
+
+
+def _dealt_by(split: Table | None, fleet: Fleet, seed: int = 0) -> Fleet:
+    """The nodes whose rows are dealt by a split with all its settings, of a training seed."""
+    if split is None or (not split["val"] and not split["test"]):
+        return fleet
+    return fleet.dealt({**split, "seed": split["seed"] + seed})
 
 
 def _unsplit(section: DataSection, fleet: Fleet | None = None) -> tuple[Any, fedax.FederatedData | Census, Held, Table]:
@@ -883,17 +1005,17 @@ def _at_nodes(section: DataSection, fleet: Fleet | None) -> tuple[None, Census, 
         raise ConfigError(
             "data.name", "nodes", "these are real clients: fedax deploy run; to simulate, name a data set"
         )
-    for name in ("partition", "clients", "split"):
+    for name in ("partition", "clients"):
         if getattr(section, name) is not None:
             raise ConfigError(f"data.{name}", getattr(section, name), "the data are at the nodes; leave it out")
     if differ := section.parameters.keys() - {"test"}:
         raise unknown(f"data.{min(differ)}", min(differ), ["name", "test", "weights"])
-    folder_, census = section.parameters.get("test"), fleet.census
+    folder_, census = section.parameters.get("test"), fleet.whole.census
     test = None if folder_ is None else within("data", lambda: fedax.FederatedData.open(folder_).examples)
     n = census.num_clients
     if section.weights == "uniform":
         census = census._replace(weights=np.full(n, 1 / n))
-    fleet.census = census
+    fleet.whole.census = census
     config = {"name": "nodes", **section.parameters, "weights": section.weights}
     return None, census, test, config
 
@@ -913,12 +1035,17 @@ def _in_clients(section: DataSection, federation: Component) -> tuple[None, feda
     return None, data, test, {"name": federation.name, **parameters, "weights": section.weights}
 
 
+def split_of_seed(split: SplitSection, seed: int) -> SplitSection:
+    """The split of a run with this seed, where each has its own: data.split.seed + seed."""
+    return split.model_copy(update={"seed": split.seed + seed})
+
+
 def _of_seed(section: DataSection, seed: int) -> DataSection:
     """The section with the split of a training seed."""
     drawn = section.name not in FEDERATIONS or "seed" in FEDERATIONS.get(section.name).arguments
     update: Table = {"seed": section.seed + seed} if drawn else {}
     if section.split is not None:
-        update["split"] = section.split.model_copy(update={"seed": section.split.seed + seed})
+        update["split"] = split_of_seed(section.split, seed)
     return section.model_copy(update=update) if seed else section
 
 

@@ -5,6 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from fedax.federation.census import Census
+
 TASKS_OF = {
     "digits": "softmax_regression",
     "mnist": "softmax_regression",
@@ -77,26 +81,55 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
 }
 
 
-def usual_task(name: str, data: Any) -> str | None:
+OWN_TABLES = ("folder", "csv", "parquet", "arrow", "images", "hdf5")  # whose clients' examples are given, not drawn
+_SMALL = 2**25  # examples × parameters; an epoch of ten splits takes a second or so
+_SPLITS, _SEEDS = 10, 3
+
+
+def are_small(examples: int, parameters: int) -> bool:
+    """Whether a run is so quick that a comparison repeats the split too, unless it is told not to.
+
+    Example:
+        >>> are_small(569, 62), are_small(60_000, 1_000_000)
+        (True, False)
+    """
+    return examples * parameters <= _SMALL
+
+
+def usual_seeds(repeated: bool, methods: int = 2) -> int:
+    """How many seeds there are where a configuration of own tables with a split does not say it.
+
+    Args:
+        repeated: whether each has a split of its own.
+        methods: how many are compared.
+
+    Example:
+        >>> usual_seeds(repeated=True), usual_seeds(repeated=False), usual_seeds(repeated=False, methods=1)
+        (10, 3, 1)
+    """
+    return _SPLITS if repeated else _SEEDS if methods > 1 else 1
+
+
+def usual_task(name: str, census: Census | None) -> str | None:
     """The task for a data set, or for clients' own data by what they are; ``None`` where only their owner knows.
 
     Args:
         name: of the data set.
-        data: the clients' examples.
+        census: of the clients, wherever their examples are; ``None``: nothing is known of them.
 
     Example:
         >>> usual_task("digits", None), usual_task("folder", None)
         ('softmax_regression', None)
     """
-    own = name in ("csv", "parquet", "arrow", "images", "hdf5") or getattr(data, "transform", None) is not None
-    if name in TASKS_OF or not own:
+    own = name in ("csv", "parquet", "arrow", "images", "hdf5") or (census is not None and census.transform is not None)
+    if name in TASKS_OF or not own or census is None:
         return TASKS_OF.get(name)
-    x, y = data.examples["x"], data.examples["y"]
-    if y.ndim > 1:
+    x, y = census.example["x"], census.example["y"]
+    if len(y.shape) > 0:
         return "char_lstm"
-    if x.ndim > 2:
+    if len(x.shape) > 1:
         return "cnn"
-    return "linear_regression" if y.dtype.kind == "f" else "softmax_regression"
+    return "linear_regression" if np.issubdtype(y.dtype, np.floating) else "softmax_regression"
 
 
 def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:
@@ -113,7 +146,7 @@ def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:
         "data": {"name": name, **found["data"]},
         "work": found.get("work", dict(_EPOCHS)),
         "participation": found.get("participation", {"kind": "full"}),
-        "run": {"seeds": 3, **found["run"], **({"baselines": True} if "split" in found["data"] else {})},
+        "run": {**({"baselines": True} if "split" in found["data"] else {"seeds": _SEEDS}), **found["run"]},
         "methods": [{"name": method, "lr": found["lr"]} for method in methods],
     }
 

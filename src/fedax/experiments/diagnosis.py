@@ -74,7 +74,10 @@ def diagnose_run(experiment: Experiment, record: Record, watch: Callable[[str], 
 
 
 def verdict(record: Record) -> str:
-    """One paragraph on a run folder that was diagnosed: what to take, what it gains and costs, when to think again."""
+    """Three sentences on a run folder that was diagnosed: what to take and on what evidence, why, and the next step.
+
+    With a method that did not come to a good end, one more says so.
+    """
     found = {table["label"]: table for table in record.diagnosis if table.get("verdict")}
     problem = summary.problems([record])[0]
     ended = {m.label: m for m in problem.methods if m.label in found and m.final("train_loss").size}
@@ -92,7 +95,7 @@ def verdict(record: Record) -> str:
     figures = f"{describe(column).label} {ends}{f', means of {seeds} seeds' if seeds > 1 else ', of one seed'}"
     others = _and([m.label for m in equal if m is not chosen])
     if others:
-        noise = "by a paired test over the seeds" if problem.p else "as far as one seed tells"
+        noise = "as far as the seeds tell" if problem.p else "as far as one seed tells"
         text = f"Take {chosen.label}: it ties with {others} {noise}, and it is the cheapest of them ({figures}). "
     else:
         noise = "by more than seed noise" if problem.p else "though one seed does not tell by how much seeds differ"
@@ -100,13 +103,30 @@ def verdict(record: Record) -> str:
     names = {settings["label"]: settings["name"] for settings in record.config["methods"]}
     tried = [label for label in ended if label != chosen.label and names[label] == own.get("take")]
     if tried and found[tried[0]].get("take") == names[chosen.label]:
-        return text + str(found[tried[0]]["verdict"])
+        return text + _after(str(found[tried[0]]["verdict"]))
     if tried:
-        text += (
+        return text + (
             f"Its figures alone would speak for {tried[0]}, which was tried here and did not do better; repeat the "
-            "comparison with more rounds before you pay for it. Those figures say: "
+            "comparison with more rounds before you pay for it."
         )
-    return text + str(own["verdict"])
+    return text + _after(str(own["verdict"]), str(own.get("method", "")))
+
+
+def _after(text: str, method: str = "") -> str:
+    """What is said of a method, after a sentence that takes it.
+
+    Example:
+        >>> _after("Keep FedAvg: noise costs it nothing.", "FedAvg")
+        'Noise costs it nothing.'
+        >>> _after("Keep FedAvg, with larger cohorts: noise keeps it above.", "FedAvg")
+        'Run it with larger cohorts: noise keeps it above.'
+    """
+    before, rest = f"Keep {method}", text.removeprefix(f"Keep {method}")
+    if not method or not text.startswith(before):
+        return text
+    if rest.startswith(": "):
+        return rest[2].upper() + rest[3:]
+    return f"Run it {rest.removeprefix(',').strip()}"
 
 
 def _close(methods: Sequence[summary.Method], found: dict[str, Found]) -> list[summary.Method]:

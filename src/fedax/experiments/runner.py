@@ -2,7 +2,6 @@
 
 import datetime
 import functools
-import math
 import platform
 import secrets
 import warnings
@@ -17,16 +16,19 @@ import fedax
 from fedax.columns import COSTS
 from fedax.engine import processes
 from fedax.engine.checkpoint import discard, present
+from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
 from fedax.engine.identity import differences, same_versions
 from fedax.engine.job import make_job
+from fedax.engine.places.nodes import Transport
+from fedax.engine.places.side_by_side import side_by_side
 from fedax.engine.private import outlook
 from fedax.engine.saved import read_model
 from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
-from fedax.experiments import clients, own, summary, toml, tracked
-from fedax.experiments.config import Experiment, within
+from fedax.experiments import clients, examples, own, summary, toml, tracked
+from fedax.experiments.config import Experiment, count_parameters, measured_by_client, within
 from fedax.experiments.plots import write_plots
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import (
@@ -52,6 +54,9 @@ from fedax.tracking import Tracker
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]
 MadeOf = dict[str, dict[str, str]]
 
+_LANES = 32  # runs over nodes that share messages, at most
+_MESSAGE = 1 << 25  # bytes of the models of such runs together, at most: of larger ones the bytes take the time
+_SHARE = 16  # the part of the memory that the splits of all seeds may take, so that they are in it side by side
 _DRAWS = 50  # rounds for which local work is drawn, to show how it is spread
 
 
@@ -93,12 +98,12 @@ def execute(
             problem, with a link in it, or with files that no run writes.
     """
     config, writes = experiment.config, jax.process_index() == 0
-    by_client = clients.measured_by_client(experiment)
+    by_client = measured_by_client(experiment)
     if processes.count() > 1 and config["run"].get("baselines"):
         raise ConfigError("run.baselines", config["run"]["baselines"], "they run in one process; leave them out")
     checked = check_methods(experiment) if checked is None else checked
     runs = [(label, seed) for label in experiment.methods for seed in config["run"]["seeds"]]
-    if config["run"]["split_seeds"]:
+    if config["run"]["split_seeds"] and not any(checked.together.values()):
         runs.sort(key=lambda each: config["run"]["seeds"].index(each[1]))  # one split after the other in memory
     over: set[tuple[str, int]] = set()
     about = None
@@ -119,12 +124,12 @@ def execute(
         keep_rows(folder, over)
     names = {method["label"]: method["name"] for method in config["methods"]}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
-    data: dict[int, Any] = {}  # of the split under way
+    data: dict[int, Any] = {}  # of the splits under way, by the seed
     logs = tracked.Logs((track or experiment.track) if writes else None, config, folder)
     _say_begun(watch, [each for each in runs if each in over])
-    for batch in batches:
-        (label, first), *_ = batch
 
+    def run_batch(batch: Sequence[tuple[str, int]], there: Transport | None) -> None:
+        label = batch[0][0]
         most = checked.private[label]["rounds"] if label in checked.private else None
         most = None if most == config["run"]["rounds"] else most
 
@@ -135,13 +140,15 @@ def execute(
             if watch is not None:
                 watch(label, seed, row)
 
-        split = first if config["run"]["split_seeds"] else 0
-        if split not in data:
-            data = {split: experiment.split(first)}
+        seeds = [seed for _, seed in batch]
+        own_data = {seed: data[seed] if seed in data else experiment.split(seed) for seed in seeds}
+        if there is None:
+            data.clear()  # one split after the other in memory
+        data.update(own_data)
         _say_begun(watch, batch)
         place = _checkpoints(folder, batch)
         with logs.of(batch) as end:
-            found = _train(experiment, label, [seed for _, seed in batch], data[split], on_row, place, kept)
+            found = _train(experiment, label, own_data, on_row, place, kept, there)
             end([run.status for run in found])
         compiled[label] += sum(run.compile_seconds for run in found)
         if writes:
@@ -150,14 +157,40 @@ def execute(
                     run.save(model_path(folder, label, seed, best=True), best=True)
                 run.save(model_path(folder, label, seed))
                 if by_client and clients.finite_model(run.params):
-                    clients.add_table(experiment, folder, label, seed, run.params, data[split][2])
+                    clients.add_table(experiment, folder, label, seed, run.params, data[seed][2])
+                examples.add(experiment, folder, label, seed, run.params)
             discard_sweep(place) if len(batch) > 1 else discard(place)
-    if writes and by_client:
-        for label, seed in sorted(over):
+
+    if experiment.fleet is None:
+        for batch in batches:
+            run_batch(batch, None)
+    else:
+        _at_nodes(experiment, batches, run_batch)
+    for label, seed in sorted(over) if writes else ():
+        examples.mend(experiment, folder, label, seed)
+        if by_client:
             clients.mend(experiment, folder, label, seed)
-        if config["run"].get("baselines") and experiment.fleet is None:
-            clients.add_baselines(experiment, folder)
+    if writes and by_client and config["run"].get("baselines"):
+        clients.add_baselines(experiment, folder)
     return finish(folder, compiled, drawn) if writes else None
+
+
+def _at_nodes(
+    experiment: Experiment,
+    batches: Sequence[Sequence[tuple[str, int]]],
+    run_batch: Callable[[Sequence[tuple[str, int]], Transport | None], None],
+) -> None:
+    """Runs over nodes: as many share messages as their models are small, for a message takes a while."""
+    fleet = experiment.fleet
+    assert fleet is not None
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.task.entire.form()))
+    together = max(1, min(_LANES, _MESSAGE // max(size, 1)))
+    for at in range(0, len(batches), together):
+        works = [lambda there, batch=batch: run_batch(batch, there) for batch in batches[at : at + together]]
+        with warnings.catch_warnings():
+            for said in (DivergedWarning, BadClientWarning):  # by the report
+                warnings.simplefilter("ignore", said)
+            side_by_side(fleet.transport, works)
 
 
 def _say_begun(watch: Watch | None, runs: Sequence[tuple[str, int]]) -> None:
@@ -206,29 +239,36 @@ def _checkpoints(folder: Path, batch: Sequence[tuple[str, int]]) -> Path:
 def _train(
     experiment: Experiment,
     label: str,
-    seeds: list[int],
-    data: tuple[Any, Any, Any],
+    data: Mapping[int, tuple[Any, Any, Any]],
     on_row: Callable[[int, dict[str, Any]], None],
     place: Path,
     kept: Mapping[str, Any],
+    there: Transport | None,
 ) -> list[fedax.Run]:
-    """A method with one seed, or with several side by side."""
-    options = {"work": experiment.work, "participation": experiment.participation, "val": data[1], "test": data[2]}
+    """A method with one seed, or with several side by side; ``data``: of each seed."""
+    seeds = list(data)
+    first = dict(zip(("data", "val", "test"), data[seeds[0]], strict=True))
+    options = {"work": experiment.work, "participation": experiment.participation, **first}
     options |= {"checkpoint": fedax.Checkpoints(place, **kept)} | experiment.options
     method, task = experiment.methods[label], experiment.task
+    if there is not None:
+        nodes = experiment.nodes(seeds[0]).by(there)
+        del options["checkpoint"], options["data"]
+        options |= {"checkpoint": place, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
+        return [train(method, task, nodes, experiment.problem(label), seed=seeds[0], **options)]
     with warnings.catch_warnings():
         for said in (DivergedWarning, BadClientWarning):  # by the report
             warnings.simplefilter("ignore", said)
-        if experiment.fleet is not None:
-            del options["checkpoint"]
-            options |= {"checkpoint": place, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
-            return [train(method, task, experiment.fleet, experiment.problem(label), seed=seeds[0], **options)]
         if len(seeds) > 1:
             watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
             options = one_core() | options | {"progress": False}  # there is that of all runs together
-            return fedax.sweep(lambda: method, [{}], task, data[0], seeds=seeds, callback=watch, **options).runs[0]
+            own = {}
+            if experiment.config["run"]["split_seeds"]:
+                own = {seed: dict(zip(first, parts, strict=True)) for seed, parts in data.items()}
+            found = fedax.sweep(lambda: method, [{}], task, seeds=seeds, by_seed=own, callback=watch, **options)
+            return found.runs[0]
         callback = functools.partial(on_row, seeds[0])
-        return [fedax.simulate(method, task, data[0], seed=seeds[0], callback=callback, progress=False, **options)]
+        return [fedax.simulate(method, task, seed=seeds[0], callback=callback, progress=False, **options)]
 
 
 class Checked(NamedTuple):
@@ -256,18 +296,35 @@ def check_methods(experiment: Experiment) -> Checked:
     )
     run = experiment.config["run"]
     found = Checked({}, {}, {}, {})
+    alike = experiment.fleet is None and bool(run["split_seeds"]) and _alike(experiment)
     for label, algorithm in experiment.methods.items():
         job = within(f"methods.{label}", functools.partial(make_job, algorithm, **given))
         found.made_of[label] = {name: text for name, text in job.settings().items() if name != "seed"}
         found.made_of[label] |= {
             f"code {place}": digest for place, digest in experiment.problem(label).get("code", {}).items()
         }
-        side_by_side = experiment.fleet is None and not run["split_seeds"]
+        side_by_side = experiment.fleet is None and (alike if run["split_seeds"] else True)
         found.together[label] = side_by_side and worth_lanes(job, len(run["seeds"]))
         found.columns[label] = columns(job)
         if (private := outlook_of(experiment, label)) is not None:
             found.private[label] = private
     return found
+
+
+def _alike(experiment: Experiment) -> bool:
+    """Whether the splits of all seeds have equal shapes, client by client, and room in memory together."""
+    seeds, form = experiment.config["run"]["seeds"], None
+    for seed in seeds:
+        parts = experiment.split(seed)
+        leaves = [leaf for each in parts for leaf in jax.tree.leaves(getattr(each, "examples", each))]
+        if sum(leaf.nbytes for leaf in leaves) * len(seeds) > device_bytes() / _SHARE:
+            return False
+        sizes = [tuple(each.sizes) for each in parts if isinstance(each, fedax.FederatedData)]
+        own = sizes, [(leaf.shape, leaf.dtype) for leaf in leaves], tuple(parts[0].weights)
+        if form not in (None, own):
+            return False
+        form = own
+    return True
 
 
 def outlook_of(experiment: Experiment, label: str) -> dict[str, Any] | None:
@@ -372,13 +429,9 @@ def draw(record: Record) -> None:
     write_report([record], record.folder / "report.html")
 
 
-def count_parameters(task: fedax.Task) -> int:
-    """How many numbers the model has."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.entire.form()))
-
-
 def _about(experiments: Sequence[Experiment]) -> dict[str, Any]:
     devices = jax.devices()
+    overview = getattr(experiments[0].data, "overview", None)  # a census has none
     return {
         "id": secrets.token_hex(6),
         "started": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z"),
@@ -392,6 +445,7 @@ def _about(experiments: Sequence[Experiment]) -> dict[str, Any]:
         "parameters": count_parameters(experiments[0].task),
         "majority": clients.majority(experiments[0]),
         "clients": _clients(experiments),
+        "columns": None if overview is None else overview.to_json(),
     }
 
 

@@ -3,7 +3,7 @@
 | file | what |
 |---|---|
 | config.toml | the whole configuration, defaults included; ``fedax run config.toml`` runs it again |
-| about.json | versions, device, start, and the clients: sizes, weights, classes, local steps |
+| about.json | versions, device, start; the clients: sizes, weights, classes, local steps; their tables' columns |
 | code/ | own methods and tasks, as they were when the run began |
 | metrics.jsonl | one line an evaluation, as the run goes |
 | checkpoints/ | of runs that are not over, what they go on from; see :class:`fedax.Checkpoints` |
@@ -36,6 +36,7 @@ import numpy as np
 import pydantic
 
 from fedax.columns import COSTS, PER_CLIENT
+from fedax.data import Overview
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import WRITING, damage, write_atomic
 from fedax.engine.history import FAILED, column_of, ended_worse
@@ -49,7 +50,8 @@ from fedax.files import regular
 Path = pathlib.Path
 
 LOCK = ".lock"
-FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines")
+TRACEBACK = "traceback-"  # what the names of files begin with that an unexpected error leaves
+FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines", "examples")
 _LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
 _MISSING = {"epsilon": math.inf}  # what stands for null in a row; of all others not-a-number
 _OF_A_RUN = ("label", "method", "point", "seed", "status")
@@ -223,7 +225,7 @@ def _unused(folder: Path) -> bool:
         elif path.name == "metrics.jsonl":
             if not path.is_file() or path.stat().st_size:
                 return False
-        elif path.name != LOCK and not path.name.startswith(WRITING):
+        elif path.name != LOCK and not path.name.startswith((WRITING, TRACEBACK)):
             return False
     return True
 
@@ -370,7 +372,7 @@ def missing_rounds(run: MethodRun | None, config: Mapping[str, Any], over: bool)
     """
     asked = config["run"]
     due = [0, *evaluation_rounds(asked["rounds"], asked.get("evaluate_every"))]
-    there = [] if run is None else run.history["round"].tolist()
+    there = set() if run is None else {*run.history["round"].tolist()}
     early = run is not None and run.status != "unfinished"
     last = due[-1] if over and not early else max(there, default=-1)
     return [index for index in due if index <= last and index not in there]
@@ -660,6 +662,10 @@ class _Outlook(_Form):
     one: Number | None
 
 
+def _overview(table: dict[str, Any]) -> dict[str, Any]:
+    return Overview.from_json(table).to_json()
+
+
 class _About(_Form):
     privacy: dict[str, _Outlook] | None = None  # label -> what was known of its privacy before it began; not of a sweep
     majority: _Majority | None = None  # of two classes, what the commoner one alone has
@@ -671,6 +677,7 @@ class _About(_Form):
     versions: dict[str, str]
     parameters: Whole
     clients: _Clients
+    columns: Annotated[dict[str, Any], pydantic.AfterValidator(_overview)] | None = None  # of tables, by client
 
 
 class _Point(_Form):

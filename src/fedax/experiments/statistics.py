@@ -3,8 +3,8 @@
 Values are those of the last evaluation. Methods are compared as in :mod:`fedax.experiments.summary`: within a problem,
 by the seeds that all have, with a paired t-test and Holm's correction. With n seeds of mean x̄ and sample standard
 deviation s, an interval is x̄ ± t s/√n, where t is the quantile of Student's distribution with n − 1 degrees of freedom.
-That of a difference is the same of the seeds' differences. It holds for one comparison at a time; p is corrected for
-all.
+That of a difference covers the split and the test examples too, as :mod:`fedax.experiments.chance` says. It holds for
+one comparison at a time; p is corrected for all.
 
 A seed has reached a target at its first evaluation that is as good or better. What that cost is averaged over the seeds
 that reached it; how many did stands beside it, for a mean over a few lucky seeds flatters a method.
@@ -102,12 +102,12 @@ def difference(problem: Problem, m: Method, confidence: float = 0.95) -> Differe
         return none
     if m is problem.best:
         return Difference(0.0, math.nan, math.nan, math.nan)
+    if (gap := problem.gaps.get(m.label)) is not None:
+        return Difference(gap.mean, *gap.interval(confidence), problem.p[m.label])
     values, best = m.final(problem.judge), problem.best.final(problem.judge)
     if m.status != "finished" or not np.isfinite(values).all():
         return none
-    return Difference(
-        float(np.mean(values - best)), *interval(values - best, confidence), problem.p.get(m.label, math.nan)
-    )
+    return Difference(float(np.mean(values - best)), math.nan, math.nan, math.nan)
 
 
 def target_of(problem: Problem, aim: Aim) -> Target:

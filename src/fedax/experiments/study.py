@@ -34,6 +34,7 @@ from fedax._start import share_gpu
 from fedax.columns import better
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import sweeps, toml
+from fedax.experiments.chance import gap_of
 from fedax.experiments.config import (
     Count,
     MethodSection,
@@ -53,7 +54,7 @@ from fedax.experiments.own import code_of
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import MethodRun, Path, Record, Trial, finite, locked, read, slug, write_atomic, write_json
 from fedax.experiments.statistics import interval
-from fedax.experiments.summary import LEVEL, holm, paired_t, problems
+from fedax.experiments.summary import LEVEL, holm, problems
 
 Watch = Callable[[str], None]
 
@@ -542,7 +543,7 @@ def claims(part: Part, record: Record) -> list[Claim]:
         )
         with np.errstate(invalid="ignore"):  # of two that failed
             found.append((one, other, np.subtract(first, second)))
-    tested = [paired_t(np.zeros(len(gaps)), gaps) if _testable(gaps) else 1.0 for _, _, gaps in found]
+    tested = [gap_of(np.zeros(len(gaps)), gaps).p if _testable(gaps) else 1.0 for _, _, gaps in found]
     corrected = holm(tested)
     return [
         Claim(

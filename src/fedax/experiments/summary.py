@@ -2,17 +2,20 @@
 
 Methods are compared within a problem only: the same data, task, work, participation, rounds and batch. The seeds of two
 methods are paired, since a seed fixes the initial model, the cohorts and the minibatches of both; so differences are
-judged by a paired t-test over the seeds. The best is chosen by the same figures, hence all pairs count in Holm's
-correction: with the comparisons to the best alone, ten equal methods give a false difference in 12 % of all cases.
+judged by a paired t-test over the seeds, whose error covers the split and the test examples too
+(:mod:`fedax.experiments.chance`). The best is chosen by the same figures, hence all pairs count in Holm's correction:
+with the comparisons to the best alone, ten equal methods give a false difference in 12 % of all cases. A difference of
+less than :data:`fedax.theory.diagnostics.MATERIAL` of what training gained is a tie, however sure it is.
 """
 
 import copy
 import itertools
 import json
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,17 +24,19 @@ from fedax.columns import EXCLUSIONS, better, describe, measures, show, show_par
 from fedax.data import FEDERATIONS
 from fedax.engine.history import tail_of
 from fedax.errors import ConfigError
+from fedax.experiments import chance, examples
+from fedax.experiments.chance import Gap, gap_of
 from fedax.experiments.config import PYTHON
 from fedax.experiments.defaults import judge
-from fedax.experiments.runs import MethodRun, Record
+from fedax.experiments.runs import MethodRun, Path, Record
 from fedax.figures.axes import AXES, Axis
+from fedax.theory.diagnostics import MATERIAL
 
 WORDS = {"diverged": "diverged", "worse": "ended worse", "failed": "stopped by its guard", "unfinished": "unfinished"}
 GONE = {status: WORDS[status] for status in ("diverged", "worse")}  # whose curves may leave the picture
 
 LEVEL = 0.05  # of the paired test
 _FEW = 10  # seeds: with fewer the test finds differences of about their standard deviation only, or larger ones
-_ROUNDING = 1e-6  # relative; what differs by less in float32 is the same
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,8 @@ class Method:
         runs: one a seed.
         names: of the clients, where they are real; else empty.
         delta: δ, for which the history tells ε; ``None``: the runs are not private.
+        folder: the run folder.
+        own: the label there.
     """
 
     label: str
@@ -51,6 +58,8 @@ class Method:
     runs: list[MethodRun]
     names: Sequence[str] = ()
     delta: float | None = None
+    folder: Path | None = None
+    own: str = ""
 
     @property
     def status(self) -> str:
@@ -101,6 +110,16 @@ class Method:
         """What a run cost in the end, the mean over seeds."""
         return float(np.mean([run.history[column][-1] for run in self.runs]))
 
+    def of_examples(self, column: str) -> examples.Values | None:
+        """The values of held-out examples, means over the seeds; ``None`` where they are not known of all."""
+        if self.folder is None:
+            return None
+        found = [examples.read(self.folder, self.own, run.seed, column) for run in self.runs]
+        there = [each for each in found if each is not None]
+        if not there or len(there) < len(found) or any(list(each.sizes) != list(there[0].sizes) for each in there):
+            return None
+        return examples.Values(np.mean([each.values for each in there], axis=0), there[0].sizes)
+
     @property
     def epsilon(self) -> float | None:
         """The privacy that a run has spent, the most of its seeds; ``None``: the runs are not private."""
@@ -118,7 +137,8 @@ def methods(records: Sequence[Record], names: Sequence[str] = ()) -> list[Method
                 label = f"{settings['label']} · {name}" if name else settings["label"]
                 clients = record.about["clients"].get("names") or ()
                 delta = record.config.get("privacy", {}).get("delta")
-                found.append(Method(label, telling(_at(settings, runs[0].point)), runs, clients, delta))
+                hyper = telling(_at(settings, runs[0].point))
+                found.append(Method(label, hyper, runs, clients, delta, record.folder, settings["label"]))
     return found
 
 
@@ -137,6 +157,10 @@ class Problem:
         tail: of how many last evaluations a mean stands beside the last value; 0 where there are too few.
         best: the method with the best mean of those that finished; ``None`` if there are not two.
         p: label -> corrected p-value of the difference to the best; empty where there are not two seeds.
+        gaps: label -> the difference, that method less the best; of the same.
+        covered: the sources of chance that these cover, in words.
+        sure: whether they cover the held-out examples, where these decide.
+        gained: by how much the best has changed the column that decides since the start; 0 where not known.
     """
 
     records: list[Record]
@@ -149,18 +173,26 @@ class Problem:
     tail: int
     best: Method | None
     p: dict[str, float]
+    gaps: dict[str, Gap] = field(default_factory=dict)
+    covered: list[str] = field(default_factory=list)
+    sure: bool = True
+    gained: float = 0.0
+
+    def small(self, label: str) -> bool:
+        """Whether a method's difference to the best is too small to matter."""
+        return abs(self.gaps[label].mean) < MATERIAL * self.gained
 
     @property
     def star(self) -> Method | None:
-        """The best, where its difference to each other method stands beyond the test."""
-        return self.best if self.p and max(self.p.values()) < LEVEL else None
+        """The best, where its difference to each other method matters and is more than chance."""
+        told = self.sure and self.p and max(self.p.values()) < LEVEL and not any(map(self.small, self.p))
+        return self.best if told else None
 
     @property
     def tied(self) -> list[Method]:
-        """The best and those of which the test does not tell it; empty where there is a star, or no test."""
-        if not self.p or self.star is not None:
-            return []
-        return [m for m in self.methods if m is self.best or self.p.get(m.label, 0) >= LEVEL]
+        """The best and those of which the test does not tell it, or too close to matter; empty where there is none."""
+        equal = [label for label, p in self.p.items() if p >= LEVEL or self.small(label)]
+        return [m for m in self.methods if m is self.best or m.label in equal] if equal else []
 
     def mark(self, m: Method) -> str:
         """``"★"``, ``"≈"`` for a tie, or nothing."""
@@ -231,13 +263,12 @@ def _compared(records: list[Record], differs: dict[str, str], folders: list[str]
     if len(records) == 1 and "sweep" in config:
         column, way = config["sweep"]["criterion"], config["sweep"]["better"]
     length = min((len(run.history["round"]) for m in finished for run in m.runs), default=0)
-    best: Method | None = None
-    p: dict[str, float] = {}
+    tested = _Tested(None, {}, {}, [], True, 0.0)
     if column is not None:
         way = way or better(column)
-        best, p = _paired(finished if seeds else [], column, way)
+        tested = _paired(finished if seeds else [], column, way, records[0].config)
     tail = tail_of(length) if length > 4 else 0
-    return Problem(records, found, differs, seeds, left_out, column, way, tail, best, p)
+    return Problem(records, found, differs, seeds, left_out, column, way, tail, *tested)
 
 
 def _with_seeds(m: Method, seeds: list[int]) -> Method:
@@ -245,40 +276,51 @@ def _with_seeds(m: Method, seeds: list[int]) -> Method:
     return replace(m, runs=[runs[seed] for seed in seeds]) if all(seed in runs for seed in seeds) else m
 
 
-def _paired(found: list[Method], column: str, way: str | None) -> tuple[Method | None, dict[str, float]]:
-    """The method with the best mean, and the p-value of each other one's difference to it."""
+class _Tested(NamedTuple):
+    """As in :class:`Problem`."""
+
+    best: Method | None
+    p: dict[str, float]
+    gaps: dict[str, Gap]
+    covered: list[str]
+    sure: bool
+    gained: float
+
+
+def _paired(found: list[Method], column: str, way: str | None, config: Mapping[str, Any]) -> _Tested:
+    """The method with the best mean, and how each other one differs from it."""
     finals = {m.label: m.final(column) for m in found}
     found = [m for m in found if np.isfinite(finals[m.label]).all()]
     if len(found) < 2 or way is None:
-        return None, {}
+        return _Tested(None, {}, {}, [], True, 0.0)
     best = (min if way == "lower" else max)(found, key=lambda m: float(np.mean(finals[m.label])))
+    gained = float(np.mean([abs(run.history[column][0] - run.history[column][-1]) for run in best.runs]))
+    gained = gained if math.isfinite(gained) else 0.0
     if len(finals[best.label]) < 2:
-        return best, {}
+        return _Tested(best, {}, {}, [], True, gained)
+    part = chance.fixed_part(config, column)
+    values = {} if part is None else {m.label: m.of_examples(column) for m in found}
+    there = {label: each for label, each in values.items() if each is not None}
+    sizes = [list(each.sizes) for each in there.values()]
+    known = len(there) == len(found) and all(each == sizes[0] for each in sizes)
+    overlap = chance.overlap(config, column)
+
+    def gap(one: str, other: str) -> Gap:
+        if not known:
+            return gap_of(finals[one], finals[other], overlap)
+        return gap_of(finals[one], finals[other], overlap, (there[one].values, there[other].values), there[one].sizes)
+
     pairs = list(itertools.combinations([m.label for m in found], 2))
-    values = dict(zip(pairs, holm([paired_t(finals[one], finals[other]) for one, other in pairs]), strict=True))
-    return best, {
-        next(label for label in pair if label != best.label): p for pair, p in values.items() if best.label in pair
-    }
-
-
-def paired_t(one: np.ndarray, other: np.ndarray) -> float:
-    """The two-sided p-value of the paired t-test; of differences that do not vary, 0, or 1 where they are rounding.
-
-    Example:
-        >>> a = np.array([1.0, 2.0, 3.0])
-        >>> round(paired_t(a, a + [0.1, 0.2, 0.15]), 4), paired_t(a, a + 1), paired_t(a, a * (1 + 1e-9))
-        (0.0351, 0.0, 1.0)
-    """
-    from scipy import special  # scipy.stats has the same with ten times the work, and is slow to import
-
-    gaps = other - one
-    small = _ROUNDING * max(np.abs(one).max(), np.abs(other).max())
-    if np.abs(gaps).max() <= small:
-        return 1.0
-    if np.ptp(gaps) <= small:
-        return 0.0
-    t = gaps.mean() / (gaps.std(ddof=1) / np.sqrt(len(gaps)))
-    return float(2 * special.stdtr(len(gaps) - 1, -abs(t)))
+    corrected = dict(zip(pairs, holm([gap(*pair).p for pair in pairs]), strict=True))
+    others = {label: pair for pair in pairs for label in pair if best.label in pair and label != best.label}
+    return _Tested(
+        best,
+        {label: corrected[pair] for label, pair in others.items()},
+        {label: gap(best.label, label) for label in others},
+        chance.covered(config, column, known, len(sizes[0]) if known else 0),
+        part is None or known,
+        gained,
+    )
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -295,17 +337,23 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def judged(problem: Problem) -> dict[str, Any]:
-    """How the methods compare, for programs."""
+    """How the methods compare, for programs; ``differences``: to the best, with their 95 % intervals."""
     return {
         "column": problem.judge,
         "better": problem.better,
         "over": over(problem.records[0].config, len(problem.seeds)),
         "seeds": problem.seeds,
-        "test": "paired t-test, Holm over all pairs",
+        "test": f"{_test_of(problem)}, Holm over all pairs",
+        "covered": problem.covered,
         "best": problem.best and problem.best.label,
+        "differences": {
+            label: dict(zip(("mean", "low", "high"), (gap.mean, *gap.interval()), strict=True))
+            for label, gap in problem.gaps.items()
+        },
         "p": problem.p,
         "star": problem.star and problem.star.label,
         "tied": [m.label for m in problem.tied],
+        "too_small_to_matter": [label for label in problem.p if problem.small(label)],
         "tail_evaluations": problem.tail,
     }
 
@@ -316,7 +364,7 @@ def described(values: np.ndarray) -> dict[str, Any] | None:
 
 
 def verdict(problem: Problem) -> list[str]:
-    """Which method is best and whether the seeds bear that out, and what became of those that did not finish."""
+    """By how much methods differ, which is best, what that covers, and what became of those that did not finish."""
     return [*_ranking(problem), *_mishaps(problem)]
 
 
@@ -336,16 +384,65 @@ def _ranking(problem: Problem) -> list[str]:
     text += f"next {others[0].label}, {with_spread(column, others[0].final(column))}."
     if not problem.p:
         return [f"{text} One seed does not tell this from chance."]
-    test = f"a paired t-test over {len(problem.seeds)} seeds"
-    if len(others) > 1:
-        test += ", corrected for all pairs of methods,"
+    said = [_interval(problem, others[0].label, name), text]
     if problem.star is not None:
         which = "each other method" if len(others) > 1 else "it"
-        sign_of = "≤" if len(others) > 1 else "="
-        p = f"p {sign_of} {max(problem.p.values()):.2g}"
-        return [f"{text} The difference to {which} stands: {p} in {test.rstrip(',')}."]
+        p = f"p {'≤' if len(others) > 1 else '='} {max(problem.p.values()):.2g}"
+        said.append(f"The difference to {which} is more than chance ({p}).")
     tied = [m.label for m in problem.tied if m is not best]
-    return [f"{text} But {_list(tied)} {'ties' if len(tied) == 1 else 'tie'} with it: {test} finds no difference."]
+    small = [label for label in tied if problem.small(label)]
+    chancy = [label for label in tied if label not in small]
+    if chancy:
+        said.append(f"But {_list(chancy)} {_tie(chancy, 'may be chance')}.")
+    if small:
+        said.append(f"But {_list(small)} {_tie(small, 'too small to matter')}, {_UNFELT}.")
+    return [*said, *_covering(problem)]
+
+
+_UNFELT = f"less than {100 * MATERIAL:g} % of what training gained"
+
+
+def _tie(labels: Sequence[str], why: str) -> str:
+    be = "" if why.startswith("may") else "is " if len(labels) == 1 else "are "
+    return f"ties with it: the difference {be}{why}" if len(labels) == 1 else f"tie with it: the differences {be}{why}"
+
+
+def _interval(problem: Problem, label: str, name: str) -> str:
+    """The difference of a method to the best, with its interval."""
+    assert problem.best is not None
+    gap, unit = problem.gaps[label], describe(str(problem.judge)).unit
+    values = [(100 if unit == "%" else 1) * value for value in (gap.mean, *gap.interval())]
+    digits = 1 - math.floor(math.log10(most)) if (most := max(map(abs, values))) else 0
+    mean, low, high = (f"{value:+.{max(digits, 0)}f}" for value in values)
+    if most and not 1e-4 <= most < 1e5:
+        mean, low, high = (f"{value:+.1e}" for value in values)
+    what = f"{name} (percentage points)" if unit == "%" else name
+    text = f"{label} less {problem.best.label}, {what}: {mean}, 95 % interval {low} to {high}."
+    return text.replace("-", "−") if "-" not in f"{label}{problem.best.label}{what}" else text
+
+
+def _covering(problem: Problem) -> list[str]:
+    """What the interval and the verdict cover, and what they do not."""
+    correct = ", corrected for all pairs of methods" if len(problem.p) > 1 else ""
+    times = f"{len(problem.seeds)} {'splits' if chance.SPLIT in problem.covered else 'seeds'}"
+    said = [f"This covers {_list(problem.covered)}: {_test_of(problem)} over {times}{correct}."]
+    data, part = problem.records[0].config["data"], chance.part_of(problem.judge)
+    if not problem.sure:
+        way_out = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
+        said.append(f"It does not cover the {'validation' if part == 'val' else part} examples{way_out}.")
+    elif part is not None and "split" in data and chance.SPLIT not in problem.covered:
+        said.append("Another split may say otherwise: run.split_seeds = true covers that too.")
+    elif data.get("partition", "column") != "column" and chance.DEALT not in problem.covered:
+        said.append("Clients that are dealt anew may say otherwise: run.split_seeds = true covers that too.")
+    return said
+
+
+def _test_of(problem: Problem) -> str:
+    """The test's name."""
+    if problem.judge is not None and chance.overlap(problem.records[0].config, problem.judge):
+        return "a corrected resampled t-test"
+    clustered = chance.EXAMPLES in problem.covered and problem.sure
+    return "a paired t-test, its error clustered by seed and example," if clustered else "a paired t-test"
 
 
 def _mishaps(problem: Problem) -> list[str]:
@@ -375,9 +472,9 @@ def legend(problem: Problem) -> list[str]:
     if problem.judge is not None:
         said.append(f"Judged by {describe(problem.judge).label} ({problem.better} is better).")
     if problem.star is not None:
-        said.append(f"★: better than each other method by a paired t-test over the seeds, p < {LEVEL} (Holm).")
+        said.append(f"★: better than each other method, p < {LEVEL} (Holm).")
     elif problem.tied:
-        said.append(f"≈: tied; a paired t-test over the seeds does not tell them from the best, p ≥ {LEVEL} (Holm).")
+        said.append(f"≈: tied with the best, p ≥ {LEVEL} (Holm) or too close to matter.")
     if problem.p and len(problem.seeds) < _FEW:
         said.append("So few seeds show large differences only.")
     return said

@@ -16,6 +16,7 @@ from fedax.experiments.runs import Record
 from fedax.experiments.statistics import Aim, Difference, Target, difference, interval, reached, target_of
 from fedax.experiments.summary import Method, Problem, spread
 from fedax.experiments.typeset import Sheet, latex, markdown
+from fedax.files import cell, quoting_of
 from fedax.numbers import check_number
 
 if TYPE_CHECKING:
@@ -90,8 +91,13 @@ def _std(values: np.ndarray) -> float:
 
 
 def to_csv(records: Sequence[Record], *, target: Aim | None = None, confidence: float = 0.95) -> str:
-    """:func:`table` as comma-separated values; what there is not is empty."""
-    return str(table(records, target=target, confidence=confidence).to_csv(index=False, lineterminator="\n"))
+    """:func:`table` as comma-separated values; what there is not is empty.
+
+    A text that a spreadsheet would take for a formula, such as a label ``=a``, has ``'`` before it.
+    """
+    found = table(records, target=target, confidence=confidence).map(lambda x: cell(x) if isinstance(x, str) else x)
+    quoting = quoting_of(str(each) for each in found["method"])
+    return str(found.rename(columns=cell).to_csv(index=False, lineterminator="\n", quoting=quoting))
 
 
 def to_latex(records: Sequence[Record], *, target: Aim | None = None, confidence: float = 0.95) -> str:
@@ -173,8 +179,8 @@ def _compared(problem: Problem, confidence: float) -> dict[str, list[str]]:
 
 def _reading(confidence: float) -> list[str]:
     return [
-        f"Intervals: {100 * confidence:g} % confidence, by Student's t over the seeds, each for itself.",
-        "p: of the paired t-test, corrected for all pairs of methods.",
+        f"Intervals: {100 * confidence:g} % confidence, each for itself; of a mean by Student's t over the seeds.",
+        "Those of differences and p cover what the verdict says; p is corrected for all pairs of methods.",
     ]
 
 

@@ -1,7 +1,6 @@
 """Experiments over nodes: what the commands ``fedax deploy run`` and ``fedax deploy local`` add to ``fedax run``."""
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -18,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from fedax.data import FederatedData
+from fedax.data import FederatedData, summarize
+from fedax.data.tables import read_table
 from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import Message
+from fedax.engine.places.nodes import Message, Transport
 from fedax.engine.places.site import Limits, Problem, Site
-from fedax.errors import ConfigError, NodeError
+from fedax.engine.places.tables import Desk, Said, decide
+from fedax.errors import ConfigError, DataError, NodeError
 from fedax.experiments import own
 from fedax.experiments.config import Experiment, check_settings, problem_of
 from fedax.experiments.defaults import TASKS_OF
@@ -52,6 +53,7 @@ def answering(
     data: str,
     state: str,
     names: Sequence[str],
+    table: Table | None = None,
     test: str | None = None,
     val: str | None = None,
     columns: Sequence[str] | None = None,
@@ -59,16 +61,19 @@ def answering(
     noise: float | None = None,
     bound: float | None = None,
     code: Sequence[str] = (),
+    split: bool = True,
 ) -> Callable[[Message], Message]:
     """What answers for the clients of a node, in the process of its worker.
 
     Args:
-        data: the folder of their examples, as ``FederatedData.save`` writes it.
+        data: the folder of their examples, as ``FederatedData.save`` writes it; or a client's table.
         state: a folder for what outlives the process.
         names: of the clients, in the order of ``data``.
+        table: of a table, how it is read (:func:`read_rows`), and the options of
+            :class:`fedax.engine.places.tables.Desk`.
         test: the folder of held-out examples, or ``None``.
         val: the same of those to choose by.
-        columns, rounds, noise, bound: as of :class:`fedax.engine.places.site.Limits`.
+        columns, rounds, noise, bound, split: as of :class:`fedax.engine.places.site.Limits`.
         code: files, and modules of packages, of methods and tasks that may run here.
 
     Raises:
@@ -78,9 +83,34 @@ def answering(
     for each in code:
         own.owned(each)
     make = functools.partial(_make, code=code)
-    limits = Limits(columns, rounds, noise, bound)
-    site = Site(FederatedData.open(data), make, state, names, held[0], limits, held[1])
-    return site.answer
+    limits = Limits(columns, rounds, noise, bound, split)
+    site = lambda found: Site(found, make, state, names, held[0], limits, held[1])  # noqa: E731
+    if table is None:
+        return site(FederatedData.open(data)).answer
+    options = dict(table)
+    rows = read_rows(pathlib.Path(data), **options.pop("read"))
+    say = functools.partial(print, flush=True)
+    return Desk(rows, names[0], pathlib.Path(state).parent, site, say=say, **options).answer
+
+
+def read_rows(path: pathlib.Path, decimal: str = ".", encoding: str = "utf-8", drop: Sequence[str] = ()) -> Any:
+    """A node's table, checked: every column of it can be summarised.
+
+    Args:
+        path: a .csv or .parquet file.
+        decimal, encoding: as of :func:`fedax.data.from_csv`.
+        drop: columns that are not used, and of which nothing leaves.
+
+    Raises:
+        ConfigError, DataError: it cannot be used.
+    """
+    if decimal not in (".", ","):
+        raise ConfigError("decimal", decimal, 'give "." or ","')
+    rows = read_table(path, decimal, encoding, drop=drop)
+    if not len(rows.columns):
+        raise DataError(f"{path}: no column is left")
+    summarize(rows)
+    return rows
 
 
 def node(
@@ -91,6 +121,7 @@ def node(
     *,
     state: pathlib.Path | None = None,
     names: Sequence[str] | None = None,
+    table: Table | None = None,
     test: pathlib.Path | None = None,
     val: pathlib.Path | None = None,
     columns: Sequence[str] | None = None,
@@ -99,17 +130,21 @@ def node(
     bound: float | None = None,
     trusted: Sequence[str] = (),
     code: Sequence[str] = (),
+    split: bool = True,
     poll: float = 3.0,
     wait: float | None = None,
     say: Say = print,
 ) -> None:
-    """Run a node until SIGINT or SIGTERM.
+    """Run a node until SIGINT, SIGTERM or SIGHUP.
 
     Args:
         link, ca, key, trusted, poll, wait, say: as of :func:`fedax.flower.node.run`.
-        data, test, val, columns, rounds, noise, bound, code: as of :func:`answering`.
+        data, test, val, columns, rounds, noise, bound, code, split: as of :func:`answering`.
         state: its folder; default: ``<key>.state``.
-        names: of its clients; default: those of the data, or the key's file name, of several with their numbers.
+        names: of its clients; default: those of the data, or the key's file name, of several with their numbers. A
+            table is one client, called by its file.
+        table: options of a table: ``decimal``, ``encoding`` and ``drop`` as of :func:`read_rows`, ``review`` and
+            ``drop_missing_labels`` as of :class:`fedax.engine.places.tables.Desk`.
 
     Raises:
         ConfigError, DataError, NodeError: something cannot be used, before anything is started; the node cannot work.
@@ -119,11 +154,25 @@ def node(
     from fedax.flower import node as nodes
 
     certificates.split(link)
-    here = FederatedData.open(data)
-    usual = [key.name] if here.num_clients == 1 else [f"{key.name}-{i}" for i in range(here.num_clients)]
-    given = list(names or here.names or usual)
-    if len({*given}) != here.num_clients or not all(given):
-        raise ConfigError("clients", given, f"there are {here.num_clients} clients in {data}; give each its own name")
+    options = {name: value for name, value in (table or {}).items() if value}
+    if data.suffix in (".csv", ".parquet"):
+        read = {name: options.pop(name) for name in ("decimal", "encoding", "drop") if name in options}
+        read_rows(data, **read)
+        options, count, usual = {"read": read, **options}, 1, [data.stem]
+        for folder, field in ((test, "test"), (val, "val")):
+            if folder is not None:
+                raise ConfigError(field, str(folder), "rows of a table are held out by [data.split]; leave it out")
+    else:
+        if options:
+            name, value = next(iter(options.items()))
+            raise ConfigError(name, value, f"this is for tables, .csv or .parquet, and {data} is a folder of arrays")
+        here = FederatedData.open(data)
+        count = here.num_clients
+        usual = [key.name] if count == 1 else [f"{key.name}-{i}" for i in range(count)]
+        usual = list(here.names or usual)
+    given = list(names or usual)
+    if len({*given}) != count or not all(name.strip() and name.isprintable() for name in given):
+        raise ConfigError("clients", given, f"there are {count} clients in {data}; give each its own name")
     for folder in (test, val):
         if folder is not None:
             FederatedData.open(folder)
@@ -138,24 +187,50 @@ def node(
         "data": str(data.absolute()),
         "state": str((state / "site").absolute()),
         "names": given,
+        "table": options or None,
         "test": None if test is None else str(test.absolute()),
         "val": None if val is None else str(val.absolute()),
         "columns": None if columns is None else [*columns],
         "rounds": rounds,
         "noise": noise,
         "bound": bound,
+        "split": split,
         "code": [str(pathlib.Path(each).absolute()) if each.endswith(".py") else each for each in code],
     }
+    if options.get("review") and sys.stdin is not None and sys.stdin.isatty():
+        threading.Thread(target=_listen, args=(state, say), daemon=True, name="review").start()
     nodes.run(
         link=link, ca=ca, key=key, state=state, factory=_FACTORY, arguments=arguments,
         poll=poll, trusted=trusted, wait=wait, say=say,
     )  # fmt: skip
 
 
+def _listen(state: pathlib.Path, say: Say) -> None:
+    """What the owner types at the node's terminal: whether summaries may leave."""
+    for line in sys.stdin:
+        word, _, why = line.strip().partition(" ")
+        if word.lower() not in ("yes", "no"):
+            say("type yes, or no and why")
+            continue
+        yes = word.lower() == "yes"
+        for file in (found := decide(state, yes, why.strip())):
+            say(spoken(file, Said(yes, why.strip())))
+        if not found:
+            say("nothing waits")
+
+
+def spoken(file: pathlib.Path, said: Said | None) -> str:
+    """What the owner of a node said of a summary, as a line for people."""
+    if said is None:
+        return f"{file}: waits"
+    return f"{file}: " + ("may leave" if said.yes else f"does not leave{f': {said.why}' if said.why else ''}")
+
+
 def with_nodes_data(tables: Table, test: pathlib.Path | None, allow_code: bool | own.Code = False) -> Table:
     """A configuration whose data are at nodes; its section ``data`` was for simulation.
 
-    The task that is usual for the data set stays, and the weights.
+    The task that is usual for the data set stays, the weights, and how the rows of each client are split: but for the
+    share for testing where the server has a folder for that.
 
     Raises:
         ConfigError: something else in it cannot be used.
@@ -166,6 +241,12 @@ def with_nodes_data(tables: Table, test: pathlib.Path | None, allow_code: bool |
     if "name" not in task and (usual := TASKS_OF.get(str(given.get("name")))) is not None:
         task["name"] = usual
     data: Table = {"name": "nodes", "weights": given.get("weights", "sizes")}
+    if isinstance(split := given.get("split"), dict):
+        # What the test part would have had stays with training.
+        apart = () if test is None else ("test", "train")
+        data["split"] = {name: value for name, value in split.items() if name not in apart}
+    elif split is not None:
+        data["split"] = split
     if test is not None:
         FederatedData.open(test)
         data["test"] = str(test.absolute())
@@ -191,18 +272,36 @@ def fleet_at(
     Raises:
         ConfigError, NodeError: the link cannot be used, or its nodes do not fit together.
     """
+    with transport_at(link, folder, say) as there:
+        fleet = Fleet(there, timeout, nodes, wait)
+        census = fleet.census
+        say(f"{len(fleet)} nodes with {census.num_clients} clients and {int(census.sizes.sum())} examples")
+        yield fleet
+
+
+@contextlib.contextmanager
+def transport_at(link: str, folder: pathlib.Path, say: Say, command: str = "run") -> Iterator[Transport]:
+    """Carries messages to the nodes at a link, for as long as the context lasts.
+
+    Args:
+        link, folder, say: as of :func:`fleet_at`.
+        command: as of :class:`Status`, which ``fedax deploy status`` shows.
+
+    Raises:
+        ConfigError, NodeError: the link cannot be used.
+    """
     require()
     from fedax.flower import transport
 
     for name in ("ca.pem", "secret"):
         if not (folder / name).is_file():
             raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
-    with transport.connect(link, folder / "ca.pem", (folder / "secret").read_text().strip(), say=say) as there:
-        fleet = Fleet(there, timeout, nodes, wait)
-        census = fleet.census
-        say(f"{len(fleet)} nodes with {census.num_clients} clients and {int(census.sizes.sum())} examples")
-        with Status(folder, link, fleet) as fleet.observer:
-            yield fleet
+    secret = (folder / "secret").read_text().strip()
+    with (
+        transport.connect(link, folder / "ca.pem", secret, say=say) as there,
+        Status(folder, link, there, command) as status,
+    ):
+        yield status
 
 
 @contextlib.contextmanager
@@ -227,8 +326,7 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
     from fedax.flower import certificates
     from fedax.flower import link as links
 
-    data, place, port = experiment.data, folder / "deploy", free_port()
-    assert isinstance(data, FederatedData)
+    data, place, port = experiment.undealt(), folder / "deploy", free_port()
     code = _kept(experiment, place)
     address, link = f"127.0.0.1:{port}", place / "link"
     links.prepare(link, [])
@@ -252,7 +350,7 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
             fleet.census = fleet.census._replace(
                 weights=data.weights, names=known.names or fleet.census.names, transform=known.transform
             )
-            yield dataclasses.replace(experiment, data=fleet.census, fleet=fleet)
+            yield experiment.over(fleet)
     for k in range(nodes):
         shutil.move(place / f"node-{k}" / "site" / "log.jsonl", place / f"node-{k}.jsonl")
         shutil.rmtree(place / f"node-{k}")
@@ -272,14 +370,15 @@ def check_local(experiment: Experiment, nodes: int) -> None:
     """Refuse what :func:`local` cannot do.
 
     Raises:
-        ConfigError: Flower is not installed; more nodes than clients; a split for each seed.
+        ConfigError: Flower is not installed; more nodes than clients; other clients for each seed.
     """
     require()
     data = experiment.data
     if not 1 <= nodes <= data.num_clients:
         raise ConfigError("nodes", nodes, f"give 1 to {data.num_clients}: every node has a client")
-    if experiment.config["run"]["split_seeds"]:
-        raise ConfigError("run.split_seeds", True, "the clients of nodes have the data that they have; leave it out")
+    if experiment.config["run"]["split_seeds"] and "seed" in experiment.config["data"]:
+        way_out = "each seed would deal the data set to other clients, and those of nodes have the data that they have"
+        raise ConfigError("run.split_seeds", True, f"{way_out}; leave it out")
 
 
 @contextlib.contextmanager
@@ -346,8 +445,7 @@ def on_ray(experiment: Experiment, folder: pathlib.Path, timeout: float, say: Sa
     from fedax.flower.app import build
     from fedax.flower.calls import control
 
-    data, place, port = experiment.data, folder / "deploy", free_port()
-    assert isinstance(data, FederatedData)
+    data, place, port = experiment.undealt(), folder / "deploy", free_port()
     place.mkdir(exist_ok=True)
     if not (place / "data").exists():
         data.save(place / "data")
@@ -421,7 +519,7 @@ def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
     job = json.loads(str(run_config["job"]))
     # The files are copies that the process has made that began this one.
     experiment = build(job["config"], allow_code=own.here(job["code"]))
-    data = experiment.data
+    data = experiment.undealt()
     fleet = Fleet(FlowerTransport(grid), float(job["timeout"]), data.num_clients, _START)
     fleet.census = fleet.census._replace(weights=data.weights)
-    execute(dataclasses.replace(experiment, data=fleet.census, fleet=fleet), pathlib.Path(job["folder"]))
+    execute(experiment.over(fleet), pathlib.Path(job["folder"]))

@@ -44,7 +44,7 @@ def run(
     bind: str = "0.0.0.0",
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run a link until SIGINT or SIGTERM.
+    """Run a link until SIGINT, SIGTERM or SIGHUP.
 
     Args:
         folder: see :func:`prepare`.

@@ -41,7 +41,7 @@ def run(
     wait: float | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Run a node until SIGINT or SIGTERM.
+    """Run a node until SIGINT, SIGTERM or SIGHUP.
 
     Args:
         link: ``host:port``.

@@ -29,12 +29,15 @@ def end_with_parent() -> None:
 
 @contextmanager
 def ending() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, in the main thread; elsewhere nothing sets it."""
+    """An event that SIGINT, SIGTERM and SIGHUP set, in the main thread; elsewhere nothing sets it."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
-    before = {number: signal.signal(number, lambda *_: event.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup does
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: event.set()) for number in numbers}
     try:
         yield event
     finally:

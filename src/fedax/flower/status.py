@@ -9,12 +9,12 @@ import socket
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedax.engine.checkpoint import write_atomic
-from fedax.engine.places.fleet import Fleet, Observer
+from fedax.engine.places.nodes import Failure, Message, Transport, heads_of
 from fedax.errors import FedaxError
 from fedax.experiments.config import Experiment
 
@@ -24,29 +24,32 @@ _BEAT = 2.0  # the same, at most
 _STALE = 30.0  # seconds after which a file of another machine is that of a run that was killed
 _LONGEST = 300  # characters of what a node says
 
+_SAID = ("clients", "examples", "held", "versions", "answered", "failed")  # of a node, besides its number
+
 Table = dict[str, Any]
 
 
-class Status(Observer):
-    """Writes what a run does and whom it waits for, until it is left.
+class Status:
+    """Carries the messages of a command to its nodes, and writes down what it does and whom it waits for.
 
-    What goes wrong with the file never ends a run.
+    It is a :class:`fedax.engine.places.nodes.Transport` itself. What goes wrong with the file never ends a command.
 
     Args:
         folder: the link's.
         link: ``host:port``.
-        fleet: the nodes.
+        transport: the one that carries the messages.
+        command: ``run`` or ``tables``.
     """
 
-    def __init__(self, folder: Path, link: str, fleet: Fleet):
+    def __init__(self, folder: Path, link: str, transport: Transport, command: str = "run"):
         now = time.time()
-        self._path, self._fleet = folder / FILE, fleet
+        self._path, self._transport = folder / FILE, transport
         self._lock, self._wake, self._over = threading.Lock(), threading.Event(), threading.Event()
         self._runs: dict[tuple[str, int], Table] = {}
         self._waiting: dict[int, Table] = {}
-        self._nodes = [_node(fleet.about(which)) for which in range(len(fleet))]
+        self._nodes: dict[int, Table] = {}
         self._known: Table = {
-            "format": 1, "link": link, "pid": os.getpid(), "started": _started(os.getpid()),
+            "format": 1, "link": link, "command": command, "pid": os.getpid(), "started": _started(os.getpid()),
             "host": socket.gethostname(), "began": now, "state": "running", "why": None, "ended": None, "run": None,
         }  # fmt: skip
         self._writer = threading.Thread(target=self._write_on, daemon=True)
@@ -73,40 +76,80 @@ class Status(Observer):
                 each["state"] = state if each["state"] == "running" else each["state"]
         self._write()
 
-    # ---- what the fleet tells
+    # ---- the messages
 
-    def asked(self, heads: Mapping[int, Table], seconds: float) -> None:
-        """Nodes are waited for."""
+    @property
+    def sent(self) -> int:
+        """Bytes on the wire to the nodes so far."""
+        return self._transport.sent
+
+    @property
+    def received(self) -> int:
+        """Bytes on the wire from the nodes so far."""
+        return self._transport.received
+
+    def nodes(self) -> list[int]:
+        """The nodes that are there now."""
+        return self._transport.nodes()
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        """Ask some nodes, as the transport does."""
+        self._asked(messages, timeout)
+        for number, answer in self._transport.ask(messages, timeout):
+            if isinstance(answer, Failure):
+                self._failed(number, answer.text, answer.gone)
+            elif "error" in answer.head:
+                self._failed(number, str(answer.head["error"]), False)
+            elif "waits" in answer.head:  # it is asked again
+                self._waits(number, clean(answer.head["waits"]))
+            else:
+                self._answered(number)
+            yield number, answer
+
+    def _asked(self, messages: Mapping[int, Message], timeout: float) -> None:
         now = time.time()
         with self._lock:
-            self._waiting = {
-                which: {"since": now, "until": now + seconds, "kind": clean(head.get("kind"))}
-                for which, head in heads.items()
-            }
+            if not messages.keys() <= self._waiting.keys():  # else those that were gone are asked once more
+                self._waiting.clear()
+            for number, message in messages.items():
+                kinds = dict.fromkeys(clean(head.get("kind")) for head in heads_of(message))
+                asked = {"since": now, "until": now + timeout, "kind": " and ".join(kinds)}
+                self._waiting.setdefault(number, asked)
         self._wake.set()
 
-    def answered(self, which: int) -> None:
-        """A node has answered."""
+    def _answered(self, number: int) -> None:
         with self._lock:
-            self._waiting.pop(which, None)
-            self._nodes[which]["answered"] = time.time()
+            self._waiting.pop(number, None)
+            self._node(number)["answered"] = time.time()
         self._wake.set()
 
-    def failed(self, which: int, why: str, final: bool) -> None:
-        """A node has refused or failed."""
+    def _waits(self, number: int, what: str) -> None:
         with self._lock:
-            during = self._waiting.get(which, {}).get("kind")
-            if final:
-                self._waiting.pop(which, None)
-            self._nodes[which]["failed"] = {"time": time.time(), "during": during, "why": clean(why)}
+            if number in self._waiting:
+                self._waiting[number]["kind"] = what
         self._wake.set()
+
+    def _failed(self, number: int, why: str, gone: bool) -> None:
+        with self._lock:
+            during = self._waiting.get(number, {}).get("kind")
+            if not gone:
+                self._waiting.pop(number, None)
+            self._node(number)["failed"] = {"time": time.time(), "during": during, "why": clean(why)}
+        self._wake.set()
+
+    def _node(self, number: int) -> Table:
+        return self._nodes.setdefault(number, {"number": number} | dict.fromkeys(_SAID))
 
     # ---- what the run tells
 
     def follow(self, experiment: Experiment, folder: Path) -> Callable[[str, int, Mapping[str, Any] | None], None]:
         """What ``watch`` of :func:`fedax.experiments.execute` has to call."""
-        config = experiment.config
+        config, fleet = experiment.config, experiment.fleet
+        assert fleet is not None
         with self._lock:
+            for which in range(len(fleet)):
+                about = fleet.about(which)
+                self._node(about["number"]).update(_of_node(about))
             self._known["run"] = {
                 "name": clean(config["name"]), "folder": str(folder.absolute()), "rounds": config["run"]["rounds"],
                 "methods": [clean(label) for label in experiment.methods], "seeds": [*config["run"]["seeds"]],
@@ -138,9 +181,10 @@ class Status(Observer):
     def table(self) -> Table:
         """What the file says."""
         with self._lock:
-            waiting = [{"node": self._nodes[which]["number"], **each} for which, each in sorted(self._waiting.items())]
+            waiting = [{"node": number, **each} for number, each in sorted(self._waiting.items())]
             found = self._known | {
-                "written": time.time(), "runs": [*self._runs.values()], "waiting": waiting, "nodes": self._nodes,
+                "written": time.time(), "runs": [*self._runs.values()], "waiting": waiting,
+                "nodes": [*self._nodes.values()], "sent": self.sent, "received": self.received,
             }  # fmt: skip
             copied: Table = json.loads(json.dumps(found))
         return copied
@@ -159,10 +203,10 @@ class Status(Observer):
 
 def follow(experiment: Experiment, folder: Path, watch: Callable[..., None]) -> Callable[..., None]:
     """``watch``, which the status of the experiment's fleet follows, too, if it has one."""
-    observer = None if experiment.fleet is None else experiment.fleet.observer
-    if not isinstance(observer, Status):
+    status = None if experiment.fleet is None else experiment.fleet.transport
+    if not isinstance(status, Status):
         return watch
-    also = observer.follow(experiment, folder)
+    also = status.follow(experiment, folder)
 
     def both(label: str, seed: int, row: Mapping[str, Any] | None) -> None:
         also(label, seed, row)
@@ -233,13 +277,13 @@ def joined(file: Table | None, nodes: list[Table] | None, problem: str | None = 
     """
     said = {each["number"]: each for each in (file or {}).get("nodes", [])}
     waiting = {each["node"]: each for each in (file or {}).get("waiting", [])}
-    none = {"clients": None, "examples": None, "versions": None, "answered": None, "failed": None}
     there = nodes if nodes is not None else [
         {"number": number, "name": None, "status": "unknown", "registered": None, "since": None} for number in said
     ]  # fmt: skip
-    listed = [none | said.get(each["number"], {}) | each | {"waited_for": waiting.get(each["number"])}
+    listed = [dict.fromkeys(_SAID) | said.get(each["number"], {}) | each | {"waited_for": waiting.get(each["number"])}
               for each in there]  # fmt: skip
-    run = None if file is None else {name: file[name] for name in ("state", "why", "began", "ended", "run", "runs")}
+    shown = ("command", "state", "why", "began", "ended", "sent", "received", "run", "runs")
+    run = None if file is None else {name: file[name] for name in shown}
     return {"time": time.time(), "link": {"there": nodes is not None, "problem": problem}, "run": run, "nodes": listed}
 
 
@@ -252,6 +296,15 @@ def clean(text: object) -> str:
     """
     plain = "".join(" " if c in "\n\r\t" else "?" if unicodedata.category(c)[0] == "C" else c for c in str(text))
     return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"
+
+
+def title(found: Table) -> str:
+    """What a command at the link does, or did; ``found`` is from :func:`joined`, and has a run."""
+    run = found["run"]
+    what = {"run": "A run", "tables": "fedax deploy tables"}[run["command"]]
+    what = run["run"]["name"] if run["run"] else what
+    since = span(found["time"] - (run["ended"] or run["began"]))
+    return f"{what}: {run['state']} {'for' if run['state'] == 'running' else 'since'} {since}"
 
 
 def here(node: Table, now: float) -> str:
@@ -274,10 +327,9 @@ def span(seconds: float) -> str:
     return f"{max(0, int(seconds))} s"
 
 
-def _node(about: Table) -> Table:
+def _of_node(about: Table) -> Table:
     return {
-        "number": about["number"], "clients": [clean(name) for name in about["names"]],
-        "examples": sum(about["sizes"]), "held": about["held"], "answered": None, "failed": None,
+        "clients": [clean(name) for name in about["names"]], "examples": sum(about["sizes"]), "held": about["held"],
         "versions": {name: clean(about["versions"].get(name)) for name in ("fedax", "jax")},
     }  # fmt: skip
 

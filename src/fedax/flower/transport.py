@@ -44,7 +44,7 @@ _GONE = {  # Flower's errors that mean that a node is not there, or was not for 
     ErrorCode.NODE_UNAVAILABLE: "the node is gone",
     ErrorCode.CLIENT_APP_CRASHED: "the node's worker is gone",
 }
-_FIRST_LOOK, _LONGEST_LOOK = 0.05, 0.5  # seconds between looks for answers
+_FIRST_LOOK, _LONGEST_LOOK = 0.1, 0.5  # seconds between looks for answers
 _ROLL_CALL = 2.0  # seconds between looks whether nodes were restarted
 _SPARE = 2.0  # seconds that a message lives on after its answer is of no use, so that it is we who give up
 _EXPIRY = 65.0  # seconds after which a link has noticed that a server was killed
@@ -96,6 +96,7 @@ class FlowerTransport:
                 continue
             self.sent += _size(asked)
             waiting[numbers[0]] = node
+        time.sleep(min(_FIRST_LOOK, timeout))
         while waiting:
             replies = list(self._grid.pull_messages(list(waiting)))
             for reply in replies:

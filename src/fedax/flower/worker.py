@@ -54,6 +54,7 @@ from fedax.flower.app import app_hash, own_hash
 from fedax.flower.processes import end_with_parent
 
 _LOOK = 0.1  # seconds between looks for a task, and the longest pause while its message is still on its way
+_SOON, _RECENT = 0.05, 5.0  # seconds: the same while a run goes on, as long after its last task
 
 
 class Untrusted(FedaxError):
@@ -80,13 +81,14 @@ class Worker:
 
     def run(self) -> None:
         """Answer messages for ever."""
-        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        request, last = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]), -_RECENT
         while True:
             try:
                 found = self._client.AcquireTask(request)
                 if found.token:
                     self._token.value = found.token
                     self._one()
+                    last = time.monotonic()
                     continue
             # The SuperNode is gone and may come back, or it has given up the task.
             except (httpx.HTTPError, ObjectPullError, ObjectPushError) as error:
@@ -94,7 +96,7 @@ class Worker:
                     print(f"an answer could not be handed over: {error}", file=sys.stderr, flush=True)
             finally:
                 self._token.value = ""
-            time.sleep(_LOOK)
+            time.sleep(_SOON if time.monotonic() - last < _RECENT else _LOOK)
 
     def _one(self) -> None:
         beat = HeartbeatSender(self._beat)

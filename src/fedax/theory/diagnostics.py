@@ -66,7 +66,7 @@ class Diagnosis:
         weight_square: E(Σω)² of the cohorts' weights, 1 where they always add up to one.
         gained: what training gains, to which costs are compared: F of the first model less that of the last, and what
             is left there.
-        verdict: one paragraph: what to take, what it gains and costs, when to think again.
+        verdict: two sentences: what to take and why, and what comes next, or what it costs.
         take: the method that it says to take instead; empty: to stay with this one.
         advice: the reasons, with figures: on the objective, on drift, on noise, on η.
         unknown: what these figures cannot tell.
@@ -444,24 +444,25 @@ class _Words:
     # ---- the verdict
 
     def verdict(self) -> tuple[str, str]:
-        """One paragraph, and the method to take instead of this one, if any."""
+        """Two sentences, what to do and what comes next; and the method to take instead of this one, if any."""
         costs = self.costs()
         total = sum(costs.values())
         if not math.isfinite(total + self.f.gained):
             return f"Nothing can be said of {self.f.method}: figures are not finite here. Lower its lr first.", ""
-        text, take = self._corrected() if self.view.corrected else self._plain(costs)
+        text, next_, take = self._corrected() if self.view.corrected else self._plain(costs)
         if len(self.f.points) == 1:
-            text += " This was measured at one model alone; diagnose a run to see what holds at its end."
+            next_ = "This was measured at one model alone; diagnose a run to see what holds at its end."
         elif self.last.left > max(3 * total, self.least):
             ways = "train longer or with a larger lr"
             if self.view.plain and self.view.own_steps:
                 ways = "train longer, with a larger lr, or with momentum (mime, fedavg-m, server-momentum)"
-            text += (
-                f" First of all, {ways}: {self._of(self.last.left)} is still to be had so, more than by anything else."
+            next_ = (
+                f"First of all, {ways}: {self._of(self.last.left)} is still to be had so, more than by anything else."
             )
-        return text, take
+        return f"{text} {next_}".strip(), take
 
-    def _plain(self, costs: dict[str, float]) -> tuple[str, str]:
+    def _plain(self, costs: dict[str, float]) -> tuple[str, str, str]:
+        """What to do with a method that corrects nothing, what comes next, and the method to take instead, if any."""
         name, x = self.f.method, self.last
         worth = {key: cost for key, cost in costs.items() if cost > self.least}
         if "drift" in worth and self.drift_harms() is not True:
@@ -476,74 +477,105 @@ class _Words:
                     if any(costs.values())
                     else "costs it anything"
                 )
-                why = (
-                    f"neither that clients are unlike nor noise {much}, so control variates ({CORRECTED}) or "
-                    f"normalised averaging ({NORMALIZED}) would gain nothing that shows"
-                )
-            return f"Keep {name}: {why}. {again}", ""
+                others = f"control variates ({CORRECTED})"
+                if self._by_work:  # it does not have it already
+                    others += f" or normalised averaging ({NORMALIZED})"
+                why = f"neither that clients are unlike nor noise {much}, so {others} would gain nothing that shows"
+            return f"Keep {name}: {why}.", again, ""
         cause = max(worth, key=lambda key: worth[key])
         gain = self._of(worth[cause])
         dear = "They cost twice the traffic, and memory of the model's size at every client"
         if cause == "drift" and (x.free_descent or 0.0) > (x.descent or 0.0):
             return (
-                f"Take {CORRECTED} in place of {name}: its clients' unlike data pull their local models "
-                "apart, and the mean "
-                f"of these rests {gain} above the lowest loss. Control variates take that away. "
-                f"{dear}{self._visits()}; "
-                "where that is too dear, take fewer local steps or a smaller lr, and more rounds. Think again when "
-                "clients take fewer local steps, or lr is lowered."
-            ), CORRECTED
+                (
+                    f"Take {CORRECTED} in place of {name}: its clients' unlike data pull their local models "
+                    "apart, and the mean "
+                    f"of these rests {gain} above the lowest loss, which control variates take away."
+                ),
+                (
+                    f"{dear}{self._visits()}; "
+                    "where that is too dear, take fewer local steps or a smaller lr, and more rounds."
+                ),
+                CORRECTED,
+            )
         if cause == "drift":
             return (
-                f"Keep {name} with fewer local steps or a smaller lr: local models drift so far that their mean rests "
-                f"{gain} above the lowest loss, and control variates would not help with steps as long as these. It "
-                "costs more rounds. Think again once that is done."
-            ), ""
+                (
+                    f"Keep {name} with fewer local steps or a smaller lr: local models drift so far that their mean "
+                    "rests "
+                    f"{gain} above the lowest loss, and control variates would not help with steps as long as these."
+                ),
+                "That costs more rounds; think again once it is done.",
+                "",
+            )
         if cause == "inconsistency" and self._by_work and self.view.own_steps:
             return (
-                f"Take {NORMALIZED} in place of {name}: clients that work more pull harder, so that {name} "
-                "minimises another "
-                f"objective, {gain} above the lowest loss. FedNova counts each client by its weight, and costs one "
-                "number more in each upload. Think again when all clients take equally many steps."
-            ), NORMALIZED
+                (
+                    f"Take {NORMALIZED} in place of {name}: clients that work more pull harder, so that {name} "
+                    "minimises another "
+                    f"objective, {gain} above the lowest loss."
+                ),
+                (
+                    "FedNova counts each client by its weight, and costs one number more in each upload; think again "
+                    "when "
+                    "all clients take equally many steps."
+                ),
+                NORMALIZED,
+            )
         if cause == "inconsistency":
             way = "equal local steps for all clients" if self._by_work else "cohorts drawn by fedax.Systematic"
             return (
-                f"Keep {name}, with {way}: as it is, it minimises another objective, {gain} above the lowest loss. "
-                f"That costs no traffic. {again}"
-            ), ""
+                (
+                    f"Keep {name}, with {way}, which costs no traffic: as it is, it minimises another objective, "
+                    f"{gain} "
+                    "above the lowest loss."
+                ),
+                again,
+                "",
+            )
         if cause == "noise":
             return (
-                f"Keep {name}, and let lr decay towards the end or take larger batches: the noise of minibatches keeps "
-                f"it {gain} above the lowest loss. A decay costs nothing, twice the batch twice the "
-                "computation for half "
-                f"of it. {again}"
-            ), ""
+                (
+                    f"Keep {name}, and let lr decay towards the end or take larger batches: the noise of minibatches "
+                    "keeps "
+                    f"it {gain} above the lowest loss."
+                ),
+                "A decay costs nothing, twice the batch twice the computation for half of the noise.",
+                "",
+            )
         noisy = f"that only some clients take part in a round keeps it {gain} above the lowest loss"
         if self.uneven:
             return (
-                f"Keep {name}, with cohorts drawn by {self._systematic} in place of Uniform: {noisy}, and with Uniform "
-                "the weights of a round do not even add up to one. Systematic costs nothing; what "
-                "noise it leaves, twice "
-                f"the clients a round halve, for twice the traffic. {again}"
-            ), ""
+                (
+                    f"Keep {name}, with cohorts drawn by {self._systematic} in place of Uniform: {noisy}, and with "
+                    "Uniform "
+                    "the weights of a round do not even add up to one."
+                ),
+                "Systematic costs nothing; the noise that it leaves, twice the clients a round halve.",
+                "",
+            )
         if self.free_cohort_cost < x.cohort_cost / 2 and self._rounds_between <= _OFTEN:  # type: ignore[operator]
             return (
-                f"Take {CORRECTED} in place of {name}: {noisy}, and control variates leave "
-                f"{self._of(self.free_cohort_cost)} "
-                f"of that, as corrected clients answer much alike. {dear}{self._visits()}; or take larger cohorts, of "
-                f"which twice the clients leave half. Think again when more clients take part in a round."
-            ), CORRECTED
+                (
+                    f"Take {CORRECTED} in place of {name}: {noisy}, and control variates leave "
+                    f"{self._of(self.free_cohort_cost)} "
+                    f"of that, as corrected clients answer much alike."
+                ),
+                f"{dear}{self._visits()}; or take larger cohorts, of which twice the clients leave half.",
+                CORRECTED,
+            )
         return (
-            f"Keep {name}, with larger cohorts or an lr that decays towards the end: {noisy}. Twice the clients leave "
-            f"half of that, for twice the traffic; a decay costs nothing. {again}"
-        ), ""
+            (f"Keep {name}, with larger cohorts or an lr that decays towards the end: {noisy}."),
+            "Twice the clients leave half of that, for twice the traffic; a decay costs nothing.",
+            "",
+        )
 
-    def _corrected(self) -> tuple[str, str]:
+    def _corrected(self) -> tuple[str, str, str]:
+        """:meth:`_plain` of a method that corrects drift."""
         name, x = self.f.method, self.last
         instead = PLAIN if self.f.steps[0] == self.f.steps[1] else NORMALIZED
         if x.drift_cost is None or x.cohort_cost is None:
-            return f"Keep {name}: there is nothing here to compare it with.", ""
+            return f"Keep {name}: there is nothing here to compare it with.", "", ""
         saved = {"drift": x.drift_cost if self.drift_harms() else 0.0, "cohort": x.cohort_cost - self.free_cohort_cost}
         again = f"Think again when clients take {'fewer' if max(saved.values()) > self.least else 'more'} local steps"
         if saved["drift"] > self.least:
@@ -555,16 +587,23 @@ class _Words:
             )
         else:
             return (
-                f"Take {instead} in place of {name}: what {name} corrects would cost {instead} "
-                f"{self._of(x.drift_cost)} by drift and {self._of(x.cohort_cost)} by the choice of who takes part, too "
-                f"little to be worth its price: memory of the model's size at every client, and for most such methods "
-                f"twice the traffic. {again}, or lr grows."
-            ), instead
+                (
+                    f"Take {instead} in place of {name}: what {name} corrects would cost {instead} "
+                    f"{self._of(x.drift_cost)} by drift and {self._of(x.cohort_cost)} by the choice of who takes part, "
+                    "too little to be worth its price: memory of the model's size at every client, and for most such "
+                    "methods twice the traffic."
+                ),
+                f"{again}, or lr grows.",
+                instead,
+            )
         return (
-            f"Keep {name}: {reason}. Its price is memory of the model's size at every client, and for "
-            "most such methods "
-            f"twice the traffic of {instead}{self._visits()}. {again}, or all clients take part."
-        ), ""
+            (f"Keep {name}: {reason}."),
+            (
+                "Its price is memory of the model's size at every client, and for most such methods "
+                f"twice the traffic of {instead}{self._visits()}."
+            ),
+            "",
+        )
 
     @property
     def _by_work(self) -> bool:

@@ -1,7 +1,10 @@
 """The nodes of a federation: which there are, which client is at which, and how they are asked."""
 
 import contextlib
+import copy
 import getpass
+import hashlib
+import json
 import re
 import socket
 import time
@@ -13,7 +16,7 @@ import numpy as np
 
 from fedax.contract.types import Tree, Unknown
 from fedax.data.transform import Transform
-from fedax.engine.places.nodes import Failure, Message, Transport, packed
+from fedax.engine.places.nodes import Failure, Message, Transport, heads_of, packed, unpacked
 from fedax.engine.places.site import precise_versions
 from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
@@ -36,17 +39,11 @@ class _Node(NamedTuple):
     clients: np.ndarray
 
 
-class Observer:
-    """What is told of the messages between a server and its nodes; this one does nothing with it."""
+class Figures(NamedTuple):
+    """Figures of single clients: its number -> figure -> value; and why some nodes give none, by their clients."""
 
-    def asked(self, heads: Mapping[int, dict[str, Unknown]], seconds: float) -> None:
-        """Nodes are waited for: node -> the head of its message; for so many seconds at most."""
-
-    def answered(self, which: int) -> None:
-        """A node has answered."""
-
-    def failed(self, which: int, why: str, final: bool) -> None:
-        """A node has refused or failed; ``final``: it is not waited for any more."""
+    values: dict[int, dict[str, float]]
+    withheld: dict[str, str]
 
 
 class Fleet:
@@ -62,8 +59,8 @@ class Fleet:
         census: of the clients, in the order of their names, numbers in them by their value. They count by their sizes,
             unless it is replaced by one with other weights.
         classes: one more than the largest label, where the examples have whole numbers as labels.
-        waited: seconds that the server waited for answers so far.
-        observer: is told who is waited for, and what nodes refuse or fail at.
+        deal: the name of the deal by which the nodes have dealt their rows; ``None``: they have not.
+        tested: the number of a client -> how many test examples it has, where the nodes have dealt them; else empty.
 
     Raises:
         NodeError: too few nodes; a node of other versions, or with other examples, than the first; a client at two
@@ -71,18 +68,29 @@ class Fleet:
     """
 
     def __init__(self, transport: Transport, timeout: float = 600.0, nodes: int | None = None, wait: float = 60.0):
-        self.transport, self.timeout, self.waited = transport, timeout, 0.0
-        self.observer = Observer()
+        self.transport, self.timeout = transport, timeout
+        self._waited = [0.0]  # of all that are dealt from it, too
         self._absent: set[int] = set()
-        self._name = _who()
+        self._name = who()
         found = self._gather(nodes, wait)
         self.census, self.classes, owners = _census(found)
         self._nodes = [
             _Node(number, about, np.array([owners[name] for name in about["names"]])) for number, about in found
         ]
+        self._held = [{part: int(n) for part, n in about["held"].items()} for _, about in found]
+        self.whole: Fleet = self
+        self.deal: str | None = None
+        self.tested: dict[int, int] = {}
+        self._dealt: dict[tuple[str, bytes], Fleet] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def by(self, transport: Transport) -> "Fleet":
+        """The same nodes, asked by another transport to them; which of them are gone it finds out for itself."""
+        found = copy.copy(self)
+        found.transport, found._waited, found._absent, found._nodes = transport, [0.0], set(), list(self._nodes)
+        return found
 
     def clients(self, which: int) -> np.ndarray:
         """The clients of node ``which``, in its own order."""
@@ -94,7 +102,7 @@ class Fleet:
 
     def held(self, which: int) -> dict[str, int]:
         """How many held-out examples node ``which`` has."""
-        return {part: n for part, n in self._nodes[which].about["held"].items() if n}
+        return {part: n for part, n in self._held[which].items() if n}
 
     def names(self, which: int) -> str:
         """Its clients, for people."""
@@ -112,11 +120,9 @@ class Fleet:
             NodeError: a node answered that it cannot.
         """
         began, left = time.monotonic(), dict(messages)
-        self.observer.asked({which: each.head for which, each in left.items()}, timeout or self.timeout)
         try:
             for which in self._silent([which for which in left if which in self._absent]):
                 del left[which]
-                self.observer.failed(which, "it did not answer before, and has not come back", True)
                 yield which, None
             end = time.monotonic() + (timeout or self.timeout)  # of the others, who have not been asked yet
             while left:
@@ -130,12 +136,6 @@ class Fleet:
                     break
                 for number, answer in self.transport.ask(ready, rest) if ready else ():
                     which = there[number]
-                    if isinstance(answer, Failure) or "error" in answer.head:
-                        gone = isinstance(answer, Failure) and answer.gone
-                        why = answer.text if isinstance(answer, Failure) else str(answer.head["error"])
-                        self.observer.failed(which, why, not gone)
-                    else:
-                        self.observer.answered(which)
                     if (heard := _heard(f"clients {self.names(which)}", answer)) is not None:
                         del left[which]
                         yield which, heard
@@ -143,11 +143,107 @@ class Fleet:
                     time.sleep(min(_PAUSE, max(0.0, end - time.monotonic())))
             for which in left:
                 self._absent.add(which)
-                self.observer.failed(which, f"no answer in {timeout or self.timeout:g} s", True)
                 yield which, None
         finally:
-            self.observer.asked({}, 0.0)
-            self.waited += time.monotonic() - began
+            self._waited[0] += time.monotonic() - began
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the server waited for answers so far."""
+        return self._waited[0]
+
+    def dealt(self, split: Mapping[str, Unknown]) -> "Fleet":
+        """The same nodes, each of whose clients has dealt its rows to training, validation and test.
+
+        They are dealt as :func:`fedax.data.split` deals those of all clients in one place: a client's place is that in
+        the census, and the clients' weights stay those of all their rows.
+
+        Args:
+            split: ``train``, ``val``, ``test``, ``stratify`` and ``seed``, as there.
+
+        Returns:
+            A fleet with the census of the training rows. The other stays as it is, for other splits.
+
+        Raises:
+            NodeError: an owner does not allow it; a node does not answer, or no client has an example of a part.
+        """
+        whole, split = self.whole, dict(split)
+        census = whole.census
+        text = json.dumps([split, census.names], sort_keys=True)
+        deal = hashlib.sha256(text.encode()).hexdigest()[:32]
+        if (known := whole._dealt.get((deal, census.weights.tobytes()))) is not None:
+            return known
+        found = copy.copy(whole)
+        found.deal, found.tested = deal, {}
+        found._held = [dict(held) for held in whole._held]
+        sizes, by_client = census.sizes.copy(), bool(split["test"])
+        for which, answer in whole.ask(
+            {
+                which: whole.message(
+                    which, {"kind": "deal", "split": split, "deal": deal, "places": self.clients(which).tolist()}
+                )
+                for which in range(len(whole))
+            }
+        ):
+            who, mine = f"clients {whole.names(which)}", whole.clients(which)
+            if answer is None:
+                raise NodeError(f"{who}: no answer in {whole.timeout:g} s")
+            own, held = _parts(who, answer.head, census.sizes[mine].tolist())
+            sizes[mine] = own
+            found._held[which] = {part: sum(n) if isinstance(n, list) else n for part, n in held.items()}
+            if isinstance(held["test"], list):
+                found.tested |= {i: n for i, n in zip(mine.tolist(), held["test"], strict=True) if n}
+        together = {part: sum(held[part] for held in found._held) for part in ("val", "test")}
+        for part, n in together.items():
+            if split[part] and not n:
+                raise NodeError(f"data.split.{part} = {split[part]:g}: no client has enough examples for one")
+        found.tested = found.tested if by_client else {}
+        digests = tuple(f"{digest} {deal}" for digest in census.digests)
+        found.census = census._replace(sizes=sizes, digests=digests, held=together)
+        whole._dealt[deal, census.weights.tobytes()] = found
+        return found
+
+    def figures(self, problem: dict[str, Unknown], model: Tree) -> "Figures":
+        """The figures of a whole model on the test examples of each client, which its node has dealt.
+
+        Args:
+            problem: the configuration in plain JSON, of which nodes make the task.
+            model: its parameters as they are trained, a ``Vector``.
+
+        Raises:
+            NodeError: a node answers something else than it was asked.
+        """
+        return self._told({"kind": "figures", "problem": problem, "deal": self.deal}, model)
+
+    def alone(self, asked: dict[str, Unknown], rounds: int, model: Tree) -> "Figures":
+        """:meth:`figures` of models that the clients have trained alone, each on its own examples.
+
+        Args:
+            asked: what messages say of the job.
+            rounds: how often each goes over its examples.
+            model: the initial one, a ``Vector``.
+        """
+        return self._told({"kind": "alone", "job": asked, "rounds": rounds}, model)
+
+    def _told(self, head: dict[str, Unknown], model: Tree) -> "Figures":
+        tensors = packed({"model": model})
+        found: dict[int, dict[str, float]] = {}
+        withheld: dict[str, str] = {}
+        for which, answer in self.ask({which: self.message(which, head, tensors) for which in range(len(self))}):
+            there = [i for i in self.clients(which).tolist() if i in self.tested]
+            if not there:
+                continue
+            if answer is None or answer.head.get("withheld") is not None:
+                why = f"no answer in {self.timeout:g} s" if answer is None else str(answer.head["withheld"])
+                withheld[self.names(which)] = why
+                continue
+            who, columns = f"clients {self.names(which)}: the answer", answer.head.get("columns")
+            if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+                raise NodeError(f"{who} names {columns!r} as figures")
+            form = jax.ShapeDtypeStruct((len(there),), np.float64)
+            values = unpacked(answer.tensors, dict.fromkeys(columns, form), who)
+            found |= {i: {each: float(values[each][k]) for each in columns} for k, i in enumerate(there)}
+        return Figures(dict(sorted(found.items())), withheld)
 
     @property
     def lost(self) -> bool:
@@ -192,7 +288,7 @@ class Fleet:
             new = [number for number in self.transport.nodes() if number not in found]
             found |= self._greet(new, max(1.0, end - time.monotonic()))
             if len(found) >= (nodes or 1):
-                return sorted(found.items(), key=lambda each: _natural(each[1]["names"][0]))
+                return sorted(found.items(), key=lambda each: natural(each[1]["names"][0]))
             if time.monotonic() > end:
                 raise NodeError(f"{len(found)} nodes are there after {wait:g} s, and {nodes or 1} should be")
             time.sleep(_PAUSE)
@@ -237,12 +333,13 @@ def _heard(who: str, answer: Message | Failure) -> Message | None:
         if not answer.gone:
             raise NodeError(f"{who}: {answer.text}")
         return None
-    if "error" in answer.head:
-        raise NodeError(f"{who}: {answer.head['error']}")
+    for head in heads_of(answer):
+        if "error" in head:
+            raise NodeError(f"{who}: {head['error']}")
     return answer
 
 
-def _who() -> str:
+def who() -> str:
     """Who asks, for the logs of the nodes."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
@@ -291,7 +388,7 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
                 f"clients {_listed(about['names'])}: another transform made examples of their tables "
                 f"than of those of {_listed(first['names'])}; fit one from the summaries of all"
             )
-    names = sorted(where, key=_natural)
+    names = sorted(where, key=natural)
     each = {name: (size, digest) for _, about in found
             for name, size, digest in zip(about["names"], about["sizes"], about["digests"], strict=True)}  # fmt: skip
     sizes = np.array([each[name][0] for name in names], np.int64)
@@ -310,6 +407,21 @@ def _census(found: list[tuple[int, dict[str, Unknown]]]) -> tuple[Census, int | 
     return census, classes_of_all, {name: i for i, name in enumerate(names)}
 
 
+def _parts(who: str, answer: dict[str, Unknown], sizes: list[int]) -> tuple[list[int], dict[str, Unknown]]:
+    """What a node said of the parts that it has dealt, if it is of the form in which nodes say it."""
+    try:
+        own, held, good = answer["sizes"], answer["held"], True
+        for each in (own, *(n for n in held.values() if isinstance(n, list))):
+            good = good and len(each) == len(sizes)
+            good = good and all(type(n) is int and 0 <= n <= most for n, most in zip(each, sizes, strict=True))
+        good = good and all(own) and held.keys() == {"val", "test"}
+        if not good or not all(isinstance(n, list) or (type(n) is int and 0 <= n < 2**31) for n in held.values()):
+            raise ValueError("numbers that cannot be")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise NodeError(f"{who}: how it dealt its rows is none ({type(error).__name__}: {error})") from error
+    return own, held
+
+
 def _transform(about: dict[str, Unknown]) -> Transform:
     try:
         return Transform.from_json(about["transform"])
@@ -317,7 +429,7 @@ def _transform(about: dict[str, Unknown]) -> Transform:
         raise NodeError(f"clients {_listed(about['names'])}: {error}") from error
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
+def natural(name: str) -> list[tuple[bool, int, str]]:
     """By which names are sorted: numbers in them by their value, so that client 10 comes after client 9."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
 

@@ -4,7 +4,9 @@ Arrays go as a safetensors file, by the names of their places in the tree, and a
 receiver expects. Nothing in a message is code.
 """
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -15,6 +17,8 @@ import safetensors.numpy
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.checkpoint import stored_kind
 from fedax.errors import NodeError
+
+SEVERAL = "several"  # the kind of a message of several parts
 
 
 class Message(NamedTuple):
@@ -27,6 +31,11 @@ class Message(NamedTuple):
 
     head: dict[str, Unknown]
     tensors: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Its bytes: those of the head as JSON, and of the tensors."""
+        return len(json.dumps(self.head)) + len(self.tensors)
 
 
 class Failure(NamedTuple):
@@ -42,14 +51,15 @@ class Failure(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries messages to nodes, which are known by number.
+    """Carries messages to nodes, which are known by number."""
 
-    Attributes:
-        sent, received: bytes so far on the wire as it is, to and from the nodes.
-    """
+    @property
+    def sent(self) -> int:
+        """Bytes so far on the wire as it is, to the nodes."""
 
-    sent: int
-    received: int
+    @property
+    def received(self) -> int:
+        """The same, from the nodes."""
 
     def nodes(self) -> list[int]:
         """The nodes that are there now."""
@@ -107,3 +117,78 @@ def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tre
 def arrays_of(trees: Mapping[str, Tree]) -> dict[str, Tree]:
     """The leaves of some pytrees by name, as :func:`packed` names them."""
     return {jax.tree_util.keystr(at): leaf for at, leaf in jax.tree_util.tree_leaves_with_path(dict(trees))}
+
+
+def joined(messages: Sequence[Message]) -> Message:
+    """Several messages as one, to one node: of kind ``several``. An array that several have goes once.
+
+    Example:
+        >>> model = packed({"model": np.ones(3)})
+        >>> both = joined([Message({"kind": "evaluate"}, model), Message({"kind": "exchange"}, model)])
+        >>> len(both.tensors) < 2 * len(model), [part.head["kind"] for part in parted(both, 2)]
+        (True, ['evaluate', 'exchange'])
+    """
+    if len(messages) == 1:
+        return messages[0]
+    arrays: dict[str, np.ndarray] = {}
+    known: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+    parts = []
+    for message in messages:
+        names = {}
+        for name, array in (safetensors.numpy.load(message.tensors) if message.tensors else {}).items():
+            this = (array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest())
+            names[name] = known.setdefault(this, str(len(known)))
+            arrays[names[name]] = array
+        parts.append({"head": message.head, "arrays": names})
+    return Message({"kind": SEVERAL, "parts": parts}, safetensors.numpy.save(arrays) if arrays else b"")
+
+
+def heads_of(message: Message) -> list[dict[str, Unknown]]:
+    """The heads of all parts of a message, or its own.
+
+    Example:
+        >>> both = joined([Message({"kind": "evaluate"}), joined([Message({"kind": "hello"}), Message({"run": 1})])])
+        >>> heads_of(both), heads_of(Message({"kind": "hello"}))
+        ([{'kind': 'evaluate'}, {'kind': 'hello'}, {'run': 1}], [{'kind': 'hello'}])
+    """
+    found, left = [], [message.head]
+    while left:
+        head = left.pop(0)
+        parts = head.get("parts") if head.get("kind") == SEVERAL else None
+        if isinstance(parts, list):
+            own = [part.get("head") for part in parts if isinstance(part, dict)]
+            left = [each for each in own if isinstance(each, dict)] + left
+        else:
+            found.append(head)
+    return found
+
+
+def parted(message: Message, number: int, what: str = "the message") -> list[Message]:
+    """The messages that :func:`joined` made one of.
+
+    Args:
+        message: from elsewhere, so it may hold anything.
+        number: how many there have to be; 0: as many as there are.
+        what: what it should be, for errors.
+
+    Raises:
+        NodeError: it is no such message, or of another number.
+    """
+    if number == 1:
+        return [message]
+    try:
+        if message.head["kind"] != SEVERAL:
+            raise ValueError(f"it is of kind {message.head['kind']!r}")
+        parts = message.head["parts"]
+        arrays = safetensors.numpy.load(message.tensors) if message.tensors else {}
+        found = []
+        for part in parts:
+            own = {str(name): arrays[at] for name, at in part["arrays"].items()}
+            if not isinstance(part["head"], dict):
+                raise ValueError("a part of it has no head")
+            found.append(Message(part["head"], safetensors.numpy.save(own) if own else b""))
+        if not found or len(found) != (number or len(found)):
+            raise ValueError(f"it has {len(found)} parts, expected {number}")
+    except (safetensors.SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise NodeError(f"{what}: no arrays, or not those of {number or 'its'} parts ({str(error)[:200]})") from error
+    return found

@@ -2,13 +2,18 @@
 
 What a node does is in :mod:`fedax.engine.places.site`; who carries the messages is a transport of
 :mod:`fedax.engine.places.nodes`. Between rounds the state has, in the place of client memory, its version at the node.
+
+A round is a generator that yields what it asks the nodes and is sent what they answer. So the first messages of a round
+can travel with the evaluation of the model that the round begins with: a message to real clients takes a while, however
+small it is.
 """
 
 import contextlib
 import dataclasses
 import functools
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +24,7 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.evaluate import columns, held_out, measured, model_after
 from fedax.engine.job import Job, compressors_of, labels_of
-from fedax.engine.loop import Ask, Clients, Heard, Hyper, State, Tally, converse, exchanges
+from fedax.engine.loop import Ask, Clients, Heard, Hyper, State, Tally, exchanges
 from fedax.engine.places import masks
 from fedax.engine.places.device import no_exclusions
 from fedax.engine.places.fleet import Fleet
@@ -32,7 +37,7 @@ from fedax.engine.places.host import (
     read_letters,
 )
 from fedax.engine.places.letters import Layout
-from fedax.engine.places.nodes import Message, packed, unpacked
+from fedax.engine.places.nodes import Message, joined, packed, parted, unpacked
 from fedax.engine.places.site import ECHOED, Problem, asked_form, client_forms, exchange_name, order
 from fedax.engine.plan import Form
 from fedax.errors import NodeError
@@ -42,6 +47,27 @@ from fedax.tasks.task import Task
 from fedax.wire.wire import Wire
 
 _PARTING = 30.0  # seconds that nodes have to hear that a run is over
+
+Asked = dict[int, Message]  # by node
+Answers = dict[int, Message | None]  # by node; None of one that does not answer in time
+
+
+class _Ahead(NamedTuple):
+    """A round whose first messages went with the evaluation before it.
+
+    Attributes:
+        start: the number of the round.
+        server: the server's state that it begins with.
+        round: the generator, which has yielded these messages.
+        answers: to them.
+        wire: the bytes that they took on it, down and up; they count when the round is run.
+    """
+
+    start: int
+    server: Tree
+    round: Generator[Asked, Answers, State]
+    answers: Answers
+    wire: tuple[int, int]
 
 
 def _held_out_form(job: Job) -> dict[str, Tree]:
@@ -96,9 +122,10 @@ class Remote:
         self.job, self.fleet, self._resumes = job, fleet, resumes
         made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
         self._forms, program = client_forms(made, job.plan, job.census.example, job.x)
-        self._order = order(job.plan, problem, job.seed, program)
+        self._order = order(job.plan, problem, job.seed, program, fleet.deal)
         self._process, self._count, self._run = secrets.randbits(62), 0, 0
-        self._before: np.ndarray | None = None  # the versions at the checkpoint before the last
+        self._before: list[np.ndarray] = []  # the versions at the two checkpoints before the last
+        self._ahead: _Ahead | None = None
         self._done = np.zeros(3, np.int64)
         self._seen = (fleet.transport.sent, fleet.transport.received, fleet.waited)
         # Of a run that goes on nodes have counted some rounds; whether they allow the others shows then.
@@ -121,19 +148,25 @@ class Remote:
         state = State(server, versions, jax.tree.map(np.array, no_exclusions(job.plan)))
         if not self._resumes and resolve(job.hyper.method, 0).warmup():
             everyone = job.hyper._replace(participation=Full())
-            state = self._round(state, 0, "warmup", everyone)
+            state = self._asking(self._round(state, 0, "warmup", everyone))
         return state, self._tally()
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
         """Rounds start … stop − 1, and what they did."""
         for index in range(start, stop):
-            state = self._round(state, index, "exchanges", self.job.hyper)
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None and ahead.start == index and ahead.server is state.server:
+                state = self._asking(ahead.round, ahead.answers)
+                self._seen = (self._seen[0] - ahead.wire[0], self._seen[1] - ahead.wire[1], self._seen[2])
+            else:
+                state = self._asking(self._round(state, index, "exchanges", self.job.hyper))
         return state, self._tally()
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         """What evaluation gives after ``index`` rounds, of the clients whose nodes answer.
 
-        ``heard`` is their share of the weight. Where it is not 1, F is the mean over them.
+        ``heard`` is their share of the weight. Where it is not 1, F is the mean over them. The first messages of the
+        next round go to the nodes together with the question, where it is known that there is one.
         """
         job, census = self.job, self.job.census
         model = model_after(job.hyper.method, state.server, index)[0]
@@ -151,7 +184,7 @@ class Remote:
         found: dict[int, dict[str, Tree]] = {}
         form = {"train": [real, job.x.tree] if job.grad_norm else [real]}
         held_form = _held_out_form(job) if parts else {}
-        for which, answer in self.fleet.ask(messages):
+        for which, answer in self._with_the_next(messages, state, index, model).items():
             if answer is not None:
                 wanted = form | {part: held_form for part in parts if part in self.fleet.held(which)}
                 found[which] = self._opened(which, answer, messages[which], wanted)
@@ -196,30 +229,85 @@ class Remote:
 
     # ---- a round
 
-    def _round(self, state: State, index: int, stage: str, hyper: Hyper) -> State:
+    def _asking(self, round_: Generator[Asked, Answers, State], answers: Answers | None = None) -> State:
+        """Ask the nodes all that a round asks; ``answers``: to what it has asked already."""
+        try:
+            asked = next(round_) if answers is None else round_.send(answers)
+            while True:
+                asked = round_.send(dict(self.fleet.ask(asked)))
+        except StopIteration as stop:
+            end: State = stop.value
+            return end
+
+    def _with_the_next(self, messages: Asked, state: State, index: int, model: Tree) -> Answers:
+        """The answers to an evaluation's messages, with which those go that the next round begins with.
+
+        Not where the figures, or a guard, may end the run: nobody should work, or be heard, for a round that is none.
+        """
+        job = self.job
+        certain = index < job.rounds and job.until is None and not job.plan.stops
+        if not certain or not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
+            return dict(self.fleet.ask(messages))
+        round_ = self._round(state, index, "exchanges", job.hyper)
+        try:
+            first = next(round_)
+        except StopIteration:  # nobody takes part
+            return dict(self.fleet.ask(messages))
+        asked = {which: joined([messages[which], *([first[which]] if which in first else [])]) for which in messages}
+        sent, received = self.fleet.transport.sent, self.fleet.transport.received
+        answers: Answers = {}
+        of_round: Answers = {}
+        share = [0.0, 0.0]  # of the bytes, what the round's part is
+        whole = [0, 0]
+        for which, answer in self.fleet.ask(asked):
+            who = f"clients {self.fleet.names(which)}: the answer"
+            parts = [None] * 2 if answer is None else parted(answer, 1 + (which in first), who)
+            answers[which] = parts[0]
+            if which in first:
+                of_round[which] = parts[1]
+                share[0] += first[which].size
+                share[1] += 0 if parts[1] is None else parts[1].size
+            whole[0] += asked[which].size
+            whole[1] += 0 if answer is None else answer.size
+        grew = self.fleet.transport.sent - sent, self.fleet.transport.received - received
+        later = [int(n * part / all_) if all_ else 0 for n, part, all_ in zip(grew, share, whole, strict=True)]
+        self._seen = (self._seen[0] + later[0], self._seen[1] + later[1], self._seen[2])
+        self._ahead = _Ahead(index, state.server, round_, of_round, (later[0], later[1]))
+        return answers
+
+    def _round(self, state: State, index: int, stage: str, hyper: Hyper) -> Generator[Asked, Answers, State]:
+        """A round, or the warm-up; yields what it asks the nodes, and is sent their answers."""
         job, plan = self.job, self.job.plan
         indices = np.array([index], np.int32)
         drawn = jax.tree.map(np.asarray, draw_rounds(hyper, job.fed, job.key, indices, plan=plan, stage=stage))
         clients, round_ = jax.tree.map(lambda leaf: leaf[0], drawn)
         self._index, self._run, versions = index, int(state.memory[0, 0]), state.memory[:, 1:]
         # A checkpoint is made after every round, and two of them stay: this round's start, and that of the one before.
-        self._kept = np.stack([versions, versions if self._before is None else self._before], axis=1)
+        # That of the start may still have to be written, so a third version stays.
+        older = [*self._before, versions, versions][:2]
+        self._kept = np.stack([versions, *older], axis=1)
         self._now = versions.copy()
         self._there = clients.present.copy()  # those that answered so far
         method = resolve(job.hyper.method, index)
-        end = converse(
-            exchanges(stage, method, clients, round_, state.server, job.hyper.wire, plan.watched), self.answer
-        )
+        loop = exchanges(stage, method, clients, round_, state.server, job.hyper.wire, plan.watched)
+        ask = next(loop)
+        while True:
+            heard = yield from self._answer(ask)
+            try:
+                ask = loop.send(heard)
+            except StopIteration as stop:
+                end = stop.value
+                break
         stays = clients.present & (np.asarray(end.counts) & ~np.asarray(end.skipped))
         ids = clients.ids[stays]
         memory = state.memory.copy()
         memory[ids, 1:] = self._now[ids]
-        self._before = versions
+        self._before = [versions, *self._before[:1]]
         self._done[0] += int(self._there.sum())
         exclusions = state.exclusions.after(clients, end) if state.exclusions else ()
         return State(end.server, memory, exclusions)
 
-    def answer(self, ask: Ask) -> Heard:
+    def _answer(self, ask: Ask) -> Generator[Asked, Answers, Heard]:
         """Ask the nodes of the clients; conclude with the sum of their answers."""
         job, wire, size = self.job, self.job.hyper.wire.of(ask.round), len(ask.counts)
         form = self._forms[0 if ask.stage == "warmup" else 1][ask.number]
@@ -234,14 +322,14 @@ class Remote:
         layout = Layout.of(form.upload, form.first)
         letters = layout.nothing(size) if layout.messages else []
         if wire.secure is not None and ask.exchange.server is not None:
-            total, uploads = self._masked(ask, wire, form, at_nodes, download), ()
+            total, uploads = (yield from self._masked(ask, wire, form, at_nodes, download)), ()
             accepted &= self._there
             at_nodes = {}
         else:
             total, uploads = ((), ()) if layout.messages else _zeros(form, size, wire)
         asks = {which: self._asked(ask, download, *at) for which, at in at_nodes.items()}
         messages = {which: self.fleet.message(which, head, packed(arrays)) for which, (head, arrays) in asks.items()}
-        answers = dict(self.fleet.ask(messages))
+        answers = (yield messages) if messages else {}
         for which in sorted(at_nodes):
             positions, _ = at_nodes[which]
             answer = answers[which]
@@ -284,7 +372,7 @@ class Remote:
         form: Form,
         at_nodes: Mapping[int, tuple[np.ndarray, np.ndarray]],
         download: Tree,
-    ) -> Tree:
+    ) -> Generator[Asked, Answers, Tree]:
         """The sum over the nodes that answer; the server learns nothing else (:mod:`fedax.engine.places.masks`)."""
         assert wire.secure is not None and wire.fixed is not None
         (zero, _), bits, order = _zeros(form, 0, wire), wire.secure.bits, sorted(at_nodes)
@@ -297,7 +385,7 @@ class Remote:
         given = about | {"kind": "offer", "keys": keys, "threshold": least}
         heads = {which: (given | {"position": k}, b"") for k, which in enumerate(order)}
         offers = {}
-        for which, (answer, _) in self._replies(heads, {}).items():
+        for which, (answer, _) in (yield from self._replies(heads, {})).items():
             try:
                 offers[which] = masks.Offer.of(answer["offer"], order.index(which), nodes)
             except (LookupError, TypeError, ValueError) as error:
@@ -313,14 +401,14 @@ class Remote:
             secure = {"offers": told, "places": wire.fixed.places}
             heads[which] = (head | {"secure": secure}, packed(arrays | {"fixed": fixed}))
         size = masks.flat(zero).size * bits // 8
-        answers = self._replies(heads, {"masked": jax.ShapeDtypeStruct((size,), np.uint8)})
+        answers = yield from self._replies(heads, {"masked": jax.ShapeDtypeStruct((size,), np.uint8)})
         there = self._stay(there, answers, at_nodes, nodes, least)
         for which in there:
             self._count_done(which, answers[which][0])
             self._now[ask.clients.ids[at_nodes[which][0]]] = self._process, self._count
         # What takes the masks off their sum.
         asked = about | {"kind": "unmask", "survivors": [order.index(which) for which in there]}
-        replies = self._replies(dict.fromkeys(there, (asked, b"")), {})
+        replies = yield from self._replies(dict.fromkeys(there, (asked, b"")), {})
         self._enough(replies, nodes, least)
         summed = masks.total(
             exchange_name(about),
@@ -334,12 +422,13 @@ class Remote:
 
     def _replies(
         self, asked: Mapping[int, tuple[dict[str, Unknown], bytes]], wanted: Mapping[str, Tree]
-    ) -> dict[int, tuple[dict[str, Unknown], dict[str, Tree]]]:
+    ) -> Generator[Asked, Answers, dict[int, tuple[dict[str, Unknown], dict[str, Tree]]]]:
         """What nodes answer, of those that do and still have the secrets of the exchange."""
         messages = {which: self.fleet.message(which, *each) for which, each in asked.items()}
+        answers = yield messages
         return {
             which: (answer.head, self._opened(which, answer, messages[which], wanted))
-            for which, answer in self.fleet.ask(messages)
+            for which, answer in answers.items()
             if answer is not None and answer.head.get("lost") is not True
         }
 

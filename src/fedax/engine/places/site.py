@@ -17,7 +17,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import filelock
@@ -32,25 +32,36 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
+from fedax.data.split import split
 from fedax.engine import by_client
 from fedax.engine.checkpoint import WRITING, damage, write_tensors
 from fedax.engine.clients import Answer, Outside, client_program, contribute, of_one
 from fedax.engine.dry_run import dry_run
 from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.identity import versions
-from fedax.engine.job import compressed, compressors_of, federation_of, labels_of, on_devices, one_type, start, streamed
+from fedax.engine.job import (
+    compressed,
+    compressors_of,
+    federation_of,
+    labels_of,
+    on_devices,
+    one_type,
+    pooled_of,
+    start,
+    streamed,
+)
 from fedax.engine.loop import Clients, Federation, Hyper, Tally, nobody, stage_key
 from fedax.engine.places import masks
 from fedax.engine.places.blocks import Block, Examples
 from fedax.engine.places.device import first_state
 from fedax.engine.places.letters import Layout
-from fedax.engine.places.nodes import Message, arrays_of, packed, unpacked
+from fedax.engine.places.nodes import SEVERAL, Message, arrays_of, joined, packed, parted, unpacked
 from fedax.engine.plan import Form, Plan, make_plan
 from fedax.engine.private import around
 from fedax.errors import ConfigError, DataError, FedaxError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
-from fedax.federation.work import Steps
+from fedax.federation.work import Epochs, Steps
 from fedax.numbers import check_count, check_number
 from fedax.programs import compiled
 from fedax.tasks.task import Task
@@ -59,7 +70,8 @@ from fedax.wire.wire import Wire
 
 _PLANNED = ("num_clients", "max_size", "batch_size", "epochs", "steps", "max_steps", "full", "missing", "by_number",
             "watched", "stops")  # fmt: skip
-_READY = 8  # jobs, at most
+_READY = 128  # jobs, at most
+_DEEPEST = 2  # the runs of a message, and the questions of a run
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")  # a client's place, and a version of its memory
 
@@ -73,13 +85,17 @@ class Problem(NamedTuple):
     up: Compressor | None = None
 
 
-def order(plan: Plan, problem: dict[str, Unknown], seed: int, program: str) -> dict[str, Unknown]:
+def order(
+    plan: Plan, problem: dict[str, Unknown], seed: int, program: str, deal: str | None = None
+) -> dict[str, Unknown]:
     """What a message says of the job: the problem in plain JSON, the plan, the seed, and a digest of the program.
 
-    Where a part of the model is frozen, also a digest of that, which nodes are sent once.
+    Where a part of the model is frozen, also a digest of that, which nodes are sent once; where nodes have dealt their
+    own rows, the name of the deal.
     """
     plain = {name: getattr(plan, name) for name in _PLANNED}
     found = {"problem": problem, "plan": plain, "seed": seed, "program": program}
+    found |= {} if deal is None else {"deal": deal}
     return found | ({"frozen": digest_of(plan.task.frozen)} if jax.tree.leaves(plan.task.frozen) else {})
 
 
@@ -138,6 +154,7 @@ class Limits:
             to [0, 1], others to [0, ``bound``]. What has no such bound is refused: gradients, and metrics that are made
             of sums. The noise is of a secret of the node, and the same where the same question is asked again.
         bound: b > 0, the largest loss; with ``noise`` only.
+        split: whether a run may deal the rows of each client to training, validation and test.
 
     Raises:
         ConfigError: values out of range, or noise without a bound.
@@ -155,7 +172,9 @@ class Limits:
         rounds: int | None = None,
         noise: float | None = None,
         bound: float | None = None,
+        split: bool = True,
     ):
+        self.split = split
         self.columns = None if columns is None else frozenset(columns)
         self.rounds = None if rounds is None else check_count("rounds", rounds)
         if (noise is None) != (bound is None):
@@ -179,6 +198,27 @@ class Limits:
         return None
 
 
+class Dealt(NamedTuple):
+    """The examples of a site's clients as a run uses them.
+
+    Attributes:
+        data: to learn from.
+        held: part, "val" or "test" -> held-out examples: by client where the site has dealt them, else a pytree, or
+            ``None``.
+        places: [k] of each client in the federation, where they are dealt.
+        census: of ``data``.
+    """
+
+    data: FederatedData
+    held: dict[str, Tree]
+    places: tuple[int, ...]
+    census: Census
+
+    def pooled(self) -> dict[str, Tree]:
+        """Part -> all of its held-out examples."""
+        return {part: pooled_of(tree) for part, tree in self.held.items() if tree is not None}
+
+
 class _Ready(NamedTuple):
     """A job with all that its answers need.
 
@@ -193,6 +233,7 @@ class _Ready(NamedTuple):
     program: str
     examples: Examples
     frozen: Tree
+    dealt: Dealt
 
     @property
     def down(self) -> Compressor:
@@ -250,7 +291,8 @@ class Site:
             self._digests = _digests(data, self.folder / "secret")
         except OSError as error:
             raise ConfigError("folder", str(folder), f"cannot write there ({error.strerror})") from error
-        self._census = Census.of(data)
+        self._whole = Dealt(data, self.held, (), Census.of(data))
+        self._deals: dict[str, Dealt] = {}
         # Of what is here: other clients, or other examples, or another version, is another mark.
         marks = [*self.names, *self._digests, json.dumps(precise_versions(), sort_keys=True)]
         self.mark = hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
@@ -269,17 +311,25 @@ class Site:
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
             raise ConfigError("folder", str(self.folder), "another process is this node; stop it first") from None
-        self._rounds = _read_rounds(self.folder / "rounds.json")
+        self._rounds = read_rounds(self.folder / "rounds.json")
 
     def close(self) -> None:
         """Let another process have the folder."""
         self._lock.release()
 
-    def answer(self, message: Message) -> Message:
-        """The answer to a message; ``{"error": why}`` where there is none."""
+    def answer(self, message: Message, deep: int = 0) -> Message:
+        """The answer to a message; ``{"error": why}`` where there is none. To several in one, their answers in one."""
+        if message.head.get("kind") == SEVERAL:
+            try:
+                if deep == _DEEPEST:
+                    raise NodeError("a message in parts, in parts, in parts: no server asks so")
+                return joined([self.answer(part, deep + 1) for part in parted(message, 0)])
+            except NodeError as error:
+                return Message({"error": str(error)})
         began, head, self._asked, self._noisy = time.perf_counter(), message.head, [], []
         kinds = {"hello": self._hello, "check": self._check, "exchange": self._exchange, "evaluate": self._evaluate,
-                 "forget": self._forget, "offer": self._offer, "unmask": self._unmask}  # fmt: skip
+                 "forget": self._forget, "offer": self._offer, "unmask": self._unmask, "deal": self._deal,
+                 "figures": self._figures, "alone": self._alone}  # fmt: skip
         try:
             if (kind := head.get("kind")) not in kinds:
                 raise NodeError(f"a message of kind {kind!r}, which this version does not know")
@@ -304,9 +354,9 @@ class Site:
             "names": self.names,
             "sizes": self.data.sizes.tolist(),
             "digests": self._digests,
-            "example": {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in self._census.example.items()},
+            "example": {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in self._whole.census.example.items()},
             "classes": int(labels.max()) + 1 if whole else None,
-            "held": {part: 0 if tree is None else len(jax.tree.leaves(tree)[0]) for part, tree in self.held.items()},
+            "held": {part: 0 if tree is None else _count(tree) for part, tree in self.held.items()},
             "mark": self.mark,
             "transform": None if self.data.transform is None else self.data.transform.to_json(),
         }
@@ -318,7 +368,7 @@ class Site:
             self._keep_frozen(head["job"], tensors)
         ready, problems = self._job(head["job"]), []
         try:
-            self.data.check(ready.problem.task)
+            ready.dealt.data.check(ready.problem.task)
         except DataError as error:
             problems.append(str(error))
         if (why := self.limits.why(head["columns"], ready.plan.task)) is not None:
@@ -435,7 +485,7 @@ class Site:
         one: bool,
     ) -> tuple[Tree, Answer, Tally]:
         """Run the clients; what is answered of each is without padding."""
-        own, size = self.data, len(memory)
+        own, size = ready.dealt.data, len(memory)
         # Their number is random where not all take part; empty places make it one of few, for each of which a program
         # is compiled.
         width = 1 if one else min(1 << (size - 1).bit_length(), own.num_clients)
@@ -463,7 +513,7 @@ class Site:
     def _evaluate(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Σ p_i F_i over the clients that are here, its gradient where asked, and figures of the held-out examples."""
         ready = self._job(head["job"])
-        parts = {part: tree for part, tree in self.held.items() if tree is not None and part in head["parts"]}
+        parts = {part: tree for part, tree in ready.dealt.pooled().items() if part in head["parts"]}
         task, mesh = ready.plan.task, ready.plan.mesh
         leaving = measured_names(
             task.metrics,
@@ -508,7 +558,7 @@ class Site:
             self._noisy.append(name)
             return np.asarray(value + self.limits.noise * most * self._normal(name, question), real)
 
-        losses = by_client.figures(task, model.tree, self.data)["loss"]
+        losses = by_client.figures(task, model.tree, ready.dealt.data)["loss"]
         total = float(p @ np.array([_within(each, bound) for each in losses]))
         found: dict[str, Tree] = {"train": [noised("train_loss", total, bound * float(p.max()))]}
         for part, tree in parts.items():
@@ -540,7 +590,7 @@ class Site:
         return self._ready[text]
 
     def _made(self, asked: dict[str, Unknown]) -> _Ready:
-        made = self._make(asked["problem"])
+        made, dealt = self._make(asked["problem"]), self._dealt(asked.get("deal"))
         if "frozen" in asked:
             made = made._replace(task=made.task.with_frozen(self._frozen(asked, made.task.frozen)))
         problem = made._replace(method=one_type(made.method), wire=one_type(made.wire), up=one_type(made.up))
@@ -548,28 +598,138 @@ class Site:
         key, x = start(task, None, asked["seed"], {})
         # How many run side by side, and on which devices, is the node's own affair.
         usual = Steps(max(1, planned["max_steps"]))
-        own = make_plan(self._census, task, x, usual, planned["batch_size"], Full(), problem.wire)
+        own = make_plan(dealt.census, task, x, usual, planned["batch_size"], Full(), problem.wire)
         plan = dataclasses.replace(own, **{name: planned[name] for name in _PLANNED})
         alone = problem
         if problem.wire.privacy is not None:  # by whose clip secure sums are made
             alone = problem._replace(wire=dataclasses.replace(problem.wire, privacy=None, secure=None))
-        forms, program = client_forms(alone, plan, self._census.example, x)
+        forms, program = client_forms(alone, plan, dealt.census.example, x)
         if problem.up is not None:
             alone = alone._replace(method=compressed(problem.method, problem.up, forms))
-            forms, program = client_forms(alone, plan, self._census.example, x)
+            forms, program = client_forms(alone, plan, dealt.census.example, x)
         problem = alone._replace(wire=problem.wire)
         if (privacy := problem.wire.privacy) is not None:
             problem = problem._replace(method=around(problem.method, privacy, forms))
-            forms, program = client_forms(problem, plan, self._census.example, x)
+            forms, program = client_forms(problem, plan, dealt.census.example, x)
         every = slice(0, self.data.num_clients)
-        stream = streamed(None, self.data, every, plan.devices)
-        known = [ready.examples for ready in self._ready.values() if ready.plan.mesh == plan.mesh]
+        stream = streamed(None, dealt.data, every, plan.devices)
+        known = [
+            ready.examples for ready in self._ready.values() if ready.plan.mesh == plan.mesh and ready.dealt is dealt
+        ]
         examples = known[0] if known else None
         if examples is None:
-            fed = on_devices(federation_of(self._census, None if stream else self.data, every), plan.mesh)
-            examples = Examples(self.data if stream else None, fed, every)
+            fed = on_devices(federation_of(dealt.census, None if stream else dealt.data, every), plan.mesh)
+            examples = Examples(dealt.data if stream else None, fed, every)
         row = jax.tree.map(np.asarray, jax.jit(first_state)(problem.method, x)[1])
-        return _Ready(problem, plan, key, row, forms, program, examples, on_devices(task.frozen, plan.mesh))
+        same = [
+            self._ready[text].frozen for text in self._ready if json.loads(text).get("frozen") == asked.get("frozen")
+        ]
+        frozen = same[0] if same and known else on_devices(task.frozen, plan.mesh)
+        return _Ready(problem, plan, key, row, forms, program, examples, frozen, dealt)
+
+    # ---- rows that the site deals
+
+    def _deal(self, head: dict[str, Unknown], tensors: bytes) -> Message:
+        """Deal the rows of each client to training, validation and test, by the configuration's ``[data.split]``."""
+        given = dict(head["split"])
+        if not self.limits.split:
+            raise NodeError(
+                "its owner does not let a run deal its rows (--no-split): --set data.split={} runs without held-out "
+                "rows, or ask the owner for --test and --val"
+            )
+        for part in ("val", "test"):
+            if given[part] and self.held[part] is not None:
+                way_out = "none can be split off: give data.split." + part + " = 0"
+                raise NodeError(f"its owner has given held-out examples for {part} (--{part}), and {way_out}")
+        path, text = self._deal_path(head["deal"]), json.dumps({"split": given, "places": list(head["places"])})
+        if not path.exists() or path.read_text() != text:
+            self._dealt_from(text)  # before it is kept
+            path.parent.mkdir(exist_ok=True)
+            scratch = path.with_name(f"{WRITING}{path.name}")
+            scratch.write_text(text)
+            os.replace(scratch, path)
+            self._deals.pop(head["deal"], None)
+            self._ready = {}
+        dealt = self._dealt(head["deal"])
+        held: dict[str, Unknown] = {}
+        for part, tree in dealt.held.items():
+            sizes: Unknown = {}
+            if isinstance(tree, FederatedData):
+                sizes = {tree.name(i): int(tree.sizes[i]) for i in range(tree.num_clients)}
+            held[part] = [sizes.get(name, 0) for name in self.names] if sizes else 0 if tree is None else _count(tree)
+        return Message({"sizes": dealt.data.sizes.tolist(), "held": held})
+
+    def _deal_path(self, deal: Unknown) -> pathlib.Path:
+        if not _DIGEST.fullmatch(str(deal)):
+            raise NodeError(f"{str(deal)[:50]!r} is no name of a deal of rows")
+        return self.folder / "deals" / f"{deal}.json"
+
+    def _dealt(self, deal: str | None) -> Dealt:
+        """The examples as a deal has them; ``None``: as they are."""
+        if deal is None:
+            return self._whole
+        if deal not in self._deals:
+            path = self._deal_path(deal)
+            if not path.exists():
+                raise NodeError(f"how its rows are dealt, {path}, is not there: --resume sends it again")
+            self._deals = dict(list(self._deals.items())[1 - _READY :])
+            self._deals[deal] = self._dealt_from(path.read_text())
+        return self._deals[deal]
+
+    def _dealt_from(self, text: str) -> Dealt:
+        told = json.loads(text)
+        mine = FederatedData(self.data.examples, self.data.sizes, names=self.names, transform=self.data.transform)
+        parts = split(mine, **told["split"], places=told["places"])
+        held = {part: getattr(parts, part) if self.held[part] is None else self.held[part] for part in self.held}
+        return Dealt(parts.train, held, tuple(told["places"]), Census.of(parts.train))
+
+    def _figures(self, head: dict[str, Unknown], tensors: bytes) -> Message:
+        """The figures of a model on each client's own test examples."""
+        task = whole_task(self._make(head["problem"]).task).trained
+        model = jax.eval_shape(lambda: Vector(task.init(jax.random.key(0))))
+        given = unpacked(tensors, {"model": model}, "the message")["model"]
+        test, why = self._testing(head)
+        if test is None:
+            return Message({"withheld": why})
+        return self._told(by_client.figures(task, given.tree, test))
+
+    def _alone(self, head: dict[str, Unknown], tensors: bytes) -> Message:
+        """Train each client alone, and give the figures of its model on its own test examples."""
+        ready, rounds = self._job(head["job"]), check_count("rounds", head["rounds"])
+        test, why = self._testing(head["job"])
+        if test is None:
+            return Message({"withheld": why})
+        model = unpacked(tensors, {"model": ready.row}, "the message")["model"]
+        places, data = ready.dealt.places, ready.dealt.data
+        ids, sizes = np.array(places, np.int32), data.sizes.astype(np.int32)
+        steps = Epochs(1).draw(ready.key, jnp.asarray(ids), jnp.asarray(sizes), ready.plan.batch_size)
+        ones = np.ones(len(ids), jnp.zeros(()).dtype)
+        rows = np.arange(len(ids), dtype=np.int32)
+        asked = {"ids": ids, "rows": rows, "weights": ones, "data_weights": ones, "steps": np.asarray(steps)}
+        form = ready.forms[1][0]
+        memory: list[Tree] = [model] * len(ids)
+        for index in range(rounds):
+            given = {"clients": asked, "download": form.download}
+            _, answer, _ = self._work(ready, ready.problem.wire, "exchanges", 0, index, given, memory, form.one)
+            memory = [jax.tree.map(lambda leaf, k=k: leaf[k], answer.memory) for k in range(len(ids))]
+        there = [k for k, name in enumerate(self.names) if name in (test.names or ())]
+        each = jax.tree.map(lambda *leaves: np.stack(leaves), *(memory[k] for k in there))
+        return self._told(by_client.figures(ready.problem.task.trained, None, test, each.tree))
+
+    def _testing(self, asked: dict[str, Unknown]) -> tuple[FederatedData | None, str | None]:
+        """The test examples by client; or why no figures of single clients leave."""
+        test = self._dealt(asked.get("deal")).held["test"]
+        if self.limits.noise:
+            return None, "its owner lets figures leave it with noise only (--noise)"
+        if self.limits.refused(["test_loss"]):
+            return None, "its owner does not let test_loss leave it (--columns)"
+        if not isinstance(test, FederatedData):
+            return None, "it has dealt no test examples to its clients"
+        return test, None
+
+    def _told(self, figures: dict[str, list[float]]) -> Message:
+        there = {name: values for name, values in figures.items() if not self.limits.refused([f"test_{name}"])}
+        return Message({"columns": [*there]}, packed({name: np.array(values) for name, values in there.items()}))
 
     # ---- what outlives the process
 
@@ -648,20 +808,26 @@ class Site:
 
     def _log(self, message: Message, answer: Message, seconds: float) -> None:
         """One line for each message: who asked what, and what left."""
-        told = ("kind", "server", "run", "stage", "index", "number", "columns", "grad_norm", "parts")
-        line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        line |= {name: message.head[name] for name in told if name in message.head}
-        for name, each in (("came", message), ("left", answer)):
-            line[name] = len(each.tensors) + len(json.dumps(each.head))
-        line["seconds"] = round(seconds, 3)
-        if self._asked:
-            line["clients"] = self._asked
+        more: dict[str, Unknown] = {"clients": self._asked} if self._asked else {}
         if self._noisy:
-            line["noise"] = {"on": sorted(self._noisy), "noise": self.limits.noise, "bound": self.limits.bound}
-        if "error" in answer.head:
-            line["error"] = answer.head["error"]
-        with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            more["noise"] = {"on": sorted(self._noisy), "noise": self.limits.noise, "bound": self.limits.bound}
+        write_line(self.folder, message, answer, seconds, more)
+
+
+def write_line(
+    folder: pathlib.Path, message: Message, answer: Message, seconds: float, more: Mapping[str, Unknown] | None = None
+) -> None:
+    """A line of a node's log: a message that came, what left, and what else is to be said."""
+    told = ("kind", "server", "run", "stage", "index", "number", "columns", "grad_norm", "parts")
+    line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    line |= {name: message.head[name] for name in told if name in message.head}
+    for name, each in (("came", message), ("left", answer)):
+        line[name] = len(each.tensors) + len(json.dumps(each.head))
+    line |= {"seconds": round(seconds, 3), **(more or {})}
+    if "error" in answer.head:
+        line["error"] = answer.head["error"]
+    with (folder / "log.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 ECHOED = ("run", "stage", "number", "index", "write")  # of a message, by which its answer is known
@@ -692,6 +858,15 @@ def _within(value: float, most: float) -> float:
     return min(max(value, 0.0), most) if math.isfinite(value) else most
 
 
+def whole_task(task: Task) -> Task:
+    """The task of the whole model, with all metrics."""
+    return task if task.entire is task else task.entire.with_metrics(**task.whole_metrics)
+
+
+def _count(examples: Tree) -> int:
+    return len(jax.tree.leaves(pooled_of(examples))[0])
+
+
 def _extended(leaf: np.ndarray, width: int, value: Unknown) -> np.ndarray:
     return np.concatenate([leaf, np.full(width - len(leaf), value, leaf.dtype)])
 
@@ -717,7 +892,7 @@ def _digests(data: FederatedData, file: pathlib.Path) -> list[str]:
     return found
 
 
-def _read_rounds(path: pathlib.Path) -> dict[int, int]:
+def read_rounds(path: pathlib.Path) -> dict[int, int]:
     """Run -> in how many rounds it was answered."""
     try:
         found = json.loads(path.read_text()) if path.exists() else {}

@@ -10,7 +10,7 @@ import numpy as np
 
 import fedax
 from fedax.columns import better, describe, show, show_parts
-from fedax.experiments import clients, diagnosis, own, summary, sweeps, tables, toml
+from fedax.experiments import clients, diagnosis, noted, own, summary, sweeps, tables, toml
 from fedax.experiments.config import PYTHON
 from fedax.experiments.report import charts, privacy, svg
 from fedax.experiments.runs import Path, Record, lost, write_atomic
@@ -50,6 +50,7 @@ def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequen
         "curves": _curves(problems),
         "privacy": "".join(_privacy(record, several) for record in records),
         "diagnosis": "".join(_diagnosis(record, several) for record in records),
+        "columns": "".join(_columns(record, several) for record in records),
         "clients": "".join(_clients(record, judges[id(record)], several) for record in records),
         "configuration": "".join(_configuration(record, several) for record in records),
     }
@@ -65,7 +66,7 @@ def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequen
         "again": _AGAIN.get(first["data"]["name"], "fedax run config.toml"),
         "footer": html.escape(_footer(records)),
         "symbols": svg.symbols(),
-        "style": _filled(_file("page.css"), _colours()),
+        "style": style(),
         "script": _file("page.js"),
     }
     for name in ("verdict", "results", "sweep", "privacy", "diagnosis", "clients"):
@@ -81,6 +82,7 @@ _PARTS = {
     "curves": "Curves",
     "privacy": "Privacy",
     "diagnosis": "Diagnosis",
+    "columns": "Columns",
     "clients": "Clients",
     "configuration": "Configuration",
 }
@@ -92,6 +94,11 @@ def _file(name: str) -> str:
 
 def _filled(template: str, fields: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
+
+
+def style() -> str:
+    """The style sheet of the report."""
+    return _filled(_file("page.css"), _colours())
 
 
 def _colours() -> dict[str, str]:
@@ -381,6 +388,30 @@ def _list(sentences: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{html.escape(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
+# ---- columns of tables
+
+
+def _columns(record: Record, several: bool) -> str:
+    found = noted.overview_of(record)
+    if found is None:
+        return ""
+    note = "What the columns of the tables are used as, in how many rows each is missing, and the mean of its numbers "
+    note += "or its commonest value: of all rows, and at each client. " + " ".join(found.shortened())
+    heads, rows = found.table()
+    cells = []
+    for row in rows:
+        words = "names" * (row[1] in ("category", "label"))  # may be broken where numbers may not
+        cells.append(("", [(html.escape(cell), words * (k > 2)) for k, cell in enumerate(row)]))
+    text = _rows(["Column", "Used as", "Missing", "Mean or commonest", *heads[4:]], cells)
+    if found.dropped:
+        left_out = [f"{name}: {why}" for name, why in found.dropped.items()]
+        text += f"<details><summary>{len(left_out)} columns are left out</summary>{_list(left_out)}</details>"
+    if said := noted.lines(record.config, found):
+        text = f'<h3 class="gap">To look at</h3>{_list(said)}{text}'
+    title = f"Columns of {html.escape(record.folder.name)}" if several else "Columns"
+    return f'<section{_id("columns", several)}><h2>{title}</h2><p class="note">{html.escape(note)}</p>{text}</section>'
+
+
 # ---- clients
 
 
@@ -418,6 +449,8 @@ def _by_client(record: Record, judge: str | None) -> str:
         text += f'<h3 class="gap">{html.escape(known.label)} of each client</h3>'
         text += f'<p class="note">{html.escape(about)}</p>'
         text += charts.spread(column, spreads, labels) + _spread_table(column, spreads)
+    if said := clients.left_out(record.folder):
+        text += f'<p class="note">{html.escape(" ".join(said))}</p>'
     return text
 
 

@@ -1,0 +1,174 @@
+"""The commands ``fedax deploy tables`` and ``fedax deploy review``: from tables at nodes to one transform at all."""
+
+import os
+import pathlib
+import shlex
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedax.data import Plan, Summary
+    from fedax.data.transform import Document
+
+_USUAL = "tables"  # the folder, in that of the link
+
+
+def tables(
+    link: Annotated[str, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)],
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.", show_default=False)],
+    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder, for ca.pem and the secret.")] = pathlib.Path(
+        "link"
+    ),
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="How many nodes to wait for.", show_default="those that are there")
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Leave this column out; may be repeated.", show_default=False),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=KIND",
+            help="What a column is: number, category or date; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="classification or regression.", show_default="by the label")] = None,
+    scale: Annotated[str, typer.Option(help="standard, or none for numbers as they are.")] = "standard",
+    max_categories: Annotated[int, typer.Option(help="Categories of a column with a feature of their own.")] = 50,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Folder for what is agreed; has to be new or empty.", show_default="FOLDER/tables"),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="How long to wait for nodes, and for each answer.")
+    ] = 600.0,
+) -> None:
+    """Agree with all nodes on how their tables become numbers; no row leaves a site.
+
+    Asks each node for two small summaries, fits a transform and gives it to all of
+    them. Shows which columns are used and as what. Can be repeated: with another
+    label, or when a site is new.
+
+    \b
+    Examples:
+      fedax deploy tables --link fed.example.org:9443 --label readmitted --nodes 3
+      fedax deploy tables --link fed.example.org:9443 --label readmitted --drop patient --column zip=category
+
+    Exit code 2: an error. The nodes have the transform that they had before, unless
+    the error says otherwise.
+    """
+    from fedax.data import overview, plan
+    from fedax.engine.places.tables import agree
+    from fedax.flower import deploy as deployment
+    from fedax.table_commands import kinds, show
+
+    chosen = kinds(column)
+    target = _fresh(folder / _USUAL if out is None else out, moved=out is None)
+    files: dict[str, str] = {}
+    sent: dict[str, dict[str, Any]] = {}
+
+    def planned(first: "Mapping[str, Summary]") -> "Plan":
+        return plan(first, label, chosen, task, scale, max_categories, drop or ())  # type: ignore[arg-type]
+
+    def keep(what: str, client: str | None, document: "Document") -> None:
+        target.mkdir(exist_ok=True)
+        document.save(target / (f"{what}.json" if client is None else f"{_file(client, files)}-{what}.json"))
+        sent.setdefault(what, {})[client or ""] = document
+
+    say = lambda line: typer.echo(line, err=True)  # noqa: E731
+    with deployment.transport_at(link, folder, say, "tables") as transport:
+        transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say)
+    show(overview(sent["plan"][""], sent["first"], sent["second"]))
+    experiment = target / "experiment.toml"
+    _write_experiment(experiment)
+    typer.echo(f"All {len(files)} nodes have the transform {transform.digest}: {len(transform.features)} features.")
+    typer.echo(f"What was sent, and what came of it: {target}")
+    count = f" --nodes {nodes}" if nodes is not None else ""
+    usual = "" if folder == pathlib.Path("link") else f" --folder {shlex.quote(str(folder))}"
+    run = f"fedax deploy run {shlex.quote(str(experiment))} --link {shlex.quote(link)}{usual}{count}"
+    typer.echo(f"Next: {run}")
+
+
+def review(
+    key: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="The node's private key, next to which its folder is.", show_default=False),
+    ] = None,
+    state: Annotated[pathlib.Path | None, typer.Option(help="The node's folder.", show_default="KEY.state")] = None,
+    yes: Annotated[bool | None, typer.Option("--yes/--no", help="Whether they may leave.", show_default=False)] = None,
+    why: Annotated[str, typer.Option(help="With --no: what the coordinator is told.", show_default=False)] = "",
+) -> None:
+    """See which summaries wait for you at a node with --review, and say whether they may leave.
+
+    \b
+    Examples:
+      fedax deploy review --key node7
+      fedax deploy review --key node7 --yes
+      fedax deploy review --key node7 --no --why "leave the column ward out"
+    """
+    from fedax.engine.places.tables import decide, reviews
+    from fedax.errors import ConfigError
+    from fedax.flower.deploy import spoken
+
+    if state is None:
+        if key is None:
+            raise ConfigError("key", None, "give --key or --state of the node")
+        state = key.with_name(f"{key.name}.state")
+    if not state.is_dir():
+        raise ConfigError(
+            "state", str(state), "there is no such folder; the node makes it: fedax deploy node … --review"
+        )
+    if why and yes is not False:
+        raise ConfigError("why", why, "this goes with --no")
+    if yes is not None and not decide(state, yes, why):
+        typer.echo("Nothing waits.")
+    for file, said in reviews(state).items():
+        typer.echo(spoken(file, said))
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"tables": tables, "review": review}
+
+
+def _fresh(target: pathlib.Path, moved: bool) -> pathlib.Path:
+    """A folder that is new or empty; what is in the usual one is moved aside."""
+    from fedax.errors import ConfigError
+
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if not moved:
+            raise ConfigError("out", str(target), "it has to be new or empty; name another folder")
+        number = 1
+        while (aside := target.with_name(f"{target.name}-{number}")).exists():
+            number += 1
+        os.replace(target, aside)
+        typer.echo(f"What was agreed the last time is in {aside} now.", err=True)
+    if not target.absolute().parent.is_dir():
+        raise ConfigError("out", str(target), "there is no such folder; make it first")
+    return target
+
+
+def _file(client: str, files: dict[str, str]) -> str:
+    """The part of a file's name that stands for a client, whatever the client's name is."""
+    from fedax.files import slug
+
+    if client not in files:
+        name = base = slug(client)
+        number = 2
+        while name in files.values():
+            name, number = f"{base}-{number}", number + 1
+        files[client] = name
+    return files[client]
+
+
+def _write_experiment(place: pathlib.Path) -> None:
+    """The configuration of ``fedax compare csv``, for the nodes."""
+    import tomli_w
+
+    from fedax.experiments.defaults import comparison
+
+    config: dict[str, Any] = comparison("csv", ["fedavg", "fedprox", "fednova"])
+    config |= {"name": _USUAL, "data": {**config["data"], "name": "nodes"}}
+    place.write_text(tomli_w.dumps(config), encoding="utf-8")

@@ -1,0 +1,468 @@
+"""The columns of clients' tables by client, and what is odd about them, from the summaries that clients send."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from fedax.data.cells import few, shown
+from fedax.data.summaries import Facts, Plan, Summary, merge
+from fedax.data.transform import STRICT, Document
+from fedax.errors import DataError
+
+_SITES = 12  # that the table has, of more those that are most unlike the whole
+_COLUMNS = 60  # that the table has, those with a note first
+_LINES = 12  # notes of one sort that are told one by one
+_ENOUGH = 20  # rows, to conclude anything from
+
+Looks = Literal["identifier", "date", "copy", "constant", "site", "missing"]
+
+
+@dataclass(frozen=True)
+class Note:
+    """What is odd about a column.
+
+    Args:
+        column: its name.
+        looks: like an ``"identifier"``, a ``"date"``, a ``"copy"`` of the label; ``"constant"`` nearly; it tells the
+            ``"site"``; or ``"missing"`` in most rows of a site.
+        why: what makes it look so.
+
+    Example:
+        >>> print(Note("patient", "identifier", "whole numbers, all 120 different"))
+        'patient' looks like an identifier: whole numbers, all 120 different
+    """
+
+    column: str
+    looks: Looks
+    why: str
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __str__(self) -> str:
+        return f"{shown(self.column)} {_SAYS[self.looks]}: {self.why}"
+
+
+_SAYS = {
+    "identifier": "looks like an identifier",
+    "date": "looks like a date",
+    "copy": "looks like a copy of the label",
+    "constant": "is nearly constant",
+    "site": "tells the site",
+    "missing": "is missing in most rows of a site",
+}
+_ALL_SAY = {
+    "identifier": "look like identifiers",
+    "date": "look like dates",
+    "copy": "look like copies of the label",
+    "constant": "are nearly constant",
+    "site": "tell the site",
+    "missing": "are missing in most rows of a site",
+}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A column at the sites of an :class:`Overview`.
+
+    Args:
+        name: its name.
+        kind: what it is used as.
+        missing: of all rows and of each site's, the share in which it is missing, 0 to 1.
+        mean: of numbers, the mean over all rows and over each site's; of dates, in days since 1970-01-01. ``None``
+            where there is none.
+        commonest: of categories, the most frequent value of all and of each site.
+    """
+
+    name: str
+    kind: Literal["label", "number", "category", "date", "dropped"]
+    missing: tuple[float, ...]
+    mean: tuple[float | None, ...]
+    commonest: tuple[str | None, ...]
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        if not len(self.missing) == len(self.mean) == len(self.commonest):
+            raise DataError("missing, mean and commonest have to be of the same sites")
+        if not all(0 <= share <= 1 for share in self.missing):
+            raise DataError("shares have to be from 0 to 1")
+
+
+def _in_python(column: str) -> str:
+    return f"drop=[{column!r}]"
+
+
+@dataclass(frozen=True)
+class Overview(Document):
+    """The columns of clients' tables, and notes on those that a person should look at.
+
+    Args:
+        sites: the names of the clients in the table; of more than 12, those that are most unlike the whole.
+        rows: of all clients together, and of each of ``sites``.
+        of: how many clients there are.
+        columns: at most 60, those with a note first.
+        wide: how many columns there are.
+        notes: what is odd, at most one a column.
+        dropped: columns that are left out -> why.
+
+    Raises:
+        DataError: values that do not go together.
+
+    Example:
+        >>> import pandas
+        >>> from fedax.data import plan, summarize
+        >>> tables = [pandas.DataFrame({"patient": range(k, k + 60), "age": [40.5, 61.2] * 30}) for k in (0, 60)]
+        >>> first = [summarize(table) for table in tables]
+        >>> print(overview(plan(first), first))
+        column   as      missing  mean or commonest  client 0  client 1
+        patient  number  0 %      59.5               29.5      89.5
+        age      number  0 %      50.9               50.9      50.9
+        'patient' looks like an identifier: whole numbers, all 120 different; drop=['patient'] leaves it out
+    """
+
+    sites: tuple[str, ...]
+    rows: tuple[int, ...]
+    of: int
+    columns: tuple[Described, ...]
+    wide: int
+    notes: tuple[Note, ...]
+    dropped: dict[str, str]
+    form: ClassVar[str] = "overview"
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+    def __post_init__(self) -> None:
+        width = len(self.sites) + 1
+        if len(self.rows) != width or any(len(each.missing) != width for each in self.columns):
+            raise DataError("overview: rows and columns have to be of all sites together, and of each")
+        if self.of < len(self.sites) or self.wide < len(self.columns) or min(self.rows) < 0:
+            raise DataError("overview: it has more sites or columns than there are")
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """The heads and the rows of a table for people: a row for each column, the sites beside one another."""
+        heads = ["column", "as", "missing", "mean or commonest", *self.sites]
+        rows = []
+        for each in self.columns:
+            values = [_cell(each, k) for k in range(len(self.rows))]
+            rows.append([each.name, each.kind, _percent(each.missing[0]), *values])
+        return heads, rows
+
+    def shortened(self) -> list[str]:
+        """What the table leaves out, in sentences."""
+        said = []
+        if self.of > len(self.sites):
+            said.append(f"Shown are the {len(self.sites)} of {self.of} clients that are most unlike the whole.")
+        if self.wide > len(self.columns):
+            said.append(f"Shown are {len(self.columns)} of {self.wide} columns, those with a note first.")
+        return said
+
+    def lines(self, way_out: Callable[[str], str] | None = _in_python) -> list[str]:
+        """The notes, a line for each column; where more than 12 are alike, one for all of them.
+
+        Args:
+            way_out: of a column, the option that leaves it out; default: in Python. ``None``: there is none.
+        """
+        left = (lambda column, which: "") if way_out is None else lambda column, which: f"; {way_out(column)} {which}"
+        said = []
+        for looks in _SAYS:
+            alike = [note for note in self.notes if note.looks == looks]
+            if len(alike) > _LINES:
+                named = few(note.column for note in alike)
+                way = left(alike[0].column, "leaves the first out")
+                said.append(f"{len(alike)} columns {_ALL_SAY[looks]}: {named}{way}")
+            else:
+                said += [f"{note}{left(note.column, 'leaves it out')}" for note in alike]
+        return said
+
+    def __str__(self) -> str:
+        return "\n".join([self.text(), *self.lines()])
+
+    def text(self) -> str:
+        """The table for a terminal."""
+        heads, rows = self.table()
+        cells = [[_plain(cell) for cell in row] for row in (heads, *rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        return "\n".join([*(line.rstrip() for line in lines), *self.shortened()])
+
+
+def overview(
+    plan: Plan,
+    first: Mapping[str, Summary] | Sequence[Summary],
+    second: Mapping[str, Summary] | Sequence[Summary] = (),
+) -> Overview:
+    """What the columns are at each client, and which look odd, from summaries alone.
+
+    Args:
+        plan: of :func:`fedax.data.plan`.
+        first: the summaries of the first exchange, one a client, by its name or in a list.
+        second: those that answered the plan, of the same clients. Without them, nothing is known of the categories, and
+            of columns that say the label.
+
+    Returns:
+        The overview. A column looks like
+
+        - an identifier, if it holds whole numbers that differ in more than 9 of 10 rows, and that coincide far more
+          rarely than numbers drawn at random with the same spread would; or if there are 50 rows at least, all
+          different. Also texts that differ in at least half of all rows, more than 20 of them;
+        - a date, if it is one, or whole numbers as 20240131, years, or seconds since 1970;
+        - a copy of the label, if it alone gets right 98 % of what the most frequent class of each client gets wrong;
+          of a number, if their correlation is beyond ±0.9995;
+        - nearly constant, if one value makes up 99 % of it, or its standard deviation is below a millionth of its mean;
+        - telling the site, if each client has one value in 99 % of its rows, but not all the same one;
+        - missing, if it is so in more than half the rows of a client with 20 rows or more.
+
+    Source:
+        Of all densities with standard deviation s the parabola has the least ∫f², 3√5 / (25 s) (Epanechnikov 1969); so
+        n whole numbers drawn at random have at least n (n − 1) / 2 times as many equal pairs.
+
+    Example:
+        >>> import pandas
+        >>> from fedax.data import plan, summarize
+        >>> table = pandas.DataFrame({"ward": ["A", "B"] * 30, "result": [7, 3] * 30, "ill": ["yes", "no"] * 30})
+        >>> first = {"north": summarize(table)}
+        >>> asked = plan(first, label="ill")
+        >>> [(note.column, note.looks) for note in overview(asked, first).notes]
+        []
+        >>> [(note.column, note.looks) for note in overview(asked, first, {"north": summarize(table, asked)}).notes]
+        [('ward', 'copy'), ('result', 'copy')]
+    """
+    given, answers = _named(first), _named(second)
+    facts = {
+        name: [summary.facts.get(name, Facts(missing=summary.rows)) for summary in given.values()]
+        for name in [*([plan.label] if plan.label is not None else []), *plan.columns, *plan.dropped]
+    }
+    notes = []
+    for name in plan.columns:
+        note = _note(name, plan, facts[name], given, answers)
+        notes += [] if note is None else [note]
+    marked = {note.column: k for k, note in enumerate(notes)}
+    order = sorted(facts, key=lambda name: (name != plan.label, marked.get(name, len(marked))))
+    described = [_described(name, plan, facts[name], given, answers) for name in order[:_COLUMNS]]
+    kept = _unlike(described, len(given))
+    table = []
+    for each in described:
+        parts = [tuple(values[k] for k in (0, *(i + 1 for i in kept))) for values in _values(each)]
+        table.append(Described(each.name, each.kind, *parts))
+    names, rows = list(given), [summary.rows for summary in given.values()]
+    sites, sizes = tuple(names[i] for i in kept), (sum(rows), *(rows[i] for i in kept))
+    return Overview(sites, sizes, len(given), tuple(table), len(facts), tuple(notes), dict(plan.dropped))
+
+
+def copies(plan: Plan, second: Mapping[str, Summary]) -> list[Note]:
+    """Columns that look like a copy of the label, from the summaries that answered the plan."""
+    found = {name: _says_label(name, plan, second) for name in plan.columns}
+    return [Note(name, "copy", why) for name, why in found.items() if why]
+
+
+def _named(summaries: Mapping[str, Summary] | Sequence[Summary]) -> dict[str, Summary]:
+    if isinstance(summaries, Mapping):
+        return dict(summaries)
+    return {f"client {i}": summary for i, summary in enumerate(summaries)}
+
+
+def _values(each: Described) -> tuple[tuple[Any, ...], ...]:
+    return each.missing, each.mean, each.commonest
+
+
+def _described(
+    name: str, plan: Plan, facts: Sequence[Facts], given: Mapping[str, Summary], answers: Mapping[str, Summary]
+) -> Described:
+    kind: Any = "label" if name == plan.label else "dropped" if name in plan.dropped else plan.columns[name].kind
+    numbers = kind == "number" or (kind == "label" and plan.task == "regression")
+    mean: list[float | None] = [None] * (len(facts) + 1)
+    if numbers or kind == "date":
+        parts = [_moments(each, kind) for each in facts]
+        mean = [merged[1] if merged[0] else None for merged in (merge(parts), *parts)]
+    commonest: list[str | None] = [None] * (len(facts) + 1)
+    if kind == "category" or (kind == "label" and not numbers):
+        counts = [Counter(_texts(answers, client, name)) for client in given]
+        commonest = [_most(each) for each in (sum(counts, Counter()), *counts)]
+    rows, gaps = [summary.rows for summary in given.values()], [each.missing for each in facts]
+    shares = [gap / max(n, 1) for gap, n in zip([sum(gaps), *gaps], [sum(rows), *rows], strict=True)]
+    return Described(name, kind, tuple(min(share, 1.0) for share in shares), tuple(mean), tuple(commonest))
+
+
+def _moments(facts: Facts, kind: str) -> tuple[int, float, float]:
+    return (facts.dates, facts.day, facts.day_m2) if kind == "date" else (facts.numbers, facts.mean, facts.m2)
+
+
+def _texts(answers: Mapping[str, Summary], client: str, name: str) -> Mapping[str, int]:
+    summary = answers.get(client)
+    return summary.counts[name].by_text if summary is not None and name in summary.counts else {}
+
+
+def _most(counts: Counter[str]) -> str | None:
+    """The most frequent text; of several, the first."""
+    return min(counts, key=lambda text: (-counts[text], text)) if counts else None
+
+
+def _unlike(described: Sequence[Described], number: int) -> list[int]:
+    """The clients that a table shows: all, or those that are most unlike the whole."""
+    if number <= _SITES:
+        return list(range(number))
+    apart = [0.0] * number
+    for each in described:
+        means = [value for value in each.mean[1:] if value is not None]
+        spread = max(means, default=0.0) - min(means, default=0.0)
+        for i in range(number):
+            value, whole = each.mean[i + 1], each.mean[0]
+            if value is not None and whole is not None and spread:
+                apart[i] += abs(value - whole) / spread
+            apart[i] += abs(each.missing[i + 1] - each.missing[0]) + (each.commonest[i + 1] != each.commonest[0])
+    most = sorted(range(number), key=lambda i: (-apart[i], i))[:_SITES]
+    return sorted(most)
+
+
+# ---- what is odd
+
+
+def _note(
+    name: str, plan: Plan, facts: Sequence[Facts], given: Mapping[str, Summary], answers: Mapping[str, Summary]
+) -> Note | None:
+    """The gravest thing that is odd about a column, if there is any."""
+    kind = plan.columns[name].kind
+    counts = [Counter(_texts(answers, client, name)) for client in given]
+    if why := _says_label(name, plan, answers):
+        return Note(name, "copy", why)
+    if why := _identifies(facts) if kind == "number" else _texts_identify(facts, counts) if kind == "category" else "":
+        return Note(name, "identifier", why)
+    if why := _dated(kind, facts, counts):
+        return Note(name, "date", why)
+    if found := _one_value(kind, facts, counts):
+        return Note(name, *found)
+    gaps = {
+        client: each.missing / summary.rows
+        for (client, summary), each in zip(given.items(), facts, strict=True)
+        if summary.rows >= _ENOUGH and each.missing > summary.rows / 2
+    }
+    if gaps:
+        named = ", ".join(f"{_plain(client)} ({_percent(share)})" for client, share in list(gaps.items())[:5])
+        return Note(name, "missing", named + f" and {len(gaps) - 5} more" * (len(gaps) > 5))
+    return None
+
+
+def _says_label(name: str, plan: Plan, answers: Mapping[str, Summary]) -> str:
+    found = [summary.alone[name] for summary in answers.values() if name in summary.alone]
+    rows = sum(each.rows for each in found)
+    if plan.task == "classification":
+        wrong, left = rows - sum(each.most for each in found), rows - sum(each.right for each in found)
+        if wrong >= 10 and left <= 0.02 * wrong:
+            return f"it alone gets {rows - left} of {rows} labels right"
+        return ""
+    _, _, xx = merge([(each.rows, each.x, each.xx) for each in found])
+    _, _, yy = merge([(each.rows, each.y, each.yy) for each in found])
+    n, x, y = rows, sum(each.rows * each.x for each in found), sum(each.rows * each.y for each in found)
+    if n < _ENOUGH or not (xx > 0 and yy > 0):
+        return ""
+    xy = math.fsum(each.xy + each.rows * (each.x - x / n) * (each.y - y / n) for each in found)
+    correlation = xy / math.sqrt(xx) / math.sqrt(yy)
+    return f"their correlation is {correlation:.4f}" if abs(correlation) >= 0.9995 else ""
+
+
+def _identifies(facts: Sequence[Facts]) -> str:
+    """Of numbers: whether they are whole and differ as numbers do that were given out."""
+    n, different = sum(each.numbers for each in facts), sum(each.different for each in facts)
+    if not n or any(each.whole < each.numbers or each.dates or each.words for each in facts):
+        return ""
+    chance = sum(0.2683 * each.numbers * (each.numbers - 1) / 2 / _spread(each) for each in facts if each.m2 > 0)
+    same = n - different
+    given_out = different > 0.9 * n and chance >= 7 and same <= chance / 10
+    if not given_out and not (n >= 50 and not same):
+        return ""
+    return f"whole numbers, {f'all {n}' if not same else f'{different} of {n}'} different"
+
+
+def _spread(facts: Facts) -> float:
+    """The standard deviation, of whole numbers that are at least as far apart as two neighbours."""
+    return max(math.sqrt(facts.m2 / facts.numbers), 0.5)
+
+
+def _texts_identify(facts: Sequence[Facts], counts: Sequence[Counter[str]]) -> str:
+    n, different = sum(sum(each.values()) for each in counts), len(set().union(*counts))
+    if different > 20 and different >= 0.5 * n:
+        return f"{different} of {n} texts differ"
+    return ""
+
+
+_DATED = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T].*)?")
+
+
+def _dated(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]) -> str:
+    if kind == "date":
+        return "used as days and the time of the year"
+    if kind == "category":
+        texts = sum(counts, Counter())
+        dates = sum(times for text, times in texts.items() if _DATED.fullmatch(text))
+        return "its texts are used as categories, for a date is written 2024-01-31" if dates > texts.total() / 2 else ""
+    n, mean, m2 = merge([(each.numbers, each.mean, each.m2) for each in facts])
+    if n < _ENOUGH or any(each.whole < each.numbers for each in facts):
+        return ""
+    std = math.sqrt(m2 / n)
+    if 1.85e7 < mean < 2.1e7 and std < 3e5:
+        return f"whole numbers near {mean:.0f}, as of {str(int(mean))[:4]}-01-31 without its dashes"
+    if mean - 2 * std >= 1900 and mean + 2 * std <= 2100 and std <= 40:
+        return f"whole numbers near {mean:.0f}, as years are"
+    if 9e8 < mean < 2.5e9 and std < 3e8:
+        return "whole numbers as of seconds since 1970"
+    return ""
+
+
+def _one_value(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]) -> tuple[Looks, str] | None:
+    n = sum(each.numbers + each.dates + each.words for each in facts)
+    most = sum(each.commonest for each in facts)
+    if n < _ENOUGH:
+        return None
+    parts = [_moments(each, kind) for each in facts]
+    _, mean, m2 = merge(parts)
+    if most >= 0.99 * n:
+        share = f"one value makes up {100 * most / n:.3g} %"
+        if kind == "category":
+            if not any(counts):
+                return "constant", f"{share} at each site"
+            apart = len({_most(each) for each in counts if each}) > 1
+        else:
+            apart = math.fsum(part[2] for part in parts) < m2 / 2
+        return ("site", f"{share} at each site, and not at all the same one") if apart else ("constant", share)
+    if kind == "number" and math.sqrt(m2 / n) <= 1e-6 * abs(mean):
+        return "constant", f"its standard deviation is {math.sqrt(m2 / n):.2g}, its mean {mean:.6g}"
+    return None
+
+
+# ---- words
+
+
+def _cell(each: Described, k: int) -> str:
+    mean, text = each.mean[k], each.commonest[k]
+    if mean is None:
+        value = "–" if text is None else _plain(text)
+    elif each.kind == "date":
+        value = _day(mean)
+    else:
+        value = (f"{mean:.0f}" if 100 <= abs(mean) < 1e15 else f"{mean:.3g}").replace("-", "−")
+    return f"{value} ({_percent(each.missing[k])} missing)" if k and each.missing[k] > 0.005 else value
+
+
+def _day(days: float) -> str:
+    import datetime
+
+    try:
+        return (datetime.date(1970, 1, 1) + datetime.timedelta(days)).isoformat()
+    except OverflowError:
+        return f"{days:.5g}"
+
+
+def _percent(share: float) -> str:
+    return (
+        f"{100 * share:.0f} %"
+        if share in (0.0, 1.0) or 0.005 <= share <= 0.995
+        else "< 1 %"
+        if share < 0.5
+        else "> 99 %"
+    )
+
+
+def _plain(text: str) -> str:
+    """A text of a table for a line of the terminal."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:41])
+    return line if len(text) <= 40 and len(line) <= 40 else f"{line[:40]}…"

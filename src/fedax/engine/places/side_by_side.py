@@ -1,0 +1,175 @@
+"""Several runs over the same nodes, side by side: what they ask a node at a time goes in one message.
+
+A message to real clients takes a while, however small it is. So the methods and seeds of an experiment share messages,
+as they share a compiled program in simulation. Each run is a function in a thread of its own, but only one of them runs
+at a time: it goes on until it asks nodes something. When all have asked, what they ask is sent, and each gets its
+answers. So runs need not be safe against one another, and each has the numbers that it has alone.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from fedax.contract.types import Unknown
+from fedax.engine.places.nodes import Failure, Message, Transport, joined, parted
+from fedax.engine.signals import Held
+from fedax.errors import NodeError
+
+
+class _Ended(BaseException):
+    """Ends a run because another one has failed, or the command is to end."""
+
+
+class _Question(NamedTuple):
+    """What a run asks: messages by the node's number, and in how many seconds."""
+
+    messages: Mapping[int, Message]
+    timeout: float
+
+
+class _Lane:
+    """One run, and the transport that it sees.
+
+    Attributes:
+        sent, received: its share of the bytes on the wire.
+    """
+
+    def __init__(self, transport: Transport, work: Callable[[Transport], Unknown]):
+        self.sent = self.received = 0
+        self._transport, self._work = transport, work
+        self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
+        self._ending = False
+        self.question: _Question | None = None
+        self.answers: dict[int, Message | Failure] = {}
+        self.result: Unknown = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    # ---- seen by the run
+
+    def nodes(self) -> list[int]:
+        """The nodes that are there now."""
+        return self._transport.nodes()
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        """Ask some nodes, together with the other runs."""
+        if not messages:
+            return
+        self.question = _Question(messages, timeout)
+        self._stopped.release()
+        self._go.acquire()
+        if self._ending:
+            raise _Ended
+        yield from self.answers.items()
+
+    def _run(self) -> None:
+        self._go.acquire()
+        try:
+            if not self._ending:
+                self.result = self._work(self)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.question = None
+            self._stopped.release()
+
+    # ---- seen by those who run it
+
+    @property
+    def over(self) -> bool:
+        """Whether it has nothing more to ask."""
+        return self.question is None
+
+    def step(self, answers: dict[int, Message | Failure]) -> None:
+        """Go on until it asks again, or is over; raises what it raises."""
+        self.answers = answers
+        self._go.release()
+        self._stopped.acquire()
+        if self.error is not None:
+            raise self.error
+
+    def end(self) -> None:
+        """End it where it waits."""
+        self._ending = True
+        self._go.release()
+        self._thread.join()
+
+
+def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unknown]]) -> list[Unknown]:
+    """What some functions give that ask the nodes of one transport, each with the transport that it is called with.
+
+    An error of one ends all. SIGINT and SIGTERM are handled between two messages; a second one at once.
+
+    Args:
+        transport: carries the messages of all.
+        works: the functions.
+
+    Example:
+        >>> class Echo:
+        ...     sent = received = asked = 0
+        ...     def nodes(self):
+        ...         return [1]
+        ...     def ask(self, messages, timeout):
+        ...         self.asked += 1
+        ...         yield from messages.items()
+        >>> def work(transport, k):
+        ...     return [answer.head for _, answer in transport.ask({1: Message({"k": k})}, 1.0)]
+        >>> echo = Echo()
+        >>> side_by_side(echo, [lambda there, k=k: work(there, k) for k in range(3)]), echo.asked
+        ([[{'k': 0}], [{'k': 1}], [{'k': 2}]], 1)
+    """
+    lanes = [_Lane(transport, work) for work in works]
+    signals = Held()
+    signals.hold()
+    try:
+        for lane in lanes:
+            lane.step({})
+        while going := [lane for lane in lanes if not lane.over]:
+            signals.deliver()
+            answers = _asked_together(transport, going)
+            for lane, own in zip(going, answers, strict=True):
+                lane.step(own)
+    finally:
+        for lane in lanes:
+            lane.end()
+        signals.release()
+    return [lane.result for lane in lanes]
+
+
+def _asked_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[int, Message | Failure]]:
+    """What each of some lanes is answered; to a node goes one message with what all of them ask it."""
+    asked: dict[int, list[int]] = {}
+    questions = [lane.question for lane in lanes]
+    for k, question in enumerate(questions):
+        assert question is not None
+        for number in question.messages:
+            asked.setdefault(number, []).append(k)
+    whole = {number: joined([questions[k].messages[number] for k in who]) for number, who in asked.items()}  # type: ignore[union-attr]
+    # A node answers one part after the other, and each may take as long as it may alone.
+    longest = max(map(len, asked.values()))
+    timeout = longest * max(question.timeout for question in questions if question is not None)
+    sent, received = transport.sent, transport.received
+    found: list[dict[int, Message | Failure]] = [{} for _ in lanes]
+    sizes = [[0, 0] for _ in lanes]
+    for number, answer in transport.ask(whole, timeout):
+        who = asked[number]
+        parts: Sequence[Message | Failure]
+        if isinstance(answer, Failure) or "error" in answer.head:
+            parts = [answer] * len(who)
+        else:
+            try:
+                parts = parted(answer, len(who), "the answer")
+            except NodeError as error:
+                parts = [Failure(str(error), False)] * len(who)
+        for k, part in zip(who, parts, strict=True):
+            found[k][number] = part
+            question = questions[k]
+            assert question is not None
+            sizes[k][0] += question.messages[number].size
+            sizes[k][1] += part.size if isinstance(part, Message) else 0
+    for name, at, grew in (("sent", 0, transport.sent - sent), ("received", 1, transport.received - received)):
+        all_ = sum(size[at] for size in sizes)
+        for lane, size in zip(lanes, sizes, strict=True):
+            setattr(lane, name, getattr(lane, name) + (grew * size[at] // all_ if all_ else 0))
+    return found

@@ -1,0 +1,399 @@
+"""Tables of real clients: from a table at each node to the same transform at all of them.
+
+A :class:`Desk` answers for one table at a node: with a first summary, with the second that answers a plan, and it takes
+the transform that :func:`agree` fits at the server. No row leaves, and what leaves stays readable at the node.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from fedax.contract.types import Unknown
+from fedax.data.cells import cells, series, shown
+from fedax.data.federated import FederatedData
+from fedax.data.summaries import Plan, Summary, fit, refused, summarize
+from fedax.data.tables import from_frames, with_labels
+from fedax.data.transform import Document, Transform
+from fedax.engine.places.fleet import natural, who
+from fedax.engine.places.nodes import Failure, Message, Transport
+from fedax.engine.places.site import Site, precise_versions, write_line
+from fedax.errors import DataError, FedaxError, NodeError
+
+_MOST = 100  # different summaries that leave a table before its owner has to look
+_WAITS = "its table is not transformed yet: fedax deploy tables"
+_PAUSE = 0.3  # seconds before nodes that are not there are looked for again
+_LONGEST = 10.0  # the same of those that wait for their owner
+_REMIND = 30.0  # seconds between lines that say who is waited for
+
+
+class Desk:
+    """The table of a node, which is one client, and its :class:`Site` as soon as there is a transform.
+
+    Args:
+        table: its rows, a table of pandas, without the columns that its owner drops.
+        name: of the client.
+        folder: of the node's state. It gets ``transform.json``; ``left/``, a copy of each summary that left; and with
+            ``review`` also ``review/``, each summary before it leaves, and what the owner said.
+        make: gives the :class:`Site` of the examples.
+        review: whether the owner sees each summary before it leaves. Else a rule decides: what summaries hold leaves,
+            but for the texts of a column that identify rows (:func:`fedax.data.summaries.refused`).
+        drop_missing_labels: whether rows without a label are left out, in place of an error.
+        say: is called with lines for the owner.
+    """
+
+    def __init__(
+        self,
+        table: Unknown,
+        name: str,
+        folder: str | os.PathLike[str],
+        make: Callable[[FederatedData], Site],
+        *,
+        review: bool = False,
+        drop_missing_labels: bool = False,
+        say: Callable[[str], None] = print,
+    ):
+        self.table, self.name, self.folder, self.say = table, name, pathlib.Path(folder), say
+        self.review, self.drop_missing_labels, self._make = review, drop_missing_labels, make
+        self._site: Site | None = None
+        self._transform: Transform | None = None
+        self._why = _WAITS
+        (self.folder / "left").mkdir(parents=True, exist_ok=True)
+        (self.folder / "site").mkdir(exist_ok=True)
+        file = self.folder / "transform.json"
+        if file.exists():
+            try:
+                self._serve(Transform.load(file))
+            except DataError as error:  # its table is another one now
+                self._why = f"the transform that it has does not fit its table: {_WAITS.partition(': ')[2]} again"
+                say(f"{name}: {file} does not fit the table ({error}); waiting for `fedax deploy tables`")
+        else:
+            say(f"{name}: {len(table)} rows, {len(table.columns)} columns; waiting for `fedax deploy tables`")
+
+    def answer(self, message: Message) -> Message:
+        """The answer to a message; ``{"error": why}`` where there is none."""
+        kinds = {"summarize": self._summarize, "prepare": self._prepare, "commit": self._commit}
+        kind = str(message.head.get("kind"))
+        if kind == "hello":
+            return self._hello(message)
+        if kind not in kinds:
+            return Message({"error": f"{self.name}: {self._why}"}) if self._site is None else self._site.answer(message)
+        began = time.perf_counter()
+        try:
+            found = Message(kinds[kind](message.head))
+        except FedaxError as error:
+            found = Message({"error": str(error)})
+        except Exception as error:  # its text may hold what is in the table
+            traceback.print_exc(file=sys.stderr)
+            found = Message({"error": f"{type(error).__name__}; the node's terminal says more"})
+        if "waits" not in found.head:  # which is asked again and again
+            write_line(self.folder / "site", message, found, time.perf_counter() - began)
+        return found
+
+    def _hello(self, message: Message) -> Message:
+        """Who is here, and how far the table is."""
+        digest = None if self._transform is None else self._transform.digest
+        table = {"name": self.name, "rows": len(self.table), "transform": digest}
+        if self._site is not None:
+            return Message(self._site.answer(message).head | {"table": table})
+        return Message({"error": f"{self.name}: {self._why}", "table": table, "versions": precise_versions()})
+
+    def _summarize(self, head: dict[str, Unknown]) -> dict[str, Unknown]:
+        """The first summary, or the second that answers a plan."""
+        asked = None if head.get("plan") is None else Plan.from_json(head["plan"])
+        label = str(head["label"]) if asked is None else asked.label
+        if label is None:
+            raise NodeError("the plan has no label, and nothing is learned without one")
+        rows = self._labelled(label)
+        why = None if asked is None else refused(rows, asked)
+        if why and not self.review:
+            raise NodeError(f"{why}, and leave this site only if its owner agrees: fedax deploy node … --review")
+        summary = summarize(rows, asked)
+        which = "first" if asked is None else "second"
+        file = f"{which}-{summary.digest[:12]}.json"
+        if self.review and not self._reviewed(file, which, summary, str(head.get("server", "")), why):
+            return {"waits": "its owner"}
+        left = self.folder / "left" / file
+        if not left.exists():
+            if len([*left.parent.iterdir()]) >= _MOST:
+                raise NodeError(f"{_MOST} summaries have left this site; its owner has to look into {left.parent.name}")
+            summary.save(left)
+            self.say(f"{self.name}: the {which} summary has left, as in {left}")
+        return {"summary": summary.to_json()}
+
+    def _reviewed(self, file: str, which: str, summary: Summary, server: str, why: str | None) -> bool:
+        """Whether the owner has agreed; the first time it is asked for, the summary is laid before the owner."""
+        place = self.folder / "review" / file
+        if place.exists():
+            said = _said(place)
+            if said is not None and not said.yes:
+                raise NodeError(
+                    f"its owner does not let the {which} summary leave" + (f": {said.why}" if said.why else "")
+                )
+            return said is not None
+        place.parent.mkdir(exist_ok=True)
+        for old in place.parent.glob(f"{which}-*.json"):
+            if _said(old) is None:
+                old.unlink()  # nobody asks for it any more
+        summary.save(place)
+        columns = len(summary.facts or summary.counts)
+        self.say(f"{self.name}: {shown(server)} asks for the {which} summary of the table: {columns} columns, no row.")
+        self.say(f"Read it: {place}" + (f" (look at {why})" if why else ""))
+        self.say(f"May it leave? Type yes, or no and why. From elsewhere: fedax deploy review --state {self.folder}")
+        return False
+
+    def _labelled(self, label: str) -> Unknown:
+        """The rows, all with a label."""
+        series(self.table, label, "label")
+        found = with_labels(self.name, self.table, label, self.drop_missing_labels)
+        return found
+
+    def _prepare(self, head: dict[str, Unknown]) -> dict[str, Unknown]:
+        """Take a transform, with which nothing is done before all sites have it."""
+        found = Transform.from_json(head["transform"])
+        self._examples(found)
+        found.save(self.folder / "next.json")
+        return {"digest": found.digest}
+
+    def _commit(self, head: dict[str, Unknown]) -> dict[str, Unknown]:
+        """Serve the examples that the transform makes, which was taken before."""
+        if self._transform is None or self._transform.digest != head["digest"]:
+            place = self.folder / "next.json"
+            found = Transform.load(place) if place.exists() else None
+            if found is None or found.digest != head["digest"]:
+                raise NodeError("this transform was not sent to it before: fedax deploy tables again")
+            data = self._examples(found)
+            os.replace(place, self.folder / "transform.json")
+            self._serve(found, data)
+        return {"digest": head["digest"]}
+
+    def _examples(self, transform: Transform) -> FederatedData:
+        """What the transform makes of the table; an error has no value of a cell in it, for it goes to the server."""
+        if transform.label is None:
+            raise NodeError("the transform has no label, and nothing is learned without one")
+        label, rows = transform.label, self._labelled(transform.label.name)
+        found = cells(rows[label.name], label.name)
+        texts, codes = found.texts
+        bad = np.isnan(found.numbers) if label.classes is None else ~np.isin(texts, label.classes)[codes]
+        if bad.any():
+            what = "no number" if label.classes is None else "none of the transform's classes"
+            raise NodeError(f"label {shown(label.name)} is {what} in {bad.sum()} of {len(rows)} rows")
+        return from_frames({self.name: rows}, transform=transform)
+
+    def _serve(self, transform: Transform, data: FederatedData | None = None) -> None:
+        data = self._examples(transform) if data is None else data
+        if self._site is not None:
+            self._site.close()
+        self._site, self._transform = self._make(data), transform
+        shape = f"{data.num_examples} examples of {len(transform.features)} features"
+        self.say(f"{self.name}: {shape}, by the transform {transform.digest}")
+
+
+# ---- what an owner says
+
+
+class Said(NamedTuple):
+    """What the owner of a node said of a summary: whether it may leave, and why not."""
+
+    yes: bool
+    why: str
+
+
+def _said(file: pathlib.Path) -> Said | None:
+    place = file.with_suffix(".answer")
+    with contextlib.suppress(FileNotFoundError):
+        found = json.loads(place.read_text(encoding="utf-8"))
+        return Said(bool(found["yes"]), str(found["why"]))
+    return None
+
+
+def reviews(state: pathlib.Path) -> dict[pathlib.Path, Said | None]:
+    """The summaries that a node has laid before its owner, and what the owner said of each.
+
+    Args:
+        state: the node's folder.
+    """
+    return {file: _said(file) for file in sorted((state / "review").glob("*.json"))}
+
+
+def decide(state: pathlib.Path, yes: bool, why: str = "") -> list[pathlib.Path]:
+    """Let the summaries of a node leave that wait for its owner, or do not.
+
+    Args:
+        state: the node's folder.
+        yes: whether they may leave; also those of which the owner said no before.
+        why: goes to the coordinator with a no.
+
+    Returns:
+        The summaries of which this was said.
+    """
+    found = [file for file, said in reviews(state).items() if said is None or (yes and not said.yes)]
+    for file in found:
+        place = file.with_suffix(".answer")
+        scratch = place.with_suffix(".writing")
+        scratch.write_text(json.dumps({"yes": yes, "why": why}), encoding="utf-8")
+        os.replace(scratch, place)
+    return found
+
+
+# ---- the server
+
+
+def agree(
+    transport: Transport,
+    label: str,
+    planned: Callable[[Mapping[str, Summary]], Plan],
+    keep: Callable[[str, str | None, Document], None],
+    *,
+    nodes: int | None = None,
+    timeout: float = 600.0,
+    say: Callable[[str], None] = print,
+) -> Transform:
+    """The transform of the tables at all nodes, which all of them have then.
+
+    It is that of the summaries by files, byte for byte (:func:`fedax.data.plan`, :func:`fedax.data.fit`).
+
+    Args:
+        transport: carries the messages.
+        label: the column to predict.
+        planned: makes the plan from the first summaries, by the clients' names.
+        keep: is called with what each document is, ``"first"``, ``"plan"``, ``"second"`` or ``"transform"``, the client
+            that sent it, and the document.
+        nodes: how many nodes to wait for; ``None``: those that are there.
+        timeout: seconds to wait for nodes, and for the answer of each; owners who look may take longer.
+        say: is called with lines for people.
+
+    Raises:
+        NodeError: too few nodes; one of another version, without a table, or with the name of another; one that cannot
+            answer, or whose owner refuses. No node has the new transform then, unless the message says so.
+        DataError: the tables do not go together.
+    """
+    there = _gather(transport, nodes, timeout, say)
+
+    def ask(head: dict[str, Unknown]) -> dict[str, dict[str, Unknown]]:
+        return _ask(transport, there, head, timeout, say)
+
+    first = _summaries(ask({"kind": "summarize", "label": label}), keep, "first")
+    asked = planned(first)
+    keep("plan", None, asked)
+    second = _summaries(ask({"kind": "summarize", "plan": asked.to_json()}), keep, "second")
+    transform = fit(asked, second)
+    for name, about in ask({"kind": "prepare", "transform": transform.to_json()}).items():
+        if about.get("digest") != transform.digest:
+            raise NodeError(f"client {name!r}: it took another transform than was sent; its fedax may be another")
+    keep("transform", None, transform)
+    try:
+        ask({"kind": "commit", "digest": transform.digest})
+    except NodeError as error:
+        raise NodeError(f"{error}; others have the new transform already: run this again when it is back") from error
+    return transform
+
+
+def _gather(transport: Transport, nodes: int | None, wait: float, say: Callable[[str], None]) -> dict[int, str]:
+    """Number -> name of the nodes that are there, by name."""
+    found: dict[int, str] = {}
+    end, remind = time.monotonic() + wait, time.monotonic() + 2.0
+    while True:
+        new = [number for number in transport.nodes() if number not in found]
+        hello = dict.fromkeys(new, Message({"kind": "hello", "server": who()}))
+        for number, answer in transport.ask(hello, max(1.0, end - time.monotonic())) if hello else ():
+            if isinstance(answer, Failure):
+                if not answer.gone:
+                    raise NodeError(f"node {number}: {answer.text}")
+                continue
+            name, rows = _present(number, answer.head)
+            if name in found.values():
+                raise NodeError(f"client {name!r} is at two nodes; give every client a name of its own, or stop one")
+            found[number] = name
+            say(f"{name}: {rows} rows")
+        if len(found) >= (nodes or 1):
+            return dict(sorted(found.items(), key=lambda each: natural(each[1])))
+        names = ", ".join(sorted(found.values(), key=natural)) or "none"
+        if time.monotonic() > end:
+            raise NodeError(f"{len(found)} nodes are there after {wait:g} s ({names}), and {nodes or 1} should be")
+        if time.monotonic() > remind:
+            say(f"waiting for {nodes or 1} nodes; there: {names}")
+            remind = time.monotonic() + _REMIND
+        time.sleep(_PAUSE)
+
+
+def _present(number: int, about: dict[str, Unknown]) -> tuple[str, int]:
+    """The name and the rows of a node with a table."""
+    table, versions, mine = about.get("table"), about.get("versions"), precise_versions()
+    names = about.get("names")
+    whose = table.get("name") if isinstance(table, dict) else names[0] if isinstance(names, list) and names else None
+    place = f"client {whose!r}" if isinstance(whose, str) else f"node {number}"
+    if isinstance(versions, dict) and (other := [name for name in mine if versions.get(name) != mine[name]]):
+        differ = "; ".join(f"{name} {versions.get(name)}, and the server has {mine[name]}" for name in other)
+        raise NodeError(f"{place}: its node has {differ}")
+    if not isinstance(table, dict):
+        said = f" ({about['error']})" if "error" in about else ""
+        raise NodeError(f"{place}: its node has no table, but a folder of arrays{said}; start it with --data TABLE.csv")
+    rows = table.get("rows")
+    if not isinstance(whose, str) or not whose.isprintable() or not whose.strip() or type(rows) is not int or rows < 1:
+        raise NodeError(f"{place}: it does not say who is there")
+    return whose, rows
+
+
+def _ask(
+    transport: Transport, there: Mapping[int, str], head: dict[str, Unknown], timeout: float, say: Callable[[str], None]
+) -> dict[str, dict[str, Unknown]]:
+    """The answers of all nodes by name; nodes that are gone, or wait for their owners, are asked again.
+
+    All that are there are heard before the error, so that it names every one that cannot answer.
+    """
+    left, found, errors = dict(there), dict[str, dict[str, Unknown]](), list[str]()
+    end, remind, pause = time.monotonic() + timeout, 0.0, _PAUSE
+    message = Message(head | {"server": who()})
+    while left:
+        owners = []
+        online = {*transport.nodes()}
+        asked = {number: message for number in left if number in online}
+        rest = max(1.0, end - time.monotonic())
+        for number, answer in transport.ask(asked, rest) if asked else ():
+            name = left[number]
+            if isinstance(answer, Failure) and answer.gone:
+                continue
+            if isinstance(answer, Message) and "waits" in answer.head:
+                owners.append(name)
+                continue
+            del left[number]
+            wrong = answer.text if isinstance(answer, Failure) else answer.head.get("error")
+            if wrong is not None:
+                errors.append(f"client {name!r}: {str(wrong).removeprefix(f'{name}: ')}")
+            elif isinstance(answer, Message):
+                found[name] = answer.head
+        if owners:  # people take their time
+            end = time.monotonic() + timeout
+        elif left and time.monotonic() > end:
+            errors += [f"client {name!r}: no answer in {timeout:g} s" for name in left.values()]
+        if errors:
+            raise NodeError("; ".join(errors))
+        if left and time.monotonic() > remind:
+            remind = time.monotonic() + _REMIND
+            for name in left.values():
+                say(f"waiting for {name}" + (": its owner looks at what is to leave" if name in owners else ""))
+        if left:
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST)
+    return {name: found[name] for name in there.values()}
+
+
+def _summaries(
+    answers: Mapping[str, dict[str, Unknown]], keep: Callable[[str, str | None, Document], None], which: str
+) -> dict[str, Summary]:
+    found = {}
+    for name, about in answers.items():
+        try:
+            found[name] = Summary.from_json(about["summary"])
+        except (DataError, KeyError, TypeError) as error:
+            raise NodeError(f"client {name!r}: its answer is no summary ({error})") from None
+        keep(which, name, found[name])
+    return found

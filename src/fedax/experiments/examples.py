@@ -1,0 +1,98 @@
+"""What the final model of a run is worth at each held-out example: files in its folder, to compare methods by."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import safetensors
+
+import fedax
+from fedax.engine import by_client
+from fedax.engine.checkpoint import write_tensors
+from fedax.engine.saved import read_model
+from fedax.errors import DamagedWarning
+from fedax.experiments.chance import fixed_part
+from fedax.experiments.clients import finite_model, whole_task
+from fedax.experiments.config import Experiment, columns, slug
+from fedax.experiments.defaults import judge
+from fedax.experiments.runs import model_path
+from fedax.files import regular
+
+_MOST_BYTES = 1 << 30
+
+
+class Values(NamedTuple):
+    """Of each held-out example [n] the column that decides, and how many each client has, [N]; one where not known."""
+
+    values: np.ndarray
+    sizes: np.ndarray
+
+
+def path_of(folder: Path, label: str, seed: int) -> Path:
+    """Where the values of a run are."""
+    return folder / "examples" / f"{slug(label)}-seed{seed}.safetensors"
+
+
+def measured(experiment: Experiment) -> tuple[str, str] | None:
+    """``(part, measure)`` by which methods are compared and that is a mean over examples that all seeds have."""
+    if experiment.fleet is not None:
+        return None
+    column = judge(experiment.config, columns([experiment]))
+    part = fixed_part(experiment.config, column)
+    if part is None or getattr(experiment, part) is None:
+        return None
+    measure = str(column).removeprefix(f"{part}_")
+    task = whole_task(experiment.task)
+    return (
+        (part, measure)
+        if measure == "loss" or (measure in task.metrics and measure not in task.whole_metrics)
+        else None
+    )
+
+
+def add(experiment: Experiment, folder: Path, label: str, seed: int, params: Any) -> None:
+    """Write the values of a run that is over; none of a model that is not finite, or where there are none."""
+    if (known := measured(experiment)) is None or not finite_model(params):
+        return
+    part, measure = known
+    held = getattr(experiment, part)
+    values = by_client.each_example(whole_task(experiment.task), params, held)[measure]
+    sizes = held.sizes if isinstance(held, fedax.FederatedData) else [len(values)]
+    path = path_of(folder, label, seed)
+    path.parent.mkdir(exist_ok=True)
+    found: dict[str, np.ndarray] = {
+        f"{part}_{measure}": np.asarray(values, np.float32),
+        "sizes": np.asarray(sizes, np.int64),
+    }
+    write_tensors(path, found, "values of held-out examples")
+
+
+def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
+    """Write the values of a run that is over again, where they are missing or damaged."""
+    if (known := measured(experiment)) is None:
+        return
+    path = path_of(folder, label, seed)
+    if read(folder, label, seed, "_".join(known)) is None:
+        if path.exists():
+            warnings.warn(f"{path} is damaged; it is made again", DamagedWarning, stacklevel=3)
+        params = read_model(model_path(folder, label, seed), experiment.task.entire.form())
+        add(experiment, folder, label, seed, params)
+
+
+def read(folder: Path, label: str, seed: int, column: str) -> Values | None:
+    """The values of a run; ``None`` where there are none that can be used."""
+    path = path_of(folder, label, seed)
+    try:
+        if not path.is_file() or regular(path) > _MOST_BYTES:
+            return None
+        with safetensors.safe_open(path, framework="numpy") as file:
+            found: Mapping[str, np.ndarray] = {name: file.get_tensor(name) for name in (column, "sizes")}
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError):
+        return None
+    values, sizes = found[column], found["sizes"]
+    forms = values.ndim == sizes.ndim == 1 and values.dtype.kind == "f" and sizes.dtype.kind == "i"
+    if not forms or len(values) < 2 or (sizes < 1).any() or (sizes > len(values)).any() or sizes.sum() != len(values):
+        return None
+    return Values(values.astype(float), sizes) if np.isfinite(values).all() else None

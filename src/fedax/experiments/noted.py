@@ -1,0 +1,42 @@
+"""What a run says of the columns of its tables, and the option that leaves one out."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedax.data import Overview
+from fedax.experiments.config import PYTHON
+from fedax.experiments.runs import Record
+
+_READERS = ("csv", "parquet", "arrow")
+
+
+def overview_of(record: Record) -> Overview | None:
+    """The columns of a run's tables by client; ``None`` where it had none, or where they were at their sites."""
+    about = record.about.get("columns")
+    return None if about is None else Overview.from_json(about)
+
+
+def lines(config: Mapping[str, Any], overview: Overview | None) -> list[str]:
+    """A line for each column that looks odd, with the option that leaves it out, if the data's reader has one."""
+    if overview is None:
+        return []
+    name, given = config["data"]["name"], config["data"].get("drop") or ()
+    if name in _READERS:  # one list: of two settings with the same name the last would hold
+        return overview.lines(lambda column: _setting([*given, column]))
+    if name == PYTHON:
+        return overview.lines()
+    return overview.lines(None)
+
+
+def _setting(columns: Sequence[str]) -> str:
+    """What is typed to leave columns out; it can be pasted whatever their names hold.
+
+    Example:
+        >>> print(_setting(["patient"]), _setting(["$HOME's"]))
+        --set "data.drop=['patient']" --set 'data.drop=["$HOME'"'"'s"]'
+    """
+    if all(name.replace(" ", "_").isidentifier() for name in columns):
+        return f'--set "data.drop={[*columns]}"'
+    return f"--set {shlex.quote(f'data.drop={json.dumps([*columns])}')}"

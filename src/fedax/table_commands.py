@@ -1,0 +1,270 @@
+"""The commands ``fedax data``: from the tables of several sites to what their nodes serve, by files."""
+
+import pathlib
+import shlex
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedax.data import Overview, Summary
+
+data = typer.Typer(
+    help="Turn the tables of several sites into numbers in the same way, by files that hold no row.",
+    epilog="Begin at each site with: fedax data summarize TABLE.csv",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+Table = Annotated[pathlib.Path, typer.Argument(help="The site's table: .csv or .parquet.", show_default=False)]
+Drop = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out; may be repeated.", show_default=False)
+]
+Decimal = Annotated[str, typer.Option(help="The decimal point of a .csv file.")]
+Encoding = Annotated[str, typer.Option(help="Its encoding.")]
+WithLabels = Annotated[
+    bool, typer.Option("--drop-missing-labels", help="Leave rows without a label out, in place of an error.")
+]
+
+_FIRST, _SECOND = "-first.json", "-second.json"
+
+
+def summarize(
+    table: Table,
+    plan: Annotated[
+        pathlib.Path | None, typer.Option(help="The coordinator's plan, in the second exchange.", show_default=False)
+    ] = None,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="The file to write; has to be new.", show_default="<table>-first.json or -second.json"),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="What will be predicted, if you know it.", show_default=False)
+    ] = None,
+    drop: Drop = None,
+    drop_missing_labels: WithLabels = False,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
+) -> None:
+    """At a site: write what the coordinator has to know of your table.
+
+    The file holds counts, means and sums of squares of each column, and no row. With
+    --plan it answers the coordinator's plan: how often each category occurs. It is
+    JSON with a line for each column: read it before you send it. Shows what your columns
+    look like, and which you might leave out; with --label also copies of the label.
+
+    \b
+    Examples:
+      fedax data summarize hospital-7.csv --drop patient
+      fedax data summarize hospital-7.csv --plan plan.json
+
+    Exit code 2: an error, such as a file that is there already.
+    """
+    from fedax.data import Plan
+    from fedax.data import summarize as summary_of
+    from fedax.data.tables import read_table, with_labels
+    from fedax.errors import ConfigError
+
+    asked = None if plan is None else Plan.load(plan)
+    if asked is not None:
+        for name, value in (("label", label), ("drop", drop)):
+            if value:
+                raise ConfigError(name, value, "the plan has it already; leave it out")
+        label = asked.label
+    elif drop_missing_labels and label is None:
+        raise ConfigError("drop_missing_labels", True, "name the label: --label COLUMN")
+    target = _new(out, f"{table.stem}{_FIRST if asked is None else _SECOND}")
+    rows = read_table(table, decimal, encoding, drop=drop or ())
+    if label is not None:
+        rows = with_labels(table.stem, rows, label, drop_missing_labels)
+    if asked is None:
+        _show_own(table.stem, rows, label)
+    summary_of(rows, asked).save(target)
+    typer.echo(f"Wrote {target}: counts and moments of {len(rows)} rows, and no row. Read it, then send it.")
+    if asked is None:
+        typer.echo(f"Next, at the coordinator: fedax data plan *{_FIRST} --label {_typed(label or 'COLUMN')}")
+    else:
+        typer.echo(f"Next, at the coordinator: fedax data fit {_typed(str(plan))} *{_SECOND}")
+
+
+def plan(
+    summaries: Annotated[
+        list[pathlib.Path],
+        typer.Argument(help="The sites' files. A site is called by its file's name.", show_default=False),
+    ],
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.", show_default=False)],
+    out: Annotated[pathlib.Path, typer.Option(help="The file to write; has to be new.")] = pathlib.Path("plan.json"),
+    drop: Drop = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=KIND",
+            help="What a column is: number, category or date; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="classification or regression.", show_default="by the label")] = None,
+    scale: Annotated[str, typer.Option(help="standard, or none for numbers as they are.")] = "standard",
+    max_categories: Annotated[int, typer.Option(help="Categories of a column with a feature of their own.")] = 50,
+) -> None:
+    """At the coordinator: decide what each column is, from the files of all sites.
+
+    Shows the columns by site, which are used and as what, which look like an identifier
+    or a date, are nearly constant or mostly missing, and which are dropped and why.
+
+    \b
+    Examples:
+      fedax data plan *-first.json --label readmitted
+      fedax data plan *-first.json --label readmitted --drop patient --column zip=category
+
+    Exit code 2: an error, such as a column that a site lacks.
+    """
+    from fedax.data import overview
+    from fedax.data import plan as plan_of
+
+    target = _new(out, "plan.json")
+    given = _load(summaries, _FIRST)
+    found = plan_of(given, label, kinds(column), task, scale, max_categories, drop or ())  # type: ignore[arg-type]
+    show(overview(found, given))
+    found.save(target)
+    typer.echo(f"Wrote {target} for {found.task} of {label}. If you agree with it, send it to all sites.")
+    typer.echo(f"Next, at each site: fedax data summarize TABLE.csv --plan {_typed(target.name)}")
+
+
+def fit(
+    plan: Annotated[pathlib.Path, typer.Argument(help="The plan that the sites answered.", show_default=False)],
+    summaries: Annotated[
+        list[pathlib.Path],
+        typer.Argument(help="The sites' answers. A site is called by its file's name.", show_default=False),
+    ],
+    out: Annotated[pathlib.Path, typer.Option(help="The file to write; has to be new.")] = pathlib.Path(
+        "transform.json"
+    ),
+) -> None:
+    """At the coordinator: make the transform, which turns all tables into numbers in the same way.
+
+    Says which columns look like a copy of the label.
+
+    \b
+    Examples:
+      fedax data fit plan.json *-second.json
+
+    Exit code 2: an error, such as a file that answers another plan.
+    """
+    from fedax.data import Plan
+    from fedax.data import fit as transform_of
+    from fedax.data.overview import copies
+
+    target = _new(out, "transform.json")
+    asked, given = Plan.load(plan), _load(summaries, _SECOND)
+    transform = transform_of(asked, given)
+    for line in copies(asked, given):
+        typer.echo(f"note: {line}; plan again with --drop {_typed(line.column)} to leave it out")
+    transform.save(target)
+    typer.echo(f"Wrote {target}: {len(transform.features)} features, digest {transform.digest}. Send it to all sites.")
+    typer.echo(f"Next, at each site: fedax data apply {_typed(target.name)} TABLE.csv")
+
+
+def apply(
+    transform: Annotated[pathlib.Path, typer.Argument(help="The coordinator's transform.", show_default=False)],
+    table: Table,
+    out: Annotated[
+        pathlib.Path | None, typer.Option(help="The folder to write; has to be new.", show_default="<table>")
+    ] = None,
+    drop_missing_labels: WithLabels = False,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
+) -> None:
+    """At a site: make the folder that its node serves.
+
+    \b
+    Examples:
+      fedax data apply transform.json hospital-7.csv
+
+    Exit code 2: an error, such as a column that is missing.
+    """
+    from fedax.data import Transform, from_frames
+    from fedax.data.tables import read_table
+
+    target = _new(out, table.stem)
+    found = Transform.load(transform)
+    frames = {table.stem: read_table(table, decimal, encoding)}
+    examples = from_frames(frames, transform=found, drop_missing_labels=drop_missing_labels)
+    examples.save(target)
+    typer.echo(f"Wrote {target}: {examples.num_examples} examples, {len(found.features)} features.")
+    typer.echo(f"The transform's digest, the same at all sites: {found.digest}")
+    typer.echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_typed(str(target))} --key KEY")
+
+
+def kinds(given: Sequence[str] | None) -> dict[str, str]:
+    """Column -> its kind, as ``--column COLUMN=KIND`` says."""
+    from fedax.errors import ConfigError
+
+    found: dict[str, str] = {}
+    for each in given or ():
+        name, equals, kind = each.rpartition("=")
+        if not equals or name in found:
+            raise ConfigError("column", each, "give COLUMN=KIND, such as zip=category, once for a column")
+        found[name] = kind
+    return found
+
+
+def _show_own(site: str, rows: Any, label: str | None) -> None:
+    """What the columns of one table look like, as far as it can be said without the others."""
+    from fedax.data import overview, summarize
+    from fedax.data import plan as plan_of
+    from fedax.errors import DataError
+
+    first = {site: summarize(rows)}
+    try:
+        asked = plan_of(first, label)
+    except DataError as error:  # such as no column that says anything, which other sites may have
+        typer.echo(f"note: {error}")
+        return
+    show(overview(asked, first, {site: summarize(rows, asked)}))
+
+
+def show(found: "Overview") -> None:
+    """The columns by site; what is left out, and what is odd."""
+    from fedax.data.cells import shown
+
+    typer.echo(found.text())
+    for name, why in found.dropped.items():
+        typer.echo(f"left out: {shown(name)}: {why}")
+    for line in found.lines(lambda column: f"--drop {_typed(column)}"):
+        typer.echo(f"note: {line}")
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"summarize": summarize, "plan": plan, "fit": fit, "apply": apply}
+
+
+def _new(out: pathlib.Path | None, usual: str) -> pathlib.Path:
+    """What will be written, which nothing may be yet."""
+    from fedax.errors import ConfigError
+
+    target = pathlib.Path(usual) if out is None else out
+    if target.exists() or target.is_symlink():
+        raise ConfigError("out", str(target), "this is there already; move it away, or name another with --out")
+    if not target.absolute().parent.is_dir():
+        raise ConfigError("out", str(target), "there is no such folder; make it first")
+    return target
+
+
+def _load(files: Sequence[pathlib.Path], ending: str) -> "dict[str, Summary]":
+    """The sites' summaries by name."""
+    from fedax.data import Summary
+    from fedax.errors import ConfigError
+
+    found: dict[str, Summary] = {}
+    for file in files:
+        name = file.name.removesuffix(ending).removesuffix(".json")
+        if name in found:
+            raise ConfigError("summaries", str(file), f"another file is of a site called {name!r}, too; rename one")
+        found[name] = Summary.load(file)
+    return found
+
+
+def _typed(text: str) -> str:
+    """A text as a part of a command, without control characters for the terminal."""
+    return shlex.quote(text if text.isprintable() else repr(text)[1:-1])

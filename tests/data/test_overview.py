@@ -1,0 +1,203 @@
+"""Notes on columns, from summaries alone: what looks odd is said, and true measurements are not."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import datasets
+
+from fedax import data
+from fedax.errors import DataError
+
+N = 300
+
+
+def plain(n=N, seed=0):
+    """Nothing is odd about these columns, but that the second and third have whole numbers."""
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "pressure": rng.normal(130, 18, n),
+            "age": np.rint(rng.normal(60, 12, n)),
+            "platelets": np.rint(rng.normal(250_000, 60_000, n) / 1000) * 1000,
+            "ward": rng.choice(["A", "B", "C"], n),
+            "ill": rng.choice(["no", "yes"], n, p=[0.7, 0.3]),
+        }
+    )
+
+
+def noted(table, label="ill", sites=3, **options):
+    frames = {f"site-{k}": part for k, part in enumerate(np.array_split(np.arange(len(table)), sites))}
+    found = data.from_frames({name: table.iloc[rows] for name, rows in frames.items()}, label=label, **options)
+    return {note.column: (note.looks, note.why) for note in found.overview.notes}
+
+
+def test_plain_columns_have_no_note():
+    assert noted(plain()) == {}
+
+
+ROWS = np.arange(N)
+ODD = {
+    "consecutive": (lambda t, rng: rng.permutation(N) + 1000, "identifier"),
+    "five digits": (lambda t, rng: rng.choice(90_000, N, replace=False) + 10_000, "identifier"),
+    "nine digits": (lambda t, rng: rng.choice(10**9, N, replace=False), "identifier"),
+    "a few twice": (lambda t, rng: np.where(ROWS == 50, 1051, ROWS + 1000), "identifier"),
+    "with gaps": (lambda t, rng: np.where(rng.random(N) < 0.1, np.nan, ROWS), "identifier"),
+    "real number": (lambda t, rng: rng.normal(size=N), None),
+    "large sums": (lambda t, rng: np.rint(rng.lognormal(7, 0.7, N)), None),
+    "day": (lambda t, rng: [f"2024-{1 + k % 12:02d}-{1 + k % 28:02d}" for k in ROWS], "date"),
+    "day as number": (lambda t, rng: 20240000 + 100 * (1 + ROWS % 12) + 1 + ROWS % 5, "date"),
+    "born": (lambda t, rng: rng.integers(1930, 1990, N), "date"),
+    "German day": (lambda t, rng: [f"{1 + k % 3}.{1 + k % 12}.2024" for k in ROWS], "date"),
+    "result": (lambda t, rng: np.where(t["ill"] == "yes", "bad", "good"), "copy"),
+    "code": (lambda t, rng: np.where(t["ill"] == "yes", 7, 3), "copy"),
+    "score": (lambda t, rng: (t["ill"] == "yes") * 2.0 + rng.random(N), "copy"),
+    "helps": (lambda t, rng: (t["ill"] == "yes") * 2.0 + rng.normal(size=N), None),
+    "scanner": (lambda t, rng: np.where(ROWS == 77, 2, 1), "constant"),
+    "maker": (lambda t, rng: np.where(ROWS == 77, "X", "Y"), "constant"),
+    "hardly": (lambda t, rng: 1e7 + rng.normal(size=N) * 1e-3, "constant"),
+    "rare": (lambda t, rng: np.where(ROWS % 40 == 7, "X", "Y"), None),
+    "place": (lambda t, rng: np.array(["north", "east", "south"])[ROWS // 100], "site"),
+    "number of place": (lambda t, rng: ROWS // 100, "site"),
+    "marker": (lambda t, rng: np.where((ROWS < 100) & (ROWS % 5 > 0), np.nan, rng.normal(size=N)), "missing"),
+    "some gaps": (lambda t, rng: np.where(ROWS % 5 > 2, np.nan, rng.normal(size=N)), None),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_a_column_looks_like(name):
+    make, looks = ODD[name]
+    table = plain()
+    table[name] = make(table, np.random.default_rng(1))
+    found = noted(table)
+    assert {column: each[0] for column, each in found.items()} == ({} if looks is None else {name: looks})
+
+
+def test_a_copy_of_a_number_in_other_units():
+    table = plain().assign(celsius=lambda t: t["pressure"] / 3, fahrenheit=lambda t: 1.8 * t["celsius"] + 32)
+    table["near"] = table["celsius"] + np.random.default_rng(9).normal(size=N)
+    found = noted(table.drop(columns="pressure"), label="fahrenheit")
+    assert found == {"celsius": ("copy", "their correlation is 1.0000")}
+
+
+def test_correlations_are_those_of_the_pooled_rows():
+    """Perfect within each site, but not over them."""
+    table = plain().assign(x=ROWS % 7 + 0.5)
+    table["y"] = np.where(ROWS < 150, table["x"], -table["x"]) + 0.1
+    assert noted(table, label="y", sites=2) == {}
+
+
+def test_a_note_names_sites_and_shares():
+    make, _ = ODD["marker"]
+    table = plain().assign(marker=make(None, np.random.default_rng(0)))
+    assert noted(table)["marker"] == ("missing", "site-0 (80 %)")
+
+
+REAL = {  # columns that are flagged: of the corner pixels of the digits, 99 % and more are white
+    "breast_cancer": 0,
+    "wine": 0,
+    "iris": 0,
+    "diabetes": 0,
+    "digits": 7,
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_false_alarms_on_real_tables(name):
+    table = getattr(datasets, f"load_{name}")(as_frame=True).frame
+    mixed = table.sample(frac=1, random_state=0)
+    unlike = table.sort_values(table.columns[0], kind="stable")
+    for each in (mixed, unlike):
+        found = noted(each, label="target")
+        assert len(found) == REAL[name] and {looks for looks, _ in found.values()} <= {"constant"}
+
+
+def test_ages_in_years_and_raw_blood_values_are_no_identifiers():
+    table = datasets.load_diabetes(as_frame=True, scaled=False).frame
+    assert noted(table, label="target", sites=20) == {}
+
+
+def overview(tables, **options):
+    return data.from_frames(tables, **options).overview
+
+
+def test_the_table_says_how_sites_differ():
+    north = pd.DataFrame({"age": [40.0, 60, np.nan, 50], "ward": ["A", "A", "B", None], "id": list("wxyz")})
+    south = pd.DataFrame({"age": [80.0, 71], "ward": ["B", "B"], "id": ["u", "v"]})
+    found = overview({"north": north.assign(ill=[0, 1, 0, 0]), "south": south.assign(ill=[1, 1])}, label="ill")
+    assert found.table() == (
+        ["column", "as", "missing", "mean or commonest", "north", "south"],
+        [
+            ["ill", "label", "0 %", "0", "0", "1"],
+            ["age", "number", "17 %", "60.2", "50 (25 % missing)", "75.5"],
+            ["ward", "category", "17 %", "B", "A (25 % missing)", "B"],
+            ["id", "dropped", "0 %", "–", "–", "–"],
+        ],
+    )
+    assert data.Overview.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_many_sites_and_columns_are_shortened_to_those_to_look_at():
+    rng = np.random.default_rng(0)
+    tables = {}
+    for k in range(30):
+        values = {f"c{j}": rng.normal(size=25) + 9 * (k == 17) for j in range(70)}
+        values["c65"] = np.where(np.arange(25) % 5 > 0, np.nan, values["c65"])
+        tables[f"site-{k}"] = pd.DataFrame(values | {"y": rng.integers(0, 2, 25)})
+    found = overview(tables, label="y")
+    assert len(found.sites) == 12 and "site-17" in found.sites and len(found.columns) == 60
+    assert [each.name for each in found.columns[:2]] == ["y", "c65"]
+    assert found.shortened() == [
+        "Shown are the 12 of 30 clients that are most unlike the whole.",
+        "Shown are 60 of 71 columns, those with a note first.",
+    ]
+    assert found.rows[0] == 750 and set(found.rows[1:]) == {25}
+
+
+def test_many_notes_of_a_sort_are_one_line():
+    table = plain()
+    for k in range(13):
+        table[f"c{k}"] = (k == ROWS).astype(int)
+    found = overview({"a": table.iloc[:150], "b": table.iloc[150:]}, label="ill")
+    (line,) = found.lines()
+    assert line.startswith("13 columns are nearly constant: 'c0', 'c1',") and "drop=['c0'] leaves the first out" in line
+
+
+def test_it_goes_with_the_data(tmp_path):
+    table = plain().assign(patient=ROWS)
+    found = data.from_frames({"a": table.iloc[:150], "b": table.iloc[150:]}, label="ill")
+    for part in data.split(found, train=0.8, val=0.1, test=0.1):
+        assert part is None or part.overview is found.overview
+    found.save(tmp_path / "saved")
+    assert data.FederatedData.open(tmp_path / "saved").overview == found.overview
+    again = data.from_frames({"a": table}, transform=found.transform)
+    assert again.overview is None
+
+
+def test_dropped_columns_have_no_note():
+    assert noted(plain().assign(patient=ROWS), drop=["patient"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [1]}, "rows and columns have to be of all sites"),
+        ({"of": 0}, "more sites or columns than there are"),
+        ({"notes": [{"column": "a", "looks": "odd", "why": ""}]}, "notes.0.looks"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_an_overview_that_was_changed_is_refused(change, message):
+    table = plain().assign(patient=ROWS)
+    found = overview({"a": table}, label="ill").to_json()
+    with pytest.raises(DataError, match=message):
+        data.Overview.from_json(found | change)
+
+
+def test_a_column_alone_is_judged_without_chance():
+    """Of values that occur once each, the label of each would be right."""
+    table = pd.DataFrame({"word": [f"w{k % 25}" for k in range(60)], "ill": np.arange(60) % 2})
+    asked = data.plan([data.summarize(table)], label="ill")
+    (alone,) = data.summarize(table, asked).alone.values()
+    assert (alone.rows, alone.most) == (60, 30) and alone.right == 30

@@ -1,0 +1,172 @@
+"""Runs over nodes that share messages: what each gives, how many messages there are, and how they end together."""
+
+import functools
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import fedax
+from fedax.engine.places.fleet import Fleet
+from fedax.engine.places.nodes import SEVERAL, Failure, Message, heads_of, joined, packed, parted
+from fedax.engine.places.side_by_side import side_by_side
+from fedax.engine.places.site import Problem, Site
+from fedax.engine.train import train
+
+from . import here
+from .here import Here
+from .problem import DATA, TASK, flat
+
+NODES = [[3, 0], [1], [4, 2]]
+OPTIONS = {"rounds": 3, "batch_size": 2}
+METHODS = {"fedavg": fedax.create("fedavg", lr=0.05), "scaffold": fedax.create("scaffold", lr=0.05)}
+
+
+class Counting(Here):
+    """Counts the messages to each node; ``gone``: whether a message does not arrive."""
+
+    def __init__(self, sites, gone=lambda number, message: False):
+        super().__init__(sites)
+        self.messages, self.gone = [], gone
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        for number, message in messages.items():
+            if self.gone(number, message):
+                yield number, Failure("no answer", True)
+                continue
+            self.messages.append((number, heads_of(message)))
+            yield from super().ask({number: message}, timeout)
+
+
+def sites() -> dict[int, Site]:
+    """Sites that know all the methods by their names."""
+    found = here.sites(DATA, NODES, Problem(METHODS["fedavg"], TASK, here.wire_of()))
+    for site in found.values():
+        site._make = lambda asked: Problem(METHODS[asked["method"]], TASK, here.wire_of())
+    return found
+
+
+def trained(at: Here, runs: list[tuple[str, int]], **options: object) -> list[fedax.Run]:
+    """Some methods and seeds, side by side."""
+    fleet = Fleet(at, timeout=0.2)
+    fleet.census = fleet.census._replace(weights=DATA.weights)
+
+    def work(there, name, seed):
+        return train(METHODS[name], TASK, fleet.by(there), {"method": name}, seed=seed, **(OPTIONS | options))
+
+    return side_by_side(at, [functools.partial(work, name=name, seed=seed) for name, seed in runs])
+
+
+RUNS = [("fedavg", 0), ("fedavg", 1), ("scaffold", 0)]
+
+
+def test_each_run_is_as_it_is_alone_and_they_share_messages():
+    at = Counting(sites())
+    together = trained(at, RUNS)
+    for (name, seed), found in zip(RUNS, together, strict=True):
+        (alone,) = trained(one := Counting(sites()), [(name, seed)])
+        assert found.history["train_loss"].tolist() == alone.history["train_loss"].tolist()
+        assert flat(found.params).tolist() == flat(alone.params).tolist()
+        assert len(at.messages) == len(one.messages)
+    # hello and check; an evaluation with each round's exchange; the last evaluation; and that the run is over
+    assert len(at.messages) == len(NODES) * (2 + 3 + 1 + 1)
+    kinds = [sorted(head["kind"] for head in heads) for _, heads in at.messages]
+    assert kinds.count(["evaluate"] * 3 + ["exchange"] * 3) == len(NODES) * 3
+    for column, whole in (("wire_down", at.sent), ("wire_up", at.received)):
+        assert sum(found.history[column][-1] for found in together) == pytest.approx(whole, rel=0.05)
+
+
+def test_a_node_that_is_away_for_a_message_is_left_out_of_all_that_it_asked():
+    def gone(number: int, message: Message) -> bool:
+        return number == 8 and any(head.get("index") == 1 and head["kind"] == "exchange" for head in heads_of(message))
+
+    for found in trained(Counting(sites(), gone), [("fedavg", 0), ("fedavg", 1)]):
+        assert found.left_out == {1: 1}
+        assert found.history["heard"].tolist() == [1.0, pytest.approx(1 - DATA.weights[1]), 1.0, 1.0]
+
+
+def test_what_one_fails_at_ends_all():
+    at = sites()
+    at[8].limits = type(at[8].limits)(rounds=1)
+    with pytest.raises(fedax.NodeError, match="its owner allows 1 rounds"):
+        trained(Counting(at), RUNS, rounds=2)
+    assert not [thread for thread in threading.enumerate() if "_run" in thread.name]
+
+
+def test_a_signal_ends_all_between_two_messages():
+    at, seen = Counting(sites()), []
+
+    def ask(messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        seen.append(1)
+        if len(seen) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield from Counting.ask(at, messages, timeout)
+
+    at.ask = ask
+    with pytest.raises(KeyboardInterrupt):
+        trained(at, RUNS)
+    assert len(seen) == 4
+
+
+def test_no_round_begins_where_the_figures_may_end_the_run():
+    at = Counting(sites())
+    (found,) = trained(at, [("fedavg", 0)], until=lambda row: row["round"] == 1)
+    assert found.history["round"].tolist() == [0, 1]
+    assert [sum(site._rounds.values()) for site in at.sites.values()] == [1] * len(NODES)
+
+
+@pytest.mark.filterwarnings("ignore:the training loss is")
+def test_a_model_that_is_not_finite_is_sent_to_nobody(monkeypatch):
+    monkeypatch.setitem(METHODS, "fedavg", fedax.create("fedavg", lr=1e38))
+    at = Counting(sites())
+    (found,) = trained(at, [("fedavg", 0)], rounds=9)
+    assert found.status == "diverged"
+    asked = [head["index"] for _, heads in at.messages for head in heads if head["kind"] == "exchange"]
+    assert max(asked) == found.history["round"][-1] - 1
+
+
+def test_messages_that_are_joined_come_apart():
+    big = np.arange(1000.0)
+    parts = [Message({"kind": str(k)}, packed({"model": big, "own": np.full(k, k)})) for k in range(1, 4)]
+    whole = joined([joined(parts[:2]), parts[2]])
+    assert len(whole.tensors) < 2 * big.nbytes
+    first, last = parted(whole, 2)
+    for part, was in zip([*parted(first, 2), last], parts, strict=True):
+        assert part.head == was.head
+        assert arrays(part) == arrays(was)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"kind": "other"},
+        {"kind": SEVERAL},
+        {"kind": SEVERAL, "parts": []},
+        {"kind": SEVERAL, "parts": [1, 2]},
+        {"kind": SEVERAL, "parts": [{"head": 1, "arrays": {}}] * 2},
+        {"kind": SEVERAL, "parts": [{"head": {}, "arrays": {"a": "9"}}] * 2},
+        {"kind": SEVERAL, "parts": [{"head": {}, "arrays": 5}] * 2},
+        {"kind": SEVERAL, "parts": [{"head": {}, "arrays": {}}]},
+    ],
+)
+def test_several_that_are_none(spoiled):
+    with pytest.raises(fedax.NodeError, match=r"^clients .a.: the answer: no arrays, or not those of 2 parts"):
+        parted(Message(spoiled), 2, "clients 'a': the answer")
+
+
+def test_a_site_refuses_parts_in_parts_in_parts():
+    (site, *_) = sites().values()
+    deep = Message({"kind": "hello"})
+    for _ in range(4):
+        deep = joined([deep, Message({"kind": "hello"})])
+    assert any("in parts, in parts" in str(head.get("error")) for head in heads_of(site.answer(deep)))
+    assert "error" in site.answer(Message({"kind": SEVERAL, "parts": 3})).head
+
+
+def arrays(message: Message) -> dict[str, list[float]]:
+    """What a message has, by name."""
+    return {name: array.tolist() for name, array in safetensors.numpy.load(message.tensors).items()}

@@ -1,0 +1,265 @@
+"""From tables to sites: a configuration of a simulation over nodes, whose clients deal their own rows."""
+
+import functools
+import pathlib
+import tomllib
+from typing import Any
+
+import jax
+import numpy as np
+import pandas
+import pytest
+
+from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC
+from fedax.contract.vector import Vector
+from fedax.data import FederatedData, from_csv, split
+from fedax.engine.places.fleet import Fleet
+from fedax.engine.places.nodes import Message
+from fedax.engine.places.site import Limits, Site
+from fedax.errors import ConfigError, NodeError
+from fedax.experiments import build, clients, execute, new_folder, summary
+from fedax.experiments.config import Experiment, problem_of
+from fedax.experiments.defaults import usual_task
+from fedax.experiments.runs import Record
+from fedax.federation.census import Census
+from tests.engine.here import Here
+
+SIZES = {"north": 61, "south": 50, "south-2": 38, "Süd 1": 70, "south.b": 33}
+NODES = (("south", "Süd 1"), ("north",), ("south.b", "south-2"))
+CONFIG = """
+data = {name = "csv", label = "readmitted", split = {val = 0.15, test = 0.2, seed = 3}}
+work = {kind = "random-epochs", low = 1, high = 2}
+run = {rounds = 4, batch_size = 8, baselines = true, seeds = 2, patience = 3, judge = "test_loss"}
+methods = [{name = "fednova", lr = 0.1}, {name = "scaffold", lr = 0.05}]
+"""
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A CSV file of each client, with missing cells, and a folder of each node in ``nodes``."""
+    folder, rng = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
+    for k, (name, n) in enumerate(SIZES.items()):
+        x = rng.normal(size=(n, 3)) + 0.3 * k
+        table = pandas.DataFrame(x, columns=["age", "dose", "weight"])
+        table["readmitted"] = np.where(x.sum(1) + rng.normal(size=n) > 0.6, "yes", "no")
+        table.loc[rng.random(n) < 0.2, "dose"] = np.nan
+        table["ward"] = rng.choice(["icu", "surgery"], n)
+        (folder / "csv").mkdir(exist_ok=True)
+        table.to_csv(folder / "csv" / f"{name}.csv", index=False)
+    whole = from_csv(str(folder / "csv"), label="readmitted")
+    whole.transform.save(folder / "transform.json")
+    for k, names in enumerate(NODES):
+        files = [folder / "csv" / f"{name}.csv" for name in names]
+        from_csv(list(map(str, files)), transform=str(folder / "transform.json")).save(folder / "nodes" / str(k))
+    return folder
+
+
+def config_of(tables: pathlib.Path, **run: Any) -> dict[str, Any]:
+    config = tomllib.loads(CONFIG)
+    config["data"]["files"] = str(tables / "csv")
+    config["run"] |= run
+    return config
+
+
+def sites(tables: pathlib.Path, folder: pathlib.Path, limits: dict[int, Limits] | None = None, **held: Any) -> Here:
+    """A site for each of the nodes' folders."""
+    found = {}
+    for k in range(len(NODES)):
+        data = FederatedData.open(tables / "nodes" / str(k))
+        made = functools.partial(problem_of)
+        more = held if k == 0 else {}
+        found[7 + k] = Site(data, made, folder / str(k), data.names, limits=(limits or {}).get(k), **more)
+    return Here(found)
+
+
+def at_nodes(config: dict[str, Any], here: Here) -> Experiment:
+    """The configuration of a run folder over nodes, as ``fedax deploy run`` takes it."""
+    deploy = pytest.importorskip("fedax.flower.deploy")
+    return build(deploy.with_nodes_data(config, None), Fleet(here, timeout=30.0))
+
+
+def ran(experiment: Experiment, folder: pathlib.Path) -> Record:
+    found = execute(experiment, new_folder(folder, "sites"), drawn=False)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def simulated(tables: pathlib.Path) -> Record:
+    return ran(build(config_of(tables)), tables / "simulated")
+
+
+@pytest.fixture(scope="module")
+def deployed(tables: pathlib.Path, simulated: Record) -> tuple[Record, Here]:
+    written = tomllib.loads((simulated.folder / "config.toml").read_text())
+    here = sites(tables, tables / "sites")
+    return ran(at_nodes(written, here), tables / "deployed"), here
+
+
+def same_runs(record: Record, other: Record) -> None:
+    mine, others = (sorted(each.runs, key=lambda run: (run.label, run.seed)) for each in (record, other))
+    assert [(run.label, run.seed) for run in mine] == [(run.label, run.seed) for run in others]
+    for one, same in zip(mine, others, strict=True):
+        assert one.history.keys() - same.history.keys() == {"heard", *TRAFFIC, *EXCLUSIONS}
+        for name in same.history.keys() - {"seconds"}:
+            if name in COSTS:
+                assert one.history[name].tolist() == same.history[name].tolist(), name
+            else:
+                np.testing.assert_allclose(one.history[name], same.history[name], 1e-4, 1e-5, err_msg=name)
+
+
+def test_the_written_configuration_is_its_simulation(simulated: Record, deployed: tuple[Record, Here]) -> None:
+    same_runs(deployed[0], simulated)
+    assert {"val_loss", "test_loss", "test_auc"} <= deployed[0].runs[0].history.keys()
+    (one,), (other,) = (summary.problems([record]) for record in (deployed[0], simulated))
+    assert one.judge == other.judge == "test_loss"
+    assert [one.mark(m) for m in one.methods] == [other.mark(m) for m in other.methods]
+
+
+def test_tables_of_clients_and_clients_alone(simulated: Record, deployed: tuple[Record, Here]) -> None:
+    record = deployed[0]
+    names = sorted(path.name for path in (simulated.folder / "clients").glob("*.csv"))
+    assert names == sorted(path.name for path in (record.folder / "clients").glob("*.csv")) and len(names) == 4
+    for label in ("fednova", "scaffold", "local only"):
+        mine, others = clients.tables(record, label), clients.tables(simulated, label)
+        assert len(mine) == len(others) == 2
+        for one, other in zip(mine, others, strict=True):
+            assert one.names == other.names and one.sizes.tolist() == other.sizes.tolist()
+            assert one.values.keys() == other.values.keys()
+            for name in other.values:
+                np.testing.assert_allclose(one.values[name], other.values[name], 1e-4, 1e-5, err_msg=name)
+    assert clients.tables(simulated, "pooled") and not clients.tables(record, "pooled")
+    assert clients.left_out(record.folder) == [
+        "There is no baseline pooled: it is a model on the rows of all clients in one place."
+    ]
+    assert not clients.damaged(record)
+
+
+def test_sites_hold_out_the_rows_of_the_simulation(
+    tables: pathlib.Path, simulated: Record, deployed: tuple[Record, Here]
+) -> None:
+    experiment = build(config_of(tables))
+    here = {"train": experiment.data, "val": experiment.val, "test": experiment.test}
+    assert experiment.data.names == ("Süd 1", "north", "south", "south-2", "south.b")
+    for site in deployed[1].sites.values():
+        deal, *_ = site._deals.values()  # of the first seed
+        for part, own in {"train": deal.data, **deal.held}.items():
+            for i in range(own.num_clients):
+                whole = here[part].client(here[part].names.index(own.name(i)))
+                assert all(np.array_equal(leaf, whole[name]) for name, leaf in own.client(i).items())
+    assert {name for site in deployed[1].sites.values() for name in site.names} == {*SIZES}
+
+
+def test_each_seed_its_split_and_a_run_that_goes_on(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    config = config_of(tables, split_seeds=True, baselines=False, seeds=[1, 4], rounds=2)
+    config["methods"] = config["methods"][:1]
+    plain = ran(build(config), tmp_path / "simulated")
+    here, stops = sites(tables, tmp_path), []
+
+    def stop(number: int, message: Message, answer: Message) -> Message:
+        stops.append(message.head["kind"])
+        if stops.count("exchange") == 5:  # in the second round of the first seed
+            raise KeyboardInterrupt
+        return answer
+
+    here.spy = stop
+    with pytest.raises(KeyboardInterrupt):
+        ran(at_nodes(plain.config, here), tmp_path / "deployed")
+    for site in here.sites.values():
+        site.close()
+    again = sites(tables, tmp_path)  # of other processes
+    record = execute(at_nodes(plain.config, again), tmp_path / "deployed", drawn=False)
+    assert record is not None
+    same_runs(record, plain)
+    one, other = (run.history["test_loss"][-1] for run in plain.runs)
+    assert one != other
+    for label in ("fednova",):
+        mine, others = clients.tables(record, label), clients.tables(plain, label)
+        assert [table.sizes.tolist() for table in mine] == [table.sizes.tolist() for table in others]
+
+
+def test_what_an_owner_keeps_from_the_tables_of_clients(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    config = config_of(tables, seeds=1, rounds=1)
+    config["methods"], config["task"] = config["methods"][:1], {"name": "mlp", "hidden": [2]}
+    del config["run"]["patience"], config["run"]["judge"]
+    own = {0: Limits(columns=["train_loss", "val_loss", "val_accuracy", "val_auc", "val_f1"])}
+    experiment = at_nodes(config, sites(tables, tmp_path, own))
+    with pytest.raises(NodeError, match=r"does not let test_loss, .* leave it \(--columns\)"):
+        ran(experiment, tmp_path / "refused")
+    found = experiment.fleet.figures(experiment.problem("fednova"), Vector(experiment.task.init(jax.random.key(0))))
+    assert [experiment.data.names[i] for i in found.values] == ["north", "south-2", "south.b"]
+    assert found.withheld == {"'south', 'Süd 1'": "its owner does not let test_loss leave it (--columns)"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "held", "text"),
+    [
+        ({1: Limits(split=False)}, {}, r"clients 'north': its owner does not let a run deal its rows \(--no-split\)"),
+        ({}, {"test": True}, r"clients 'south', 'Süd 1': its owner has given held-out examples for test \(--test\)"),
+        ({}, {"val": True}, r"--val\), and none can be split off: give data.split.val = 0"),
+    ],
+)
+def test_sites_that_do_not_deal(
+    tables: pathlib.Path, tmp_path: pathlib.Path, limits: Any, held: Any, text: str
+) -> None:
+    own = {part: FederatedData.open(tables / "nodes" / "0").client(0) for part in held}
+    here = sites(tables, tmp_path, limits, **own)
+    with pytest.raises(NodeError, match=text):
+        at_nodes(config_of(tables), here)
+    assert not list((tmp_path / ("0" if held else "1")).rglob("deals"))
+    config = config_of(tables, baselines=False)
+    del config["run"]["patience"], config["run"]["judge"]
+    config["data"]["split"] = {}
+    assert at_nodes(config, here).data.sizes.tolist() == [70, 61, 50, 38, 33]
+
+
+def test_a_site_keeps_the_test_examples_that_it_has(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    own = FederatedData.open(tables / "nodes" / "0").client(0)
+    config = config_of(tables, baselines=False, seeds=1, rounds=1)
+    config["data"]["split"] = {"val": 0.2}
+    experiment = at_nodes(config, sites(tables, tmp_path, test=own))
+    assert experiment.data.held == {"val": 14 + 12 + 10 + 8 + 7, "test": len(own["y"])}
+    found = ran(experiment, tmp_path / "run")
+    assert {"val_loss", "test_loss"} <= found.runs[0].history.keys() and not list((found.folder / "clients").iterdir())
+
+
+def test_nodes_that_say_nonsense_of_their_parts(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    here = sites(tables, tmp_path)
+    for head in ({}, {"sizes": [1], "held": {}}, {"sizes": [10**6] * 2, "held": {"val": 0, "test": 0}}):
+        here.spy = lambda n, asked, answer, head=head: Message(head) if asked.head["kind"] == "deal" else answer
+        with pytest.raises(NodeError, match="how it dealt its rows is none"):
+            at_nodes(config_of(tables), here)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "task"),
+    [
+        ((7,), (np.int32, ()), "softmax_regression"),
+        ((7,), (np.float32, ()), "linear_regression"),
+        ((5, 5, 1), (np.int32, ()), "cnn"),
+        ((5,), (np.int32, (5,)), "char_lstm"),
+    ],
+)
+def test_the_usual_task_of_a_census(x: Any, y: Any, task: str) -> None:
+    data = FederatedData({"x": np.zeros((4, *x), np.float32), "y": np.zeros((4, *y[1]), y[0])}, [4])
+    assert usual_task("csv", Census.of(data)) == task
+    assert usual_task("nodes", Census.of(data)) is None
+    assert usual_task("nodes", Census.of(data)._replace(transform=object())) == task
+
+
+@pytest.mark.parametrize("stratify", [False, True])
+def test_clients_are_dealt_alone_as_among_all(stratify: bool) -> None:
+    rng = np.random.default_rng(0)
+    sizes = [9, 4, 1, 20]
+    whole = FederatedData(
+        {"x": np.arange(34.0)[:, None], "y": rng.integers(0, 3, 34)}, sizes, names=["a", "b", "c", "d"]
+    )
+    some = FederatedData.from_clients({whole.name(i): whole.client(i) for i in (3, 1)})
+    for mine, others in zip(
+        split(some, stratify=stratify, seed=5, places=[3, 1]), split(whole, stratify=stratify, seed=5), strict=True
+    ):
+        for i, name in enumerate(mine.names):
+            assert mine.client(i)["x"].tolist() == others.client(others.names.index(name))["x"].tolist()
+    for places in ([0], [0, -1]):
+        with pytest.raises(ConfigError, match="places"):
+            split(some, places=places)

@@ -1,0 +1,168 @@
+"""fedax data: what sites and coordinator type, in order, and what each command refuses."""
+
+import glob
+import itertools
+import json
+import pathlib
+import shlex
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedax import data
+from fedax.cli import app
+from fedax.errors import DataError
+from fedax.experiments import read, write_report
+
+TABLES = {
+    "hospital-7": "age,zip,ward,ill\n40,007,A,no\n60,008,A,yes\n,007,B,no\n",
+    "hospital-8": "age,zip,ward,ill\n80,009,B,no\n30,007,A,no\n70,008,C,yes\n",
+}
+
+
+@pytest.fixture
+def sites(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in TABLES.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    return tmp_path
+
+
+def said(*arguments, code=0):
+    result = CliRunner().invoke(app, ["data", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def agreed():
+    for name in TABLES:
+        said("summarize", f"{name}.csv")
+    said("plan", *(f"{name}-first.json" for name in TABLES), "--label", "ill", "--column", "zip=category")
+    for name in TABLES:
+        said("summarize", f"{name}.csv", "--plan", "plan.json")
+
+
+def test_the_way_by_files_gives_what_one_process_does(sites):
+    agreed()
+    transform = data.Transform
+    output = said("fit", "plan.json", *(f"{name}-second.json" for name in TABLES))
+    together = data.from_csv(sites, label="ill", columns={"zip": "category"})
+    assert transform.load("transform.json") == together.transform and together.transform.digest in output
+    for k, name in enumerate(TABLES):
+        output = said("apply", "transform.json", f"{name}.csv")
+        assert together.transform.digest in output and f"--data {name}" in output
+        served = data.FederatedData.open(name)
+        assert served.names == (name,) and np.array_equal(served.examples["x"], together.client(k)["x"])
+
+
+def test_each_command_names_the_next(sites):
+    output = said("summarize", "hospital-7.csv", "--label", "ill", "--out", "mine.json")
+    assert "Wrote mine.json" in output and "at the coordinator: fedax data plan" in output and "--label ill" in output
+    assert json.loads(pathlib.Path("mine.json").read_text())["rows"] == 3
+    output = said("plan", "mine.json", "--label", "ill", "--drop", "age", "--out", "p.json")
+    assert "fedax data summarize TABLE.csv --plan p.json" in output and data.Plan.load("p.json").dropped["age"]
+    assert "fedax data fit p.json" in said("summarize", "hospital-7.csv", "--plan", "p.json")
+
+
+def test_rows_without_a_label_are_left_out_where_asked_for(sites):
+    (sites / "hospital-7.csv").write_text(TABLES["hospital-7"] + "50,007,A,\n")
+    assert "label 'ill' is missing in 1 of 4 rows" in said("summarize", "hospital-7.csv", "--label", "ill", code=2)
+    said("summarize", "hospital-7.csv", "--label", "ill", "--drop-missing-labels")
+    assert data.Summary.load("hospital-7-first.json").rows == 3
+
+
+ODD = """patient,result,gone,ill
+""" + "".join(f"{k + 100},{'bad' if k % 3 else 'good'},{'' if k % 4 else k / 7},{k % 3 > 0}\n" for k in range(60))
+
+
+def test_odd_columns_are_said_with_the_option_that_drops_them(sites):
+    (sites / "north.csv").write_text(ODD)
+    output = said("summarize", "north.csv", "--label", "ill")
+    assert "note: 'patient' looks like an identifier: whole numbers, all 60 different; --drop patient" in output
+    assert "note: 'result' looks like a copy of the label: it alone gets 60 of 60 labels right" in output
+    assert "note: 'gone' is missing in most rows of a site: north (75 %); --drop gone leaves it out" in output
+    output = said("plan", "north-first.json", "--label", "ill", "--drop", "patient")
+    assert "left out: 'patient': you said so" in output and "note: 'gone'" in output and "note: 'patient'" not in output
+    said("summarize", "north.csv", "--plan", "plan.json")
+    assert "note: 'result' looks like a copy" in said("fit", "plan.json", "north-second.json")
+
+
+def test_a_run_says_it_too_and_its_report_needs_no_table(sites):
+    name = "<script>alert(1)</script>"
+    for k in range(2):
+        (sites / f"part-{k}.csv").write_text(ODD.replace("patient", name).replace("bad,", "<b>bad</b>,"))
+    arguments = ("compare", "csv", "--set", "data.files=part-*.csv", "--set", "data.label=ill", "--seeds", "1")
+    arguments += ("--set", "run.rounds=2", "--methods", "fedavg")
+    result = CliRunner().invoke(app, [*arguments, "--out", "run", "--set", "data.drop=['gone']"])
+    assert result.exit_code == 0, result.output
+    assert "note: '<script>alert(1)</script>' looks like an identifier" in result.output
+    assert """--set 'data.drop=["gone", "<script>alert(1)</script>"]' leaves it out""" in result.output
+    assert """--set "data.drop=['gone', 'result']" leaves it out""" in result.output
+    assert "'gone' is" not in result.output
+    for path in sites.glob("*.csv"):
+        path.unlink()
+    record = read("run")
+    write_report([record], sites / "again.html")
+    text = (sites / "again.html").read_text(encoding="utf-8")
+    assert text == (sites / "run" / "report.html").read_text(encoding="utf-8")
+    assert '<section id="columns">' in text and name not in text and "<b>bad" not in text
+    assert "&lt;b&gt;bad&lt;/b&gt;" in text and "gone: you said so" in text
+    about = json.loads((sites / "run" / "about.json").read_text())
+    about["columns"]["rows"] = [1]
+    (sites / "run" / "about.json").write_text(json.dumps(about))
+    with pytest.raises(DataError, match=r"about.json.*columns"):
+        read("run")
+
+
+def refused(message, *arguments):
+    before = {path: path.read_bytes() for path in pathlib.Path().rglob("*") if path.is_file()}
+    output = said(*arguments, code=2)
+    assert output.startswith("error: ") and message in output
+    assert {path: path.read_bytes() for path in pathlib.Path().rglob("*") if path.is_file()} == before
+
+
+def test_what_is_refused_leaves_no_file(sites):
+    agreed()
+    said("fit", "plan.json", *(f"{name}-second.json" for name in TABLES))
+    first = [f"{name}-first.json" for name in TABLES]
+    refused("out = 'hospital-7-first.json': this is there already", "summarize", "hospital-7.csv")
+    refused("out = 'a/b.json': there is no such folder", "summarize", "hospital-7.csv", "--out", "a/b.json")
+    refused("drop: there is no column 'agee'", "summarize", "hospital-7.csv", "--drop", "agee", "--out", "x")
+    refused("the plan has it already", "summarize", "hospital-7.csv", "--plan", "plan.json", "--drop", "age")
+    refused("name the label", "summarize", "hospital-7.csv", "--drop-missing-labels", "--out", "x")
+    refused("out = 'plan.json': this is there already", "plan", *first, "--label", "ill")
+    refused("there is no column 'il'. did you mean 'ill'", "plan", *first, "--label", "il", "--out", "x")
+    refused("a summary of the other exchange", "plan", "hospital-7-second.json", "--label", "ill", "--out", "x")
+    refused("give COLUMN=KIND", "plan", *first, "--label", "ill", "--column", "zip", "--out", "x")
+    refused("columns.zip = 'text': give one of", "plan", *first, "--label", "ill", "--column", "zip=text", "--out", "x")
+    (sites / "copy").mkdir()
+    (sites / "copy" / first[0]).write_bytes((sites / first[0]).read_bytes())
+    twice = (first[0], f"copy/{first[0]}")
+    refused("another file is of a site called 'hospital-7', too", "plan", *twice, "--label", "ill", "--out", "x")
+    said("plan", *first, "--label", "ill", "--column", "zip=category", "--drop", "age", "--out", "other.json")
+    refused("hospital-7: its summary answers another plan", "fit", "other.json", "hospital-7-second.json", "--out", "x")
+    refused("it is no plan of fedax", "fit", first[0], "hospital-7-second.json", "--out", "x")
+    (sites / "hospital-8.csv").write_text("age,ward,ill\n1,A,no\n")
+    refused("there is no column 'zip'", "apply", "transform.json", "hospital-8.csv")
+    (sites / "hospital-7").mkdir()
+    refused("out = 'hospital-7': this is there already", "apply", "transform.json", "hospital-7.csv")
+
+
+def test_the_commands_of_the_page(tmp_path, monkeypatch):
+    """docs/data.md, literally; each site does what hospital-7 does."""
+    monkeypatch.chdir(tmp_path)
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+    (block,) = [each for each in page.split("```") if each.startswith("bash\nfedax data summarize")]
+    for name, text in TABLES.items():
+        (tmp_path / f"{name}.csv").write_text(text.replace("ill\n", "readmitted\n"))
+    for line in block.splitlines()[1:]:
+        command = shlex.split(line, comments=True)
+        assert command[:2] == ["fedax", "data"]
+        for name in TABLES if "hospital-7.csv" in command else ["hospital-7"]:
+            typed = [each.replace("hospital-7", name) for each in command[2:]]
+            found = [sorted(glob.glob(each)) if "*" in each else [each] for each in typed]
+            output = said(*itertools.chain(*found))
+            assert "Wrote " in output and "Next" in output
+    assert data.FederatedData.open("hospital-7").num_examples == 3
+    assert data.FederatedData.open("hospital-8").transform == data.Transform.load("transform.json")

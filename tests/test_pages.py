@@ -1,0 +1,286 @@
+"""What pages tell their readers to type, typed: all blocks, literally and in their order, in an empty folder.
+
+Blocks with ``>>>`` are doctests and are run as such. The tables below are all that a reader adds: files of their own,
+names for the configurations that a page shows, and shorter runs.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+import fedax
+from fedax.cli import app
+from fedax.data import Transform
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = {
+    name: ROOT / "docs" / f"{name}.md"
+    for name in (
+        "getting-started",
+        "data",
+        "choosing",
+        "experiments",
+        "deploy",
+        "secure-aggregation",
+        "privacy",
+        "tasks",
+    )
+} | {"README": ROOT / "README.md"}
+
+# What is not typed, by how it begins, and why.
+LEFT_OUT = {
+    "python3 -m venv .venv": "installs; .ci/run does it",
+    "pip install": "installs; .ci/run does it",
+    'pip install -e ".[dev]" && pytest': "installs, and runs these tests",
+    "fedax deploy local": "tests/flower/test_deploy.py runs it",
+    "fedax run own.toml": "tests/experiments/test_own.py runs it",
+    "fedax run experiment.toml --resume": "goes on with a run that was killed: tests/experiments/test_resume.py",
+    "fedax deploy run link/tables/experiment.toml --link fed.example.org:9443 --resume": "the same over nodes: "
+    "tests/flower/test_deploy.py",
+    "fedax run runs/digits-sweep-1/best.toml": "comes after a sweep of an hour: tests/experiments/test_tuning.py",
+    "fedax run fednova-figure": "takes minutes: benchmarks/ run it",
+    "fedax sweep experiment.toml": "its section [sweep] is an hour: tests/experiments/test_tuning.py",
+    "fedax study momentum": "takes hours: tests/experiments/test_study.py",
+    "fedax deploy run experiment.toml --link": "over nodes that deploy.md starts: tests/engine/test_secure.py",
+    "fedax deploy node --link fed.example.org:9443 --data hospital-7 --key node7 --noise": "as deploy.md starts it; "
+    "its noise: tests/engine/test_remote.py",
+    "fedax check mine.py:MyMethod": "tests/test_conformance.py has a method of its own",
+    "FEDAX_DATA=~/data fedax compare mnist": "needs a download",
+    "import math\n\nimport fedax\nimport optuna": "needs Optuna",
+    "task = fedax.tasks.from_torch": "needs PyTorch: tests/tasks has it",
+    "batch = torch.export.Dim": "needs PyTorch: tests/tasks has it",
+}
+
+# Everywhere.
+CHANGED = {"fed.example.org:9443": "127.0.0.1:{port}", "fed.example.org --port 9443": "127.0.0.1 --port {port}"}
+SHORT = ["--set", "run.rounds=2", "--set", "run.seeds=1"]  # added to what trains
+TRAINS = ("run", "compare", "deploy run")
+
+# (page, how a block begins) -> the file that the text around it calls it.
+SAVED = {
+    ("getting-started", "import pathlib"): "make_hospitals.py",
+    ("data", '[data]\nname = "csv"'): "hospitals.toml",
+    ("experiments", '[data]\nname = "digits"'): "experiment.toml",
+    ("secure-aggregation", "[data]"): "experiment.toml",
+    ("privacy", "[data]"): "experiment.toml",
+    ("tasks", "data = {"): "experiment.toml",
+}
+# Commands that a page has in its text only -> after which block; so their configurations are run too.
+IN_TEXT = {
+    ("data", "hospitals.toml"): "fedax run hospitals.toml",
+    ("experiments", "experiment.toml"): "fedax run experiment.toml",
+    ("secure-aggregation", "experiment.toml"): "fedax run experiment.toml",
+    ("privacy", "experiment.toml"): "fedax run experiment.toml",
+    ("tasks", "experiment.toml"): "fedax run experiment.toml",
+}
+# What the page calls data, task and method.
+NAMED = """
+    import fedax, numpy as np
+    np.save("x.npy", np.random.default_rng(0).normal(size=(60, 4)).astype("float32"))
+    np.save("y.npy", (np.load("x.npy")[:, 0] > 0).astype(int))
+    data = fedax.FederatedData({"x": np.load("x.npy"), "y": np.load("y.npy")}, sizes=[20, 20, 20])
+    task, method = fedax.tasks.softmax_regression(features=4, classes=2), fedax.create("fedavg", lr=0.1)
+"""
+
+
+def table(rows: int, seed: int, label: str = "readmitted") -> pandas.DataFrame:
+    rng = np.random.default_rng(seed)
+    age = rng.normal(55 + 5 * seed, 12, rows).round()
+    said = np.where(age + rng.normal(0, 8, rows) > 60, "yes", "no")
+    found = pandas.DataFrame({"patient": [f"P{seed}-{i}" for i in range(rows)], "age": age, label: said})
+    found.insert(2, "ward", rng.choice(["A", "B", "C"], rows))
+    found.loc[rng.random(rows) < 0.1, "age"] = np.nan
+    return found
+
+
+class Reader:
+    """Somebody with an empty folder, who types what a page says."""
+
+    def __init__(self) -> None:
+        self.page, self.folder, self.port = "", pathlib.Path.cwd(), free_port()
+        self.kept: dict[str, subprocess.Popen[bytes]] = {}
+        self.names: dict[str, Any] = {}
+        self.did: list[str] = []
+        exec(textwrap.dedent(NAMED), self.names)
+
+    def read(self, page: str) -> None:
+        """Type all blocks of a page."""
+        self.page = page
+        text = PAGES[self.page].read_text(encoding="utf-8")
+        for language, block in re.findall(r"^```(bash|python|toml)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            if block.startswith(">>>"):
+                continue
+            if language == "bash":
+                for line in block.replace("\\\n", " ").splitlines():
+                    self.type(line)
+            elif any(block.startswith(start) for start in LEFT_OUT):
+                self.did += [start for start in LEFT_OUT if block.startswith(start)]
+            elif name := next((SAVED[key] for key in SAVED if key[0] == self.page and block.startswith(key[1])), None):
+                pathlib.Path(name).write_text(block, encoding="utf-8")
+                if command := IN_TEXT.get((self.page, name)):
+                    self.type(command)
+            elif language == "python":
+                exec(block, self.names)
+
+    def type(self, line: str) -> None:
+        """One line at a shell."""
+        if not line.strip() or line.startswith("#"):
+            return
+        if left := [start for start in LEFT_OUT if line.startswith(start)]:
+            self.did += left
+            return
+        for old, new in CHANGED.items():
+            line = line.replace(old, new.format(port=self.port))
+        if line.startswith("fedax deploy link"):
+            self.start("link", words(line))
+            return self.wait("link", ("is ready",))
+        if line.startswith("fedax deploy node"):
+            return self.site(line)
+        if line.startswith("fedax data") and "hospital-7.csv" in line:
+            for k in (7, 8, 9):
+                self.run(words(line.replace("hospital-7", f"hospital-{k}")))
+        elif line.startswith("fedax"):
+            self.run(words(line))
+        else:
+            line = line.replace("python ", f"{sys.executable} ")
+            subprocess.run(["bash", "-ec", line], check=True, cwd=self.folder)
+
+    def run(self, arguments: list[str]) -> None:
+        """A command that ends."""
+        more = SHORT if " ".join(arguments).startswith(TRAINS) else []
+        result = CliRunner().invoke(app, [*arguments, *more])
+        assert result.exit_code == 0, f"fedax {' '.join(arguments)}\n{result.output}\n{result.exception!r}"
+        self.did.append(result.output)
+
+    def site(self, line: str) -> None:
+        """A node; the first time three sites start one, in folders that have ca.pem."""
+        shutil.copy("link/ca.pem", "ca.pem")
+        names = ["node7"] if "node7" in self.kept else ["node7", "node8", "node9"]
+        for name in names:
+            if name in self.kept:
+                self.end(name)
+            own = line.replace("node7", name).replace("hospital-7", f"hospital-{name[-1]}")
+            self.start(name, [*words(own), "--poll", "0.2"])
+        for name in names:
+            self.wait(name, ("this is node", "does not know the key"))
+
+    def start(self, name: str, arguments: list[str]) -> None:
+        """A command that runs until it is ended."""
+        with pathlib.Path(f"{name}.txt").open("wb") as output:
+            self.kept[name] = subprocess.Popen(
+                [sys.executable, "-m", "fedax", *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def wait(self, name: str, ready: tuple[str, ...]) -> None:
+        until = time.monotonic() + 60
+        while not any(text in self.said(name) for text in ready):
+            assert self.kept[name].poll() is None and time.monotonic() < until, self.said(name)
+            time.sleep(0.05)
+
+    def said(self, name: str) -> str:
+        return pathlib.Path(f"{name}.txt").read_text(encoding="utf-8")
+
+    def end(self, name: str) -> None:
+        self.kept[name].terminate()
+        assert self.kept.pop(name).wait(60) == 0, self.said(name)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def words(line: str) -> list[str]:
+    """What a shell makes of a line that begins with fedax: quotes, comments and patterns."""
+    script = f"fedax() {{ printf '%s\\0' \"$@\" >&3; }}; exec 3>&1; {line}"
+    found = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True).stdout
+    return found.split("\0")[:-1]
+
+
+@pytest.fixture
+def reader(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    monkeypatch.chdir(tmp_path)
+    path = os.pathsep.join(filter(None, sys.path))
+    monkeypatch.setenv("PYTHONPATH", path)
+    made = Reader()
+    try:
+        yield made
+    finally:
+        for each in made.kept.values():
+            each.terminate()
+        for each in made.kept.values():
+            each.wait(60)
+
+
+def tables(label: str, rows: int = 60) -> None:
+    """Tables of three hospitals, here and in the folder hospitals, and one of new patients."""
+    os.mkdir("hospitals")
+    for k in (7, 8, 9):
+        table(rows, k - 7, label).to_csv(f"hospital-{k}.csv", index=False)
+        shutil.copy(f"hospital-{k}.csv", "hospitals")
+    table(5, 3, label).to_csv("new.csv", index=False)
+
+
+def test_getting_started_and_choosing(reader):
+    reader.read("getting-started")
+    assert len(pandas.read_csv("predicted.csv")) == len(pandas.read_csv("hospitals/north.csv"))
+    reader.read("choosing")
+
+
+def test_data_tasks_and_readme(reader):
+    tables("readmitted")
+    reader.read("data")
+    assert fedax.FederatedData.open("hospital-7").names == ("hospital-7",)
+    shutil.copy("hospitals.toml", "experiment.toml")
+    reader.read("README")
+    assert len(pandas.read_csv("p.csv")) == 5
+    text = pathlib.Path("hospitals.toml").read_text(encoding="utf-8").replace('"fedavg"', '"fednova"')
+    pathlib.Path("experiment.toml").write_text(f'name = "hospitals"\n{text}', encoding="utf-8")
+    reader.run(["run", "experiment.toml"])
+    reader.read("tasks")
+    assert len(pandas.read_csv("predicted.csv")) == 5
+
+
+def test_experiments(reader):
+    reader.read("experiments")
+    assert pathlib.Path("digits.csv").stat().st_size and pathlib.Path("references.bib").exists()
+
+
+def test_privacy_and_secure_aggregation(reader):
+    tables("readmitted")
+    reader.read("secure-aggregation")
+    reader.read("privacy")
+
+
+def test_deploy(reader):
+    tables("readmitted")
+    reader.read("deploy")
+    assert len(pandas.read_csv("predicted.csv")) == 5
+    assert Transform.load("link/tables/transform.json") == Transform.load("transform.json")  # over the link, by files
+    for k in (7, 8, 9):
+        assert Transform.load(f"node{k}.state/transform.json") == Transform.load("transform.json")
+    assert fedax.FederatedData.open("pictures").num_clients == 3 and "this is node" in reader.said("node7")
+
+
+def test_every_reason_is_used():
+    texts = {name: path.read_text(encoding="utf-8") for name, path in PAGES.items()}
+    for start in LEFT_OUT:
+        assert any(f"\n{start}" in text for text in texts.values()), start
+    for (page, start), _ in SAVED.items():
+        assert f"```toml\n{start}" in texts[page] or f"```python\n{start}" in texts[page], (page, start)
+    for (page, name), command in IN_TEXT.items():
+        assert command.endswith(f" {name}") and (page, name) in {(key[0], to) for key, to in SAVED.items()}
