@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from fedax import cli_tables, table_commands
+from fedax import cli_status, cli_tables, table_commands
 from fedax._start import keep_compiled, share_gpu
 
 if TYPE_CHECKING:
@@ -1020,12 +1020,14 @@ def _rounded_up(noise: float) -> float:
 
 
 deploy = typer.Typer(
+    cls=cli_status.Deploy,
     help="Train on real clients, over Flower: a link, a node at each site, and the run.",
     epilog="Begin with: fedax deploy local experiment.toml --nodes 3",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 app.add_typer(deploy, name="deploy")
+cli_status.add(deploy, _clear_errors)
 
 Timeout = Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long to wait for the answer of a node.")]
 Link = Annotated[str, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)]
@@ -1333,6 +1335,10 @@ def _train(
         with contextlib.nullcontext(experiment) if nodes is None else nodes(experiment, folder) as ready:
             checked = checked if nodes is None else check_methods(ready)
             with Runs(ready, console) as watch:
+                if ready.fleet is not None:
+                    from fedax.flower.status import follow
+
+                    watch = follow(ready, folder, watch)
                 record = execute(ready, folder, watch, checked, **kept)
     assert record is not None
     return record

@@ -80,7 +80,7 @@ def tables(
         sent.setdefault(what, {})[client or ""] = document
 
     say = lambda line: typer.echo(line, err=True)  # noqa: E731
-    with deployment.transport_at(link, folder, say) as transport:
+    with deployment.transport_at(link, folder, say, "tables") as transport:
         transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say)
     show(overview(sent["plan"][""], sent["first"], sent["second"]))
     experiment = target / "experiment.toml"

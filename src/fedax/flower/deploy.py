@@ -20,7 +20,7 @@ import numpy as np
 from fedax.data import FederatedData, summarize
 from fedax.data.tables import read_table
 from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.nodes import Message
+from fedax.engine.places.nodes import Message, Transport
 from fedax.engine.places.site import Limits, Problem, Site
 from fedax.engine.places.tables import Desk, Said, decide
 from fedax.errors import ConfigError, DataError, NodeError
@@ -30,6 +30,7 @@ from fedax.experiments.defaults import TASKS_OF
 from fedax.federation.census import Census
 from fedax.flower import require
 from fedax.flower.processes import Kept, free_port, options
+from fedax.flower.status import Status
 
 Say = Callable[[str], None]
 Table = dict[str, Any]
@@ -279,11 +280,12 @@ def fleet_at(
 
 
 @contextlib.contextmanager
-def transport_at(link: str, folder: pathlib.Path, say: Say) -> Iterator[Any]:
+def transport_at(link: str, folder: pathlib.Path, say: Say, command: str = "run") -> Iterator[Transport]:
     """Carries messages to the nodes at a link, for as long as the context lasts.
 
     Args:
         link, folder, say: as of :func:`fleet_at`.
+        command: as of :class:`Status`, which ``fedax deploy status`` shows.
 
     Raises:
         ConfigError, NodeError: the link cannot be used.
@@ -294,8 +296,12 @@ def transport_at(link: str, folder: pathlib.Path, say: Say) -> Iterator[Any]:
     for name in ("ca.pem", "secret"):
         if not (folder / name).is_file():
             raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
-    with transport.connect(link, folder / "ca.pem", (folder / "secret").read_text().strip(), say=say) as there:
-        yield there
+    secret = (folder / "secret").read_text().strip()
+    with (
+        transport.connect(link, folder / "ca.pem", secret, say=say) as there,
+        Status(folder, link, there, command) as status,
+    ):
+        yield status
 
 
 @contextlib.contextmanager

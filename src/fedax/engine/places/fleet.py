@@ -96,6 +96,10 @@ class Fleet:
         """The clients of node ``which``, in its own order."""
         return self._nodes[which].clients
 
+    def about(self, which: int) -> dict[str, Unknown]:
+        """What node ``which`` said of itself, and in ``number`` the transport's number of it."""
+        return self._nodes[which].about | {"number": self._nodes[which].number}
+
     def held(self, which: int) -> dict[str, int]:
         """How many held-out examples node ``which`` has."""
         return {part: n for part, n in self._held[which].items() if n}

@@ -51,14 +51,15 @@ class Failure(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries messages to nodes, which are known by number.
+    """Carries messages to nodes, which are known by number."""
 
-    Attributes:
-        sent, received: bytes so far on the wire as it is, to and from the nodes.
-    """
+    @property
+    def sent(self) -> int:
+        """Bytes so far on the wire as it is, to the nodes."""
 
-    sent: int
-    received: int
+    @property
+    def received(self) -> int:
+        """The same, from the nodes."""
 
     def nodes(self) -> list[int]:
         """The nodes that are there now."""

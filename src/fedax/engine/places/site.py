@@ -311,7 +311,7 @@ class Site:
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
             raise ConfigError("folder", str(self.folder), "another process is this node; stop it first") from None
-        self._rounds = _read_rounds(self.folder / "rounds.json")
+        self._rounds = read_rounds(self.folder / "rounds.json")
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -892,7 +892,7 @@ def _digests(data: FederatedData, file: pathlib.Path) -> list[str]:
     return found
 
 
-def _read_rounds(path: pathlib.Path) -> dict[int, int]:
+def read_rounds(path: pathlib.Path) -> dict[int, int]:
     """Run -> in how many rounds it was answered."""
     try:
         found = json.loads(path.read_text()) if path.exists() else {}

@@ -66,7 +66,7 @@ def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequen
         "again": _AGAIN.get(first["data"]["name"], "fedax run config.toml"),
         "footer": html.escape(_footer(records)),
         "symbols": svg.symbols(),
-        "style": _filled(_file("page.css"), _colours()),
+        "style": style(),
         "script": _file("page.js"),
     }
     for name in ("verdict", "results", "sweep", "privacy", "diagnosis", "clients"):
@@ -94,6 +94,11 @@ def _file(name: str) -> str:
 
 def _filled(template: str, fields: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
+
+
+def style() -> str:
+    """The style sheet of the report."""
+    return _filled(_file("page.css"), _colours())
 
 
 def _colours() -> dict[str, str]:

@@ -1,0 +1,209 @@
+"""The commands ``fedax deploy status`` and ``fedax deploy node status``."""
+
+import contextlib
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+Table = dict[str, Any]
+_EVERY = 2.0  # seconds between two looks of --watch
+
+
+class Deploy(typer.core.TyperGroup):
+    """The group of commands; ``node status`` is one of them, with a name of two words."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that arguments name, and its own arguments."""
+        if args[:2] == ["node", "status"]:
+            return "node status", self.get_command(ctx, "node status"), args[2:]
+        return super().resolve_command(ctx, args)
+
+
+def add(deploy: typer.Typer, clear_errors: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    """Add the commands to their group."""
+    deploy.command("status")(clear_errors(status))
+    deploy.command("node status")(clear_errors(node_status))
+
+
+def _form(text: str) -> bool:
+    from fedax.errors import ConfigError
+
+    if text not in ("text", "json"):
+        raise ConfigError("format", text, "give text or json")
+    return text == "json"
+
+
+def status(
+    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder.")] = pathlib.Path("link"),
+    link: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="The link.", show_default="that of the last run, or 9443")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every 2 seconds, until Ctrl-C.")] = False,
+    format: Annotated[str, typer.Option(metavar="text|json", help="How it is printed.")] = "text",
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve it, with the curves, as a page for browsers of this machine.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: one that is free.")] = 9490,
+) -> None:
+    """Show who is at the link, what the run does, and whom it waits for.
+
+    \b
+    Examples:
+      fedax deploy status
+      fedax deploy status --watch
+      fedax deploy status --format json
+      fedax deploy status --page
+
+    Exit code 2: the link cannot be reached; what the last run wrote is shown all the same.
+    """
+    from fedax.errors import ConfigError
+    from fedax.flower import require
+
+    as_json = _form(format)
+    require()
+    if not folder.is_dir():
+        raise ConfigError("folder", str(folder), "there is no such folder; give that of `fedax deploy link`")
+    if page:
+        from fedax.flower.status_page import serve
+
+        return serve(lambda: _look(folder, link), port, lambda address: typer.echo(f"{address}  (Ctrl-C ends it)"))
+    while True:
+        found = _look(folder, link)
+        shown = json.dumps(found) if as_json else _shown(found)
+        if watch and not as_json and sys.stdout.isatty():
+            shown = f"\x1b[H\x1b[2J{shown}"
+        typer.echo(shown)
+        if not watch:
+            break
+        time.sleep(_EVERY)
+    if not found["link"]["there"]:
+        typer.echo(f"error: {found['link']['problem']}", err=True)
+        raise typer.Exit(2)
+
+
+def _look(folder: pathlib.Path, link: str | None) -> Table:
+    from fedax.errors import FedaxError
+    from fedax.flower.status import joined, read_file, registered
+
+    file = read_file(folder)
+    try:
+        return joined(file, registered(link or (file or {}).get("link") or "127.0.0.1:9443", folder))
+    except FedaxError as error:
+        return joined(file, None, str(error))
+
+
+def _shown(found: Table) -> str:
+    """For a terminal of 80 columns."""
+    from fedax.flower.status import here, span, title
+
+    now, lines = found["time"], []
+    run = found["run"]
+    if run is None:
+        lines.append("No run has been at this link yet.")
+    else:
+        lines.append(title(found))
+        lines += [f"  {run['run']['folder']}"] if run["run"] else []
+        if run["why"]:
+            lines.append(f"  {run['why']}")
+        for each in run["runs"]:
+            pace = "" if each["seconds"] is None else f", {each['seconds']:.2g} s a round"
+            where = f"round {each['round']} of {each['of']}"
+            lines.append(f"  {each['method']}, seed {each['seed']}: {each['state']}, {where}{pace}")
+    online = sum(each["status"] == "online" for each in found["nodes"])
+    counted = f"{online} of {len(found['nodes'])} nodes are here"
+    lines += ["", counted if found["link"]["there"] else "The link is gone."]
+    lines.append(f"{'node':16} {'here':>8} {'clients':>8} {'examples':>9} {'fedax':>10} {'jax':>8}  waited for")
+    for each in found["nodes"]:
+        name, state = str(each["name"] or each["number"])[:16], here(each, now)
+        clients, versions = each["clients"], each["versions"] or {}
+        count, examples = "?" if clients is None else len(clients), each["examples"]
+        waited = each["waited_for"] and span(now - each["waited_for"]["since"])
+        lines.append(
+            f"{name:16} {state:>8} {count:>8} {'?' if examples is None else examples:>9} "
+            f"{versions.get('fedax', '?')[:10]:>10} {versions.get('jax', '?')[:8]:>8}  {waited or '-'}"
+        )
+        if failed := each["failed"]:
+            lines.append(f"  failed {span(now - failed['time'])} ago at {failed['during']}: {failed['why']}")
+    return "\n".join(lines)
+
+
+_LEAVES = {  # what a site sends, by what it was asked
+    "exchange": "updates", "evaluate": "figures", "figures": "figures", "alone": "figures", "summarize": "summaries",
+}  # fmt: skip
+
+
+def node_status(
+    key: Annotated[
+        pathlib.Path | None, typer.Option(help="The node's private key; its folder is KEY.state.", show_default=False)
+    ] = None,
+    state: Annotated[pathlib.Path | None, typer.Option(help="Or the folder itself.", show_default="KEY.state")] = None,
+    format: Annotated[str, typer.Option(metavar="text|json", help="How it is printed.")] = "text",
+) -> None:
+    """Show a node's owner what it did: rounds, bytes, what left today, who asked.
+
+    \b
+    Examples:
+      fedax deploy node status --key node7
+      fedax deploy node status --key node7 --format json
+    """
+    from fedax.errors import ConfigError
+
+    as_json = _form(format)
+    if key is None and state is None:
+        raise ConfigError("key", None, "give --key, the node's private key, or --state, its folder")
+    folder = state or key.with_name(f"{key.name}.state")  # type: ignore[union-attr]
+    if not folder.is_dir():
+        raise ConfigError("state", str(folder), "there is no such folder; a node makes it when it first starts")
+    found = node_table(folder)
+    if as_json:
+        return typer.echo(json.dumps(found))
+    typer.echo(f"{found['messages']} messages, the last at {found['last'] or '-'}")
+    typer.echo(f"{found['rounds']} rounds in {len(found['runs'])} runs")
+    typer.echo(f"{found['came']} bytes came, {found['left']} bytes left")
+    today = ", ".join(f"{kind}: {count} bytes" for kind, count in found["left_today"].items())
+    typer.echo(f"left today: {today or 'nothing'}")
+    for run, about in [*found["runs"].items()][-10:]:
+        typer.echo(f"  run {run}, asked by {', '.join(about['servers'])}: {about['messages']} messages")
+    for error in found["errors"]:
+        typer.echo(f"  failed at {error['time']}, {error['kind']}: {error['why']}")
+
+
+def node_table(folder: pathlib.Path) -> Table:
+    """What a node's folder says of its work; lines that cannot be read are counted in ``unreadable``."""
+    from fedax.engine.places.site import read_rounds
+    from fedax.flower.status import clean
+
+    rounds = sum(read_rounds(folder / "site" / "rounds.json").values())
+    today, runs, errors = time.strftime("%Y-%m-%d"), dict[str, Table](), list[Table]()
+    found: Table = {"rounds": rounds, "messages": 0, "unreadable": 0, "came": 0, "left": 0, "last": None}
+    left: dict[str, int] = {}
+    log = folder / "site" / "log.jsonl"
+    with log.open("rb") if log.exists() else contextlib.nullcontext(()) as lines:
+        for text in lines:
+            try:
+                line = json.loads(text)
+                when, came, out = str(line["time"]), int(line["came"]), int(line["left"])
+            except (ValueError, LookupError, TypeError):
+                found["unreadable"] += 1
+                continue
+            kind = clean(line.get("kind"))
+            found |= {"messages": found["messages"] + 1, "came": found["came"] + came, "left": found["left"] + out}
+            found["last"] = clean(when)
+            if when.startswith(today):
+                what = _LEAVES.get(kind, "other")
+                left[what] = left.get(what, 0) + out
+            if "run" in line:
+                about = runs.setdefault(clean(line["run"]), {"messages": 0, "servers": [], "first": clean(when)})
+                about |= {"messages": about["messages"] + 1, "last": clean(when)}
+                server = clean(line.get("server"))
+                if server not in about["servers"] and len(about["servers"]) < 10:
+                    about["servers"].append(server)
+            if "error" in line:
+                errors = [*errors[-4:], {"time": clean(when), "kind": kind, "why": clean(line["error"])}]
+    return found | {"left_today": left, "runs": runs, "errors": errors}

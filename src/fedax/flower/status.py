@@ -1,0 +1,348 @@
+"""What goes on at a link: a run writes it to ``status.json`` of the link's folder, and others read it there."""
+
+import contextlib
+import datetime
+import json
+import math
+import os
+import socket
+import threading
+import time
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedax.engine.checkpoint import write_atomic
+from fedax.engine.places.nodes import Failure, Message, Transport, heads_of
+from fedax.errors import FedaxError
+from fedax.experiments.config import Experiment
+
+FILE = "status.json"
+_PAUSE = 0.5  # seconds between two times that the file is written, at least
+_BEAT = 2.0  # the same, at most
+_STALE = 30.0  # seconds after which a file of another machine is that of a run that was killed
+_LONGEST = 300  # characters of what a node says
+
+_SAID = ("clients", "examples", "held", "versions", "answered", "failed")  # of a node, besides its number
+
+Table = dict[str, Any]
+
+
+class Status:
+    """Carries the messages of a command to its nodes, and writes down what it does and whom it waits for.
+
+    It is a :class:`fedax.engine.places.nodes.Transport` itself. What goes wrong with the file never ends a command.
+
+    Args:
+        folder: the link's.
+        link: ``host:port``.
+        transport: the one that carries the messages.
+        command: ``run`` or ``tables``.
+    """
+
+    def __init__(self, folder: Path, link: str, transport: Transport, command: str = "run"):
+        now = time.time()
+        self._path, self._transport = folder / FILE, transport
+        self._lock, self._wake, self._over = threading.Lock(), threading.Event(), threading.Event()
+        self._runs: dict[tuple[str, int], Table] = {}
+        self._waiting: dict[int, Table] = {}
+        self._nodes: dict[int, Table] = {}
+        self._known: Table = {
+            "format": 1, "link": link, "command": command, "pid": os.getpid(), "started": _started(os.getpid()),
+            "host": socket.gethostname(), "began": now, "state": "running", "why": None, "ended": None, "run": None,
+        }  # fmt: skip
+        self._writer = threading.Thread(target=self._write_on, daemon=True)
+
+    def __enter__(self) -> "Status":
+        self._writer.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._over.set()
+        self._wake.set()
+        self._writer.join()
+        with self._lock:
+            self._waiting.clear()
+            state = "finished" if error is None else "failed" if isinstance(error, Exception) else "stopped"
+            code = getattr(error, "exit_code", None)
+            if code is not None:  # of a command that was stopped and has said how to go on
+                state = "stopped" if code else "finished"
+            why = None
+            if state != "finished" and code is None:
+                why = str(error) if isinstance(error, FedaxError) else type(error).__name__
+            self._known |= {"state": state, "why": why and clean(why), "ended": time.time()}
+            for each in self._runs.values():
+                each["state"] = state if each["state"] == "running" else each["state"]
+        self._write()
+
+    # ---- the messages
+
+    @property
+    def sent(self) -> int:
+        """Bytes on the wire to the nodes so far."""
+        return self._transport.sent
+
+    @property
+    def received(self) -> int:
+        """Bytes on the wire from the nodes so far."""
+        return self._transport.received
+
+    def nodes(self) -> list[int]:
+        """The nodes that are there now."""
+        return self._transport.nodes()
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        """Ask some nodes, as the transport does."""
+        self._asked(messages, timeout)
+        for number, answer in self._transport.ask(messages, timeout):
+            if isinstance(answer, Failure):
+                self._failed(number, answer.text, answer.gone)
+            elif "error" in answer.head:
+                self._failed(number, str(answer.head["error"]), False)
+            elif "waits" in answer.head:  # it is asked again
+                self._waits(number, clean(answer.head["waits"]))
+            else:
+                self._answered(number)
+            yield number, answer
+
+    def _asked(self, messages: Mapping[int, Message], timeout: float) -> None:
+        now = time.time()
+        with self._lock:
+            if not messages.keys() <= self._waiting.keys():  # else those that were gone are asked once more
+                self._waiting.clear()
+            for number, message in messages.items():
+                kinds = dict.fromkeys(clean(head.get("kind")) for head in heads_of(message))
+                asked = {"since": now, "until": now + timeout, "kind": " and ".join(kinds)}
+                self._waiting.setdefault(number, asked)
+        self._wake.set()
+
+    def _answered(self, number: int) -> None:
+        with self._lock:
+            self._waiting.pop(number, None)
+            self._node(number)["answered"] = time.time()
+        self._wake.set()
+
+    def _waits(self, number: int, what: str) -> None:
+        with self._lock:
+            if number in self._waiting:
+                self._waiting[number]["kind"] = what
+        self._wake.set()
+
+    def _failed(self, number: int, why: str, gone: bool) -> None:
+        with self._lock:
+            during = self._waiting.get(number, {}).get("kind")
+            if not gone:
+                self._waiting.pop(number, None)
+            self._node(number)["failed"] = {"time": time.time(), "during": during, "why": clean(why)}
+        self._wake.set()
+
+    def _node(self, number: int) -> Table:
+        return self._nodes.setdefault(number, {"number": number} | dict.fromkeys(_SAID))
+
+    # ---- what the run tells
+
+    def follow(self, experiment: Experiment, folder: Path) -> Callable[[str, int, Mapping[str, Any] | None], None]:
+        """What ``watch`` of :func:`fedax.experiments.execute` has to call."""
+        config, fleet = experiment.config, experiment.fleet
+        assert fleet is not None
+        with self._lock:
+            for which in range(len(fleet)):
+                about = fleet.about(which)
+                self._node(about["number"]).update(_of_node(about))
+            self._known["run"] = {
+                "name": clean(config["name"]), "folder": str(folder.absolute()), "rounds": config["run"]["rounds"],
+                "methods": [clean(label) for label in experiment.methods], "seeds": [*config["run"]["seeds"]],
+            }  # fmt: skip
+        self._wake.set()
+        return self._watch
+
+    def _watch(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
+        now, key = time.time(), (label, seed)
+        with self._lock:
+            known = self._runs.setdefault(
+                key, {"method": clean(label), "seed": seed, "state": "running", "since": now, "round": 0,
+                      "of": self._known["run"]["rounds"], "at": now, "seconds": None, "train_loss": None},
+            )  # fmt: skip
+            if row is not None:
+                done = row["round"] - known["round"]
+                loss = float(row["train_loss"])
+                if done > 0:
+                    known["seconds"] = (now - known["at"]) / done
+                known |= {"round": row["round"], "at": now, "train_loss": loss if math.isfinite(loss) else None}
+                if not math.isfinite(loss):
+                    known["state"] = "diverged"
+                elif row["round"] >= known["of"]:
+                    known["state"] = "finished"
+        self._wake.set()
+
+    # ---- the file
+
+    def table(self) -> Table:
+        """What the file says."""
+        with self._lock:
+            waiting = [{"node": number, **each} for number, each in sorted(self._waiting.items())]
+            found = self._known | {
+                "written": time.time(), "runs": [*self._runs.values()], "waiting": waiting,
+                "nodes": [*self._nodes.values()], "sent": self.sent, "received": self.received,
+            }  # fmt: skip
+            copied: Table = json.loads(json.dumps(found))
+        return copied
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):
+            write_atomic(self._path, json.dumps(self.table()))
+
+    def _write_on(self) -> None:
+        while not self._over.is_set():
+            self._wake.clear()
+            self._write()
+            self._over.wait(_PAUSE)
+            self._wake.wait(_BEAT - _PAUSE)
+
+
+def follow(experiment: Experiment, folder: Path, watch: Callable[..., None]) -> Callable[..., None]:
+    """``watch``, which the status of the experiment's fleet follows, too, if it has one."""
+    status = None if experiment.fleet is None else experiment.fleet.transport
+    if not isinstance(status, Status):
+        return watch
+    also = status.follow(experiment, folder)
+
+    def both(label: str, seed: int, row: Mapping[str, Any] | None) -> None:
+        also(label, seed, row)
+        watch(label, seed, row)
+
+    return both
+
+
+def read_file(folder: Path) -> Table | None:
+    """What the last run at a link wrote; its state is ``"killed"`` where it ended without a word.
+
+    Returns:
+        ``None`` where there is no file, or none that can be read.
+    """
+    try:
+        found: Table = json.loads((folder / FILE).read_text())
+        if found["format"] != 1:
+            return None
+        if found["state"] == "running":
+            here = found["host"] == socket.gethostname()
+            gone = _started(found["pid"]) != found["started"] if here else time.time() - found["written"] > _STALE
+            if gone:
+                found |= {"state": "killed", "why": "its process is gone", "ended": found["written"], "waiting": []}
+                for each in found["runs"]:
+                    each["state"] = "killed" if each["state"] == "running" else each["state"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return found
+
+
+def registered(link: str, folder: Path) -> list[Table]:
+    """The nodes that a link knows.
+
+    Raises:
+        NodeError, ConfigError: it cannot be reached.
+    """
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    from fedax.errors import ConfigError, NodeError
+    from fedax.flower import certificates
+    from fedax.flower.calls import control
+
+    for name in ("ca.pem", "secret"):
+        if not (folder / name).is_file():
+            raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
+    if reason := certificates.greet(link, folder / "ca.pem"):
+        raise NodeError(f"the link at {link} cannot be reached ({reason}); start it with `fedax deploy link`")
+    client = control(link, (folder / "ca.pem").read_bytes(), (folder / "secret").read_text().strip(), 2.0)
+    try:
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+    finally:
+        client.close()
+    return [
+        {"number": node.node_id, "name": clean(node.name), "status": clean(node.status),
+         "registered": node.registered_at or None,
+         "since": (node.last_activated_at if node.status == "online" else node.last_deactivated_at) or None}
+        for node in nodes if not node.HasField("unregistered_at")
+    ]  # fmt: skip
+
+
+def joined(file: Table | None, nodes: list[Table] | None, problem: str | None = None) -> Table:
+    """One object of what the file and the link say.
+
+    Args:
+        file: from :func:`read_file`.
+        nodes: from :func:`registered`; ``None``: the link cannot be reached.
+        problem: why.
+    """
+    said = {each["number"]: each for each in (file or {}).get("nodes", [])}
+    waiting = {each["node"]: each for each in (file or {}).get("waiting", [])}
+    there = nodes if nodes is not None else [
+        {"number": number, "name": None, "status": "unknown", "registered": None, "since": None} for number in said
+    ]  # fmt: skip
+    listed = [dict.fromkeys(_SAID) | said.get(each["number"], {}) | each | {"waited_for": waiting.get(each["number"])}
+              for each in there]  # fmt: skip
+    shown = ("command", "state", "why", "began", "ended", "sent", "received", "run", "runs")
+    run = None if file is None else {name: file[name] for name in shown}
+    return {"time": time.time(), "link": {"there": nodes is not None, "problem": problem}, "run": run, "nodes": listed}
+
+
+def clean(text: object) -> str:
+    """A text of others as a part of a line: nothing in it moves a cursor, and it is not long.
+
+    Example:
+        >>> clean("bad\\x1b[2J\\nnews")
+        'bad?[2J news'
+    """
+    plain = "".join(" " if c in "\n\r\t" else "?" if unicodedata.category(c)[0] == "C" else c for c in str(text))
+    return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"
+
+
+def title(found: Table) -> str:
+    """What a command at the link does, or did; ``found`` is from :func:`joined`, and has a run."""
+    run = found["run"]
+    what = {"run": "A run", "tables": "fedax deploy tables"}[run["command"]]
+    what = run["run"]["name"] if run["run"] else what
+    since = span(found["time"] - (run["ended"] or run["began"]))
+    return f"{what}: {run['state']} {'for' if run['state'] == 'running' else 'since'} {since}"
+
+
+def here(node: Table, now: float) -> str:
+    """How long a node is there, or that it is not."""
+    if node["status"] == "online" and node["since"]:
+        return span(now - datetime.datetime.fromisoformat(node["since"]).timestamp())
+    return str(node["status"])
+
+
+def span(seconds: float) -> str:
+    """A time in short.
+
+    Example:
+        >>> span(3.2), span(200), span(7300), span(200000)
+        ('3 s', '3 min', '2 h', '2 days')
+    """
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= (2 if unit == "days" else 1) * size:
+            return f"{int(seconds / size)} {unit}"
+    return f"{max(0, int(seconds))} s"
+
+
+def _of_node(about: Table) -> Table:
+    return {
+        "clients": [clean(name) for name in about["names"]], "examples": sum(about["sizes"]), "held": about["held"],
+        "versions": {name: clean(about["versions"].get(name)) for name in ("fedax", "jax")},
+    }  # fmt: skip
+
+
+def _started(process: int) -> str | None:
+    """When a process of this machine started, in the clock of its kernel; ``None`` where there is none."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        pass
+    with contextlib.suppress(OSError, IndexError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else fields[19]
+    return "unknown"  # of a system without /proc

@@ -1,0 +1,134 @@
+"""What the status of a link and of a node says, of files that a run and a node write."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
+
+from typer.testing import CliRunner
+
+from fedax.cli import app
+from fedax.engine.places.nodes import Failure, Message, joined
+from fedax.errors import NodeError
+from fedax.flower.status import FILE, Status, read_file
+from fedax.flower.status import joined as status_of
+
+EVIL = "a\x1b[2J\nb"
+
+
+class Wire:
+    """A transport that gives what it was given to give."""
+
+    sent, received = 5, 7
+
+    def __init__(self, *answers: tuple[int, Message | Failure]) -> None:
+        self.answers = answers
+
+    def nodes(self) -> list[int]:
+        return [10, 11]
+
+    def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
+        yield from self.answers
+
+
+def test_the_file_says_who_is_waited_for_and_what_failed(tmp_path: Path) -> None:
+    wire = Wire((10, Message({})), (11, Failure(EVIL, True)))
+    both = joined([Message({"kind": "evaluate"}), Message({"kind": "exchange"})])
+    waits = lambda: {each["node"]: each["kind"] for each in status.table()["waiting"]}  # noqa: E731
+    with Status(tmp_path, "127.0.0.1:1", wire) as status:
+        seen = [(number, waits()) for number, _ in status.ask({10: both, 11: Message({"kind": "exchange"})}, 60.0)]
+        # One that was gone may come back, and is waited for until it has answered or another question is asked.
+        assert seen == [(10, {11: "exchange"}), (11, {11: "exchange"})]
+        since = status.table()["waiting"][0]["since"]
+        wire.answers = ((11, Message({"error": "it cannot"})),)
+        assert [waits() for _ in status.ask({11: Message({"kind": "exchange"})}, 60.0)] == [{}]
+        wire.answers = ((11, Failure("gone", True)),)
+        list(status.ask({11: both}, 60.0))
+        assert waits() == {11: "evaluate and exchange"} and status.table()["waiting"][0]["since"] >= since
+        wire.answers = ((10, Message({"waits": "its owner"})),)
+        list(status.ask({10: Message({"kind": "summarize"})}, 60.0))
+        assert waits() == {10: "its owner"}
+    found = read_file(tmp_path)
+    assert found is not None and found["state"] == "finished" and (found["sent"], found["received"]) == (5, 7)
+    first, second = found["nodes"]
+    assert first["failed"] is None and second["answered"] is None
+    assert second["failed"]["why"] == "gone" and second["failed"]["during"] == "evaluate and exchange"
+
+
+def test_what_a_node_says_moves_no_cursor(tmp_path: Path) -> None:
+    with Status(tmp_path, "127.0.0.1:1", Wire((11, Failure(EVIL, False)))) as status:
+        list(status.ask({11: Message({"kind": EVIL})}, 60.0))
+    found = read_file(tmp_path)
+    assert found is not None
+    assert found["nodes"][0]["failed"]["why"] == found["nodes"][0]["failed"]["during"] == "a?[2J b"
+
+
+def test_how_a_run_ended(tmp_path: Path) -> None:
+    with pytest.raises(NodeError), Status(tmp_path, "127.0.0.1:1", Wire()):
+        raise NodeError("no more nodes")
+    found = read_file(tmp_path)
+    assert found is not None and (found["state"], found["why"]) == ("failed", "no more nodes")
+
+
+def test_a_killed_run_is_not_running(tmp_path: Path) -> None:
+    status = Status(tmp_path, "127.0.0.1:1", Wire())
+    list(status.ask({10: Message({"kind": "check"})}, 60.0))
+    table = status.table()
+    (tmp_path / FILE).write_text(json.dumps(table))
+    assert (read_file(tmp_path) or {})["state"] == "running"
+    for change in ({"started": "1"}, {"host": "elsewhere", "written": time.time() - 1000}):
+        (tmp_path / FILE).write_text(json.dumps(table | change))
+        found = read_file(tmp_path)
+        assert found is not None and found["state"] == "killed" and found["waiting"] == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 2}', "\x00"])
+def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    assert read_file(tmp_path) is None
+
+
+def test_the_link_and_the_file_together(tmp_path: Path) -> None:
+    file = Status(tmp_path, "127.0.0.1:1", Wire()).table()
+    file["nodes"] = [{"number": 10}, {"number": 11, "examples": 7}]
+    file["waiting"] = [{"node": 12, "since": 1.0}]
+    known = [{"number": n, "name": f"k{n}", "status": "online", "registered": None, "since": None} for n in (11, 12)]
+    found = status_of(file, known)["nodes"]
+    assert [(each["name"], each["examples"]) for each in found] == [("k11", 7), ("k12", None)]
+    assert [each["waited_for"] for each in found] == [None, {"node": 12, "since": 1.0}]
+    assert [each["number"] for each in status_of(file, None, "gone")["nodes"]] == [10, 11]
+
+
+def test_a_link_that_is_gone(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["deploy", "status", "--folder", str(tmp_path), "--format", "json"])
+    assert result.exit_code == 2 and json.loads(result.stdout)["run"] is None
+    assert result.stderr.startswith("error: folder") and result.stderr.count("\n") == 1
+
+
+def test_a_node_tells_its_owner(tmp_path: Path) -> None:
+    site, today = tmp_path / "n.state" / "site", time.strftime("%Y-%m-%dT00:00:00+0000")
+    site.mkdir(parents=True)
+    (site / "rounds.json").write_text('{"5": 2, "6": 1}')
+    lines = [
+        {"time": "2020-01-01T00:00:00+0000", "kind": "exchange", "run": 5, "server": "a@b", "came": 1, "left": 10},
+        {"time": today, "kind": "exchange", "run": 5, "server": "a@b", "came": 2, "left": 20},
+        {"time": today, "kind": "evaluate", "run": 6, "server": EVIL, "came": 4, "left": 40, "error": EVIL},
+    ]
+    (site / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"half')
+    given = ["deploy", "node", "status", "--key", str(tmp_path / "n")]
+    found = json.loads(CliRunner().invoke(app, [*given, "--format", "json"]).stdout)
+    assert {name: found[name] for name in ("rounds", "messages", "came", "left", "unreadable")} == {
+        "rounds": 3, "messages": 3, "came": 7, "left": 70, "unreadable": 1,
+    }  # fmt: skip
+    assert found["left_today"] == {"updates": 20, "figures": 40} and found["runs"]["6"]["servers"] == ["a?[2J b"]
+    shown = CliRunner().invoke(app, given)
+    assert shown.exit_code == 0 and "\x1b" not in shown.stdout and "a?[2J b" in shown.stdout
+
+
+def test_the_command_of_a_node_stays() -> None:
+    result = CliRunner().invoke(app, ["deploy", "node", "--key", "k"])
+    assert result.exit_code == 2 and "--link" in result.output
