@@ -84,7 +84,8 @@ def tables(
         transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say)
     show(overview(sent["plan"][""], sent["first"], sent["second"]))
     experiment = target / "experiment.toml"
-    _write_experiment(experiment)
+    rows = sum(each.rows for each in sent["first"].values())
+    _write_experiment(experiment, rows, (len(transform.features) + 1) * len(transform.classes or [0]))
     typer.echo(f"All {len(files)} nodes have the transform {transform.digest}: {len(transform.features)} features.")
     typer.echo(f"What was sent, and what came of it: {target}")
     count = f" --nodes {nodes}" if nodes is not None else ""
@@ -163,12 +164,14 @@ def _file(client: str, files: dict[str, str]) -> str:
     return files[client]
 
 
-def _write_experiment(place: pathlib.Path) -> None:
-    """The configuration of ``fedax compare csv``, for the nodes."""
+def _write_experiment(place: pathlib.Path, rows: int, parameters: int) -> None:
+    """The configuration of ``fedax compare csv``, for the nodes; where that repeats the split, this does so too."""
     import tomli_w
 
-    from fedax.experiments.defaults import comparison
+    from fedax.experiments.defaults import are_small, comparison, usual_seeds
 
     config: dict[str, Any] = comparison("csv", ["fedavg", "fedprox", "fednova"])
     config |= {"name": _USUAL, "data": {**config["data"], "name": "nodes"}}
+    if are_small(rows, parameters):
+        config["run"] |= {"seeds": usual_seeds(repeated=True), "split_seeds": True}
     place.write_text(tomli_w.dumps(config), encoding="utf-8")

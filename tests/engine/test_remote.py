@@ -405,6 +405,38 @@ def test_the_bits_of_every_kind_of_number():
         unpacked(packed({"x": np.ones(2, jnp.bfloat16)}), {"x": np.ones(2, np.float16)}, "it")
 
 
+@pytest.mark.parametrize("kind", ["bool", "int32", "float32", "float64", "bfloat16", "uint8"])
+def test_zeros_of_large_arrays_stay_where_they_are(kind):
+    """And only they: −0.0 and NaN come as they are."""
+    array = np.zeros((3, 10_000), jnp.dtype(kind))
+    array[0, 0], array[1, 7], array[2, -1] = 1, -0.0 if "float" in kind else 1, np.nan if "float" in kind else 1
+    trees = {"all": {"w": array, "none": np.zeros(10_000), "dense": np.arange(1.0, 2001.0)}}
+    file = packed(trees)
+    assert len(file) < 17_000
+    for was, became in zip(jax.tree.leaves(trees), jax.tree.leaves(unpacked(file, trees, "it")), strict=True):
+        assert (was.dtype, was.shape, was.tobytes()) == (became.dtype, became.shape, became.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [([5, 100_000], [1, 1]), ([5, 4], [1, 1]), ([5, 5], [1, 1]), ([5], [1, 1]), ([[5]], [[1]]), ([-5.0], [1])],
+)
+def test_places_that_cannot_be(where, what):
+    at = np.array(where, None if where == [-5.0] else np.uint32)
+    file = safetensors.numpy.save({"['x'] where": at, "['x'] what": np.array(what, np.float32)})
+    with pytest.raises(fedax.NodeError, match=r"^it: \['x'\] has places that cannot be"):
+        unpacked(file, {"x": np.zeros(100_000, np.float32)}, "it")
+
+
+def test_half_of_an_array_without_its_zeros():
+    file = safetensors.numpy.save({"['x'] where": np.zeros(1, np.uint32)})
+    with pytest.raises(fedax.NodeError, match=r"^it: \['x'\]"):
+        unpacked(file, {"x": np.zeros(100_000, np.float32)}, "it")
+    both = {"['x'] where": np.zeros(1, np.uint32), "['x'] what": np.zeros(1), "['x']": np.zeros(100_000, np.float32)}
+    with pytest.raises(fedax.NodeError, match=r"is there and should not be"):
+        unpacked(safetensors.numpy.save(both), {"x": np.zeros(100_000, np.float32)}, "it")
+
+
 class Narrow(fedax.Algorithm):
     """All that goes over the wire, and what clients keep, is bfloat16."""
 

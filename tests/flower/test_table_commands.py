@@ -114,7 +114,10 @@ def test_no_client_is_called_so_that_a_file_lands_elsewhere():
 
 
 def test_the_configuration_is_that_of_a_comparison_and_a_run_takes_it():
-    _write_experiment(pathlib.Path("experiment.toml"))
+    _write_experiment(pathlib.Path("experiment.toml"), 522, 24)
     found = with_nodes_data(read_toml("experiment.toml"), None)
     assert found["data"]["split"] == {"val": 0.15, "test": 0.15} and found["run"]["baselines"]
     assert [method["name"] for method in found["methods"]] == ["fedavg", "fedprox", "fednova"]
+    assert found["run"]["seeds"] == 10 and found["run"]["split_seeds"]
+    _write_experiment(pathlib.Path("large.toml"), 10**8, 24)
+    assert "split_seeds" not in read_toml("large.toml")["run"]

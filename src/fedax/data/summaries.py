@@ -7,6 +7,7 @@ each column is; each client answers the plan with a second :func:`summarize`, co
 
 import itertools
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -437,8 +438,12 @@ def _same_columns(by_client: Mapping[str, Mapping[str, Any]], chosen: Mapping[st
     for client, has in by_client.items():
         for lacks, there, missing in ((client, first, like.keys() - has), (first, client, has.keys() - like)):
             if left := sorted(name for name in missing if chosen.get(name) != "drop"):
-                way_out = f"drop=[{shown(left[0])}] leaves it out"
-                raise DataError(f"{lacks}: it has no column {shown(left[0])}, which {there} has; {way_out}")
+                every = {*like}.union(*by_client.values()) - {*like}.intersection(*by_client.values())
+                few = sorted(name for name in every if chosen.get(name) != "drop")[:20]  # that not all have
+                way_out = f"drop=[{', '.join(map(shown, few))}] leaves {'it' if len(few) == 1 else 'them'} out"
+                options = " ".join(f"--drop {shlex.quote(name)}" for name in few)
+                what = f"it has no column {shown(left[0])}, which {there} has"
+                raise DataError(f"{lacks}: {what}; {way_out}, or {options}")
     extra = [name for has in by_client.values() for name in has if name not in like]
     return [*like, *dict.fromkeys(extra)]
 

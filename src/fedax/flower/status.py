@@ -98,7 +98,7 @@ class Status:
         for number, answer in self._transport.ask(messages, timeout):
             if isinstance(answer, Failure):
                 self._failed(number, answer.text, answer.gone)
-            elif "error" in answer.head:
+            elif "error" in answer.head and "table" not in answer.head:  # a table that waits for its transform
                 self._failed(number, str(answer.head["error"]), False)
             elif "waits" in answer.head:  # it is asked again
                 self._waits(number, clean(answer.head["waits"]))

@@ -6,6 +6,7 @@ receiver expects. Nothing in a message is code.
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -50,6 +51,10 @@ class Failure(NamedTuple):
     gone: bool
 
 
+_LARGE = 4096  # bytes, from which on zeros are left out
+_WHERE, _WHAT = " where", " what"  # behind the name of an array: the places of what is not zero, and that
+
+
 class Transport(Protocol):
     """Carries messages to nodes, which are known by number."""
 
@@ -71,17 +76,48 @@ class Transport(Protocol):
 def packed(trees: Mapping[str, Tree]) -> bytes:
     """Some pytrees of arrays as one safetensors file; the bits of every type of number are kept.
 
+    Of a large array that is nearly all zeros, such as the histogram of a metric, only the others are in it, and where
+    they are.
+
     Example:
         >>> import jax.numpy as jnp
         >>> file = packed({"upload": {"w": jnp.ones(2, jnp.bfloat16)}, "ids": np.arange(2)})
         >>> unpacked(file, {"upload": {"w": jax.ShapeDtypeStruct((2,), jnp.bfloat16)}, "ids": np.zeros(2, int)}, "it")
         {'ids': array([0, 1]), 'upload': {'w': array([1, 1], dtype=bfloat16)}}
+        >>> len(packed({"histogram": np.zeros(10_000)})) < 300
+        True
     """
     arrays = {}
     for name, leaf in arrays_of(trees).items():
         array = np.ascontiguousarray(leaf).reshape(np.shape(leaf))
-        arrays[name] = array.view(stored_kind(array.dtype))
+        array = array.view(stored_kind(array.dtype))
+        if (few := _nonzero(array)) is None:
+            arrays[name] = array
+        else:
+            arrays[name + _WHERE], arrays[name + _WHAT] = few, array.reshape(-1)[few]
     return safetensors.numpy.save(arrays) if arrays else b""
+
+
+def _nonzero(array: np.ndarray) -> np.ndarray | None:
+    """The places of what is not zero, where they and the rest are much less than the whole; -0.0 is not zero."""
+    size = array.dtype.itemsize
+    if not _LARGE <= array.nbytes or array.size >= 2**32 or size not in (1, 2, 4, 8):
+        return None
+    bits = array.reshape(-1).view(f"u{size}")
+    if np.count_nonzero(bits) * (4 + size) > array.nbytes / 4:
+        return None
+    return np.flatnonzero(bits).astype(np.uint32)
+
+
+def _whole(array: np.ndarray, where: np.ndarray, form: Tree, what: str) -> np.ndarray:
+    """An array that came as what is not zero in it."""
+    found = np.zeros(math.prod(form.shape), array.dtype)
+    at = where.astype(np.int64)
+    good = where.dtype == np.uint32 and where.ndim == 1 and array.shape == where.shape
+    if not good or (at.size and (at[-1] >= found.size or (np.diff(at) <= 0).any())):
+        raise NodeError(f"{what} has places that cannot be")
+    found[at] = array
+    return found.reshape(form.shape)
 
 
 def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tree]:
@@ -100,6 +136,10 @@ def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tre
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise NodeError(f"{what}: no arrays ({str(error)[:200]})") from error
     wanted = arrays_of(forms)
+    for name in wanted.keys() - found.keys():
+        if name + _WHERE in found and name + _WHAT in found:
+            few = found.pop(name + _WHAT), found.pop(name + _WHERE)
+            found[name] = _whole(*few, wanted[name], f"{what}: {name}")
     if differ := sorted(wanted.keys() ^ found.keys()):
         there = "is missing" if differ[0] in wanted else "is there and should not be"
         raise NodeError(f"{what}: {differ[0]} {there} ({len(found)} arrays, expected {len(wanted)})")
