@@ -1,6 +1,7 @@
 """The link: where nodes and servers meet. Its folder, and the process that keeps Flower's SuperLink running."""
 
 import argparse
+import math
 import secrets
 import socket
 import sys
@@ -16,6 +17,7 @@ from fedax.flower.calls import control
 from fedax.flower.processes import Kept, end_with_parent, ending, options
 
 _LOOK = 1.0  # seconds between looks into the folder of keys
+_AGAIN = 10.0  # seconds until the link is asked again whom it knows, where no key has come or gone
 
 
 def prepare(folder: Path, hosts: Sequence[str]) -> None:
@@ -97,7 +99,7 @@ def run(
                     continue
                 look = time.monotonic() + _LOOK
                 try:
-                    keys.reconcile()
+                    keys.reconcile(anyway=not ready)
                 except NodeError:  # it is starting or ending
                     continue
                 if not ready:
@@ -115,9 +117,13 @@ class _Keys:
         self.folder, self._say = folder / "nodes", say
         self._control = control(address, (folder / "ca.pem").read_bytes(), (folder / "secret").read_text().strip(), 2.0)
         self._said: set[str] = set()
+        self._done: tuple[frozenset[bytes], float] = (frozenset(), -math.inf)  # the keys of the last time, and when
 
-    def reconcile(self) -> None:
+    def reconcile(self, anyway: bool) -> None:
         """Register the nodes of new keys, and unregister those of removed ones.
+
+        Args:
+            anyway: also where the keys are those of the last time, and that was not long ago.
 
         Raises:
             NodeError: the SuperLink is not there.
@@ -130,6 +136,9 @@ class _Keys:
                 wanted[certificates.load_public(path)] = path
             except ConfigError as error:
                 self._once(str(error))
+        keys = frozenset(wanted)
+        if not anyway and keys == self._done[0] and time.monotonic() < self._done[1] + _AGAIN:
+            return
         known = {
             node.public_key: node.node_id
             for node in self._control.ListNodes(ListNodesRequest()).nodes_info
@@ -145,6 +154,7 @@ class _Keys:
         for key in known.keys() - wanted.keys():
             self._control.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
             self._say(f"node {known[key]} is no longer known: its key was removed")
+        self._done = keys, time.monotonic()
 
     def close(self) -> None:
         """End the connection."""

@@ -3,6 +3,7 @@
 import datetime
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -48,6 +49,8 @@ _FIRST_LOOK, _LONGEST_LOOK = 0.1, 0.5  # seconds between looks for answers
 _ROLL_CALL = 2.0  # seconds between looks whether nodes were restarted
 _SPARE = 2.0  # seconds that a message lives on after its answer is of no use, so that it is we who give up
 _EXPIRY = 65.0  # seconds after which a link has noticed that a server was killed
+_FRESH = 1.0  # seconds for which it is believed which nodes are there
+_SMALL = 1 << 20  # bytes of a message that is sent with others
 _PATIENCE = 30.0  # seconds in which a link may come back
 
 
@@ -61,6 +64,7 @@ class FlowerTransport:
 
     def __init__(self, grid: Grid, ahead: float = 0.0):
         self._grid, self._ahead = grid, ahead
+        self._seen: tuple[float, dict[int, str]] = (-math.inf, {})  # when, and what the link said of its nodes
         self.sent = self.received = 0
 
     def nodes(self) -> list[int]:
@@ -69,7 +73,7 @@ class FlowerTransport:
         Raises:
             NodeError: the link cannot be reached, or has ended the run.
         """
-        return sorted(self._grid.get_node_ids())
+        return sorted(self._since() if isinstance(self._grid, HttpGrid) else self._grid.get_node_ids())
 
     def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
         """Ask some nodes.
@@ -85,17 +89,25 @@ class FlowerTransport:
             NodeError: the link cannot be reached, or has ended the run.
         """
         until, pause = time.monotonic() + timeout, _FIRST_LOOK
-        since, waiting, roll_call = self._since(), dict[str, int](), time.monotonic() + _ROLL_CALL
-        for node, message in messages.items():
-            # A node that comes too late for this answer does not begin with it.
-            asked = flwr.app.Message(pack(message), node, "query", ttl=timeout + _SPARE)
-            asked.metadata.created_at += self._ahead
-            numbers = list(self._grid.push_messages([asked]))
-            if not numbers or not numbers[0]:
-                yield node, Failure("the link does not take messages for this node", True)
-                continue
-            self.sent += _size(asked)
-            waiting[numbers[0]] = node
+        at, since = self._seen
+        if time.monotonic() - at > _FRESH:
+            since = self._since()
+        waiting, roll_call = dict[str, int](), time.monotonic() + _ROLL_CALL
+        for nodes in _parcels(messages):
+            asked = []
+            for node in nodes:
+                # A node that comes too late for this answer does not begin with it.
+                made = flwr.app.Message(pack(messages[node]), node, "query", ttl=timeout + _SPARE)
+                made.metadata.created_at += self._ahead
+                asked.append(made)
+            sizes = [_size(each) for each in asked]
+            numbers = list(self._grid.push_messages(asked)) or [""] * len(asked)
+            for node, number, size in zip(nodes, numbers, sizes, strict=True):
+                if not number:
+                    yield node, Failure("the link does not take messages for this node", True)
+                    continue
+                self.sent += size
+                waiting[number] = node
         time.sleep(min(_FIRST_LOOK, timeout))
         while waiting:
             replies = list(self._grid.pull_messages(list(waiting)))
@@ -121,7 +133,15 @@ class FlowerTransport:
         """Of the nodes that are there the time at which each came; nodes of a simulation do not come and go."""
         if not isinstance(self._grid, HttpGrid):
             return {}
-        return {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
+        found = {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
+        self._seen = time.monotonic(), found
+        return found
+
+
+def _parcels(messages: Mapping[int, Message]) -> list[list[int]]:
+    """The nodes whose messages go to the link in one request: those of small ones, which are in memory together."""
+    small = [node for node, message in messages.items() if message.size <= _SMALL]
+    return ([small] if small else []) + [[node] for node, message in messages.items() if message.size > _SMALL]
 
 
 @contextmanager

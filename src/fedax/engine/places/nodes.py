@@ -101,7 +101,7 @@ def packed(trees: Mapping[str, Tree]) -> bytes:
 def _nonzero(array: np.ndarray) -> np.ndarray | None:
     """The places of what is not zero, where they and the rest are much less than the whole; -0.0 is not zero."""
     size = array.dtype.itemsize
-    if not _LARGE <= array.nbytes or array.size >= 2**32 or size not in (1, 2, 4, 8):
+    if array.nbytes < _LARGE or array.size >= 2**32 or size not in (1, 2, 4, 8):
         return None
     bits = array.reshape(-1).view(f"u{size}")
     if np.count_nonzero(bits) * (4 + size) > array.nbytes / 4:
