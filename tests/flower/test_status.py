@@ -1,9 +1,12 @@
 """What the status of a link and of a node says, of files that a run and a node write."""
 
+import http.client
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +16,10 @@ from typer.testing import CliRunner
 
 from fedax.cli import app
 from fedax.engine.places.nodes import Failure, Message, joined
-from fedax.errors import NodeError
+from fedax.errors import ConfigError, NodeError
 from fedax.flower.status import FILE, Status, read_file
 from fedax.flower.status import joined as status_of
+from fedax.flower.status_page import server
 
 EVIL = "a\x1b[2J\nb"
 
@@ -132,3 +136,53 @@ def test_a_node_tells_its_owner(tmp_path: Path) -> None:
 def test_the_command_of_a_node_stays() -> None:
     result = CliRunner().invoke(app, ["deploy", "node", "--key", "k"])
     assert result.exit_code == 2 and "--link" in result.output
+
+
+EVERYTHING = "<script>alert(1)</script>&\"'"
+
+
+def of_a_run(folder: Path) -> dict[str, Any]:
+    """What a link may tell, all texts of it made to do harm."""
+    node = {
+        "number": 10, "name": EVERYTHING, "status": EVERYTHING, "registered": None, "since": None,
+        "clients": [EVERYTHING], "examples": 3, "held": None, "versions": {"fedax": EVERYTHING, "jax": EVERYTHING},
+        "answered": None, "failed": {"time": 1.0, "during": EVERYTHING, "why": EVERYTHING},
+        "waited_for": {"since": 1.0, "until": 2.0, "kind": EVERYTHING},
+    }  # fmt: skip
+    one = {"method": EVERYTHING, "seed": 0, "state": EVERYTHING, "round": 1, "of": 2, "seconds": None}
+    run = {
+        "command": "run", "state": EVERYTHING, "why": EVERYTHING, "began": 1.0, "ended": None, "sent": 5, "received": 7,
+        "run": {"name": EVERYTHING, "folder": str(folder / EVERYTHING), "rounds": 2, "methods": [], "seeds": [0]},
+        "runs": [one],
+    }  # fmt: skip
+    return {"time": 2.0, "link": {"there": False, "problem": EVERYTHING}, "run": run, "nodes": [node]}
+
+
+def test_the_page_is_for_its_own_machine_and_runs_no_text_of_others(tmp_path: Path) -> None:
+    with server(lambda: of_a_run(tmp_path), 0) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        try:
+            own = f"127.0.0.1:{running.server_port}"
+
+            def get(path: str, host: str = own) -> tuple[int, str, str]:
+                connection = http.client.HTTPConnection("127.0.0.1", running.server_port, timeout=5)
+                connection.request("GET", path, headers={"Host": host})
+                answer = connection.getresponse()
+                found = answer.status, answer.headers["Content-Security-Policy"], answer.read().decode()
+                connection.close()
+                return found
+
+            code, policy, text = get("/")
+            assert code == 200 and "<script>alert" not in text and text.count("&lt;script&gt;alert(1)") >= 12
+            assert text.count("<script") == 1 and "default-src 'none'" in policy and "unsafe-inline" not in policy[:100]
+            assert get("/now")[2] in text and json.loads(get("/status.json")[2]) == of_a_run(tmp_path)
+            assert get("/page.js")[0] == get("/page.css")[0] == 200 and get("/secret")[0] == 404
+            assert running.server_address[0] == "127.0.0.1"
+            for host in ("evil.example", f"evil.example:{running.server_port}", "127.0.0.1"):
+                assert get("/status.json", host)[0] == 403  # a name that leads here is not enough
+            with pytest.raises(ConfigError, match=f"port = {running.server_port}: .*--port"):
+                server(lambda: of_a_run(tmp_path), running.server_port)
+        finally:
+            running.shutdown()
+            thread.join()
