@@ -1,5 +1,6 @@
 """Real processes on this machine: a link, two nodes with an echo worker, and the transport, with TLS and keys."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -28,6 +29,7 @@ from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, 
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
+from starlette.middleware import Middleware
 
 from fedax import flower
 from fedax.engine.places.nodes import Failure, Message, packed, unpacked
@@ -580,3 +582,37 @@ def test_the_guard_takes_one_header_only() -> None:
     header = (b"authorization", b"Bearer s")
     assert guard._may_pass({"path": "/v1/control/x", "headers": [header]})
     assert not guard._may_pass({"path": "/v1/control/x", "headers": [header, header]})
+
+
+def test_requests_pass_the_middleware_that_concerns_them() -> None:
+    """What guards the nodes' part or the commands' part of a link still sees every request to it."""
+    from flwr.superlink.main import _get_middleware
+
+    given = _get_middleware()
+    found = superlink.spared(given)
+    wrapped = {each.args[0].cls.__name__: each.args[1] for each in found if each.cls is superlink.Only}
+    control = ("ControlSensitiveResponse", "ControlAuthentication", "ControlLicense", "ControlEventLog")
+    fleet = ("NodeAuth", "FleetEventLog")
+    assert wrapped == {f"{name}Middleware": "/v1/control/" for name in control} | {
+        f"{name}Middleware": "/v1/fleet/" for name in fleet
+    }
+    kept = [each.args[0].cls if each.cls is superlink.Only else each.cls for each in found]
+    assert kept == [each.cls for each in given if each.cls.__name__ != "RuntimeTracingMiddleware"]
+
+    went: list[str] = []
+
+    class Inner:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            went.append(scope["path"])
+            await self.app(scope, receive, send)
+
+    async def past(scope: Any, receive: Any, send: Any) -> None:
+        went.append("app")
+
+    only = superlink.Only(past, Middleware(Inner), "/v1/fleet/")
+    for path in ("/v1/fleet/pull", "/v1/control/x", "/v1/fleets"):
+        asyncio.run(only({"type": "http", "path": path}, None, None))  # type: ignore[arg-type]
+    assert went == ["/v1/fleet/pull", "app", "app", "app"]
