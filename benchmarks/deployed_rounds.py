@@ -11,10 +11,12 @@ import itertools
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.flower.federation import Federation, rows_of
 
 CONFIG = """

@@ -126,6 +126,7 @@ class Remote:
         self._process, self._count, self._run = secrets.randbits(62), 0, 0
         self._before: list[np.ndarray] = []  # the versions at the two checkpoints before the last
         self._ahead: _Ahead | None = None
+        self._sums: dict[tuple[str, int, int], tuple[Tree, Tree]] = {}
         self._done = np.zeros(3, np.int64)
         self._seen = (fleet.transport.sent, fleet.transport.received, fleet.waited)
         # Of a run that goes on nodes have counted some rounds; whether they allow the others shows then.
@@ -183,7 +184,7 @@ class Remote:
         real = jax.ShapeDtypeStruct((), weights.dtype)
         found: dict[int, dict[str, Tree]] = {}
         form = {"train": [real, job.x.tree] if job.grad_norm else [real]}
-        held_form = _held_out_form(job) if parts else {}
+        held_form = self._held_out_form if parts else {}
         for which, answer in self._with_the_next(messages, state, index, model).items():
             if answer is not None:
                 wanted = form | {part: held_form for part in parts if part in self.fleet.held(which)}
@@ -310,7 +311,7 @@ class Remote:
     def _answer(self, ask: Ask) -> Generator[Asked, Answers, Heard]:
         """Ask the nodes of the clients; conclude with the sum of their answers."""
         job, wire, size = self.job, self.job.hyper.wire.of(ask.round), len(ask.counts)
-        form = self._forms[0 if ask.stage == "warmup" else 1][ask.number]
+        form = self._form(ask.stage, ask.number)
         asked, accepted = np.flatnonzero(self._there), np.ones(size, bool)
         if form.one:
             at = int(position_of_one(ask.clients, job.key, self._index, stage=ask.stage))
@@ -322,11 +323,11 @@ class Remote:
         layout = Layout.of(form.upload, form.first)
         letters = layout.nothing(size) if layout.messages else []
         if wire.secure is not None and ask.exchange.server is not None:
-            total, uploads = (yield from self._masked(ask, wire, form, at_nodes, download)), ()
+            total, uploads = (yield from self._masked(ask, wire, at_nodes, download)), ()
             accepted &= self._there
             at_nodes = {}
         else:
-            total, uploads = ((), ()) if layout.messages else _zeros(form, size, wire)
+            total, uploads = ((), ()) if layout.messages else _zeros(self._summed(ask, size))
         asks = {which: self._asked(ask, download, *at) for which, at in at_nodes.items()}
         messages = {which: self.fleet.message(which, head, packed(arrays)) for which, (head, arrays) in asks.items()}
         answers = (yield messages) if messages else {}
@@ -337,7 +338,7 @@ class Remote:
                 self._lost(which)
                 self._there[positions] = accepted[positions] = False
                 continue
-            found = self._read(which, answer, messages[which], form, len(positions))
+            found = self._read(which, answer, messages[which], ask, len(positions))
             self._now[ask.clients.ids[positions]] = self._process, self._count
             accepted[positions] = found.get("accepted", True) & self._believed(found, len(positions))
             if "total" in found and not accepted[positions].any():
@@ -369,13 +370,13 @@ class Remote:
         self,
         ask: Ask,
         wire: Wire,
-        form: Form,
         at_nodes: Mapping[int, tuple[np.ndarray, np.ndarray]],
         download: Tree,
     ) -> Generator[Asked, Answers, Tree]:
         """The sum over the nodes that answer; the server learns nothing else (:mod:`fedax.engine.places.masks`)."""
         assert wire.secure is not None and wire.fixed is not None
-        (zero, _), bits, order = _zeros(form, 0, wire), wire.secure.bits, sorted(at_nodes)
+        zero, _ = _zeros(self._summed(ask, 0))
+        bits, order = wire.secure.bits, sorted(at_nodes)
         if not order:
             return zero
         nodes, least = len(order), masks.least(len(order), wire.secure.threshold)
@@ -485,8 +486,26 @@ class Remote:
             method = resolve(job.hyper.method, self._index)
             return (ask.exchange.download or method.download)(ask.server)
         tree = downloaded((job.hyper, ask.server, job.key, self._index), stage=ask.stage, number=ask.number)
-        layout = Layout.of(self._forms[0 if ask.stage == "warmup" else 1][ask.number].download)
+        layout = Layout.of(self._form(ask.stage, ask.number).download)
         return layout.packed(jax.tree.map(lambda leaf: np.asarray(leaf)[None], layout.parts(tree)), down, 1)
+
+    def _form(self, stage: str, number: int) -> Form:
+        """Of an exchange, what goes to a client and comes back."""
+        return self._forms[0 if stage == "warmup" else 1][number]
+
+    def _summed(self, ask: Ask, size: int) -> tuple[Tree, Tree]:
+        """Of an exchange, the forms of the sum and, where they are looked at one by one, of ``size`` uploads.
+
+        They are the same in all rounds; to trace them anew in each took most of the server's time.
+        """
+        key = ask.stage, ask.number, size
+        if key not in self._sums:
+            self._sums[key] = _summed(self._form(*key[:2]), size, self.job.hyper.wire.of(ask.round))
+        return self._sums[key]
+
+    @functools.cached_property
+    def _held_out_form(self) -> dict[str, Tree]:
+        return _held_out_form(self.job)
 
     @property
     def _up(self) -> Compressor:
@@ -506,12 +525,12 @@ class Remote:
         head = {"job": self._order} | self._about(ask) | about | {"heard": ask.exchange.server is not None}
         return head, given | {"download": download}
 
-    def _read(self, which: int, answer: Message, message: Message, form: Form, size: int) -> dict[str, Tree]:
+    def _read(self, which: int, answer: Message, message: Message, ask: Ask, size: int) -> dict[str, Tree]:
         """What a node answered in an exchange."""
-        wire = self.job.hyper.wire
+        wire, form = self.job.hyper.wire, self._form(ask.stage, ask.number)
         wanted: dict[str, Tree] = {}
         layout = Layout.of(form.upload, form.first)
-        total, uploads = ((), ()) if layout.messages else jax.eval_shape(lambda: _zeros(form, size, wire))
+        total, uploads = ((), ()) if layout.messages else self._summed(ask, size)
         if message.head["heard"] and layout.messages:
             wanted = {"letters": layout.on_wire(self._up, size)}
         elif message.head["heard"]:
@@ -571,13 +590,18 @@ def _put(all_: Tree, positions: np.ndarray, own: Tree) -> None:
     jax.tree.map(lambda whole, rows: whole.__setitem__(positions, rows), all_, own)
 
 
-def _zeros(form: Form, size: int, wire: Wire) -> tuple[Tree, Tree]:
-    """The sum of no uploads, and the uploads of ``size`` clients where they are looked at one by one."""
+def _zeros(forms: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    """Arrays of these forms to add to, or to write into."""
+    total, uploads = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), forms)
+    return total, uploads
+
+
+def _summed(form: Form, size: int, wire: Wire) -> tuple[Tree, Tree]:
+    """The form of a sum of uploads, and of the uploads of ``size`` clients where they are looked at one by one."""
     if wire.gathers:
-        return (), jax.tree.map(lambda leaf: np.zeros((size, *leaf.shape), leaf.dtype), form.upload)
+        return (), jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), form.upload)
     none = jnp.zeros(())
     usual = dataclasses.replace(wire, faults=None)  # which change no form
     entering = lambda upload, download: usual.sent(upload, 0, 1, download)[0]  # noqa: E731
     upload = jax.eval_shape(entering, form.upload, form.download)
-    total = jax.eval_shape(lambda upload: wire.weighted(upload, none, none), upload)
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), total), ()
+    return jax.eval_shape(lambda upload: wire.weighted(upload, none, none), upload), ()
