@@ -96,6 +96,8 @@ class Status:
         """Ask some nodes, as the transport does."""
         self._asked(messages, timeout)
         for number, answer in self._transport.ask(messages, timeout):
+            if isinstance(answer, Message) and isinstance(table := answer.head.get("table"), dict):
+                self._serves(number, table, answer.head.get("versions"))
             if isinstance(answer, Failure):
                 self._failed(number, answer.text, answer.gone)
             elif "error" in answer.head and "table" not in answer.head:  # a table that waits for its transform
@@ -121,6 +123,17 @@ class Status:
         with self._lock:
             self._waiting.pop(number, None)
             self._node(number)["answered"] = time.time()
+        self._wake.set()
+
+    def _serves(self, number: int, table: Mapping[str, Any], versions: object) -> None:
+        """A node says which table it has; what a run knows of it later is more."""
+        name, rows = table.get("name"), table.get("rows")
+        with self._lock:
+            node = self._node(number)
+            if isinstance(name, str) and type(rows) is int:
+                node |= {"clients": [clean(name)], "examples": rows}
+            if isinstance(versions, dict):
+                node["versions"] = _shown(versions)
         self._wake.set()
 
     def _waits(self, number: int, what: str) -> None:
@@ -330,8 +343,12 @@ def span(seconds: float) -> str:
 def _of_node(about: Table) -> Table:
     return {
         "clients": [clean(name) for name in about["names"]], "examples": sum(about["sizes"]), "held": about["held"],
-        "versions": {name: clean(about["versions"].get(name)) for name in ("fedax", "jax")},
+        "versions": _shown(about["versions"]),
     }  # fmt: skip
+
+
+def _shown(versions: Mapping[str, Any]) -> Table:
+    return {name: clean(versions.get(name, "?")) for name in ("fedax", "jax")}
 
 
 def _started(process: int) -> str | None:
