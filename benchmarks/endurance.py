@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", choices=["rounds", "points", "folders"])
     parser.add_argument("--rounds", type=int, default=100_000)
     parser.add_argument("--every", type=int, nargs="+", default=[10, 1], help="rounds between evaluations")
-    parser.add_argument("--points", type=int, default=1_000, help="a sweep tries at most 1,000")
+    parser.add_argument("--points", type=int, default=10_000, help="a sweep tries at most 10,000")
     parser.add_argument("--folders", type=int, default=2_000)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:

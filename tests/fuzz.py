@@ -989,6 +989,216 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
     return jax.tree.map(np.asarray, (run.params, memory, run.history))
 
 
+def status_file() -> bytes:
+    run = {
+        "method": "good",
+        "seed": 0,
+        "state": "running",
+        "since": 1e9,
+        "round": 2,
+        "of": 4,
+        "at": 1e9,
+        "seconds": 0.5,
+    }
+    failed = {"time": 1e9, "during": "exchange", "why": "the disk is full"}
+    node = {"number": 7, "clients": ["north"], "examples": 40, "held": {"test": 3}, "answered": 1e9, "failed": failed}
+    asked = {"name": "tiny", "folder": "/nowhere", "rounds": 4, "methods": ["good"], "seeds": [0]}
+    known = {"format": 1, "link": "127.0.0.1:9443", "command": "run", "pid": 1, "started": None, "host": "here"}
+    known |= {"began": 1e9, "state": "running", "why": None, "ended": None, "run": asked, "written": 1e9}
+    known["runs"], known["nodes"] = [run | {"train_loss": 0.5}], [node | {"versions": {"fedax": "1", "jax": "2"}}]
+    known["waiting"] = [{"node": 7, "since": 1e9, "until": 2e9, "kind": "exchange"}]
+    return json.dumps(known | {"sent": 10, "received": 20}).encode()
+
+
+def read_status(folder: Path, content: bytes) -> Any:
+    """Read, and shown in the terminal and on the page."""
+    from fedax.cli_status import _shown
+    from fedax.flower import status, status_page
+
+    write(folder / status.FILE, content)
+    found = status.joined(status.read_file(folder), None, "the link is gone")
+    text = _shown(found) + json.dumps(found) + status_page.body(found, lambda folder: "")
+    assert text.replace("\n", "").isprintable(), "something moves the cursor"
+    assert "nan" not in text.lower()
+
+
+LOG = b"""{"time": "2026-01-01 10:00:00", "kind": "exchange", "run": 3, "server": "a", "came": 10, "left": 20}
+{"time": "2026-01-01 10:00:01", "kind": "hello", "came": 1, "left": 2, "error": "the disk is full"}
+"""
+
+
+def read_node(folder: Path, content: bytes) -> Any:
+    """What ``fedax deploy node status`` reads: the log, or how many rounds there were."""
+    from fedax.cli_status import node_table
+
+    write(folder / "site" / "log.jsonl", content[1:] if content[:1] != b"r" else LOG)
+    write(folder / "site" / "rounds.json", content[1:] if content[:1] == b"r" else b'{"3": 2}')
+    found = node_table(folder)
+    assert min(found["rounds"], found["messages"], found["came"], found["left"]) >= 0
+    assert repr(found).isprintable()
+
+
+def read_review(folder: Path, content: bytes) -> Any:
+    """What an owner said of a summary: it leaves after a yes only."""
+    from fedax.engine.places.tables import reviews
+
+    write(folder / "review" / "first-1.json", b"{}")
+    write(folder / "review" / "first-1.answer", content)
+    (said,) = reviews(folder).values()
+    if said is not None and said.yes:
+        assert json.loads(content)["yes"] is True
+
+
+def saved_folder() -> list[bytes]:
+    """The parts of a folder that ``FederatedData.save`` writes, each with its name before it."""
+    import fedax
+
+    place = Path(tempfile.mkdtemp()) / "saved"
+    fedax.data.from_frames({"a": frame(), "b": frame()}, label="y").save(place)
+    parts = sorted(path for path in place.rglob("*") if path.is_file())
+    return [str(path.relative_to(place)).encode() + b"\x00" + path.read_bytes() for path in parts]
+
+
+def read_folder(folder: Path, content: bytes) -> Any:
+    from fedax.data import FederatedData
+
+    for whole in folder_parts():
+        name, _, good = whole.partition(b"\x00")
+        write(
+            folder / "saved" / name.decode(), content[len(name) + 1 :] if content.startswith(name + b"\x00") else good
+        )
+    data = FederatedData.open(folder / "saved")
+    assert data.sizes.min() > 0 and data.sizes.sum() == len(data.examples["x"]) and abs(data.weights.sum() - 1) < 1e-3
+    return [data.client(0), data.sizes, data.weights]
+
+
+@functools.cache
+def folder_parts() -> list[bytes]:
+    return saved_folder()
+
+
+def part(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """Of one file of a folder, whose name stays: as what it is."""
+    name, _, content = data.partition(b"\x00")
+    inner = array if name.endswith(b".npy") else table
+    return name + b"\x00" + inner(rng, content, [other.partition(b"\x00")[2] for other in others])
+
+
+# ---- messages of the nodes and of their server
+
+
+def told(head: dict[str, Any], arrays: bytes) -> bytes:
+    return json.dumps(head).encode() + b"\x00" + arrays
+
+
+def message(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    """Its head, or its arrays."""
+    head, _, arrays = data.partition(b"\x00")
+    if arrays and rng.random() < 0.4:
+        return head + b"\x00" + tensors(rng, arrays, [other.partition(b"\x00")[2] for other in others])
+    return table(rng, head, [other.partition(b"\x00")[0] for other in others]) + b"\x00" + arrays
+
+
+def heard(content: bytes) -> Any:
+    """As :func:`fedax.flower.records.unpack` gives it; ``None`` where that refuses it."""
+    from fedax.engine.places.nodes import Message
+
+    head, _, arrays = content.partition(b"\x00")
+    try:
+        found = json.loads(head)
+    except (ValueError, RecursionError):
+        return None
+    return Message(found, arrays) if isinstance(found, dict) else None
+
+
+@functools.cache
+def conversation() -> tuple[Any, list[tuple[int, Any, Any]]]:
+    """Sites of two nodes, and what a run of SCAFFOLD asked them and heard."""
+    import fedax
+    from fedax.engine.places.site import Problem
+    from tests.engine import here
+
+    said: list[tuple[int, Any, Any]] = []
+    data = fedax.data.quadratics(clients=3, dimension=2)
+    problem = Problem(fedax.create("scaffold", lr=0.1), fedax.tasks.quadratic(2), here.wire_of())
+    at = here.Here(here.sites(data, [[0, 2], [1]], problem), lambda *each: said.append(each) or each[2])
+    here.trained(problem.method, problem.task, data, at, rounds=2, evaluate_every=1)
+    return at, said
+
+
+def asked() -> list[bytes]:
+    found = {m.head["kind"]: told(*m) for number, m, _ in conversation()[1] if number == 7}
+    return [*found.values()]
+
+
+def read_message(folder: Path, content: bytes) -> Any:
+    """A node answers all that it is asked, and keeps running."""
+    at, _ = conversation()
+    if (found := heard(content)) is not None:
+        with contextlib.redirect_stderr(io.StringIO()):  # where a node says what went wrong
+            json.dumps(at.sites[7].answer(found).head)
+
+
+def desk_messages() -> list[bytes]:
+    from fedax import data
+
+    first = summary()
+    plan = data.plan([first], label="y", columns={"ward": "category"})
+    made = data.fit(plan, [data.summarize(frame(), plan)])
+    heads = [{"kind": "hello"}, {"kind": "summarize", "label": "y"}, {"kind": "summarize", "plan": plan.to_json()}]
+    heads += [{"kind": "prepare", "transform": made.to_json()}, {"kind": "commit", "digest": made.digest}]
+    return [told(head, b"") for head in heads]
+
+
+def read_desk(folder: Path, content: bytes) -> Any:
+    """A node with a table answers, and no name of a file is taken from a message."""
+    from fedax.engine.places.tables import Desk
+
+    if (found := heard(content)) is not None:
+        desk = Desk(frame(), "a", folder / "desk", lambda data: None, say=lambda text: None)
+        with contextlib.redirect_stderr(io.StringIO()):
+            json.dumps(desk.answer(found).head)
+        assert {path.name for path in folder.iterdir()} <= {"desk"}
+
+
+def answers() -> list[bytes]:
+    found = {m.head["kind"]: told(*answer) for number, m, answer in conversation()[1] if number == 7}
+    return [kind.encode() + b"\x00" + answer for kind, answer in found.items() if kind != "forget"]
+
+
+def answer(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
+    kind, _, content = data.partition(b"\x00")
+    return kind + b"\x00" + message(rng, content, [other.partition(b"\x00")[2] for other in others])
+
+
+def read_answer(folder: Path, content: bytes) -> Any:
+    """A server takes an answer, or names the clients that gave it."""
+    import fedax
+    from fedax.engine.places.nodes import Failure
+    from tests.engine import here
+
+    at, said = conversation()
+    kind, _, answered = content.partition(b"\x00")
+    found = heard(answered) or Failure("no message of fedax", False)
+    recorded = next(a.head for n, m, a in reversed(said) if n == 7 and m.head["kind"].encode() == kind)
+
+    def spy(number: int, asked: Any, good: Any) -> Any:
+        if (number, asked.head["kind"].encode()) != (7, kind):
+            return good
+        if isinstance(found, Failure):
+            return found
+        same = [name for name in good.head if name in found.head and found.head[name] == recorded.get(name)]
+        return found._replace(head=found.head | {name: good.head[name] for name in same})
+
+    site = next(iter(at.sites.values()))
+    problem = site._make({})
+    data = fedax.data.quadratics(clients=3, dimension=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fedax.DivergedWarning)  # a node that sends NaN, without a guard
+        run = here.trained(problem.method, problem.task, data, here.Here(at.sites, spy), rounds=2, evaluate_every=1)
+    assert all(np.isfinite(run.history[name]).all() for name in ("clients", "gradients", "bytes_up"))
+
+
 @dataclass(frozen=True)
 class Reader:
     """One reader: its good files, how they are changed, and what it may take.
@@ -1088,6 +1298,13 @@ def readers() -> dict[str, Callable[[], Reader]]:
             8_000_000,
         ),
         "description": lambda: Reader(read_description, [text for text, *_ in described()], table, 8, 12_000_000),
+        "status": lambda: Reader(read_status, [status_file()], table, 8, 2_000_000),
+        "node": lambda: Reader(read_node, [b"l" + LOG, b'r{"3": 2}'], tagged(plain), 8, 2_000_000),
+        "review": lambda: Reader(read_review, [b'{"yes": true, "why": ""}', b'{"yes": false, "why": "no"}'], table),
+        "folder": lambda: Reader(read_folder, folder_parts(), part, 8, 2_000_000),
+        "message": lambda: Reader(read_message, asked(), message, 8, 50_000_000),
+        "desk": lambda: Reader(read_desk, desk_messages(), message, 8, 2_000_000),
+        "answer": lambda: Reader(read_answer, answers(), answer, 8, 50_000_000),
         "checkpoint": lambda: Reader(
             read_checkpoint,
             [tag + checkpointed(tag)[2][0][1] for tag in (b"d", b"h", b"p")],
@@ -1169,11 +1386,14 @@ def main(name: str, number: int, most: float = math.inf) -> None:
     watched += ["fedax.tasks.pytorch.archive", "fedax.tasks.pytorch.graph", "fedax.tasks.pytorch.model"]
     watched += ["fedax.data.tables", "fedax.data.cells", "fedax.data.hdf5", "fedax.data.pictures"]
     watched += ["fedax.data.transform", "fedax.data.summaries"]
+    watched += ["fedax.cli_status", "fedax.flower.status", "fedax.flower.status_page", "fedax.engine.places.site"]
+    watched += ["fedax.engine.places.remote", "fedax.engine.places.tables", "fedax.data.federated"]
     watched += ["fedax.experiments.sweeps", "fedax.experiments.diagnosis", "fedax.engine.checkpoint"]
     with atheris.instrument_imports(include=watched) if atheris else contextlib.nullcontext():
         for module in watched:
             importlib.import_module(module)
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "the run was begun with another version")  # of a checkpoint that says so
     reader, counts = readers()[name](), collections.Counter()
     folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="fedax-fuzz-"))
     for content in reader.good:

@@ -70,8 +70,13 @@ def main() -> None:
     _listen()
     try:
         app()
+    except SystemExit as ended:
+        code = ended.code
     except Exception as error:
-        sys.exit(_told(error))
+        code = _told(error)
+    else:  # of another program that has taken the place of app
+        code = 0
+    sys.exit(_heard(code))
 
 
 _PLAIN = {"±": "+-", "★": "*", "×": "x", "–": "-", "−": "-", "•": "-", "·": "-", "‖": "||", "∇": "grad ", "∞": "inf",
@@ -116,16 +121,34 @@ def _in_ascii(character: str) -> str:
 
 
 class _Pipe(io.FileIO):
-    """An output whose reader may go away, as ``head`` does: the work goes on, and what is said is not heard."""
+    """An output that may refuse what is said: its reader goes away, as ``head`` does, or its disk is full.
+
+    The work goes on, and what is said is not heard. ``lost`` is the error, where nobody wanted it so.
+    """
+
+    lost: OSError | None = None
 
     def write(self, text: Any) -> int:
         try:
             return super().write(text)
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.EIO):  # closed; the terminal is gone
-                raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+                self.lost = error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
             return len(text)
+
+
+def _heard(code: Any) -> Any:
+    """The exit code of a command that ends; 2 where all went well but what it said was lost."""
+    with contextlib.suppress(ValueError):  # closed
+        sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if not isinstance(raw, _Pipe) or raw.lost is None or code not in (None, 0, 1):
+        return code
+    typer.echo(f"error: what the command says cannot be written: {_way_out(raw.lost)}", err=True)
+    return 2
 
 
 _LIKE_CTRL_C = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
@@ -238,7 +261,7 @@ def _told(error: BaseException) -> int:
     if _debug:
         traceback.print_exception(error)
     if isinstance(error, FedaxError):
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {one_line(str(error), 5000)}", err=True)  # a file's name may have anything in it
         return 2
     what = one_line(shlex.join(["fedax", *sys.argv[1:]]), 200)
     if (way_out := _way_out(error)) is not None:
@@ -258,18 +281,23 @@ def _way_out(error: BaseException) -> str | None:
         return "there is not enough memory; take smaller batches, cohorts or models, or a machine with more"
     if isinstance(error, RecursionError):
         return "something is nested too deep for Python; make the configuration, the data or the model flatter"
+    if isinstance(error, UnicodeEncodeError) and error.encoding in ("utf-8", sys.getfilesystemencoding()):
+        name = one_line(error.object[max(0, error.start - 50) : error.end + 50], 200)
+        return f"not in {error.encoding}: {name}; rename it, or set a locale of UTF-8 such as LC_ALL=C.UTF-8"
     if not isinstance(error, OSError):
         return None
     where = one_line(f": {error.filename}" if error.filename else "", 300)
     ways = {
         errno.ENOSPC: "make room on the disk",
         errno.EDQUOT: "make room within the quota",
+        errno.EFBIG: "allow larger files, as by ulimit -f unlimited",
         errno.EMFILE: "allow more open files, as by ulimit -n 1024",
         errno.ENFILE: "close other programs",
         errno.EACCES: "get the permission, or name another place",
         errno.EPERM: "get the permission, or name another place",
         errno.EROFS: "name another place",
         errno.ENOENT: "see that it is there and stays there",
+        errno.ENAMETOOLONG: "name it shorter",
     }
     way_out = ways.get(error.errno or 0, "see that the disk and the network work")
     return f"{one_line(error.strerror or str(error), 300)}{where}; {way_out}"
@@ -600,11 +628,12 @@ def study(
 
     from fedax.errors import ConfigError
     from fedax.experiments import study as studies
+    from fedax.files import slug
 
     console = _console()
     share_gpu()  # before a schedule makes JAX look for devices
     found = studies.read_study(name, part or ())
-    folder = out or pathlib.Path("studies") / found.section.name
+    folder = out or pathlib.Path("studies") / slug(found.section.name)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)

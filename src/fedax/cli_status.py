@@ -176,6 +176,7 @@ def node_status(
 
 def node_table(folder: pathlib.Path) -> Table:
     """What a node's folder says of its work; lines that cannot be read are counted in ``unreadable``."""
+    from fedax.data.formats import parse_json
     from fedax.engine.places.site import read_rounds
     from fedax.flower.status import clean
 
@@ -187,11 +188,15 @@ def node_table(folder: pathlib.Path) -> Table:
     with log.open("rb") if log.exists() else contextlib.nullcontext(()) as lines:
         for text in lines:
             try:
-                line = json.loads(text)
-                when, came, out = str(line["time"]), int(line["came"]), int(line["left"])
-            except (ValueError, LookupError, TypeError):
-                found["unreadable"] += 1
-                continue
+                line = parse_json(text)
+            except ValueError:
+                line = None
+            match line:
+                case {"time": str(when), "came": int(came), "left": int(out)} if min(came, out) >= 0:
+                    pass
+                case _:
+                    found["unreadable"] += 1
+                    continue
             kind = clean(line.get("kind"))
             found |= {"messages": found["messages"] + 1, "came": found["came"] + came, "left": found["left"] + out}
             found["last"] = clean(when)

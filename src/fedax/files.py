@@ -1,6 +1,8 @@
 """Files: what all readers of files that are not trusted ask first, and names for new ones."""
 
 import csv
+import hashlib
+import os
 import re
 import stat
 from collections.abc import Iterable
@@ -8,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from fedax.errors import DataError
+
+_LONGEST = 120  # bytes of a slug: a file system takes names of 255, and endings are added
 
 
 def regular(path: Path) -> int:
@@ -62,10 +66,28 @@ def _is_formula(text: str) -> bool:
 
 
 def slug(label: str) -> str:
-    """A label as a part of a file name.
+    """A label as a part of a file name; of a long one the beginning, and a digest.
 
     Example:
-        >>> slug("FedProx μ=0.01 (2)")
-        'FedProx-μ-0.01-2'
+        >>> slug("FedProx μ=0.01 (2)"), len(slug("x" * 1000))
+        ('FedProx-μ-0.01-2', 120)
     """
-    return re.sub(r"[^\w.]+", "-", label).strip("-.") or "run"
+    name = re.sub(r"[^\w.]+", "-", label).strip("-.") or "run"
+    if len(name.encode()) <= _LONGEST:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:10]
+    return f"{name.encode()[: _LONGEST - 11].decode(errors='ignore')}-{digest}"
+
+
+def name_of(name: str) -> str:
+    r"""A file's name as a text that can be written, whatever bytes it has and whatever the locale is.
+
+    Example:
+        >>> name_of("Zürich"), name_of("Z\udcfcrich")  # the second is not in UTF-8
+        ('Zürich', 'Z\\xfcrich')
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # Python has kept the bytes that are not in the locale's encoding
+        return os.fsencode(name).decode("utf-8", "backslashreplace")
+    return name

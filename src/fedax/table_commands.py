@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedax.files import name_of
+
 if TYPE_CHECKING:
     from fedax.data import Overview, Summary
 
@@ -77,9 +79,9 @@ def summarize(
     target = _new(out, f"{table.stem}{_FIRST if asked is None else _SECOND}")
     rows = read_table(table, decimal, encoding, drop=drop or ())
     if label is not None:
-        rows = with_labels(table.stem, rows, label, drop_missing_labels)
+        rows = with_labels(name_of(table.stem), rows, label, drop_missing_labels)
     if asked is None:
-        _show_own(table.stem, rows, label)
+        _show_own(name_of(table.stem), rows, label)
     summary_of(rows, asked).save(target)
     typer.echo(f"Wrote {target}: counts and moments of {len(rows)} rows, and no row. Read it, then send it.")
     if asked is None:
@@ -189,7 +191,7 @@ def apply(
 
     target = _new(out, table.stem)
     found = Transform.load(transform)
-    frames = {table.stem: read_table(table, decimal, encoding)}
+    frames = {name_of(table.stem): read_table(table, decimal, encoding)}
     examples = from_frames(frames, transform=found, drop_missing_labels=drop_missing_labels)
     examples.save(target)
     typer.echo(f"Wrote {target}: {examples.num_examples} examples, {len(found.features)} features.")
@@ -258,7 +260,7 @@ def _load(files: Sequence[pathlib.Path], ending: str) -> "dict[str, Summary]":
 
     found: dict[str, Summary] = {}
     for file in files:
-        name = file.name.removesuffix(ending).removesuffix(".json")
+        name = name_of(file.name).removesuffix(ending).removesuffix(".json")
         if name in found:
             raise ConfigError("summaries", str(file), f"another file is of a site called {name!r}, too; rename one")
         found[name] = Summary.load(file)

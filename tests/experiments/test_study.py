@@ -307,7 +307,10 @@ def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     for name, values in run.history.items():
         np.testing.assert_allclose(found.runs[0].history[name], values, rtol=1e-5)
     assert faults(study, folder) == []
-    assert "Figure 1: Momentum is better. Cannot be told" in write_page(study, folder).read_text()
+    assert (
+        "Figure 1. Claimed: Momentum is better — cannot be told (0 of 1 pairs hold beyond chance)."
+        in write_page(study, folder).read_text()
+    )
     again = []
     assert carry_out(study, folder, watch=again.append)
     assert again == []

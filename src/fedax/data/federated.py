@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import tempfile
+import tokenize
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from fedax.data.formats import parse_json
 from fedax.data.overview import Overview
 from fedax.data.transform import Transform
-from fedax.errors import DataError, ExampleError
+from fedax.errors import DataError, ExampleError, one_line
 from fedax.files import regular
 from fedax.tasks.task import Task
 
@@ -359,8 +360,11 @@ def _mapped(file: pathlib.Path) -> np.ndarray:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, TypeError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError) as error:
-        raise DataError(f"{file}: not an array that fedax wrote ({error})") from error
+    except (  # what NumPy raises on bad headers
+        ValueError, TypeError, LookupError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError,
+        tokenize.TokenError,
+    ) as error:  # fmt: skip
+        raise DataError(f"{file}: not an array that fedax wrote ({one_line(str(error), 300)})") from error
 
 
 def _columns(name: str, examples: Examples) -> list[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from fedax.data.federated import FederatedData
 from fedax.data.formats import need
 from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError
-from fedax.files import regular
+from fedax.files import name_of, regular
 
 _ENDINGS = (".png", ".jpg", ".jpeg")
 _SIDE = 8192  # pixels
@@ -47,10 +47,12 @@ def from_image_folders(root: str | os.PathLike, size: Sequence[int] | None = Non
         raise ConfigError("root", str(root), "there is no such folder")
     clients = sorted(each for each in place.iterdir() if each.is_dir() and not each.name.startswith("."))
     folders = {
-        client.name: sorted(each for each in client.iterdir() if each.is_dir() and not each.name.startswith("."))
+        name_of(client.name): sorted(
+            each for each in client.iterdir() if each.is_dir() and not each.name.startswith(".")
+        )
         for client in clients
     }
-    classes = sorted({folder.name for each in folders.values() for folder in each})
+    classes = sorted({name_of(folder.name) for each in folders.values() for folder in each})
     if len(classes) < 2:
         raise DataError(f"{place}: {len(classes)} classes; it needs folders <client>/<class>/ of at least two classes")
     found: dict[str, tuple[list[np.ndarray], list[int]]] = {}
@@ -60,7 +62,7 @@ def from_image_folders(root: str | os.PathLike, size: Sequence[int] | None = Non
             for path in sorted(each for each in folder.iterdir() if each.suffix.lower() in _ENDINGS):
                 regular(path)
                 pictures.append(decoded(path.read_bytes(), str(path), size))
-                labels.append(classes.index(folder.name))
+                labels.append(classes.index(name_of(folder.name)))
         if not pictures:
             raise DataError(f"{place / client}: no {few(_ENDINGS)} in its folders of classes; leave it out")
     x = stacked({name: pictures for name, (pictures, _) in found.items()})

@@ -23,7 +23,7 @@ from fedax.data.pictures import decoded, stacked
 from fedax.data.summaries import Counts, class_names, fit, kinds_of, plan, summarize
 from fedax.data.transform import Label, Transform
 from fedax.errors import ConfigError, DataError
-from fedax.files import regular
+from fedax.files import name_of, regular
 
 Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
@@ -442,6 +442,10 @@ def by_value(text: str) -> list[Any]:
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """What the files' clients are called: by the file; by its folder too where two files have one name."""
+    return [name_of(name) for name in _unique(paths)]
+
+
+def _unique(paths: Sequence[Path]) -> list[str]:
     stems = [path.stem if path.suffix else path.name for path in paths]
     if len({*stems}) == len(stems):
         return stems

@@ -585,7 +585,8 @@ def write_atomic(path: pathlib.Path, content: str | bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            # A file's name that is not in UTF-8 may be quoted.
+            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)

@@ -411,6 +411,8 @@ def value_of(text: str) -> Any:
     """
     try:
         return toml.loads(f"value = {text.strip()}".encode())["value"]
+    except UnicodeEncodeError as error:  # of a file's name, which no configuration could hold
+        raise ConfigError("set", text, "this is not in UTF-8; rename it, or give a pattern such as *.csv") from error
     except ValueError:
         return text.strip()
 

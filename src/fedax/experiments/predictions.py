@@ -1,6 +1,7 @@
 """Predictions of a saved model for the rows of a file."""
 
 import pathlib
+import tokenize
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import fedax
 from fedax.data.tables import read_table
 from fedax.engine.checkpoint import write_atomic
 from fedax.engine.saved import Model
-from fedax.errors import ConfigError, DataError
+from fedax.errors import ConfigError, DataError, one_line
 from fedax.files import regular
 
 Path = pathlib.Path
@@ -102,5 +103,8 @@ def _array(path: Path) -> np.ndarray:
     regular(path)
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, TypeError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError) as error:
-        raise DataError(f"{path}: no array that can be read ({error})") from error
+    except (  # what NumPy raises on bad headers
+        OSError, ValueError, TypeError, LookupError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError,
+        tokenize.TokenError,
+    ) as error:  # fmt: skip
+        raise DataError(f"{path}: no array that can be read ({one_line(str(error), 300)})") from error

@@ -22,6 +22,8 @@ last: a folder without it holds nothing that has to be kept. Models hold a diges
 may be a link, for what a run writes or removes has to be its own.
 """
 
+import contextlib
+import itertools
 import json
 import math
 import os
@@ -189,14 +191,11 @@ def new_folder(out: str | Path | None, name: str) -> Path:
     Raises:
         ConfigError: the folder holds something, or cannot be written to.
     """
-    if out is None:
-        number = 1
-        while (folder := Path("runs") / f"{slug(name)}-{number}").exists():
-            number += 1
-    else:
-        folder = Path(out)
+    folder = Path("runs") if out is None else Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if out is None:
+            folder = _numbered(folder, slug(name))
         if not _unused(folder):
             raise ConfigError("out", str(folder), "this folder is not empty; name another with --out, or empty it")
         for name in FOLDERS:
@@ -204,6 +203,16 @@ def new_folder(out: str | Path | None, name: str) -> Path:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError("out", str(folder), f"cannot write there ({reason}); name another with --out") from error
+    return folder
+
+
+def _numbered(above: Path, name: str) -> Path:
+    """Make the folder of the first number that is free, also where another process does so at the same moment."""
+    for number in itertools.count(1):
+        folder = above / f"{name}-{number}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
     return folder
 
 

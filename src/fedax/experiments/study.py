@@ -594,8 +594,9 @@ def outcome(study: Study, folder: Path) -> list[str]:
             found = claims(part, record)
             number = sum(claim.verdict == "holds" for claim in found)
             where = ", ".join(part.section.shows) or part.name
-            how = f"{number} of {len(found)} pairs, beyond chance"
-            said.append(f"{where}: {part.section.text} {verdict(found).capitalize()} ({how}).")
+            text = part.section.text.rstrip(". ")
+            how = f"{number} of {len(found)} pairs hold beyond chance"
+            said.append(f"{where}{f'. Claimed: {text} —' if text else ':'} {verdict(found)} ({how}).")
     return said
 
 

@@ -55,7 +55,7 @@ Point = dict[str, Any]
 Seeds = tuple[int, ...]
 Watch = Callable[[str, Point, int, Mapping[str, Any]], None]
 
-MOST_POINTS = 1000  # of all methods together
+MOST_POINTS = 10_000  # of all methods together
 
 _FIXED = {
     "data": "other data are another problem, and losses of two problems cannot be compared; sweep them one by one",
@@ -398,24 +398,30 @@ def _points(label: str, space: Mapping[str, Axis], section: SweepSection) -> lis
         raise ConfigError("sweep.points", section.points, way_out)
     drawn = section.points
     while drawn <= 64 * section.points:
-        points = []
+        different: dict[str, Point] = {}
         for point in fedax.random_points(space, drawn, section.seed):
             rounded = {name: _round(value, space[name]) for name, value in point.items()}
-            if rounded not in points:
-                points.append(rounded)
-        if len(points) >= section.points:
-            return points[: section.points]
+            different.setdefault(repr(rounded), rounded)
+        if len(different) >= section.points:
+            return list(different.values())[: section.points]
         drawn *= 2  # the first ones stay as they are
     raise ConfigError("sweep.points", section.points, f"the ranges of {label} are too narrow for so many points")
 
 
 def _values(axis: Axis) -> list[Any]:
-    return [_round(value, axis) for value in axis.values()] if isinstance(axis, fedax.Range) else axis
+    """The values of an axis of a grid; of a range with as many digits as tell them apart."""
+    if not isinstance(axis, fedax.Range):
+        return axis
+    for digits in (4, 8, 17):
+        found = [_round(value, axis, digits) for value in axis.values()]
+        if len({*found}) == len(found):
+            return found
+    raise ConfigError("sweep.grid", axis, "the range is too narrow for so many points")
 
 
-def _round(value: Any, axis: Axis) -> Any:
-    """Four digits are enough of what is in a range, and can be copied."""
-    return min(max(float(f"{value:.4g}"), axis.low), axis.high) if isinstance(axis, fedax.Range) else value
+def _round(value: Any, axis: Axis, digits: int = 4) -> Any:
+    """Four digits are enough of what is drawn in a range, and can be copied."""
+    return min(max(float(f"{value:.{digits}g}"), axis.low), axis.high) if isinstance(axis, fedax.Range) else value
 
 
 def _at(tables: Table, row: Table, point: Point) -> Table:

@@ -28,6 +28,7 @@ from fedax.experiments import own
 from fedax.experiments.config import Experiment, check_settings, problem_of
 from fedax.experiments.defaults import TASKS_OF
 from fedax.federation.census import Census
+from fedax.files import name_of
 from fedax.flower import require
 from fedax.flower.processes import Kept, free_port, options
 from fedax.flower.status import Status
@@ -158,7 +159,7 @@ def node(
     if data.suffix in (".csv", ".parquet"):
         read = {name: options.pop(name) for name in ("decimal", "encoding", "drop") if name in options}
         read_rows(data, **read)
-        options, count, usual = {"read": read, **options}, 1, [data.stem]
+        options, count, usual = {"read": read, **options}, 1, [name_of(data.stem)]
         for folder, field in ((test, "test"), (val, "val")):
             if folder is not None:
                 raise ConfigError(field, str(folder), "rows of a table are held out by [data.split]; leave it out")
@@ -168,7 +169,7 @@ def node(
             raise ConfigError(name, value, f"this is for tables, .csv or .parquet, and {data} is a folder of arrays")
         here = FederatedData.open(data)
         count = here.num_clients
-        usual = [key.name] if count == 1 else [f"{key.name}-{i}" for i in range(count)]
+        usual = [name_of(key.name)] if count == 1 else [f"{name_of(key.name)}-{i}" for i in range(count)]
         usual = list(here.names or usual)
     given = list(names or usual)
     if len({*given}) != count or not all(name.strip() and name.isprintable() for name in given):

@@ -37,7 +37,7 @@ def unpack(records: RecordDict) -> Message:
         head, small = json.loads(str(record["json"])), record.get("tensors", b"")
         arrays = records.array_records.get("tensors")
         array = None if arrays is None else arrays["0"]
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"no message of fedax: {type(error).__name__}: {error}") from error
     if not isinstance(head, dict) or (array is not None and array.stype != _FORM):
         raise ValueError("no message of fedax: its head is no JSON object, or its tensors are not safetensors")

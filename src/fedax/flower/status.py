@@ -11,12 +11,16 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import pydantic
+
+from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import write_atomic
 from fedax.engine.places.nodes import Failure, Message, Transport, heads_of
 from fedax.errors import FedaxError
 from fedax.experiments.config import Experiment
+from fedax.files import regular
 
 FILE = "status.json"
 _PAUSE = 0.5  # seconds between two times that the file is written, at least
@@ -235,18 +239,17 @@ def read_file(folder: Path) -> Table | None:
         ``None`` where there is no file, or none that can be read.
     """
     try:
-        found: Table = json.loads((folder / FILE).read_text())
-        if found["format"] != 1:
-            return None
-        if found["state"] == "running":
-            here = found["host"] == socket.gethostname()
-            gone = _started(found["pid"]) != found["started"] if here else time.time() - found["written"] > _STALE
-            if gone:
-                found |= {"state": "killed", "why": "its process is gone", "ended": found["written"], "waiting": []}
-                for each in found["runs"]:
-                    each["state"] = "killed" if each["state"] == "running" else each["state"]
-    except (OSError, ValueError, LookupError, TypeError):
+        regular(folder / FILE)
+        found = _File.model_validate(parse_json((folder / FILE).read_bytes())).model_dump()
+    except (OSError, ValueError):
         return None
+    if found["state"] == "running":
+        here = found["host"] == clean(socket.gethostname())
+        gone = _started(found["pid"]) != found["started"] if here else time.time() - found["written"] > _STALE
+        if gone:
+            found |= {"state": "killed", "why": "its process is gone", "ended": found["written"], "waiting": []}
+            for each in found["runs"]:
+                each["state"] = "killed" if each["state"] == "running" else each["state"]
     return found
 
 
@@ -338,6 +341,80 @@ def span(seconds: float) -> str:
         if seconds >= (2 if unit == "days" else 1) * size:
             return f"{int(seconds / size)} {unit}"
     return f"{max(0, int(seconds))} s"
+
+
+# ---- what the file has to be: others may have written it, or half of it
+
+_Text = Annotated[str, pydantic.AfterValidator(clean)]
+_Whole = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+_Seconds = Annotated[float, pydantic.Field(ge=0, le=1e11, allow_inf_nan=False)]  # a time, or a while
+
+
+class _Form(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+
+
+class _What(_Form):
+    name: _Text
+    folder: str
+    rounds: _Whole
+    methods: list[_Text]
+    seeds: list[_Whole]
+
+
+class _Run(_Form):
+    method: _Text
+    seed: _Whole
+    state: _Text
+    since: _Seconds
+    round: _Whole
+    of: _Whole
+    at: _Seconds
+    seconds: _Seconds | None
+    train_loss: Annotated[float, pydantic.Field(allow_inf_nan=False)] | None
+
+
+class _Waiting(_Form):
+    node: _Whole
+    since: _Seconds
+    until: _Seconds
+    kind: _Text
+
+
+class _Failed(_Form):
+    time: _Seconds
+    during: _Text | None
+    why: _Text
+
+
+class _Node(_Form):
+    number: _Whole
+    clients: list[_Text] | None
+    examples: _Whole | None
+    held: dict[str, Any] | None
+    versions: dict[str, _Text] | None
+    answered: _Seconds | None
+    failed: _Failed | None
+
+
+class _File(_Form):
+    format: Literal[1]
+    link: _Text
+    command: Literal["run", "tables"]
+    pid: Annotated[int, pydantic.Field(ge=1, lt=2**31)]
+    started: str | None
+    host: _Text
+    began: _Seconds
+    state: _Text
+    why: _Text | None
+    ended: _Seconds | None
+    run: _What | None
+    written: _Seconds
+    runs: list[_Run]
+    waiting: list[_Waiting]
+    nodes: list[_Node]
+    sent: _Whole
+    received: _Whole
 
 
 def _of_node(about: Table) -> Table:

@@ -272,7 +272,9 @@ class Fleet:
         for which, answer in self.ask({which: self.message(which, given, tensors) for which in range(len(self))}):
             if answer is None:
                 raise NodeError(f"clients {self.names(which)}: no answer in {self.timeout:g} s")
-            if problems := answer.head.get("problems"):
+            if not isinstance(problems := answer.head.get("problems"), list):
+                raise NodeError(f"clients {self.names(which)}: the answer does not say what speaks against the run")
+            if problems:
                 raise NodeError(f"clients {self.names(which)}: {'; '.join(map(str, problems))}")
             found[which] = answer.head
         return found

@@ -32,6 +32,7 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
+from fedax.data.formats import parse_json
 from fedax.data.split import split
 from fedax.engine import by_client
 from fedax.engine.checkpoint import WRITING, damage, write_tensors
@@ -895,8 +896,10 @@ def _digests(data: FederatedData, file: pathlib.Path) -> list[str]:
 def read_rounds(path: pathlib.Path) -> dict[int, int]:
     """Run -> in how many rounds it was answered."""
     try:
-        found = json.loads(path.read_text()) if path.exists() else {}
-        return {int(run): int(count) for run, count in found.items()}
+        found = parse_json(path.read_bytes()) if path.exists() else {}
+        if any(type(count) is not int or count < 0 for count in found.values()):
+            raise ValueError("a count that is none")
+        return {int(run): count for run, count in found.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError("folder", str(path), f"this should count rounds, and cannot be read ({error})") from error
 

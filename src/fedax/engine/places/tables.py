@@ -4,7 +4,6 @@ A :class:`Desk` answers for one table at a node: with a first summary, with the 
 the transform that :func:`agree` fits at the server. No row leaves, and what leaves stays readable at the node.
 """
 
-import contextlib
 import json
 import os
 import pathlib
@@ -19,6 +18,7 @@ import numpy as np
 from fedax.contract.types import Unknown
 from fedax.data.cells import cells, series, shown
 from fedax.data.federated import FederatedData
+from fedax.data.formats import parse_json
 from fedax.data.summaries import Plan, Summary, fit, refused, summarize
 from fedax.data.tables import by_value, from_frames, with_labels
 from fedax.data.transform import Document, Transform
@@ -208,10 +208,16 @@ class Said(NamedTuple):
 
 def _said(file: pathlib.Path) -> Said | None:
     place = file.with_suffix(".answer")
-    with contextlib.suppress(FileNotFoundError):
-        found = json.loads(place.read_text(encoding="utf-8"))
-        return Said(bool(found["yes"]), str(found["why"]))
-    return None
+    try:
+        found = parse_json(place.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{place}: cannot be read ({error}); remove it, and say it again") from error
+    match found:
+        case {"yes": bool(yes), "why": str(why)}:
+            return Said(yes, why)
+    raise DataError(f"{place}: this is no answer of an owner; remove it, and say it again")
 
 
 def reviews(state: pathlib.Path) -> dict[pathlib.Path, Said | None]:
