@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -183,6 +184,31 @@ def test_control_variates_reach_the_optimum_under_random_work(name, hyper, round
 )
 def test_exact_methods_reach_the_optimum(name, hyper, work):
     close(limit(fedax.create(name, lr=0.3 * FAST, **hyper), 3000, work=work), OPTIMUM)
+
+
+@pytest.mark.parametrize(
+    "name, hyper, factor",
+    [
+        ("feddyn", {"alpha": 1.0}, 1.0),
+        ("fedpd", {"alpha": 1.0}, -1.0),
+        ("scaffold", {}, 1.0),
+        ("fednova-vr", {}, 1.0),
+        ("fedgate", {}, 1.0),
+        ("scaffnew", {"probability": 1 / 6}, 1.0),
+        ("led", {"b": 1 / 12}, -0.3 * FAST * 12),
+        ("diana", {"compress": fedax.Identity()}, 1.0),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_clients_keep_goes_to_their_own_gradient_at_the_optimum(name, hyper, factor):
+    """With the sign that the pages and the heads of the methods give: λ_i of FedDyn to +∇F_i(x*), of FedPD to −."""
+    gradients = np.stack([np.asarray(H @ OPTIMUM - e) for H, e in zip(BED.H, BED.e, strict=True)])
+    assert np.linalg.norm(gradients, axis=1).min() > 0.1  # so that signs tell
+    options = {"work": SIX, "params": X0, "rounds": 3000, "evaluate_every": 3000}
+    with jax.enable_x64(True):
+        run = fedax.simulate(fedax.create(name, lr=0.3 * FAST, **hyper), QUADRATIC, DATA, **options)
+        (memory,) = (leaf for leaf in map(np.asarray, jax.tree.leaves(run.memory)) if leaf.shape == gradients.shape)
+    np.testing.assert_allclose(memory, factor * gradients, rtol=0, atol=1e-7 * np.abs(gradients).max())
 
 
 def test_bvr_l_sgd_has_no_noise_floor_on_finite_sums():

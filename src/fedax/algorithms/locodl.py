@@ -103,7 +103,7 @@ class LoCoDL(Algorithm):
 
     def server(self, server: LoCoDLState, mean: Vector, round: Round) -> LoCoDLState:
         steps = jnp.max(round.steps).astype(jnp.int32)
-        p = 1 / steps if self.probability is None else self.probability
+        p = 1 / jnp.asarray(steps, float) if self.probability is None else self.probability
         rho, c = self.rates(server.x, p, round.num_clients)
         return LoCoDLState(self.shared(server, steps) + (rho / 2) * mean, server.v + (c / 2) * mean)
 

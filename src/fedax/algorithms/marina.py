@@ -77,7 +77,7 @@ class WholeOrNot(Compressor):
         (whole, x, parts), form = message.parts, message.form
         read: Vector = self.of.decode(Message(parts, self.of, form))
         vector = read.map(lambda a, b: jnp.where(whole, b, a), form.tree(x))
-        return Upload(vector, jnp.where(whole, 1.0, 0.0))
+        return Upload(vector, jnp.asarray(whole, form.kind))
 
     def bits(self, form: Form) -> int:
         p = float(self.chance(form.size))

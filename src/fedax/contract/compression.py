@@ -267,7 +267,7 @@ class TopK(Compressor):
         return int(_count(self.share, form.size)) * (8 * form.kind.itemsize + _place_bits(form.size))
 
     def alpha(self, d: int) -> Number:
-        return _count(self.share, d) / d
+        return _ratio(_count(self.share, d), d)
 
     def pack(self, parts: Tree, form: Form) -> np.ndarray:
         x = np.asarray(parts, form.kind)
@@ -310,7 +310,7 @@ class RandomK(Compressor):
 
     def compress(self, key: Array, x: Array) -> Tree:
         seed = _seed(key)
-        scale = jnp.where(jnp.all(jnp.isfinite(x)), x.size / _count(self.share, x.size), jnp.nan)
+        scale = jnp.where(jnp.all(jnp.isfinite(x)), _ratio(x.size, _count(self.share, x.size)), jnp.nan)
         return {"numbers": jnp.where(self._drawn(seed, x.size), x * scale.astype(x.dtype), 0), "seed": seed}
 
     def restore(self, parts: Tree, form: Form) -> Array:
@@ -320,7 +320,7 @@ class RandomK(Compressor):
         return int(_count(self.share, form.size)) * 8 * form.kind.itemsize + _SEED_BITS
 
     def omega(self, d: int) -> Number:
-        return d / _count(self.share, d) - 1
+        return _ratio(d, _count(self.share, d)) - 1
 
     def pack(self, parts: Tree, form: Form) -> np.ndarray:
         places = np.flatnonzero(self._drawn(parts["seed"], form.size))
@@ -710,6 +710,11 @@ def _count(share: Number, d: int) -> Number:
     thousands, left = divmod(rest, 1000)
     whole, part = millionths * thousands // 1000, millionths * thousands % 1000
     return most(1, millionths * millions + whole - (-(part * 1000 + millionths * left) // 10**6))
+
+
+def _ratio(a: Number, b: Number) -> Number:
+    """a/b of whole numbers, one of which may be traced: two of 32 bits would divide to float32, whatever JAX has."""
+    return a / b if _is_known(a) and _is_known(b) else jnp.asarray(a, float) / jnp.asarray(b, float)
 
 
 def _place_bits(d: int) -> int:

@@ -37,7 +37,8 @@ def weighted(upload: Tree, weights: Array, data_weights: Array) -> Tree:
 
 def scaled(weight: Array, leaf: Array) -> Array:
     """ω v, and 0 where ω is 0: what an empty place computes, or a bad client sends, may not be finite."""
-    weight = along(jnp.asarray(weight, jnp.result_type(leaf, jnp.float32)), leaf)
+    kind = jnp.promote_types(jnp.result_type(leaf), jnp.float32)  # of a weak type, too: 1.0 is float64 where JAX has it
+    weight = along(jnp.asarray(weight, kind), leaf)
     return jnp.where(weight == 0, 0, weight * leaf)
 
 

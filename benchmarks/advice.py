@@ -1,0 +1,259 @@
+"""Is the advice of ``fedax diagnose`` right on problems that none of its rules was made on?
+
+    FEDAX_DATA=~/data python benchmarks/advice.py                # all: hours of one core; what is measured stays
+    FEDAX_DATA=~/data python benchmarks/advice.py --advice       # only ask for the advice anew
+    python benchmarks/advice.py --page                           # only write the page anew
+
+Ten problems: five kinds of trouble, each on the digits and on 3,000 pictures of Fashion-MNIST. All methods are tuned
+alike, on validation data, at full length and with two splits; then five more splits are trained and tested.
+``fedax.theory.diagnose`` sees one run of FedAvg at its chosen lr, and no test data. Writes docs/results/advice.json and
+the tables of docs/results/advice.md, which has the protocol.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fedax
+from fedax.experiments.statistics import interval
+
+Table = dict[str, Any]
+
+DOCS = pathlib.Path(__file__).parents[1] / "docs/results"
+PAGE, MEASURED = DOCS / "advice.md", DOCS / "advice.json"
+ROUNDS, TUNED_WITH, SEEDS = 60, (1000, 1001), (0, 1, 2, 3, 4)
+LAST = 3  # evaluations that are averaged
+
+FEW, MANY = np.geomspace(0.03, 10, 6), np.geomspace(0.03, 10, 12)  # values of lr: every method has 12 points
+
+
+def _decays(lr: float) -> Any:
+    return fedax.create("fedavg", lr=fedax.Piecewise(lr, {ROUNDS // 2: 0.3, 3 * ROUNDS // 4: 0.3}))
+
+
+def _by_name(name: str, **fixed: Any) -> Callable[..., Any]:
+    return lambda **point: fedax.create(name, **fixed, **point)
+
+
+# Label -> how it is made, and its second axis where it has one.
+METHODS: dict[str, tuple[Callable[..., Any], Table]] = {
+    "FedAvg": (_by_name("fedavg"), {}),
+    "FedAvg, decay": (_decays, {}),
+    "FedNova": (_by_name("fednova"), {}),
+    "SCAFFOLD": (_by_name("scaffold"), {}),
+    "FedDyn": (_by_name("feddyn"), {"alpha": [0.01, 0.1]}),
+    "FedAvg-M": (_by_name("fedavg-m"), {"beta": [0.2, 0.5]}),
+    "SCAFFOLD-M": (_by_name("scaffold-m"), {"beta": [0.2, 0.5]}),
+    "Mime, base SGD": (_by_name("mime", base="sgd"), {}),
+    "Mime, base momentum": (_by_name("mime", base="momentum"), {"momentum": [0.5, 0.9]}),
+    "Server momentum": (_by_name("server-momentum"), {"server_momentum": [0.5, 0.9]}),
+}
+PLAIN = "FedAvg"
+LABELS = {"fedavg": PLAIN, "fednova": "FedNova", "scaffold": "SCAFFOLD", "feddyn": "FedDyn"}
+
+
+class Problem(NamedTuple):
+    """A problem: how its data are dealt, and how clients work.
+
+    Attributes:
+        text: what it is.
+        deal: ``(labels, rng) -> (parts, labels)``, rows of each client and the labels that they have.
+        work, batch_size, participation: as of :func:`fedax.simulate`.
+    """
+
+    text: str
+    deal: Callable[[np.ndarray, int], tuple[list[np.ndarray], np.ndarray]]
+    work: Any
+    batch_size: int
+    participation: Any = None
+
+
+def _large(y: np.ndarray, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
+    small = int(0.4 * len(y)) // 9
+    return fedax.data.inner_dirichlet(y, [len(y) - 9 * small] + [small] * 9, alpha=0.3, seed=seed), y
+
+
+def _noisy(y: np.ndarray, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
+    parts, rng, told = fedax.data.dirichlet_labels(y, clients=10, alpha=1.0, seed=seed), np.random.default_rng(seed), y.copy()
+    for part in parts[:3]:
+        wrong = part[rng.random(len(part)) < 0.5]
+        told[wrong] = rng.integers(10, size=len(wrong))
+    return parts, told
+
+
+def _rare(y: np.ndarray, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
+    rng, rare, others = np.random.default_rng(seed), np.flatnonzero(y == 9), np.flatnonzero(y != 9)
+    others = rng.permutation(others)[: 9 * len(y) // 10 // 10 * 10]
+    parts = [others[part] for part in fedax.data.dirichlet_labels(y[others], clients=10, alpha=1.0, seed=seed)]
+    parts[0] = np.concatenate([parts[0], rng.permutation(rare)[: len(y) // 50]])
+    return parts, y
+
+
+def _few(y: np.ndarray, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
+    return fedax.data.dirichlet_labels(y, clients=4, alpha=0.3, seed=seed), y
+
+
+def _tiny(y: np.ndarray, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
+    return fedax.data.dirichlet_labels(y, clients=len(y) // 10, alpha=0.3, seed=seed), y
+
+
+KINDS = {
+    "one-large-client": Problem(
+        "10 clients, of which one has 60 % of the examples; labels by Dirichlet(0.3); two epochs, batches of 16",
+        _large, fedax.Epochs(2), 16,
+    ),
+    "noisy-labels": Problem(
+        "10 clients, of which three have half of their labels replaced at random, in training and validation; labels "
+        "by Dirichlet(1); 10 steps, batches of 16",
+        _noisy, fedax.Steps(10), 16,
+    ),
+    "rare-class": Problem(
+        "10 clients; one class is at one client alone, and makes 2 % of training and 10 % of the test; the others by "
+        "Dirichlet(1); 10 steps, batches of 16",
+        _rare, fedax.Steps(10), 16,
+    ),
+    "few-unequal": Problem(
+        "4 clients that take 2, 5, 15 and 40 steps; labels by Dirichlet(0.3); batches of 16",
+        _few, fedax.Steps([2, 5, 15, 40]), 16,
+    ),
+    "many-tiny": Problem(
+        "clients of 10 examples each, 144 or 300, of which a tenth take part in a round; labels by Dirichlet(0.3); 5 "
+        "steps, batches of 4",
+        _tiny, fedax.Steps(5), 4, 0.1,
+    ),
+}  # fmt: skip
+POOLS = {"digits": None, "fashion_mnist": 3000}
+
+
+# ---- measure
+
+
+def names() -> list[str]:
+    """The problems: data set and kind."""
+    return [f"{pool}: {kind}" for pool in POOLS for kind in KINDS]
+
+
+def dealt(name: str, seeds: Iterable[int]) -> dict[int, Table]:
+    """Seed -> data, val and test."""
+    pool, kind = name.split(": ")
+    loaded, most, found = fedax.data.load(pool), POOLS[pool], {}
+    for seed in seeds:
+        rows = np.arange(len(loaded.train["y"]))
+        if most is not None:
+            rows = np.sort(np.random.default_rng(seed).permutation(rows)[:most])
+        train = {key: value[rows] for key, value in loaded.train.items()}
+        if kind == "many-tiny":
+            train = {key: value[: len(rows) // 10 * 10] for key, value in train.items()}
+        parts, labels = KINDS[kind].deal(train["y"], seed)
+        data = fedax.FederatedData.from_partition({**train, "y": labels}, parts)
+        split = fedax.data.split(data, train=0.8, val=0.2, test=0.0, seed=seed)
+        test = {key: value[:most] for key, value in loaded.test.items()}
+        found[seed] = {"data": split.train, "val": split.val, "test": test}
+    return found
+
+
+def _options(name: str, data: fedax.FederatedData) -> Table:
+    problem = KINDS[name.split(": ")[1]]
+    size = None if problem.participation is None else round(problem.participation * data.num_clients)
+    who = fedax.Full() if size is None else fedax.Systematic(size)
+    return {"work": problem.work, "batch_size": problem.batch_size, "participation": who}
+
+
+def _task(data: fedax.FederatedData) -> fedax.Task:
+    return fedax.tasks.softmax_regression(int(np.prod(data.examples["x"].shape[1:])), 10)
+
+
+def _ends(run: Any, column: str) -> float:
+    return float(np.mean(run.history[column][-LAST:])) if run.status in ("finished", "worse") else math.inf
+
+
+def measure(name: str, watch: Callable[[str], None]) -> Table:
+    """Tune every method, train it with five splits, and ask for the advice."""
+    splits, finals = dealt(name, TUNED_WITH), dealt(name, SEEDS)
+    first = finals[SEEDS[0]]
+    task, options = _task(first["data"]), _options(name, first["data"])
+    found: Table = {"test": {}, "validation": {}, "settings": {}, "edges": [], "gradients": {}}
+    for label, (make, second) in METHODS.items():
+        if label == "FedNova" and options["work"].equal(first["data"].sizes, options["batch_size"]) is not None:
+            continue  # it is FedAvg
+        grid = {"lr": [float(f"{value:.3g}") for value in (FEW if second else MANY)], **second}
+
+        def trained(points: Any, given: dict[int, Table], make: Any = make) -> Any:
+            return fedax.sweep(
+                make, points, task, next(iter(given.values()))["data"], seeds=list(given), by_seed=given,
+                rounds=ROUNDS, evaluate_every=ROUNDS // 10, val=next(iter(given.values()))["val"],
+                test=next(iter(given.values()))["test"], **options,
+            )  # fmt: skip
+
+        tuned = trained(grid, splits)
+        scores = [float(np.mean([_ends(run, "val_loss") for run in runs])) for runs in tuned.runs]
+        best = tuned.points[int(np.argmin(scores))]
+        ended = trained([best], finals).runs[0]
+        found["test"][label] = [float(f"{_ends(run, 'test_loss'):.6g}") for run in ended]
+        found["validation"][label], found["settings"][label] = min(scores), best
+        found["gradients"][label] = float(np.mean([run.history["gradients"][-1] for run in ended]))
+        found["edges"] += [label] if best["lr"] in (grid["lr"][0], grid["lr"][-1]) else []
+        found["start"] = float(ended[0].history["test_loss"][0])
+        watch(f"{name}, {label}: {best}, test {np.mean(found['test'][label]):.4f}")
+    return found
+
+
+def advise(name: str, problem: Table) -> Table:
+    """What ``fedax.theory.diagnose`` says of one finished run of FedAvg, at its chosen lr."""
+    given = dealt(name, SEEDS[:1])[SEEDS[0]]
+    task, options = _task(given["data"]), _options(name, given["data"])
+    method = fedax.create("fedavg", **problem["settings"][PLAIN])
+    run = fedax.simulate(method, task, given["data"], rounds=ROUNDS, evaluate_every=ROUNDS, seed=SEEDS[0], **options)
+    said = fedax.theory.diagnose(method, task, given["data"], points=[None, run.params], seed=SEEDS[0], **options)
+    return {"take": said.take, "verdict": said.verdict}
+
+
+# ---- what came out
+
+
+def means(problem: Table) -> dict[str, float]:
+    """Method -> its mean test loss."""
+    return {label: float(np.mean(values)) for label, values in problem["test"].items()}
+
+
+def regret(problem: Table, label: str) -> float:
+    """Test loss above that of the best method, as a share of what the best gains over the initial model; at most 1."""
+    mean = means(problem)
+    least = min(mean.values())
+    label = label if label in mean else PLAIN  # FedNova where it is FedAvg
+    return min((mean[label] - least) / (problem["start"] - least), 1.0)
+
+
+def advised(problem: Table) -> str:
+    """The method that the advice comes to; a smaller lr at the end where it says so, else FedAvg."""
+    take, verdict = problem["advice"]["take"], problem["advice"]["verdict"]
+    if take:
+        return LABELS[take]
+    return "FedAvg, decay" if "lr decay" in verdict or "lr that decays" in verdict else PLAIN
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--advice", action="store_true", help="ask for the advice anew")
+    parser.add_argument("--page", action="store_true", help="only write the page anew")
+    given = parser.parse_args()
+    found: dict[str, Table] = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    warnings.simplefilter("ignore", fedax.errors.DivergedWarning)
+    for name in [] if given.page else names():
+        if name not in found and not given.advice:
+            found[name] = measure(name, lambda text: print(text, flush=True))
+        if name in found and (given.advice or "advice" not in found[name]):
+            found[name]["advice"] = advise(name, found[name])
+            print(name, found[name]["advice"], flush=True)
+        MEASURED.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
