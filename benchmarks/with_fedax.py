@@ -22,7 +22,7 @@ def task(case: Case) -> fedax.Task:
     if case.model == "mlp":
         return fedax.tasks.mlp(*case.shape, case.classes, hidden=(200, 200))
     if case.model == "cnn":
-        return fedax.tasks.cnn(case.shape, case.classes, filters=64)
+        return fedax.tasks.cnn(case.shape, case.classes, filters=64, init="he")
     return fedax.tasks.resnet18(case.shape, case.classes)
 
 

@@ -203,6 +203,30 @@ def test_a_study_that_is_not_there():
         read_study("nope")
 
 
+def test_results_of_a_cnn_belong_to_the_weights_that_it_began_with():
+    """Those that were published before there were two rules have no word of them, and are of the older one."""
+    part = read_study("fednova").parts["figure-8"]
+    older = studies._job(part, part.labels[0], 0, studies._at(part, part.labels[0], {}))
+    assert part.config["task"]["init"] == "he"
+    for named in (True, False):  # by the task or by its data set
+        if not named:
+            del part.config["task"]["name"]
+        keys = {}
+        for init in ("he", "lecun", None):
+            part.config["task"] = {**part.config["task"], "init": init}
+            if init is None:
+                del part.config["task"]["init"]
+            keys[init] = studies._job(part, part.labels[0], 0, studies._at(part, part.labels[0], {})).key
+        assert keys["lecun"] == keys[None] != keys["he"]
+        assert (keys["he"] == older.key) == named
+    folder = Path(__file__).parents[2] / "docs" / "study" / "fednova"
+    study = read_study("fednova", only=["figure-8"])
+    study.results = results_of(folder)
+    part = study.parts["figure-8"]
+    point, _ = study.choice(part, part.labels[0])
+    assert study.run(part, part.labels[0], 2, point).key in study.results
+
+
 def test_studies_that_come_with_fedax_can_be_read():
     for name in studies.studies():
         study = read_study(name)

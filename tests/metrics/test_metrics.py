@@ -131,7 +131,7 @@ def test_where_a_metric_is_not_defined():
         assert np.isnan(metric([0, 0], [0.1, 0.9]))
         counts = wide(metric.sums(jnp.array([1.0, 2.0]), jnp.zeros(2), jnp.ones(2, jnp.int32)))
         assert np.isnan(metric.of_run(counts))
-        assert np.isnan(metric([0, 1], [np.nan, 0.5]))
+        assert np.isnan(metric.exact([np.nan, 0.5], [0, 1]))
         lost = metric.sums(jnp.array([np.nan, 2.0]), jnp.array([0, 1]), jnp.ones(2, jnp.int32))
         assert np.isnan(metric.of_run(lost)) and np.isnan(metric.bound(wide(lost)))
     assert np.isnan(M.AUC()([1, 1], [0.1, 0.9])) and M.AveragePrecision()([1, 1], [0.1, 0.9]) == 1
@@ -249,6 +249,8 @@ def test_a_function_of_the_users_own():
         (lambda: M.AUC()([], []), "y_true"),
         (lambda: M.AUC()(["a"], [0.5]), "y_true"),
         (lambda: M.AUC()([0, 1], [0.5]), "y_score"),
+        (lambda: M.AUC()([[1], [1, 2]], [0.5, 0.5]), "y_true"),
+        (lambda: M.MAE()([0, 1], [0.5, 0.5], [0, 0]), "sample_weight"),
         (lambda: M.Accuracy()([0, 1], [0.5, 0.5], [1]), "sample_weight"),
         (lambda: M.Accuracy()([0, 1], [0.5, 0.5], [1, -1]), "sample_weight"),
         (lambda: M.R2()(np.zeros(3), np.zeros((3, 2))), "y = "),
@@ -263,6 +265,113 @@ def test_a_function_of_the_users_own():
 def test_bad_settings(make, match):
     with pytest.raises(fedax.ConfigError, match=match):
         make()
+
+
+Y, P = np.array([0, 1, 1, 0]), np.array([0.2, 0.9, 0.4, 0.5])
+THREE = np.array([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6], [0.5, 0.3, 0.2]])
+OF_CLASSIFICATION = [M.create(name) for name in M.METRICS if M.create(name).kind == "classification"]
+OF_CLASSIFICATION += [M.F1("macro"), M.OnHost(sk.matthews_corrcoef)]
+NO_CLASSES = {
+    "swapped": (P, Y, r"y_true = 0\.2: this is no class; y_true comes first"),
+    "swapped, of three classes": (THREE, [0, 1, 2, 0], r"y_score = \[4\]: .* y_true comes first"),
+    "a number is predicted": (10 * P + 0.5, 10 * P, "y_true = 2.5: this is no class.*(mae|MAE|kind='regression')"),
+    "a label is missing": (np.where(Y, Y, np.nan), P, "y_true = nan"),
+    "a label is infinite": (np.where(Y, np.inf, 0), P, "y_true = inf"),
+    "a score is missing": (Y, np.where(Y, P, np.nan), "y_score = nan"),
+    "1 and 2": (Y + 1, P, "y_true = 2: give labels 0 and 1, or -1 and"),
+    "-1, 0 and 1": (Y - [0, 0, 0, 1], P, "y_true = 0: give labels 0 and 1"),
+    "two columns": (Y + 1, np.stack([1 - P, P], 1), "y_true = 2: give labels 0 and 1.*two columns"),
+    "three classes, one score": ([0, 1, 2, 0], P, r"y_true = 2: .*of more classes give \[n, C\]"),
+    "beyond the columns": ([0, 1, 2, 3], THREE, "y_true = 3: y_score has 3 columns; give labels from 0 to 2"),
+    "below 0": ([0, 1, -1, 0], THREE, "y_true = -1: y_score has 3 columns"),
+    "one column": (Y, P[:, None], r"y_score = \[4, 1\]: this is one column"),
+    "one-hot": (np.eye(3)[[0, 1, 2, 0]], THREE, "one-hot"),
+    "texts": (["a", "b", "b", "a"], P, "y_true = .*: give an array of numbers"),
+    "nothing": ([], [], "y_true"),
+    "unequal lengths": (Y, P[:3], "y_score = "),
+}
+
+
+@pytest.mark.parametrize("metric", OF_CLASSIFICATION, ids=lambda metric: metric.name)
+def test_labels_that_are_no_classes(metric):
+    for what, (y, score, match) in NO_CLASSES.items():
+        with pytest.raises(fedax.ConfigError, match=match):
+            pytest.fail(f"{what}: {metric(y, score)}")
+    due = metric(Y, P)
+    assert np.isfinite(due)
+    for y in (Y * 1.0, Y == 1, Y[:, None], 2.0 * Y - 1, Y.tolist()):
+        assert metric(y, P) == due
+    if metric.name != "matthews_corrcoef":  # sklearn's own business
+        metric(np.zeros(4), P)  # of one class: a value, or not-a-number
+        metric([True, True], [0.5, 0.25])
+
+
+def test_whole_numbers_are_classes_but_where_scores_are_ranked():
+    for metric in (M.Accuracy(), M.F1("macro"), M.BalancedAccuracy(), M.OnHost(sk.accuracy_score)):
+        assert metric([0, 1, 2, 2], [0.0, 1.0, 2.0, 2.0]) == 1
+        for y, said, match in [
+            ([0, 1], [3, -5], "y_score = -5: whole numbers are classes"),
+            ([0, 1], [1, -5], "y_score = -5: give labels 0 and 1, or -1 and .1; whole"),
+            ([-1, 2], [1, 2], "y_true = -1: whole numbers are classes"),
+        ]:
+            with pytest.raises(fedax.ConfigError, match=match):
+                metric(y, said)
+    for metric in (M.AUC(), M.AveragePrecision()):
+        assert metric([0, 1, 1], [-5, 3, 1]) == 1
+        with pytest.raises(fedax.ConfigError, match=r"y_true = 2: .*of more classes give \[n, C\]"):
+            metric([0, 1, 2], [0, 1, 2])
+
+
+@pytest.mark.parametrize("metric", OF_REGRESSION, ids=lambda metric: metric.name)
+def test_predictions_that_are_no_numbers(metric):
+    for y, f, match in [
+        ([1.0, np.nan], [1.0, 2.0], "y_true = nan"),
+        ([1.0, 2.0], [np.inf, 2.0], "y_score = inf"),
+        ([1.0, 2.0], ["a", "b"], "y_score = "),
+        ([], [], "y_true"),
+    ]:
+        with pytest.raises(fedax.ConfigError, match=match):
+            metric(y, f)
+    due = OF_REGRESSION[metric]([1.0, 2.0, 4.0], [1.0, 3.0, 3.0])
+    assert metric([[1.0], [2.0], [4.0]], [1.0, 3.0, 3.0]) == pytest.approx(due)
+    assert metric([1, 2, 4], [[1.0], [3.0], [3.0]]) == pytest.approx(due)
+
+
+class Largest(M.Metric):
+    better = "lower"
+
+
+def test_a_metric_for_all_kinds_says_what_it_lacks():
+    with pytest.raises(fedax.ConfigError, match=r"exact\(y_score, y_true, kind='regression'\)"):
+        M.OnHost(sk.median_absolute_error)([1.5, 2.0], [1.0, 2.0])
+    with pytest.raises(fedax.ConfigError, match="Largest needs kind = 'regression'"):
+        Largest()([1.5, 2.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize("metric", [M.AUC(), M.Accuracy(), M.OnHost(sk.roc_auc_score, of="scores")], ids=str)
+@pytest.mark.parametrize("kind", [None, "classification"])
+def test_continuous_labels_in_runs(metric, kind):
+    if isinstance(metric, M.OnHost) and kind is None:
+        return  # it may be of regression
+    task = fedax.Task(
+        lambda key: jnp.ones(()), lambda p, b, key: (p * b["x"] - b["y"]) ** 2, {"of_classes": metric}, None, "own",
+        outputs_of, kind,
+    )  # fmt: skip
+    x = np.array([1.0, 2.0, 3.0], np.float32)
+    good = fedax.FederatedData.from_clients(
+        {"a": {"x": x, "y": np.sign(x - 1.5)}, "b": {"x": x, "y": np.sign(2.5 - x)}}
+    )
+    bad = fedax.FederatedData.from_clients({"a": {"x": x, "y": x}, "b": {"x": x, "y": x + np.float32([0, 0, 0.5])}})
+    match = r"'b', .*examples\['y'\], row 2 has label \[3.5\], and the metric of_classes is for classes"
+    with pytest.raises(fedax.DataError, match=match):
+        fedax.evaluate(task, jnp.ones(()), bad)
+    method = fedax.create("fedavg", lr=0.1)
+    with pytest.raises(fedax.DataError, match=match):
+        fedax.simulate(method, task, bad, rounds=1)
+    for held in ({"test": bad}, {"val": bad.examples}):
+        with pytest.raises(fedax.DataError, match=r"(test|val): .*row 2|example 5 has label \[3.5\]"):
+            fedax.simulate(method, task, good, rounds=1, **held)
+    assert fedax.evaluate(task, jnp.ones(()), good)["of_classes"].notna().all()
 
 
 def test_every_metric_says_which_way_is_better():

@@ -65,6 +65,7 @@ def test_examples_that_do_not_fit(task, examples, message):
         ("mlp", {"features": 4, "classes": 3, "std": [1.0, 0.0]}, r"std = \(1.0, 0.0\): give positive numbers"),
         ("mlp", {"features": 4, "classes": 3, "mean": float("inf")}, "mean = inf: give one finite number"),
         ("cnn", {"shape": (28, 28), "classes": 3}, r"shape = \(28, 28\): give \(height, width, channels\)"),
+        ("cnn", {"shape": (28, 28, 1), "classes": 3, "init": "uniform"}, 'init = \'uniform\': give "lecun", or "he"'),
         ("cnn", {"shape": (28, 8, 1), "classes": 3}, "shape's width = 8: give a whole number of at least 16"),
         ("vgg11", {"shape": (32, 32, 3), "classes": 3, "drop": 1.0}, "drop = 1.0: .* at least 0 and below 1"),
         ("resnet18", {"shape": (32, 32, 3), "classes": 3, "groups": 3}, "groups = 3: give a divisor of 64"),

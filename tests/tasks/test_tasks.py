@@ -104,7 +104,19 @@ def test_initial_weights_have_the_variance_of_their_rule():
     assert abs(float(np.corrcoef(np.ravel(hidden["w"])[:150_000], np.ravel(head["w"]))[0, 1])) < 0.02
     assert not np.allclose(hidden["w"], fresh(task, seed=1)[0]["w"])
     kernel = fresh(tasks.cnn((16, 16, 1), 2, filters=64))["convs"][1]["w"]
+    assert float(kernel.var()) == pytest.approx(1 / (9 * 64), rel=0.02)
+    kernel = fresh(tasks.cnn((16, 16, 1), 2, filters=64, init="he"))["convs"][1]["w"]
     assert float(kernel.var()) == pytest.approx(2 / (9 * 64), rel=0.02)
+
+
+def test_a_fresh_cnn_is_unsure():
+    x = np.float32(RNG.normal(size=(64, 16, 16, 3)))
+    batch = {"x": x, "y": np.arange(64) % 10}
+    losses = {}
+    for init in ("lecun", "he"):
+        task = tasks.cnn((16, 16, 3), 10, filters=32, init=init)
+        losses[init] = np.mean([task.loss(fresh(task, seed), batch, None).mean() for seed in range(3)])
+    assert losses["lecun"] == pytest.approx(np.log(10), abs=0.3) and losses["he"] > np.log(10) + 0.6
 
 
 ZOO = {

@@ -50,6 +50,7 @@ from fedax.experiments.config import (
     read_toml,
     seeds_of,
 )
+from fedax.experiments.defaults import TASKS_OF
 from fedax.experiments.own import code_of
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import MethodRun, Path, Record, Trial, finite, locked, read, slug, write_atomic, write_json
@@ -374,6 +375,12 @@ def _job(part: Part, label: str, seed: int | None, config: Table) -> Job:
     told.pop("name")
     for row in told["methods"]:
         row.pop("label")
+    task = told.get("task", {})
+    if task.get("name", TASKS_OF.get(told["data"]["name"])) == "cnn":
+        # Once there was "he" only, and no word of it: those results stay, and the default's are others.
+        told["task"] = {"init": "lecun", **task}
+        if told["task"]["init"] == "he":
+            del told["task"]["init"]
     text = json.dumps(told, sort_keys=True, ensure_ascii=False)
     return Job(part.name, label, seed, config, hashlib.sha256(text.encode()).hexdigest()[:16])
 

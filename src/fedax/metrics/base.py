@@ -6,6 +6,7 @@ the value of the total. Sums are made by the program that evaluates the model, o
 float64. Outside of a run all is done in float64 on the host, by the same formulas.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.errors import ConfigError
+from fedax.errors import ConfigError, ExampleError
 
 Array = Any
 Sums = Any
@@ -42,6 +43,7 @@ class Metric:
 
     better: Direction
     kind: Kind | None = None
+    ranks = False  # whether [n] whole numbers are scores as all others, and no classes
 
     @property
     def name(self) -> str:
@@ -61,10 +63,10 @@ class Metric:
             Not-a-number where the metric is undefined.
 
         Raises:
-            ConfigError: arrays that do not fit together.
+            ConfigError: arrays that do not fit together; labels that are no classes, where there have to be; values
+                that are not a number.
         """
-        y, score = np.asarray(y_true), np.asarray(y_score)
-        weights = checked(y, score, sample_weight)
+        y, score, weights = checked(self, y_true, y_score, sample_weight)
         outputs = score.astype(float) if self.kind == "regression" else as_outputs(y, score)
         return self.exact(outputs, y, weights)
 
@@ -147,6 +149,24 @@ def check_metrics(metrics: Mapping[str, Any], outputs: Callable[..., Any] | None
             raise ConfigError(f"metrics[{name!r}]", metric, f"this is for {metric.kind}, and the task is one of {kind}")
 
 
+def check_labels(metrics: Mapping[str, Any], kind: str | None, examples: Any) -> None:
+    """That labels are classes, where a metric of a task of this kind compares them with classes.
+
+    Raises:
+        ExampleError: one has a fraction, or is not finite.
+    """
+    y = examples.get("y") if isinstance(examples, Mapping) else None
+    if y is None or np.asarray(y).dtype.kind != "f":
+        return
+    y = np.asarray(y).reshape(len(y), -1)
+    for name, metric in metrics.items():
+        if not isinstance(metric, Metric) or (metric.kind or kind) != "classification":
+            continue
+        if (bad := np.flatnonzero((y != np.rint(y)).any(axis=1) | ~np.isfinite(y).all(axis=1))).size:
+            way_out = f"and the metric {name} is for classes; give whole numbers, or take r2, mae or rmse"
+            raise ExampleError("examples['y']", int(bad[0]), f"has label {y[bad[0]].tolist()}, {way_out}")
+
+
 # ---- how answers are read
 
 
@@ -224,23 +244,100 @@ def tally(places: Array, weights: Array, size: int) -> Array:
 # ---- outside of a run
 
 
-def checked(y: np.ndarray, score: np.ndarray, sample_weight: Any) -> np.ndarray | None:
-    """The weights of some examples, if all arrays fit together."""
-    if y.ndim == 0 or not len(y) or y.dtype.kind not in "biuf" or score.dtype.kind not in "biuf":
-        raise ConfigError("y_true", y, "give arrays of numbers, at least one example")
+def checked(metric: Metric, y_true: Any, y_score: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Labels, scores and weights as arrays, if they are such as scikit-learn takes, and fit together.
+
+    Raises:
+        ConfigError: they are not; the message says what to give.
+    """
+    y, score = _array("y_true", y_true), _array("y_score", y_score)
+    y = fitting(y, score)
     if score.shape[: y.ndim] != y.shape or score.ndim > y.ndim + 1:
-        raise ConfigError("y_score", score.shape, f"give an array [n] or [n, C] for labels of shape {y.shape}")
+        swapped = y.ndim == score.ndim + 1 and y.shape[:-1] == score.shape
+        way_out = "y_true comes first, then y_score" if swapped else "give an array [n], or [n, C] of C classes"
+        raise ConfigError("y_score", list(score.shape), f"y_true has shape {list(y.shape)}; {way_out}")
+    if not np.isfinite(y).all():
+        raise ConfigError("y_true", _first(y, ~np.isfinite(y)), "labels have to be finite; leave such examples out")
+    if metric.kind == "regression":
+        if not np.isfinite(score).all():
+            value = _first(score, ~np.isfinite(score))
+            raise ConfigError("y_score", value, "predictions have to be finite; leave such examples out")
+    else:
+        _check_classes(metric, y, score)
     if sample_weight is None:
-        return None
-    weights = np.asarray(sample_weight, float)
-    if weights.shape != y.shape[:1] or not (np.isfinite(weights) & (weights >= 0)).all():
-        raise ConfigError("sample_weight", sample_weight, f"give {len(y)} numbers of at least 0")
-    return weights
+        return y, score, None
+    weights = _array("sample_weight", sample_weight).astype(float)
+    if weights.shape != y.shape[:1] or not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+        raise ConfigError("sample_weight", sample_weight, f"give {len(y)} numbers of at least 0, not all 0")
+    return y, score, weights
+
+
+def _array(field: str, given: Any) -> np.ndarray:
+    try:
+        found = np.asarray(given)
+    except ValueError:  # lists of unequal lengths
+        found = np.zeros(0)
+    if found.ndim == 0 or not len(found) or found.dtype.kind not in "biuf":
+        raise ConfigError(field, given, "give an array of numbers, of at least one example")
+    return found
+
+
+def _first(values: np.ndarray, where: np.ndarray) -> Any:
+    return values[where].flat[0].item()
+
+
+def _check_classes(metric: Metric, y: np.ndarray, score: np.ndarray) -> None:
+    """That labels are classes, and those that the scores tell of."""
+    if (fractions := y != np.rint(y)).any():
+        numbers = "for predicted numbers take fedax.metrics.R2, MAE or RMSE"
+        if metric.kind is None:
+            numbers = "for predicted numbers call exact(y_score, y_true, kind='regression')"
+            if not isinstance(metric, HostMetric):
+                numbers = f"for predicted numbers {type(metric).__name__} needs kind = 'regression'"
+        raise ConfigError(
+            "y_true", _first(y, fractions), f"this is no class; y_true comes first, y_score next; {numbers}"
+        )
+    if np.isnan(score).any():
+        raise ConfigError("y_score", math.nan, "scores have to be numbers; leave such examples out")
+    if score.ndim > y.ndim:
+        classes = score.shape[-1]
+        if classes == 1:
+            raise ConfigError("y_score", list(score.shape), "this is one column; give y_score[..., 0]")
+        if classes == 2:
+            _check_two("y_true", y, "y_score has two columns")
+        elif y.min() < 0 or y.max() >= classes:
+            value = _first(y, (y < 0) | (y >= classes))
+            raise ConfigError("y_true", value, f"y_score has {classes} columns; give labels from 0 to {classes - 1}")
+    elif metric.ranks:
+        _check_two("y_true", y, "y_score has one number an example; of more classes give [n, C]")
+    elif not are_classes(y, score):
+        _check_two("y_true", y, "y_score has one number an example; of more classes give [n, C], or predicted classes")
+    elif max(y.max(), score.max()) <= 1:
+        for field, values in (("y_true", y), ("y_score", score)):
+            _check_two(field, values, "whole numbers are classes; log-odds have to be real numbers")
+    else:
+        for field, values in (("y_true", y), ("y_score", score)):
+            if values.min() < 0:
+                way_out = "whole numbers are classes, counted from 0; log-odds have to be real numbers"
+                raise ConfigError(field, _first(values, values < 0), way_out)
+    if y.ndim == 2 and y.shape == score.shape and y.shape[1] > 1 and _one_hot(y) and are_probabilities(y[:, 0], score):
+        raise ConfigError("y_true", list(y.shape), "one-hot? Give the class itself: y_true.argmax(axis=-1)")
+
+
+def _one_hot(y: np.ndarray) -> bool:
+    return bool(((y == 0) | (y == 1)).all() and (y.sum(axis=-1) == 1).all())
+
+
+def _check_two(field: str, values: np.ndarray, why: str) -> None:
+    """That values are 0 and 1, or −1 and +1."""
+    outside = abs(values) != 1 if values.min() < 0 else values > 1
+    if outside.any():
+        raise ConfigError(field, _first(values, outside), f"give labels 0 and 1, or -1 and +1; {why}")
 
 
 def as_outputs(y: np.ndarray, score: np.ndarray) -> np.ndarray:
     """What a task's ``outputs`` would be: log-odds or logits, of scores that may be probabilities or classes."""
-    if score.ndim == y.ndim and score.dtype.kind in "biu":
+    if score.ndim == y.ndim and are_classes(y, score):
         most = int(max(score.max(), y.max()))
         if most <= 1:
             return np.where(score > 0, np.inf, -np.inf)
@@ -250,6 +347,11 @@ def as_outputs(y: np.ndarray, score: np.ndarray) -> np.ndarray:
         if not are_probabilities(y, score):
             return score
         return np.log(score) if score.ndim > y.ndim else np.log(score) - np.log1p(-score)
+
+
+def are_classes(y: np.ndarray, score: np.ndarray) -> bool:
+    """Whether [n] scores are predicted classes: whole numbers, which real ones may be where there are more than two."""
+    return score.dtype.kind in "biu" or bool(y.max() > 1 and (score == np.rint(score)).all())
 
 
 def are_probabilities(y: np.ndarray, score: np.ndarray) -> bool:

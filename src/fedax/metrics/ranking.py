@@ -54,6 +54,7 @@ class _Ranking(Metric):
     bits: int
     better = "higher"
     kind = "classification"
+    ranks = True
 
     def __post_init__(self) -> None:
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 1 <= self.bits <= 14:
@@ -61,8 +62,7 @@ class _Ranking(Metric):
 
     def __call__(self, y_true: object, y_score: object, sample_weight: object = None) -> float:
         """As of :class:`fedax.metrics.Metric`; [n] scores of any scale are ranked as they are."""
-        y, score = np.asarray(y_true), np.asarray(y_score)
-        weights = checked(y, score, sample_weight)
+        y, score, weights = checked(self, y_true, y_score, sample_weight)
         weights = np.ones(len(y)) if weights is None else weights
         if score.ndim > y.ndim and score.shape[-1] != 2 and are_probabilities(y, score.astype(float)):
             return self._mean(score, y, weights)

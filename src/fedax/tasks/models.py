@@ -7,7 +7,7 @@ at zero.
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from fedax.metrics import Perplexity
 from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, flat_classification, image_classification, scaling
 from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
-from fedax.tasks.initial import Uniform, draw, glorot, he, readout
+from fedax.tasks.initial import Uniform, draw, glorot, he, lecun, readout
 from fedax.tasks.layers import conv2d, conv_and_pool, dense, dropout, group_norm, lstm
 from fedax.tasks.losses import correct, cross_entropy, ridge
 from fedax.tasks.task import Task
@@ -176,6 +176,7 @@ def cnn(
     l2: Real = 0.0,
     mean: PerChannel = None,
     std: PerChannel = None,
+    init: Literal["lecun", "he"] = "lecun",
 ) -> Task:
     """The 4-layer convolutional network of FedDA's experiments.
 
@@ -190,13 +191,21 @@ def cnn(
         l2: ≥ 0, part of each example's loss (weight decay).
         mean, std: subtracted and divided by; see :func:`fedax.tasks.classification`.
 
+        init: how the weights of the convolutions start, uniformly. ``"lecun"``, variance 1/fan_in: after ReLU and
+            max-pooling each layer's numbers are as large as the ones before, so that a fresh network is unsure; with
+            ten classes its loss is 2.30 to 2.42 on MNIST, Fashion-MNIST and CIFAR-10, and log 10 is 2.30. ``"he"``,
+            variance 2/fan_in, is for ReLU without pooling; here it doubles them in each layer, and the loss starts at
+            2.3 to 4.1. Studies and recipes that were published with it name it. Offsets start at 0, and the last layer
+            at ±1/√fan_in.
+
     Examples are ``{"x": [n, *shape] real, uint8 or bool, "y": [n] whole numbers from 0 to classes − 1}``.
 
     Raises:
         ConfigError: arguments out of range.
         DataError: by a run, examples that do not fit.
 
-    Source: "FedDA: faster framework of local adaptive gradient methods via restarted dual averaging", section 8.1.
+    Source: "FedDA: faster framework of local adaptive gradient methods via restarted dual averaging", section 8.1;
+    LeCun et al. 1998, "Efficient BackProp", and He et al. 2015 for the weights at the start.
 
     Example:
         >>> import fedax
@@ -206,9 +215,11 @@ def cnn(
     """
     height, width, channels = size = image(shape, smallest=16)
     whole("filters", filters)
+    if init not in (rules := {"lecun": lecun, "he": he}):
+        raise ConfigError("init", init, 'give "lecun", or "he" for the weights of earlier studies')
 
-    def init(key: Any) -> Any:
-        convs = [_affine(he(3, 3, i, filters)) for i in (channels, filters, filters, filters)]
+    def start(key: Any) -> Any:
+        convs = [_affine(rules[init](3, 3, i, filters)) for i in (channels, filters, filters, filters)]
         pixels = (height // 16) * (width // 16)
         return draw(key, {"convs": convs, "head": _affine(readout(pixels * filters, classes))})
 
@@ -217,7 +228,7 @@ def cnn(
             x = conv_and_pool(x, layer["w"], layer["b"])
         return dense(x.reshape(x.shape[0], -1), params["head"]["w"], params["head"]["b"])
 
-    return image_classification(init, apply, size, classes, mean, std, l2, "cnn")
+    return image_classification(start, apply, size, classes, mean, std, l2, "cnn")
 
 
 # VGG's configuration A: channels of each convolution, cut where a pooling layer stands.

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
-from fedax.metrics.base import HostMetric, Metric, check_metrics, fitting
+from fedax.metrics.base import HostMetric, Metric, check_labels, check_metrics, fitting
 
 Params = Any
 Examples = Any
@@ -122,14 +122,15 @@ class Task:
         return outputs, fitting(batch["y"], outputs)
 
     def check_examples(self, examples: Examples) -> None:
-        """Call ``check``, if there is one.
+        """Call ``check``, if there is one; and see that metrics of classes have classes to compare with.
 
         Raises:
-            DataError: the examples do not fit the task.
+            DataError: the examples do not fit the task or its metrics.
             CodeError: ``check`` fails itself.
         """
         if self.check is not None:
             call("task.check", _CALLED_AS["check"], self.check, examples)
+        check_labels(self.metrics, self.kind, examples)
 
     def form(self) -> Params:
         """The parameters' shapes and types.
