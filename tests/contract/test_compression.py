@@ -204,6 +204,12 @@ def test_values_against_numpy():
     np.testing.assert_allclose(message.decode(), p @ p.T @ matrix, atol=1e-5)
 
 
+def test_what_is_no_smaller_in_parts_goes_whole():
+    for shape, numbers in (((2, 100), 102), ((100, 2), 102), ((2, 2), 4), ((7,), 7), ((3, 5, 4), 23)):
+        assert fedax.PowerSGD(1).bits(Form.of(jnp.zeros(shape))) == 32 * numbers
+    assert fedax.TopK(1.0).bits(Form.of(jnp.zeros(1))) == 32  # the place of the only number is known
+
+
 def test_largest_numbers_against_a_stable_sort():
     """Of numbers of equal size the first; all k, with ties, zeros, and numbers that are not finite."""
     random = np.random.default_rng(6)

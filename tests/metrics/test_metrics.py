@@ -74,10 +74,12 @@ def test_of_predicted_classes(metric, weighted):
         return
     y, logits = RANDOM.integers(0, 4, 60), RANDOM.normal(size=(60, 4))
     y[y == 3] = 1  # a class that is predicted, and never true
-    due = OF_CLASSES[metric](y, logits.argmax(1), **weights) if metric.name != "balanced_accuracy" else None
+    if metric.name == "balanced_accuracy":  # scikit-learn warns of that class
+        due = sk.recall_score(y, logits.argmax(1), labels=[0, 1, 2], average="macro", **weights)
+    else:
+        due = OF_CLASSES[metric](y, logits.argmax(1), **weights)
     for answer in (logits, softmax(logits), logits.argmax(1)):
-        if due is not None:
-            assert metric(y, answer, **weights) == pytest.approx(due, abs=1e-12)
+        assert metric(y, answer, **weights) == pytest.approx(due, abs=1e-12)
 
 
 @pytest.mark.parametrize("metric", OF_SCORES, ids=lambda metric: metric.name)
@@ -100,6 +102,13 @@ def test_of_scores(metric, digits):
     }[metric.name]
     assert metric(labels, logits) == pytest.approx(due, abs=1e-9)
     assert metric(labels, softmax(logits)) == pytest.approx(due, abs=1e-9)
+
+
+@pytest.mark.parametrize("metric", [M.AUC(), M.AveragePrecision()], ids=lambda metric: metric.name)
+def test_small_probabilities_are_told_apart(metric):
+    y, p = np.array([0, 0, 1]), np.array([1e-20, 1e-19, 1e-18])
+    both = np.stack([1 - p, p], 1)
+    assert metric(y, both) == metric(y[None], both[None]) == 1
 
 
 @pytest.mark.parametrize("metric", OF_REGRESSION, ids=lambda metric: metric.name)
@@ -137,6 +146,7 @@ def test_where_a_metric_is_not_defined():
     assert np.isnan(M.AUC()([1, 1], [0.1, 0.9])) and M.AveragePrecision()([1, 1], [0.1, 0.9]) == 1
     assert np.isnan(M.R2()([1.0], [1.0])) and M.R2()([2.0, 2.0], [2.0, 3.0]) == 0 and M.R2()([2.0, 2.0], [2, 2]) == 1
     assert M.F1()([0, 0], [0, 0]) == 0 and M.BalancedAccuracy()([0, 0], [0, 1]) == 0.5
+    assert M.BalancedAccuracy()([0, 0, 1], [0, 0, 0]) == 0.5
     assert M.AUC()([0, 1, 1], [3.0, 3.0, 3.0]) == 0.5 and M.AveragePrecision()([0, 1, 1, 0], [3.0] * 4) == 0.5
 
 

@@ -12,6 +12,7 @@ import pytest
 from scipy.stats import norm
 from typer.testing import CliRunner
 
+import fedax
 from fedax import ConfigError
 from fedax.cli import app
 from fedax.privacy import Ledger, noise_for
@@ -61,6 +62,7 @@ SETTINGS = [  # noise, clients, rounds, delta, the rest
     (4.0, 1000, 50, 1e-5, {"cohort": 100, "exchanges": 2}),
     (4.0, 1000, 50, 1e-5, {"cohort": 100, "warmup": 3}),
     (9.0, 50, 20, 1e-3, {"cohort": 50}),
+    (9.0, 50, 20, 1e-3, {"cohort": 50, "warmup": 2}),
     (20.0, 100_000, 5000, 1e-7, {"cohort": 1000, "exchanges": 2, "warmup": 1}),
     (1.0, 100, 1, 1e-5, {}),
     (6.0, 100, 30, 1e-5, {}),
@@ -166,6 +168,21 @@ def test_ends_of_the_searches():
     assert Ledger(1.0, 10**6, rate=1e-6).epsilon(10**8, DELTA) < 1
 
 
+def test_remarks_of_dp_accounting_are_kept_from_users(caplog):
+    logger = logging.getLogger("absl")
+    logger.addHandler(caplog.handler)
+    logger.setLevel(logging.WARNING)
+    try:
+        assert Ledger(1e8, 10**6, rate=1e-6).epsilon(3, DELTA) == 0.0
+        assert not caplog.records
+        accountant = dp.rdp.RdpAccountant()
+        accountant.compose(dp.PoissonSampledDpEvent(1e-6, dp.GaussianDpEvent(1e8)))
+        accountant.get_epsilon(DELTA)
+        assert "Negative" in caplog.text
+    finally:
+        logger.removeHandler(caplog.handler)
+
+
 def test_a_column_of_a_run_is_computed_once():
     ledger = Ledger(3.0, 1000, rate=0.01)
     first = [ledger.epsilon(rounds, DELTA) for rounds in range(10, 60, 10)]
@@ -191,6 +208,8 @@ def test_what_a_ledger_says():
     [
         ({"noise": -1.0}, "noise = -1.0: give a number in [0, ∞)"),
         ({"noise": math.nan}, "noise = nan"),
+        ({"noise": fedax.PowerDecay(1.0)}, "give a number; this does not follow a schedule"),
+        ({"rate": fedax.PowerDecay(0.1)}, "give a number; this does not follow a schedule"),
         ({"clients": 0}, "clients = 0: give a whole number of at least 1"),
         ({"rate": 0.0}, "rate = 0.0: give a number in (0, 1]"),
         ({"rate": 1.5}, "rate = 1.5"),

@@ -718,7 +718,7 @@ def _ratio(a: Number, b: Number) -> Number:
 
 
 def _place_bits(d: int) -> int:
-    return max(1, (d - 1).bit_length())
+    return (d - 1).bit_length()
 
 
 def _sign_and_exponent(form: Form) -> int:

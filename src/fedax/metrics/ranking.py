@@ -64,9 +64,9 @@ class _Ranking(Metric):
         """As of :class:`fedax.metrics.Metric`; [n] scores of any scale are ranked as they are."""
         y, score, weights = checked(self, y_true, y_score, sample_weight)
         weights = np.ones(len(y)) if weights is None else weights
-        if score.ndim > y.ndim and score.shape[-1] != 2 and are_probabilities(y, score.astype(float)):
-            return self._mean(score, y, weights)
-        if score.ndim > y.ndim and score.shape[-1] == 2 and are_probabilities(y, score.astype(float)):
+        if score.ndim > y.ndim and are_probabilities(y, score.astype(float)):
+            if score.shape[-1] != 2:
+                return self._mean(score, y, weights)
             score = score[..., 1]
         return self.exact(score, y, weights)
 
