@@ -22,6 +22,7 @@ from fedax.flower.status import joined as status_of
 from fedax.flower.status_page import server
 
 EVIL = "a\x1b[2J\nb"
+LARGE = 2**64 - 1  # a number as Flower may give to a node
 
 
 class Wire:
@@ -40,19 +41,19 @@ class Wire:
 
 
 def test_the_file_says_who_is_waited_for_and_what_failed(tmp_path: Path) -> None:
-    wire = Wire((10, Message({})), (11, Failure(EVIL, True)))
+    wire = Wire((10, Message({})), (LARGE, Failure(EVIL, True)))
     both = joined([Message({"kind": "evaluate"}), Message({"kind": "exchange"})])
     waits = lambda: {each["node"]: each["kind"] for each in status.table()["waiting"]}  # noqa: E731
     with Status(tmp_path, "127.0.0.1:1", wire) as status:
-        seen = [(number, waits()) for number, _ in status.ask({10: both, 11: Message({"kind": "exchange"})}, 60.0)]
+        seen = [(number, waits()) for number, _ in status.ask({10: both, LARGE: Message({"kind": "exchange"})}, 60.0)]
         # One that was gone may come back, and is waited for until it has answered or another question is asked.
-        assert seen == [(10, {11: "exchange"}), (11, {11: "exchange"})]
+        assert seen == [(10, {LARGE: "exchange"}), (LARGE, {LARGE: "exchange"})]
         since = status.table()["waiting"][0]["since"]
-        wire.answers = ((11, Message({"error": "it cannot"})),)
-        assert [waits() for _ in status.ask({11: Message({"kind": "exchange"})}, 60.0)] == [{}]
-        wire.answers = ((11, Failure("gone", True)),)
-        list(status.ask({11: both}, 60.0))
-        assert waits() == {11: "evaluate and exchange"} and status.table()["waiting"][0]["since"] >= since
+        wire.answers = ((LARGE, Message({"error": "it cannot"})),)
+        assert [waits() for _ in status.ask({LARGE: Message({"kind": "exchange"})}, 60.0)] == [{}]
+        wire.answers = ((LARGE, Failure("gone", True)),)
+        list(status.ask({LARGE: both}, 60.0))
+        assert waits() == {LARGE: "evaluate and exchange"} and status.table()["waiting"][0]["since"] >= since
         wire.answers = ((10, Message({"waits": "its owner"})),)
         list(status.ask({10: Message({"kind": "summarize"})}, 60.0))
         assert waits() == {10: "its owner"}

@@ -347,6 +347,7 @@ def span(seconds: float) -> str:
 
 _Text = Annotated[str, pydantic.AfterValidator(clean)]
 _Whole = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+_Number = Annotated[int, pydantic.Field(ge=0, lt=2**64)]  # Flower's, of a node
 _Seconds = Annotated[float, pydantic.Field(ge=0, le=1e11, allow_inf_nan=False)]  # a time, or a while
 
 
@@ -375,7 +376,7 @@ class _Run(_Form):
 
 
 class _Waiting(_Form):
-    node: _Whole
+    node: _Number
     since: _Seconds
     until: _Seconds
     kind: _Text
@@ -388,7 +389,7 @@ class _Failed(_Form):
 
 
 class _Node(_Form):
-    number: _Whole
+    number: _Number
     clients: list[_Text] | None
     examples: _Whole | None
     held: dict[str, Any] | None
