@@ -665,26 +665,35 @@ def predict(
     out: Annotated[pathlib.Path, typer.Option(help="The .csv file to write; has to be new.", show_default=False)],
     decimal: Annotated[str, typer.Option(help="The decimal point of the .csv file.")] = ".",
     encoding: Annotated[str, typer.Option(help="Its encoding.")] = "utf-8",
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that training had nothing like.")] = False,
 ) -> None:
     """Predict for new rows with a model that was trained.
 
     Writes a row for each row, in their order: the columns that the model leaves aside,
-    such as an id; the prediction; and the probability of each class. Where the new rows
-    have labels too, the loss and the metrics are printed.
+    such as an id; the prediction; the probability of each class; and doubts: cells that
+    training had nothing like, because they cannot be read, lie far outside, are unknown
+    categories, or are missing where none was. They are counted on the screen, too. Where
+    the new rows have labels, the loss and the metrics are printed.
 
     \b
     Examples:
       fedax predict runs/hospitals-1/models/fednova-seed0.safetensors new.csv --out predicted.csv
 
-    Exit code 2: an error, such as a column that is missing. Exit code 70: a defect of
+    Exit code 2: an error, such as a column that is missing, or doubts with --strict. Exit code 70: a defect of
     fedax; the last line says where its traceback is.
     """
     from fedax import load_model
     from fedax.columns import describe, show
     from fedax.experiments.predictions import predict_file
 
-    rows, found = predict_file(load_model(model), source, out, decimal, encoding)
+    rows, found, doubts = predict_file(load_model(model), source, out, decimal, encoding, strict)
     typer.echo(f"{rows} predictions: {out}")
+    if doubts:
+        typer.echo(f"{doubts.doubtful} of {rows} rows have cells that training had nothing like (column doubts):")
+        for line in doubts.lines():
+            typer.echo(f"  {line}")
+    if doubts is not None and doubts.unknown:
+        typer.echo(f"Ranges of training are not known of: {', '.join(doubts.unknown)}. A new model will have them.")
     if found:
         figures = {f"test_{name}": value for name, value in found.items()}
         texts = [f"{describe(name).label.removeprefix('Test ')} {show(name, value)}" for name, value in figures.items()]

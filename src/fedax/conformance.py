@@ -31,7 +31,7 @@ from fedax.engine.job import Job, make_job
 from fedax.engine.places.device import one_round, prepare
 from fedax.engine.simulate import simulate
 from fedax.engine.sweep import sweep
-from fedax.errors import ConfigError, FedaxError, unknown
+from fedax.errors import ConfigError, FedaxError, complete, unknown
 from fedax.federation.participation import Cohort, Full, Participation, Uniform
 from fedax.federation.work import Steps, Work
 from fedax.tasks.linear import quadratic
@@ -105,6 +105,7 @@ class Conformance:
         return "\n".join([self.method, *lines, "everything holds" if self.passed else end])
 
 
+@complete
 def check(
     algorithm: Algorithm, only: Sequence[str] | None = None, watch: Callable[[str], None] | None = None
 ) -> Conformance:

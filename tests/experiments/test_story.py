@@ -95,16 +95,19 @@ def test_new_patients(story, tmp_path):
     new.to_csv(tmp_path / "new.csv", index=False)
     assert "50 predictions" in command("predict", model, tmp_path / "new.csv", "--out", tmp_path / "p.csv")
     found = pandas.read_csv(tmp_path / "p.csv", dtype={"patient": str})
-    assert list(found.columns) == ["patient", "prediction", "p no", "p yes"]
+    assert list(found.columns) == ["patient", "prediction", "p no", "p yes", "doubts"]
+    assert found["doubts"][4] == "ward is an unknown category"
     assert found["patient"].tolist() == new["patient"].tolist()  # as they were written
-    shares = fedax.load_model(model).predict_proba(new)
+    with pytest.warns(fedax.DoubtfulWarning, match="ward: 1 is a category that training did not have"):
+        shares = fedax.load_model(model).predict_proba(new)
     np.testing.assert_allclose(found[["p no", "p yes"]], shares, atol=1e-6)
     assert found["prediction"].tolist() == np.where(shares[:, 1] > 0.5, "yes", "no").tolist()
     with_labels = new.assign(readmitted=pool["readmitted"].iloc[:50])
     with_labels.assign(readmitted=[None, "yes"] * 25).to_csv(tmp_path / "some.csv", index=False)
     said = command("predict", model, tmp_path / "some.csv", "--out", tmp_path / "r.csv")
     assert "accuracy" not in said and (tmp_path / "r.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
-    assert (fedax.load_model(model).predict(with_labels.assign(readmitted=None)) == found["prediction"]).all()
+    with pytest.warns(fedax.DoubtfulWarning):
+        assert (fedax.load_model(model).predict(with_labels.assign(readmitted=None)) == found["prediction"]).all()
     with_labels.to_csv(tmp_path / "labels.csv", index=False)
     said = command("predict", model, tmp_path / "labels.csv", "--out", tmp_path / "q.csv")
     accuracy = (found["prediction"] == with_labels["readmitted"]).mean()

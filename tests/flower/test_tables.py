@@ -77,4 +77,5 @@ def test_from_tables_to_sites(tmp_path: Path) -> None:
     model = out / "models" / "fednova-seed0.safetensors"
     fedax_("predict", model, tables / "hospital-9.csv", "--out", predicted)
     with predicted.open() as file:
-        assert len(list(csv.reader(file))) == 1 + HOSPITALS["hospital-9"]
+        rows = list(csv.DictReader(file))
+        assert len(rows) == HOSPITALS["hospital-9"] and not any(row["doubts"] for row in rows)

@@ -448,6 +448,37 @@ def test_modules_that_are_refused(torch, models):
             fedax.tasks.from_torch(nn.Linear(3, 4), example)
 
 
+def test_the_error_of_an_export_is_all_that_is_said(torch, models, capsys):
+    import logging
+
+    heard = []
+
+    class Heard(logging.Handler):
+        def emit(self, record):
+            heard.append(record.name)
+
+    class Branches(torch.nn.Linear):
+        def forward(self, x):
+            logging.getLogger("mine").warning("of the user's own")
+            return super().forward(x) if x.sum() > 0 else x
+
+    names = ("", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")  # where torch says it
+    handler = Heard()
+    for name in names:
+        logging.getLogger(name).addHandler(handler)
+    try:
+        for module, width in ((Branches(3, 4), 3), (torch.nn.Linear(3, 4), 5)):
+            with pytest.raises(ConfigError, match=r"torch\.export cannot export it") as failed:
+                fedax.tasks.from_torch(module, np.zeros((2, width), np.float32))
+            assert isinstance(failed.value.__cause__, RuntimeError)
+        assert {*heard} == {"mine"} and capsys.readouterr().err == ""
+        logging.getLogger(names[1]).warning("after it")
+        assert heard[-1] == names[1]
+    finally:
+        for name in names:
+            logging.getLogger(name).removeHandler(handler)
+
+
 def test_an_export_leaves_the_module_as_it_was(torch, models):
     module = models.batch_norm()
     module[0].train()

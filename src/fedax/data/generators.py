@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedax.data.federated import FederatedData
-from fedax.errors import ConfigError, DataError
+from fedax.errors import ConfigError, DataError, complete
 from fedax.numbers import check_count, check_number, check_room
 
 
@@ -93,6 +93,7 @@ def _check_quadratics(H: np.ndarray, e: np.ndarray) -> None:
             raise DataError(f"H: H[{i}] has the eigenvalue {least:.3g}, so F_i has no minimum; all must be at least 0")
 
 
+@complete
 def synthetic(alpha: float, beta: float, clients: int = 30, seed: int = 0) -> tuple[FederatedData, FederatedData]:
     """FedProx's Synthetic(α, β): softmax labels from a model of each client's own, on features of its own.
 
@@ -141,6 +142,7 @@ def synthetic(alpha: float, beta: float, clients: int = 30, seed: int = 0) -> tu
     return FederatedData.from_clients(train), FederatedData.from_clients(test)
 
 
+@complete
 def sparse_regression(
     clients: int,
     features: int = 100,
@@ -192,6 +194,7 @@ def sparse_regression(
     return FederatedData(pooled, np.full(clients, examples))
 
 
+@complete
 def linear_regression(features: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray, float]:
     """Labels y = xᵀw* + b* without noise, (w*, b*) ~ N(0, 1): a regression whose least loss is exactly 0.
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from fedax.data.cells import few, shown
 from fedax.data.summaries import Facts, Plan, Summary, merge
 from fedax.data.transform import STRICT, Document
-from fedax.errors import DataError
+from fedax.errors import DataError, complete
 
 _SITES = 12  # that the table has, of more those that are most unlike the whole
 _COLUMNS = 60  # that the table has, those with a note first
@@ -186,6 +186,7 @@ class Overview(Document):
         return "\n".join([*(line.rstrip() for line in lines), *self.shortened()])
 
 
+@complete
 def overview(
     plan: Plan,
     first: Mapping[str, Summary] | Sequence[Summary],

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedax.data.formats import npz_names, read_cifar10, read_idx, read_leaf, read_libsvm, read_npz, room
-from fedax.errors import DataError
+from fedax.errors import DataError, complete
 from fedax.files import regular
 from fedax.registry import Registry
 
@@ -70,6 +70,7 @@ class Dataset:
         return f"Dataset({self.name}: {len(self.train['y'])} training and {test} test examples{groups})"
 
 
+@complete
 def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
     """A data set by name, from files that you have; nothing is downloaded.
 

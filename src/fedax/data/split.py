@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from fedax.data.federated import FederatedData
-from fedax.errors import ConfigError, DataError, unknown
+from fedax.errors import ConfigError, DataError, complete, unknown
 from fedax.numbers import check_count, check_number
 
 
@@ -25,6 +25,7 @@ class Split(NamedTuple):
     test: FederatedData | None
 
 
+@complete
 def split(
     data: FederatedData,
     train: float = 0.7,

@@ -17,11 +17,12 @@ import numpy as np
 
 from fedax.data.cells import LARGE, WIDE, Cells, as_pandas, cells, no_column, number, series, shown
 from fedax.data.transform import STRICT, Column, Document, Label, Transform
-from fedax.errors import ConfigError, DataError
+from fedax.errors import ConfigError, DataError, complete
 from fedax.numbers import check_count
 
 BINS = 256  # of a number with missing values, over mean ± _REACH standard deviations, where its median lies
 _REACH = 1.01  # a median is at most one standard deviation from the mean; the rest is for rounding
+_FARTHEST = 64  # doublings of a standard deviation that are told apart
 _DIFFERENT = 1000  # texts of a column that a client counts; a column with more of them at a client holds no categories
 _FEW = 20  # different texts of a client that are categories even where most of its rows differ
 _HANDFUL = 5  # different texts that are categories of a small table, even where all of them differ
@@ -130,6 +131,8 @@ class Summary(Document):
         counts: of the second exchange.
         alone: of the second exchange: how well each column alone says the label.
         plan: the digest of the plan that the second exchange answers.
+        reach: of the second exchange: how far numbers and dates go below and above the plan's mean, as the exponents
+            of a power of two of its standard deviation.
 
     Raises:
         DataError: values that do not go together.
@@ -146,12 +149,15 @@ class Summary(Document):
     counts: dict[str, Counts] = field(default_factory=dict)
     alone: dict[str, Alone] = field(default_factory=dict)
     plan: str | None = None
+    reach: dict[str, tuple[int, int]] = field(default_factory=dict)
     form: ClassVar[str] = "summary"
     __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
-        if self.rows < 0 or max(len(self.facts), len(self.counts), len(self.alone)) > WIDE:
+        if self.rows < 0 or max(len(self.facts), len(self.counts), len(self.alone), len(self.reach)) > WIDE:
             raise DataError(f"summary: rows have to be at least 0, columns at most {WIDE}")
+        if not all(0 <= each <= _FARTHEST for pair in self.reach.values() for each in pair):
+            raise DataError(f"summary: reach has to be from 0 to {_FARTHEST}")
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,7 @@ class Plan(Document):
             raise DataError("plan: max_categories has to be at least 1, and the label is none of the columns")
 
 
+@complete
 def summarize(frame: Any, plan: Plan | None = None) -> Summary:
     """What a client sends of its table.
 
@@ -214,9 +221,10 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
     Returns:
         First, of each column: how many cells are missing, numbers, whole numbers, dates, words, and different; mean and
         sum of squares of numbers and dates. Then of the columns that the plan takes for categories, and of a label
-        with classes: how often each text occurs, of at most 1000; of numbers and dates with missing values: counts
-        in 256 bins; and of each column, how many labels it alone gets right, or how it varies with a label that is
-        a number. A client with one row so sends that row's numbers as their mean.
+        with classes: how often each text occurs, of at most 1000; of numbers and dates, within which power of two of
+        the standard deviation all of them are, below and above the mean, and where some are missing, counts in 256
+        bins; and of each column, how many labels it alone gets right, or how it varies with a label that is a number.
+        A client with one row so sends that row's numbers as their mean.
 
     Raises:
         DataError: it is no table; a column of the plan is missing.
@@ -231,19 +239,18 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
     if plan is None:
         return Summary(len(frame), facts={name: _facts(cells(frame[name], name)) for name in frame.columns})
     label = None if plan.label is None else cells(series(frame, plan.label, "label"), plan.label)
-    counts, alone = {}, {}
+    counts, alone, reach = {}, {}, {}
     for name, asked in plan.columns.items():
-        column = series(frame, name)
-        if label is None and asked.kind != "category" and not asked.missing:
-            continue
-        found = cells(column, name)
+        found = cells(series(frame, name), name)
+        if asked.kind != "category" and asked.std > 0:
+            reach[name] = _reach(found.numbers if asked.kind == "number" else found.days, asked)
         if asked.kind == "category" or asked.missing:
             counts[name] = _counts(found, asked)
         if label is not None:
             alone[name] = _alone(found, asked.kind, label, plan.task)
     if label is not None and plan.label is not None and plan.task == "classification":
         counts[plan.label] = _counts(label, Planned("category"))
-    return Summary(len(frame), counts=counts, alone=alone, plan=plan.digest)
+    return Summary(len(frame), counts=counts, alone=alone, plan=plan.digest, reach=reach)
 
 
 def _facts(found: Cells) -> Facts:
@@ -287,6 +294,14 @@ def _counts(found: Cells, asked: Planned) -> Counts:
     return Counts(bins=tuple(bins.tolist()))
 
 
+def _reach(values: np.ndarray, asked: Planned) -> tuple[int, int]:
+    """Below and above the mean: the least power of two of the standard deviation within which all values are."""
+    below, above = (
+        float(np.fmax.reduce(sign * (values - asked.mean) / asked.std, initial=1.0)) for sign in (-1.0, 1.0)
+    )
+    return tuple(min(math.ceil(math.log2(each)), _FARTHEST) for each in (below, above))  # type: ignore[return-value]
+
+
 def _alone(found: Cells, kind: Kind, label: Cells, task: str) -> Alone:
     values = {"number": found.numbers, "date": found.days, "category": found.texts[1].astype(float)}[kind]
     good = ~(found.missing if kind == "category" else np.isnan(values))
@@ -325,6 +340,7 @@ def _alone(found: Cells, kind: Kind, label: Cells, task: str) -> Alone:
 Summaries = Mapping[str, Summary] | Sequence[Summary]
 
 
+@complete
 def plan(
     summaries: Summaries,
     label: str | None = None,
@@ -551,6 +567,7 @@ def _task(label: str, facts: Mapping[str, Facts], task: Any) -> Any:
     return "regression" if numbers and not (whole and few) else "classification"
 
 
+@complete
 def fit(plan: Plan, summaries: Summaries) -> Transform:
     """The transform, from the clients' second summaries.
 
@@ -581,7 +598,8 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
     columns = []
     for name, asked in plan.columns.items():
         counts = [summary.counts[name] for summary in given.values() if name in summary.counts]
-        column = _fitted(name, asked, counts, plan)
+        reach = [summary.reach[name] for summary in given.values() if name in summary.reach]
+        column = _fitted(name, asked, counts, plan, reach if len(reach) == len(given) else ())
         if isinstance(column, Column):
             columns.append(column)
     dropped = plan.dropped | {
@@ -596,15 +614,25 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
     return Transform(tuple(columns), label, dropped)
 
 
-def _fitted(name: str, asked: Planned, counts: Sequence[Counts], plan: Plan) -> Column | None:
+def _fitted(
+    name: str, asked: Planned, counts: Sequence[Counts], plan: Plan, reach: Sequence[tuple[int, int]]
+) -> Column | None:
     if asked.kind == "category":
         return _categories(name, asked, counts, plan.max_categories)
     if asked.std == 0:
         return Column(name, "flag", missing=True)
     fill = _median(asked, counts) if asked.missing else None
-    if plan.scale is None and asked.kind == "number":
-        return Column(name, "number", fill=fill, missing=asked.missing)
-    return Column(name, asked.kind, asked.mean, asked.std, fill, asked.missing)
+    mean, scale = (0.0, 1.0) if plan.scale is None and asked.kind == "number" else (asked.mean, asked.std)
+    low, high = _limits(asked, reach)
+    return Column(name, asked.kind, mean, scale, fill, asked.missing, low=low, high=high)
+
+
+def _limits(asked: Planned, reach: Sequence[tuple[int, int]]) -> tuple[float, float] | tuple[None, None]:
+    """Twice as far from the mean as any client's values reach; ``None`` where one does not say how far."""
+    if not reach:
+        return None, None
+    below, above = (2 * asked.std * 2.0 ** max(each) for each in zip(*reach, strict=True))
+    return max(asked.mean - below, -LARGE), min(asked.mean + above, LARGE)
 
 
 def _categories(name: str, asked: Planned, counts: Sequence[Counts], most: int) -> Column | None:

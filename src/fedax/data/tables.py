@@ -22,7 +22,7 @@ from fedax.data.overview import overview
 from fedax.data.pictures import decoded, stacked
 from fedax.data.summaries import Counts, class_names, fit, kinds_of, plan, summarize
 from fedax.data.transform import Label, Transform
-from fedax.errors import ConfigError, DataError
+from fedax.errors import ConfigError, DataError, complete
 from fedax.files import name_of, regular
 
 Task = Literal["classification", "regression"] | None
@@ -32,6 +32,7 @@ Files = str | os.PathLike | Sequence[str | os.PathLike]
 _ALIKE = 65_536  # bytes of a file's first line
 
 
+@complete
 def from_frames(
     frames: Mapping[str, Any],
     label: str | None = None,
@@ -124,6 +125,7 @@ def with_labels(client: str, table: Any, label: str, drop: bool) -> Any:
     return table[~missing].reset_index(drop=True)
 
 
+@complete
 def from_csv(
     files: Files,
     label: str | None = None,
@@ -278,6 +280,7 @@ def _not_text(error: UnicodeDecodeError, encoding: str) -> str:
     return f"not text in {encoding} (byte {error.object[error.start]:#04x}); try encoding='latin-1', --encoding latin-1"
 
 
+@complete
 def from_parquet(
     files: Files,
     label: str | None = None,
@@ -314,6 +317,7 @@ def from_parquet(
     return _of_columns(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
 
 
+@complete
 def from_arrow(
     folders: Files,
     label: str | None = None,

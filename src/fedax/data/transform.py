@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from fedax.data.cells import LARGE, Cells, as_pandas, cells, few, series, shown
+from fedax.data.doubts import Doubts, doubts_of
 from fedax.data.formats import parse_json
 from fedax.errors import DataError
 from fedax.files import regular
@@ -149,6 +150,7 @@ class Column:
         missing: whether a feature says where values are missing.
         categories: those with a feature, in its order.
         other: whether one more feature stands for all other categories.
+        low, high: of numbers and dates (in days): what is beyond is far outside of training; ``None``: not known.
 
     Raises:
         DataError: values that do not go together.
@@ -166,12 +168,16 @@ class Column:
     missing: bool = False
     categories: tuple[str, ...] = ()
     other: bool = False
+    low: float | None = None
+    high: float | None = None
     __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         numbers = [self.mean, self.scale] + ([self.fill] if isinstance(self.fill, float) else [])
         if not all(abs(number) <= LARGE for number in numbers) or self.scale <= 0:
             raise DataError(f"column {shown(self.name)}: mean, scale and fill have to be finite, scale above 0")
+        if (self.low is None) != (self.high is None) or (self.low is not None and not self.low <= self.high):  # type: ignore[operator]
+            raise DataError(f"column {shown(self.name)}: low and high go together, and low is not above high")
         if len({*self.categories}) < len(self.categories):
             raise DataError(f"column {shown(self.name)}: a category occurs twice")
         if self.kind == "category" and (not self.categories or self.fill not in {None, *self.categories}):
@@ -190,6 +196,20 @@ class Column:
         }[self.kind]
         found += [f"{self.name} = other"] if self.other else []
         return found + ([f"{self.name} is missing"] if self.missing else [])
+
+    @property
+    def limits(self) -> str:
+        """From ``low`` to ``high``, as a person reads it."""
+        if self.low is None or self.high is None:
+            return "unknown"
+        if self.kind == "date":
+            return f"{_date(self.low)} to {_date(self.high)}"
+        return f"{self.low:.4g} to {self.high:.4g}"
+
+
+def _date(days: float) -> str:
+    """The date of a day since 1970-01-01, as far as there are dates."""
+    return str(np.datetime64(int(np.clip(days, -719162, 2932896)), "D"))
 
 
 @dataclass(frozen=True)
@@ -299,6 +319,22 @@ class Transform(Document):
             _fill(out[:, at : at + width], cells(series(frame, column.name), column.name), column)
             at += width
         return out
+
+    def doubts(self, frame: Any) -> Doubts:
+        """What a table has that training had nothing like: cells that cannot be read, numbers far outside, and so on.
+
+        A number or date is far outside if it is more than twice as far from the mean as the values of training reach,
+        where they reach a power of two of the standard deviation: see :func:`fedax.data.summarize`.
+
+        Args:
+            frame: of pandas or Polars.
+
+        Raises:
+            DataError: a column is missing.
+        """
+        frame = as_pandas(frame)
+        given = ((column, series(frame, column.name)) for column in self.columns)
+        return doubts_of(((column, cells(each, column.name), each) for column, each in given), len(frame))
 
 
 def _fill(out: np.ndarray, found: Cells, column: Column) -> None:

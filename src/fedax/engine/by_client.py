@@ -10,7 +10,7 @@ import numpy as np
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.job import start
-from fedax.errors import CodeError, ConfigError
+from fedax.errors import CodeError, ConfigError, complete
 from fedax.metrics.base import HostMetric, Metric, fitting
 from fedax.programs import compiled
 from fedax.tasks.task import Task
@@ -25,6 +25,7 @@ class Answers(NamedTuple):
     outputs: np.ndarray | None
 
 
+@complete
 def evaluate(task: Task, params: Tree, data: FederatedData, params_per_client: Tree = None) -> Unknown:
     """How a model does at each client.
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -17,10 +18,11 @@ import safetensors.numpy
 import fedax
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
+from fedax.data.doubts import Doubts, refuse, said_of
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import BLANK, damage, with_digest, write_atomic
 from fedax.engine.job import Origin
-from fedax.errors import ConfigError, DataError
+from fedax.errors import ConfigError, DataError, DoubtfulWarning, caller_level, complete
 from fedax.files import regular
 from fedax.programs import compiled
 from fedax.tasks import TASKS, pytorch
@@ -75,17 +77,25 @@ class Model:
     example: Mapping[str, tuple[tuple[int, ...], str]] | None = None
     versions: Mapping[str, str] | None = None
 
-    def outputs(self, x: Unknown) -> np.ndarray:
+    def outputs(self, x: Unknown, strict: bool = False) -> np.ndarray:
         """What the model answers: logits [n, C], log-odds of the second of two classes [n], or predictions.
 
         Args:
             x: [n, ...] examples; a dictionary of arrays where they have several columns; or a table (pandas), where the
-                model was trained on tables.
+                model was trained on tables. A :class:`fedax.DoubtfulWarning` says where a table has what training had
+                nothing like: see :meth:`doubts`.
+            strict: whether such a table is refused.
 
         Raises:
-            ConfigError: the task has no outputs.
+            ConfigError: the task has no outputs; ``strict`` of arrays, of which no ranges are known.
             DataError: ``x`` is not what the model was trained on.
         """
+        if strict or _is_table(x):
+            doubts = self.doubts(x)
+            if strict:
+                refuse(doubts)
+            elif doubts:
+                warnings.warn(said_of(doubts), DoubtfulWarning, stacklevel=caller_level())
         batch = self._batch(x)
         n = len(jax.tree.leaves(batch)[0])
         each = max(1, max(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(batch)))
@@ -97,30 +107,58 @@ class Model:
             found.append(np.asarray(_outputs(self.params, block, task=self.task.trained))[: n - start])
         return np.concatenate(found)
 
-    def predict(self, x: Unknown) -> np.ndarray:
+    def doubts(self, x: Unknown) -> Doubts:
+        """Cells of a table that training had nothing like: the model answers them with confidence all the same.
+
+        Those that cannot be read as the number or date that is due; numbers and dates far outside of training;
+        categories that it did not have; and missing values in columns where it had none.
+
+        Args:
+            x: a table (pandas).
+
+        Raises:
+            ConfigError: ``x`` is no table, or the model was not trained on tables.
+            DataError: a column is missing.
+
+        Example:
+            >>> import fedax, pandas
+            >>> old = pandas.DataFrame({"age": [20, 60, 70, 40], "ill": ["no", "yes", "yes", "no"]})
+            >>> data = fedax.data.from_frames({"north": old}, label="ill")
+            >>> task = fedax.tasks.softmax_regression(1, classes=2)
+            >>> model = fedax.simulate(fedax.create("fedavg", lr=1.0), task, data, rounds=1).model
+            >>> print(*model.doubts(pandas.DataFrame({"age": [50, 9999]})).lines())
+            age: 1 is far outside of training, beyond -29.31 to 124.3 ('9999')
+        """
+        if not _is_table(x) or self.transform is None:
+            way_out = "ranges of training are known of tables only, by a model that was trained on tables"
+            raise ConfigError("x", type(x).__name__, way_out)
+        found: Doubts = self.transform.doubts(x)
+        return found
+
+    def predict(self, x: Unknown, strict: bool = False) -> np.ndarray:
         """The class of each example, by its label; of regression the numbers.
 
         Args:
-            x: as of :meth:`outputs`.
+            x, strict: as of :meth:`outputs`.
         """
-        found = self.outputs(x)
+        found = self.outputs(x, strict)
         if self.task.kind != "classification":
             return found
         chosen = (found > 0).astype(np.int64) if found.ndim == 1 else found.argmax(-1)
         return np.asarray(chosen if self.labels is None else np.asarray(self.labels)[chosen])
 
-    def predict_proba(self, x: Unknown) -> np.ndarray:
+    def predict_proba(self, x: Unknown, strict: bool = False) -> np.ndarray:
         """The probability of each class, [n, C].
 
         Args:
-            x: as of :meth:`outputs`.
+            x, strict: as of :meth:`outputs`.
 
         Raises:
             ConfigError: the task is no classification.
         """
         if self.task.kind != "classification":
             raise ConfigError("task", self.task.name, "this is no classification; take predict")
-        found = self.outputs(x).astype(np.float64)
+        found = self.outputs(x, strict).astype(np.float64)
         if found.ndim == 1:
             found = np.stack([np.zeros_like(found), found], axis=-1)
         found = np.exp(found - found.max(-1, keepdims=True))
@@ -147,7 +185,7 @@ class Model:
         if self.task.outputs is None:
             way_out = "this task does not say what its model answers; give Task(…, outputs=fn(params, batch))"
             raise ConfigError("outputs", None, way_out)
-        if hasattr(x, "columns") and hasattr(x, "iloc"):
+        if _is_table(x):
             if self.transform is None:
                 raise DataError("x: a table, but the model was trained on arrays; give an array")
             x = self.transform.apply(x)  # the labels, if there are any, have no say
@@ -194,6 +232,10 @@ class Model:
         classes = "" if self.labels is None else f", {len(self.labels)} classes"
         number = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.params))
         return f"Model({self.task.name}, {number} parameters{classes})"
+
+
+def _is_table(x: Unknown) -> bool:
+    return hasattr(x, "columns") and (hasattr(x, "iloc") or type(x).__module__.partition(".")[0] == "polars")
 
 
 @compiled(static=["task"])
@@ -247,6 +289,7 @@ class _About(pydantic.BaseModel):
     versions: dict[str, str]
 
 
+@complete
 def load_model(path: Path, task: Task | None = None) -> Model:
     """The model that :meth:`fedax.Run.save` or a run folder keeps.
 

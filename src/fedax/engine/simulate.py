@@ -18,7 +18,7 @@ from fedax.engine.loop import State, Tally
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan
-from fedax.errors import ConfigError
+from fedax.errors import ConfigError, complete
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
 from fedax.programs import compiled
@@ -32,6 +32,7 @@ from fedax.wire.privacy import DP
 from fedax.wire.secure import SecureSum
 
 
+@complete
 def simulate(
     algorithm: Algorithm,
     task: Task,

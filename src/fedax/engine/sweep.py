@@ -30,7 +30,7 @@ from fedax.engine.loop import State, Tally
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, is_small
 from fedax.engine.simulate import program as alone
-from fedax.errors import ConfigError
+from fedax.errors import ConfigError, complete
 from fedax.metrics.base import HostMetric
 from fedax.numbers import check_count, check_number
 from fedax.programs import compiled
@@ -85,6 +85,7 @@ class Range:
         return float(rng.uniform(self.low, self.high))
 
 
+@complete
 def random_points(space: Mapping[str, Unknown], number: int, seed: int = 0) -> list[Point]:
     """Random search: ``number`` independent draws, to be given to :func:`sweep` in the place of a grid.
 
@@ -207,6 +208,7 @@ class Sweep:
         return f"Sweep({len(self.points)} points × {len(self.seeds)} seeds, {self.programs} compiled programs)"
 
 
+@complete
 def sweep(
     make: Callable[..., Tree],
     grid: Mapping[str, Unknown] | Iterable[Point],

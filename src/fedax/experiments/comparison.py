@@ -24,7 +24,7 @@ from fedax.engine import processes
 from fedax.engine.job import make_job
 from fedax.engine.patience import Patience
 from fedax.engine.saved import Model, load_model
-from fedax.errors import ConfigError, unknown
+from fedax.errors import ConfigError, complete, unknown
 from fedax.experiments import described, summary, tables
 from fedax.experiments.clients import baseline_rate
 from fedax.experiments.config import Experiment, check_judge, class_names, seeds_of, slug
@@ -59,6 +59,7 @@ _ELSEWHERE = {
 }
 
 
+@complete
 def compare(
     methods: Mapping[str, Algorithm | str] | Sequence[str],
     task: Task,
@@ -149,6 +150,7 @@ def compare(
     return Comparison((record,), place, task)
 
 
+@complete
 def load(folder: str | Path, *more: str | Path) -> "Comparison":
     """Open a run folder, or several, as ``fedax run``, ``fedax compare`` and :func:`compare` write them.
 

@@ -2,11 +2,12 @@
 
 import pathlib
 import tokenize
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import fedax
+from fedax.data.doubts import Doubts, refuse
 from fedax.data.tables import read_table
 from fedax.engine.checkpoint import write_atomic
 from fedax.engine.saved import Model
@@ -18,26 +19,45 @@ Path = pathlib.Path
 _TABLES = (".csv", ".parquet")
 
 
+class Predicted(NamedTuple):
+    """What was predicted.
+
+    Attributes:
+        rows: how many there are.
+        measured: the loss and the metrics of the task where all rows have labels.
+        doubts: cells that training had nothing like; ``None`` of arrays.
+    """
+
+    rows: int
+    measured: dict[str, float]
+    doubts: Doubts | None
+
+
 def predict_file(
-    model: Model, source: str | Path, out: str | Path, decimal: str = ".", encoding: str = "utf-8"
-) -> tuple[int, dict[str, float]]:
+    model: Model,
+    source: str | Path,
+    out: str | Path,
+    decimal: str = ".",
+    encoding: str = "utf-8",
+    strict: bool = False,
+) -> Predicted:
     """Predict for each row of a file, and write a table of the predictions.
 
     The table has a row for each row of ``source``, in its order: the columns of the source that the model leaves aside,
-    such as an id; ``prediction``; and of a classification ``p <class>``, the probability of each class.
+    such as an id; ``prediction``; of a classification ``p <class>``, the probability of each class; and of a table
+    ``doubts``, what of the row training had nothing like (:meth:`fedax.Model.doubts`).
 
     Args:
         model: from :func:`fedax.load_model`.
         source: a .csv or .parquet file, of a model that was trained on tables; else an array [n, …] in an .npy file.
         out: the .csv file to write; there may be none of this name.
         decimal, encoding: as of :func:`fedax.data.from_csv`.
-
-    Returns:
-        How many rows there are; and the loss and the metrics of the task where all rows have labels.
+        strict: whether a table with doubts is refused, before anything is written.
 
     Raises:
-        ConfigError: ``out`` is there already, or cannot be written; the task does not say what its model answers.
-        DataError: ``source`` cannot be read, or is not what the model was trained on.
+        ConfigError: ``out`` is there already, or cannot be written; the task does not say what its model answers;
+            ``strict`` of an array.
+        DataError: ``source`` cannot be read, is not what the model was trained on, or has doubts under ``strict``.
 
     Example:
         >>> import tempfile
@@ -50,9 +70,9 @@ def predict_file(
         >>> run = fedax.simulate(fedax.create("fedavg", lr=1.0), task, data, rounds=50)
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> _ = (folder / "new.csv").write_text("id,age\\n007,19\\n008,80\\n")
-        >>> predict_file(run.model, folder / "new.csv", folder / "predicted.csv")[0]
+        >>> predict_file(run.model, folder / "new.csv", folder / "predicted.csv").rows
         2
-        >>> [line.rpartition(",")[0].rpartition(",")[0] for line in (folder / "predicted.csv").read_text().splitlines()]
+        >>> [line.rsplit(",", 3)[0] for line in (folder / "predicted.csv").read_text().splitlines()]
         ['id,prediction', '007,no', '008,yes']
     """
     import pandas
@@ -64,16 +84,25 @@ def predict_file(
         raise ConfigError("out", str(out), "there is no such folder; make it first")
     aside: dict[str, Any] = {}
     batch: Any
+    doubts = None
     if source.suffix in _TABLES:
         if model.transform is None:
             raise DataError(f"{source}: the model was trained on arrays and not on a table; give an .npy file")
         table = read_table(source, decimal, encoding, tuple(model.transform.dropped))
+        doubts = model.doubts(table)
+        if strict:
+            try:
+                refuse(doubts)
+            except DataError as error:
+                raise DataError(f"{source}: {error}") from None
         aside = {name: table[name].to_numpy() for name in table.columns if name in model.transform.dropped}
         batch = {"x": model.transform.apply(table)}
         label = model.transform.label
         if label is not None and label.name in table.columns and not table[label.name].isna().any():
             batch = model.transform(table)
     elif source.suffix == ".npy":
+        if strict:
+            raise ConfigError("strict", strict, "ranges of training are known of tables only; leave it out")
         batch = {"x": _array(source)}
     else:
         raise DataError(f"{source}: give a .csv, .parquet or .npy file")
@@ -85,11 +114,13 @@ def predict_file(
     elif found["prediction"].ndim > 1:
         flat = found.pop("prediction").reshape(len(batch["x"]), -1)
         found |= {f"prediction {k}": flat[:, k] for k in range(flat.shape[1])}
+    if doubts is not None:
+        found["doubts"] = doubts.by_row()
     try:
         write_atomic(out, pandas.DataFrame(found).to_csv(index=False))
     except OSError as error:
         raise ConfigError("out", str(out), f"cannot be written ({error.strerror or error})") from error
-    return len(batch["x"]), _measured(model, batch) if "y" in batch else {}
+    return Predicted(len(batch["x"]), _measured(model, batch) if "y" in batch else {}, doubts)
 
 
 def _measured(model: Model, batch: dict[str, np.ndarray]) -> dict[str, float]:

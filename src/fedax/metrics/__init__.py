@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from fedax.errors import complete
 from fedax.metrics.base import Metric
 from fedax.metrics.counts import F1, Accuracy, BalancedAccuracy, Precision, Recall
 from fedax.metrics.host import OnHost
@@ -70,6 +71,7 @@ def available() -> dict[str, str]:
     return METRICS.available()
 
 
+@complete
 def create(name: str, **settings: Any) -> Metric:
     """The metric of this name, for instance from a configuration.
 

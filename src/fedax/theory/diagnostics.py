@@ -23,7 +23,7 @@ from fedax.contract.local import SGD, Solver, check_linear
 from fedax.contract.schedule import Stepwise, resolve
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
-from fedax.errors import ConfigError
+from fedax.errors import ConfigError, complete
 from fedax.federation.participation import Dropout, Full, Participation, Trace, Uniform, UniformNormalized
 from fedax.federation.work import Epochs, Work
 from fedax.numbers import check_count
@@ -101,6 +101,7 @@ class Diagnosis:
     unknown: tuple[str, ...] = ()
 
 
+@complete
 def diagnose(
     algorithm: Algorithm,
     task: Task,

@@ -1,7 +1,12 @@
 """What needs PyTorch: a module's export, and tensors. The only file of fedax that imports torch."""
 
+import contextlib
 import io
+import logging
+import os
+import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,7 +42,7 @@ def exported(module: Any, example: Any) -> bytes:
         for layer in modes:  # dropout is part of the graph; only in training it gets a key
             layer.training = not isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)
         content = io.BytesIO()
-        with warnings.catch_warnings():
+        with _quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about its own recurrent layers
             axis = torch.export.Dim("batch")
             program = torch.export.export(module, batch, dynamic_shapes=tuple({0: axis} for _ in batch))
@@ -52,6 +57,35 @@ def exported(module: Any, example: Any) -> bytes:
         for layer, training in modes.items():
             layer.training = training
     return content.getvalue()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's own log and graphs, which say at length what the one error says; others log on.
+
+    Where ``TORCH_LOGS`` is set, somebody wants them.
+    """
+    if os.environ.get("TORCH_LOGS"):
+        yield
+        return
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = {each for logger in loggers for each in getattr(logger, "handlers", ())} | {logging.lastResort}
+
+    def others(record: logging.LogRecord) -> bool:
+        return record.name.partition(".")[0] != "torch"
+
+    printed = io.StringIO()
+    for handler in handlers:
+        if handler is not None:
+            handler.addFilter(others)
+    try:
+        with contextlib.redirect_stderr(printed):
+            yield
+        sys.stderr.write(printed.getvalue())  # of a module that can be exported, it is the user's own
+    finally:
+        for handler in handlers:
+            if handler is not None:
+                handler.removeFilter(others)
 
 
 def _batch(torch: Any, one: Any) -> Any:

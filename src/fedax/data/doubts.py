@@ -1,0 +1,147 @@
+"""Cells of new rows that a transform's training had nothing like: a model answers them with confidence all the same."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedax.data.cells import Cells, few, shown
+from fedax.errors import DataError
+
+Why = Literal["unread", "far", "category", "missing"]
+
+
+class Doubt(NamedTuple):
+    """Cells of a column with the same thing wrong.
+
+    Attributes:
+        column: its name.
+        why: ``"unread"``: no number, or no date, where there has to be one, so that it counts as missing; ``"far"``: a
+            number or date far outside of training; ``"category"``: one that training did not have; ``"missing"``:
+            empty, in a column that was never empty in training.
+        rows: [k] their rows, from 0.
+        more: what is due: a kind, or a range.
+        values: the first few of the cells.
+    """
+
+    column: str
+    why: Why
+    rows: np.ndarray
+    more: str
+    values: str
+
+    def __str__(self) -> str:
+        name = self.column if self.column.isprintable() else shown(self.column)
+        words = _SAID[self.why][len(self.rows) > 1].format(self.more)
+        return f"{name}: {len(self.rows)} {words}" + (f" ({self.values})" if self.values else "")
+
+
+_SAID: dict[Why, tuple[str, str]] = {  # of one cell, and of several
+    "unread": ("cannot be read as a {} and counts as missing", "cannot be read as a {} and count as missing"),
+    "far": ("is far outside of training, beyond {}", "are far outside of training, beyond {}"),
+    "category": ("is a category that training did not have", "are categories that training did not have"),
+    "missing": ("is missing; none was in training", "are missing; none was in training"),
+}
+_OF_A_ROW: dict[Why, str] = {
+    "unread": "cannot be read",
+    "far": "is far outside of training",
+    "category": "is an unknown category",
+    "missing": "is missing",
+}
+
+
+@dataclass(frozen=True)
+class Doubts:
+    """What a table has that training had nothing like; false where there is nothing.
+
+    Attributes:
+        found: by column and by what is wrong.
+        rows: n, of the table.
+        unknown: columns of numbers or dates whose range in training is not known, as of old files.
+
+    Example:
+        >>> import pandas
+        >>> from fedax.data.transform import Column, Transform
+        >>> transform = Transform((Column("age", "number", mean=50, scale=10, low=0, high=110),))
+        >>> doubts = transform.doubts(pandas.DataFrame({"age": ["45", "9999", "old"]}))
+        >>> print(*doubts.lines(), sep="\\n")
+        age: 1 cannot be read as a number and counts as missing ('old')
+        age: 1 is far outside of training, beyond 0 to 110 ('9999')
+        >>> doubts.by_row()
+        ['', 'age is far outside of training', 'age cannot be read']
+    """
+
+    found: tuple[Doubt, ...]
+    rows: int
+    unknown: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
+    @property
+    def doubtful(self) -> int:
+        """How many rows have such a cell."""
+        return len({row for each in self.found for row in each.rows.tolist()})
+
+    def lines(self) -> list[str]:
+        """A line for each column and for what is wrong, with counts."""
+        return [str(each) for each in self.found]
+
+    def by_row(self) -> list[str]:
+        """[n] what is wrong with the cells of each row; empty where nothing is."""
+        found: list[list[str]] = [[] for _ in range(self.rows)]
+        for each in self.found:
+            for row in each.rows.tolist():
+                found[row].append(f"{each.column} {_OF_A_ROW[each.why]}")
+        return ["; ".join(parts) for parts in found]
+
+
+def doubts_of(columns: Iterable[tuple[Any, Cells, Any]], rows: int) -> Doubts:
+    """Of each column of a transform, its cells as they were read, and as they were given."""
+    found: list[Doubt] = []
+    unknown = []
+    for column, cells, given in columns:
+        name = column.name
+
+        def add(why: Why, where: np.ndarray, more: str = "", name: str = name, given: Any = given) -> None:
+            at = np.flatnonzero(where)
+            if len(at):
+                values = few(dict.fromkeys(str(value) for value in given.iloc[at[:1000]])) if why != "missing" else ""
+                found.append(Doubt(name, why, at, more, values))
+
+        if column.kind in ("number", "date"):
+            values = cells.numbers if column.kind == "number" else cells.days
+            unread = np.isnan(values) & ~cells.missing
+            add("unread", unread, column.kind)
+            if column.low is None or column.high is None:
+                unknown.append(name)
+            else:
+                with np.errstate(invalid="ignore"):
+                    far = (values < column.low) | (values > column.high)
+                add("far", far, column.limits)
+        if column.kind == "category" and not column.other:
+            texts, codes = cells.texts
+            known = {*column.categories}
+            strange = np.array([text not in known for text in texts] + [False])  # the last: of missing ones
+            add("category", strange[codes])
+        if not column.missing:
+            add("missing", cells.missing)
+    return Doubts(tuple(found), rows, tuple(unknown))
+
+
+def said_of(doubts: Doubts) -> str:
+    """A sentence on all of them."""
+    rows = f"{doubts.doubtful} of {doubts.rows} rows have"
+    return f"{rows} cells that training had nothing like. {'; '.join(doubts.lines())}"
+
+
+def refuse(doubts: Doubts) -> None:
+    """Raise a DataError for the first of them; and for columns of which nobody knows what is far outside."""
+    if doubts.unknown:
+        way_out = "train again to have them, or leave strict out"
+        raise DataError(f"columns {few(doubts.unknown)}: their ranges in training are not known; {way_out}")
+    if doubts:
+        first = doubts.found[0]
+        where = f"first in column {shown(first.column)}, row {first.rows[0]}"
+        raise DataError(f"{said_of(doubts)} ({where}). Mend them, leave these rows out, or leave strict out")

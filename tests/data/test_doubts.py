@@ -1,0 +1,214 @@
+"""Cells of new rows that training had nothing like are counted and named, whatever reads them."""
+
+import numpy as np
+import pandas
+import pytest
+
+import fedax
+from fedax import data
+from fedax.cli import app
+from fedax.errors import ConfigError, DataError, DoubtfulWarning
+
+typer_testing = pytest.importorskip("typer.testing")
+
+
+def hospitals(n=60):
+    rng = np.random.default_rng(0)
+    found = {}
+    for name in ("north", "south"):
+        admitted = pandas.Timestamp("2024-01-01") + pandas.to_timedelta(rng.integers(0, 300, n), "D")
+        found[name] = pandas.DataFrame(
+            {
+                "id": [f"{name}-{i}" for i in range(n)],
+                "age": rng.integers(18, 95, n),
+                "crp": np.where(rng.random(n) < 0.2, np.nan, np.exp(rng.normal(1, 1, n)).round(2)),
+                "rare": np.arange(n) == 7,  # 30 deviations from its mean, and known all the same
+                "ward": rng.choice(["A", "B", "C"], n),
+                "admitted": admitted.strftime("%Y-%m-%d"),
+                "ill": rng.choice(["no", "yes"], n),
+            }
+        )
+    return found
+
+
+TABLES = hospitals()
+NEW = pandas.DataFrame(
+    {
+        "id": list("abcdefgh"),
+        "age": ["40", "9999", "forty", "", "-300", "50", "97", "18"],
+        "crp": ["1.5", "", "9", "?", "5000", "1", "2", "0.1"],
+        "rare": [True, False, False, True, False, False, False, True],
+        "ward": ["A", "B", "Z", "", "C", "Y", "A", "B"],
+        "admitted": ["2024-05-01", "soon", "2024-06-01", "2024-06-31", "2124-01-01", "2024-12-31", "", "45000"],
+    }
+)
+DUE = {
+    ("age", "unread"): [2],
+    ("age", "far"): [1, 4],
+    ("age", "missing"): [3],
+    ("crp", "unread"): [3],
+    ("crp", "far"): [4],  # where it is missing, as in training, there is no doubt
+    ("ward", "category"): [2, 5],
+    ("ward", "missing"): [3],
+    ("admitted", "unread"): [1, 3, 7],
+    ("admitted", "far"): [4],
+    ("admitted", "missing"): [6],
+}
+
+
+def found_in(doubts):
+    return {(each.column, each.why): each.rows.tolist() for each in doubts.found}
+
+
+@pytest.fixture(scope="module")
+def model():
+    clients = data.from_frames(TABLES, label="ill")
+    task = fedax.tasks.softmax_regression(clients.examples["x"].shape[1], classes=2)
+    return fedax.simulate(fedax.create("fedavg", lr=0.1), task, clients, rounds=1).model
+
+
+def read(kind, table, folder):
+    """The table as each reader gives it."""
+    if kind == "csv":
+        table.to_csv(folder / "t.csv", index=False)
+        return data.tables.read_table(folder / "t.csv")
+    if kind == "decimal comma":
+        table.assign(crp=table["crp"].str.replace(".", ",")).to_csv(folder / "t.csv", index=False, sep=";")
+        return data.tables.read_table(folder / "t.csv", decimal=",")
+    if kind == "parquet":
+        table.to_parquet(folder / "t.parquet")
+        return data.tables.read_table(folder / "t.parquet")
+    return table.assign(ward=table["ward"].astype("category")) if kind == "categorical" else table
+
+
+@pytest.mark.parametrize("kind", ["csv", "decimal comma", "parquet", "frame", "categorical"])
+def test_every_reader_and_every_kind_of_column(model, tmp_path, kind):
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    doubts = model.doubts(read(kind, NEW, tmp_path))
+    assert found_in(doubts) == DUE and doubts.doubtful == 7 and doubts.unknown == ()
+    by_row = doubts.by_row()
+    assert by_row[0] == "" and by_row[3].split("; ") == [
+        "age is missing", "crp cannot be read", "ward is missing", "admitted cannot be read"
+    ]  # fmt: skip
+    lines = "\n".join(doubts.lines())
+    assert "age: 2 are far outside of training, beyond -" in lines and "'9999'" in lines
+    assert "admitted: 3 cannot be read as a date and count as missing ('soon', '2024-06-31', '45000')" in lines
+    assert "ward: 2 are categories that training did not have ('Z', 'Y')" in lines
+
+
+def test_real_dates_and_numbers_are_as_their_texts(model):
+    table = NEW[["id", "rare", "ward", "crp"]].assign(
+        age=[40.0, 9999, 41, np.nan, -300, 50, 97, 18],
+        admitted=pandas.to_datetime(["2024-05-01"] * 4 + ["2124-01-01"] + ["2024-05-01"] * 3),
+    )
+    found = found_in(model.doubts(table))
+    assert found["age", "far"] == [1, 4] and found["age", "missing"] == [3] and found["admitted", "far"] == [4]
+    assert ("age", "unread") not in found and ("admitted", "unread") not in found
+    found = found_in(model.doubts(table.assign(admitted=20240501, age=pandas.Timestamp("2024-05-01"))))
+    assert found["admitted", "unread"] == found["age", "unread"] == [*range(8)]
+
+
+def test_nothing_of_training_is_in_doubt(model):
+    for table in TABLES.values():
+        assert not model.doubts(table)
+        model.predict(table, strict=True)
+
+
+def test_swapped_columns(model):
+    table = TABLES["north"].rename(columns={"age": "ward", "ward": "age", "admitted": "crp", "crp": "admitted"})
+    found = found_in(model.doubts(table))
+    assert len(found["age", "unread"]) == len(found["ward", "category"]) == len(found["crp", "unread"]) == 60
+    assert len(found["admitted", "unread"]) == TABLES["north"]["crp"].notna().sum()
+
+
+@pytest.mark.parametrize("scale", ["standard", "none"])
+def test_far_is_twice_what_training_reaches(scale):
+    """Mean 50 and deviation 10: 45 to 85 reach one deviation below and four above."""
+    values = np.array([45.0] * 8 + [50.0] * 4 + [85.0])
+    values = (values - values.mean()) / values.std() * 10 + 50
+    halves = {"a": pandas.DataFrame({"v": values[:6]}), "b": pandas.DataFrame({"v": values[6:]})}
+    first = {name: data.summarize(table) for name, table in halves.items()}
+    asked = data.plan(first, scale=scale)
+    second = {name: data.summarize(table, asked) for name, table in halves.items()}
+    assert second["a"].reach == {"v": (0, 0)} and second["b"].reach == {"v": (0, 2)}
+    transform = data.fit(asked, second)
+    (column,) = transform.columns
+    assert (column.low, column.high) == pytest.approx((30, 130))
+    found = transform.doubts(pandas.DataFrame({"v": [29.9, 30.1, 129.9, 130.1, np.inf, 1e300]}))
+    assert found_in(found) == {("v", "far"): [0, 3], ("v", "missing"): [4, 5]}
+    assert data.Transform.from_json(transform.to_json()) == transform
+
+
+def test_categories_that_share_a_feature_are_known():
+    frames = {"a": pandas.DataFrame({"w": list("AAABBC") * 3})}
+    first = {name: data.summarize(table) for name, table in frames.items()}
+    asked = data.plan(first, max_categories=2)
+    transform = data.fit(asked, {"a": data.summarize(frames["a"], asked)})
+    assert not transform.doubts(pandas.DataFrame({"w": ["C", "D", "A"]}))
+
+
+def test_an_older_transform_says_that_it_knows_no_ranges(model, tmp_path):
+    told = model.transform.to_json()
+    older = {
+        **told,
+        "columns": [{k: v for k, v in each.items() if k not in ("low", "high")} for each in told["columns"]],
+    }
+    transform = data.Transform.from_json(older)
+    doubts = transform.doubts(NEW)
+    assert doubts.unknown == ("age", "crp", "rare", "admitted")
+    assert found_in(doubts) == {key: rows for key, rows in DUE.items() if key[1] != "far"}
+    import dataclasses
+
+    before = dataclasses.replace(model, transform=transform)
+    with pytest.raises(DataError, match=r"columns 'age', 'crp', .*ranges in training are not known"):
+        before.predict(TABLES["north"], strict=True)
+    assert (before.predict(TABLES["north"]) == model.predict(TABLES["north"])).all()
+    # So does one that was fitted with a client's summary of before.
+    first = {name: data.summarize(table) for name, table in TABLES.items()}
+    asked = data.plan(first, label="ill")
+    second = {name: data.summarize(table, asked).to_json() for name, table in TABLES.items()}
+    del second["south"]["reach"]
+    fitted = data.fit(asked, {name: data.Summary.from_json(each) for name, each in second.items()})
+    assert fitted.doubts(NEW).unknown == doubts.unknown
+
+
+def test_ranges_that_cannot_be():
+    for low, high in ((1.0, None), (None, 1.0), (2.0, 1.0)):
+        with pytest.raises(DataError, match="low"):
+            data.Column("age", "number", low=low, high=high)
+    with pytest.raises(DataError, match="reach"):
+        data.Summary(3, reach={"age": (0, 65)})
+
+
+def test_in_python(model):
+    for call in (model.predict, model.predict_proba, model.outputs):
+        with pytest.warns(DoubtfulWarning, match=r"7 of 8 rows have cells .* age: 1 cannot"):
+            usual = call(NEW)
+        with pytest.raises(DataError, match=r"7 of 8 rows.*first in column 'age', row 2\)"):
+            call(NEW, strict=True)
+        assert len(usual) == 8 and len(call(NEW[:1])) == 1  # without a warning
+    with pytest.raises(ConfigError, match="known of tables only"):
+        model.predict(np.zeros((1, 8), np.float32), strict=True)
+
+
+def test_the_command(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model.save("m.safetensors")
+    NEW.to_csv("new.csv", index=False)
+    run = lambda *words: typer_testing.CliRunner().invoke(app, ["predict", "m.safetensors", *words])  # noqa: E731
+    said = run("new.csv", "--out", "strict.csv", "--strict")
+    assert said.exit_code == 2 and not (tmp_path / "strict.csv").exists()
+    assert "new.csv: 7 of 8 rows have cells" in " ".join(said.output.split())
+    said = run("new.csv", "--out", "p.csv")
+    assert said.exit_code == 0, said.output
+    assert "7 of 8 rows have cells that training had nothing like (column doubts):" in said.output
+    assert "  age: 2 are far outside of training, beyond" in said.output
+    table = pandas.read_csv("p.csv", keep_default_na=False)
+    assert table["doubts"].tolist() == model.doubts(NEW).by_row() and list(table.columns)[-1] == "doubts"
+    TABLES["north"].to_csv("old.csv", index=False)
+    said = run("old.csv", "--out", "q.csv", "--strict")
+    assert said.exit_code == 0 and "training" not in said.output
+    np.save("x.npy", np.zeros((2, 9), np.float32))
+    said = run("x.npy", "--out", "r.csv", "--strict")
+    assert said.exit_code == 2 and "strict" in said.output
