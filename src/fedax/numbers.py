@@ -26,7 +26,7 @@ def check_number(
 ) -> Any:
     """Return ``value`` if it is a real number within the range, else raise a ConfigError.
 
-    Schedules, and arrays that JAX is tracing, have no value yet and pass.
+    Of a schedule the largest value has to be within the range, where it is known. Arrays that JAX is tracing pass.
 
     Args:
         field: the name to put into the error.
@@ -47,10 +47,15 @@ def check_number(
     if isinstance(value, Stepwise):
         check_number(field, value.schedule, low, high, open_low=open_low, open_high=open_high)
         return value
-    if isinstance(value, Schedule | jax.core.Tracer):
+    if isinstance(value, jax.core.Tracer):
         return value
     bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     way_out = f"give a number in {bounds}".replace("-inf", "-∞").replace(", inf]", ", ∞)")
+    if isinstance(value, Schedule):
+        for reached in value.reached():
+            if reached > high or (open_high and reached == high):
+                raise ConfigError(field, value, f"it reaches {reached:.4g}; {way_out.replace('a number', 'values')}")
+        return value
     scalar_array = isinstance(value, np.ndarray | jax.Array) and value.ndim == 0 and value.dtype != bool
     if not scalar_array and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise ConfigError(field, value, way_out)

@@ -409,6 +409,20 @@ def test_rates_by_w_and_c(name):
         fedax.create(name, alpha=0.5, c=1.0)
 
 
+@pytest.mark.parametrize("name", [name for name in METHODS if "w" in fedax.hyperparameters(name)])
+def test_alpha_is_refused_by_its_largest_value_however_it_is_given(name):
+    said = r"c = 2000\.0: alpha begins at c lr² / w\^\(2/3\) = 8\.355.*most 239\.4"
+    with pytest.raises(fedax.ConfigError, match=said):
+        fedax.create(name, lr=0.3, w=100.0, c=2000.0)
+    with pytest.raises(fedax.ConfigError, match=r"c = 30\.0: alpha begins at c lr² = 2\.7"):
+        fedax.create(name, lr=0.3, c=30.0)
+    fedax.create(name, lr=0.3, w=100.0, c=239.3)
+    for alpha, reached in ((fedax.PowerDecay(3.0, 2.0, 1.0), "1.5"), (fedax.Piecewise(0.5, {4: 3.0}), "1.5")):
+        with pytest.raises(fedax.ConfigError, match=rf"alpha = .*: it reaches {reached}; give values in \(0, 1\]"):
+            fedax.create(name, alpha=alpha)
+    fedax.create(name, alpha=fedax.PowerDecay(3.0, 2.0, 1.0, cap=1.0))
+
+
 def test_the_two_kinds_of_momentum_name_each_other():
     lines = fedax.available()
     assert "fedavg-m" in lines["server-momentum"] and "FedAvg-M" in lines["server-momentum"]

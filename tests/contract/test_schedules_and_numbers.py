@@ -35,6 +35,28 @@ def test_values_plain_and_traced(schedule, points):
         assert float(jax.jit(lambda s, t: s(t))(schedule, t)) == pytest.approx(value, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "reached"),
+    [
+        (fedax.PowerDecay(8.0, 4.0, 0.5), (4.0,)),
+        (fedax.PowerDecay(8.0, 4.0, 0.5, cap=2.0), (2.0,)),
+        (fedax.Piecewise(0.5, {3: 3.0, 6: 0.1}), (0.5, 1.5, 0.15)),
+        (fedax.Piecewise(0.5, {0: 3.0}), (1.5,)),
+        (fedax.PowerDecay(jnp.array([1.0, 2.0])), ()),  # of a sweep
+        (fedax.FromFunction(lambda t: 3.0 * t), ()),
+    ],
+)
+def test_a_schedule_is_checked_by_the_values_that_it_takes(schedule, reached):
+    assert schedule.reached() == pytest.approx(reached)
+    for t, value in zip((0, 3, 6), reached, strict=False):
+        assert float(schedule(t)) == pytest.approx(value, rel=1e-6)
+    if reached:
+        largest = max(reached)
+        assert check_number("x", schedule, 0, largest) is schedule
+        with pytest.raises(fedax.ConfigError, match=rf"it reaches {largest:.4g}; give values in \[0, "):
+            check_number("x", schedule, 0, largest, open_high=True)
+
+
 def test_the_constants_of_a_schedule_are_swept_by_vmap():
     values = jax.vmap(lambda v, f: fedax.Piecewise(v, {2: f})(2))(jnp.array([1.0, 2.0]), jnp.array([0.5, 0.1]))
     np.testing.assert_allclose(values, [0.5, 0.2], rtol=1e-6)

@@ -149,7 +149,7 @@ def _mime(
 
 
 def _rates(lr: Any, alpha: Any, w: Any, c: Any) -> tuple[Any, Any]:
-    """η_t = lr/(w + t)^{1/3} and α_{t+1} = c η_t², where w and c are given."""
+    """η_t = lr/(w + t)^{1/3} and α_{t+1} = c η_t², where w and c are given; α is largest at t = 0, and at most 1."""
     check_number("lr", lr, 0, open_low=True)
     for name, value in (("w", w), ("c", c)):
         if value is not None:
@@ -161,6 +161,11 @@ def _rates(lr: Any, alpha: Any, w: Any, c: Any) -> tuple[Any, Any]:
     elif alpha is not None:
         raise ConfigError("alpha", alpha, "c gives it: α = c η²; leave out one of the two")
     else:
+        largest = c * lr**2 / (1.0 if w is None else w ** (2 / 3))
+        if isinstance(largest, float | int) and largest > 1:
+            rule = "c lr²" if w is None else "c lr² / w^(2/3)"
+            way_out = f"alpha begins at {rule} = {largest:.4g}, and has to be at most 1"
+            raise ConfigError("c", c, f"{way_out}; with this lr give a c of at most {c / largest:.4g}")
         alpha = c * lr**2 if w is None else PowerDecay(c * lr**2, w, 2 / 3)
     return (lr if w is None else PowerDecay(lr, w, 1 / 3)), alpha
 

@@ -1,7 +1,9 @@
 """Schedules: hyper-parameters that change with the round or with the global step."""
 
+import itertools
 import math
 import numbers
+import operator
 from collections.abc import Callable, Mapping
 
 import equinox as eqx
@@ -35,6 +37,10 @@ class Schedule(Settings):
     def __call__(self, t: Number) -> Number:
         """The value at counter ``t`` (a number or a traced array of shape ())."""
         raise NotImplementedError
+
+    def reached(self) -> tuple[float, ...]:
+        """Values that it takes, its largest among them; empty where that is not known, or its constants are swept."""
+        return ()
 
 
 class Piecewise(Schedule):
@@ -72,6 +78,12 @@ class Piecewise(Schedule):
             value = value * jnp.where(t >= round_, factor, 1.0)
         return value
 
+    def reached(self) -> tuple[float, ...]:
+        if not _known(self.value, *self.at.values()):
+            return ()
+        values = itertools.accumulate(map(float, (self.value, *self.at.values())), operator.mul)
+        return tuple(values)[1 if 0 in self.at else 0 :]  # a factor from round 0 on leaves no round to the value itself
+
 
 class PowerDecay(Schedule):
     """``value / (offset + t)^power``, at most ``cap``: inverse-time, inverse-root and the like.
@@ -106,6 +118,12 @@ class PowerDecay(Schedule):
     def __call__(self, t: Number) -> Number:
         value = jnp.asarray(self.value, float) / (self.offset + jnp.asarray(t, float)) ** self.power
         return value if self.cap is None else jnp.minimum(value, self.cap)
+
+    def reached(self) -> tuple[float, ...]:
+        if not _known(self.value, self.offset, self.power, 1.0 if self.cap is None else self.cap):
+            return ()
+        first = float(self.value) / float(self.offset) ** float(self.power)
+        return (first if self.cap is None else min(first, float(self.cap)),)
 
     def arguments(self) -> dict[str, Unknown]:
         """As of all settings; without a cap it is left out, so that runs begun before there was one go on."""
@@ -171,6 +189,11 @@ def resolve(method: Tree, round_: Number) -> Tree:
     """
     varies = lambda node: isinstance(node, Schedule | Stepwise)  # noqa: E731
     return jax.tree.map(lambda node: node(round_) if isinstance(node, Schedule) else node, method, is_leaf=varies)
+
+
+def _known(*values: Number) -> bool:
+    """Whether these are plain numbers, and no arrays of a sweep."""
+    return all(isinstance(value, numbers.Real) for value in values)
 
 
 def _check_positive(field: str, value: Number) -> Number:
