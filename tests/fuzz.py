@@ -1017,9 +1017,8 @@ def read_status(folder: Path, content: bytes) -> Any:
 
     write(folder / status.FILE, content)
     found = status.joined(status.read_file(folder), None, "the link is gone")
-    text = _shown(found) + json.dumps(found) + status_page.body(found, lambda folder: "")
+    text = _shown(found) + json.dumps(found, allow_nan=False) + status_page.body(found, lambda folder: "")
     assert text.replace("\n", "").isprintable(), "something moves the cursor"
-    assert "nan" not in text.lower()
 
 
 LOG = b"""{"time": "2026-01-01 10:00:00", "kind": "exchange", "run": 3, "server": "a", "came": 10, "left": 20}

@@ -100,7 +100,7 @@ def _look(folder: pathlib.Path, link: str | None) -> Table:
 
 def _shown(found: Table) -> str:
     """For a terminal of 80 columns."""
-    from fedax.flower.status import here, span, title
+    from fedax.flower.status import clean, here, span, title
 
     now, lines = found["time"], []
     run = found["run"]
@@ -108,7 +108,7 @@ def _shown(found: Table) -> str:
         lines.append("No run has been at this link yet.")
     else:
         lines.append(title(found))
-        lines += [f"  {run['run']['folder']}"] if run["run"] else []
+        lines += [f"  {clean(run['run']['folder'])}"] if run["run"] else []
         if run["why"]:
             lines.append(f"  {run['why']}")
         for each in run["runs"]:

@@ -67,6 +67,8 @@ def check_number(
     above = given >= high if open_high else given > high
     if not math.isfinite(given) or below or above:
         raise ConfigError(field, value, way_out)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(field, value, "a whole number has at most 64 bits; give it with a decimal point")
     return value
 
 

@@ -335,6 +335,21 @@ def test_a_no_and_its_reason_reach_the_coordinator_until_it_becomes_a_yes(folder
     assert len(decide(state, True)) == 1 and "summary" in desks.desks[101].answer(Message(ask)).head
 
 
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"yes": "no", "why": ""}', '{"yes": 1, "why": ""}', '{"yes": true}', "\xff"]
+)
+def test_only_a_yes_is_a_yes(text, folder, tmp_path):
+    """An answer that is damaged, or written by hand in another way, lets nothing leave."""
+    desks = Desks(folder, tmp_path, review=True)
+    asked = Message({"kind": "summarize", "label": "ill"})
+    assert desks.desks[101].answer(asked).head == {"waits": "its owner"}
+    (file,) = reviews(tmp_path / "hospital-7")
+    file.with_suffix(".answer").write_text(text)
+    assert "remove it, and say it again" in desks.desks[101].answer(asked).head["error"]
+    with pytest.raises(DataError, match="remove it, and say it again"):
+        reviews(tmp_path / "hospital-7")
+
+
 def test_an_owner_may_let_leave_what_the_rule_refuses(folder, tmp_path):
     desks = Desks(folder, tmp_path, review=True)
     ask = Message({"kind": "summarize", "plan": Plan({"patient": Planned("category")}, label="ill").to_json()})

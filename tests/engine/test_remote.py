@@ -696,6 +696,21 @@ def test_a_round_counts_once():
     assert max(counted) == 5
 
 
+@pytest.mark.parametrize("problems", [None, 3, {"a": 1}, "none"])
+def test_a_check_whose_answer_says_nothing(problems):
+    with pytest.raises(
+        fedax.NodeError, match=r"^clients '3', '0': the answer does not say what speaks against the run"
+    ):
+        run(FEDAVG, spy=spoiled(heads(problems=problems), kind="check"))
+
+
+@pytest.mark.parametrize("count", ['"5"', "-1", "2.5", "true", "Infinity", "[1]", "null"])
+def test_a_count_of_rounds_that_is_none(count, tmp_path):
+    (tmp_path / "rounds.json").write_text(f'{{"5": {count}}}')
+    with pytest.raises(fedax.ConfigError, match="this should count rounds, and cannot be read"):
+        Site(here.part_of(DATA, [0]), lambda _: problem(FEDAVG), tmp_path, ["0"])
+
+
 def test_a_damaged_count_of_rounds(tmp_path):
     (tmp_path / "rounds.json").write_text('{"5": "a')
     with pytest.raises(fedax.ConfigError, match="this should count rounds, and cannot be read"):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fedax
 from fedax.cli import app
-from fedax.experiments import comparison, described, read, runner, tables
+from fedax.experiments import comparison, described, plots, read, tables
 from fedax.federation import PARTICIPATION, WORK
 from fedax.federation.participation import Cohort
 
@@ -131,7 +131,7 @@ def found(tmp_path_factory):
 @pytest.fixture
 def quick(monkeypatch):
     """Folders without plots, which take longer than the runs."""
-    monkeypatch.setattr(runner, "write_plots", lambda record: None)
+    monkeypatch.setattr(plots, "write_plots", lambda record: None)
 
 
 def rows(folder):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import tomllib
 
 import jax
@@ -173,6 +174,8 @@ def test_a_folder_that_cannot_be_written_is_an_error_before_the_work(tmp_path):
 def test_folders_are_numbered(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [str(new_folder(None, "my run")) for _ in range(2)] == ["runs/my-run-1", "runs/my-run-2"]
+    monkeypatch.setattr(pathlib.Path, "exists", lambda path: False)  # another process makes it just now
+    assert str(new_folder(None, "my run")) == "runs/my-run-3"
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):

@@ -242,6 +242,18 @@ def test_random_points_are_as_many_for_each_method_and_all_different():
     assert sorted(point["lr"] for point in few.points["fedavg"]) == [0.1, 0.2, 0.3]
 
 
+@pytest.mark.parametrize("points", [5, 1000, 3000])
+def test_many_values_of_a_range_stay_apart(points):
+    """Four digits are not enough of ten thousand."""
+    config = {"data": {"name": "quadratics", "clients": 2, "dimension": 1}, "run": {"rounds": 1}}
+    found = plan(
+        config | {"methods": [{"name": "fedavg"}]}, {"methods.*.lr": {"low": 0.01, "high": 0.011, "points": points}}
+    )
+    values = [point["lr"] for point in found.points["fedavg"]]
+    assert len({*values}) == points and values == sorted(values) and (values[0], values[-1]) == (0.01, 0.011)
+    assert points > 5 or values[1] == 0.01024
+
+
 def test_the_criterion_and_its_direction():
     grid = {"methods.*.lr": [0.1, 0.2]}
     sweep = planned(grid, sweep={"criterion": "test_accuracy"}).config["sweep"]
@@ -274,7 +286,7 @@ def test_the_criterion_and_its_direction():
         ({"methods.*.lr": {"low": 0.1, "high": 1, "log": "no"}}, {}, "sweep.grid.methods.*.lr.log = 'no'"),
         ({"methods.*.lr": {"low": 0.1, "hihg": 1}}, {}, "did you mean 'high'"),
         ({"methods.*.lr": {"low": 0.1, "high": 1, "points": 10**9}}, {}, "3000000000 points"),
-        ({"methods.*.lr": {"low": 0.1, "high": 1}}, {"search": "random", "points": 334}, "1002 points"),
+        ({"methods.*.lr": {"low": 0.1, "high": 1}}, {"search": "random", "points": 3334}, "10002 points"),
         ({"methods.*.lr": {"low": 0.1, "high": 1}}, {"search": "random", "points": 0}, "sweep.points = 0"),
         ({"methods.*.lr": {"low": 0.1, "high": 1}}, {"search": "random"}, "sweep.points = None"),
         ({"methods.*.lr": [0.1]}, {"points": 3}, "sweep.points = 3"),

@@ -108,6 +108,29 @@ def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     assert read_file(tmp_path) is None
 
 
+NONSENSE = [
+    {"command": "rm"}, {"pid": -1}, {"pid": 10**400}, {"began": float("nan")}, {"began": "now"}, {"began": 1e300},
+    {"runs": [{"round": 1}]}, {"runs": {}}, {"nodes": [7]}, {"waiting": None}, {"sent": -1}, {"run": {"name": 3}},
+    {"state": ["running"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", NONSENSE, ids=range(len(NONSENSE)))
+def test_a_file_that_says_nonsense(tmp_path: Path, change: dict[str, object]) -> None:
+    table = Status(tmp_path, "127.0.0.1:1", Wire()).table()
+    (tmp_path / FILE).write_text(json.dumps(table))
+    assert read_file(tmp_path) is not None
+    (tmp_path / FILE).write_text(json.dumps(table | change))
+    assert read_file(tmp_path) is None
+
+
+def test_what_the_file_says_moves_no_cursor_either(tmp_path: Path) -> None:
+    table = Status(tmp_path, "127.0.0.1:1", Wire()).table()
+    (tmp_path / FILE).write_text(json.dumps(table | {"state": EVIL, "why": EVIL}))
+    found = read_file(tmp_path)
+    assert found is not None and found["state"] == found["why"] == "a?[2J b"
+
+
 def test_the_link_and_the_file_together(tmp_path: Path) -> None:
     file = Status(tmp_path, "127.0.0.1:1", Wire()).table()
     file["nodes"] = [{"number": 10}, {"number": 11, "examples": 7}]

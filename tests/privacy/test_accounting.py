@@ -154,6 +154,24 @@ def test_the_least_noise_and_the_most_rounds(how):
     assert ledger.epsilon(most, DELTA) <= 1.0 < ledger.epsilon(most + 1, DELTA)
 
 
+@pytest.mark.parametrize("how", [{"rate": 0.5}, {"rate": 0.5, "places": 60}, {"cohort": 20}, {}])
+def test_noises_that_no_accountant_can_count(how):
+    """Without a limit some came back as no loss at all, others as an overflow."""
+    for noise in (1e-320, 1e-160, 1e-9, 1e7, 1e160, 1e308):
+        with pytest.raises(ConfigError, match=r"^noise = "):
+            Ledger(noise, 100, **how)
+    assert Ledger(1e-6, 100, **how).epsilon(3, DELTA) > 1e11 and Ledger(1e6, 100, **how).epsilon(3, DELTA) < 1e-3
+    for epsilon in (1e-15, 1e15):
+        with pytest.raises(ConfigError, match=r"^epsilon = .*no noise from 1e-06 to 1e\+06"):
+            noise_for(epsilon, DELTA, 3, 100, **how)
+
+
+@pytest.mark.parametrize("rate", [0, 1e-320, 1e-13, 1.1])
+def test_rates_that_cannot_be(rate):
+    with pytest.raises(ConfigError, match=r"^rate = "):
+        Ledger(1.0, 100, rate=rate)
+
+
 def test_ends_of_the_searches():
     assert noise_for(1.0, DELTA, 0, 100, rate=0.1) == 0.0
     assert noise_for(1.0, DELTA, 0, 100, rate=0.1, warmup=1) == pytest.approx(4.2247, rel=1e-4)
@@ -206,12 +224,12 @@ def test_what_a_ledger_says():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"noise": -1.0}, "noise = -1.0: give a number in [0, ∞)"),
+        ({"noise": -1.0}, "noise = -1.0: give a number in [0, 1e+06]"),
         ({"noise": math.nan}, "noise = nan"),
         ({"noise": fedax.PowerDecay(1.0)}, "give a number; this does not follow a schedule"),
         ({"rate": fedax.PowerDecay(0.1)}, "give a number; this does not follow a schedule"),
         ({"clients": 0}, "clients = 0: give a whole number of at least 1"),
-        ({"rate": 0.0}, "rate = 0.0: give a number in (0, 1]"),
+        ({"rate": 0.0}, "rate = 0.0: give a number in [1e-12, 1]"),
         ({"rate": 1.5}, "rate = 1.5"),
         ({"cohort": 101}, "cohort = 101: give a whole number of at least 1 and at most 100"),
         ({"rate": 0.1, "cohort": 10}, "cohort = 10: give either rate"),
@@ -299,7 +317,7 @@ def test_the_command_says_what_a_noise_spends():
         ((*RUN, "--rate", 0.1), "epsilon = None: give either --epsilon"),
         (("--noise", 1, *RUN), "by one of --rate, --cohort and --apart, not by none of them"),
         (("--noise", 1, *RUN, "--rate", 0, "--apart", 2), "not by --rate 0, --apart 2"),
-        (("--noise", 1, *RUN, "--rate", 0), "rate = 0.0: give a number in (0, 1]"),
+        (("--noise", 1, *RUN, "--rate", 0), "rate = 0.0: give a number in [1e-12, 1]"),
         (("--noise", 1, *RUN, "--rate", 0.1, "--clip", 0), "clip = 0.0: give a number in (0, ∞)"),
         (("--noise", 1, "--delta", 0, "--rounds", 1, "--clients", 9, "--rate", 0.1), "delta = 0.0"),
         (("--noise", 1, "--delta", 0.1, "--rounds", -4, "--clients", 9, "--rate", 0.1), "rounds = -"),

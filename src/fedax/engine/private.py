@@ -90,7 +90,8 @@ def within(dp: DP, spending: "Ledger", rounds: int, stops: tuple[int, ...]) -> t
     """
     if dp.epsilon is None or rounds == 0:
         return rounds, stops
-    most = min(rounds, spending.rounds(dp.epsilon, dp.delta))
+    within = spending.epsilon(rounds, dp.delta) <= dp.epsilon  # the search would go on far beyond
+    most = rounds if within else min(rounds, spending.rounds(dp.epsilon, dp.delta))
     if most == 0:
         spent = spending.epsilon(1, dp.delta)
         way_out = f"one round spends {spent:.4g}; more noise, or smaller cohorts (fedax privacy finds the noise)"

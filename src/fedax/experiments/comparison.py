@@ -29,14 +29,12 @@ from fedax.experiments import described, summary, tables
 from fedax.experiments.clients import baseline_rate
 from fedax.experiments.config import Experiment, check_judge, class_names, seeds_of, slug
 from fedax.experiments.following import Runs
-from fedax.experiments.plots import series
 from fedax.experiments.report import write_report
 from fedax.experiments.runner import Checked, check_methods, draw, execute
 from fedax.experiments.runs import LOCK, Record, begun_folder, locked, model_path, new_folder, read
 from fedax.experiments.statistics import Aim, target_of
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
-from fedax.figures import Drawing, curves
 from fedax.metrics import METRICS, Metric
 from fedax.numbers import check_number
 from fedax.progress import wanted
@@ -46,6 +44,8 @@ from fedax.tracking import Tracker
 
 if TYPE_CHECKING:
     import pandas
+
+    from fedax.figures import Drawing
 
 Path = pathlib.Path
 
@@ -242,7 +242,7 @@ class Comparison:
         Path(path).write_text(text, encoding="utf-8")
         return None
 
-    def plot(self, x: str = "rounds", column: str | None = None, target: Aim | None = None) -> Drawing:
+    def plot(self, x: str = "rounds", column: str | None = None, target: Aim | None = None) -> "Drawing":
         """The curves of all methods, as a Matplotlib figure; :func:`fedax.figures.write` writes it to a file.
 
         Lines are means over the seeds, bands go from the lowest to the highest seed.
@@ -335,11 +335,14 @@ class Comparison:
 
 def _plot(
     problem: summary.Problem, x: str = "rounds", column: str | None = None, target: float | None = None
-) -> Drawing:
+) -> "Drawing":
     known = summary.curve_order(problem)
     column = known[0] if column is None else column
     if column not in known:
         raise unknown("column", column, known)
+    from fedax.experiments.plots import series  # slow
+    from fedax.figures import curves
+
     return curves(series(problem.methods, column, x), x=x, column=column, target=target)
 
 

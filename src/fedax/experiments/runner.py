@@ -2,8 +2,10 @@
 
 import datetime
 import functools
+import importlib
 import platform
 import secrets
+import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +31,6 @@ from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments import clients, examples, own, summary, toml, tracked
 from fedax.experiments.config import Experiment, count_parameters, measured_by_client, within
-from fedax.experiments.plots import write_plots
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import (
     FOLDERS,
@@ -125,6 +126,8 @@ def execute(
     names = {method["label"]: method["name"] for method in config["methods"]}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
     data: dict[int, Any] = {}  # of the splits under way, by the seed
+    if drawn and writes:
+        threading.Thread(target=_load_plots, daemon=True).start()
     logs = tracked.Logs((track or experiment.track) if writes else None, config, folder)
     _say_begun(watch, [each for each in runs if each in over])
 
@@ -173,6 +176,12 @@ def execute(
     if writes and by_client and config["run"].get("baselines"):
         clients.add_baselines(experiment, folder)
     return finish(folder, compiled, drawn) if writes else None
+
+
+def _load_plots() -> None:
+    """Import what draws plots, beside the runs, which leave a core some time where they compile."""
+    for name in ("fedax.experiments.plots", *(f"matplotlib.backends.backend_{form}" for form in ("agg", "svg", "pdf"))):
+        importlib.import_module(name)
 
 
 def _at_nodes(
@@ -425,6 +434,8 @@ def finish(folder: Path, compiled: Mapping[str, float], drawn: bool = True) -> R
 
 def draw(record: Record) -> None:
     """Write the plots and the report of a run folder."""
+    from fedax.experiments.plots import write_plots  # slow
+
     write_plots(record)
     write_report([record], record.folder / "report.html")
 

@@ -23,6 +23,7 @@ _COARSE = 10  # a search begins on a grid that is coarser by so much; epsilon is
 _LARGE = 200.0  # an epsilon above which a grid of losses takes too much memory, and no digit matters
 _MANY = 10**6  # rounds above which it does, too
 _WITHIN = 2e-5  # of the logarithm of the noise
+_SMALLEST, _LARGEST = 1e-6, 1e6  # of noises
 _LEAST_DELTA = 1e-12  # what both accountants resolve
 
 
@@ -43,9 +44,9 @@ class Ledger:
       client is added or removed.
 
     Args:
-        noise: standard deviation of the noise of a sum, in units of the clip, ≥ 0.
+        noise: standard deviation of the noise of a sum, in units of the clip: 0, or from 1e-6 to 1e6.
         clients: number N of clients.
-        rate: probability q of taking part in a round, 0 < q ≤ 1.
+        rate: probability q of taking part in a round, 1e-12 ≤ q ≤ 1.
         places: with ``rate``: the most clients that a cohort holds; others are left out at random. ``None``: all.
         cohort: clients in a round, 1 to N.
         apart: without ``rate`` and ``cohort``: a client takes part at most once in so many rounds in a row, ≥ 1.
@@ -81,10 +82,12 @@ class Ledger:
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        check_number("noise", self.noise, 0, fixed=True)
+        check_number("noise", self.noise, 0, _LARGEST, fixed=True)
+        if 0 < self.noise < _SMALLEST:  # the accountants' numbers would overflow, and may come back as no loss at all
+            raise ConfigError("noise", self.noise, f"give at least {_SMALLEST:g}, or 0 for no noise and no guarantee")
         check_count("clients", self.clients)
         if self.rate is not None:
-            check_number("rate", self.rate, 0, 1, open_low=True, fixed=True)
+            check_number("rate", self.rate, 1e-12, 1, fixed=True)
         for field, low, high in (("places", 1, None), ("cohort", 1, self.clients), ("apart", 1, MOST)):
             if getattr(self, field) is not None:
                 check_count(field, getattr(self, field), low, high)
@@ -203,6 +206,10 @@ def noise_for(epsilon: float, delta: float, rounds: int, clients: int, **how: An
     for coarser in ledger._grids:
 
         def too_much(log_noise: float, grid: int = coarser) -> float:
+            if not math.log(_SMALLEST) <= log_noise <= math.log(_LARGEST):
+                raise ConfigError(
+                    "epsilon", epsilon, f"no noise from {_SMALLEST:g} to {_LARGEST:g} spends about so much"
+                )
             spent = _epsilon(Ledger(math.exp(log_noise), clients, **how), int(rounds), delta, grid)
             return math.log(min(max(spent, 1e-15), 1e15) / epsilon)
 
