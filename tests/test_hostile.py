@@ -421,7 +421,7 @@ ABSURD = [
     ("lr", lambda: check_number("lr", 10**400)),
     ("lr", lambda: check_number("lr", fractions.Fraction(10**5000))),
     ("lr", lambda: check_number("lr", 10**30)),
-    ("alpha", lambda: data.dirichlet(np.arange(4) % 2, 2, 10**30)),
+    ("alpha", lambda: data.dirichlet(np.arange(4) % 2, 2, 10**30, min_size=1)),
     ("mu", lambda: data.quadratics(clients=2, dimension=1, mu=10**30, L=1e31)),
     ("steps", lambda: fedax.Steps([1, 10**12])),
     ("high", lambda: fedax.RandomEpochs(1, 10**12)),

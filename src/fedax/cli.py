@@ -64,7 +64,9 @@ Minutes = Annotated[float, typer.Option(help="Make one as soon as so long has pa
 
 def main() -> None:
     """The entry point of the command."""
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    from fedax.errors import UNSEEN
+
+    warnings.formatwarning = lambda message, *_: f"warning: {message}".translate(UNSEEN).replace("\n", " ") + "\n"
     os.environ["MPLBACKEND"] = "agg"  # a notebook that calls the command has set its own, which may not be here
     _speak()
     _listen()
@@ -914,7 +916,7 @@ def report(
       fedax report runs/digits-1 --format latex --target test_accuracy=0.9
       fedax report runs/digits-1 --format csv --out digits.csv
     """
-    from fedax.errors import ConfigError
+    from fedax.errors import ConfigError, one_line
     from fedax.experiments import read, summary, tables, write_report
     from fedax.experiments.runs import lost, write_atomic
 
@@ -922,7 +924,7 @@ def report(
     records = [read(folder) for folder in runs]
     for record in records:
         for sentence in lost(record):
-            typer.echo(f"warning: {record.folder}: {sentence}", err=True)
+            typer.echo(f"warning: {one_line(f'{record.folder}: {sentence}', 1000)}", err=True)
     path = out or (records[0].folder / "report.html" if len(records) == 1 else pathlib.Path("comparison.html"))
     text = ""
     if form is not Form.html:
@@ -1453,11 +1455,21 @@ def _show_report(console: "Console", record: "Record") -> None:
 
 def _console() -> "Console":
     from rich.console import Console
+    from rich.segment import Segment
+
+    class Quiet(Console):
+        """Writes names that may be others', of methods, classes and clients, without what moves a cursor."""
+
+        def render(self, *given: Any, **options: Any) -> Any:
+            for segment in super().render(*given, **options):
+                yield segment if segment.control else Segment(segment.text.translate(UNSEEN), segment.style)
+
+    from fedax.errors import UNSEEN
 
     if sys.stdout.isatty():
-        return Console(highlight=False)
+        return Quiet(highlight=False)
     # A file or a pipe has no width; rich would take 80. It is no terminal, though notebooks set FORCE_COLOR.
-    return Console(highlight=False, width=120, force_terminal=False)
+    return Quiet(highlight=False, width=120, force_terminal=False)
 
 
 def _two_columns(lines: Mapping[str, str]) -> Any:

@@ -14,6 +14,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 # A frame of the traceback that belongs to none of these is the user's own.
 _LIBRARIES = {"equinox", "fedax", "flax", "jax", "jaxlib", "jaxtyping", "ml_dtypes", "numpy", "optax", "pandas"}
 
+# Characters that are not seen and change what is: escapes, and marks that turn the direction of the text around them.
+_CODES = [*(code for code in range(32) if code not in (9, 10)), *range(127, 160), 0x61C, 0x200E, 0x200F]
+UNSEEN = dict.fromkeys([*_CODES, *range(0x2028, 0x202F), *range(0x2066, 0x206A)], "\N{REPLACEMENT CHARACTER}")
+
 
 class FedaxError(Exception):
     """Base of every error that fedax raises on purpose."""

@@ -130,7 +130,7 @@ def plan(
     found = plan_of(given, label, kinds(column), task, scale, max_categories, drop or ())  # type: ignore[arg-type]
     show(overview(found, given))
     found.save(target)
-    typer.echo(f"Wrote {target} for {found.task} of {label}. If you agree with it, send it to all sites.")
+    typer.echo(f"Wrote {target} for {found.task} of {_typed(label)}. If you agree with it, send it to all sites.")
     typer.echo(f"Next, at each site: fedax data summarize TABLE.csv --plan {_typed(target.name)}")
 
 

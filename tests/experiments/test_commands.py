@@ -1,5 +1,6 @@
 """Every command where the system refuses something: its output, its files, their names."""
 
+import csv
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import shutil
 import signal
 import sys
 
+import pandas
 import pytest
 import typer
 
@@ -15,7 +17,7 @@ import fedax
 from fedax import cli
 from fedax.data import fit, plan, summarize
 from fedax.data.tables import read_table
-from fedax.experiments import build, execute, new_folder, read_toml
+from fedax.experiments import build, execute, new_folder, read_toml, toml
 from fedax.experiments.study import read_study
 from fedax.flower import link
 
@@ -263,3 +265,37 @@ def test_names_that_files_are_made_of_may_be_long(here, called):
     (folder,) = (here / "runs").iterdir()
     assert len([*(folder / "models").iterdir()]) == 3
     assert called(["run", "long.toml", "--resume"]) == called(["report", folder]) == (0, "")
+
+
+EVIL = "=cmd()|'/../x\x1b[2J<script>alert(1)</script>%&_$#{}\\\u202e"
+
+
+def test_names_that_others_have_chosen_do_no_harm(here, called, tmp_path):
+    """Of an experiment, methods, columns, categories and classes: on the screen, in pages and in tables."""
+    table = pandas.DataFrame(
+        {EVIL: [40, 60] * 10, "w": [EVIL, "B"] * 10, f"ill {EVIL}": [f"{EVIL}no", f"{EVIL}yes"] * 10}
+    )
+    for k in range(2):
+        table.to_csv(f"=cmd()<b>&{k}.csv", index=False)
+    config = {"name": EVIL, "data": {"name": "csv", "files": "=*.csv", "label": f"ill {EVIL}", "split": {"test": 0.3}}}
+    config |= {"run": {"rounds": 1, "seeds": 2}, "work": {"kind": "steps", "steps": 1}}
+    config["methods"] = [{"name": "fedavg", "lr": 0.1, "label": label} for label in (EVIL, EVIL + "\n2")]
+    (here / "evil.toml").write_text(toml.dumps(config))
+    before = {path for path in tmp_path.rglob("*") if here / "new" not in path.parents}
+    said = here / "said"
+    for command in (["run", "evil.toml", "--out", "new"], ["report", "new"], ["diagnose", "new"]):
+        code, wrong = called(command, os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+        assert code == 0, wrong
+        shown = said.read_text()
+        assert {c for c in shown if not c.isprintable()} <= {"\n", "\u202f", "\xa0"}
+    page = (here / "new" / "report.html").read_text()
+    assert "alert(1)" in page and "<script>alert" not in page and not {"\x1b", "\u202e"} & {*page}
+    (model, *_) = (here / "new" / "models").iterdir()
+    assert called(["predict", model, "=cmd()<b>&0.csv", "--out", "predicted.csv"])[0] == 0
+    assert called(["report", "new", "--format", "csv", "--out", "figures.csv"])[0] == 0
+    for path in (here / "predicted.csv", here / "figures.csv", *(here / "new" / "clients").iterdir()):
+        with path.open(newline="") as file:
+            cells = [cell for row in csv.reader(file) for cell in row]
+        assert cells and not [each for each in cells if each.startswith(("=", "+", "@"))]
+    new = {path for path in tmp_path.rglob("*") if here / "new" not in path.parents} - before
+    assert new == {said, here / "new", here / "predicted.csv", here / "figures.csv"}

@@ -76,6 +76,11 @@ def test_what_counts_as_nonsense(sends):
     assert run(guard=fedax.Guard(largest=1e32), faults=fedax.Faults([1], sends=1e9), rounds=1).left_out == {}
 
 
+def test_where_nobody_is_faulty_nothing_changes():
+    plain, none = run(), run(faults=fedax.Faults([], sends=np.nan))
+    assert none.history["train_loss"].tolist() == plain.history["train_loss"].tolist()
+
+
 def test_without_a_guard_one_client_spoils_all():
     with pytest.warns(fedax.DivergedWarning):
         assert run(faults=NAN).status == "diverged"

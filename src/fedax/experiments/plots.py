@@ -8,6 +8,7 @@ from matplotlib import colormaps
 from matplotlib.colors import LogNorm, Normalize
 
 from fedax.columns import describe
+from fedax.errors import UNSEEN
 from fedax.experiments import summary, sweeps
 from fedax.experiments.runs import Path, Record, slug, write_atomic
 from fedax.experiments.summary import GONE, Method, order
@@ -16,6 +17,7 @@ from fedax.figures.drawing import LINES, canvas, legend, number, powers, style
 
 FORMATS = ("png", "svg", "pdf")
 _HEIGHT = 2.2  # inches
+_LETTERS = 20  # of a class's name, so that the axes keep their room
 
 
 def write_plots(record: Record) -> None:
@@ -66,6 +68,7 @@ def _draw_clients(figure: Drawing, axes: Any, clients: dict[str, Any]) -> None:
         bottom = np.zeros(len(sizes))
         for j, name in enumerate(clients["classes"]):
             counts = np.asarray(clients["counts"])[by_size, j]
+            name = name.translate(UNSEEN) if len(name) <= _LETTERS else f"{name[: _LETTERS - 1].translate(UNSEEN)}…"
             axes.bar(place, counts, bottom=bottom, color=CLASS_COLOURS[j % len(CLASS_COLOURS)], label=name, width=0.85)
             bottom = bottom + counts
         if len(clients["classes"]) <= 20:

@@ -12,7 +12,7 @@ from fedax.data.tables import read_table
 from fedax.engine.checkpoint import write_atomic
 from fedax.engine.saved import Model
 from fedax.errors import ConfigError, DataError, one_line
-from fedax.files import regular
+from fedax.files import cell, regular
 
 Path = pathlib.Path
 
@@ -114,8 +114,11 @@ def predict_file(
     elif found["prediction"].ndim > 1:
         flat = found.pop("prediction").reshape(len(batch["x"]), -1)
         found |= {f"prediction {k}": flat[:, k] for k in range(flat.shape[1])}
+    if (answer := found.get("prediction")) is not None and answer.dtype.kind in "OUT":  # of others' labels
+        found["prediction"] = np.array([cell(str(text)) for text in answer], object)
     if doubts is not None:
-        found["doubts"] = doubts.by_row()
+        found["doubts"] = [cell(text) for text in doubts.by_row()]  # they name others' columns
+    found = {cell(str(name)): column for name, column in found.items()}
     try:
         write_atomic(out, pandas.DataFrame(found).to_csv(index=False))
     except OSError as error:

@@ -2,10 +2,8 @@
 
 import datetime
 import functools
-import importlib
 import platform
 import secrets
-import threading
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -126,8 +124,6 @@ def execute(
     names = {method["label"]: method["name"] for method in config["methods"]}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
     data: dict[int, Any] = {}  # of the splits under way, by the seed
-    if drawn and writes:
-        threading.Thread(target=_load_plots, daemon=True).start()
     logs = tracked.Logs((track or experiment.track) if writes else None, config, folder)
     _say_begun(watch, [each for each in runs if each in over])
 
@@ -176,12 +172,6 @@ def execute(
     if writes and by_client and config["run"].get("baselines"):
         clients.add_baselines(experiment, folder)
     return finish(folder, compiled, drawn) if writes else None
-
-
-def _load_plots() -> None:
-    """Import what draws plots, beside the runs, which leave a core some time where they compile."""
-    for name in ("fedax.experiments.plots", *(f"matplotlib.backends.backend_{form}" for form in ("agg", "svg", "pdf"))):
-        importlib.import_module(name)
 
 
 def _at_nodes(

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedax.columns import raised
-from fedax.errors import ConfigError, unknown
+from fedax.errors import UNSEEN, ConfigError, unknown
 from fedax.figures.style import DASHES, WIDTH
 
 LINES: dict[str, Any] = dict(zip(DASHES, ("-", (0, (4.5, 1.6)), (0, (1.2, 1.3)), (0, (5, 1.4, 1.2, 1.4))), strict=True))
@@ -74,7 +74,7 @@ def legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> Non
         handles: the lines.
         labels: of the lines; drawn as they are, no mathematics.
     """
-    names = [textwrap.fill(label, _LETTERS) or " " for label in labels]
+    names = [textwrap.fill(label.translate(UNSEEN), _LETTERS) or " " for label in labels]
     widest = max(len(line) for name in names for line in name.split("\n"))
     columns = max(1, min(len(names), 4, int(WIDTH / (0.5 + 0.058 * widest))))  # inches: line and gaps, and a letter
     rows = -(-len(names) // columns)

@@ -74,6 +74,8 @@ class Faults(Settings):
 
     def applied(self, upload: Tree, client: Array, num_clients: int) -> Tree:
         """What client number ``client`` of N sends: ``upload``, unless it is one of these."""
-        ids = jnp.asarray(self.of(num_clients), jnp.int32)
+        if not (there := self.of(num_clients)):  # an empty list, or a share of 0
+            return upload
+        ids = jnp.asarray(there, jnp.int32)
         faulty = ids.at[jnp.searchsorted(ids, client)].get(mode="clip") == client
         return jax.tree.map(lambda bad, own: jnp.where(faulty, bad, own), self.send(upload), upload)

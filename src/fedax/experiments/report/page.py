@@ -10,6 +10,7 @@ import numpy as np
 
 import fedax
 from fedax.columns import better, describe, show, show_parts
+from fedax.errors import UNSEEN
 from fedax.experiments import clients, diagnosis, noted, own, summary, sweeps, tables, toml
 from fedax.experiments.config import PYTHON
 from fedax.experiments.report import charts, privacy, svg
@@ -71,7 +72,7 @@ def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequen
     }
     for name in ("verdict", "results", "sweep", "privacy", "diagnosis", "clients"):
         fields[name] = fields[name].replace(" %", "\u00a0%")  # no line breaks between a number and its unit
-    return _filled(_file("page.html"), fields)
+    return _filled(_file("page.html"), fields).translate(UNSEEN)
 
 
 _MISSING = 3  # sentences on what is missing that are shown unfolded
