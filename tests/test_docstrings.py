@@ -52,7 +52,7 @@ MEMBERS = {
 def test_errors_are_the_only_exceptions():
     assert {name.removeprefix("fedax.") for name in ERRORS} == {
         *("BadClientWarning", "CheckpointError", "ConfigError", "DataError"),
-        *("DivergedWarning", "FedaxError", "NodeError", "ProcessError", "TrackingWarning"),
+        *("DivergedWarning", "DoubtfulWarning", "FedaxError", "NodeError", "ProcessError", "TrackingWarning"),
     }
 
 
