@@ -358,7 +358,9 @@ def test_a_metric_for_all_kinds_says_what_it_lacks():
         Largest()([1.5, 2.0], [1.0, 2.0])
 
 
-@pytest.mark.parametrize("metric", [M.AUC(), M.Accuracy(), M.OnHost(sk.roc_auc_score, of="scores")], ids=["auc", "accuracy", "host"])
+@pytest.mark.parametrize(
+    "metric", [M.AUC(), M.Accuracy(), M.OnHost(sk.roc_auc_score, of="scores")], ids=["auc", "accuracy", "host"]
+)
 @pytest.mark.parametrize("kind", [None, "classification"])
 def test_continuous_labels_in_runs(metric, kind):
     if isinstance(metric, M.OnHost) and kind is None:
