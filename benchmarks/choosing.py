@@ -41,6 +41,7 @@ DOCS = pathlib.Path(__file__).parents[1] / "docs"
 PAGE, MEASURED, FIGURE = DOCS / "study/choosing.md", DOCS / "study/choosing.json", DOCS / "study/figures/choosing.svg"
 
 PLAIN, NORMALIZED, CORRECTED, DECAY = "FedAvg", "FedNova", "SCAFFOLD", "FedAvg, decay"  # labels of the study
+COSTLY = "Mime"  # takes more gradients than the others
 COMPARED = (PLAIN, NORMALIZED, CORRECTED)  # by somebody in a hurry
 SHORT = 10  # rounds that ``fedax diagnose`` runs a configuration for
 OFTEN = 20  # rounds within which a client returns, in the tree
@@ -88,6 +89,23 @@ def scores(record: Record, column: str) -> dict[str, list[float | None]]:
     }
 
 
+def scores_at_equal_gradients(record: Record, column: str) -> dict[str, list[float | None]]:
+    """As :func:`scores`, but of the last evaluations before a run has taken as many gradients as FedAvg in the end."""
+    (problem,) = problems([record])
+    most = {run.seed: run.history["gradients"][-1] for run in record.runs if run.label == PLAIN}
+    found: dict[str, list[float | None]] = {}
+    for run in sorted(record.runs, key=lambda run: run.seed):
+        until = int(np.searchsorted(run.history["gradients"], most[run.seed], side="right"))
+        late = run.history[column][max(until - max(problem.tail, 1), 0) : until]
+        found.setdefault(run.label, []).append(float(f"{np.mean(late):.6g}") if run.status in _ENDED else None)
+    return found
+
+
+def _gradients(record: Record, label: str) -> float:
+    """How many a method's runs took, on average."""
+    return float(np.mean([run.history["gradients"][-1] for run in record.runs if run.label == label]))
+
+
 def measure(study: Study, part: Part, folder: pathlib.Path) -> Table | None:
     """All that is asked of one part; ``None`` where results are missing.
 
@@ -118,6 +136,8 @@ def measure(study: Study, part: Part, folder: pathlib.Path) -> Table | None:
         "start": float(record.runs[0].history["test_loss"][0]),
         "test": test,
         "train": scores(record, "train_loss"),
+        "equal": scores_at_equal_gradients(record, "test_loss"),
+        "gradients": round(_gradients(record, COSTLY) / _gradients(record, PLAIN), 3),
         "validation": {label: mean for label, mean in tried.items() if mean is not None},  # else all points failed
         "settings": chosen,
         "diagnosis": _kept(own),
@@ -267,6 +287,20 @@ def regret(problem: Table, label: str) -> float:
 def advised(problem: Table, label: str) -> str:
     """A method as this problem has it: FedNova is FedAvg where it is not among the methods."""
     return label if label in problem["test"] else PLAIN
+
+
+def without(problem: Table, label: str) -> Table:
+    """A problem as if a method had not been run."""
+    columns = ("test", "train", "validation")
+    return problem | {name: {each: v for each, v in problem[name].items() if each != label} for name in columns}
+
+
+def at_equal_gradients(problem: Table) -> Table:
+    """A problem with the test losses that methods have at equal gradients; without Mime where these were not kept.
+
+    All other methods take one gradient a step, and so as many as FedAvg. Mime takes two, and a pass over the data.
+    """
+    return problem | {"test": problem["equal"]} if "equal" in problem else without(problem, COSTLY)
 
 
 def quantities(problem: Table) -> dict[str, float]:
@@ -434,20 +468,24 @@ def strategies(found: dict[str, Table]) -> dict[str, Callable[[Table], str]]:
     """Ways to choose a method: name -> (problem -> label). None sees a problem's test loss."""
     rule = of_half(found, "rule")
     always = lambda label: lambda problem: advised(problem, label)  # noqa: E731
-    labels = list(dict.fromkeys(label for problem in rule for label in problem["test"]))
+    labels = methods(found)
     best = min(labels, key=lambda label: np.mean([regret(problem, advised(problem, label)) for problem in rule]))
-    return {
+    ways: dict[str, Callable[[Table], str]] = {
         "`fedax diagnose`, a finished run of FedAvg": lambda problem: advised(problem, problem["advice"]["verdict"]),
         "`fedax diagnose`, ten rounds of FedAvg": lambda problem: advised(problem, problem["advice"]["short"]),
         "FedAvg, FedNova and SCAFFOLD compared, then diagnosed": lambda problem: problem["advice"]["compared"],
         "the tree of docs/choosing.md": lambda problem: advised(problem, problem["advice"]["tree"]),
-        "always FedAvg": always(PLAIN),
-        "always SCAFFOLD": always(CORRECTED),
-        f"always {best}, the best on average of the rule half": always(best),
         "all methods tuned, lowest validation loss": lambda problem: min(
             problem["validation"], key=lambda label: problem["validation"][label]
         ),
     }
+    said = ", the best on average of the rule half"
+    return ways | {f"always {label}{said if label == best else ''}": always(label) for label in labels}
+
+
+def methods(found: dict[str, Table]) -> list[str]:
+    """All methods of the problems."""
+    return list(dict.fromkeys(label for problem in found.values() for label in problem["test"]))
 
 
 # ---- tables
@@ -465,6 +503,8 @@ def written(text: str, found: dict[str, Table]) -> str:
         ("best quantities", best_table),
         ("quantities", quantities_table),
         ("advice", advice_table),
+        ("luck", luck),
+        ("gradients", costs),
         ("answers", answers_table),
     ):
         text = _put(text, name, make(found))
@@ -568,23 +608,103 @@ def quantities_table(found: dict[str, Table]) -> str:
 
 
 def advice_table(found: dict[str, Table]) -> str:
-    """How often, and how nearly, each way to choose a method finds the best one, on the held-out half."""
-    held, rows = of_half(found, "held out"), []
-    for name, choose in strategies(found).items():
-        labels = [choose(problem) for problem in held]
-        loss = np.array([regret(problem, label) for problem, label in zip(held, labels, strict=True)])
+    """What each way to choose a method loses on the held-out half, and how often it finds one of the best."""
+    held = of_half(found, "held out")
+    ways = strategies(found)
+    losses = {name: regrets(held, choose) for name, choose in ways.items()}
+    first, rows = next(iter(losses.values())), []
+    for name, choose in sorted(ways.items(), key=lambda way: float(losses[way[0]].mean())):
+        labels, loss = [choose(problem) for problem in held], losses[name]
         hits = [
             sum(label in best_of(problem)[1] for problem, label in zip(held, labels, strict=True)),
             sum(label in best_of(problem, "train")[1] for problem, label in zip(held, labels, strict=True)),
             int(np.sum(loss <= CLOSE)),
         ]
-        rates = [f"{hit} of {len(held)} {_range(wilson(hit, len(held)))}" for hit in hits]
-        spread = bootstrap(functools.partial(_mean, loss), len(loss))
-        rows.append((name, *rates, f"{_percent(float(loss.mean()))} {_range(spread)}", _percent(float(loss.max()))))
+        own = "–" if loss is first else _against(loss - first)
+        rows.append((name, _spread(loss), own, _percent(float(loss.max())), _equal(held, choose),
+                     *(f"{hit} of {len(held)} {_range(wilson(hit, len(held)))}" for hit in hits)))  # fmt: skip
+    rows.append(_random_row(held, first))
+    equal = "at equal gradients" if all("equal" in problem for problem in held) else f"without {COSTLY}"
     head = (
-        "chosen by", "not told from the best", "the same by training loss", "within 1 %", "mean regret", "largest",
+        "chosen by", "mean regret", "points above `fedax diagnose`", "largest regret", f"mean regret {equal}",
+        "not told from the best", "the same by training loss", "within 1 %",
     )  # fmt: skip
     return _table(head, rows)
+
+
+def regrets(held: Sequence[Table], choose: Callable[[Table], str]) -> np.ndarray:
+    """[problems] what a way to choose loses."""
+    return np.array([regret(problem, choose(problem)) for problem in held])
+
+
+def _equal(held: Sequence[Table], choose: Callable[[Table], str]) -> str:
+    """The mean regret at equal gradients; none of always Mime where its losses there were not kept."""
+    if all("equal" not in problem and choose(problem) == COSTLY for problem in held):
+        return "–"
+    return _percent(float(regrets([at_equal_gradients(problem) for problem in held], choose).mean()))
+
+
+def chances(held: Sequence[Table]) -> np.ndarray:
+    """[0 … problems] the chance that a method drawn at random for each problem is one of the best on so many."""
+    of_number = np.ones(1)
+    for problem in held:
+        tied = best_of(problem)[1]
+        right = np.mean([label in tied for label in problem["test"]])
+        of_number = np.convolve(of_number, [1 - right, right])
+    return of_number
+
+
+def _random_row(held: Sequence[Table], first: np.ndarray) -> tuple[str, ...]:
+    """A tuned method, drawn at random for each problem from those that ran on it: means over the draws."""
+
+    def mean(problem: Table) -> float:
+        return float(np.mean([regret(problem, label) for label in problem["test"]]))
+
+    def share(problem: Table, column: str) -> float:
+        tied = best_of(problem, column)[1]
+        return float(np.mean([label in tied for label in problem["test"]]))
+
+    loss = np.array([mean(problem) for problem in held])
+    equal = float(np.mean([mean(at_equal_gradients(problem)) for problem in held]))
+    close = sum(float(np.mean([regret(problem, label) <= CLOSE for label in problem["test"]])) for problem in held)
+    hits = [*(sum(share(problem, column) for problem in held) for column in ("test", "train")), close]
+    most = max(regret(problem, label) for problem in held for label in problem["test"])
+    return (
+        "a tuned method at random", _spread(loss), _against(loss - first), _percent(most), _percent(equal),
+        *(f"{hit:.1f} of {len(held)}" for hit in hits),
+    )  # fmt: skip
+
+
+def _spread(loss: np.ndarray) -> str:
+    ends = bootstrap(functools.partial(_mean, loss), len(loss))
+    return f"{_percent(float(loss.mean()))} ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})"
+
+
+def _against(gaps: np.ndarray) -> str:
+    """A mean difference over the problems, with its interval, in points."""
+    ends = bootstrap(functools.partial(_mean, gaps), len(gaps))
+    mean, low, high = (f"{100 * value:.1f}".replace("-0.0", "0.0") for value in (float(gaps.mean()), *ends))
+    return f"{mean} ({low} to {high})".replace("-", "−")
+
+
+def luck(found: dict[str, Table]) -> str:
+    """What chance alone gives, in a sentence."""
+    held = of_half(found, "held out")
+    of_number = chances(held)
+    mean = float(np.arange(len(of_number)) @ of_number)
+    hits = sum(advised(problem, problem["advice"]["verdict"]) in best_of(problem)[1] for problem in held)
+    chance = of_number[hits:].sum()
+    return (
+        f"A tuned method that is drawn at random for each problem is not told from the best on {mean:.1f} of "
+        f"{len(held)}\non average, and on at least {hits}, as the advice is, with probability {chance:.2f}.\n"
+    )
+
+
+def costs(found: dict[str, Table]) -> str:
+    """How many gradients Mime took, in a sentence."""
+    times = [problem["gradients"] for problem in found.values()]
+    low, middle, high = (f"{value:.1f}" for value in np.quantile(times, [0, 0.5, 1]))
+    return f"{COSTLY} took {low} to {high} times as many gradients as FedAvg, {middle} times in the median.\n"
 
 
 def _mean(values: np.ndarray, k: np.ndarray) -> float:

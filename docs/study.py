@@ -19,6 +19,7 @@ from fedax.errors import ConfigError
 from fedax.experiments import study as studies
 from fedax.experiments.config import seeds_of
 from fedax.experiments.plots import series
+from fedax.experiments.pooled import LEAST_METHODS
 from fedax.experiments.runs import Record
 from fedax.experiments.study import Claim, Part, Study
 from fedax.experiments.summary import Method, Problem, problems, short
@@ -64,16 +65,20 @@ def written() -> dict[pathlib.Path, str]:
 
 
 def said(study: Study, name: str, part: str) -> str:
-    """The verdict on a part in a few words, for the table of all figures."""
+    """The least effect and the verdict on a part in a few words, for the table of all figures."""
     at = study.parts[part]
     record = studies.record_of(study, at, HERE / name)
     if record is None or len(record.runs) < _asked(at):
         return f"under way, {0 if record is None else len(record.runs)} of {_asked(at)} runs are over"
-    found = studies.claims(at, record)
+    found = studies.fair(at, studies.claims(at, record))
     if not found:
         return "nothing is claimed in pairs"
-    told = sum(claim.verdict == "holds" for claim in found)
-    return f"{studies.verdict(found)} ({told} of {len(found)})"
+    if at.section.provisional:
+        return "none yet: to be tuned again"
+    least = studies.decisive(found)
+    scope = f" {at.section.scope}" if at.section.scope else ""
+    effect = "" if least is None else f"{studies.effect(least, studies.column_of(at, record))}: "
+    return f"{effect}{studies.verdict(found)}{scope}"
 
 
 def _asked(part: Part) -> int:
@@ -86,16 +91,40 @@ def block(study: Study, name: str, part: str) -> str:
     at = study.parts[part]
     record = studies.record_of(study, at, HERE / name)
     if record is None:
-        return "No run of it is over yet.\n"
+        todo = f"Not yet run: `fedax study {name} --part {part} --out docs/study/{name}`."
+        text = f"**Claim.** {at.section.text} **{todo.replace(':', ':**', 1)} {studies.design(at)}"
+        return "\n".join(textwrap.wrap(text, 118, break_on_hyphens=False)) + "\n"
     (problem,) = problems([record])
     column = studies.column_of(at, record)
     found = studies.claims(at, record)
-    lines = textwrap.wrap(f"**Claim.** {at.section.text} **Verdict:** {said(study, name, part)}.", 118)
+    over = len(record.runs) == _asked(at)
+    lines = textwrap.wrap(f"**Claim.** {at.section.text}", 118)
+    if not over:
+        lines += textwrap.wrap(f"**Verdict:** {said(study, name, part)}.", 118)
+    elif found:
+        lines += ["", *textwrap.wrap(f"**{studies.conclusion(at, record).replace(':', ':**', 1)}", 118)]
+    else:
+        lines += textwrap.wrap("Nothing is claimed in pairs.", 118)
     lines += ["", *_methods(study, at, record, problem, column)]
-    if found:
-        lines += ["", *_tests(found, column)]
+    if found and over:
+        lines += ["", *_tests(found, column, at), "", *textwrap.wrap(_design(at, record, column), 118)]
     lines += ["", f"![{at.section.shows[0]}: {describe(column).label}](figures/{name}-{part}.svg)"]
     return "\n".join(lines) + "\n"
+
+
+def _design(part: Part, record: Record, column: str) -> str:
+    """What the design can tell, which is known before the runs; and what the runs say of its unit."""
+    text = f"**Design.** {studies.design(part)}"
+    pool = studies.pool(part, record)
+    if len(part.labels) < LEAST_METHODS:
+        return text
+    if pool is None:
+        return f"{text} The methods do not spread alike: each pair has an error of its own."
+    text += f" Such a standard deviation is {show(column, math.sqrt(pool.variance))} here"
+    if not pool.apart:
+        return f"{text}."
+    those = "methods that spread" if len(pool.apart) > 1 else "a method that spreads"
+    return f"{text}, without {those} more: {', '.join(pool.apart)}."
 
 
 def _methods(study: Study, part: Part, record: Record, problem: Problem, column: str) -> list[str]:
@@ -157,17 +186,23 @@ def _settings(point: dict[str, object]) -> str:
     return ", ".join(f"{name.removesuffix('.value')} {short(value)}" for name, value in point.items()) or "as printed"
 
 
-def _tests(found: list[Claim], column: str) -> list[str]:
-    rows = [["claimed", "better by", "95 % interval", "p", "verdict"]]
+def _tests(found: list[Claim], column: str, part: Part) -> list[str]:
+    counted = studies.fair(part, found)
+    rows = [["claimed", "better by", "95 % interval", "error", "p", "p, corrected", "beyond chance"]]
     for claim in found:
         if math.isinf(claim.gap):
             by, between = f"{claim.worse if claim.gap > 0 else claim.better} failed", "–"
         else:
             by = "–" if math.isnan(claim.gap) else show(column, claim.gap)
             between = "–" if math.isnan(claim.low) else f"{show(column, claim.low)} to {show(column, claim.high)}"
-        p = "–" if math.isnan(claim.p) else f"< {_LEAST_P}" if claim.p < _LEAST_P else f"{claim.p:.3f}"
-        rows.append([f"{claim.better} > {claim.worse}", by, between, p, claim.verdict])
-    return _table(rows)
+        error = "–" if math.isnan(claim.p) else "of all methods" if claim.pooled else "of the pair"
+        told = claim.told if claim in counted else "says nothing"
+        rows.append([f"{claim.better} > {claim.worse}", by, between, error, _p(claim.p), _p(claim.corrected), told])
+    return _table([row[:3] for row in rows] if part.section.provisional else rows)
+
+
+def _p(p: float) -> str:
+    return "–" if math.isnan(p) else f"< {_LEAST_P}" if p < _LEAST_P else f"{p:.3f}"
 
 
 def _table(rows: list[list[str]]) -> list[str]:
@@ -184,6 +219,18 @@ def figure(study: Study, name: str, part: str) -> Drawing | None:
     (problem,) = problems([record])
     column = studies.column_of(at, record)
     return curves(series(problem.methods, column), column=column)
+
+
+def checked(folders: list[pathlib.Path]) -> tuple[list[str], list[str]]:
+    """What breaks the rules in the folders of studies; and what does in parts that their files call provisional."""
+    broken, known = [], []
+    for at in folders:
+        study = studies.read_study(at.resolve().name)
+        broken += studies.faults(study, at)
+        for part in study.parts.values():
+            if part.section.provisional:
+                known += studies.unsure(study, part)
+    return broken, known
 
 
 def main() -> None:
@@ -205,10 +252,12 @@ def main() -> None:
             if not (at / "results").is_dir():
                 parser.error(f"--check: {at} has no folder results; give the folder of a study that has begun")
         try:
-            broken = [fault for at in folders for fault in studies.faults(studies.read_study(at.resolve().name), at)]
+            broken, known = checked(folders)
         except ConfigError as error:
             parser.error(f"--check: {error}")
-        print("\n".join(broken) or "No choice breaks the rules.")
+        if known:
+            print("Parts that are to be tuned again, from which nothing follows yet:", *known, "", sep="\n")
+        print("\n".join(broken) or f"No {'other ' if known else ''}choice breaks the rules.")
         raise SystemExit(bool(broken))
     for path, text in written().items():
         path.write_text(text, encoding="utf-8")

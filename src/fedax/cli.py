@@ -640,6 +640,9 @@ def study(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    for each in found.parts.values():  # before anything runs: what its design can tell
+        if power := studies.design(each):
+            say(f"{each.name}: {power}")
     done = False
     try:
         done = studies.carry_out(found, folder, jobs, math.inf if hours is None else hours, say)

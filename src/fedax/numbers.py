@@ -52,7 +52,7 @@ def check_number(
     bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
     way_out = f"give a number in {bounds}".replace("-inf", "-∞").replace(", inf]", ", ∞)")
     if isinstance(value, Schedule):
-        for reached in value.reached():
+        for reached in value.reached() if hasattr(value, "reached") else ():
             if reached > high or (open_high and reached == high):
                 raise ConfigError(field, value, f"it reaches {reached:.4g}; {way_out.replace('a number', 'values')}")
         return value

@@ -273,9 +273,16 @@ def test_a_study_that_is_stopped_goes_on_by_the_same_command(here):
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == "studies/mine/report.html"
     assert fedax_("study", "study.toml").stdout.splitlines() == ["studies/mine/report.html"]
+    (here / "pair.toml").write_text(TINY.replace("]", ', {name = "fedavg", lr = 0.2, label = "faster"}]'))
+    (here / "two.toml").write_text(
+        'name = "two"\nparts = [{name = "a", recipe = "pair.toml", claims = [["faster", "fedavg"]], '
+        "set = {'run.seeds' = 3}}]\n"
+    )
+    before = fedax_("study", "two.toml", "--hours", "0").stdout
+    assert before.startswith("a: 3 seeds: a pair is told with 80 % if it differs by 4.6 standard deviations of a run.")
     wrong = fedax_("study", "nope")
     assert wrong.exit_code == 2 and "study = 'nope'" in wrong.stderr
-    assert sorted(os.listdir(here / "studies")) == ["mine"]
+    assert sorted(os.listdir(here / "studies")) == ["mine", "two"]
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,6 @@ class Schedule(Settings):
         """The value at counter ``t`` (a number or a traced array of shape ())."""
         raise NotImplementedError
 
-    def reached(self) -> tuple[float, ...]:
-        """Values that it takes, its largest among them; empty where that is not known, or its constants are swept."""
-        return ()
-
 
 class Piecewise(Schedule):
     """A constant, multiplied by a factor at each of some rounds: ``value · Π_{r_j ≤ t} factor_j``.
@@ -79,6 +75,7 @@ class Piecewise(Schedule):
         return value
 
     def reached(self) -> tuple[float, ...]:
+        """Values that it takes, its largest among them; empty where its constants are swept."""
         if not _known(self.value, *self.at.values()):
             return ()
         values = itertools.accumulate(map(float, (self.value, *self.at.values())), operator.mul)
@@ -120,6 +117,7 @@ class PowerDecay(Schedule):
         return value if self.cap is None else jnp.minimum(value, self.cap)
 
     def reached(self) -> tuple[float, ...]:
+        """Values that it takes, its largest among them; empty where its constants are swept."""
         if not _known(self.value, self.offset, self.power, 1.0 if self.cap is None else self.cap):
             return ()
         first = float(self.value) / float(self.offset) ** float(self.power)

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -31,10 +31,10 @@ import pydantic
 
 import fedax
 from fedax._start import share_gpu
-from fedax.columns import better
+from fedax.columns import better, show
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import sweeps, toml
-from fedax.experiments.chance import gap_of
+from fedax.experiments.chance import Gap
 from fedax.experiments.config import (
     Count,
     MethodSection,
@@ -52,15 +52,17 @@ from fedax.experiments.config import (
 )
 from fedax.experiments.defaults import TASKS_OF
 from fedax.experiments.own import code_of
+from fedax.experiments.pooled import LEAST_METHODS, Pool, compare, least, pool_of
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import MethodRun, Path, Record, Trial, finite, locked, read, slug, write_atomic, write_json
-from fedax.experiments.statistics import interval
 from fedax.experiments.summary import LEVEL, holm, problems
 
 Watch = Callable[[str], None]
 
 _STUDIES = pathlib.Path(__file__).parent / "studies"
 _DIGITS = 6  # of the numbers that are kept
+CLOSE = 0.1  # relative; of points that are closer another seed may turn the order around: seeds differ by 2 to 8 %
+MORE = 1.5  # times the runs of another method: more than grids of four or five points differ by that grow as they may
 _POLL = 0.2  # seconds
 _STOPPED = 143  # the exit code of a job that SIGTERM has ended, with a checkpoint
 
@@ -70,12 +72,14 @@ _Pair = Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]
 class TuneSection(_Section):
     """How a part is tuned; the axes are those of the recipe's section ``sweep``.
 
-    All methods get the same number of runs: one whose grid has fewer points tries each with more seeds.
+    All methods get the same number of runs: one whose grid has fewer points tries each with more seeds. A choice on
+    fewer rounds than the runs have is another choice: a rate that is ahead at first may be behind in the end.
     """
 
-    rounds: Count
+    rounds: Count | None = None  # default: those of the runs
     seed: Seed = 1000  # the first
     extend: int = pydantic.Field(default=4, ge=0)  # how often a grid whose best point is at its edge grows
+    again: int = pydantic.Field(default=1, ge=0)  # further seeds for the two best points, where they are close
 
 
 class PartSection(_Section):
@@ -91,6 +95,10 @@ class PartSection(_Section):
     methods: list[str] | None = None
     tune: TuneSection | None = None
     tuned_by: str | None = None
+    hold: dict[str, Table] = pydantic.Field(default={})  # method -> {c = "lr^-2"}: what changes with what is tuned
+    unfair: dict[str, str] = pydantic.Field(default={})  # method -> why pairs with it say nothing of the methods
+    scope: str = ""  # what a verdict is about, where that is less than the claim: "for a network of 2,306 parameters"
+    provisional: str = ""  # why nothing follows from the part yet
 
 
 class StudySection(_Section):
@@ -176,7 +184,7 @@ class Study:
         return [job for job in self._choices(part, label) if job.key in self.results]
 
     def tried(self, part: Part, label: str) -> list[Table]:
-        """All points that were tried for a method, the best first, as in the results."""
+        """All points that were tried for a method, the best first, as in the results; one tried twice has all seeds."""
         lines = [self.results[job.key] for job in self.choices(part, label)]
         return _in_order([row for line in lines for row in line["points"]], lines[0]["better"]) if lines else []
 
@@ -185,20 +193,31 @@ class Study:
 
         The points are the recipe's; where the best is at the smallest or largest value of an axis, the axis grows in
         its own proportion, with all values of the others that go with it, until the best is inside, a value is
-        refused, or the grid has grown as often as it may.
+        refused, or the grid has grown as often as it may. If then the two best points are close, both are tried with
+        further seeds.
         """
         tune = part.section.tune
         grid: dict[str, list[Any]] | None = _grid(part, label) if tune is not None else None
+        if tune is None or not grid:
+            return
         table: list[Table] = []
-        for _ in range(1 if tune is None else tune.extend + 1):
-            if not grid:
-                return
-            job = self._tuning(part, label, grid)
-            yield job
-            if (line := self.results.get(job.key)) is None:
-                return
-            table = _in_order([*table, *line["points"]], line["better"])
-            grid = self._wider(part, label, table)
+        for _ in range(tune.extend + 1):
+            # What is held with a value differs from point to point, so that each is a job of its own.
+            for each in _points(grid) if part.section.hold.get(label) else [grid]:
+                job = self._tuning(part, label, each)
+                yield job
+                if (line := self.results.get(job.key)) is None:
+                    return
+                table = _in_order([*table, *line["points"]], line["better"])
+            if not (grid := self._wider(part, label, table)):
+                break
+        if tune.again and close(table):
+            for row in table[:2]:
+                point = {name: [value] for name, value in row["point"].items()}
+                job = self._tuning(part, label, point, after=len(row["seeds"]))
+                yield job
+                if job.key not in self.results:
+                    return
 
     def jobs(self) -> Iterator[Job]:
         """What can be done now, the first first: choices before runs, and runs seed by seed."""
@@ -224,15 +243,18 @@ class Study:
         config["run"]["seeds"] = [seed]
         return _job(part, label, seed, config)
 
-    def _tuning(self, part: Part, label: str, grid: Table) -> Job:
+    def _tuning(self, part: Part, label: str, grid: Table, after: int = 0) -> Job:
+        """The job that tries the points of a grid; after so many seeds, with those that come next."""
         tune = part.section.tune
         assert tune is not None
-        config = _at(part, label, {})
+        held = part.section.hold.get(label)
+        config = _at(part, label, {name: values[0] for name, values in grid.items()} if held else {})
+        rounds = tune.rounds or config["run"]["rounds"]
         numbers = {each: math.prod(map(len, _grid(part, each).values())) for each in part.labels}
-        seeds = max(numbers.values()) // numbers[label]
-        config["run"] |= {"rounds": tune.rounds, "seeds": [*range(tune.seed, tune.seed + seeds)]}
+        seeds = tune.again if after else max(numbers.values()) // numbers[label]
+        config["run"] |= {"rounds": rounds, "seeds": [*range(tune.seed + after, tune.seed + after + seeds)]}
         config["run"].pop("evaluate_every", None)
-        config["run"]["evaluate_every"] = max(1, tune.rounds // 5)
+        config["run"]["evaluate_every"] = max(1, rounds // 5)
         grid = {f"methods.*.{name}": values for name, values in grid.items()}
         config["sweep"] = {**config.get("sweep", {}), "grid": grid}
         return _job(part, label, None, config)
@@ -277,7 +299,7 @@ def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
         'figure-1c: scaffold, tuning'
     """
     path, known = pathlib.Path(source), studies()
-    if str(source) in known and not path.exists():
+    if str(source) in known and not path.is_file():
         path = _STUDIES / f"{source}.toml"
     try:
         given = toml.loads(path.read_bytes())
@@ -335,9 +357,15 @@ def _part(section: PartSection, folder: Path) -> Part:
     for label in itertools.chain.from_iterable(section.claims):
         if label not in names:
             raise unknown("parts.claims", label, names)
+    for label in (*section.hold, *section.unfair):
+        if label not in names:
+            raise unknown(f"parts.{'hold' if label in section.hold else 'unfair'}", label, names)
     config["name"] = section.name
     check_settings(config)
-    return Part(section, config)
+    part = Part(section, config)
+    for label in section.hold:
+        _held(part, label)
+    return part
 
 
 def _grid(part: Part, label: str) -> dict[str, list[Any]]:
@@ -353,12 +381,43 @@ def _grid(part: Part, label: str) -> dict[str, list[Any]]:
 
 
 def _at(part: Part, label: str, point: Table) -> Table:
-    """The configuration of one method at one point."""
+    """The configuration of one method at one point, with what is held together with it."""
     config = copy.deepcopy(part.config)
-    config["methods"] = [copy.deepcopy(part.row(label))]
+    row = copy.deepcopy(part.row(label))
+    config["methods"] = [row]
+    for name, (other, power) in _held(part, label).items():
+        if other in point:
+            row[name] = float(f"{row[name] * (point[other] / row[other]) ** power:.6g}")
     for name, value in point.items():
         put(config, f"methods.*.{name}", value)
     return config
+
+
+def _held(part: Part, label: str) -> dict[str, tuple[str, float]]:
+    """name -> (other, power): a hyper-parameter that is the recipe's times this power of how another one has changed.
+
+    FedDA's α is c lr²: a grid of lr with c = "lr^-2" has the same α at all its points.
+    """
+    found = {}
+    for name, rule in part.section.hold.get(label, {}).items():
+        other, _, power = str(rule).partition("^")
+        row = part.row(label)
+        try:
+            found[name] = other, float(power)
+        except ValueError:
+            raise ConfigError(f"parts.hold.{label}.{name}", rule, "give a name and a power, such as lr^-2") from None
+        for each in (name, other):
+            if not isinstance(row.get(each), int | float):
+                raise ConfigError(f"parts.hold.{label}.{name}", rule, f"the recipe gives no number for {each}")
+    return found
+
+
+def _points(grid: dict[str, list[Any]]) -> list[dict[str, list[Any]]]:
+    """The points of a grid, each as a grid of one."""
+    return [
+        {name: [value] for name, value in zip(grid, values, strict=True)}
+        for values in itertools.product(*grid.values())
+    ]
 
 
 def _accepted(part: Part, label: str, point: Table) -> bool:
@@ -386,8 +445,38 @@ def _job(part: Part, label: str, seed: int | None, config: Table) -> Job:
 
 
 def _in_order(table: Sequence[Table], better: str) -> list[Table]:
+    """The points of several tables, the best first; of those that did not fail, first those with the most seeds."""
+    together: dict[str, Table] = {}
+    for row in table:
+        before = together.get(key := json.dumps(row["point"], sort_keys=True))
+        together[key] = row if before is None else _both(before, row)
     sign = -1 if better == "higher" else 1
-    return sorted(table, key=lambda row: (row["mean"] is None, row["failed"], sign * (row["mean"] or 0.0)))
+    return sorted(
+        together.values(),
+        key=lambda row: (row["mean"] is None, row["failed"], -len(row["seeds"]), sign * (row["mean"] or 0.0)),
+    )
+
+
+def _both(one: Table, other: Table) -> Table:
+    """A point that was tried twice, with the seeds of both."""
+    seeds = [*one["seeds"], *other["seeds"]]
+    good = [score for score in seeds if score is not None]
+    mean = _short(float(np.mean(good))) if good else None
+    return {"point": one["point"], "mean": mean, "failed": len(seeds) - len(good), "seeds": seeds}
+
+
+def close(table: Sequence[Table]) -> bool:
+    """Whether other seeds may turn the two best points of some in order around, as far as one seed can say.
+
+    Example:
+        >>> points = [{"mean": 0.137, "failed": 0}, {"mean": 0.140, "failed": 0}]
+        >>> close(points), close(points[:1]), close([points[0], {"mean": 0.16, "failed": 0}])
+        (True, False, False)
+    """
+    if len(table) < 2 or any(row["failed"] for row in table[:2]):
+        return False
+    best, next_best = (float(row["mean"]) for row in table[:2])
+    return abs(next_best - best) <= CLOSE * abs(best)
 
 
 def _as_trial(row: Table) -> Trial:
@@ -508,8 +597,10 @@ class Claim:
             have; negative where it is worse. Infinite where one diverged with all seeds; not-a-number where both
             did, or one with some seeds, or they share none.
         low, high: the ends of its 95 % confidence interval; not-a-number with one seed.
-        p: of the paired t-test, corrected by Holm for all claims of the part; not-a-number with one seed.
+        p: two-sided, of this pair alone; not-a-number with one seed.
+        corrected: p corrected by Holm for all claims of the part.
         seeds: how many both have.
+        pooled: whether the error is that of all methods together, as of :mod:`fedax.experiments.pooled`.
     """
 
     better: str
@@ -518,14 +609,16 @@ class Claim:
     low: float
     high: float
     p: float
+    corrected: float
     seeds: int
+    pooled: bool = False
 
     @property
-    def verdict(self) -> str:
-        """``"holds"``, ``"does not hold"``, or where chance cannot be excluded ``"cannot be told"``."""
-        if not self.p < LEVEL and not math.isinf(self.gap):
-            return "cannot be told"
-        return "holds" if self.gap > 0 else "does not hold"
+    def told(self) -> str:
+        """``"as claimed"``, ``"the other way"``, or where chance may explain it ``"not told"``; by the corrected p."""
+        if not self.corrected < LEVEL and not math.isinf(self.gap):
+            return "not told"
+        return "as claimed" if self.gap > 0 else "the other way"
 
 
 def column_of(part: Part, record: Record) -> str:
@@ -536,49 +629,116 @@ def column_of(part: Part, record: Record) -> str:
     return column
 
 
-def claims(part: Part, record: Record) -> list[Claim]:
-    """What the runs say to each of a part's claims, by the mean of the last evaluations."""
+def values_of(part: Part, record: Record) -> dict[str, dict[int, float]]:
+    """Method -> seed -> the mean of the last evaluations of what decides, so that higher is better."""
     (problem,) = problems([record])
     column = column_of(part, record)
     sign = -1.0 if better(column) == "lower" else 1.0
-    runs = {(run.label, run.seed): run for run in record.runs}
-    found: list[tuple[str, str, np.ndarray]] = []
+    found: dict[str, dict[int, float]] = {}
+    for run in record.runs:
+        found.setdefault(run.label, {})[run.seed] = _late(run, column, problem.tail, sign)
+    return found
+
+
+def pool(part: Part, record: Record) -> Pool | None:
+    """What the methods that have all seeds say of the error together."""
+    found = values_of(part, record)
+    seeds = sorted(set().union(*found.values()))
+    return pool_of({
+        label: np.array([each[seed] for seed in seeds]) for label, each in found.items() if {*each} == {*seeds}
+    })  # fmt: skip
+
+
+def claims(part: Part, record: Record) -> list[Claim]:
+    """What the runs say to each of a part's claims, by the mean of the last evaluations."""
+    found, together = values_of(part, record), pool(part, record)
+    tested: list[tuple[Claim, Gap | None]] = []
     for one, other in part.section.claims:
-        seeds = [seed for label, seed in runs if label == one and (other, seed) in runs]
-        first, second = (
-            [_late(runs[label, seed], column, problem.tail, sign) for seed in seeds] for label in (one, other)
-        )
+        seeds = [seed for seed in found.get(one, {}) if seed in found.get(other, {})]
+        values = {label: np.array([found[label][seed] for seed in seeds]) for label in (one, other) if seeds}
         with np.errstate(invalid="ignore"):  # of two that failed
-            found.append((one, other, np.subtract(first, second)))
-    tested = [gap_of(np.zeros(len(gaps)), gaps).p if _testable(gaps) else 1.0 for _, _, gaps in found]
-    corrected = holm(tested)
+            gaps = np.subtract(values[one], values[other]) if seeds else np.zeros(0)
+        gap, pooled = compare(together, one, other, values) if _testable(gaps) else (None, False)
+        mean = float(gaps.mean()) if len({*np.isfinite(gaps)}) == 1 else math.nan
+        low, high = (math.nan, math.nan) if gap is None else gap.interval()
+        p = math.nan if gap is None else gap.p
+        tested.append((Claim(one, other, mean, low, high, p, math.nan, len(gaps), pooled), gap))
+    corrected = holm([1.0 if gap is None else gap.p for _, gap in tested])
     return [
-        Claim(
-            one,
-            other,
-            float(gaps.mean()) if len({*np.isfinite(gaps)}) == 1 else math.nan,
-            *(interval(gaps) if _testable(gaps) else (math.nan, math.nan)),
-            p if _testable(gaps) else math.nan,
-            len(gaps),
-        )
-        for (one, other, gaps), p in zip(found, corrected, strict=True)
-    ]
+        claim if gap is None else replace(claim, corrected=p)
+        for (claim, gap), p in zip(tested, corrected, strict=True)
+    ]  # fmt: skip
+
+
+def fair(part: Part, found: Sequence[Claim]) -> list[Claim]:
+    """The claims without those about methods of which the part's file says that their pairs say nothing."""
+    return [claim for claim in found if not {claim.better, claim.worse} & {*part.section.unfair}]
 
 
 def verdict(found: Sequence[Claim]) -> str:
-    """Of several claims together: holds, holds in part, does not hold, or cannot be told.
+    """Of several claims together, all of which are claimed: holds, does not hold, or cannot be told.
+
+    That all hold is an intersection-union test (Berger 1982): it is told if each pair is told by itself, and p needs no
+    correction, since a single pair that is wrongly told does not make the others so. That one does not is told by p
+    corrected for all, since any of them might be wrongly told.
 
     Example:
-        >>> a, b = Claim("x", "y", 1.0, 0.5, 1.5, 0.01, 5), Claim("x", "z", -1.0, -1.5, -0.5, 0.01, 5)
-        >>> verdict([a]), verdict([a, b]), verdict([b]), verdict([])
-        ('holds', 'holds in part', 'does not hold', 'cannot be told')
+        >>> def claim(gap, p, corrected):
+        ...     return Claim("x", "y", gap, gap - 0.5, gap + 0.5, p, corrected, 5)
+        >>> sure, likely, against = claim(1.0, 0.001, 0.003), claim(1.0, 0.04, 0.08), claim(-1.0, 0.01, 0.03)
+        >>> verdict([sure, likely]), verdict([sure, against]), verdict([sure, claim(-1.0, 0.04, 0.08)]), verdict([])
+        ('holds', 'does not hold', 'cannot be told', 'cannot be told')
     """
-    said = {claim.verdict for claim in found}
-    if not said or said == {"cannot be told"}:
-        return "cannot be told"
-    if said == {"holds"}:
-        return "holds"
-    return "holds in part" if "holds" in said else "does not hold"
+    if any(claim.told == "the other way" for claim in found):
+        return "does not hold"
+    holds = all(claim.gap > 0 and (claim.p < LEVEL or math.isinf(claim.gap)) for claim in found)
+    return "holds" if found and holds else "cannot be told"
+
+
+def decisive(found: Sequence[Claim]) -> Claim | None:
+    """The pair with the least gap, of those that are told to be the other way if there are any; of all others else."""
+    there = [claim for claim in found if not math.isnan(claim.gap)]
+    against = [claim for claim in there if claim.told == "the other way"]
+    return min(against or there, key=lambda claim: claim.gap, default=None)
+
+
+def effect(claim: Claim, column: str) -> str:
+    """By how much the first method of a pair is better, in the units of the column, and the 95 % interval.
+
+    Example:
+        >>> effect(Claim("x", "y", -0.01, -0.03, 0.01, 0.3, 0.3, 5), "test_accuracy")
+        'x against y -1.00 % (-3.00 % to 1.00 %)'
+    """
+    if math.isinf(claim.gap):
+        return f"{claim.better} against {claim.worse}, which failed" if claim.gap > 0 else f"{claim.better} failed"
+    between = "" if math.isnan(claim.low) else f" ({show(column, claim.low)} to {show(column, claim.high)})"
+    return f"{claim.better} against {claim.worse} {show(column, claim.gap)}{between}"
+
+
+def design(part: Part) -> str:
+    """What a part can tell before it has run: the smallest difference that is told with 80 %.
+
+    Its unit is the standard deviation of a run: what is left of it without its method's mean and its seed's.
+    """
+    seeds = len({*seeds_of("run.seeds", part.config["run"].get("seeds", 1))})
+    pairs, methods = len(fair_pairs(part)), len(part.labels)
+    if not pairs:
+        return ""
+    if seeds < 2:
+        return "One seed tells no difference from chance."
+    own, other = least(seeds, 2), least(seeds, 2, pairs)
+    text = f"{seeds} seeds: a pair is told with 80 % if it differs by {own:.2g} standard deviations of a run"
+    if pairs > 1:
+        text += f", against the claim of {pairs} pairs by {other:.2g}"
+    if methods >= LEAST_METHODS:
+        text += f"; if the {methods} methods spread alike, by {least(seeds, methods):.2g}"
+        text += f" and {least(seeds, methods, pairs):.2g}" if pairs > 1 else ""
+    return f"{text}."
+
+
+def fair_pairs(part: Part) -> list[tuple[str, str]]:
+    """The pairs that a part claims, without those that say nothing."""
+    return [(one, other) for one, other in part.section.claims if not {one, other} & {*part.section.unfair}]
 
 
 def _late(run: MethodRun, column: str, tail: int, sign: float) -> float:
@@ -593,25 +753,60 @@ def _testable(gaps: np.ndarray) -> bool:
 
 
 def outcome(study: Study, folder: Path) -> list[str]:
-    """A sentence on each part that claims something and has results."""
+    """What came out of each part that claims something and has results: the claim, the effect, the verdict."""
     said = []
     for part in study.parts.values():
         record = record_of(study, part, folder)
         if record is not None and part.section.claims:
-            found = claims(part, record)
-            number = sum(claim.verdict == "holds" for claim in found)
             where = ", ".join(part.section.shows) or part.name
-            text = part.section.text.rstrip(". ")
-            how = f"{number} of {len(found)} pairs hold beyond chance"
-            said.append(f"{where}{f'. Claimed: {text} —' if text else ':'} {verdict(found)} ({how}).")
+            claimed = f"{where}, claimed: “{part.section.text}”" if part.section.text else where
+            said.append(f"{claimed} {conclusion(part, record)}")
     return said
+
+
+def conclusion(part: Part, record: Record) -> str:
+    """The effect with its interval, then the verdict, then what does not count, as sentences.
+
+    Args:
+        part: that claims something.
+        record: its runs, as of :func:`record_of`.
+    """
+    found = claims(part, record)
+    counted = fair(part, found)
+    column, least_pair = column_of(part, record), decisive(counted)
+    text = "No pair can be compared yet." if least_pair is None else f"Found: {effect(least_pair, column)}"
+    if least_pair is not None:
+        most = max((claim for claim in counted if not math.isnan(claim.gap)), key=lambda claim: claim.gap)
+        text += "." if most is least_pair else f"; at most {effect(most, column)}."
+    if part.section.provisional:
+        return f"{text} Nothing follows from it yet: {part.section.provisional}"
+    scope = f", {part.section.scope}" if part.section.scope else ""
+    text += f" Verdict{scope}: {verdict(counted)}"
+    if len(counted) > 1:
+        text += f"; {_told(counted)}, beyond chance"
+    text += "."
+    if left_out := {label: why for label, why in part.section.unfair.items() if _has(label, found)}:
+        because = "; ".join(f"{label} ({why})" for label, why in left_out.items())
+        text += f" Pairs that say nothing of the methods: those with {because}."
+    return text
+
+
+def _told(found: Sequence[Claim]) -> str:
+    """How many pairs are told, and which way."""
+    counts = {way: sum(claim.told == way for claim in found) for way in ("as claimed", "the other way")}
+    return f"of {len(found)} pairs {counts['as claimed']} as claimed and {counts['the other way']} the other way"
+
+
+def _has(label: str, found: Sequence[Claim]) -> bool:
+    return any(label in (claim.better, claim.worse) for claim in found)
 
 
 def faults(study: Study, folder: Path) -> list[str]:
     """What breaks the rules of a study, as sentences; empty where nothing does.
 
     No choice by test data; no seed that both chooses and counts; no result at other settings than those that were
-    chosen; and where the run folders are still there, no score that is not in their rows.
+    chosen; where the run folders are still there, no score that is not in their rows. And what :func:`unsure` finds,
+    but of the parts of which the study's file says that nothing follows from them yet.
     """
     found = []
     study.results = results_of(folder)
@@ -633,12 +828,112 @@ def faults(study: Study, folder: Path) -> list[str]:
                     scores = {json.dumps(trial.point): _short(finite(trial.mean)) for trial in trials}
                     if scores != {json.dumps(row["point"]): row["mean"] for row in line["points"]}:
                         found.append(f"{job.name}: its scores are not those of {run}.")
+        if not part.section.provisional:
+            found += unsure(study, part)
     found += [
         f"{line['label']}, {key}: a result at settings that nobody chose."
         for key, line in study.results.items()
         if key not in known
     ]
     return found
+
+
+def unsure(study: Study, part: Part) -> list[str]:
+    """Choices of a part that another, as good, way to choose might turn around, as sentences.
+
+    - Settings that were chosen on fewer rounds than the runs have, before a rate falls that falls in the runs, or on
+      another problem.
+    - One seed where the two best points are close.
+    - A grid that leaves a method's domain, or along which something else changes that has a domain, as α does with lr.
+    - More runs for one method than for another; or lr tuned for some and not for others.
+    """
+    chosen = {label: study.tried(part, label) for label in part.labels}
+    origin = dict.fromkeys(part.labels, part)
+    for label in part.labels:
+        while not _grid(origin[label], label) or origin[label].section.tune is None:
+            if (other := origin[label].section.tuned_by) is None or label not in study.parts[other].labels:
+                break
+            origin[label] = study.parts[other]
+        chosen[label] = study.tried(origin[label], label)
+    tuned = [label for label in part.labels if chosen[label]]
+    if not tuned:
+        return []
+    found: list[str] = []
+    few: dict[int, list[str]] = {}
+    late: list[str] = []
+    elsewhere: dict[str, list[str]] = {}
+    rounds = part.config["run"]["rounds"]
+    for label in tuned:
+        lines = [study.results[job.key] for job in study.choices(origin[label], label)]
+        tried = min(line["rounds"] for line in lines)
+        if tried < rounds:
+            few.setdefault(tried, []).append(label)
+        falls = [int(at) for value in part.row(label).values() if isinstance(value, dict) for at in value.get("at", {})]
+        if falls and min(falls) >= tried:
+            late.append(label)
+        if _problem(origin[label]) != _problem(part):
+            elsewhere.setdefault(origin[label].name, []).append(label)
+        found += _unsure_points(part, label, chosen[label])
+    shared = []
+    for tried, which in few.items():
+        shared.append(f"{part.name}: chosen on {tried:,} of {rounds:,} rounds ({'; '.join(which)}).")
+    if late:
+        shared.append(f"{part.name}: a rate falls after the rounds that were tried ({', '.join(late)}).")
+    for name, which in elsewhere.items():
+        shared.append(f"{part.name}: chosen on another problem, that of {name} ({'; '.join(which)}).")
+    return [*shared, *found, *_unequal(study, part, origin, tuned)]
+
+
+def _unsure_points(part: Part, label: str, table: Sequence[Table]) -> list[str]:
+    """Of the points that were tried for one method, the best first."""
+    found, best = [], table[0]
+    if len(best["seeds"]) == 1 and close(table):
+        one, other = (f"{_written(row['point'])} ({row['mean']:.4g})" for row in table[:2])
+        found.append(f"{part.name}: {label}: {one} is chosen over {other} by one seed.")
+    outside = [row["point"] for row in table if not _accepted(part, label, row["point"])]
+    if outside:
+        points = "; ".join(map(_written, outside))
+        found.append(f"{part.name}: {label}: points that the method refuses were tried ({points}).")
+    row = part.row(label)
+    if (
+        isinstance(row.get("c"), int | float)
+        and "lr" in best["point"]
+        and "c" not in {*_held(part, label), *best["point"]}
+    ):
+        found.append(f"{part.name}: {label}: alpha, which is c lr², changes along the grid of lr.")
+    return found
+
+
+def _unequal(study: Study, part: Part, origin: dict[str, Part], tuned: Sequence[str]) -> list[str]:
+    """Of the methods of a part together: how many runs chose, and what was tuned."""
+    found, numbers, left = [], {}, []
+    for label in tuned:
+        first: dict[str, int] = {}  # point -> seeds, without those that tried the two best again
+        for job in study.choices(origin[label], label):
+            for row in study.results[job.key]["points"]:
+                first.setdefault(json.dumps(row["point"], sort_keys=True), len(row["seeds"]))
+        numbers[label] = sum(first.values())
+    if max(numbers.values()) > MORE * min(numbers.values()):
+        most, fewest = max(numbers, key=numbers.__getitem__), min(numbers, key=numbers.__getitem__)
+        found.append(f"{part.name}: {numbers[most]} runs chose for {most}, {numbers[fewest]} for {fewest}.")
+    for label in tuned:
+        names = {name.split(".")[0] for name in study.tried(origin[label], label)[0]["point"]}
+        if "lr" not in names and "lr" in part.row(label):
+            left.append(label)
+    if left and len(left) < len(tuned):
+        found.append(f"{part.name}: lr is tuned for other methods, and not for {'; '.join(left)}.")
+    return found
+
+
+def _problem(part: Part) -> Table:
+    """What makes an experiment another one, apart from its methods and how long it runs."""
+    return {name: part.config.get(name) for name in ("data", "task", "work", "participation")} | {
+        "batch_size": part.config["run"].get("batch_size")
+    }
+
+
+def _written(point: Table) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in point.items())
 
 
 def write_page(study: Study, folder: Path) -> Path | None:
