@@ -4,17 +4,17 @@
     FEDAX_DATA=~/data python benchmarks/advice.py --advice       # only ask for the advice anew
     python benchmarks/advice.py --page                           # only write the page anew
 
-Ten problems: five kinds of trouble, each on the digits and on 3,000 pictures of Fashion-MNIST. All methods are tuned
-alike, on validation data, at full length and with two splits; then five more splits are trained and tested.
+Ten problems: five kinds of trouble, each on the digits and on 2,000 pictures of Fashion-MNIST, 14 × 14. All methods
+are tuned alike, on validation data, at full length and with two splits; then five more splits are trained and tested.
 ``fedax.theory.diagnose`` sees one run of FedAvg at its chosen lr, and no test data. Writes docs/results/advice.json and
 the tables of docs/results/advice.md, which has the protocol.
 """
 
 import argparse
+import copy
 import json
 import math
 import pathlib
-import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedax
+from fedax.experiments import Experiment, build
 from fedax.experiments.statistics import interval
+from fedax.experiments.study import read_study
 
 Table = dict[str, Any]
 
@@ -56,7 +58,7 @@ METHODS: dict[str, tuple[Callable[..., Any], Table]] = {
     "Server momentum": (_by_name("server-momentum"), {"server_momentum": [0.5, 0.9]}),
 }
 PLAIN = "FedAvg"
-LABELS = {"fedavg": PLAIN, "fednova": "FedNova", "scaffold": "SCAFFOLD", "feddyn": "FedDyn"}
+LABELS = {"fednova": "FedNova", "scaffold": "SCAFFOLD", "feddyn": "FedDyn", "fedavg-m": "FedAvg-M"}
 
 
 class Problem(NamedTuple):
@@ -81,7 +83,11 @@ def _large(y: np.ndarray, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def _noisy(y: np.ndarray, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
-    parts, rng, told = fedax.data.dirichlet_labels(y, clients=10, alpha=1.0, seed=seed), np.random.default_rng(seed), y.copy()
+    parts, rng, told = (
+        fedax.data.dirichlet_labels(y, clients=10, alpha=1.0, seed=seed),
+        np.random.default_rng(seed),
+        y.copy(),
+    )
     for part in parts[:3]:
         wrong = part[rng.random(len(part)) < 0.5]
         told[wrong] = rng.integers(10, size=len(wrong))
@@ -124,12 +130,16 @@ KINDS = {
         _few, fedax.Steps([2, 5, 15, 40]), 16,
     ),
     "many-tiny": Problem(
-        "clients of 10 examples each, 144 or 300, of which a tenth take part in a round; labels by Dirichlet(0.3); 5 "
+        "clients of 10 examples each, 144 or 200, of which a tenth take part in a round; labels by Dirichlet(0.3); 5 "
         "steps, batches of 4",
         _tiny, fedax.Steps(5), 4, 0.1,
     ),
 }  # fmt: skip
-POOLS = {"digits": None, "fashion_mnist": 3000}
+POOLS = {"digits": None, "fashion_mnist": 2000}
+
+# Of the study "choosing", to see what Mime's momentum does: with the base that the study had, and with momentum.
+OF_THE_STUDY = ("digits", "digits-alike", "digits-half", "digits-tenth", "digits-short")
+BASES = (PLAIN, "Mime, base SGD", "Mime, base momentum")
 
 
 # ---- measure
@@ -142,31 +152,59 @@ def names() -> list[str]:
 
 def dealt(name: str, seeds: Iterable[int]) -> dict[int, Table]:
     """Seed -> data, val and test."""
+    if name.startswith("choosing: "):
+        made = {seed: _of_the_study(name, seed) for seed in seeds}
+        return {seed: {"data": each.data, "val": each.val, "test": each.test} for seed, each in made.items()}
     pool, kind = name.split(": ")
     loaded, most, found = fedax.data.load(pool), POOLS[pool], {}
     for seed in seeds:
         rows = np.arange(len(loaded.train["y"]))
         if most is not None:
             rows = np.sort(np.random.default_rng(seed).permutation(rows)[:most])
-        train = {key: value[rows] for key, value in loaded.train.items()}
+        train = {key: _small(value[rows]) for key, value in loaded.train.items()}
         if kind == "many-tiny":
             train = {key: value[: len(rows) // 10 * 10] for key, value in train.items()}
         parts, labels = KINDS[kind].deal(train["y"], seed)
         data = fedax.FederatedData.from_partition({**train, "y": labels}, parts)
         split = fedax.data.split(data, train=0.8, val=0.2, test=0.0, seed=seed)
-        test = {key: value[:most] for key, value in loaded.test.items()}
+        test = {key: _small(value[:most]) for key, value in loaded.test.items()}
         found[seed] = {"data": split.train, "val": split.val, "test": test}
     return found
 
 
+def _small(values: np.ndarray) -> np.ndarray:
+    """Pictures of 28 × 28 as 14 × 14, by the mean of four pixels; all else as it is."""
+    if values.shape[1:3] != (28, 28):
+        return values
+    return values.reshape(-1, 14, 2, 14, 2).mean((2, 4)).round().astype(values.dtype)
+
+
+def _of_the_study(name: str, seed: int) -> Experiment:
+    """A problem of the study "choosing", with the split of a seed."""
+    config = copy.deepcopy(read_study("choosing").parts[name.removeprefix("choosing: ")].config)
+    config.pop("sweep", None)
+    data = config["data"]
+    data["seed"] = data.get("seed", 0) + seed
+    data["split"]["seed"] = data["split"].get("seed", 0) + seed
+    config["run"] |= {"seeds": 1, "split_seeds": False}
+    config["methods"] = config["methods"][:1]
+    return build(config)
+
+
 def _options(name: str, data: fedax.FederatedData) -> Table:
+    if name.startswith("choosing: "):
+        made = _of_the_study(name, 0)
+        given = {"work": made.work, "participation": made.participation}
+        return given | {"batch_size": made.config["run"]["batch_size"]}
     problem = KINDS[name.split(": ")[1]]
     size = None if problem.participation is None else round(problem.participation * data.num_clients)
     who = fedax.Full() if size is None else fedax.Systematic(size)
     return {"work": problem.work, "batch_size": problem.batch_size, "participation": who}
 
 
-def _task(data: fedax.FederatedData) -> fedax.Task:
+def _task(name: str, data: fedax.FederatedData) -> fedax.Task:
+    if name.startswith("choosing: "):
+        return _of_the_study(name, 0).task
     return fedax.tasks.softmax_regression(int(np.prod(data.examples["x"].shape[1:])), 10)
 
 
@@ -174,13 +212,14 @@ def _ends(run: Any, column: str) -> float:
     return float(np.mean(run.history[column][-LAST:])) if run.status in ("finished", "worse") else math.inf
 
 
-def measure(name: str, watch: Callable[[str], None]) -> Table:
-    """Tune every method, train it with five splits, and ask for the advice."""
+def measure(name: str, watch: Callable[[str], None], labels: Sequence[str] = tuple(METHODS)) -> Table:
+    """Tune methods on two splits, and train and test them with five more."""
     splits, finals = dealt(name, TUNED_WITH), dealt(name, SEEDS)
     first = finals[SEEDS[0]]
-    task, options = _task(first["data"]), _options(name, first["data"])
+    task, options = _task(name, first["data"]), _options(name, first["data"])
     found: Table = {"test": {}, "validation": {}, "settings": {}, "edges": [], "gradients": {}}
-    for label, (make, second) in METHODS.items():
+    for label in labels:
+        make, second = METHODS[label]
         if label == "FedNova" and options["work"].equal(first["data"].sizes, options["batch_size"]) is not None:
             continue  # it is FedAvg
         grid = {"lr": [float(f"{value:.3g}") for value in (FEW if second else MANY)], **second}
@@ -208,7 +247,7 @@ def measure(name: str, watch: Callable[[str], None]) -> Table:
 def advise(name: str, problem: Table) -> Table:
     """What ``fedax.theory.diagnose`` says of one finished run of FedAvg, at its chosen lr."""
     given = dealt(name, SEEDS[:1])[SEEDS[0]]
-    task, options = _task(given["data"]), _options(name, given["data"])
+    task, options = _task(name, given["data"]), _options(name, given["data"])
     method = fedax.create("fedavg", **problem["settings"][PLAIN])
     run = fedax.simulate(method, task, given["data"], rounds=ROUNDS, evaluate_every=ROUNDS, seed=SEEDS[0], **options)
     said = fedax.theory.diagnose(method, task, given["data"], points=[None, run.params], seed=SEEDS[0], **options)
@@ -239,20 +278,104 @@ def advised(problem: Table) -> str:
     return "FedAvg, decay" if "lr decay" in verdict or "lr that decays" in verdict else PLAIN
 
 
+def strategies(found: dict[str, Table]) -> dict[str, Callable[[Table], float]]:
+    """Ways to choose a method: name -> (problem -> regret); of a random method the mean over the methods."""
+    known = {
+        "`fedax diagnose`, a finished run of FedAvg": lambda problem: regret(problem, advised(problem)),
+        "a random method, tuned": lambda problem: float(np.mean([regret(problem, each) for each in problem["test"]])),
+        "all tuned, lowest validation loss": lambda problem: regret(
+            problem, min(problem["validation"], key=lambda each: problem["validation"][each])
+        ),
+    }
+    always = {f"always {label}": (lambda problem, label=label: regret(problem, label)) for label in METHODS}
+    return {**known, **always}
+
+
+def advice_table(found: dict[str, Table]) -> str:
+    """Regret of each way to choose, on each data set."""
+    groups = {pool: [found[name] for name in names() if name in found and name.startswith(pool)] for pool in POOLS}
+    groups = {pool: problems for pool, problems in groups.items() if problems}
+    head = ["chosen by", *(f"{pool}: mean regret, largest" for pool in groups)]
+    rows = []
+    for name, choose in strategies(found).items():
+        cells = []
+        for problems in groups.values():
+            values = [choose(problem) for problem in problems]
+            cells.append(f"{100 * np.mean(values):.1f} %, {100 * max(values):.1f} %")
+        rows.append([name, *cells])
+    return _table(head, rows)
+
+
+def answers_table(found: dict[str, Table]) -> str:
+    """For each problem the losses, the best, and what the advice names."""
+    head = ["problem", *METHODS, "advice", "its regret"]
+    rows = []
+    for name in names():
+        if name not in found:
+            continue
+        problem, mean = found[name], means(found[name])
+        best = min(mean, key=lambda label: mean[label])
+        losses = []
+        for label in METHODS:
+            bold, edge = "**" * (label == best), "†" * (label in problem["edges"])
+            losses.append(f"{bold}{mean[label]:.3f}{bold}{edge}" if label in mean else "–")
+        rows.append([f"`{name}`", *losses, advised(problem), f"{100 * regret(problem, advised(problem)):.1f} %"])
+    return _table(head, rows)
+
+
+def mime_table(found: dict[str, Table]) -> str:
+    """What momentum at Mime's base gains over the default base: paired over the splits, with a 95 % interval."""
+    rows = []
+    for name, problem in found.items():
+        gained = np.subtract(*(np.array(problem["test"][label]) for label in BASES[1:]))
+        low, high = (100 * end / problem["start"] for end in interval(gained))
+        told = "more" if low > 0 else "less" if high < 0 else "cannot be told"
+        mean = means(problem)
+        point = problem["settings"][BASES[2]]["momentum"]
+        rows.append([
+            f"`{name}`", *(f"{mean[label]:.3f}" for label in BASES), f"{point:g}",
+            f"{100 * gained.mean() / problem['start']:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−"), told,
+        ])  # fmt: skip
+    return _table(["problem", *BASES, "β", "momentum gains, % of the first loss", "told"], rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def problems_table() -> str:
+    """What the kinds of problems are."""
+    return _table(["problem", "what it is"], [[f"`{name}`", kind.text] for name, kind in KINDS.items()])
+
+
+def written(text: str, found: dict[str, Table]) -> str:
+    """The page with its generated parts."""
+    parts = {"problems": problems_table(), "advice": advice_table(found), "answers": answers_table(found)}
+    for part, new in (parts | {"mime": mime_table(found)}).items():
+        begin, end = f"<!-- {part}: python benchmarks/advice.py --page -->\n", f"<!-- end of the {part} -->\n"
+        before, _, rest = text.partition(begin)
+        text = before + begin + new + end + rest.partition(end)[2]
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--advice", action="store_true", help="ask for the advice anew")
     parser.add_argument("--page", action="store_true", help="only write the page anew")
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="of the problems")
     given = parser.parse_args()
     found: dict[str, Table] = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
     warnings.simplefilter("ignore", fedax.errors.DivergedWarning)
-    for name in [] if given.page else names():
+    for name in [] if given.page else given.only or [*names(), *(f"choosing: {name}" for name in OF_THE_STUDY)]:
+        study = name.startswith("choosing: ")
         if name not in found and not given.advice:
-            found[name] = measure(name, lambda text: print(text, flush=True))
-        if name in found and (given.advice or "advice" not in found[name]):
+            found[name] = measure(name, lambda text: print(text, flush=True), BASES if study else tuple(METHODS))
+        if not study and name in found and (given.advice or "advice" not in found[name]):
             found[name]["advice"] = advise(name, found[name])
             print(name, found[name]["advice"], flush=True)
-        MEASURED.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        MEASURED.write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
 if __name__ == "__main__":

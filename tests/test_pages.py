@@ -146,7 +146,7 @@ class Reader:
         if line.startswith("fedax deploy link"):
             self.start("link", words(line))
             return self.wait("link", ("is ready",))
-        if line.startswith("fedax deploy node"):
+        if line.startswith("fedax deploy node --"):
             return self.site(line)
         if line.startswith("fedax data") and "hospital-7.csv" in line:
             for k in (7, 8, 9):

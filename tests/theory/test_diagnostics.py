@@ -12,18 +12,19 @@ from numpy.testing import assert_allclose
 
 import fedax
 from fedax.contract.indices import independent, shuffled
+from fedax.engine.footprint import footprints
 from fedax.errors import ConfigError
 from fedax.theory import (
     accumulation_vector,
     chi_square,
     diagnose,
-    diagnostics,
     fedprox_rule,
     fixed_point,
     max_lr,
     weighted_optimum,
 )
-from fedax.theory.diagnostics import _expected
+from fedax.theory.advice import CORRECTED, HALF, MOMENTUM, NORMALIZED, PLAIN, Case, removes, verdict
+from fedax.theory.diagnostics import _expected, _view
 from fedax.theory.measure import (
     _square,
     accumulation_vectors,
@@ -32,6 +33,7 @@ from fedax.theory.measure import (
     largest_eigenvalue,
     newton_gain,
 )
+from fedax.theory.reasons import drift
 
 SIZES, P = np.array([3, 1, 40, 9]), np.array([0.1, 0.2, 0.4, 0.3])
 FEATURES, TAU = 6, np.array([2, 7, 3, 4])
@@ -408,11 +410,21 @@ def test_every_method_has_a_diagnosis(name):
 
 
 def test_the_methods_that_the_advice_names_are_what_it_says_they_are():
-    plain, normalized, corrected = (
-        fedax.create(name).traits() for name in (diagnostics.PLAIN, diagnostics.NORMALIZED, diagnostics.CORRECTED)
-    )
+    plain, normalized, *corrected = (fedax.create(name).traits() for name in (PLAIN, NORMALIZED, CORRECTED, HALF))
     assert (plain.limit, plain.exact) == ("steps", "never") and (normalized.limit, normalized.exact) == ("F", "never")
-    assert corrected.exact == "always" and corrected.corrects and (corrected.cohorts, corrected.steps) == ("any", "any")
+    assert [removes(each, False) for each in corrected] == [{"drift", "objective", "cohort"}] * 2
+    assert all((each.cohorts, each.steps) == ("any", "any") for each in corrected)
+    costs = {name: footprints(fedax.create(name)) for name in (PLAIN, NORMALIZED, CORRECTED, HALF, MOMENTUM)}
+    traffic = {name: each.cohort.down.models + each.cohort.up.models for name, each in costs.items()}
+    assert traffic == {PLAIN: 2, NORMALIZED: 2, CORRECTED: 4, HALF: 2, MOMENTUM: 3}
+    assert {name: each.memory.models for name, each in costs.items()} == {
+        PLAIN: 0,
+        NORMALIZED: 0,
+        CORRECTED: 1,
+        HALF: 1,
+        MOMENTUM: 0,
+    }
+    assert costs[NORMALIZED].cohort.up.numbers == 1
 
 
 # ---- words
@@ -510,7 +522,7 @@ def test_one_step_a_round_has_no_drift_and_is_not_asked_for_control_variates(bat
         )
         assert all(point.bias == 0 and point.drift_cost == 0 for point in found.points)
         assert not any("drift" in text.lower() for text in found.advice)
-        assert found.take == ("fedavg" if name == "scaffold" else "")
+        assert found.take == "fedavg" if name == "scaffold" else found.take not in (NORMALIZED, CORRECTED)
 
 
 @pytest.mark.parametrize("batch_size", [None, 4])
@@ -519,7 +531,7 @@ def test_identical_clients_have_no_drift_however_many_steps(batch_size):
     alike = fedax.FederatedData(alike, [40] * 4)
     found = diagnose(FEDAVG, TASK, alike, work=fedax.Steps(20), batch_size=batch_size, points=MODELS)
     assert all(point.bias < 1e-4 * point.free_move for point in found.points)
-    assert "drift does not harm here" in found.advice[1] and found.take == ""
+    assert "drift does not harm here" in found.advice[1] and found.take != CORRECTED
 
 
 def test_noise_of_minibatches_is_in_the_verdict():
@@ -536,23 +548,100 @@ def test_noise_of_minibatches_is_in_the_verdict():
 def words(found, **changes):
     last = dataclasses.replace(found.points[-1], **{"inconsistency_cost": 0.0} | changes)
     found = dataclasses.replace(found, points=(*found.points[:-1], last))
-    view = diagnostics._view(FEDAVG, fedax.Full())
-    return diagnostics._Words(found, view, P, 4, fedax.Full())
+    view = _view(FEDAVG, fedax.Full())
+    return Case(found, view, P, 4, fedax.Full())
 
 
 def test_drift_whose_interval_holds_both_verdicts_is_not_told(found):
     said = words(found, drift_cost=0.1 * found.gained, drift_cost_range=(0.0, 0.5 * found.gained))
-    assert "whether it harms cannot be told" in said.drift() and "larger batch" in said.drift()
-    assert said.verdict()[1] == ""
+    assert "whether it harms cannot be told" in drift(said) and "larger batch" in drift(said)
+    assert verdict(said)[1] == ""
     less = words(
         found, drift_cost=0.1 * found.gained, drift_cost_range=(0.1 * found.gained,) * 2, noise_cost=0.2 * found.gained
     )
-    assert "less than noise costs" in less.drift() and less.verdict()[0].startswith("Keep FedAvg, and let lr decay")
+    assert "though less than noise" in drift(less) and verdict(less)[0].startswith("Keep FedAvg, and let lr decay")
     helped = words(found, drift_cost=0.4 * found.gained, drift_cost_range=(0.3 * found.gained,) * 2)
-    assert helped.verdict()[1] == "scaffold"
+    assert verdict(helped)[1] == "scaffold"
     worse = words(found, drift_cost=found.gained, drift_cost_range=(found.gained,) * 2, free_descent=-1.0)
-    assert worse.verdict()[0].startswith("Keep FedAvg with fewer local steps") and worse.verdict()[1] == ""
-    assert "not finite" in words(found, drift_cost=np.nan).verdict()[0]
+    assert verdict(worse)[0].startswith("Keep FedAvg with fewer local steps") and verdict(worse)[1] == ""
+    assert "not finite" in verdict(words(found, drift_cost=np.nan))[0]
+
+
+COSTS = [0.0, 0.001, 0.05]  # shares of what training gains: nothing, too little, worth a remedy
+
+
+@pytest.mark.parametrize("other, drifts, normalized", [*itertools.product(COSTS, COSTS, [0.0, 0.04])])
+def test_a_remedy_counts_with_all_that_it_takes_away_and_no_more_than_was_measured(found, other, drifts, normalized):
+    other, drifts, normalized = (share * found.gained for share in (other, drifts, normalized))
+    case = words(found, inconsistency_cost=other, drift_cost=1.5 * drifts, drift_cost_range=(drifts, 2 * drifts),
+                 normalized_drift_cost=1.5 * drifts + normalized, left=found.gained, descent=1.0, free_descent=2.0,
+                 noise_cost=0.0)  # fmt: skip
+    gain = {name: sum(case.removed(name).values()) for name in (NORMALIZED, CORRECTED, HALF, PLAIN)}
+    assert_allclose(gain[CORRECTED], other + drifts)
+    assert gain[HALF] == gain[CORRECTED] and gain[PLAIN] == 0
+    assert_allclose(gain[NORMALIZED], max(other - normalized, 0), atol=1e-12)
+    text, take = verdict(case)
+    worth = other + drifts > case.least
+    assert (take in (NORMALIZED, CORRECTED)) is worth
+    assert not (worth and "would gain nothing" in text + drift(case))
+    if worth:
+        assert gain[take] >= 0.9 * gain[CORRECTED] and (take == NORMALIZED) is (
+            gain[NORMALIZED] >= 0.9 * gain[CORRECTED]
+        )
+        assert f"{gain[take]:.3g}" in text
+    little = dataclasses.replace(case.last, left=0.01 * found.gained)
+    little = dataclasses.replace(case, f=dataclasses.replace(found, points=(*found.points[:-1], little)))
+    assert sum(little.removed(CORRECTED).values()) <= 0.01 * found.gained * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("lr, most, worse", [(0.05, 8, False), (0.3, 40, True)])
+def test_fednova_is_taken_only_where_it_ends_better(lr, most, worse):
+    """One client weighs most and takes most steps. With long ones normalised averaging drifts more than FedAvg."""
+    _, H, e = quadratics(1.0)
+    p, work = np.array([0.08] * 5 + [0.6]), fedax.Steps([1] * 5 + [most])
+    data, task = fedax.FederatedData({"H": H, "e": e}, [1] * 6, p), fedax.tasks.quadratic(4)
+    best, ends = weighted_optimum(H, e, p), {}
+    with jax.enable_x64(True):
+        for name, rounds in (("fedavg", 600), ("fednova", 40 if worse else 600)):
+            options = {"rounds": rounds, "work": work, "params": np.zeros(4), "evaluate_every": rounds}
+            ends[name] = np.asarray(fedax.simulate(fedax.create(name, lr=lr), task, data, **options).params)
+        found = diagnose(fedax.create("fedavg", lr=lr), task, data, work=work, points=[np.zeros(4), ends["fedavg"]])
+    lost = {name: (x - best) @ np.tensordot(p, H, 1) @ (x - best) / 2 for name, x in ends.items()}
+    assert bool(lost["fednova"] > lost["fedavg"]) is worse
+    assert found.take == (CORRECTED if worse else NORMALIZED)
+    if not worse:
+        assert_allclose(found.points[-1].normalized_drift_cost, lost["fednova"], rtol=0.3)
+
+
+def labelled(wrong=(), rare=None):
+    """Six clients with examples of three classes on a line; some labels wrong at some, one class at one client."""
+    rng = np.random.default_rng(0)
+    y = np.tile(np.repeat(np.arange(3), 10), 6)
+    x = np.stack([3.0 * (y == k) for k in range(3)], axis=1) + 0.1 * rng.normal(size=(180, 3))
+    client = np.repeat(np.arange(6), 30)
+    for i in wrong:
+        y = np.where(client == i, rng.permutation(3)[rng.integers(3, size=180)], y)
+    keep = np.ones(180, bool) if rare is None else (y != 2) | ((client == rare) & (np.arange(180) % 30 < 24))
+    data = fedax.FederatedData({"x": x[keep], "y": y[keep]}, np.bincount(client[keep]))
+    task, work = fedax.tasks.softmax_regression(3, 3), fedax.Steps(4)
+    run = fedax.simulate(FAST, task, data, rounds=60, work=work, evaluate_every=60)
+    return diagnose(FAST, task, data, work=work, points=[None, run.params])
+
+
+FAST = fedax.create("fedavg", lr=0.3)
+
+
+def test_clients_that_do_not_follow_and_rare_classes_are_named():
+    def said(found, begin):
+        return [text for text in found.advice if text.startswith(begin)]
+
+    plain, wrong, rare = labelled(), labelled(wrong=[1, 4]), labelled(rare=2)
+    assert not said(plain, "Clients that") and not said(plain, "Rare")
+    (text,) = said(wrong, "Clients that")
+    assert "clients 1, 4 (33 % of the weight)" in text and not said(wrong, "Rare")
+    (text,) = said(rare, "Rare")
+    assert "class 2 makes" in text and "is at client 2 alone" in text and not said(rare, "Clients that")
+    assert wrong.losses.shape == (2, 6) and wrong.advice[-1].startswith("lr = ")  # the rate comes last
 
 
 def test_the_noise_of_minibatches_is_not_taken_for_that_of_cohorts():
@@ -595,13 +684,16 @@ def test_uniform_cohorts_of_unequal_clients_are_told_of_systematic_ones():
         assert not any("Systematic" in text for text in found.advice)
 
 
-@pytest.mark.parametrize("name, momentum", [("fedavg", True), ("fedavg-m", False), ("server-momentum", False)])
-def test_what_is_left_can_be_had_sooner_with_momentum(name, momentum):
+@pytest.mark.parametrize("name", ["fedavg", "fedavg-m", "server-momentum"])
+def test_what_is_left_can_be_had_sooner_with_momentum(name):
     data, _, e = quadratics(1.0)
     given = {"work": fedax.Steps(1), "points": [np.zeros(4), 0.01 * e.mean(0)]}
     found = diagnose(fedax.create(name, lr=0.01), fedax.tasks.quadratic(4), data, **given)
-    assert "First of all, train longer" in found.verdict
-    assert ("or with momentum (mime, fedavg-m, server-momentum): " in found.verdict) == momentum
+    if name == "fedavg":
+        assert found.take == MOMENTUM and found.verdict.startswith("Take fedavg-m in place of FedAvg, or train longer")
+        assert f"{found.points[-1].left:.3g}" in found.verdict  # which is what it says that is left
+    else:
+        assert found.take == "" and "First of all, train longer or with a larger lr" in found.verdict
 
 
 def test_the_noise_of_cohorts_is_in_the_verdict():

@@ -310,7 +310,7 @@ METHODS.add("fedglomo", FedGLOMO, "recursive variance reduction between rounds a
 METHODS.add(
     "mime",
     _mime,
-    "a central optimizer's frozen statistics in corrected local steps, no client memory",
+    "corrected local steps, no client memory; base: plain SGD, or frozen momentum or Adam",
     fixed={"lite": False},
 )
 METHODS.add("mimelite", _mime, "Mime without the correction: cheaper, keeps a bias of drift", fixed={"lite": True})

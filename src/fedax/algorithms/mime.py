@@ -138,7 +138,7 @@ class Upload(NamedTuple):
 
 
 class Mime(Algorithm):
-    """Mime and MimeLite with SGD, momentum or Adam at their base.
+    """Mime and MimeLite with SGD, momentum or Adam at their base; ``fedax.create`` has SGD, which has no momentum.
 
     Under full participation Mime reaches the exact optimum with constant η; MimeLite keeps a bias of drift. Clients
     need no memory. Published for p_i = 1/N and equal steps; unequal p_i weigh updates and gradients alike (an

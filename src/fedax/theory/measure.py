@@ -68,6 +68,8 @@ class Point:
         left: ½∇FᵀH⁻¹∇F, what a run at this model has yet to gain; in units of F, as all that follows.
         inconsistency_cost: ½cᵀH⁻¹c, c = ∇F̃ − ∇F: how far above the optimum it rests for its other objective.
         drift_cost, drift_cost_range: the same of drift, about ½bᵀH⁻¹b with b = (D − C)/(ητ_eff); of ``bias_range``.
+        normalized_drift_cost: the drift cost of normalised averaging in the place of the method's, from the same local
+            steps; ``None`` where that is not asked.
         noise_cost, cohort_cost, free_cohort_cost: V/(4ητ_eff) of the three noises: how far above the optimum they keep
             a run whose lr does not decay.
     """
@@ -94,6 +96,7 @@ class Point:
     free_cohort_noise: float | None = None
     drift_cost: float | None = None
     drift_cost_range: tuple[float, float] | None = None
+    normalized_drift_cost: float | None = None
     noise_cost: float | None = None
     cohort_cost: float | None = None
     free_cohort_cost: float | None = None
@@ -108,6 +111,7 @@ class Rounds(NamedTuple):
         weights: [draws, N] w_i of the surrogate whose gradient it follows, Σ c_iΔ_i ≈ −ητ_eff Σ w_i∇F_i; ``None``
             where the solver is not linear.
         length: ητ_eff, the mean over the draws.
+        normalized: the shares of normalised averaging, for what its drift would be; ``None``: that is not asked.
         ids, ratios: [cohorts, S] who was drawn, and ω_i/E ω_i; an id of N is an empty place. ``None``: all, always.
     """
 
@@ -115,6 +119,7 @@ class Rounds(NamedTuple):
     shares: np.ndarray
     weights: np.ndarray | None
     length: float
+    normalized: np.ndarray | None = None
     ids: np.ndarray | None = None
     ratios: np.ndarray | None = None
 
@@ -133,6 +138,7 @@ class Bench:
     Attributes:
         seen: the clients whose curvature is measured.
         unconverged: eigenvalues that were given up.
+        losses: [N] F_i at each model that was measured.
     """
 
     def __init__(
@@ -142,6 +148,7 @@ class Bench:
         self.task, self.data, self.batch_size, self.epochs, self.rounds = task, data, batch_size, epochs, rounds
         self.weights, self.solver = weights, solver
         self.key, self.tolerance, self.unconverged = jax.random.key(seed), tolerance, 0
+        self.losses: list[np.ndarray] = []
         parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(task.init, self.key)))
         self.seen = _seen(data.sizes, parameters, sample)
         self._products = _GAIN_PRODUCTS if data.num_examples * parameters <= _COST else 1
@@ -161,7 +168,7 @@ class Bench:
         """Everything at one model; sums over clients are in float64."""
         p, w = self.data.weights, self.weights
         N, d = self.data.num_clients, x.size
-        mean, surrogate, squares, variances, loss = np.zeros(d), np.zeros(d), np.zeros(N), np.zeros(N), 0.0
+        mean, surrogate, squares, variances, losses = np.zeros(d), np.zeros(d), np.zeros(N), np.zeros(N), np.zeros(N)
         drawn = self._drawn(self.rounds.weights)
         towards = None if drawn is None else np.zeros((len(drawn), d))  # ∇F̃ of each round
         for i in range(N):
@@ -171,14 +178,15 @@ class Bench:
                 spread = _spread(self.task, x, gradient, self._examples, *rows, block=self._singles)
                 variances[i] = self._batch_share[i] * float(spread) / self.data.sizes[i]
             g = np.asarray(gradient, np.float64)
-            squares[i], loss = g @ g, loss + p[i] * float(value)
+            squares[i], losses[i] = g @ g, float(value)
             mean, surrogate = mean + p[i] * g, surrogate + w[i] * g
             if towards is not None and drawn is not None:
                 towards += drawn[:, i, None] * g
+        self.losses.append(losses)
         everyone = len(self.seen) == N
         L = max(self._curvature(x, self.data.offsets[i], self._ends[i], self._own) for i in self.seen)
         return Point(
-            loss=float(loss),
+            loss=float(p @ losses),
             gradient=float(mean @ mean),
             surrogate_gradient=float(surrogate @ surrogate),
             client_gradients=float(w @ squares),
@@ -240,18 +248,26 @@ class Bench:
         if self.solver is None:
             return {}
         how, steps, shares = self.rounds, self._drawn(self.rounds.steps), self._drawn(self.rounds.shares)
+        normalized = self._drawn(how.normalized)
         rounds, alone = len(steps), bool((how.steps == 1).all())
-        sums, free = np.zeros((2, rounds, x.size))
+        sums, free, apart_normalized = np.zeros((3, rounds, x.size))
         cohorts = _Cohorts(how, self.data.num_clients, x.size)
         for i in range(self.data.num_clients):
             place = [jnp.int32(number) for number in (self.data.offsets[i], self.data.sizes[i])]
             own = None if towards is None else towards - np.asarray(self._gradient_of(x, i)[1], np.float64)
-            plain, corrected = _local(
-                self.task, self.solver, x, self._examples, *place, jnp.asarray(steps[:, i], jnp.int32),
-                jax.random.split(jax.random.fold_in(self.key, i), rounds),
-                None if own is None else jnp.asarray(own, ravel_pytree(x.tree)[0].dtype),
-                max_size=self.data.max_size, batch_size=self.batch_size, epochs=self.epochs,
-            )  # fmt: skip
+
+            def local(own: Any, i: int = i, place: Any = place) -> Any:
+                return _local(
+                    self.task, self.solver, x, self._examples, *place, jnp.asarray(steps[:, i], jnp.int32),
+                    jax.random.split(jax.random.fold_in(self.key, i), rounds),
+                    None if own is None else jnp.asarray(own, ravel_pytree(x.tree)[0].dtype),
+                    max_size=self.data.max_size, batch_size=self.batch_size, epochs=self.epochs,
+                )  # fmt: skip
+
+            plain, corrected = local(own)
+            if normalized is not None and own is not None and towards is not None:
+                change, exact = (np.asarray(each, np.float64) for each in local(own - towards + gradient))
+                apart_normalized += normalized[:, i, None] * (change - exact)
             plain, corrected = (shares[:, i, None] * np.asarray(change, np.float64) for change in (plain, corrected))
             sums, free = sums + plain, free + corrected
             cohorts.add(i, plain, corrected)
@@ -270,16 +286,25 @@ class Bench:
         apart = np.zeros_like(sums) if alone else sums - free
         square, low, high = _square(apart)
         scale = self._rest(x, apart.mean(0), how.length, L) / (float(np.sum(apart.mean(0) ** 2)) or 1.0)
-        return found | {
-            "bias": math.sqrt(square),
-            "bias_range": (math.sqrt(low), math.sqrt(high)),
-            "free_move": math.sqrt(_square(free)[0]),
-            "free_descent": -float(gradient @ free.mean(0)),
-            "free_cohort_noise": math.sqrt(free_drawn),
-            "drift_cost": square * scale,
-            "drift_cost_range": (low * scale, high * scale),
-            "free_cohort_cost": free_drawn / (4 * how.length),
-        }
+        return (
+            found
+            | {
+                "bias": math.sqrt(square),
+                "bias_range": (math.sqrt(low), math.sqrt(high)),
+                "free_move": math.sqrt(_square(free)[0]),
+                "free_descent": -float(gradient @ free.mean(0)),
+                "free_cohort_noise": math.sqrt(free_drawn),
+                "drift_cost": square * scale,
+                "drift_cost_range": (low * scale, high * scale),
+                "free_cohort_cost": free_drawn / (4 * how.length),
+            }
+            | ({} if normalized is None else {"normalized_drift_cost": self._cost(x, apart_normalized, how.length, L)})
+        )
+
+    def _cost(self, x: Vector, apart: np.ndarray, length: float, L: float) -> float:
+        """What a bias costs, of which several rounds [rounds, d] are known: its square without that of the noise."""
+        mean = apart.mean(0)
+        return _square(apart)[0] * self._rest(x, mean, length, L) / (float(np.sum(mean**2)) or 1.0)
 
 
 class _Cohorts:

@@ -1,0 +1,376 @@
+"""What to do about what keeps a run from the optimum: remedies, what each takes away, and the verdict.
+
+A remedy counts with all costs that it takes away, and those of a method follow from its traits. Of the remedies that
+gain about as much as the best one the cheapest is taken. docs/theory.md, "What is worth a remedy", has the rules.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedax import algorithms as methods
+from fedax.contract.algorithm import Traits
+from fedax.contract.local import Solver
+from fedax.federation.participation import Dropout, Full, Participation, Uniform
+from fedax.theory.measure import Point
+
+if TYPE_CHECKING:
+    from fedax.theory.diagnostics import Diagnosis
+
+SAME = 1e-6  # χ² up to which weights are the same
+MATERIAL = 0.002  # of what training gains: a cost that is worth a remedy
+OFTEN = 20  # rounds between two visits of a client, up to which its control variate is fresh enough
+_ALIKE = 0.9  # of the best remedy's gain: costs are right to a factor of two, and less than that is not told apart
+# What the advice names: registered methods, whose traits say what they take away. With ``MOMENTUM`` stand the values
+# that were tried, docs/study/choosing.md and docs/results/advice.md.
+PLAIN, NORMALIZED, CORRECTED, HALF = "fedavg", "fednova", "scaffold", "feddyn"
+MOMENTUM = "fedavg-m"
+_TRIED = f"{MOMENTUM} with beta = 0.2 or 0.5, or server-momentum with server_momentum = 0.5 or 0.9"
+
+DRIFT, OBJECTIVE, NOISE, COHORT = "drift", "objective", "noise", "cohort"  # the costs
+
+
+class View(NamedTuple):
+    """A method of round 0 as the theorems see it.
+
+    Attributes:
+        solver: by which its clients drift; ``None``: it takes no local steps.
+        averaging: ``"weighted"``, w_i ∝ p_i‖a_i‖₁; ``"normalized"``, w_i = p_i; ``None``: for the reason ``why`` it
+            is ``exact``, at rest at the optimum of F whatever clients do, or not known.
+        corrected: it corrects each client's steps, so that they do not drift.
+        tau_eff: FedNova's rule.
+        averages: the theorems of Wang et al. cover it, with plain averaging at the server or (not ``plain``) without.
+        own_steps: its local steps are the solver's, which else only stand for them.
+        remedy: against the bias of unequal work.
+    """
+
+    name: str
+    lr: float
+    solver: Solver | None
+    averaging: str | None
+    why: str = ""
+    exact: bool = False
+    corrected: bool = False
+    tau_eff: Any = "default"
+    averages: bool = False
+    plain: bool = True
+    own_steps: bool = False
+    remedy: str = "Equal steps remove that."
+
+
+class Class(NamedTuple):
+    """A class of labels: its name, its share of the objective, and the clients that have it."""
+
+    name: str
+    share: float
+    clients: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What was found, and what the advice reads out of it.
+
+    Attributes:
+        f: the figures.
+        view: the method.
+        p: [N] the data's weights.
+        batch_size, participation: of the run.
+        classes: of the labels, where they are whole numbers.
+    """
+
+    f: "Diagnosis"
+    view: View
+    p: np.ndarray
+    batch_size: int | None
+    participation: Participation
+    classes: Sequence[Class] = ()
+
+    @property
+    def last(self) -> Point:
+        return self.f.points[-1]
+
+    @property
+    def least(self) -> float:
+        """The cost up to which nothing is worth doing."""
+        return MATERIAL * self.f.gained
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the cohorts' weights add up to one on average only, for clients that weigh differently."""
+        drawn = self.participation.of if isinstance(self.participation, Dropout) else self.participation
+        return isinstance(drawn, Uniform) and drawn.size < self.f.clients and self.f.weight_square > 1 + SAME
+
+    @property
+    def by_work(self) -> bool:
+        """Whether unequal steps, and not the cohorts' weights, make the objective another one."""
+        return self.view.averaging == "weighted" and self.f.steps[0] != self.f.steps[1]
+
+    @property
+    def rounds_between(self) -> float:
+        """Rounds between two visits of a client."""
+        return self.f.clients / min(self.participation.places(self.f.clients), self.f.clients)
+
+    @property
+    def systematic(self) -> str:
+        """Cohorts whose weights add up to one."""
+        return f'fedax.Systematic({self.participation.places(self.f.clients)}) (participation.kind = "systematic")'
+
+    @property
+    def noises(self) -> tuple[float, float]:
+        """What the noise of minibatches and that of cohorts cost this method; 0 where it is not known."""
+        x = self.last
+        if x.noise_cost is None or x.cohort_cost is None or not (self.view.own_steps or self.view.corrected):
+            return 0.0, 0.0
+        return x.noise_cost, (x.free_cohort_cost or 0.0) if self.view.corrected else x.cohort_cost
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """What keeps the method above the optimum."""
+        noise, cohort = self.noises
+        other = self.last.inconsistency_cost if self.f.chi2 is not None and self.f.chi2 > SAME else 0.0
+        drift = 0.0 if self.view.corrected else self.last.drift_cost or 0.0
+        return {OBJECTIVE: other, DRIFT: drift, NOISE: noise, COHORT: cohort}
+
+    @property
+    def sure_drift(self) -> float:
+        """The lower end of the interval of what drift costs plain local steps: no more than was measured."""
+        return 0.0 if self.last.drift_cost_range is None else self.last.drift_cost_range[0]
+
+    @property
+    def too_long(self) -> bool:
+        """Whether steps are so long that corrected ones would not lower the loss more."""
+        return not (self.last.free_descent or 0.0) > (self.last.descent or 0.0)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether control variates more than halve the noise of cohorts, and clients come back while they are fresh."""
+        x = self.last
+        free, cohort = x.free_cohort_cost or 0.0, self.noises[1]
+        return not self.view.corrected and free < cohort / 2 and self.rounds_between <= OFTEN
+
+    def removed(self, name: str) -> dict[str, float]:
+        """What a method takes away of each cost, by its traits; of bias no more than a run has yet to gain."""
+        kinds, costs = removes(methods.create(name).traits(), everyone=isinstance(self.participation, Full)), self.costs
+        found = {}
+        if OBJECTIVE in kinds and (self.by_work or COHORT in kinds):
+            found[OBJECTIVE] = costs[OBJECTIVE]
+        if DRIFT in kinds and not self.too_long:
+            found[DRIFT] = self.sure_drift
+        total = sum(found.values())
+        if total > self.last.left:
+            found = {kind: cost * self.last.left / total for kind, cost in found.items()}
+        if DRIFT not in kinds and OBJECTIVE in found:  # it drifts in its own way, and may do so more
+            more = (self.last.normalized_drift_cost or 0.0) - (self.last.drift_cost or 0.0)
+            found[OBJECTIVE] = max(found[OBJECTIVE] - max(more, 0.0), 0.0)
+        if COHORT in kinds and self.fresh:
+            found[COHORT] = costs[COHORT] - (self.last.free_cohort_cost or 0.0)
+        return found
+
+    def of(self, cost: float) -> str:
+        """A cost, and how much of what training gains that is."""
+        share = cost / self.f.gained if self.f.gained > 0 and math.isfinite(self.f.gained) else 0.0
+        return f"about {shown(cost)} ({percent(share)} of what training gains)" if cost > 0 else "nothing"
+
+    @property
+    def visits(self) -> str:
+        """That control variates need clients that come back."""
+        rounds = self.rounds_between
+        return "" if rounds < 2 else f", and they need clients that come back (here once in about {rounds:.0f} rounds)"
+
+
+def removes(traits: Traits, everyone: bool) -> frozenset[str]:
+    """The costs that a method with these traits does not have, though FedAvg has them.
+
+    Example:
+        >>> sorted(removes(methods.create("scaffold").traits(), everyone=False))
+        ['cohort', 'drift', 'objective']
+        >>> sorted(removes(methods.create("mime").traits(), everyone=True))
+        ['drift', 'objective']
+        >>> sorted(removes(methods.create("fednova").traits(), everyone=True))
+        ['objective']
+    """
+    exact = traits.exact == "always" or (traits.exact == "all clients" and everyone)
+    found = {OBJECTIVE} if traits.limit == "F" else set()
+    found |= {DRIFT} if traits.corrects and exact else set()
+    return frozenset(found | ({COHORT} if traits.corrects and traits.exact == "always" else set()))
+
+
+class Remedy(NamedTuple):
+    """Something to do.
+
+    Attributes:
+        take: the method to take instead; empty: to stay with this one.
+        gain: what it takes away, in units of the loss.
+        verdict: what to do, and why.
+        then: what it costs, or what comes next.
+    """
+
+    take: str
+    gain: float
+    verdict: str
+    then: str
+
+
+AGAIN = "Think again when clients take more local steps, lr grows, or fewer clients take part in a round."
+
+
+def remedies(case: Case) -> list[Remedy]:
+    """The remedies for a method that corrects nothing, those that cost least first."""
+    name, costs, x = case.view.name, case.costs, case.last
+    noisy = f"that only some clients take part in a round keeps it {case.of(costs[COHORT])} above the lowest loss"
+    other = f"as it is, it minimises another objective, {case.of(costs[OBJECTIVE])} above the lowest loss"
+    equal = "equal local steps for all clients" if case.by_work else "cohorts drawn by fedax.Systematic"
+    return [
+        Remedy(
+            "", costs[COHORT] if case.uneven else 0.0,
+            f"Keep {name}, with cohorts drawn by {case.systematic} in place of Uniform: {noisy}, and with Uniform the "
+            "weights of a round do not even add up to one.",
+            "Systematic costs nothing; the noise that it leaves, twice the clients a round halve.",
+        ),
+        Remedy(
+            "", costs[OBJECTIVE] if not (case.by_work and case.view.own_steps) else 0.0,
+            f"Keep {name}, with {equal}, which costs no traffic: {other}.", AGAIN,
+        ),
+        Remedy(
+            "", costs[NOISE],
+            f"Keep {name}, and let lr decay towards the end or take larger batches: the noise of minibatches keeps it "
+            f"{case.of(costs[NOISE])} above the lowest loss.",
+            "A decay costs nothing, twice the batch twice the computation for half of the noise.",
+        ),
+        Remedy(
+            "", 0.0 if case.fresh else costs[COHORT],
+            f"Keep {name}, with larger cohorts or an lr that decays towards the end: {noisy}.",
+            "Twice the clients leave half of that, for twice the traffic; a decay costs nothing.",
+        ),
+        Remedy(
+            "", case.sure_drift if case.too_long and not case.view.corrected else 0.0,
+            f"Keep {name} with fewer local steps or a smaller lr: local models drift so far that their mean rests "
+            f"{case.of(x.drift_cost or 0.0)} above the lowest loss, and control variates would not help with steps as "
+            "long as these.",
+            "That costs more rounds; think again once it is done.",
+        ),
+        _method(case, NORMALIZED if case.by_work and case.view.own_steps else ""),
+        _method(case, CORRECTED),
+    ]  # fmt: skip
+
+
+_CAUSES = {
+    OBJECTIVE: "clients that work more pull harder, so that {name} minimises another objective",
+    DRIFT: "its clients' unlike data pull their local models apart",
+    COHORT: "only some clients take part in a round",
+}
+
+
+def _method(case: Case, take: str) -> Remedy:
+    """Another method, for all that it takes away."""
+    if not take:
+        return Remedy("", 0.0, "", "")
+    removed, name = case.removed(take), case.view.name
+    gain = sum(removed.values())
+    kinds = sorted((kind for kind in removed if removed[kind] > case.least), key=lambda kind: -removed[kind])
+    kinds = kinds or sorted(removed, key=lambda kind: -removed[kind])
+    cohorts = f"cohorts make {name} minimise another objective"
+    causes = [cohorts if kind == OBJECTIVE and not case.by_work else _CAUSES[kind].format(name=name) for kind in kinds]
+    verdict = f"Take {take} in place of {name}: {', and '.join(causes)}; that costs {case.of(gain)}, which "
+    if take == NORMALIZED:
+        verdict += "FedNova takes away."
+        then = "It costs one number more in each upload; think again when all clients take equally many steps."
+        return Remedy(take, gain, verdict, then)
+    verdict += "control variates take away."
+    other = case.by_work and sum(case.removed(NORMALIZED).values()) > case.least
+    without = NORMALIZED if other else "fewer local steps, and more rounds"
+    then = (
+        f"They cost twice the traffic, and memory of the model's size at every client{case.visits}; {HALF} needs the "
+        f"memory alone, and has one more number to tune; where clients can keep nothing, take {without}."
+    )
+    return Remedy(take, gain, verdict, then)
+
+
+def verdict(case: Case) -> tuple[str, str]:
+    """Two sentences, what to do and what comes next; and the method to take instead of this one, if any."""
+    f, x = case.f, case.last
+    total = sum(case.costs.values())
+    if not math.isfinite(total + f.gained):
+        return f"Nothing can be said of {f.method}: figures are not finite here. Lower its lr first.", ""
+    take, _, text, then = _corrected(case) if case.view.corrected else _plain(case)
+    if len(f.points) == 1:
+        then = "This was measured at one model alone; diagnose a run to see what holds at its end."
+    elif take != MOMENTUM and x.left > max(3 * total, case.least):
+        momentum = f", with a larger lr, or with momentum ({_TRIED})" if case.view.plain and case.view.own_steps else ""
+        ways = f"train longer{momentum or ' or with a larger lr'}"
+        then = f"First of all, {ways}: {case.of(x.left)} is still to be had so, more than by anything else."
+    return f"{text} {then}".strip(), take
+
+
+def _plain(case: Case) -> Remedy:
+    """What to do with a method that corrects nothing."""
+    known = remedies(case)
+    best = max(remedy.gain for remedy in known)
+    if best > case.least:
+        return next(remedy for remedy in known if remedy.gain >= _ALIKE * best)
+    name, x, total = case.view.name, case.last, sum(case.costs.values())
+    if x.drift_cost is None and case.view.solver is not None:
+        why = "its local steps cannot be compared with steps without drift, so that only noise was looked at"
+        return Remedy("", 0.0, f"Keep {name}: {why}.", AGAIN)
+    if (x.drift_cost or 0.0) > case.least:
+        high = shown(x.drift_cost_range[1]) if x.drift_cost_range else "more"
+        why = f"drift may cost it up to {high}, but the noise of minibatches hides whether it costs anything"
+        return Remedy("", 0.0, f"Keep {name} for now: {why}.", f"Compare it with {CORRECTED}, or diagnose again with a "
+                      "larger batch.")  # fmt: skip
+    momentum = case.view.plain and case.view.own_steps and len(case.f.points) > 1
+    if momentum and x.left > max(3 * total, case.least):
+        text = (
+            f"Take {MOMENTUM} in place of {name}, or train longer: what keeps {name} from the lowest loss is not that "
+            f"clients are unlike, nor noise, but that it is still on its way; {case.of(x.left)} is left, and momentum "
+            f"goes faster ({_TRIED})."
+        )
+        then = "fedavg-m sends one model more to each client, momentum at the server nothing; tune lr together with it."
+        return Remedy(MOMENTUM, x.left, text, then)
+    much = f"costs it more than {case.of(total)}" if total else "costs it anything"
+    others = f"control variates ({CORRECTED})" + (f" or normalised averaging ({NORMALIZED})" if case.by_work else "")
+    why = f"neither that clients are unlike nor noise {much}, so {others} would gain nothing that shows"
+    return Remedy("", 0.0, f"Keep {name}: {why}.", AGAIN)
+
+
+def _corrected(case: Case) -> Remedy:
+    """:func:`_plain` of a method that corrects drift: whether it is worth its price."""
+    name, x, free = case.f.method, case.last, case.last.free_cohort_cost or 0.0
+    instead = PLAIN if case.f.steps[0] == case.f.steps[1] else NORMALIZED
+    if x.drift_cost is None or x.cohort_cost is None:
+        return Remedy("", 0.0, f"Keep {name}: there is nothing here to compare it with.", "")
+    saved = {DRIFT: case.sure_drift, COHORT: x.cohort_cost - free}
+    again = f"Think again when clients take {'fewer' if max(saved.values()) > case.least else 'more'} local steps"
+    if saved[DRIFT] > case.least:
+        reason = f"without its corrections drift would keep it {case.of(saved[DRIFT])} above the lowest loss"
+    elif saved[COHORT] > case.least:
+        reason = (
+            f"that only some clients take part in a round would cost {instead} {case.of(x.cohort_cost)}, and with "
+            f"corrections {case.of(free)}"
+        )
+    else:
+        text = (
+            f"Take {instead} in place of {name}: what {name} corrects would cost {instead} {case.of(x.drift_cost)} by "
+            f"drift and {case.of(x.cohort_cost)} by the choice of who takes part, too little to be worth its price: "
+            "memory of the model's size at every client, and for most such methods twice the traffic."
+        )
+        return Remedy(instead, 0.0, text, f"{again}, or lr grows.")
+    price = (
+        "Its price is memory of the model's size at every client, and for most such methods twice the traffic of "
+        f"{instead}{case.visits}."
+    )
+    return Remedy("", 0.0, f"Keep {name}: {reason}.", price)
+
+
+def shown(value: float) -> str:
+    """A number, shortly."""
+    return f"{value:.3g}"
+
+
+def percent(share: float) -> str:
+    """A share."""
+    if share < 0.001:
+        return "less than 0.1 %"
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
