@@ -404,6 +404,25 @@ def test_checkpoints_of_other_clients(tmp_path, tag, ids):
 
 
 TINY = data.quadratics(clients=2, dimension=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("steps", lambda: fedax.Steps([True, 2])),
+        ("steps", lambda: fedax.Steps(np.array([True, True]))),
+        ("speed", lambda: fedax.Deadline(1.0, [True, 2.0])),
+        ("cohorts", lambda: fedax.Trace([[1], [True, 2]])),
+        ("weights", lambda: TINY.with_weights([True, 0.0])),
+        ("weights", lambda: TINY.with_weights(np.array([True, False]))),
+    ],
+)
+def test_a_truth_value_is_no_number_among_numbers(field, make):
+    """NumPy makes a number of it."""
+    with pytest.raises(FedaxError, match=f"^{field}"):
+        make()
+
+
 ABSURD = [
     ("clients", lambda: data.quadratics(clients=10**12, dimension=2)),
     ("dimension", lambda: data.quadratics(clients=1, dimension=10**9)),

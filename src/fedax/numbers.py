@@ -87,6 +87,18 @@ def check_count(field: str, value: Any, low: int = 1, high: int | None = None) -
     return int(value)
 
 
+def has_truth_values(given: Any) -> bool:
+    """Whether something that should be numbers, or lists of them, has a truth value in it; NumPy makes a number of it.
+
+    Example:
+        >>> has_truth_values([[1, True]]), has_truth_values([1.0, 2])
+        (True, False)
+    """
+    if isinstance(given, list | tuple):
+        return any(map(has_truth_values, given))
+    return isinstance(given, bool | np.bool_) or getattr(given, "dtype", None) == np.dtype(bool)
+
+
 def check_room(size: int, /, **asked: int) -> None:
     """Raise a ConfigError if ``size`` bytes, which these settings ask for, are more than the machine's memory.
 

@@ -19,6 +19,7 @@ from fedax.data.overview import Overview
 from fedax.data.transform import Transform
 from fedax.errors import DataError, ExampleError, one_line
 from fedax.files import regular
+from fedax.numbers import has_truth_values
 from fedax.tasks.task import Task
 
 Examples = Any
@@ -476,6 +477,8 @@ def _weights(weights: Any, sizes: np.ndarray) -> np.ndarray:
     if weights is None:
         return sizes / sizes.sum()
     try:
+        if has_truth_values(weights):
+            raise TypeError
         p = np.asarray(weights, dtype=np.float64)
     except (TypeError, ValueError):
         raise DataError(f"weights: {weights!r}; give one number a client, or None for sizes / n") from None

@@ -11,7 +11,7 @@ import numpy as np
 from fedax.contract.indices import shuffled
 from fedax.contract.settings import Settings
 from fedax.errors import ConfigError
-from fedax.numbers import MOST, check_count, check_number, check_room
+from fedax.numbers import MOST, check_count, check_number, check_room, has_truth_values
 
 _BLOCKS = 1024  # of clients that systematic sampling puts in a new order in every round
 
@@ -477,7 +477,7 @@ class Trace(Participation):
         rows = [_array(cohort) for cohort in cohorts]
         for r, row in enumerate(rows):
             whole = row.ndim == 1 and row.size and np.issubdtype(row.dtype, np.integer)
-            if not whole or not 0 <= row.min() <= row.max() <= MOST:
+            if not whole or has_truth_values(cohorts[r]) or not 0 <= row.min() <= row.max() <= MOST:
                 raise ConfigError(f"cohorts[{r}]", cohorts[r], "give the numbers (from 0) of at least one client")
             if len(np.unique(row)) != len(row):
                 raise ConfigError(f"cohorts[{r}]", cohorts[r], "name each client once")

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedax.contract.settings import Settings
 from fedax.errors import ConfigError
-from fedax.numbers import MOST, check_count, check_number
+from fedax.numbers import MOST, check_count, check_number, has_truth_values
 
 
 class Work(Settings):
@@ -315,6 +315,8 @@ class Deadline(Work):
 
 def _numbers(given: Any) -> np.ndarray | None:
     """A number, or a list of them, as an array; ``None`` for something else."""
+    if has_truth_values(given):
+        return None
     try:
         array = np.asarray(given)
     except ValueError:  # lists of unlike lengths
