@@ -786,7 +786,7 @@ class _Words:
 
     def _beside(self, noise: float) -> str:
         """A noise beside the mean update, in squares, which is how they add."""
-        move = (self.last.free_move if self.view.corrected else self.last.move) or 0.0
+        move = self.last.free_move if self.view.corrected else self.last.move
         if not move:
             return f"{_n(noise)} (root mean square) about a mean of 0"
         return f"{_percent((noise / move) ** 2)} of the mean update's square"
