@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-collect_ignore_glob = ["tests/flower/kills.py", "tests/flower/federation.py"]  # they have no doctests
+# They have no doctests; mutants.py needs coverage.
+collect_ignore_glob = ["tests/flower/kills.py", "tests/flower/federation.py", "tests/mutants.py"]
 if not importlib.util.find_spec("flwr"):
     collect_ignore_glob += ["src/fedax/flower/*", "src/fedax/engine/places/masks.py"]
 if not importlib.util.find_spec("torch"):

@@ -21,11 +21,13 @@ from fedax.theory import (
     fedprox_rule,
     fixed_point,
     max_lr,
+    measure,
     weighted_optimum,
 )
 from fedax.theory.advice import CORRECTED, HALF, MOMENTUM, NORMALIZED, PLAIN, Case, removes, verdict
 from fedax.theory.diagnostics import _expected, _view
 from fedax.theory.measure import (
+    _seen,
     _square,
     accumulation_vectors,
     batch_variance,
@@ -33,7 +35,7 @@ from fedax.theory.measure import (
     largest_eigenvalue,
     newton_gain,
 )
-from fedax.theory.reasons import drift
+from fedax.theory.reasons import cohort, drift
 
 SIZES, P = np.array([3, 1, 40, 9]), np.array([0.1, 0.2, 0.4, 0.3])
 FEATURES, TAU = 6, np.array([2, 7, 3, 4])
@@ -183,13 +185,14 @@ def rounds_of(method, model, tau, shares, towards):
 
 @pytest.mark.parametrize("name", ["fedprox", "fednova"])
 def test_the_bias_is_what_corrected_local_steps_do_not_have(name):
+    tau = np.array([1, 7, 3, 4])
     method = fedax.create(name, lr=0.003, prox=2.0)
     with jax.enable_x64(True):
-        point = diagnose(method, TASK, DATA, work=UNEQUAL, points=MODELS, sample=1).points[-1]
-    rule = fedprox_rule(TAU, 0.006, P)
-    norms = np.array([np.linalg.norm(accumulation_vector(method.solver, t), 1) for t in TAU])
+        point = diagnose(method, TASK, DATA, work=fedax.Steps(tau), points=MODELS, sample=1).points[-1]
+    rule = fedprox_rule(tau, 0.006, P)
+    norms = np.array([np.linalg.norm(accumulation_vector(method.solver, t), 1) for t in tau])
     shares, w = (P, rule.weights) if name == "fedprox" else (P * (P @ norms) / norms, P)
-    (plain, free), gradient = rounds_of(method, MODELS[-1]["w"], TAU, shares, w)
+    (plain, free), gradient = rounds_of(method, MODELS[-1]["w"], tau, shares, w)
     assert_allclose([point.move, point.free_move], [np.linalg.norm(plain), np.linalg.norm(free)])
     assert_allclose(point.bias, np.linalg.norm(plain - free))
     assert_allclose([point.descent, point.free_descent], [-gradient @ plain, -gradient @ free])
@@ -216,6 +219,7 @@ def test_newtons_gain_is_exact_in_as_many_products_as_there_are_curvatures():
     assert found == sorted(found) and found[0] < 0.95 * exact
     assert_allclose(found[-1], exact)
     assert newton_gain(lambda v: -v, np.array([2.0, 0.0]), 4.0) == 0.5 and newton_gain(lambda v: v, 0 * g, 1.0) == 0.0
+    assert [newton_gain(lambda v: -v, np.array([2.0, 0.0]), L) for L in (0.5, 0.0)] == [4.0, np.inf]
 
 
 def test_squares_of_means_are_found_without_bias_and_their_intervals_cover_them():
@@ -478,25 +482,27 @@ def test_advice_on_the_learning_rate():
 
 
 def quadratics(spread, clients=6, d=4, seed=0):
-    """Unlike Hessians and optima; ``spread`` of the latter."""
+    """Unlike Hessians and optima, ``spread`` of the latter; and a last coordinate that all want to be 0."""
     rng = np.random.default_rng(seed)
     q = [np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(clients)]
     H = np.stack([each @ np.diag(rng.uniform(0.2, 1.0, d)) @ each.T for each in q])
     centres = 0.7 + spread * rng.normal(size=(clients, d))
-    e = np.einsum("ijk,ik->ij", H, centres)
+    e = np.pad(np.einsum("ijk,ik->ij", H, centres), ((0, 0), (0, 1)))
+    H = np.pad(H, ((0, 0), (0, 1), (0, 1)))
+    H[:, -1, -1] = 1
     return fedax.FederatedData({"H": H, "e": e}, [1] * clients), H, e
 
 
 @pytest.mark.parametrize("lr, steps", [(0.02, 5), (0.3, 20)])
 def test_drift_that_moves_the_fixed_point_harms_by_as_much_as_is_said(lr, steps):
     data, H, e = quadratics(1.0)
-    method, task = fedax.create("fedavg", lr=lr), fedax.tasks.quadratic(4)
+    method, task = fedax.create("fedavg", lr=lr), fedax.tasks.quadratic(5)
     best = weighted_optimum(H, e)
     rests = fixed_point(H, e, method.solver, [steps] * 6)
     with jax.enable_x64(True):
-        found = diagnose(method, task, data, work=fedax.Steps(steps), points=[np.zeros(4), rests])
+        found = diagnose(method, task, data, work=fedax.Steps(steps), points=[np.zeros(5), rests])
         corrected = diagnose(
-            fedax.create("scaffold", lr=lr), task, data, work=fedax.Steps(steps), points=[np.zeros(4), best]
+            fedax.create("scaffold", lr=lr), task, data, work=fedax.Steps(steps), points=[np.zeros(5), best]
         )
     lost = (rests - best) @ H.mean(0) @ (rests - best) / 2
     point = found.points[-1]
@@ -644,6 +650,23 @@ def test_clients_that_do_not_follow_and_rare_classes_are_named():
     assert wrong.losses.shape == (2, 6) and wrong.advice[-1].startswith("lr = ")  # the rate comes last
 
 
+def test_what_helps_against_the_noise_of_cohorts(found):
+    noise = {"cohort_noise": 1.0, "cohort_cost": found.gained, "free_cohort_noise": 0.1}
+    for free, helps in (
+        (0.4 * found.gained, "or control variates help, of which fresh ones leave"),
+        (0.6 * found.gained, "or momentum at the server help"),
+    ):
+        assert helps in cohort(words(found, **noise, free_cohort_cost=free))
+    unknown = words(found, **noise | {"free_cohort_noise": None}, free_cohort_cost=0.0)
+    assert "or momentum at the server help" in cohort(unknown)
+    assert "1 (root mean square) about a mean of 0" in cohort(words(found, **noise, move=0.0))
+
+
+def test_the_curvature_of_one_client_at_least_is_measured(monkeypatch):
+    monkeypatch.setattr(measure, "_COST", 1030)
+    assert [len(_seen(np.array(sizes), 10, None)) for sizes in ([104], [100, 3], [100, 4])] == [1, 2, 1]
+
+
 def test_the_noise_of_minibatches_is_not_taken_for_that_of_cohorts():
     """Equal clients: whoever is drawn, the mean update is the same."""
     same = fedax.FederatedData({name: np.concatenate([DATA.client(2)[name]] * 8) for name in ("x", "y")}, [40] * 8)
@@ -699,8 +722,8 @@ def test_what_is_left_can_be_had_sooner_with_momentum(name):
 def test_the_noise_of_cohorts_is_in_the_verdict():
     """Clients that differ, one of them a round: that is what keeps a run from the optimum, and nothing else."""
     data, H, e = quadratics(1.0, clients=40)
-    method, task = fedax.create("fedavg", lr=0.3), fedax.tasks.quadratic(4)
-    given = {"work": fedax.Steps(1), "points": [np.zeros(4), weighted_optimum(H, e)]}
+    method, task = fedax.create("fedavg", lr=0.3), fedax.tasks.quadratic(5)
+    given = {"work": fedax.Steps(1), "points": [np.zeros(5), weighted_optimum(H, e)]}
     found = diagnose(method, task, data, participation=fedax.Uniform(1), **given)
     everyone = diagnose(method, task, data, **given)
     assert everyone.verdict.startswith("Keep FedAvg: neither that clients are unlike nor noise costs it anything")
@@ -721,6 +744,10 @@ def test_the_noise_of_cohorts_is_in_the_verdict():
     above = np.mean([run.history["train_loss"][50:] for run in runs]) - found.points[-1].loss
     assert_allclose(found.points[-1].cohort_cost, above, rtol=0.25)
     some = diagnose(method, task, data, participation=fedax.Uniform(4), **given)
+    last = diagnose(method, task, data, participation=fedax.Uniform(4), work=fedax.Steps(5)).points[-1]
+    assert last.free_cohort_noise > 0.01
+    costs = np.square([last.cohort_noise, last.free_cohort_noise]) / (4 * 0.3 * 5)
+    assert_allclose([last.cohort_cost, last.free_cohort_cost], costs, rtol=1e-6)
     assert some.take == "scaffold" and "they need clients that come back (here once in about 10 rounds)" in some.verdict
 
 

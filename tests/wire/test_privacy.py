@@ -224,6 +224,9 @@ def test_the_count_and_the_sum_together_cost_what_noise_says():
         of_sum, of_count = float(dp.noise_of_sum(expected)), float(dp.noise_of_count(expected))
         assert of_count == (expected / 20 if sigma is None else sigma)
         assert of_sum**-2 + (2 * of_count) ** -2 == pytest.approx(1.3**-2, rel=1e-6)
+    for noise, of_count in ((0.0, 0.0), (0.1, 5.0)):
+        dp = private(noise=noise, adaptive=fedax.AdaptiveClip())
+        assert dp.noise_of_count(100) == of_count and dp.noise_of_sum(100) == pytest.approx(noise, rel=1e-3)
 
 
 def test_rounds_and_seeds_have_their_own_noise():

@@ -34,9 +34,9 @@ class Faults(Settings):
     """
 
     clients: float | tuple[int, ...] = eqx.field(static=True)
-    sends: Array = None
-    times: Array = None
-    seed: int = eqx.field(static=True, default=0)
+    sends: Array
+    times: Array
+    seed: int = eqx.field(static=True)
 
     def __init__(
         self, clients: float | Sequence[int], sends: float | None = None, times: float | None = None, seed: int = 0

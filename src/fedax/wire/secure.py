@@ -134,7 +134,7 @@ class FixedPoint(eqx.Module):
         # Products are kept apart, and nothing is divided but numbers that all clients have in common: compilers gather
         # products, and divide many numbers less exactly than one. The sum has to have the same bits everywhere.
         apart: Callable[[Array], Array] = jax.lax.optimization_barrier
-        shorten = apart(jnp.minimum(apart(1 / self.clip), room / jnp.where(norm > 0, scale * norm, 1)))
+        shorten = apart(jnp.minimum(apart(1 / self.clip), room / (scale * norm)))  # of a norm of 0, 1 / clip
 
         def whole(weight: Array, largest: Array, leaf: Array) -> Whole:
             kind = _wide(leaf)
