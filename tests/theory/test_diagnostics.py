@@ -603,7 +603,7 @@ def test_a_remedy_counts_with_all_that_it_takes_away_and_no_more_than_was_measur
 @pytest.mark.parametrize("lr, most, worse", [(0.05, 8, False), (0.3, 40, True)])
 def test_fednova_is_taken_only_where_it_ends_better(lr, most, worse):
     """One client weighs most and takes most steps. With long ones normalised averaging drifts more than FedAvg."""
-    _, H, e = quadratics(1.0)
+    _, H, e = quadratics(1.0, d=3)
     p, work = np.array([0.08] * 5 + [0.6]), fedax.Steps([1] * 5 + [most])
     data, task = fedax.FederatedData({"H": H, "e": e}, [1] * 6, p), fedax.tasks.quadratic(4)
     best, ends = weighted_optimum(H, e, p), {}
@@ -709,7 +709,7 @@ def test_uniform_cohorts_of_unequal_clients_are_told_of_systematic_ones():
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg-m", "server-momentum"])
 def test_what_is_left_can_be_had_sooner_with_momentum(name):
-    data, _, e = quadratics(1.0)
+    data, _, e = quadratics(1.0, d=3)
     given = {"work": fedax.Steps(1), "points": [np.zeros(4), 0.01 * e.mean(0)]}
     found = diagnose(fedax.create(name, lr=0.01), fedax.tasks.quadratic(4), data, **given)
     if name == "fedavg":
