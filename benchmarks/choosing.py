@@ -203,7 +203,7 @@ def named(take: str, text: str) -> str:
         ('SCAFFOLD', 'FedAvg, decay', 'FedAvg')
     """
     if take:
-        return {"fednova": NORMALIZED, "scaffold": CORRECTED}[take]
+        return {"fednova": NORMALIZED, "scaffold": CORRECTED, "feddyn": "FedDyn", "fedavg-m": "FedAvg-M"}[take]
     return DECAY if "lr decay" in text or "lr that decays" in text else PLAIN
 
 
