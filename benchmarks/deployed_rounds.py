@@ -45,17 +45,20 @@ def cpu(process: int) -> float:
 def rounds_of(federation: Federation, out: Path) -> tuple[list[float], float]:
     """Seconds between the rows of one run, but for the first two, and the link's CPU seconds a round."""
     command = federation.start_run(out)
+    history, size = out / "metrics.jsonl", 0
     seen: list[float] = []
-    first = 0.0
+    first = used = 0.0
     while command.poll() is None:
+        time.sleep(0.02)
+        if not history.exists() or history.stat().st_size == size:
+            continue  # to read the rows takes time from the others
+        size, now = history.stat().st_size, time.monotonic()
         rows = rows_of(out)
         done = len([row for row in rows if (row["label"], row["seed"]) == (rows[0]["label"], rows[0]["seed"])])
-        while len(seen) < done:
-            seen.append(time.monotonic())
-            first = first or (cpu(federation.superlink()) if len(seen) == 3 else 0.0)
-        if seen:
+        if done > len(seen):
+            seen += [now] * (done - len(seen))
             used = cpu(federation.superlink())
-        time.sleep(0.1)  # to read the rows takes time from the others
+            first = first or (used if len(seen) >= 3 else 0.0)
     assert command.returncode == 0, federation.said("run")
     gaps = [after - before for before, after in itertools.pairwise(seen[2:])]
     return gaps, (used - first) / len(gaps)

@@ -22,11 +22,15 @@ pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
 import flwr.app
 import httpx
 import jax.numpy as jnp
+from flwr.app.error import Error
 from flwr.common.constant import NOOP_FLWR_AID
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.serverapp import Grid
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, validate_object_content
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 from starlette.middleware import Middleware
@@ -349,7 +353,7 @@ def test_nothing_but_the_nodes_part_without_the_secret(network: Network) -> None
                 assert http.post(path, headers=headers).status_code == 403, (path, headers)
         assert http.get("/health").status_code == 200
         right = {"authorization": f"Bearer {network.secret}"}
-        assert http.post("/v1/control/list-runs", headers=right).status_code == 415  # Flower has it
+        assert http.post("/v1/control/list-federations", headers=right).status_code == 415  # Flower has it
     with pytest.raises(NodeError, match="refuses the secret"), transport.connect(network.address, network.ca, "no"):
         pass
 
@@ -536,6 +540,28 @@ def test_records_of_others_are_no_messages() -> None:
             records.unpack(bad)
 
 
+@pytest.mark.parametrize("tensors", [b"", b"abc", bytes((1 << 20) + 1)])
+def test_a_small_message_travels_in_one_piece(tensors: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every part of a message costs a link two requests, which are most of a round."""
+    for name, number in (("_run_id", 1), ("_task_id", 2), ("_node_id", 3)):
+        monkeypatch.setattr(TaskIdentity, name, number)
+    sent = Message({"a": "\N{SNOWMAN}"}, tensors)
+    made = records.FlowerMessage(records.pack(sent), 7, "query", ttl=9.0)
+    parts = get_all_nested_objects(made)
+    assert len(parts) == 1 if len(tensors) < 1 << 20 else len(parts) > 4
+    contents = {number: part.deflate() for number, part in parts.items()}
+    for content in contents.values():
+        validate_object_content(content)
+    assert {get_object_id(content) for content in contents.values()} == set(contents)
+    came = inflate_object_from_contents(made.object_id, contents)
+    assert isinstance(came, flwr.app.Message) and records.unpack(came.content) == sent
+    assert vars(came.metadata) == vars(made.metadata) and came.metadata.dst_node_id == 7
+
+    failed = records.FlowerMessage(Error(3, "why"), reply_to=made)
+    came = inflate_object_from_contents(failed.object_id, {failed.object_id: failed.deflate()})
+    assert isinstance(came, flwr.app.Message) and came.has_error() and came.error.reason == "why"
+
+
 def test_an_apps_hash_is_of_its_files() -> None:
     assert app.own_hash() == app.app_hash(app.build())
     assert app.app_hash(foreign_app()) != app.own_hash()
@@ -590,14 +616,15 @@ def test_requests_pass_the_middleware_that_concerns_them() -> None:
 
     given = _get_middleware()
     found = superlink.spared(given)
-    wrapped = {each.args[0].cls.__name__: each.args[1] for each in found if each.cls is superlink.Only}
+    assert [each.args[0].cls for each in found] == [
+        each.cls for each in given if each.cls.__name__ != "RuntimeTracingMiddleware"
+    ]
+    paths = {each.args[0].cls.__name__: each.args[1] for each in found}
     control = ("ControlSensitiveResponse", "ControlAuthentication", "ControlLicense", "ControlEventLog")
     fleet = ("NodeAuth", "FleetEventLog")
-    assert wrapped == {f"{name}Middleware": "/v1/control/" for name in control} | {
-        f"{name}Middleware": "/v1/fleet/" for name in fleet
-    }
-    kept = [each.args[0].cls if each.cls is superlink.Only else each.cls for each in found]
-    assert kept == [each.cls for each in given if each.cls.__name__ != "RuntimeTracingMiddleware"]
+    assert {name: path for name, path in paths.items() if path != "/"} == {
+        f"{name}Middleware": "/v1/control/" for name in control
+    } | {f"{name}Middleware": "/v1/fleet/" for name in fleet}
 
     went: list[str] = []
 
@@ -612,7 +639,43 @@ def test_requests_pass_the_middleware_that_concerns_them() -> None:
     async def past(scope: Any, receive: Any, send: Any) -> None:
         went.append("app")
 
-    only = superlink.Only(past, Middleware(Inner), "/v1/fleet/")
+    only = superlink.Spared(past, Middleware(Inner), "/v1/fleet/")
     for path in ("/v1/fleet/pull", "/v1/control/x", "/v1/fleets"):
         asyncio.run(only({"type": "http", "path": path}, None, None))  # type: ignore[arg-type]
     assert went == ["/v1/fleet/pull", "app", "app", "app"]
+
+
+def test_a_link_answers_with_its_middleware_spared_as_it_does_with_all_of_it() -> None:
+    """What Flower refuses stays refused, in the same words; what it answers is answered, byte for byte."""
+    from flwr.proto.fleet_pb2 import PullMessagesRequest, RegisterNodeFleetRequest
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+    from flwr.proto.node_pb2 import Node
+    from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
+    from flwr.superlink.main import create_app
+
+    form = {"content-type": PROTOBUF_MEDIA_TYPE}
+    heartbeat = SendNodeHeartbeatRequest(node=Node(node_id=7), heartbeat_interval=30.0).SerializeToString()
+    asked = [
+        ("GET", "/health", b"", {}),
+        ("GET", "/v1/fleet/pull-messages", b"", {}),
+        ("POST", "/v1/fleet/no-such-thing", b"", form),
+        ("POST", "/v1/fleet/pull-messages", b"{}", {"content-type": "application/json"}),
+        ("POST", "/v1/fleet/pull-messages", b"\xff\xff\xff", form),
+        ("POST", "/v1/fleet/pull-messages", PullMessagesRequest(node=Node(node_id=7)).SerializeToString(), form),
+        ("POST", "/v1/fleet/register-node", RegisterNodeFleetRequest(public_key=b"k").SerializeToString(), form),
+        ("POST", "/v1/fleet/send-node-heartbeat", heartbeat, form),
+        ("POST", "/v1/runtime/get-nodes", b"", form),
+        ("POST", "/v1/control/list-federations", b"", form),
+    ]
+
+    async def answers(app: Any) -> list[tuple[int, bytes, str | None]]:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://link") as client:
+            found = [await client.request(how, path, content=body, headers=h) for how, path, body, h in asked]
+        return [(each.status_code, each.content, each.headers.get("content-type")) for each in found]
+
+    apps = [create_app(), create_app()]
+    apps[1].user_middleware = superlink.spared(apps[1].user_middleware)
+    plain, spared = (asyncio.run(answers(each)) for each in apps)
+    assert spared == plain
+    assert [status for status, _, _ in plain] == [200, 405, 404, 415, 400, 401, 401, 401, 401, 200]

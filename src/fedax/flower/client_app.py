@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 
 from fedax.engine.places.nodes import Message
 from fedax.errors import FedaxError
-from fedax.flower.records import pack, unpack
+from fedax.flower.records import FlowerMessage, pack, unpack
 
 app = ClientApp()
 
@@ -26,7 +26,7 @@ def query(message: flwr.app.Message, context: flwr.app.Context) -> flwr.app.Mess
         if not isinstance(error, FedaxError):
             traceback.print_exc(file=sys.stderr)
         reply = Message({"error": f"{type(error).__name__}: {error}"})
-    return flwr.app.Message(pack(reply), reply_to=message)
+    return FlowerMessage(pack(reply), reply_to=message)
 
 
 def _answering(context: flwr.app.Context) -> Callable[[Message], Message]:

@@ -1,17 +1,57 @@
-"""fedax's messages as Flower's records: a text, and bytes where there are tensors. Never pickle.
+"""fedax's messages as Flower's: a text, and bytes where there are tensors. Never pickle.
 
-Flower carries every record, and every array in one, by requests of their own. So small tensors go in the text's record,
-which halves the number of requests; large ones go as an array, which Flower cuts into pieces.
+Flower carries a message, its table of records, each record, and every array in one by requests of their own, and the
+link is busy with requests for most of a round. So a text and small tensors go within the message, which makes one
+request of three; large tensors go as an array, which Flower cuts into pieces.
 """
 
 import json
 
+import flwr.app
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.supercore.inflatable.inflatable_object import (
+    InflatableObject,
+    add_header_to_object_body,
+    get_object_body,
+    get_object_head_values_from_object_content,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflatable_class_registry
 
 from fedax.engine.places.nodes import Message
 
 _SMALL = 1 << 20  # bytes
 _FORM = "safetensors"  # how Flower's array names its bytes; Flower itself does not read them
+
+
+class FlowerMessage(flwr.app.Message):
+    """A message of Flower's that carries its records itself, where none of them is an array."""
+
+    __qualname__ = "Message"  # what a link takes it for, and what is looked up where it arrives
+
+    @property
+    def children(self) -> dict[str, InflatableObject] | None:
+        """What travels by requests of its own."""
+        return None if self.has_content() and not self.content.array_records else super().children
+
+    def deflate(self) -> bytes:
+        """The message as bytes."""
+        if self.children or not self.has_content():
+            return super().deflate()
+        found = message_to_proto(self)
+        found.metadata.message_id = ""  # it is made from these bytes
+        return add_header_to_object_body(found.SerializeToString(deterministic=True), self)
+
+    @classmethod
+    def inflate(cls, object_content: bytes, children: dict[str, InflatableObject] | None = None) -> flwr.app.Message:
+        """The message in bytes."""
+        if get_object_head_values_from_object_content(object_content)[1]:
+            return super().inflate(object_content, children)
+        return message_from_proto(ProtoMessage.FromString(get_object_body(object_content, cls)))
+
+
+inflatable_class_registry["Message"] = FlowerMessage
 
 
 def pack(message: Message) -> RecordDict:

@@ -16,10 +16,14 @@ from typing import Any
 
 from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 
 from fedax.flower.processes import end_with_parent
 
 _OPEN = "/v1/fleet/"  # the nodes' part: each request is signed with a registered key
+_IN_ONE_PIECE = ("/v1/fleet/", "/v1/runtime/")  # requests under these paths are not answered by streams
 _Event = MutableMapping[str, Any]
 
 
@@ -54,8 +58,12 @@ class Guard:
         return len(given) == 1 and hmac.compare_digest(given[0], self.header)
 
 
-class Only:
-    """A middleware of Flower's that only requests under a path go through; others go past it.
+class Spared:
+    """A middleware of Flower's for those requests that it does something for, and without Starlette's task and streams.
+
+    Starlette runs what is behind a middleware as a task of its own, whose answer comes through a stream, which takes
+    longer than all that the middleware does. Nodes' and servers' requests are answered in one piece: here they are
+    awaited as any coroutine is. Others, some of which are streams, go the usual way.
 
     Args:
         app: the application behind it.
@@ -65,18 +73,47 @@ class Only:
 
     def __init__(self, app: Callable[..., Awaitable[None]], inner: Middleware, path: str):
         self._path, self._past = path, app
-        self._through = inner.cls(app, *inner.args, **inner.kwargs)
+        self._through: Any = inner.cls(app, *inner.args, **inner.kwargs)
 
     async def __call__(
         self, scope: _Event, receive: Callable[[], Awaitable[_Event]], send: Callable[[_Event], Awaitable[None]]
     ) -> None:
         """Handle one connection."""
-        concerned = scope["type"] != "http" or scope["path"].startswith(self._path)
-        await (self._through if concerned else self._past)(scope, receive, send)
+        path: str = scope["path"] if scope["type"] == "http" else self._path
+        if not path.startswith(self._path):
+            await self._past(scope, receive, send)
+        elif path.startswith(_IN_ONE_PIECE) and isinstance(self._through, BaseHTTPMiddleware):
+            await self._directly(scope, receive, send)
+        else:
+            await self._through(scope, receive, send)
+
+    async def _directly(
+        self, scope: _Event, receive: Callable[[], Awaitable[_Event]], send: Callable[[_Event], Awaitable[None]]
+    ) -> None:
+        request = Request(scope, receive)  # keeps the body that it has read
+
+        async def call_next(_: Request) -> Response:
+            response, parts = Response(), list[bytes]()
+
+            async def again() -> _Event:
+                return {"type": "http.request", "body": await request.body(), "more_body": False}
+
+            async def keep(event: _Event) -> None:
+                if event["type"] == "http.response.start":
+                    response.status_code, response.raw_headers = event["status"], list(event["headers"])
+                else:
+                    parts.append(event.get("body", b""))
+
+            await self._past(scope, again, keep)
+            response.body = b"".join(parts)
+            return response
+
+        answer: Response = await self._through.dispatch_func(request, call_next)
+        await answer(scope, receive, send)
 
 
 def spared(middleware: Sequence[Middleware]) -> list[Middleware]:
-    """Flower's middleware, which all requests go through, for those requests only that it does something for.
+    """Flower's middleware, which all requests go through, where it does something, and as fast as it can be had.
 
     Most of a link's time goes into it: each of the nine takes about a millisecond, and a message to a node is twenty
     requests.
@@ -86,7 +123,7 @@ def spared(middleware: Sequence[Middleware]) -> list[Middleware]:
         if each.cls is RuntimeTracingMiddleware and os.getenv("FLWR_TRACING_ENABLED") != "1":
             continue  # it does nothing
         part = re.fullmatch(r"flwr\.superlink\.routers\.(control|fleet)\..*", each.cls.__module__)
-        found.append(Middleware(Only, each, f"/v1/{part[1]}/") if part else each)
+        found.append(Middleware(Spared, each, f"/v1/{part[1]}/" if part else "/"))
     return found
 
 

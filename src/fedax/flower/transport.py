@@ -37,7 +37,7 @@ from fedax.flower import require
 from fedax.flower.app import build
 from fedax.flower.calls import Patience, Secret, control, look_often
 from fedax.flower.certificates import greet
-from fedax.flower.records import pack, unpack
+from fedax.flower.records import FlowerMessage, pack, unpack
 
 _GONE = {  # Flower's errors that mean that a node is not there, or was not for a moment
     ErrorCode.MESSAGE_UNAVAILABLE: "the message or its answer was lost on the way",
@@ -97,7 +97,7 @@ class FlowerTransport:
             asked = []
             for node in nodes:
                 # A node that comes too late for this answer does not begin with it.
-                made = flwr.app.Message(pack(messages[node]), node, "query", ttl=timeout + _SPARE)
+                made = FlowerMessage(pack(messages[node]), node, "query", ttl=timeout + _SPARE)
                 made.metadata.created_at += self._ahead
                 asked.append(made)
             sizes = [_size(each) for each in asked]
