@@ -115,8 +115,8 @@ class Spared:
 def spared(middleware: Sequence[Middleware]) -> list[Middleware]:
     """Flower's middleware, which all requests go through, where it does something, and as fast as it can be had.
 
-    Most of a link's time goes into it: each of the nine takes about a millisecond, and a message to a node is twenty
-    requests.
+    Most of a link's time goes into it: each of the nine takes about a millisecond, and a message to a node and its
+    answer are a dozen requests.
     """
     found = []
     for each in middleware:
