@@ -120,7 +120,11 @@ def _after(text: str, method: str = "") -> str:
         'Noise costs it nothing.'
         >>> _after("Keep FedAvg, with larger cohorts: noise keeps it above.", "FedAvg")
         'Run it with larger cohorts: noise keeps it above.'
+        >>> _after("Take scaffold in place of FedAvg: its clients are unlike.", "FedAvg")
+        'Next, try scaffold in place of FedAvg: its clients are unlike.'
     """
+    if text.startswith("Take "):
+        return f"Next, try {text.removeprefix('Take ')}"
     before, rest = f"Keep {method}", text.removeprefix(f"Keep {method}")
     if not method or not text.startswith(before):
         return text

@@ -174,6 +174,10 @@ class Case:
         share = cost / self.f.gained if self.f.gained > 0 and math.isfinite(self.f.gained) else 0.0
         return f"about {shown(cost)} ({percent(share)} of what training gains)" if cost > 0 else "nothing"
 
+    def above(self, cost: float) -> str:
+        """Where a run rests at that cost."""
+        return f"{self.of(cost)} above the lowest loss" if cost > 0 else "at the lowest loss"
+
     @property
     def visits(self) -> str:
         """That control variates need clients that come back."""

@@ -51,7 +51,7 @@ def objective(case: Case) -> str:
         "differ from the data's "
         f"by χ² = {shown(f.chi2)}; client {i} counts {shown(ratio[i])} times what it should. By the "
         "last model's curvature "
-        f"it rests {case.of(x.inconsistency_cost)} above the lowest loss for that: "
+        f"it rests {case.above(x.inconsistency_cost)} for that: "
         f"{'too little to act upon' if small else 'that is worth a remedy'}. (However long the run, ‖∇F‖² may stay "
         f"at up to 2χ²κ² = {shown(f.floor)} by Theorem 2; the last model has {shown(x.gradient)}, {worst}.)"
     )
@@ -79,7 +79,7 @@ def drift(case: Case) -> str:
     text = f"Client drift: because {those} leave the model and clients are unlike, the mean update {takes[-1]}"
     text += f" ({takes[0]} at the first model)" if len(takes) > 1 else ""
     low, high = x.drift_cost_range
-    text += f". Left to it, a run rests {case.of(x.drift_cost)} above the lowest loss: "
+    text += f". Left to it, a run rests {case.above(x.drift_cost)}: "
     noise, harms = (x.noise_cost or 0.0) + (x.cohort_cost or 0.0), _harms(case)
     if view.corrected:
         rest = "" if harms else ", and it is too little to be worth a correction"
@@ -144,7 +144,7 @@ def cohort(case: Case) -> str:
     cost = case.noises[1]
     text = (
         f"Noise of cohorts: with {size} of {case.f.clients} clients a round, who is drawn scatters the update by "
-        f"{_beside(case, own)}, which keeps a run at this lr {case.of(cost)} above the lowest loss: "
+        f"{_beside(case, own)}, which keeps a run at this lr {case.above(cost)}: "
     )
     if cost <= case.least:
         return f"{text}too little for larger cohorts to be worth their traffic."
