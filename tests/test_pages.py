@@ -274,6 +274,7 @@ def test_deploy(reader):
     for k in (7, 8, 9):
         assert Transform.load(f"node{k}.state/transform.json") == Transform.load("transform.json")
     assert fedax.FederatedData.open("pictures").num_clients == 3 and "this is node" in reader.said("node7")
+    assert '<section id="columns">' in pathlib.Path("runs/tables-1/report.html").read_text(encoding="utf-8")  # by site
 
 
 def test_every_reason_is_used():

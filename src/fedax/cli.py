@@ -1579,7 +1579,7 @@ def _show_choices(console: "Console", experiment: "Experiment", folder: pathlib.
     ]
     console.print(_two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
     console.print("[dim]To change any of it: --set run.rounds=200. All settings: config.toml in that folder.[/]\n")
-    for line in noted.lines(experiment.config, getattr(experiment.data, "overview", None)):
+    for line in noted.lines(experiment.config, experiment.data.overview):
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
 
 

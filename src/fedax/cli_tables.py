@@ -82,7 +82,9 @@ def tables(
     say = lambda line: typer.echo(line, err=True)  # noqa: E731
     with deployment.transport_at(link, folder, say, "tables") as transport:
         transform = agree(transport, label, planned, keep, nodes=nodes, timeout=timeout, say=say)
-    show(overview(sent["plan"][""], sent["first"], sent["second"]))
+    columns = overview(sent["plan"][""], sent["first"], sent["second"])
+    columns.save(target / "overview.json")
+    show(columns)
     experiment = target / "experiment.toml"
     rows = sum(each.rows for each in sent["first"].values())
     _write_experiment(experiment, rows, (len(transform.features) + 1) * len(transform.classes or [0]))

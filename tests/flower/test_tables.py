@@ -1,6 +1,7 @@
 """From CSV files to real sites: the documented commands in their order, each a process of its own."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from typer.testing import CliRunner, Result
 from fedax.cli import app
 from fedax.data import from_csv
 from fedax.experiments import clients, read
-from fedax.flower import link, processes
+from fedax.flower import deploy, link, processes
 
 from .federation import Federation, wait_for
 
@@ -48,8 +49,13 @@ def test_from_tables_to_sites(tmp_path: Path) -> None:
     plain, out = tmp_path / "simulated", tmp_path / "deployed"
     fedax_("compare", "csv", "--set", f"data.files={tables}", "--set", "data.label=malignant", "--methods",
            "fednova", "--rounds", 1, "--seeds", 1, "--out", plain)  # fmt: skip
-    from_csv(str(tables), label="malignant").transform.save(tmp_path / "transform.json")
+    whole = from_csv(str(tables), label="malignant")
+    whole.transform.save(tmp_path / "transform.json")
     sites = Sites(tmp_path, plain / "config.toml")
+    agreed = sites.link / "tables"
+    agreed.mkdir()
+    shutil.copy(tmp_path / "transform.json", agreed)
+    whole.overview.save(agreed / "overview.json")
     try:
         sites.start_link()
         for name in HOSPITALS:
@@ -65,6 +71,9 @@ def test_from_tables_to_sites(tmp_path: Path) -> None:
     assert not any(ends.values()), ends
     assert "There is no baseline pooled" in told and "There is no baseline pooled" in (out / "report.html").read_text()
     one, other = read(out), read(plain)
+    assert one.about["columns"] == other.about["columns"] is not None
+    (agreed / "transform.json").write_text((agreed / "transform.json").read_text().replace("malignant", "benign"))
+    assert deploy._agreed(sites.link, whole.transform) is None  # what they have is not what was agreed here
     for run, same in zip(one.runs, other.runs, strict=True):
         for name in ("train_loss", "val_loss", "test_loss", "test_accuracy", "test_auc"):
             np.testing.assert_allclose(run.history[name], same.history[name], 1e-4, 1e-5, err_msg=name)

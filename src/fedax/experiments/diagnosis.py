@@ -19,6 +19,7 @@ from fedax.theory.diagnostics import MATERIAL
 Found = dict[str, Any]
 
 _COLUMN = "train_loss"  # what is diagnosed
+_LESS = 0.9  # of the costs of the method that ended best: what costs no more than that is the cheaper one
 
 
 def diagnose_run(experiment: Experiment, record: Record, watch: Callable[[str], None] | None = None) -> list[Found]:
@@ -89,13 +90,20 @@ def verdict(record: Record) -> str:
     column = problem.judge if problem.p and problem.judge else "train_loss"
     equal = [m for m in (problem.tied if problem.p else _close(list(ended.values()), found)) if m.label in ended]
     star = problem.star or min(ended.values(), key=lambda m: float(m.final("train_loss")[0]))
-    chosen = min(equal or [star], key=lambda m: (m.cost("bytes_down") + m.cost("bytes_up"), m.cost("gradients")))
+    near = [m for m in equal if m is problem.best or not problem.p or problem.small(m.label)]
+    chosen = _cheapest(near or equal or [star])
+    if _cheaper(least := _cheapest(equal or [star]), chosen):
+        chosen = least
     own, seeds = found[chosen.label], len(chosen.runs)
     ends = ", ".join(f"{label} {float(m.final(column).mean()):.4g}" for label, m in ended.items())
     figures = f"{describe(column).label} {ends}{f', means of {seeds} seeds' if seeds > 1 else ', of one seed'}"
     others = _and([m.label for m in equal if m is not chosen])
-    if others:
-        noise = "as far as the seeds tell" if problem.p else "as far as one seed tells"
+    noise = "as far as the seeds tell" if problem.p else "as far as one seed tells"
+    if others and chosen is problem.best and not all(problem.small(m.label) for m in equal if m is not chosen):
+        text = (
+            f"Take {chosen.label}: it ended best and costs no more, though it ties with {others} {noise} ({figures}). "
+        )
+    elif others:
         text = f"Take {chosen.label}: it ties with {others} {noise}, and it is the cheapest of them ({figures}). "
     else:
         noise = "by more than seed noise" if problem.p else "though one seed does not tell by how much seeds differ"
@@ -110,6 +118,21 @@ def verdict(record: Record) -> str:
             "comparison with more rounds before you pay for it."
         )
     return text + _after(str(own["verdict"]), str(own.get("method", "")))
+
+
+def _costs(method: summary.Method) -> tuple[float, float]:
+    """Its traffic, and the gradients that its clients take."""
+    return method.cost("bytes_down") + method.cost("bytes_up"), method.cost("gradients")
+
+
+def _cheapest(methods: Sequence[summary.Method]) -> summary.Method:
+    return min(methods, key=_costs)
+
+
+def _cheaper(one: summary.Method, other: summary.Method) -> bool:
+    """Whether a method costs so much less that a difference that may be chance is worth it."""
+    (traffic, gradients), (most, others) = _costs(one), _costs(other)
+    return traffic < _LESS * most or (traffic <= most and gradients < _LESS * others)
 
 
 def _after(text: str, method: str = "") -> str:

@@ -13,7 +13,7 @@ _READERS = ("csv", "parquet", "arrow")
 
 
 def overview_of(record: Record) -> Overview | None:
-    """The columns of a run's tables by client; ``None`` where it had none, or where they were at their sites."""
+    """The columns of a run's tables by client; ``None`` where it had none, or did not agree on them with its sites."""
     about = record.about.get("columns")
     return None if about is None else Overview.from_json(about)
 
@@ -27,6 +27,8 @@ def lines(config: Mapping[str, Any], overview: Overview | None) -> list[str]:
         return overview.lines(lambda column: _setting([*given, column]))
     if name == PYTHON:
         return overview.lines()
+    if name == "nodes":
+        return overview.lines(lambda column: f"fedax deploy tables … --drop {shlex.quote(column)}")
     return overview.lines(None)
 
 

@@ -432,7 +432,7 @@ def draw(record: Record) -> None:
 
 def _about(experiments: Sequence[Experiment]) -> dict[str, Any]:
     devices = jax.devices()
-    overview = getattr(experiments[0].data, "overview", None)  # a census has none
+    overview = experiments[0].data.overview
     return {
         "id": secrets.token_hex(6),
         "started": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %z"),

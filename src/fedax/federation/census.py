@@ -21,6 +21,7 @@ class Census(NamedTuple):
         digests: [N] of each real client's examples, as text that changes where they do.
         held: part of the held-out data, "val" or "test" -> how many examples of it real clients have, all together.
         transform: what made examples of their tables, a ``fedax.data.Transform``; ``None`` where they were no tables.
+        overview: the columns of their tables by client, a ``fedax.data.Overview``; ``None`` where it is not known here.
 
     Example:
         >>> import fedax
@@ -37,13 +38,16 @@ class Census(NamedTuple):
     digests: tuple[str, ...] = ()
     held: Mapping[str, int] = MappingProxyType({})
     transform: Unknown = None
+    overview: Unknown = None
 
     @classmethod
     def of(cls, data: Tree) -> "Census":
         """The census of data that are here, a :class:`fedax.FederatedData`."""
         form = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))  # noqa: E731
         examples = jax.tree.map(form, data.examples)
-        return cls(data.sizes, data.weights, examples, data.names or (), transform=data.transform)
+        return cls(
+            data.sizes, data.weights, examples, data.names or (), transform=data.transform, overview=data.overview
+        )
 
     @property
     def num_clients(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.data import FederatedData, summarize
+from fedax.data import FederatedData, Overview, Transform, summarize
 from fedax.data.tables import read_table
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message, Transport
@@ -277,7 +277,16 @@ def fleet_at(
         fleet = Fleet(there, timeout, nodes, wait)
         census = fleet.census
         say(f"{len(fleet)} nodes with {census.num_clients} clients and {int(census.sizes.sum())} examples")
+        fleet.census = census._replace(overview=_agreed(folder, census.transform))
         yield fleet
+
+
+def _agreed(folder: pathlib.Path, transform: Transform | None) -> Overview | None:
+    """The columns that `fedax deploy tables` showed, where the nodes have the transform that came of it."""
+    made, seen = (folder / "tables" / name for name in ("transform.json", "overview.json"))
+    if transform is None or not (made.is_file() and seen.is_file()):
+        return None
+    return Overview.load(seen) if Transform.load(made).digest == transform.digest else None
 
 
 @contextlib.contextmanager
@@ -349,7 +358,10 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
         with fleet_at(address, link, timeout, nodes, say, _START) as fleet:
             known = Census.of(data)  # nodes call the clients by their numbers
             fleet.census = fleet.census._replace(
-                weights=data.weights, names=known.names or fleet.census.names, transform=known.transform
+                weights=data.weights,
+                names=known.names or fleet.census.names,
+                transform=known.transform,
+                overview=known.overview,
             )
             yield experiment.over(fleet)
     for k in range(nodes):
