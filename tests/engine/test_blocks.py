@@ -79,3 +79,8 @@ def test_bad_settings():
         run("fedavg", stream="yes")
     with pytest.raises(ConfigError, match="client_memory = 'device'"):
         run("scaffold", stream=True, client_memory="device")
+
+
+@pytest.mark.parametrize("where", ["host", "file"])
+def test_examples_that_stream_leave_memory_where_it_is_asked_for(where):
+    same(run("scaffold", stream=True), run("scaffold", stream=True, client_memory=where))

@@ -185,6 +185,11 @@ def test_shares():
         assert all(each.stop > each.start for each in shares)
     even = [processes.share(np.full(1000, 3), k, 4) for k in range(4)]
     assert [each.stop - each.start for each in even] == [250] * 4
+    # A client goes where its middle lies; and one with nearly all examples is alone.
+    assert processes.share(np.array([3, 12, 5]), 0, 2) == slice(0, 2)
+    assert [processes.share(np.array([100, 1, 1, 1, 1]), k, 3) for k in range(3)] == [
+        slice(0, 1), slice(1, 2), slice(2, 5)
+    ]  # fmt: skip
     with pytest.raises(ConfigError, match="processes = 8"):
         processes.share(sizes, 0, 8)
 

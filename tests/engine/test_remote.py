@@ -1499,3 +1499,21 @@ def test_the_log_says_what_left():
     assert not any("clients" in line for line in lines if line["kind"] != "exchange")
     assert lines[3]["left"] > 4 * 4
     assert "@" in lines[3]["server"]
+
+
+def test_many_rounds_of_many_steps():
+    """Whole numbers in messages are taken up to 2³¹."""
+    options = {"rounds": 70, "work": fedax.Steps(40), "evaluate_every": 70}
+    found = run(FEDAVG, **options)
+    assert found.history["local_steps"].tolist() == [0, 70 * 40 * N]
+    alike(found, simulated(FEDAVG, **options))
+
+
+def test_what_comes_late_removes_nothing_newer(tmp_path):
+    (site,) = [each for number, each in nodes(KEEPING["one exchange"]).items() if number == FIRST]
+    (site.folder / "memory" / "3").mkdir(parents=True)
+    for version in ((1, 2), (1, 7), (1, 3)):
+        site._remember(3, 0, version, [], {"c": np.zeros(2)})
+    assert sorted(path.name for path in (site.folder / "memory" / "3").iterdir()) == [
+        "0-1-3.safetensors", "0-1-7.safetensors"
+    ]  # fmt: skip

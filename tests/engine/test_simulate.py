@@ -324,3 +324,25 @@ def test_bfloat16_and_float16_examples():
         quarters = {name: (np.round(leaf * 4) / 4).astype(kind) for name, leaf in DATA.examples.items()}
         got = run(data=fedax.FederatedData(quarters, SIZES, P), test=None, rounds=0)
         assert got.history["train_loss"][0] == pytest.approx(want.history["train_loss"][0], rel=1e-5)
+
+
+def test_rounds_of_evaluation_are_those_of_the_run_and_each_once():
+    found = [fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=4, evaluate_every=each)
+             for each in ([2, 4, 9], [2, 2], 2)]  # fmt: skip
+    assert [run.history["round"].tolist() for run in found] == [[0, 2, 4]] * 3
+
+
+@pytest.mark.parametrize("seed", [64, 2**32 - 1])
+def test_large_seeds_are_seeds(seed):
+    runs = [fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=1, batch_size=2, seed=each)
+            for each in (seed, seed, 0)]  # fmt: skip
+    one, same, other = (run.history["train_loss"][-1] for run in runs)
+    assert one == same != other
+
+
+@pytest.mark.parametrize("number", [4096, 5000, 9000])
+def test_many_held_out_examples_are_weighed_alike(number):
+    """They are evaluated in blocks of 4,096, of which the last is filled up."""
+    many = federation([number], [1.0], seed=3)
+    run = fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=0, test=many.examples)
+    np.testing.assert_allclose(run.history["test_loss"], [losses(X0, many).mean()], 1e-5)
