@@ -187,14 +187,17 @@ def apply(
     Exit code 2: an error, such as a column that is missing.
     """
     from fedax.data import Transform, from_frames
+    from fedax.data.doubts import said_of
     from fedax.data.tables import read_table
 
     target = _new(out, table.stem)
     found = Transform.load(transform)
-    frames = {name_of(table.stem): read_table(table, decimal, encoding)}
-    examples = from_frames(frames, transform=found, drop_missing_labels=drop_missing_labels)
+    frame = read_table(table, decimal, encoding)
+    examples = from_frames({name_of(table.stem): frame}, transform=found, drop_missing_labels=drop_missing_labels)
     examples.save(target)
     typer.echo(f"Wrote {target}: {examples.num_examples} examples, {len(found.features)} features.")
+    if doubts := found.doubts(frame):  # of a table that was not among those that made the transform
+        typer.echo(f"note: {said_of(doubts)}")
     typer.echo(f"The transform's digest, the same at all sites: {found.digest}")
     typer.echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_typed(str(target))} --key KEY")
 

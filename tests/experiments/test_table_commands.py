@@ -51,9 +51,17 @@ def test_the_way_by_files_gives_what_one_process_does(sites):
     assert transform.load("transform.json") == together.transform and together.transform.digest in output
     for k, name in enumerate(TABLES):
         output = said("apply", "transform.json", f"{name}.csv")
-        assert together.transform.digest in output and f"--data {name}" in output
+        assert together.transform.digest in output and f"--data {name}" in output and "note:" not in output
         served = data.FederatedData.open(name)
         assert served.names == (name,) and np.array_equal(served.examples["x"], together.client(k)["x"])
+
+
+def test_a_table_that_did_not_make_the_transform_is_looked_at(sites):
+    agreed()
+    said("fit", "plan.json", *(f"{name}-second.json" for name in TABLES))
+    (sites / "hospital-9.csv").write_text("age,zip,ward,ill\n9999,009,B,no\nold,009,A,no\n40,777,A,yes\n")
+    output = said("apply", "transform.json", "hospital-9.csv")
+    assert "note: 3 of 3 rows have cells that training had nothing like" in output and "9999" in output
 
 
 def test_each_command_names_the_next(sites):
