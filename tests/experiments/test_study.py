@@ -237,15 +237,15 @@ def test_choices_that_others_might_turn_around_are_found(made):
 
 
 def test_unequal_budgets_are_found(made, tmp_path):
-    recipe = RECIPE.replace('"methods.*.lr" = [0.1, 0.2]', '"methods.fedavg.lr" = [0.1, 0.2, 0.4]').replace(
+    recipe = RECIPE.replace('"methods.*.lr" = [0.1, 0.2]', '"methods.fedavg.lr" = [0.1, 0.2, 0.4, 0.8]').replace(
         "[0.5, 0.9]", "[0.5, 0.9, 1.0, 0.2, 0.7]"
     )
     (tmp_path / "uneven.toml").write_text(recipe)
     study = made(PART.replace("small.toml", "uneven.toml") + "tune = {extend = 0}\n")
-    tuned(study, "fedavg", 2.0, 1.0, 2.0)
+    tuned(study, "fedavg", 2.0, 1.0, 2.0, 2.0)
     tuned(study, "fedavg-m", 2.0, 1.0, 2.0, 2.0, 2.0)
     assert studies.unsure(study, study.parts["one"]) == [
-        "one: 5 runs chose for fedavg-m, 3 for fedavg.",
+        "one: 5 runs chose for fedavg-m, 4 for fedavg, before grids grew.",
         "one: lr is tuned for other methods, and not for fedavg-m.",
     ]
 

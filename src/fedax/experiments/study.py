@@ -62,7 +62,7 @@ Watch = Callable[[str], None]
 _STUDIES = pathlib.Path(__file__).parent / "studies"
 _DIGITS = 6  # of the numbers that are kept
 CLOSE = 0.1  # relative; of points that are closer another seed may turn the order around: seeds differ by 2 to 8 %
-MORE = 1.5  # times the runs of another method: more than grids of four or five points differ by that grow as they may
+MORE = 1.5  # times the runs of another method: more than grids of four or five equal ones differ by that grow
 _POLL = 0.2  # seconds
 _STOPPED = 143  # the exit code of a job that SIGTERM has ended, with a checkpoint
 
@@ -906,16 +906,20 @@ def _unsure_points(part: Part, label: str, table: Sequence[Table]) -> list[str]:
 
 def _unequal(study: Study, part: Part, origin: dict[str, Part], tuned: Sequence[str]) -> list[str]:
     """Of the methods of a part together: how many runs chose, and what was tuned."""
-    found, numbers, left = [], {}, []
+    found, left = [], []
+    planned, whole = dict[str, int](), dict[str, int]()
     for label in tuned:
         first: dict[str, int] = {}  # point -> seeds, without those that tried the two best again
         for job in study.choices(origin[label], label):
             for row in study.results[job.key]["points"]:
                 first.setdefault(json.dumps(row["point"], sort_keys=True), len(row["seeds"]))
-        numbers[label] = sum(first.values())
-    if max(numbers.values()) > MORE * min(numbers.values()):
-        most, fewest = max(numbers, key=numbers.__getitem__), min(numbers, key=numbers.__getitem__)
-        found.append(f"{part.name}: {numbers[most]} runs chose for {most}, {numbers[fewest]} for {fewest}.")
+            planned.setdefault(label, sum(first.values()))
+        whole[label] = sum(first.values())
+    for numbers, more, when in ((planned, 1, ", before grids grew"), (whole, MORE, "")):
+        if max(numbers.values()) > more * min(numbers.values()):
+            most, fewest = max(numbers, key=numbers.__getitem__), min(numbers, key=numbers.__getitem__)
+            found.append(f"{part.name}: {numbers[most]} runs chose for {most}, {numbers[fewest]} for {fewest}{when}.")
+            break
     for label in tuned:
         names = {name.split(".")[0] for name in study.tried(origin[label], label)[0]["point"]}
         if "lr" not in names and "lr" in part.row(label):
