@@ -1,6 +1,7 @@
 """Clients at nodes: every method there, what leaves a node, and all that nodes and the way to them can do wrong."""
 
 import functools
+import itertools
 import json
 import math
 import pathlib
@@ -1402,6 +1403,21 @@ def test_a_private_run_at_nodes(monkeypatch):
     monkeypatch.setattr(privacy, "secrets", types.SimpleNamespace(randbits=lambda _: 0))  # as a simulation has it
     alike(run(FEDAVG, data=data, **private), expected, ["train_loss", "epsilon", "local_steps"])
     assert expected.history["epsilon"][-1] > expected.history["epsilon"][1] > 0
+
+
+def test_a_private_round_of_nobody_is_a_round(monkeypatch):
+    """A model that does not change would say that nobody came. Every round has noise, at nodes as in simulation."""
+    pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
+    monkeypatch.setattr(privacy, "secrets", types.SimpleNamespace(randbits=lambda _: 0))
+    data = federation(weights=np.full(N, 1 / N))
+    private = {"privacy": fedax.DP(0.3, 1.0, 1e-3), "participation": fedax.Poisson(0.1), "seed": 3}
+    found = run(FEDAVG, data=data, rounds=8, **private)
+    assert 0 in np.diff(found.history["clients"]) and found.history["skipped"].tolist() == [0] * 9
+    alike(found, simulated(FEDAVG, data=data, rounds=8, **private), ["train_loss", "epsilon", "clients"])
+    for before, after in itertools.pairwise(
+        flat(run(FEDAVG, data=data, rounds=r, **private).params) for r in range(1, 8)
+    ):
+        assert np.all(before != after)
 
 
 def asked_figures(at: Here, **changes: Any) -> dict[str, Any]:

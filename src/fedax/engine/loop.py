@@ -152,7 +152,7 @@ def exchanges(
     """The exchanges of a round, or of the warm-up; yields what it asks, and is sent what was heard.
 
     A round is skipped, and changes nothing, if none of its clients counts, or if the client that was to work alone is
-    left out.
+    left out. With privacy a round of nobody is one like any other, of noise alone: that nobody came is private.
     """
     before, counts, failed = server, clients.present, False
     for number, exchange in enumerate(getattr(method, stage)()):
@@ -167,7 +167,7 @@ def exchanges(
                 failed = failed | ~heard.accepted.all()
     if not watched:
         return End(server, counts, False)
-    skipped = failed | ~counts.any()
+    skipped = failed | (~counts.any() & (wire.privacy is None))
     return End(chosen_state(skipped, before, server), counts, skipped)
 
 
