@@ -15,7 +15,7 @@ from fedax.algorithms import METHODS
 from fedax.contract.compression import Form, decoded
 from fedax.engine.private import check as check_private
 from fedax.federation.census import Census
-from fedax.wire.privacy import DP
+from fedax.wire.privacy import DP, standard_normal
 from fedax.wire.sums import is_change, without_marks
 from fedax.wire.wire import Wire
 
@@ -181,7 +181,10 @@ def noise_of(seed=0, index=0, number=0, like=None):
     key = jax.random.fold_in(jax.random.fold_in(key, 0x6E6F6973), number)
     for _ in range(4):
         key = jax.random.fold_in(key, 0)
-    return np.asarray(jax.random.normal(jax.random.split(key, 1)[0], (1500,)))
+    # Box and Muller, in float64, of the same bits.
+    high, low, turn = np.asarray(jax.random.bits(jax.random.split(key, 1)[0], (3, 750), jnp.uint32)).astype(float)
+    radius, angle = np.sqrt(-2 * np.log((high + (low + 0.5) / 2**32) / 2**32)), 2 * np.pi * turn / 2**32
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
 
 
 @pytest.mark.parametrize("place", [{}, *(PLACES[name] for name in ("host", "2 devices"))])
@@ -243,6 +246,25 @@ def test_an_empty_cohort_is_not_skipped():
     assert run.history["clients"][-1] == 0
     assert "skipped" not in run.history
     assert np.std(run.params) > 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_tail_of_the_noise_goes_on(dtype, monkeypatch):
+    """float32 normal numbers of 23 bits end at 5.42, and what lies beyond gives an upload away."""
+    drawn = np.asarray(jax.jit(lambda key: standard_normal(key, (2 * 10**7,), dtype))(jax.random.key(1)), float)
+    for beyond in (3, 4, 5):
+        expected = 2 * scipy.stats.norm.sf(beyond) * drawn.size
+        assert abs((np.abs(drawn) > beyond).sum() - expected) < 5 * np.sqrt(expected) + 0.02 * expected, beyond
+    if dtype == jnp.float32:
+        assert scipy.stats.kstest(drawn[: 10**6], "norm").pvalue > 1e-3
+        halves = np.split(drawn, 2)  # the two numbers of one radius and angle
+        assert abs(np.corrcoef(*halves)[0, 1]) < 2e-3 and abs(np.corrcoef(*np.square(halves))[0, 1]) < 2e-3
+    # The rarest bits that there are, and the commonest.
+    bits = jnp.array([[0, 0, 2**32 - 1, 2**31], [0, 2**32 - 1, 0, 0], [0, 0, 0, 2**30]], jnp.uint32)
+    monkeypatch.setattr(jax.random, "bits", lambda *_: bits)
+    rare = np.asarray(standard_normal(jax.random.key(0), (8,), dtype), float)
+    squares = np.log(2) * np.array([2 * 65, 2 * 32, 0, 2])  # u = 2⁻⁶⁵, 2⁻³² (1 − 2⁻³³), 1 and ½
+    np.testing.assert_allclose(np.hypot(rare[:4], rare[4:]), np.sqrt(squares), 2e-2, 1e-3)
 
 
 def test_correlated_noise_is_that_of_its_matrix():
