@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import fedax
+from fedax.engine import job
+from fedax.federation.census import Census
 
 from . import methods
 from .problem import (
@@ -346,3 +348,9 @@ def test_many_held_out_examples_are_weighed_alike(number):
     many = federation([number], [1.0], seed=3)
     run = fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=0, test=many.examples)
     np.testing.assert_allclose(run.history["test_loss"], [losses(X0, many).mean()], 1e-5)
+
+
+@pytest.mark.parametrize("labels, named", [([-1, 1], (-1, 1)), ([0, 1], None), ([-1, 2], None), ([-1, 0], None)])
+def test_labels_of_plus_and_minus_one_keep_their_names(labels, named):
+    data = fedax.FederatedData({"x": np.ones((4, 1)), "y": np.array(labels * 2)}, [4])
+    assert job._labels(Census.of(data), data) == named
