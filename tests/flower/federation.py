@@ -159,8 +159,9 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def same_rows(folder: Path, other: Path) -> bool:
-    """Whether two runs have the same history, but for :data:`TIMES`."""
-    plain = [[{k: v for k, v in row.items() if k not in TIMES} for row in rows_of(each)] for each in (folder, other)]
+    """Whether two runs have the same history, but for :data:`TIMES`; methods side by side write in any order."""
+    rows = [sorted(rows_of(each), key=lambda row: (row["label"], row["seed"])) for each in (folder, other)]
+    plain = [[{k: v for k, v in row.items() if k not in TIMES} for row in each] for each in rows]
     return plain[0] == plain[1]
 
 
