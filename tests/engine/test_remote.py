@@ -1533,3 +1533,19 @@ def test_what_comes_late_removes_nothing_newer(tmp_path):
     assert sorted(path.name for path in (site.folder / "memory" / "3").iterdir()) == [
         "0-1-3.safetensors", "0-1-7.safetensors"
     ]  # fmt: skip
+
+
+def test_traffic_of_a_round_is_counted_in_that_round():
+    """An evaluation brings the next round's first messages with it, whose bytes are the next round's."""
+    found = run(FEDAVG, rounds=6)
+    for name in TRAFFIC[:2]:
+        each = np.diff(found.history[name])
+        assert each.min() > 0.8 * each.max() > 0, name
+
+
+@pytest.mark.parametrize("own", [[3, 9], [9, 3], [0, 3], [3, -1], [3, True], [3]])
+def test_parts_that_cannot_be(own):
+    held = {"val": [0, 0], "test": [0, 0]}
+    assert fleets._parts("a node", {"sizes": [3, 4], "held": held}, [4, 4]) == ([3, 4], held)
+    with pytest.raises(fedax.NodeError, match="a node: how it dealt its rows is none"):
+        fleets._parts("a node", {"sizes": own, "held": held}, [4, 4])
