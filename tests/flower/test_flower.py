@@ -643,6 +643,11 @@ def test_requests_pass_the_middleware_that_concerns_them() -> None:
     for path in ("/v1/fleet/pull", "/v1/control/x", "/v1/fleets"):
         asyncio.run(only({"type": "http", "path": path}, None, None))  # type: ignore[arg-type]
     assert went == ["/v1/fleet/pull", "app", "app", "app"]
+    for each in found:  # a link's start and end go through all of them
+        went.clear()
+        (kind, *given), asked = each.args, {"type": "lifespan"}
+        asyncio.run(superlink.Spared(past, kind, *given)(asked, None, None))  # type: ignore[arg-type]
+        assert went == ["app"]
 
 
 def test_a_link_answers_with_its_middleware_spared_as_it_does_with_all_of_it() -> None:

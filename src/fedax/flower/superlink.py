@@ -79,8 +79,8 @@ class Spared:
         self, scope: _Event, receive: Callable[[], Awaitable[_Event]], send: Callable[[_Event], Awaitable[None]]
     ) -> None:
         """Handle one connection."""
-        path: str = scope["path"] if scope["type"] == "http" else self._path
-        if not path.startswith(self._path):
+        path: str = scope["path"] if scope["type"] == "http" else ""  # of a lifespan
+        if path and not path.startswith(self._path):
             await self._past(scope, receive, send)
         elif path.startswith(_IN_ONE_PIECE) and isinstance(self._through, BaseHTTPMiddleware):
             await self._directly(scope, receive, send)
