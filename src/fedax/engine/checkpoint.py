@@ -29,8 +29,8 @@ import safetensors
 from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC, describe, higher_is_better
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
-from fedax.engine import processes
-from fedax.engine.evaluate import columns
+from fedax.engine import processes, secret
+from fedax.engine.evaluate import columns, public_columns
 from fedax.engine.identity import differences, same_versions, settings_of, versions
 from fedax.engine.job import Job
 from fedax.engine.loop import State
@@ -50,6 +50,7 @@ _DIGEST = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')  # in a header; quotation 
 _KINDS = {"f": "F", "i": "I", "u": "U"}
 _TENSORS = {"server": "server", "exclusions": "losses", "memory": "memory"}  # part of the state -> its name in files
 _NONE_WHOLE = -2  # no round: there are checkpoints, all of them damaged
+_RESTORE = "restore it, or give another folder"
 _ANEW = "remove what is there to begin anew, or give another folder"
 
 
@@ -154,36 +155,57 @@ class Keeper:
         jobs: one, or seeds × points in this order.
         points: how many points there are of each seed.
         lasting: whether the last checkpoint is one to go on from, with more rounds; else it has the models only.
+        places: of each job, which of those with its seed it is, among all that share a secret; default: the first.
+        key_folder: of the secret of private jobs, see :mod:`fedax.engine.secret`; default: that of the checkpoints.
 
     Attributes:
+        jobs: the same, private ones with the secret of the folder.
         best: of each job, where it is asked for.
 
     Raises:
         CheckpointError: those in the folder are of other jobs, or all are damaged.
     """
 
-    def __init__(self, wanted: Checkpoints, jobs: Sequence[Job], points: int = 1, lasting: bool = True):
-        self.wanted, self.jobs, self.job, self.lasting = wanted, jobs, jobs[0], lasting
+    def __init__(
+        self,
+        wanted: Checkpoints,
+        jobs: Sequence[Job],
+        points: int = 1,
+        lasting: bool = True,
+        places: Sequence[int] | None = None,
+        key_folder: str | os.PathLike[str] | None = None,
+    ):
+        self.wanted, self.job, self.lasting = wanted, jobs[0], lasting
         # The axes that states have before their own; what else is there is padding.
         self._lanes = (len(jobs) // points, points) if len(jobs) > 1 else ()
-        self._settings = _together(jobs, points)
         self.folder = pathlib.Path(wanted.folder)
         self._held = Held()
         self._time, self._round = time.monotonic(), 0  # of the last one
         known = [name for name in columns(self.job) if describe(name).kind == "measure"]
         if wanted.best is not None and wanted.best not in known:
             raise unknown("checkpoint.best", wanted.best, known)
+        if wanted.best is not None and (public := public_columns(self.job)) is not None and wanted.best not in public:
+            way_out = "it is measured on clients, and which model was best would tell of them; name a public column"
+            raise ConfigError("checkpoint.best", wanted.best, way_out)
         self._upwards = wanted.upwards_of(self.job.plan.task.metrics)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder, prefix=WRITING):
                 pass
+            self.jobs = self._keyed(jobs, places, pathlib.Path(key_folder or self.folder))
         except OSError as error:
             way_out = f"cannot write there ({error.strerror}); give another folder"
             raise ConfigError("checkpoint.folder", str(self.folder), way_out) from error
+        self._settings = _together(self.jobs, points)
         # Before anything is compiled: what is another job's is refused.
         self.best = [self._find_best(i) for i in range(len(jobs))]
         self._newest = self._find_newest()
+
+    def _keyed(self, jobs: Sequence[Job], places: Sequence[int] | None, folder: pathlib.Path) -> list[Job]:
+        """The jobs, private ones with the secret of a folder."""
+        if secret.is_drawn(jobs[0]) and not (folder / secret.FILE).exists() and self._complete():
+            raise CheckpointError(f"{folder / secret.FILE}: missing, and the noise cannot go on without it; {_RESTORE}")
+        return [secret.keyed(job, folder, place) for job, place in zip(jobs, places or [0] * len(jobs), strict=True)]
 
     def __enter__(self) -> "Keeper":
         return self
@@ -535,7 +557,8 @@ def discard(folder: pathlib.Path) -> None:
     """Remove the checkpoints of runs that are over: their own files, and the folder if nothing else is in it."""
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
-            if _NAME.fullmatch(path.name) or _BEST.fullmatch(path.name) or path.name.startswith(WRITING):
+            own = path.name == secret.FILE or path.name.startswith(WRITING)
+            if own or _NAME.fullmatch(path.name) or _BEST.fullmatch(path.name):
                 path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else is in it, or it is gone
         folder.rmdir()

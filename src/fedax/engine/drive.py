@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from fedax.contract.types import Tree, Unknown
-from fedax.engine import processes
+from fedax.engine import private, processes
 from fedax.engine.checkpoint import Keeper, Past, Saved
-from fedax.engine.evaluate import columns
+from fedax.engine.evaluate import columns, public_columns
 from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
 from fedax.engine.loop import State, Tally
@@ -77,6 +77,7 @@ class Lane:
 
     def __init__(self, job: Job):
         self.job, self.history = job, History(job.forms, job.sent_once, job.epsilon)
+        self.public = public_columns(job)  # of a private run
         self.until = job.until
         if isinstance(job.until, Patience):
             if job.until.column not in (known := columns(job)):
@@ -109,10 +110,12 @@ class Lane:
 
     def conclude(self) -> tuple[str, type[Warning]] | None:
         """Whether a run that came to its end is worse than it began; and what its user has to be told."""
-        last, objective = self.history.rows[-1], self.history.objective
-        if self.status == "finished" and ended_worse(objective):
+        last, judge = self.history.rows[-1], private.judged(self.history.rows[0], self.public)
+        values = [row[judge] for row in self.history.rows] if judge is not None else []
+        if self.status == "finished" and values and ended_worse(values):
             self.status = "worse"
-            text = f"the run ended worse than it began: its objective was {objective[0]:.4g}, is {objective[-1]:.4g}"
+            name = "objective" if self.public is None else judge
+            text = f"the run ended worse than it began: its {name} was {values[0]:.4g}, is {values[-1]:.4g}"
             return f"{text}; try a smaller learning rate", DivergedWarning
         if self.status == "diverged":
             text = f"the training loss is {last['train_loss']} at round {last['round']}: stopped"
@@ -230,6 +233,8 @@ class _Going:
         excluded, figures = self.program.exclusions(self.state), self.program.measure(self.state, self.index)
         self._count_traffic()
         for i in which:
+            if self.lanes[i].public is not None:
+                figures[i] = private.seen(figures[i], self._model(i))
             row = self.lanes[i].history.add(self.index, figures[i], excluded[i])
             if self.keeper is not None:
                 self.keeper.compare(i, row, functools.partial(self._model, i))

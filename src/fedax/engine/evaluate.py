@@ -15,6 +15,7 @@ from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine import by_client
 from fedax.engine.loop import Federation
+from fedax.engine.private import is_kept, public
 from fedax.metrics.base import HostMetric, Metric
 from fedax.programs import compiled
 from fedax.tasks.task import Task
@@ -76,6 +77,13 @@ def columns(job: Unknown) -> list[str]:
         density=job.density is not None,
         per_client=job.by_client,
     )
+
+
+def public_columns(job: Unknown) -> tuple[str, ...] | None:
+    """Of a private run the columns with nothing but what its ε covers, and public data; ``None``: it is none."""
+    if not is_kept(job.hyper.wire.privacy):
+        return None
+    return public(["round", *columns(job), "epsilon"], job.parts, job.census.held)
 
 
 def measured(

@@ -220,11 +220,6 @@ class History:
         self.rows = list(rows)
         self.costs.take(costs)
 
-    @property
-    def objective(self) -> list[float]:
-        """F, or F + ψ, at each evaluation."""
-        return [row["objective"] if "objective" in row else row["train_loss"] for row in self.rows]
-
 
 class Costs:
     """The cost so far, in whole numbers of any size."""

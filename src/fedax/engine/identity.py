@@ -177,6 +177,8 @@ def settings_of(hyper: Tree) -> dict[str, str]:
     wanted = {"guard": wire.guard, "aggregate": wire.aggregate, "faults": wire.faults, "privacy": wire.privacy}
     wanted |= {"compress.up": up, "compress.down": wire.down, "secure": wire.secure}
     found |= {name: part for name, part in wanted.items() if part is not None}
+    if wire.privacy is not None and wire.privacy.noise_seed is None:
+        found["privacy.noise_seed"] = "none: a secret"
     return {key: text for name, part in found.items() for key, text in _spelled(name, part).items()}
 
 

@@ -19,7 +19,7 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector, spelled
 from fedax.data.federated import FederatedData
-from fedax.engine import private, processes, secured
+from fedax.engine import private, processes, secret, secured
 from fedax.engine.devices import device_bytes
 from fedax.engine.dry_run import dry_run, same_structure
 from fedax.engine.identity import FILES, identity
@@ -129,6 +129,11 @@ class Job(NamedTuple):
         return self.plan.num_clients * sum(int(leaf.nbytes) for leaf in jax.tree.leaves(self.plan.task.frozen))
 
     @property
+    def secret(self) -> np.ndarray:
+        """What the noise of a private run depends on besides its seed, [4] uint32; [0] of another run."""
+        return private.secret_of(self.hyper)
+
+    @property
     def hosted(self) -> bool:
         """Whether its rounds are a loop on the host."""
         return self.memory != "device"
@@ -215,7 +220,7 @@ def make_job(
     batch_size = None if batch_size is None else _batch_size(batch_size, census)
     stops = evaluation_rounds(rounds, evaluate_every)
     given_wire = Wire(faults, guard, aggregate, privacy, compression.down, secure=secure)
-    private.check(given_wire, algorithm, participation, census, until)
+    private.check(given_wire, algorithm, participation, census, until, parts)
     secured.check(given_wire, algorithm, participation, census)
     spending = None if privacy is None else private.ledger(privacy, algorithm, participation, census.num_clients)
     asked_for = rounds
@@ -261,7 +266,7 @@ def make_job(
         forms, program = dry_run(alone._replace(method=algorithm), pool, key, x, plain)
     if wire.privacy is not None:
         behind = private.around(algorithm, wire.privacy, forms)
-        behind = private.known(behind, census, participation, plan, rounds, real=here is None)
+        behind = private.known(behind, census, participation, plan, rounds)
         hyper = hyper._replace(method=behind)
         forms, program = dry_run(hyper, pool, key, x, plain)
         if wire.privacy.bands > 1:  # it is another mechanism where it is meant for other rounds
@@ -339,9 +344,9 @@ def one_type(tree: Tree) -> Tree:
 
 
 def with_seed(job: Job, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> Job:
-    """The same job with another seed."""
+    """The same job with another seed, and with noise of its own."""
     key, x = start(job.plan.task, params, seed, shared)
-    return job._replace(key=key, x=x, seed=seed, settings=lambda: job.settings() | {"seed": str(seed)})
+    return secret.anew(job)._replace(key=key, x=x, seed=seed, settings=lambda: job.settings() | {"seed": str(seed)})
 
 
 def start(task: Task, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> tuple[Array, Vector]:

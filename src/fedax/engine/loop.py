@@ -15,6 +15,7 @@ from fedax.engine.plan import Plan
 from fedax.errors import ConfigError
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
+from fedax.wire.privacy import Private, salted
 from fedax.wire.wire import Wire, nonzero
 
 # Branches of the tree of random keys; each number is folded into the key above it.
@@ -228,7 +229,10 @@ def download_of(
 
 def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) -> tuple[Clients, Round]:
     """Who comes to a round and how much each works; and what the server knows about it. ``key`` is the round's."""
-    ids, weights = hyper.participation.draw(jax.random.fold_in(key, _COHORT), fed.weights, index)
+    cohort_key = jax.random.fold_in(key, _COHORT)
+    if isinstance(hyper.method, Private):  # what is sampled is private only as long as nobody knows who was drawn
+        cohort_key = salted(cohort_key, hyper.method.cohorts)
+    ids, weights = hyper.participation.draw(cohort_key, fed.weights, index)
     present = ids < plan.num_clients
     ids = jnp.where(present, ids, plan.num_clients)
     known = jnp.minimum(ids, plan.num_clients - 1)  # an empty place runs as some client, with weight 0

@@ -1,8 +1,8 @@
 """Privacy of a run: what has no guarantee is refused, what is spent is told, and the method is put behind noise."""
 
 import dataclasses
-import secrets
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import jax
@@ -12,7 +12,10 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Form as ArrayForm
 from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
-from fedax.contract.types import Tree, Unknown
+from fedax.contract.types import Array, Tree, Unknown
+from fedax.data.federated import FederatedData
+from fedax.engine import secret
+from fedax.engine.loop import Hyper
 from fedax.engine.patience import Patience
 from fedax.engine.plan import Form, Plan
 from fedax.errors import ConfigError
@@ -24,14 +27,61 @@ from fedax.wire.wire import Wire
 if TYPE_CHECKING:
     from fedax.privacy import Ledger
 
-_SECRET = 4  # words of 32 bits that the noise of real clients' sums depends on
 _EQUAL = 1e-6  # relative, of weights
 
 
+def is_kept(dp: DP | None) -> bool:
+    """Whether a run has a guarantee to keep: with noise, and of a secret."""
+    return dp is not None and dp.noise_seed is None and float(dp.noise) > 0
+
+
+def public(names: Collection[str], parts: Mapping[str, Unknown], held: Mapping[str, int]) -> tuple[str, ...]:
+    """Those of some columns of a private run in which nothing is that its ε does not cover.
+
+    Args:
+        names: of the columns.
+        parts: "val" and "test" -> held-out examples; those of no client, which count as public, or those of clients.
+        held: part -> how many held-out examples are at the nodes of real clients.
+    """
+    open_ = {part for part, given in parts.items() if not isinstance(given, FederatedData) and not held.get(part)}
+    shown = {"round", "epsilon", "density"}
+    return tuple(name for name in names if name in shown or name.partition("_")[0] in open_)
+
+
+def judged(names: Collection[str], known: Collection[str] | None) -> str | None:
+    """The column that tells whether a run ended worse than it began; ``None``: none may.
+
+    Args:
+        names: the columns that it has.
+        known: of a private run those that are public, else ``None``.
+    """
+    if known is None:
+        return "objective" if "objective" in names else "train_loss"
+    return next((name for name in ("val_loss", "test_loss") if name in known and name in names), None)
+
+
+def seen(figures: dict[str, Unknown], model: Tree) -> dict[str, Unknown]:
+    """The figures of a private run, whose training loss is finite where its model is, and not where that is not.
+
+    All that follows a run takes one whose loss is not finite for one that has diverged, and ends it. Of a private run
+    that must follow from the model alone, for a loss on clients' data that no noise hides would tell of them.
+    """
+    finite = all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(model))
+    most = float(np.finfo(np.float32).max)
+    given = {name: figures[name] for name in ("train_loss", "objective") if name in figures}
+    limited = {name: float(np.nan_to_num(value, nan=most, posinf=most, neginf=-most)) for name, value in given.items()}
+    return figures | (limited if finite else dict.fromkeys(given, math.nan))
+
+
 def check(
-    wire: Wire, method: Algorithm, participation: Participation, census: Census, until: Callable[..., bool] | None
+    wire: Wire,
+    method: Algorithm,
+    participation: Participation,
+    census: Census,
+    until: Callable[..., bool] | None,
+    parts: Mapping[str, Unknown] | None = None,
 ) -> None:
-    """Refuse what has no guarantee.
+    """Refuse what has no guarantee; ``parts``: held-out examples, as of :func:`public`.
 
     Raises:
         ConfigError: it says what to do in its place.
@@ -48,6 +98,9 @@ def check(
     if until is not None and not (isinstance(until, Patience) and until.column.startswith(("val_", "test_"))):
         way_out = "when a run ends must not depend on its clients' data; stop by a val_ or test_ column with Patience"
         raise ConfigError("until", until, way_out)
+    if isinstance(until, Patience) and is_kept(dp) and not public([until.column], parts or {}, census.held):
+        raise ConfigError("until", until, f"{until.column} is measured on clients, and when a run ends would tell of "
+                          "them; give held-out examples that belong to no client, or leave it out")  # fmt: skip
     if float(np.ptp(p)) > _EQUAL / n:
         way_out = 'each client has to count the same: data.with_weights(np.full(N, 1 / N)), or weights = "uniform"'
         raise ConfigError("data.weights", f"from {p.min():.3g} to {p.max():.3g}", way_out)
@@ -124,19 +177,16 @@ def around(method: Algorithm, dp: DP, forms: tuple[list[Form], list[Form]]) -> P
         forms: of the method's own exchanges.
     """
     uploads = tuple(ArrayForm.of(jax.eval_shape(decoded, form.upload)) for form in forms[1]) if dp.bands > 1 else ()
-    return Private(method, dp, 1.0, 1.0, 1.0, np.zeros(_SECRET, np.uint32), np.ones(dp.bands), uploads)
+    return Private(method, dp, 1.0, 1.0, 1.0, *secret.blank(dp), np.ones(dp.bands), uploads)
 
 
-def known(
-    private: Private, census: Census, participation: Participation, plan: Plan, rounds: int, real: bool
-) -> Private:
-    """With the numbers of a run; ``real``: of real clients, for whom the noise is that of no seed that they know."""
+def known(private: Private, census: Census, participation: Participation, plan: Plan, rounds: int) -> Private:
+    """With the numbers of a run, and a secret of its own."""
     dp = private.privacy
     drawn = participation.sampling(census.num_clients)
     assert drawn is not None
-    secret, coefficients = private.secret, private.coefficients
-    if real:
-        secret = np.array([secrets.randbits(32) for _ in range(_SECRET)], np.uint32)
+    noise, cohorts = secret.drawn(dp)
+    coefficients = private.coefficients
     if dp.bands > 1:
         from fedax.privacy.factorization import banded
 
@@ -146,9 +196,21 @@ def known(
         clients=float(census.num_clients),
         chance=float(drawn.chance),
         steps=float(plan.max_steps),
-        secret=secret,
+        secret=noise,
+        cohorts=cohorts,
         coefficients=coefficients,
     )
+
+
+def secret_of(hyper: Hyper) -> np.ndarray:
+    """What the noise depends on besides the seed, [4] uint32; [0] of runs that are not private."""
+    return hyper.method.secret if isinstance(hyper.method, Private) else np.zeros(0, np.uint32)
+
+
+def with_noise(hyper: Hyper, own: Array) -> Hyper:
+    """A run with another secret of its noise, as of :func:`secret_of`."""
+    method = hyper.method
+    return hyper._replace(method=dataclasses.replace(method, secret=own)) if isinstance(method, Private) else hyper
 
 
 def own(server: Tree) -> Unknown:

@@ -173,7 +173,7 @@ def simulate(
         secure=secure,
     )
     if not showing:
-        return conduct(job, lambda _: program(job), callback, checkpoint)
+        return conduct(job, lambda job, _: program(job), callback, checkpoint)
     name = type(algorithm).__name__
     with Progress(job.rounds) as shown:
         shown.at(name, 0, "compiling")
@@ -183,12 +183,12 @@ def simulate(
             if callback is not None:
                 callback(row)
 
-        return conduct(job, lambda _: program(job), on_row, checkpoint)
+        return conduct(job, lambda job, _: program(job), on_row, checkpoint)
 
 
 def conduct(
     job: Job,
-    make: Callable[[bool], Program],
+    make: Callable[[Job, bool], Program],
     callback: Callable[[dict[str, Unknown]], None] | None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None,
 ) -> Run:
@@ -196,16 +196,16 @@ def conduct(
 
     Args:
         job: what is run.
-        make: gives its program; called with whether there is a checkpoint to go on from.
+        make: gives its program; called with the job, and with whether there is a checkpoint to go on from.
         callback, checkpoint: as of :func:`simulate`.
     """
     watch = callback or (lambda row: None)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
         checkpoint = Checkpoints(checkpoint)
     if checkpoint is None:
-        return drive(make(False), [job], lambda _, row: watch(row))[0]
+        return drive(make(job, False), [job], lambda _, row: watch(row))[0]
     with Keeper(checkpoint, [job]) as keeper:
-        run = drive(make(keeper.found), [job], lambda _, row: watch(row), keeper)[0]
+        run = drive(make(keeper.jobs[0], keeper.found), keeper.jobs, lambda _, row: watch(row), keeper)[0]
     run.best = keeper.best[0]
     return run
 

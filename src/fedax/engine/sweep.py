@@ -29,6 +29,7 @@ from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, is_small
+from fedax.engine.private import with_noise
 from fedax.engine.simulate import program as alone
 from fedax.errors import ConfigError, complete
 from fedax.metrics.base import HostMetric
@@ -296,8 +297,13 @@ def sweep(
         keeper = None
         if checkpoint is not None:
             kept = checkpoint if isinstance(checkpoint, Checkpoints) else Checkpoints(checkpoint)
+            above = kept.folder
             kept = dataclasses.replace(kept, folder=pathlib.Path(kept.folder, f"{BATCH}{number}"))
-            keeper = Keeper(kept, [jobs[i][k] for i, k in places[number]], len(block.points), lasting=False)
+            points_of = [i for i, _ in places[number]]
+            own = [jobs[i][k] for i, k in places[number]]
+            keeper = Keeper(kept, own, len(block.points), lasting=False, places=points_of, key_folder=above)
+            for (i, k), job in zip(places[number], keeper.jobs, strict=True):
+                jobs[i][k] = job
         keepers.append(keeper)
     runs: dict[tuple[int, int], Run] = {}
     with Progress(sum(job.rounds for row in jobs for job in row)) if showing else contextlib.nullcontext() as shown:
@@ -353,8 +359,7 @@ def discard_sweep(folder: pathlib.Path) -> None:
     """Remove the checkpoints of a sweep that is over, as :func:`fedax.engine.checkpoint.discard` does."""
     for place in folder.glob(f"{BATCH}*"):
         discard(place)
-    with contextlib.suppress(OSError):  # something else is in it, or it is not there
-        folder.rmdir()
+    discard(folder)
 
 
 def was_begun(folder: pathlib.Path) -> bool:
@@ -477,10 +482,10 @@ def like(job: Job, other: Job) -> bool:
 
     if job.fed is other.fed and job.held is other.held:
         return True
-    numbers, method = jax.tree.flatten(job.hyper)
     others: list[Tree]
     another: Unknown
-    others, another = jax.tree.flatten(other.hyper)
+    numbers, method = jax.tree.flatten(with_noise(job.hyper, np.zeros(0)))
+    others, another = jax.tree.flatten(with_noise(other.hyper, np.zeros(0)))
     # The method's numbers are those of the first seed: such as weights of clients, which no seed may have otherwise.
     return form(job) == form(other) and another == method and all(map(np.array_equal, numbers, others))
 
@@ -558,11 +563,16 @@ class Lanes:
         if not one_for_all:
             data = jax.tree.map(lambda *leaves: np.stack(leaves), *((row[0].fed, row[0].held) for row in rows))
         keys = jnp.stack([row[0].key for row in rows])
+        # Of private runs what their noise depends on, [seeds, points, 4].
+        width = self.points + more["points"]
+        self.secrets = np.stack([[job.secret for job in [*row, *row[-1:] * width][:width]] for row in rows])
         x = jax.tree.map(lambda *leaves: np.stack(leaves), *(row[0].x for row in rows))
         if self.mesh is not None:
             everywhere = jax.device_put(everywhere, NamedSharding(self.mesh, P()))
             spread = NamedSharding(self.mesh, P("seeds") if axis == "seeds" else P())
             keys, x = jax.device_put((keys, x), spread)
+            both = P("seeds") if axis == "seeds" else P(None, "points")
+            self.secrets = jax.device_put(self.secrets, NamedSharding(self.mesh, both))
             data = jax.device_put(data, NamedSharding(self.mesh, P()) if one_for_all else spread)
         self.common, self.density = everywhere
         self.fed, self.held = data
@@ -570,7 +580,7 @@ class Lanes:
 
     def prepare(self) -> tuple[State, Tally]:
         state, tally = _prepare(
-            self.varying, self.common, self.fed, self.keys, self.x, plan=self.plan, mesh=self.mesh,
+            self.varying, self.common, self.fed, self.keys, self.x, self.secrets, plan=self.plan, mesh=self.mesh,
             data_axes=self.data_axes,
         )  # fmt: skip
         return state, self._own(tally)
@@ -657,13 +667,14 @@ def _one_after_another(f: Callable[..., Tree], each: Sequence[str], *arguments: 
 
 @compiled(static=["plan", "mesh", "data_axes"])
 def _prepare(
-    varying: Array, common: Array, fed: Tree, keys: Array, x: Array, *, plan: Plan, mesh: Mesh | None, data_axes: str,
+    varying: Array, common: Array, fed: Tree, keys: Array, x: Array, secrets: Array, *,
+    plan: Plan, mesh: Mesh | None, data_axes: str,
 ) -> Tree:  # fmt: skip
-    def lane(varying: Array, common: Array, fed: Tree, key: Array, x: Array) -> Tree:
-        return prepare(eqx.combine(varying[1], common), fed, key, x, plan)
+    def lane(varying: Array, common: Array, fed: Tree, key: Array, x: Array, own: Array) -> Tree:
+        return prepare(with_noise(eqx.combine(varying[1], common), own), fed, key, x, plan)
 
-    each = ("points", "none", data_axes, "seeds", "seeds")
-    return _over_lanes(lane, mesh, each, varying, common, fed, keys, x)
+    each = ("points", "none", data_axes, "seeds", "seeds", "both")
+    return _over_lanes(lane, mesh, each, varying, common, fed, keys, x, secrets)
 
 
 @compiled(static=["plan", "mesh", "data_axes"], donate=["state"])

@@ -7,7 +7,7 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.types import Unknown
 from fedax.engine.checkpoint import Checkpoints
 from fedax.engine.history import Run
-from fedax.engine.job import make_job
+from fedax.engine.job import Job, make_job
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.remote import Remote
 from fedax.engine.simulate import conduct
@@ -53,7 +53,7 @@ def train(
     job = make_job(algorithm, task, fleet.census, **options)
     made: list[Remote] = []
 
-    def make(resumes: bool) -> Remote:
+    def make(job: Job, resumes: bool) -> Remote:
         made.append(Remote(job, fleet, problem, resumes))
         return made[0]
 

@@ -31,7 +31,7 @@ from fedax.experiments.config import Experiment, check_judge, class_names, seeds
 from fedax.experiments.following import Runs
 from fedax.experiments.report import write_report
 from fedax.experiments.runner import Checked, check_methods, draw, execute
-from fedax.experiments.runs import LOCK, Record, begun_folder, locked, model_path, new_folder, read
+from fedax.experiments.runs import KEY, LOCK, Record, begun_folder, locked, model_path, new_folder, read
 from fedax.experiments.statistics import Aim, target_of
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
@@ -309,7 +309,7 @@ class Comparison:
         """
         source = self._only("save").folder
         place = _in_python(lambda: new_folder(folder, _NAME), "folder")
-        shutil.copytree(source, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(LOCK))
+        shutil.copytree(source, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(LOCK, KEY))
         draw(read(place))
 
     def report(self, path: str | Path) -> None:

@@ -23,6 +23,7 @@ from fedax.columns import better, measured_names
 from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, by_value, folder
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.site import Problem
+from fedax.engine.private import is_kept, public
 from fedax.engine.saved import read_model
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import own, toml
@@ -149,6 +150,7 @@ class PrivacySection(_Section):
     adaptive: bool | Table | None = None  # true: with the defaults of fedax.AdaptiveClip
     by_leaf: Any = False
     bands: Any = 1
+    noise_seed: Any = None
 
 
 class MethodSection(_Open):
@@ -296,6 +298,21 @@ class Experiment:
         named = [table["name"].rpartition(":")[0] for table in (self.model, method)]
         code = {place: source.digest for place, source in self.code.items() if place in named}
         return {"task": self.model, "method": method, "run": run} | private | ({"code": code} if code else {})
+
+    @property
+    def keeps_noise(self) -> bool:
+        """Whether the runs are private, and their noise that of a secret."""
+        dp = self.options.get("privacy")
+        return dp is not None and dp.noise_seed is None
+
+    @property
+    def public(self) -> list[str] | None:
+        """Of private runs the columns with nothing but what ε covers, and public data; ``None``: they are none."""
+        if not is_kept(self.options.get("privacy")):
+            return None
+        parts = {part: each for part, each in (("val", self.val), ("test", self.test)) if each is not None}
+        held = self.data.held if isinstance(self.data, Census) else {}
+        return list(public(["round", *columns([self]), "epsilon"], parts, held))
 
     def split(
         self, seed: int

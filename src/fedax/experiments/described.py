@@ -199,7 +199,7 @@ def privacy(given: fedax.DP) -> Table:
         {'clip': 1.0, 'noise': 0.0, 'delta': 1e-05}
     """
     told = {name: setting(value) for name, value in given.arguments().items() if name != "adaptive"}
-    usual = {"epsilon": None, "by_leaf": False, "bands": 1}
+    usual = {"epsilon": None, "by_leaf": False, "bands": 1, "noise_seed": None}
     found = {name: value for name, value in told.items() if name not in usual or value != usual[name]}
     if given.adaptive is not None:
         adaptive = {name: setting(value) for name, value in given.adaptive.arguments().items()}

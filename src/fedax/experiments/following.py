@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedax.engine.history import ended_worse
 from fedax.engine.patience import Patience
+from fedax.engine.private import judged
 from fedax.experiments.config import Experiment, columns
 from fedax.experiments.defaults import judge
 from fedax.experiments.tuning import Tuning
@@ -54,13 +55,14 @@ class Runs:
             self.progress.at(name, self.progress.done, "compiling", f"{name}: begins")
             return
         said, at = figures(row, self.decides), f"round {row['round']}"
-        self.objective[run].append(row.get("objective", row["train_loss"]))
+        column = judged(row, self.experiment.public)
+        self.objective[run] += [] if column is None else [row[column]]
         diverged = not math.isfinite(row["train_loss"])
         over = self.until[run](row) or diverged or row["round"] == self.rounds
         self.done[run] = self.rounds if over else row["round"]
         done = sum(self.done.values())
         if over:
-            worse = not diverged and ended_worse(self.objective[run])
+            worse = not diverged and bool(self.objective[run]) and ended_worse(self.objective[run])
             early = "" if row["round"] == self.rounds else "ended early, "
             text = f"{name}: " if diverged else f"{name}: {early}{at}, {said}"
             warning = f"diverged by {at}" if diverged else "; ended worse than it began" * worse

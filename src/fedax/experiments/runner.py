@@ -14,7 +14,7 @@ import numpy as np
 
 import fedax
 from fedax.columns import COSTS
-from fedax.engine import processes
+from fedax.engine import processes, secret
 from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
@@ -113,6 +113,7 @@ def execute(
             begin(folder, config, [experiment], checked.made_of, checked.private)
         else:
             own.check_same(folder, about.get("code", {}), experiment.code.values())
+            check_key(folder, experiment)
             _check_same(folder, about, checked.made_of)
             over = _over(folder, experiment, runs, best=kept.get("best") is not None)
     agreed = processes.from_first(np.array([each in over for each in runs]))
@@ -146,6 +147,8 @@ def execute(
         data.update(own_data)
         _say_begun(watch, batch)
         place = _checkpoints(folder, batch)
+        if experiment.keeps_noise:
+            secret.derive(folder, place, slug(label))
         with logs.of(batch) as end:
             found = _train(experiment, label, own_data, on_row, place, kept, there)
             end([run.status for run in found])
@@ -340,6 +343,15 @@ def outlook_of(experiment: Experiment, label: str) -> dict[str, Any] | None:
     )
 
 
+def check_key(folder: Path, experiment: Experiment) -> None:
+    """That the secret of private runs is still in their folder."""
+    if experiment.keeps_noise and not (folder / secret.FILE).exists():
+        way_out = (
+            f"its {secret.FILE} is lost, and the noise cannot go on without it; restore it, or name another folder"
+        )
+        raise ConfigError("out", str(folder), way_out)
+
+
 def _check_same(folder: Path, about: Mapping[str, Any], made_of: MadeOf) -> None:
     """That a folder's run is of the same problem: data files, say, may be others than before."""
     if (was := about.get("made_of")) is None:
@@ -407,6 +419,9 @@ def begin(
         (folder / name).mkdir(exist_ok=True)
     sources = list(experiments[0].code.values())
     about = _about(experiments) | {"made_of": made_of, "privacy": private or None, "code": own.digests(sources)}
+    about["public"] = experiments[0].public
+    if experiments[0].keeps_noise:
+        secret.root(folder)
     write_json(folder / "about.json", about)
     own.write(folder, sources)
     (folder / "metrics.jsonl").touch()

@@ -5,6 +5,7 @@
 | config.toml | the whole configuration, defaults included; ``fedax run config.toml`` runs it again |
 | about.json | versions, device, start; the clients: sizes, weights, classes, local steps; their tables' columns |
 | code/ | own methods and tasks, as they were when the run began |
+| noise.key | of private runs the secret of their noise, see :mod:`fedax.engine.secret`; for nobody else to read |
 | metrics.jsonl | one line an evaluation, as the run goes |
 | checkpoints/ | of runs that are not over, what they go on from; see :class:`fedax.Checkpoints` |
 | models/ | the final models, one ``<label>-seed<k>.safetensors`` a run; where asked, the best, ``…-best.safetensors`` |
@@ -40,10 +41,12 @@ import pydantic
 from fedax.columns import COSTS, PER_CLIENT
 from fedax.data import Overview
 from fedax.data.formats import parse_json
+from fedax.engine import secret
 from fedax.engine.checkpoint import WRITING, damage, write_atomic
 from fedax.engine.history import FAILED, column_of, ended_worse
 from fedax.engine.job import evaluation_rounds
 from fedax.engine.patience import Patience
+from fedax.engine.private import judged
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own, toml
 from fedax.experiments.config import WrittenSection, check, slug
@@ -52,6 +55,7 @@ from fedax.files import regular
 Path = pathlib.Path
 
 LOCK = ".lock"
+KEY = secret.FILE
 TRACEBACK = "traceback-"  # what the names of files begin with that an unexpected error leaves
 FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines", "examples")
 _LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
@@ -234,7 +238,7 @@ def _unused(folder: Path) -> bool:
         elif path.name == "metrics.jsonl":
             if not path.is_file() or path.stat().st_size:
                 return False
-        elif path.name != LOCK and not path.name.startswith((WRITING, TRACEBACK)):
+        elif path.name not in (LOCK, KEY) and not path.name.startswith((WRITING, TRACEBACK)):
             return False
     return True
 
@@ -245,7 +249,7 @@ def refuse_links(folder: Path) -> None:
     Raises:
         ConfigError: the first such link.
     """
-    files = ("config.toml", "about.json", "metrics.jsonl", "summary.json", "diagnosis.json", "report.html", LOCK)
+    files = ("config.toml", "about.json", "metrics.jsonl", "summary.json", "diagnosis.json", "report.html", LOCK, KEY)
     places = [folder / name for name in (*files, *FOLDERS, own.FOLDER)]
     if not any(path.is_symlink() for path in places):
         for name in (*FOLDERS, own.FOLDER):
@@ -315,8 +319,11 @@ def locked(folder: Path) -> filelock.BaseFileLock:
 
 def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], MethodRun]:
     """The runs in metrics.jsonl, by label and seed; none where it is not there."""
-    path = folder / "metrics.jsonl"
-    return {(run.label, run.seed): run for run in _runs(path, dict(config))} if path.exists() else {}
+    path, about = folder / "metrics.jsonl", folder / "about.json"
+    if not path.exists():
+        return {}
+    public = _json(about, _About).get("public") if about.exists() else None
+    return {(run.label, run.seed): run for run in _runs(path, dict(config), public)}
 
 
 def keep_rows(folder: Path, over: Collection[tuple[str, int]]) -> None:
@@ -476,7 +483,7 @@ def read(folder: str | Path) -> Record:
         about = _json(folder / "about.json", _About)
         found = folder / "diagnosis.json"
         diagnosis = _json(found, _Diagnoses)["methods"] if found.exists() else []
-        runs = _runs(folder / "metrics.jsonl", config)
+        runs = _runs(folder / "metrics.jsonl", config, about.get("public"))
     except OSError as error:
         raise ConfigError("run", str(folder), f"cannot be read ({error.strerror})") from error
     if not runs:
@@ -535,7 +542,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{path}, line {number + 1}: longer than {_LONGEST_LINE} bytes; no run writes that")
 
 
-def _runs(path: Path, config: dict[str, Any]) -> list[MethodRun]:
+def _runs(path: Path, config: dict[str, Any], public: list[str] | None) -> list[MethodRun]:
     labels, seeds = {method["label"] for method in config["methods"]}, {*config["run"]["seeds"]}
     sweep = config.get("sweep")
     rows: dict[tuple[str, str, int], tuple[dict[str, Any], list[str], list[tuple]]] = {}
@@ -561,20 +568,27 @@ def _runs(path: Path, config: dict[str, Any]) -> list[MethodRun]:
     for first, names, values in rows.values():
         history = {name: column_of(each) for name, each in zip(names, zip(*values, strict=True), strict=True)}
         spent = first["status"] == "spent"
-        status = "diverged" if first["status"] == "diverged" else _status(history, config["run"], spent)
+        status = "diverged" if first["status"] == "diverged" else _status(history, config["run"], spent, public)
         of = first["label"], first["method"], first["seed"]
         runs.append(MethodRun(*of, status, history, first.get("point", {}), spent))
     return runs
 
 
-def _status(history: dict[str, np.ndarray], run: dict[str, Any], spent: bool) -> str:
-    """Of a run whose loss is finite; ``spent``: its budget of privacy has ended it."""
+def _status(history: dict[str, np.ndarray], run: dict[str, Any], spent: bool, public: list[str] | None) -> str:
+    """Of a run whose loss is finite.
+
+    Args:
+        history, run: its own, and the section of the configuration.
+        spent: whether its budget of privacy has ended it.
+        public: of a private run the columns that tell nothing of clients, else ``None``.
+    """
     guard = run.get("guard")
     if isinstance(guard, dict) and guard.get("stop") and history.get("left_out", [0])[-1]:
         return "failed"
     if history["round"][-1] != run["rounds"] and not spent and not _stopped(history, run):
         return "unfinished"
-    return "worse" if ended_worse(history.get("objective", history["train_loss"])) else "finished"
+    judge = judged(history, public)
+    return "worse" if judge is not None and ended_worse(history[judge]) else "finished"
 
 
 def _stopped(history: dict[str, np.ndarray], run: dict[str, Any]) -> bool:
@@ -677,6 +691,7 @@ def _overview(table: dict[str, Any]) -> dict[str, Any]:
 
 class _About(_Form):
     privacy: dict[str, _Outlook] | None = None  # label -> what was known of its privacy before it began; not of a sweep
+    public: list[str] | None = None  # of private runs the columns that tell nothing of clients
     majority: _Majority | None = None  # of two classes, what the commoner one alone has
     made_of: dict[str, dict[str, str]] | None = None  # label -> what makes its runs; not of a sweep
     code: dict[str, str] = {}  # file -> its digest

@@ -16,6 +16,7 @@ from typing import Any
 
 import fedax
 from fedax.columns import better
+from fedax.engine import secret
 from fedax.engine.sweep import discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
 from fedax.experiments import own, sweeps, toml
@@ -34,7 +35,7 @@ from fedax.experiments.config import (
     put,
 )
 from fedax.experiments.defaults import judge
-from fedax.experiments.runner import begin, finish, outlook_of
+from fedax.experiments.runner import begin, check_key, finish, outlook_of
 from fedax.experiments.runs import (
     Path,
     Record,
@@ -168,6 +169,7 @@ def tune(
             begin(folder, config, experiments)
         else:
             own.check_same(folder, about.get("code", {}), experiments[0].code.values())
+            check_key(folder, experiments[0])
             keep_rows(folder, ())  # checkpoints have them
         record, content = _tune(tuning, folder, watch, places, drawn, kept)
         write_json(results, content)
@@ -244,6 +246,8 @@ def _sweep(
 
     found = []
     for seeds, place in places.items():
+        if experiments[0].keeps_noise:
+            secret.derive(folder, place, slug(label))
         data, val, test = experiments[0].split(seeds[0])
         assert isinstance(data, fedax.FederatedData)  # real clients need a fleet
         with warnings.catch_warnings():
@@ -443,6 +447,13 @@ def _judge(section: SweepSection, experiments: list[Experiment]) -> Table:
     criterion = section.criterion or usual
     if criterion not in there:
         raise unknown("sweep.criterion", criterion, there)
+    if (public := experiments[0].public) is not None and criterion not in public:
+        way_out = (
+            "the choice among private runs must not depend on clients' data: name a column of held-out examples that "
+            f"belong to no client ({', '.join(set(public) & set(there)) or 'there is none'}), or try settings on other "
+            "data first"
+        )
+        raise ConfigError("sweep.criterion", criterion, way_out)
     way = section.better or better(criterion, experiments[0].task.metrics)
     if way is None:
         raise ConfigError("sweep.better", None, f"the name {criterion} does not tell; give 'lower' or 'higher'")

@@ -77,6 +77,9 @@ class DP(Settings):
         bands: over how many rounds the noise is correlated (DP-FTRL with banded matrices): what earlier rounds added is
             partly taken away again. Needs cohorts that are not drawn, and a client in at most one of so many
             rounds: :class:`fedax.Cyclic`, or 1.
+        noise_seed: for tests that have to be repeated, a whole number from 0 to 2¹²⁸ − 1 from which the noise is made;
+            whoever knows it can take the noise away, so such a run is not private. ``None``: the noise and the cohorts
+            are drawn from a secret of the run (:mod:`fedax.engine.secret`), and only the rest from its seed.
 
     Raises:
         ConfigError: numbers out of range. The run refuses what has no guarantee: unequal weights, cohorts that are
@@ -98,6 +101,7 @@ class DP(Settings):
     adaptive: AdaptiveClip | None = None
     by_leaf: bool = eqx.field(static=True, default=False)
     bands: int = eqx.field(static=True, default=1)
+    noise_seed: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         check_number("privacy.clip", self.clip, 0, open_low=True)
@@ -112,6 +116,8 @@ class DP(Settings):
         check_count("privacy.bands", self.bands)
         if self.bands > 1 and self.adaptive is not None:
             raise ConfigError("privacy.bands", self.bands, "correlated noise needs a clip that stays: no adaptive")
+        if self.noise_seed is not None and check_count("privacy.noise_seed", self.noise_seed, 0) >= 2**128:
+            raise ConfigError("privacy.noise_seed", self.noise_seed, "give a whole number below 2**128")
 
     def clipped(self, upload: Tree, clip: Number) -> tuple[Tree, Array]:
         """``upload`` shortened to at most ``clip``, zero where it is not finite; and whether it was that short."""
@@ -188,7 +194,8 @@ class Private(Algorithm):
         clients: N.
         chance: π, that a client is in a cohort and answers.
         steps: the local steps of each client, as the server is told.
-        secret: numbers that the noise depends on besides the run's seed, uint32.
+        secret: numbers that the noise depends on besides the run's seed, [4] uint32.
+        cohorts: the same for the draw of cohorts; [0] where they are those of the seed alone.
         coefficients: [bands] of the noise's matrix.
         forms: of each exchange what a client uploads, where the noise is correlated; static.
     """
@@ -199,6 +206,7 @@ class Private(Algorithm):
     chance: Number
     steps: Number
     secret: Array
+    cohorts: Array
     coefficients: Array
     forms: tuple[Tree, ...] = eqx.field(static=True, default=())
 
@@ -253,9 +261,7 @@ class Private(Algorithm):
         def server(server: PrivateState, mean: Tree, round: Round) -> PrivateState:
             heard = exchange.server
             assert heard is not None
-            key = jax.random.fold_in(jax.random.fold_in(round.key, _NOISE), number)
-            for k in range(server.secret.shape[0]):
-                key = jax.random.fold_in(key, server.secret[k])
+            key = salted(jax.random.fold_in(jax.random.fold_in(round.key, _NOISE), number), server.secret)
             chance = 1.0 if stage == "warmup" else self.chance
             after, noised = self._noised(server, mean, key, chance, stage, number)
             return after._replace(inner=heard(after.inner, without_marks(noised), self._known(round, chance)))
@@ -305,6 +311,13 @@ class Private(Algorithm):
             data_weights=each(chance),
             total=jnp.ones((), kind),
         )
+
+
+def salted(key: Array, secret: Array) -> Array:
+    """The random key, of one that may be known, of which nobody has the numbers who has not the secret's."""
+    for k in range(secret.shape[0]):
+        key = jax.random.fold_in(key, secret[k])
+    return key
 
 
 def gaussian(key: Array, like: Tree) -> Tree:

@@ -1,0 +1,147 @@
+"""The secret of private runs, from which their noise and their cohorts are drawn: who has it can undo both.
+
+A run without a folder has a secret of its own, in the memory of its process alone. A folder of checkpoints, or of runs,
+has a file ``noise.key``, which its owner alone can read, of 128 random bits for the noise and 128 for the cohorts. The
+secret of each run that is kept there is derived from the former, from the run's settings, its seed and its place among
+the runs. So a run that was killed goes on bit-identical, two runs of one folder have no noise in common, and what is
+published of one tells nothing of the file. Cohorts are drawn from the latter and the seed: runs with one seed have the
+same clients.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import secrets
+import stat
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from fedax.engine import processes
+from fedax.engine.identity import settings_of
+from fedax.errors import CheckpointError
+from fedax.wire.privacy import DP, Private
+
+if TYPE_CHECKING:
+    from fedax.engine.job import Job
+
+FILE = "noise.key"
+_BYTES = 16  # of a secret
+_WORDS = 4  # of 32 bits
+
+
+def drawn(dp: DP) -> tuple[np.ndarray, np.ndarray]:
+    """What the noise of a run without a folder, and its cohorts, depend on besides the run's seed.
+
+    The cohorts of all runs of this process depend on the same, so that those with one seed have the same clients.
+    """
+    if dp.noise_seed is not None:
+        return _words(dp.noise_seed.to_bytes(_BYTES, "little")), np.zeros(0, np.uint32)
+    own = _words(secrets.token_bytes(_BYTES)), _words(_of_this_process())
+    noise, cohorts = processes.from_first(own)
+    return noise, cohorts
+
+
+def blank(dp: DP) -> tuple[np.ndarray, np.ndarray]:
+    """Zeros in the form of :func:`drawn`."""
+    return np.zeros(_WORDS, np.uint32), np.zeros(0 if dp.noise_seed is not None else _WORDS, np.uint32)
+
+
+def is_drawn(job: "Job") -> bool:
+    """Whether a job is private, and its noise that of a secret."""
+    dp = job.hyper.wire.privacy
+    return dp is not None and dp.noise_seed is None
+
+
+def anew(job: "Job") -> "Job":
+    """A job like another one, with noise of its own."""
+    dp = job.hyper.wire.privacy
+    return job if dp is None else _with(job, *drawn(dp))
+
+
+def keyed(job: "Job", folder: pathlib.Path, place: int = 0) -> "Job":
+    """A private job with the secret that a folder keeps for it; another job as it is.
+
+    Args:
+        job: which.
+        folder: its checkpoints' own, or of those of several jobs; ``noise.key`` is made where it is missing.
+        place: which of several jobs with its seed.
+
+    Raises:
+        CheckpointError: as :func:`root`.
+    """
+    if not is_drawn(job):
+        return job
+    (noise, cohorts), before = root(folder), job.settings
+    own = _derived(noise, f"{place} {job.seed} {sorted(settings_of(job.hyper).items())}")
+    told = {"privacy.secret": f"that of {FILE} {_derived(noise + cohorts, 'name').hex()}"}
+    kept = _with(job, _words(own), _words(cohorts))
+    return kept._replace(settings=functools.cache(lambda: before() | told))
+
+
+def root(folder: pathlib.Path, made: tuple[bytes, bytes] | None = None) -> tuple[bytes, bytes]:
+    """What is in a folder's file, for noise and for cohorts; the first of several processes reads it, or makes it.
+
+    Args:
+        folder: which.
+        made: what is in it where it is made; default: random bits.
+
+    Raises:
+        CheckpointError: it is damaged, or others than its owner can read it.
+    """
+    words = np.zeros(2 * _WORDS, np.uint32)
+    if jax.process_index() == 0:
+        words = _words(_of_file(folder / FILE, made))
+    content = np.asarray(processes.from_first(words)).tobytes()
+    return content[:_BYTES], content[_BYTES:]
+
+
+def derive(folder: pathlib.Path, place: pathlib.Path, name: str) -> None:
+    """Give a folder within another one a file of its own: for noise what follows from the other's and a name."""
+    noise, cohorts = root(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    root(place, (_derived(noise, name), cohorts))
+
+
+def _with(job: "Job", noise: np.ndarray, cohorts: np.ndarray) -> "Job":
+    assert isinstance(job.hyper.method, Private)
+    method = dataclasses.replace(job.hyper.method, secret=noise, cohorts=cohorts)
+    return job._replace(hyper=job.hyper._replace(method=method))
+
+
+@functools.cache
+def _of_this_process() -> bytes:
+    return secrets.token_bytes(_BYTES)
+
+
+def _derived(key: bytes, name: str) -> bytes:
+    return hashlib.sha256(key + name.encode()).digest()[:_BYTES]
+
+
+def _words(content: bytes) -> np.ndarray:
+    return np.frombuffer(content, np.uint32).copy()
+
+
+def _of_file(path: pathlib.Path, made: tuple[bytes, bytes] | None) -> bytes:
+    if not path.exists() and not path.is_symlink():
+        scratch = path.with_name(f".{FILE}.{os.getpid()}")
+        scratch.unlink(missing_ok=True)
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.writelines(f"{each.hex()}\n" for each in made or (secrets.token_bytes(_BYTES) for _ in range(2)))
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.rename(path)
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError(f"{path}: not a regular file; restore it, or give another folder")
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+        raise CheckpointError(f"{path}: others can read it (mode {mode:o}), and undo the noise: chmod 600 {path}")
+    try:
+        content = bytes.fromhex(path.read_text(encoding="ascii"))
+    except ValueError:
+        content = b""
+    if len(content) != 2 * _BYTES:
+        raise CheckpointError(f"{path}: damaged, it should be two lines of {2 * _BYTES} digits; restore it")
+    return content
