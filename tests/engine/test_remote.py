@@ -7,7 +7,6 @@ import math
 import pathlib
 import pickle
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +20,6 @@ import scipy.stats
 import fedax
 from fedax.columns import COSTS, TRAFFIC
 from fedax.data.tables import by_value
-from fedax.engine import private as privacy
 from fedax.engine.places import fleet as fleets
 from fedax.engine.places import site as sites
 from fedax.engine.places.fleet import Fleet
@@ -1392,25 +1390,24 @@ def test_weights_other_than_sizes():
 # ---- privacy
 
 
-def test_a_private_run_at_nodes(monkeypatch):
-    """It is that of the simulation, but for a secret of the server's own that its noise depends on besides the seed."""
+def test_a_private_run_at_nodes():
+    """It is that of the simulation, but for the secret of each run that its noise depends on besides the seed."""
     pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
     data = federation(weights=np.full(N, 1 / N))
-    private = {"privacy": fedax.DP(0.3, 1.0, 1e-3, adaptive=fedax.AdaptiveClip(noise=1.5)), "rounds": 2}
+    given = {"clip": 0.3, "noise": 1.0, "delta": 1e-3, "adaptive": fedax.AdaptiveClip(noise=1.5)}
+    private = {"privacy": fedax.DP(**given, noise_seed=5), "rounds": 2}
     expected = simulated(FEDAVG, data=data, **private)
-    other = run(FEDAVG, data=data, **private)
+    other = run(FEDAVG, data=data, **private | {"privacy": fedax.DP(**given)})
     assert np.abs(flat(other.params) - flat(expected.params)).max() > 0.01
-    monkeypatch.setattr(privacy, "secrets", types.SimpleNamespace(randbits=lambda _: 0))  # as a simulation has it
     alike(run(FEDAVG, data=data, **private), expected, ["train_loss", "epsilon", "local_steps"])
     assert expected.history["epsilon"][-1] > expected.history["epsilon"][1] > 0
 
 
-def test_a_private_round_of_nobody_is_a_round(monkeypatch):
+def test_a_private_round_of_nobody_is_a_round():
     """A model that does not change would say that nobody came. Every round has noise, at nodes as in simulation."""
     pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
-    monkeypatch.setattr(privacy, "secrets", types.SimpleNamespace(randbits=lambda _: 0))
     data = federation(weights=np.full(N, 1 / N))
-    private = {"privacy": fedax.DP(0.3, 1.0, 1e-3), "participation": fedax.Poisson(0.1), "seed": 3}
+    private = {"privacy": fedax.DP(0.3, 1.0, 1e-3, noise_seed=0), "participation": fedax.Poisson(0.1), "seed": 3}
     found = run(FEDAVG, data=data, rounds=8, **private)
     assert 0 in np.diff(found.history["clients"]) and found.history["skipped"].tolist() == [0] * 9
     alike(found, simulated(FEDAVG, data=data, rounds=8, **private), ["train_loss", "epsilon", "clients"])

@@ -148,6 +148,9 @@ def test_a_public_run_has_no_such_axis():
 
 def test_a_sweep_that_its_budget_ends(tmp_path):
     config = CONFIG | {"methods": CONFIG["methods"][:1], "sweep": {"grid": {"methods.*.lr": [0.01, 0.02]}}}
+    with pytest.raises(ConfigError, match=r"^sweep\.criterion = 'train_loss': the choice among private runs must not"):
+        plan(config)
+    config |= {"privacy": CONFIG["privacy"] | {"noise_seed": 0}}
     found, content = tune(plan(config), new_folder(tmp_path / "swept", "swept"))
     assert [trial.runs[0].spent for trial in found.trials("fedavg")] == [True, True]
     assert content["methods"][0]["points"] == 2

@@ -1,5 +1,6 @@
 """Privacy of clients: how far one client can move a sum, what noise is added to it, and what is refused."""
 
+import functools
 import zlib
 
 import equinox as eqx
@@ -79,7 +80,8 @@ class Recording(fedax.Algorithm):
 
 
 def private(clip=CLIP, noise=0.0, **options):
-    return DP(clip, noise, 1e-3, **options)
+    """With noise that can be made again."""
+    return DP(clip, noise, 1e-3, **{"noise_seed": 0} | options)
 
 
 def refused(method):
@@ -447,3 +449,124 @@ def test_what_a_method_hears_of_a_round_is_known_to_all():
     jax.effects_barrier()
     assert len(seen) == 5 and all(each == seen[0] for each in seen)
     np.testing.assert_allclose(seen[0][:4], [1, 0.7, 0, 4], atol=1e-6)
+
+
+# ---- the secret
+
+KEPT = {"noise_seed": None}  # as users have it: noise and cohorts of a secret
+
+
+def moved(run):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)])
+
+
+def test_no_two_runs_have_the_same_noise():
+    """Else runs with noises z and 2z of one seed give the mean without noise, and those of one z its differences."""
+    one, other, double = (wide(noise, dp=KEPT, params=jnp.zeros(1500)) for noise in (5.0, 5.0, 10.0))
+    clean = moved(wide(0.0, params=jnp.zeros(1500)))
+    assert np.abs(2 * moved(one) - moved(double) - clean).max() > 1  # it was 3e-7
+    for a, b in ((one, other), (one, double)):
+        assert abs(np.corrcoef(moved(a) - clean, moved(b) - clean)[0, 1]) < 4 / 1500**0.5
+    # What else the seed decides is the same.
+    np.testing.assert_array_equal(one.history["clients"], other.history["clients"])
+    same = [moved(wide(5.0, dp={"noise_seed": seed})) for seed in (7, 7, 8)]
+    np.testing.assert_array_equal(same[0], same[1])
+    assert np.abs(same[0] - same[2]).max() > 0.1
+
+
+def test_the_noise_of_a_sweep_and_of_a_comparison():
+    """All its runs have noise of their own, of lanes of one program too."""
+    make = lambda lr: fedax.create("fedavg", lr=lr)  # noqa: E731
+    given = {"privacy": private(noise=50.0, **KEPT), "work": fedax.Steps(1), "params": jnp.zeros(1500)}
+    found = fedax.sweep(make, {"lr": [0.1, 0.2]}, WIDE_TASK, WIDE, rounds=1, seeds=[3, 4], **given)
+    assert found.programs == 1
+    between = np.corrcoef([moved(run) for runs in found.runs for run in runs]) - np.eye(4)
+    assert np.abs(between).max() < 4 / 1500**0.5
+
+
+def test_who_comes_is_a_secret_too(monkeypatch):
+    """A published initial model gives a seed of 32 bits away: sampling hides only whom the seed alone does not draw."""
+    drawn = []
+    for content in (b"1" * 16, b"2" * 16, b"2" * 16):
+        monkeypatch.setattr(fedax.engine.secret, "_of_this_process", lambda content=content: content)
+        run = wide(1.0, rounds=20, dp=KEPT, evaluate_every=1)
+        drawn.append(run.history["clients"].tolist())
+    assert drawn[0] != drawn[1] == drawn[2]
+
+
+def test_the_secret_of_a_folder(tmp_path):
+    """It is there before a checkpoint is, so that a run that was killed before its first one has the same noise."""
+    first = wide(1.0, rounds=2, dp=KEPT, checkpoint=tmp_path)
+    key = tmp_path / "noise.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    for path in tmp_path.glob("round-*"):
+        assert path.stat().st_mode & 0o777 == 0o600  # the state has what is made of it
+        path.unlink()
+    np.testing.assert_array_equal(moved(wide(1.0, rounds=2, dp=KEPT, checkpoint=tmp_path)), moved(first))
+    with pytest.raises(fedax.CheckpointError, match="privacy"):
+        wide(1.5, rounds=2, dp=KEPT, checkpoint=tmp_path)
+    content = key.read_text()
+    for changed, error in (
+        (lambda: key.chmod(0o644), r"others can read it \(mode 644\).*chmod 600"),
+        (lambda: key.write_text(content[:-5]), "damaged"),
+        (lambda: key.write_text("0" * 32 + content[32:]), r"privacy\.secret was that of noise\.key"),
+        (key.unlink, r"noise\.key: missing"),
+    ):
+        changed()
+        with pytest.raises(fedax.CheckpointError, match=error):
+            wide(1.0, rounds=3, dp=KEPT, checkpoint=tmp_path)
+        key.unlink(missing_ok=True)
+        key.touch(0o600)
+        key.write_text(content)
+    wide(1.0, rounds=3, dp=KEPT, checkpoint=tmp_path)
+
+
+# ---- how a run ends
+
+
+def labelled(times):
+    """Clients of which one has losses of any size, and the same gradients: an offset that the model does not change."""
+    offset = np.zeros((N, 1), np.float32)
+    offset[WORST] = times
+    return fedax.FederatedData({"e": WIDE.examples["e"][:, :4], "offset": offset}, np.ones(N, int))
+
+
+OFFSET_TASK = fedax.Task(
+    init=lambda key: jnp.ones(4),
+    loss=lambda x, batch, key: 0.5 * jnp.sum((x[None] - batch["e"]) ** 2, axis=1) + batch["offset"][:, 0],
+)
+
+
+@pytest.mark.filterwarnings("ignore::fedax.errors.DivergedWarning")
+def test_one_clients_losses_do_not_tell_how_a_run_ends():
+    """Labels of 1e20 made a run diverge, with ε = 0, in 20 of 20 seeds."""
+    for times in (0.0, 3.0, 1e20, np.float32(3e38), -1e30):
+        run = fedax.simulate(
+            fedax.create("fedavg", lr=0.1), OFFSET_TASK, labelled(times), rounds=3, privacy=private(noise=3.0, **KEPT)
+        )
+        assert (run.status, len(run.history["round"])) == ("finished", 4) and np.isfinite(run.history["epsilon"]).all()
+    run = fedax.simulate(
+        fedax.create("fedavg", lr=0.1), OFFSET_TASK, labelled(0.0), rounds=3, privacy=private(1e35, 1e6, **KEPT)
+    )
+    assert run.status == "diverged"  # its model has, which is public
+
+
+def test_what_is_measured_on_clients_decides_nothing(tmp_path):
+    """Neither when a run ends, nor which model is kept, nor which point is the best."""
+    given = {"work": fedax.Steps(1), "privacy": private(noise=3.0, **KEPT), "rounds": 2}
+    simulate = functools.partial(fedax.simulate, fedax.create("fedavg", lr=0.1), TASK, DATA, **given)
+    open_ = {"x": _X[:5].astype(np.float32), "y": _Y[:5].astype(np.int32)}
+    for held in ("val", "test"):
+        stop, best = fedax.Patience(f"{held}_loss", 1), f"{held}_loss"
+        with pytest.raises(fedax.ConfigError, match=rf"^until = .*{held}_loss is measured on clients"):
+            simulate(**{held: DATA}, until=stop)
+        with pytest.raises(fedax.ConfigError, match=rf"^checkpoint.best = '{held}_loss': it is measured on clients"):
+            simulate(**{held: DATA}, checkpoint=fedax.Checkpoints(tmp_path / "a", best=best))
+        simulate(**{held: open_}, until=stop, checkpoint=fedax.Checkpoints(tmp_path / held, best=best))
+    with pytest.raises(fedax.ConfigError, match=r"^checkpoint.best = 'train_loss'"):
+        simulate(checkpoint=fedax.Checkpoints(tmp_path / "b", best="train_loss"))
+    found = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.2]}, TASK, DATA, val=open_, **given)
+    assert found.best() in ({"lr": 0.1}, {"lr": 0.2})
+    with pytest.raises(fedax.ConfigError, match=r"^criterion = 'train_loss': .*private runs must not"):
+        found.best("train_loss")
+    assert found.best(lambda run: 1.0) in ({"lr": 0.1}, {"lr": 0.2})

@@ -128,7 +128,7 @@ class Lane:
     def run(self, compile_seconds: float) -> Run:
         """What the user gets."""
         assert self.kept is not None
-        return Run(self.history.rows, *self.kept, self.status, compile_seconds, self.job.origin)
+        return Run(self.history.rows, *self.kept, self.status, compile_seconds, self.job.origin, self.public)
 
 
 class Clock:

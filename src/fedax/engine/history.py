@@ -50,6 +50,8 @@ class Run:
             where the loss was no longer finite; ``"failed"`` where a guard stopped it.
         left_out: client -> how often its uploads were left out; ``None`` in a sweep.
         compile_seconds: time spent on tracing and compiling.
+        public_columns: of a private run the columns in which nothing is that ε does not cover, and public data;
+            ``None`` of another run.
         best: with ``Checkpoints(best=…)``, the ``round`` at which that column was best, its ``value`` and the model
             then, ``params``; else ``None``.
 
@@ -71,6 +73,7 @@ class Run:
         status: str,
         compile_seconds: float,
         origin: Origin,
+        public_columns: tuple[str, ...] | None = None,
     ):
         self.params = params
         self.state = None if state is None else own(state.server)
@@ -78,6 +81,7 @@ class Run:
         self.left_out = None if state is None else _often(state.exclusions)
         self.history = {name: column_of([row[name] for row in rows]) for name in rows[0]}
         self.status, self.compile_seconds = status, compile_seconds
+        self.public_columns = public_columns
         self._origin = origin
 
     @property

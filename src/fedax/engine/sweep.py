@@ -159,6 +159,13 @@ class Sweep:
         """
 
         by = self.criterion if criterion is None else criterion
+        public = self.runs[0][0].public_columns
+        if public is not None and isinstance(by, str) and by in self.runs[0][0].history and by not in public:
+            way_out = (
+                "it is measured on clients, and the choice among private runs must not depend on them: give val= of "
+                "no client; or a function of a run, whose choice ε does not cover"
+            )
+            raise ConfigError("criterion", by, way_out)
 
         def score(run: Run) -> float:
             if run.status in FAILED:
