@@ -75,7 +75,7 @@ def test_the_report_says_what_is_private(record, page):
         "Neighbouring relation: add or remove a client. Accountant: PLD",
         "these 2 runs were on the same clients",
         "Losses and gradients that are measured on clients' training data",
-        "who knows the seed can take the noise away again",
+        "The file noise.key in the run's folder, from which noise and cohorts are drawn",
     ):
         assert words in page
 
@@ -173,3 +173,26 @@ def test_a_checkpoint_whose_epsilon_cannot_be():
     for epsilon in (-0.1, math.nan, 1):
         with pytest.raises(ValueError, match="epsilon is"):
             _check_figures("finished", [{"round": 0, "train_loss": 1.0, "epsilon": epsilon, **costs}], costs)
+
+
+def test_a_folder_keeps_its_secret(tmp_path):
+    """Methods of a comparison have noise of their own, and a run whose model is lost is made again, bit for bit."""
+    folder = new_folder(tmp_path / "run", "private")
+    config = CONFIG | {"methods": [{"name": "fedavg", "lr": 0.01}, {"name": "fedavg", "lr": 0.01, "label": "twin"}]}
+    execute(build(config), folder, drawn=False)
+    assert (folder / "noise.key").stat().st_mode & 0o777 == 0o600
+    models = {path.name: fedax.load_model(path, fedax.tasks.quadratic(2)).params for path in folder.glob("models/*")}
+    first, twin = models["fedavg-seed0.safetensors"], models["twin-seed0.safetensors"]
+    assert np.abs(np.asarray(first) - twin).min() > 1e-3
+    (folder / "models" / "twin-seed0.safetensors").unlink()
+    with pytest.warns(fedax.errors.DamagedWarning, match="it is run again"):
+        execute(build(config), folder, drawn=False)
+    again = fedax.load_model(folder / "models" / "twin-seed0.safetensors", fedax.tasks.quadratic(2)).params
+    np.testing.assert_array_equal(again, twin)
+    fedax.load(folder).save(tmp_path / "copy")
+    assert not (tmp_path / "copy" / "noise.key").exists() and (tmp_path / "copy" / "models").is_dir()
+    (folder / "noise.key").unlink()
+    with pytest.raises(ConfigError, match=r"^out = .*: its noise\.key is lost"):
+        execute(build(config), folder, drawn=False)
+    said = execute(build(config | {"privacy": CONFIG["privacy"] | {"noise_seed": 3}}), new_folder(tmp_path / "3", "b"))
+    assert "Not private: the noise was made of a number" in render([said]) and not (said.folder / "noise.key").exists()

@@ -307,8 +307,8 @@ def sweep(
             above = kept.folder
             kept = dataclasses.replace(kept, folder=pathlib.Path(kept.folder, f"{BATCH}{number}"))
             points_of = [i for i, _ in places[number]]
-            own = [jobs[i][k] for i, k in places[number]]
-            keeper = Keeper(kept, own, len(block.points), lasting=False, places=points_of, key_folder=above)
+            together = [jobs[i][k] for i, k in places[number]]
+            keeper = Keeper(kept, together, len(block.points), lasting=False, places=points_of, key_folder=above)
             for (i, k), job in zip(places[number], keeper.jobs, strict=True):
                 jobs[i][k] = job
         keepers.append(keeper)

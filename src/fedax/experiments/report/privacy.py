@@ -75,6 +75,8 @@ def _guarantee(record: Record, told: dict[str, dict[str, Any]]) -> list[str]:
             f"more than a factor of e^ε, but for a probability of δ. Neighbouring relation: {relation}. "
             f"Accountant: {accountant}, of dp-accounting."
         )
+    if record.config["privacy"].get("noise_seed") is not None:
+        said.insert(0, "Not private: the noise was made of a number that is in the configuration (noise_seed).")
     if not record.config["privacy"]["noise"]:
         said.append("Without noise there is no guarantee: ε is infinite.")
     return said
@@ -89,15 +91,11 @@ def _together(record: Record) -> str:
 
 
 def _secret(record: Record) -> str:
-    if record.config["data"]["name"] == "nodes":
-        return (
-            "The noise is drawn from a secret of the server's process besides the seed. It is in the checkpoints of "
-            "the run, which are removed when the run is over, and nowhere else."
-        )
+    if (seed := record.config["privacy"].get("noise_seed")) is not None:
+        return f"Anything: the noise was made of noise_seed = {seed}, for tests. Who knows it takes the noise away."
     return (
-        "The seed: noise is drawn from it, and who knows the seed can take the noise away again. It is in the "
-        "configuration below, and a seed such as 0 is guessed. Take a large random one and keep it secret where the "
-        "model is to be published."
+        "The file noise.key in the run's folder, from which noise and cohorts are drawn, and checkpoints: who has them "
+        "can take the noise away again. Nobody but their owner can read them, as long as the folder stays here."
     )
 
 
