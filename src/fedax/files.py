@@ -29,6 +29,17 @@ def regular(path: Path) -> int:
     return status.st_size
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read; it is there whole or not at all."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.unlink(missing_ok=True)
+    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.rename(path)
+
+
 def cell(text: str) -> str:
     """A text for a CSV file that a spreadsheet does not take for a formula: ``'`` goes before it where it would.
 

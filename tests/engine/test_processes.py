@@ -95,6 +95,19 @@ def test_the_number_of_processes_changes_nothing(number, labels, alone, runs):
                 np.testing.assert_allclose(other, one, 1e-5, 1e-6, err_msg=f"{label}: memory of client {i}")
 
 
+def test_processes_share_the_secret_of_a_private_run(tmp_path):
+    """Else each would have cohorts and noise of its own, and another model."""
+    case = MORE["private"] | {"secret": True, "rounds": 2}
+    kept = case | {"checkpoint": str(tmp_path)}
+    one, other = together(2, {"memory": case, "folder": kept})
+    assert one["memory"]["params"] == other["memory"]["params"]
+    assert one["folder"]["params"] == other["folder"]["params"] != one["memory"]["params"]
+    for path in tmp_path.glob("round-*"):
+        path.unlink()
+    (again,) = histories({"folder": kept}).values()  # of the same key, by one process
+    np.testing.assert_allclose(again["params"], one["folder"]["params"], rtol=1e-4, atol=1e-5)
+
+
 def test_a_run_goes_on_with_another_number_of_processes(alone, runs):
     """Of two, then of one, then of four: their files are read by those to whom the clients belong now."""
     known = dict(alone["scaffold-m-vr"])

@@ -203,7 +203,7 @@ class Keeper:
 
     def _keyed(self, jobs: Sequence[Job], places: Sequence[int] | None, folder: pathlib.Path) -> list[Job]:
         """The jobs, private ones with the secret of a folder."""
-        if secret.is_drawn(jobs[0]) and not (folder / secret.FILE).exists() and self._complete():
+        if secret.is_drawn(jobs[0].hyper.wire.privacy) and not (folder / secret.FILE).exists() and self._complete():
             raise CheckpointError(f"{folder / secret.FILE}: missing, and the noise cannot go on without it; {_RESTORE}")
         return [secret.keyed(job, folder, place) for job, place in zip(jobs, places or [0] * len(jobs), strict=True)]
 

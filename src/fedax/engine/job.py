@@ -129,11 +129,6 @@ class Job(NamedTuple):
         return self.plan.num_clients * sum(int(leaf.nbytes) for leaf in jax.tree.leaves(self.plan.task.frozen))
 
     @property
-    def secret(self) -> np.ndarray:
-        """What the noise of a private run depends on besides its seed, [4] uint32; [0] of another run."""
-        return private.secret_of(self.hyper)
-
-    @property
     def hosted(self) -> bool:
         """Whether its rounds are a loop on the host."""
         return self.memory != "device"

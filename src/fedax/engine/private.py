@@ -12,10 +12,9 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Form as ArrayForm
 from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
-from fedax.contract.types import Array, Tree, Unknown
+from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import secret
-from fedax.engine.loop import Hyper
 from fedax.engine.patience import Patience
 from fedax.engine.plan import Form, Plan
 from fedax.errors import ConfigError
@@ -32,7 +31,7 @@ _EQUAL = 1e-6  # relative, of weights
 
 def is_kept(dp: DP | None) -> bool:
     """Whether a run has a guarantee to keep: with noise, and of a secret."""
-    return dp is not None and dp.noise_seed is None and float(dp.noise) > 0
+    return dp is not None and secret.is_drawn(dp) and float(dp.noise) > 0
 
 
 def public(names: Collection[str], parts: Mapping[str, Unknown], held: Mapping[str, int]) -> tuple[str, ...]:
@@ -99,8 +98,8 @@ def check(
         way_out = "when a run ends must not depend on its clients' data; stop by a val_ or test_ column with Patience"
         raise ConfigError("until", until, way_out)
     if isinstance(until, Patience) and is_kept(dp) and not public([until.column], parts or {}, census.held):
-        raise ConfigError("until", until, f"{until.column} is measured on clients, and when a run ends would tell of "
-                          "them; give held-out examples that belong to no client, or leave it out")  # fmt: skip
+        way_out = "when a run ends would tell of them; give held-out examples that belong to no client, or leave it out"
+        raise ConfigError("until", until, f"{until.column} is measured on clients, and {way_out}")
     if float(np.ptp(p)) > _EQUAL / n:
         way_out = 'each client has to count the same: data.with_weights(np.full(N, 1 / N)), or weights = "uniform"'
         raise ConfigError("data.weights", f"from {p.min():.3g} to {p.max():.3g}", way_out)
@@ -200,17 +199,6 @@ def known(private: Private, census: Census, participation: Participation, plan: 
         cohorts=cohorts,
         coefficients=coefficients,
     )
-
-
-def secret_of(hyper: Hyper) -> np.ndarray:
-    """What the noise depends on besides the seed, [4] uint32; [0] of runs that are not private."""
-    return hyper.method.secret if isinstance(hyper.method, Private) else np.zeros(0, np.uint32)
-
-
-def with_noise(hyper: Hyper, own: Array) -> Hyper:
-    """A run with another secret of its noise, as of :func:`secret_of`."""
-    method = hyper.method
-    return hyper._replace(method=dataclasses.replace(method, secret=own)) if isinstance(method, Private) else hyper
 
 
 def own(server: Tree) -> Unknown:

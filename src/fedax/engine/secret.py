@@ -11,7 +11,6 @@ same clients.
 import dataclasses
 import functools
 import hashlib
-import os
 import pathlib
 import secrets
 import stat
@@ -20,13 +19,16 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
+from fedax.contract.types import Array
 from fedax.engine import processes
 from fedax.engine.identity import settings_of
 from fedax.errors import CheckpointError
+from fedax.files import write_private
 from fedax.wire.privacy import DP, Private
 
 if TYPE_CHECKING:
     from fedax.engine.job import Job
+    from fedax.engine.loop import Hyper
 
 FILE = "noise.key"
 _BYTES = 16  # of a secret
@@ -50,10 +52,20 @@ def blank(dp: DP) -> tuple[np.ndarray, np.ndarray]:
     return np.zeros(_WORDS, np.uint32), np.zeros(0 if dp.noise_seed is not None else _WORDS, np.uint32)
 
 
-def is_drawn(job: "Job") -> bool:
-    """Whether a job is private, and its noise that of a secret."""
-    dp = job.hyper.wire.privacy
+def is_drawn(dp: DP | None) -> bool:
+    """Whether noise and cohorts of a run with this privacy are those of a secret."""
     return dp is not None and dp.noise_seed is None
+
+
+def of(hyper: "Hyper") -> np.ndarray:
+    """What the noise of a private run depends on besides its seed, [4] uint32; [0] of another run."""
+    return hyper.method.secret if isinstance(hyper.method, Private) else np.zeros(0, np.uint32)
+
+
+def with_noise(hyper: "Hyper", own: Array) -> "Hyper":
+    """A private run with another secret of its noise; another run as it is."""
+    method = hyper.method
+    return hyper._replace(method=dataclasses.replace(method, secret=own)) if isinstance(method, Private) else hyper
 
 
 def anew(job: "Job") -> "Job":
@@ -73,7 +85,7 @@ def keyed(job: "Job", folder: pathlib.Path, place: int = 0) -> "Job":
     Raises:
         CheckpointError: as :func:`root`.
     """
-    if not is_drawn(job):
+    if not is_drawn(job.hyper.wire.privacy):
         return job
     (noise, cohorts), before = root(folder), job.settings
     own = _derived(noise, f"{place} {job.seed} {sorted(settings_of(job.hyper).items())}")
@@ -127,13 +139,8 @@ def _words(content: bytes) -> np.ndarray:
 
 def _of_file(path: pathlib.Path, made: tuple[bytes, bytes] | None) -> bytes:
     if not path.exists() and not path.is_symlink():
-        scratch = path.with_name(f".{FILE}.{os.getpid()}")
-        scratch.unlink(missing_ok=True)
-        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.writelines(f"{each.hex()}\n" for each in made or (secrets.token_bytes(_BYTES) for _ in range(2)))
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.rename(path)
+        lines = made or (secrets.token_bytes(_BYTES), secrets.token_bytes(_BYTES))
+        write_private(path, "".join(f"{each.hex()}\n" for each in lines).encode())
     if path.is_symlink() or not path.is_file():
         raise CheckpointError(f"{path}: not a regular file; restore it, or give another folder")
     if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:

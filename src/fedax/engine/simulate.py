@@ -70,7 +70,8 @@ def simulate(
 
     All rounds between two evaluations are one call of one compiled program; another seed, another number of rounds or
     other numerical hyper-parameters of the same method compile nothing anew. On one machine two runs of one seed are
-    bit-identical; the chunk size changes results by summation order only.
+    bit-identical, unless they are private, with noise of their own; the chunk size changes results by summation order
+    only.
 
     Args:
         algorithm: a method, from :func:`fedax.create` or made by parts.

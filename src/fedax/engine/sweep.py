@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from fedax.columns import choosing, higher_is_better
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.data.federated import FederatedData
-from fedax.engine import processes
+from fedax.engine import processes, secret
 from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
 from fedax.engine.drive import drive
 from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_objective
@@ -29,7 +29,6 @@ from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, is_small
-from fedax.engine.private import with_noise
 from fedax.engine.simulate import program as alone
 from fedax.errors import ConfigError, complete
 from fedax.metrics.base import HostMetric
@@ -491,8 +490,8 @@ def like(job: Job, other: Job) -> bool:
         return True
     others: list[Tree]
     another: Unknown
-    numbers, method = jax.tree.flatten(with_noise(job.hyper, np.zeros(0)))
-    others, another = jax.tree.flatten(with_noise(other.hyper, np.zeros(0)))
+    numbers, method = jax.tree.flatten(secret.with_noise(job.hyper, np.zeros(0)))
+    others, another = jax.tree.flatten(secret.with_noise(other.hyper, np.zeros(0)))
     # The method's numbers are those of the first seed: such as weights of clients, which no seed may have otherwise.
     return form(job) == form(other) and another == method and all(map(np.array_equal, numbers, others))
 
@@ -572,7 +571,7 @@ class Lanes:
         keys = jnp.stack([row[0].key for row in rows])
         # Of private runs what their noise depends on, [seeds, points, 4].
         width = self.points + more["points"]
-        self.secrets = np.stack([[job.secret for job in [*row, *row[-1:] * width][:width]] for row in rows])
+        self.secrets = np.stack([[secret.of(job.hyper) for job in [*row, *row[-1:] * width][:width]] for row in rows])
         x = jax.tree.map(lambda *leaves: np.stack(leaves), *(row[0].x for row in rows))
         if self.mesh is not None:
             everywhere = jax.device_put(everywhere, NamedSharding(self.mesh, P()))
@@ -678,7 +677,7 @@ def _prepare(
     plan: Plan, mesh: Mesh | None, data_axes: str,
 ) -> Tree:  # fmt: skip
     def lane(varying: Array, common: Array, fed: Tree, key: Array, x: Array, own: Array) -> Tree:
-        return prepare(with_noise(eqx.combine(varying[1], common), own), fed, key, x, plan)
+        return prepare(secret.with_noise(eqx.combine(varying[1], common), own), fed, key, x, plan)
 
     each = ("points", "none", data_axes, "seeds", "seeds", "both")
     return _over_lanes(lane, mesh, each, varying, common, fed, keys, x, secrets)

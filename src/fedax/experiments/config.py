@@ -25,6 +25,7 @@ from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.site import Problem
 from fedax.engine.private import is_kept, public
 from fedax.engine.saved import read_model
+from fedax.engine.secret import is_drawn
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import own, toml
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
@@ -302,8 +303,7 @@ class Experiment:
     @property
     def keeps_noise(self) -> bool:
         """Whether the runs are private, and their noise that of a secret."""
-        dp = self.options.get("privacy")
-        return dp is not None and dp.noise_seed is None
+        return is_drawn(self.options.get("privacy"))
 
     @property
     def public(self) -> list[str] | None:

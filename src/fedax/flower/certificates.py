@@ -2,7 +2,6 @@
 
 import datetime
 import ipaddress
-import os
 import socket
 import ssl
 from collections.abc import Sequence
@@ -14,19 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedax.errors import ConfigError, NodeError
+from fedax.files import write_private
 
 _PEM = serialization.Encoding.PEM
 _NO_PASSWORD = serialization.NoEncryption()
 _AHEAD = 30  # days before its end that a server's certificate is renewed
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read; it is there whole or not at all."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    scratch.unlink(missing_ok=True)
-    with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    scratch.rename(path)
 
 
 def make_authority(folder: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 
 from fedax.errors import ConfigError, FedaxError, NodeError
+from fedax.files import write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import control
 from fedax.flower.processes import Kept, end_with_parent, ending, options
@@ -35,7 +36,7 @@ def prepare(folder: Path, hosts: Sequence[str]) -> None:
     certificates.make_authority(folder)
     certificates.make_server(folder, [*dict.fromkeys([*hosts, "localhost", "127.0.0.1"])])
     if not (folder / "secret").exists():
-        certificates.write_private(folder / "secret", secrets.token_urlsafe(32).encode())
+        write_private(folder / "secret", secrets.token_urlsafe(32).encode())
 
 
 def run(

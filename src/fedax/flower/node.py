@@ -19,6 +19,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedax.errors import ConfigError, FedaxError, NodeError
+from fedax.files import write_private
 from fedax.flower import certificates, require
 from fedax.flower.processes import Kept, end_with_parent, ending, free_port, options
 
@@ -73,7 +74,7 @@ def run(
         lock.acquire(timeout=0)
     except filelock.Timeout:
         raise ConfigError("state", str(state), "another node uses this folder; give each node its own") from None
-    certificates.write_private(state / "secret", secrets.token_bytes(32))
+    write_private(state / "secret", secrets.token_bytes(32))
     runtime = free_port()
     supernode = Kept(
         "fedax.flower.supernode",

@@ -77,9 +77,9 @@ class DP(Settings):
         bands: over how many rounds the noise is correlated (DP-FTRL with banded matrices): what earlier rounds added is
             partly taken away again. Needs cohorts that are not drawn, and a client in at most one of so many
             rounds: :class:`fedax.Cyclic`, or 1.
-        noise_seed: for tests that have to be repeated, a whole number from 0 to 2¹²⁸ − 1 from which the noise is made;
-            whoever knows it can take the noise away, so such a run is not private. ``None``: the noise and the cohorts
-            are drawn from a secret of the run (:mod:`fedax.engine.secret`), and only the rest from its seed.
+        noise_seed: for tests that have to be repeated, a whole number ≥ 0 and below 2**128 from which the noise is
+            made; whoever knows it can take the noise away, so such a run is not private. ``None``: the noise and the
+            cohorts are drawn from a secret of the run (:mod:`fedax.engine.secret`), and only the rest from its seed.
 
     Raises:
         ConfigError: numbers out of range. The run refuses what has no guarantee: unequal weights, cohorts that are
@@ -314,7 +314,7 @@ class Private(Algorithm):
 
 
 def salted(key: Array, secret: Array) -> Array:
-    """The random key, of one that may be known, of which nobody has the numbers who has not the secret's."""
+    """The random key that follows from another one, which may be known, and from the numbers of a secret."""
     for k in range(secret.shape[0]):
         key = jax.random.fold_in(key, secret[k])
     return key
