@@ -1189,6 +1189,10 @@ def deploy_node(
     val: Annotated[
         pathlib.Path | None, typer.Option(help="The same, to choose by and not to report.", show_default=False)
     ] = None,
+    policy: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="A file with all rules of its owner: fedax deploy policy writes one.", show_default=False),
+    ] = None,
     columns: Annotated[
         str | None, typer.Option(help="The measures that may leave, separated by commas.", show_default="all")
     ] = None,
@@ -1201,6 +1205,9 @@ def deploy_node(
     ] = None,
     bound: Annotated[
         float | None, typer.Option(help="With --noise: the largest loss; others are clipped.", show_default=False)
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="With --noise: what all figures may spend.", show_default="8, at δ = 1e-5")
     ] = None,
     split: Annotated[
         bool, typer.Option("--split/--no-split", help="Whether a run may hold out some of its rows, [data.split].")
@@ -1237,13 +1244,60 @@ def deploy_node(
 
     listed = lambda text: None if text is None else [each.strip() for each in text.split(",")]  # noqa: E731
     table = {"drop": drop, "decimal": decimal, "encoding": encoding, "review": review}
+    rules: dict[str, dict[str, Any]] = {
+        "runs": {"rounds": max_rounds, "split": None if split else False},
+        "figures": {"columns": listed(columns), "noise": noise, "bound": bound},
+        "budget": {"epsilon": epsilon},
+    }
     deployment.node(
         link, ca, key, data, state=state, names=listed(clients),
-        table=table | {"drop_missing_labels": drop_missing_labels}, test=test, val=val, columns=listed(columns),
-        rounds=max_rounds, noise=noise, bound=bound, trusted=trusted or [], code=allow_code or [], split=split,
-        poll=poll,
-        wait=wait, say=typer.echo,
+        table=table | {"drop_missing_labels": drop_missing_labels}, test=test, val=val,
+        policy=_policy(policy, rules), trusted=trusted or [], code=allow_code or [], poll=poll, wait=wait,
+        say=typer.echo,
     )  # fmt: skip
+
+
+def _policy(path: pathlib.Path | None, rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The tables of an owner's rules: of a file, or of options."""
+    from fedax.engine.places.policy import Policy, read_table
+    from fedax.errors import ConfigError
+
+    given = {}
+    for section, own in rules.items():
+        if known := {name: value for name, value in own.items() if value is not None}:
+            given[section] = known
+    if path is None:
+        return given
+    if given:
+        (section, own), *_ = given.items()
+        name = next(iter(own))
+        raise ConfigError(f"{section}.{name}", own[name], f"with --policy all rules are in the file: give it in {path}")
+    table = read_table(path)
+    Policy.of(table)
+    return table
+
+
+@deploy.command("policy")
+@_clear_errors
+def deploy_policy(
+    out: Annotated[pathlib.Path, typer.Argument(help="The file to write.")] = pathlib.Path("policy.toml"),
+) -> None:
+    """Write a strict policy for a node, with an explanation of each rule, to be edited by the node's owner.
+
+    \b
+    Examples:
+      fedax deploy policy
+      fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --policy policy.toml
+    """
+    from fedax.engine.places.policy import STRICT
+    from fedax.errors import ConfigError
+
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(STRICT)
+    except FileExistsError:
+        raise ConfigError("out", str(out), "this file is there already; give another name") from None
+    typer.echo(f"{out}: edit it, then fedax deploy node … --policy {shlex.quote(str(out))}")
 
 
 @deploy.command("run")

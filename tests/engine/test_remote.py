@@ -24,8 +24,9 @@ from fedax.engine.places import fleet as fleets
 from fedax.engine.places import site as sites
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Failure, Message, packed, unpacked
+from fedax.engine.places.policy import Policy
 from fedax.engine.places.remote import Remote
-from fedax.engine.places.site import Limits, Problem, Site
+from fedax.engine.places.site import Problem, Site
 from fedax.errors import DamagedWarning
 
 from .. import every, some
@@ -631,7 +632,7 @@ def test_another_program_in_the_middle_of_a_run():
 @pytest.mark.usefixtures("apart")
 def test_what_an_owner_does_not_let_leave(columns, options, text):
     at = Here(nodes(FEDAVG, tests=TESTS))
-    at.sites[THIRD].limits = Limits(columns)
+    at.sites[THIRD].policy = Policy(columns=columns)
     options |= {"test": TEST} if "test" not in text else {}  # at the server
     refused(f"^clients '4', '2': its owner does not let {text} leave it", FEDAVG, at, **options)
     # A server that only says that it does not ask for them.
@@ -653,23 +654,23 @@ def test_what_an_owner_does_not_let_leave(columns, options, text):
 
 
 def test_limits():
-    assert Limits().refused(["a"]) == []
-    assert Limits([]).refused(["a", "b"]) == ["a", "b"]
+    assert Policy().refused(["a"]) == []
+    assert Policy(columns=[]).refused(["a", "b"]) == ["a", "b"]
     for rounds in (0, -1, 1.5):
         with pytest.raises(fedax.ConfigError, match="rounds = "):
-            Limits(rounds=rounds)
+            Policy(rounds=rounds)
 
 
-def restarted(site: Site, limits: Limits | None = None) -> Site:
+def restarted(site: Site, policy: Policy | None = None) -> Site:
     """The same node in another process."""
     site.close()
-    return Site(site.data, site._make, site.folder, site.names, site.held["test"], limits or site.limits)
+    return Site(site.data, site._make, site.folder, site.names, site.held["test"], policy or site.policy)
 
 
 def test_an_owner_allows_so_many_rounds():
     """Of all runs together, and over a restart."""
     at = Here(nodes(FEDAVG))
-    at.sites[SECOND].limits = Limits(rounds=5)
+    at.sites[SECOND].policy = Policy(rounds=5)
     run(FEDAVG, at, rounds=3)
     text = r"^clients '1': its owner allows 5 rounds \(--max-rounds\): other runs had 3, and this one is to have 3"
     refused(text, FEDAVG, at, rounds=3)
@@ -956,7 +957,7 @@ def test_a_run_goes_on_where_an_owner_allows_no_more_rounds(tmp_path):
     """Those that were before it was killed are not counted twice."""
     there = nodes(FEDAVG)
     for site in there.values():
-        site.limits = Limits(rounds=ROUNDS)
+        site.policy = Policy(rounds=ROUNDS)
     with pytest.raises(Broken):
         run(FEDAVG, Killed(there, 15), checkpoint=tmp_path)
     same(run(FEDAVG, Here(there), checkpoint=tmp_path), run(FEDAVG))
@@ -1428,7 +1429,7 @@ def asked_figures(at: Here, **changes: Any) -> dict[str, Any]:
     return {name: leaf.item() for name, leaf in safetensors.numpy.load(answer.tensors).items()}
 
 
-def evaluated(limits: Limits) -> Here:
+def evaluated(limits: Policy) -> Here:
     """A run of no round; ``asked`` is what the first node was asked to evaluate."""
     at = Here(nodes(FEDAVG, tests=TESTS))
 
@@ -1437,14 +1438,14 @@ def evaluated(limits: Limits) -> Here:
             at.asked = Message(message.head | {"run": 1}, message.tensors)  # its number is random
         return answer
 
-    at.spy, at.sites[FIRST].limits = spy, limits
+    at.spy, at.sites[FIRST].policy = spy, limits
     run(FEDAVG, at, rounds=0)
     return at
 
 
 def test_figures_leave_with_noise():
     """Losses are clipped to the bound, and the noise is as large as the clients' weights make it."""
-    at = evaluated(Limits(noise=0.5, bound=0.8))
+    at = evaluated(Policy(noise=0.5, bound=0.8, epsilon=100.0))
     clients, weights = NODES[0], P[NODES[0]]
     clipped = sum(p * min(0.8, losses(X0, i=i).mean()) for p, i in zip(weights, clients, strict=True))
     assert any(losses(X0, i=i).mean() > 0.8 for i in clients)
@@ -1464,7 +1465,7 @@ def test_figures_leave_with_noise():
 
 
 def test_the_same_question_has_the_same_noise():
-    at = evaluated(Limits(noise=0.5, bound=0.8))
+    at = evaluated(Policy(noise=0.5, bound=0.8, epsilon=100.0))
     name = next(each for each in safetensors.numpy.load(at.asked.tensors) if "weights" in each)
     first = asked_figures(at)
     assert asked_figures(at) == first
@@ -1481,7 +1482,7 @@ def test_the_same_question_has_the_same_noise():
 
 @pytest.mark.parametrize("weights", [[np.inf, 0.0], [np.nan, 1.0], [-1.0, 1.0]])
 def test_weights_that_could_undo_the_noise(weights):
-    at = evaluated(Limits(noise=0.5, bound=0.8))
+    at = evaluated(Policy(noise=0.5, bound=0.8, epsilon=100.0))
     found = safetensors.numpy.load(at.asked.tensors)
     name = next(each for each in found if "weights" in each)
     found[name] = np.array(weights, np.float32)
@@ -1491,15 +1492,15 @@ def test_weights_that_could_undo_the_noise(weights):
 
 def test_figures_without_a_bound_do_not_leave():
     task = fedax.tasks.logistic_regression(3)
-    assert Limits(noise=1.0, bound=2.0).why(["train_loss", "test_accuracy"], task) is None
+    assert Policy(noise=1.0, bound=2.0).why(["train_loss", "test_accuracy"], task) is None
     text = r"--noise\), and how far one client can move grad_norm_sq, test_auc has no bound"
-    assert re.search(text, Limits(noise=1.0, bound=2.0).why(["grad_norm_sq", "test_auc"], task))
-    assert Limits().why(["grad_norm_sq", "test_auc"], task) is None
+    assert re.search(text, Policy(noise=1.0, bound=2.0).why(["grad_norm_sq", "test_auc"], task))
+    assert Policy().why(["grad_norm_sq", "test_auc"], task) is None
     for given in ({"noise": 1.0}, {"bound": 1.0}, {"noise": 0.0, "bound": 1.0}, {"noise": 1.0, "bound": -1.0}):
         with pytest.raises(fedax.ConfigError, match=r"noise|bound"):
-            Limits(**given)
+            Policy(**given)
     at = Here(nodes(FEDAVG))
-    at.sites[SECOND].limits = Limits(noise=1.0, bound=2.0)
+    at.sites[SECOND].policy = Policy(noise=1.0, bound=2.0)
     refused("^clients '1': its owner lets figures leave it with noise only", FEDAVG, at, grad_norm=True)
 
 

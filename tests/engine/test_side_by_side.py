@@ -91,7 +91,7 @@ def test_a_node_that_is_away_for_a_message_is_left_out_of_all_that_it_asked():
 
 def test_what_one_fails_at_ends_all():
     at = sites()
-    at[8].limits = type(at[8].limits)(rounds=1)
+    at[8].policy = type(at[8].policy)(rounds=1)
     with pytest.raises(fedax.NodeError, match="its owner allows 1 rounds"):
         trained(Counting(at), RUNS, rounds=2)
     assert not [thread for thread in threading.enumerate() if "_run" in thread.name]

@@ -15,7 +15,8 @@ from fedax.contract.vector import Vector
 from fedax.data import FederatedData, from_csv, split
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message
-from fedax.engine.places.site import Limits, Site
+from fedax.engine.places.policy import Policy
+from fedax.engine.places.site import Site
 from fedax.errors import ConfigError, NodeError
 from fedax.experiments import build, clients, execute, new_folder, summary
 from fedax.experiments.config import Experiment, problem_of
@@ -61,14 +62,14 @@ def config_of(tables: pathlib.Path, **run: Any) -> dict[str, Any]:
     return config
 
 
-def sites(tables: pathlib.Path, folder: pathlib.Path, limits: dict[int, Limits] | None = None, **held: Any) -> Here:
+def sites(tables: pathlib.Path, folder: pathlib.Path, limits: dict[int, Policy] | None = None, **held: Any) -> Here:
     """A site for each of the nodes' folders."""
     found = {}
     for k in range(len(NODES)):
         data = FederatedData.open(tables / "nodes" / str(k))
         made = functools.partial(problem_of)
         more = held if k == 0 else {}
-        found[7 + k] = Site(data, made, folder / str(k), data.names, limits=(limits or {}).get(k), **more)
+        found[7 + k] = Site(data, made, folder / str(k), data.names, policy=(limits or {}).get(k), **more)
     return Here(found)
 
 
@@ -182,7 +183,7 @@ def test_what_an_owner_keeps_from_the_tables_of_clients(tables: pathlib.Path, tm
     config = config_of(tables, seeds=1, rounds=1)
     config["methods"], config["task"] = config["methods"][:1], {"name": "mlp", "hidden": [2]}
     del config["run"]["patience"], config["run"]["judge"]
-    own = {0: Limits(columns=["train_loss", "val_loss", "val_accuracy", "val_auc", "val_f1"])}
+    own = {0: Policy(columns=["train_loss", "val_loss", "val_accuracy", "val_auc", "val_f1"])}
     experiment = at_nodes(config, sites(tables, tmp_path, own))
     with pytest.raises(NodeError, match=r"does not let test_loss, .* leave it \(--columns\)"):
         ran(experiment, tmp_path / "refused")
@@ -194,7 +195,7 @@ def test_what_an_owner_keeps_from_the_tables_of_clients(tables: pathlib.Path, tm
 @pytest.mark.parametrize(
     ("limits", "held", "text"),
     [
-        ({1: Limits(split=False)}, {}, r"clients 'north': its owner does not let a run deal its rows \(--no-split\)"),
+        ({1: Policy(split=False)}, {}, r"clients 'north': its owner does not let a run deal its rows \(--no-split\)"),
         ({}, {"test": True}, r"clients 'south', 'Süd 1': its owner has given held-out examples for test \(--test\)"),
         ({}, {"val": True}, r"--val\), and none can be split off: give data.split.val = 0"),
     ],

@@ -1,6 +1,9 @@
 """train: a run whose clients are real, and at nodes."""
 
+import hashlib
 import os
+import pathlib
+import secrets
 from collections.abc import Callable
 
 from fedax.contract.algorithm import Algorithm
@@ -11,6 +14,7 @@ from fedax.engine.job import Job, make_job
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.remote import Remote
 from fedax.engine.simulate import conduct
+from fedax.files import write_private
 from fedax.tasks.task import Task
 
 
@@ -53,11 +57,26 @@ def train(
     job = make_job(algorithm, task, fleet.census, **options)
     made: list[Remote] = []
 
+    kept = None if checkpoint is None else Checkpoints(checkpoint, rounds=1, minutes=None, best=best)
+
     def make(job: Job, resumes: bool) -> Remote:
-        made.append(Remote(job, fleet, problem, resumes))
+        number = secrets.token_bytes(8) if checkpoint is None else _kept(pathlib.Path(checkpoint) / "run.number")
+        made.append(Remote(job, fleet, problem, _number(job, number), resumes))
         return made[0]
 
-    kept = None if checkpoint is None else Checkpoints(checkpoint, rounds=1, minutes=None, best=best)
     run = conduct(job, make, callback, kept)
     made[0].forget()
     return run
+
+
+def _kept(path: pathlib.Path) -> bytes:
+    """Random bytes of a folder of checkpoints: a run that was stopped before its first one is the same run."""
+    if not path.exists():
+        write_private(path, secrets.token_bytes(8))
+    return path.read_bytes()
+
+
+def _number(job: Job, own: bytes) -> int:
+    """The number of a run, by which nodes know it; another job in the same folder has another one."""
+    told = sorted((name, str(value)) for name, value in job.settings().items())
+    return int.from_bytes(hashlib.sha256(own + repr(told).encode()).digest()[:8], "big") >> 2

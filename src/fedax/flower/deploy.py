@@ -21,7 +21,8 @@ from fedax.data import FederatedData, Overview, Transform, summarize
 from fedax.data.tables import read_table
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message, Transport
-from fedax.engine.places.site import Limits, Problem, Site
+from fedax.engine.places.policy import Policy
+from fedax.engine.places.site import Problem, Site
 from fedax.engine.places.tables import Desk, Said, decide
 from fedax.errors import ConfigError, DataError, NodeError
 from fedax.experiments import own
@@ -57,12 +58,8 @@ def answering(
     table: Table | None = None,
     test: str | None = None,
     val: str | None = None,
-    columns: Sequence[str] | None = None,
-    rounds: int | None = None,
-    noise: float | None = None,
-    bound: float | None = None,
+    policy: Table | None = None,
     code: Sequence[str] = (),
-    split: bool = True,
 ) -> Callable[[Message], Message]:
     """What answers for the clients of a node, in the process of its worker.
 
@@ -74,7 +71,7 @@ def answering(
             :class:`fedax.engine.places.tables.Desk`.
         test: the folder of held-out examples, or ``None``.
         val: the same of those to choose by.
-        columns, rounds, noise, bound, split: as of :class:`fedax.engine.places.site.Limits`.
+        policy: what the node's owner allows, the tables of :meth:`fedax.engine.places.policy.Policy.of`.
         code: files, and modules of packages, of methods and tasks that may run here.
 
     Raises:
@@ -84,8 +81,8 @@ def answering(
     for each in code:
         own.owned(each)
     make = functools.partial(_make, code=code)
-    limits = Limits(columns, rounds, noise, bound, split)
-    site = lambda found: Site(found, make, state, names, held[0], limits, held[1])  # noqa: E731
+    rules = Policy.of(policy or {})
+    site = lambda found: Site(found, make, state, names, held[0], rules, held[1])  # noqa: E731
     if table is None:
         return site(FederatedData.open(data)).answer
     options = dict(table)
@@ -125,13 +122,9 @@ def node(
     table: Table | None = None,
     test: pathlib.Path | None = None,
     val: pathlib.Path | None = None,
-    columns: Sequence[str] | None = None,
-    rounds: int | None = None,
-    noise: float | None = None,
-    bound: float | None = None,
+    policy: Table | None = None,
     trusted: Sequence[str] = (),
     code: Sequence[str] = (),
-    split: bool = True,
     poll: float = 3.0,
     wait: float | None = None,
     say: Say = print,
@@ -140,7 +133,7 @@ def node(
 
     Args:
         link, ca, key, trusted, poll, wait, say: as of :func:`fedax.flower.node.run`.
-        data, test, val, columns, rounds, noise, bound, code, split: as of :func:`answering`.
+        data, test, val, policy, code: as of :func:`answering`.
         state: its folder; default: ``<key>.state``.
         names: of its clients; default: those of the data, or the key's file name, of several with their numbers. A
             table is one client, called by its file.
@@ -177,7 +170,7 @@ def node(
     for folder in (test, val):
         if folder is not None:
             FederatedData.open(folder)
-    Limits(columns, rounds, noise, bound)
+    Policy.of(policy or {})
     for each in code:
         say(f"may run here: {own.owned(each)}")
     for path, field in ((ca, "ca"),):
@@ -191,11 +184,7 @@ def node(
         "table": options or None,
         "test": None if test is None else str(test.absolute()),
         "val": None if val is None else str(val.absolute()),
-        "columns": None if columns is None else [*columns],
-        "rounds": rounds,
-        "noise": noise,
-        "bound": bound,
-        "split": split,
+        "policy": policy,
         "code": [str(pathlib.Path(each).absolute()) if each.endswith(".py") else each for each in code],
     }
     if options.get("review") and sys.stdin is not None and sys.stdin.isatty():

@@ -13,7 +13,7 @@ from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
-from fedax.wire.sums import by_kind, norm_of, shortening, without_marks
+from fedax.wire.sums import by_kind, clipped, norm_of, shortening, without_marks
 
 _NOISE = 0x6E6F6973  # folded into the server's key of a round: it has no other use for this number
 
@@ -122,16 +122,12 @@ class DP(Settings):
     def clipped(self, upload: Tree, clip: Number) -> tuple[Tree, Array]:
         """``upload`` shortened to at most ``clip``, zero where it is not finite; and whether it was that short."""
         leaves = jax.tree.leaves(upload)
-        if not leaves:
-            return upload, jnp.ones((), bool)
+        if not leaves or not self.by_leaf:
+            return clipped(upload, clip)
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
-        norm = norm_of(leaves)
-        if self.by_leaf:
-            each = clip / math.sqrt(len(leaves))
-            cut = jax.tree.map(lambda leaf: leaf * shortening(norm_of([leaf]), each).astype(leaf.dtype), upload)
-        else:
-            cut = jax.tree.map(lambda leaf: leaf * shortening(norm, clip).astype(leaf.dtype), upload)
-        return jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), cut), finite & (norm <= clip)
+        each = clip / math.sqrt(len(leaves))
+        cut = jax.tree.map(lambda leaf: leaf * shortening(norm_of([leaf]), each).astype(leaf.dtype), upload)
+        return jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), cut), finite & (norm_of(leaves) <= clip)
 
     def entering(self, upload: Tree, download: Tree) -> Tree:
         """What of an upload enters the sum; ``download``: what its client received of :class:`Private`."""

@@ -58,3 +58,17 @@ def norm_of(leaves: list[Array]) -> Array:
 def shortening(norm: Array, most: Number) -> Array:
     """The factor by which a vector of this norm is shortened to one of at most ``most``; 1 where it is short."""
     return jnp.minimum(1, most / jnp.where(norm > 0, norm, 1))
+
+
+def clipped(upload: Tree, most: Number) -> tuple[Tree, Array]:
+    """``upload`` shortened to a norm of at most ``most``, zero where it is not finite; and whether it was that short.
+
+    Example:
+        >>> [leaf.tolist() for leaf in clipped((jnp.array([3.0, 4.0]),), 1.0)[0]]
+        [[0.6000000238418579, 0.800000011920929]]
+    """
+    if not (leaves := jax.tree.leaves(upload)):
+        return upload, jnp.ones((), bool)
+    finite, norm = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])), norm_of(leaves)
+    short = jax.tree.map(lambda leaf: leaf * shortening(norm, most).astype(leaf.dtype), upload)
+    return jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), short), finite & (norm <= most)

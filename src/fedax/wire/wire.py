@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedax.contract.algorithm import Round
 from fedax.contract.compression import Compressor, decoded
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Number, Tree
 from fedax.federation.participation import left
 from fedax.wire.averages import Aggregator
 from fedax.wire.compressed import encoded
@@ -16,7 +16,7 @@ from fedax.wire.faults import Faults
 from fedax.wire.guard import Guard
 from fedax.wire.privacy import DP, Download
 from fedax.wire.secure import FixedPoint, SecureSum
-from fedax.wire.sums import by_kind, weighted, without_marks
+from fedax.wire.sums import by_kind, clipped, weighted, without_marks
 
 
 class Wire(eqx.Module):
@@ -36,6 +36,7 @@ class Wire(eqx.Module):
         sealed: whether uploads go on as they are, one by one, their messages unread.
         secure: how uploads are summed as whole numbers; ``None``: as they are.
         fixed: in a round, what its whole numbers stand for; see :meth:`of`.
+        own_clip: the longest norm of an upload that the node of a real client lets leave; ``None``: any.
 
     Example:
         >>> upload, accepted = Wire(guard=Guard()).sent(jnp.array([jnp.nan, 1.0]), client=0, num_clients=5)
@@ -52,6 +53,7 @@ class Wire(eqx.Module):
     sealed: bool = eqx.field(static=True, default=False)
     secure: SecureSum | None = None
     fixed: FixedPoint | None = None
+    own_clip: Number = None
 
     @property
     def excludes(self) -> bool:
@@ -97,6 +99,8 @@ class Wire(eqx.Module):
             upload = self.privacy.entering(upload, download)
         if self.aggregate is not None:
             upload = self.aggregate.each(upload)
+        if self.own_clip is not None:
+            upload = clipped(upload, self.own_clip)[0]
         return upload, accepted
 
     def weighted(self, upload: Tree, weights: Array, data_weights: Array) -> Tree:

@@ -148,6 +148,10 @@ class Masks:
         """Whether the secrets of an exchange are here: not of one before which the node was started again."""
         return name in self._turns
 
+    def keys(self, name: str, positions: Collection[int]) -> list[str]:
+        """The public keys of some nodes of an exchange."""
+        return [self._turns[name].keys[k] for k in positions]
+
     def offer(self, name: str, position: int, keys: Sequence[str], threshold: int) -> Offer:
         """Draw the secrets of an exchange; asked again, the same.
 

@@ -26,6 +26,7 @@ from fedax.engine.evaluate import columns, held_out, measured, model_after
 from fedax.engine.job import Job, compressors_of, labels_of
 from fedax.engine.loop import Ask, Clients, Heard, Hyper, State, Tally, exchanges
 from fedax.engine.places import masks
+from fedax.engine.places.answered import Repeated
 from fedax.engine.places.device import no_exclusions
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.host import (
@@ -112,18 +113,19 @@ class Remote:
         job: made from the fleet's census.
         fleet: the nodes.
         problem: the configuration in plain JSON, from which nodes make the method, the task and the wire.
+        number: of the run, below 2^62, random; a run that was stopped goes on under the same.
         resumes: whether there is a checkpoint to go on from.
 
     Raises:
         NodeError: something speaks against the run at a node.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, problem: dict[str, Unknown], resumes: bool = False):
+    def __init__(self, job: Job, fleet: Fleet, problem: dict[str, Unknown], number: int, resumes: bool = False):
         self.job, self.fleet, self._resumes = job, fleet, resumes
         made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
         self._forms, program = client_forms(made, job.plan, job.census.example, job.x)
         self._order = order(job.plan, problem, job.seed, program, fleet.deal)
-        self._process, self._count, self._run = secrets.randbits(62), 0, 0
+        self._process, self._count, self._run, self._number = secrets.randbits(62), 0, 0, number
         self._before: list[np.ndarray] = []  # the versions at the two checkpoints before the last
         self._ahead: _Ahead | None = None
         self._sums: dict[tuple[str, int, int], tuple[Tree, Tree]] = {}
@@ -145,7 +147,7 @@ class Remote:
         job = self.job
         server, _ = first_states(job.hyper.method, job.x)
         versions = np.zeros((job.plan.num_clients, 3), np.int64)
-        versions[:, 0] = secrets.randbits(62)
+        versions[:, 0] = self._number
         state = State(server, versions, jax.tree.map(np.array, no_exclusions(job.plan)))
         if not self._resumes and resolve(job.hyper.method, 0).warmup():
             everyone = job.hyper._replace(participation=Full())
@@ -323,7 +325,11 @@ class Remote:
         layout = Layout.of(form.upload, form.first)
         letters = layout.nothing(size) if layout.messages else []
         if wire.secure is not None and ask.exchange.server is not None:
-            total, uploads = (yield from self._masked(ask, wire, at_nodes, download)), ()
+            try:
+                total, uploads = (yield from self._masked(ask, wire, at_nodes, download)), ()
+            except Repeated:  # over other nodes than before a stop: the round has no sum
+                total, uploads = _zeros(self._summed(ask, 0))
+                self._there[asked] = False
             accepted &= self._there
             at_nodes = {}
         else:
@@ -334,8 +340,8 @@ class Remote:
         for which in sorted(at_nodes):
             positions, _ = at_nodes[which]
             answer = answers[which]
-            if answer is None:
-                self._lost(which)
+            if answer is None or "repeated" in answer.head:
+                self._lost(which, None if answer is None else str(answer.head["repeated"]))
                 self._there[positions] = accepted[positions] = False
                 continue
             found = self._read(which, answer, messages[which], ask, len(positions))
@@ -427,6 +433,10 @@ class Remote:
         """What nodes answer, of those that do and still have the secrets of the exchange."""
         messages = {which: self.fleet.message(which, *each) for which, each in asked.items()}
         answers = yield messages
+        for which, answer in answers.items():
+            if answer is not None and "repeated" in answer.head:
+                self._lost(which, str(answer.head["repeated"]))
+                raise Repeated(str(answer.head["repeated"]))
         return {
             which: (answer.head, self._opened(which, answer, messages[which], wanted))
             for which, answer in answers.items()
@@ -569,10 +579,15 @@ class Remote:
             fine &= np.all(np.abs(leaf.reshape(size, -1)) <= float(guard.largest), axis=1)
         return fine
 
-    def _lost(self, which: int) -> None:
-        """A node did not answer in time; raise unless the round can go on without its clients, or be skipped."""
+    def _lost(self, which: int, repeated: str | None = None) -> None:
+        """A node did not answer in time; raise unless the round can go on without its clients, or be skipped.
+
+        ``repeated``: why it does not answer this exchange again, as it did before the server was stopped.
+        """
         text = f"clients {self.fleet.names(which)}: no answer in {self.fleet.timeout:g} s, in round {self._index}"
         way_on = "--resume goes on when they are back"
+        if repeated is not None:
+            text, way_on = f"clients {self.fleet.names(which)}: {repeated}", "begin a new run"
         if not self.job.hyper.wire.lossy:
             name = self.job.hyper.method.traits().name or type(self.job.hyper.method).__name__
             raise NodeError(f"{text}, and {name} is defined for rounds with all clients only; {way_on}")

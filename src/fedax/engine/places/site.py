@@ -7,6 +7,7 @@ but for data and memory, so that a site that was stopped and started again answe
 import dataclasses
 import hashlib
 import hmac
+import itertools
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import filelock
@@ -25,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.columns import PARTS, describe, measured_names
+from fedax.columns import describe, measured_names
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Compressor, Identity, decoded
 from fedax.contract.schedule import resolve
@@ -53,20 +54,23 @@ from fedax.engine.job import (
 )
 from fedax.engine.loop import Clients, Federation, Hyper, Tally, nobody, stage_key
 from fedax.engine.places import masks
+from fedax.engine.places.answered import Answered, Repeated, question_of
 from fedax.engine.places.blocks import Block, Examples
 from fedax.engine.places.device import first_state
 from fedax.engine.places.letters import Layout
 from fedax.engine.places.nodes import SEVERAL, Message, arrays_of, joined, packed, parted, unpacked
+from fedax.engine.places.policy import Policy
 from fedax.engine.plan import Form, Plan, make_plan
 from fedax.engine.private import around
 from fedax.errors import ConfigError, DataError, FedaxError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
 from fedax.federation.work import Epochs, Steps
-from fedax.numbers import check_count, check_number
+from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task
 from fedax.wire.secure import FixedPoint
+from fedax.wire.sums import by_kind
 from fedax.wire.wire import Wire
 
 _PLANNED = ("num_clients", "max_size", "batch_size", "epochs", "steps", "max_steps", "full", "missing", "by_number",
@@ -143,62 +147,6 @@ def fixed_form(bits: int, places: int) -> FixedPoint:
     return FixedPoint(jax.ShapeDtypeStruct((), real), jax.ShapeDtypeStruct((2,), real), places, bits)
 
 
-class Limits:
-    """What the owner of a node allows.
-
-    Args:
-        columns: which measures may leave the node, such as ``["train_loss"]``; ``None``: all that a run asks for.
-        rounds: in how many rounds, of all runs together, its clients take part at most, ≥ 1; ``None``: no limit.
-        noise: z > 0, the standard deviation of Gaussian noise on each figure that leaves, in units of how far one
-            client can move it; ``None``: figures leave as they are. Clients' losses are clipped to [0, ``bound``]
-            before they are summed. Of held-out examples, which belong to no single client, the mean is clipped: shares
-            to [0, 1], others to [0, ``bound``]. What has no such bound is refused: gradients, and metrics that are made
-            of sums. The noise is of a secret of the node, and the same where the same question is asked again.
-        bound: b > 0, the largest loss; with ``noise`` only.
-        split: whether a run may deal the rows of each client to training, validation and test.
-
-    Raises:
-        ConfigError: values out of range, or noise without a bound.
-
-    Source: Dwork et al. 2006, "Our data, ourselves: privacy via distributed noise generation".
-
-    Example:
-        >>> Limits(columns=["train_loss"]).refused(["train_loss", "grad_norm_sq"])
-        ['grad_norm_sq']
-    """
-
-    def __init__(
-        self,
-        columns: Collection[str] | None = None,
-        rounds: int | None = None,
-        noise: float | None = None,
-        bound: float | None = None,
-        split: bool = True,
-    ):
-        self.split = split
-        self.columns = None if columns is None else frozenset(columns)
-        self.rounds = None if rounds is None else check_count("rounds", rounds)
-        if (noise is None) != (bound is None):
-            missing, given = ("bound", noise) if bound is None else ("noise", bound)
-            raise ConfigError(missing, None, f"noise and bound go together; the other is {given}")
-        self.noise = 0.0 if noise is None else check_number("noise", noise, 0, open_low=True, fixed=True)
-        self.bound = math.inf if bound is None else check_number("bound", bound, 0, open_low=True, fixed=True)
-
-    def refused(self, columns: Sequence[str]) -> list[str]:
-        """Those of some columns that may not leave."""
-        return [] if self.columns is None else [name for name in columns if name not in self.columns]
-
-    def why(self, columns: Sequence[str], task: Task) -> str | None:
-        """Why not all of some columns may leave, of runs that learn a task; ``None``: all may."""
-        if refused := self.refused(columns):
-            return f"its owner does not let {', '.join(refused)} leave it (--columns)"
-        sums = [name for name in columns if name.startswith(PARTS) and name.partition("_")[2] in task.whole_metrics]
-        if self.noise and (unbounded := [name for name in columns if name == "grad_norm_sq"] + sums):
-            text = "its owner lets figures leave it with noise only (--noise)"
-            return f"{text}, and how far one client can move {', '.join(unbounded)} has no bound: leave it out"
-        return None
-
-
 class Dealt(NamedTuple):
     """The examples of a site's clients as a run uses them.
 
@@ -261,7 +209,7 @@ class Site:
             part in, its log. One process at a time.
         names: of the clients; no two clients of a federation have the same.
         test: held-out examples, like ``data.examples``, or ``None``.
-        limits: what the node's owner allows; default: everything.
+        policy: what the node's owner allows; default: everything.
         val: held-out examples to choose by, like ``test``.
 
     Raises:
@@ -275,10 +223,10 @@ class Site:
         folder: str | os.PathLike[str],
         names: Sequence[str],
         test: Tree = None,
-        limits: Limits | None = None,
+        policy: Policy | None = None,
         val: Tree = None,
     ):
-        self.data, self.names, self.limits = data, tuple(map(str, names)), limits or Limits()
+        self.data, self.names, self.policy = data, tuple(map(str, names)), policy or Policy()
         self.held = {"val": val, "test": test}
         self.folder, self._make = pathlib.Path(folder), make
         if not isinstance(data.examples, dict):
@@ -313,6 +261,7 @@ class Site:
         except filelock.Timeout:
             raise ConfigError("folder", str(self.folder), "another process is this node; stop it first") from None
         self._rounds = read_rounds(self.folder / "rounds.json")
+        self._answered = Answered(self.folder)
 
     def close(self) -> None:
         """Let another process have the folder."""
@@ -339,6 +288,8 @@ class Site:
                     "the clients at this node, their examples, or its versions, are others than when the run began"
                 )
             found = kinds[kind](head, message.tensors)
+        except Repeated as error:  # the server may go on without this node's clients
+            found = Message(_echo(head) | {"repeated": str(error)})
         except FedaxError as error:
             found = Message({"error": str(error)})
         except Exception as error:  # the server has to hear of it, and its text is at the node
@@ -372,11 +323,17 @@ class Site:
             ready.dealt.data.check(ready.problem.task)
         except DataError as error:
             problems.append(str(error))
-        if (why := self.limits.why(head["columns"], ready.plan.task)) is not None:
+        wire = ready.problem.wire
+        try:
+            self._check_problem(ready, head["job"])
+            self.policy.check_upload(wire.gathers, wire.guard is not None, wire.secure is not None)
+        except NodeError as error:
+            problems.append(str(error))
+        if (why := self.policy.why(head["columns"], ready.plan.task)) is not None:
             problems.append(why)
         done, asked = sum(self._rounds.values()), head["rounds"]
-        if self.limits.rounds is not None and done + asked > self.limits.rounds:
-            text = f"its owner allows {self.limits.rounds} rounds (--max-rounds)"
+        if self.policy.rounds is not None and done + asked > self.policy.rounds:
+            text = f"its owner allows {self.policy.rounds} rounds (--max-rounds)"
             problems.append(f"{text}: other runs had {done}, and this one is to have {asked}")
         if ready.problem.wire.secure is None:
             return Message({"problems": problems})
@@ -391,6 +348,7 @@ class Site:
 
     def _offer(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """The secrets of an exchange that is to come, in shares for the other nodes."""
+        self.policy.check_nodes(len(head["keys"]))
         offer = self._masking().offer(exchange_name(head), head["position"], head["keys"], head["threshold"])
         return Message(_echo(head) | {"offer": offer._asdict()})
 
@@ -399,7 +357,12 @@ class Site:
         mine, name = self._masking(), exchange_name(head)
         if not mine.knows(name):
             return Message(_echo(head) | {"lost": True})
-        return Message(_echo(head) | {"told": mine.unmask(name, head["survivors"])})
+        self.policy.check_nodes(len({*head["survivors"]}))
+        told = mine.unmask(name, head["survivors"])
+        # The masks of a run that goes on after a stop are others, and the difference of two sums has none.
+        over = json.dumps(sorted(mine.keys(name, head["survivors"])))
+        self._answered.take(f"the sum over nodes of {_once(head)}", question_of(over, []), self.policy, counts=False)
+        return Message(_echo(head) | {"told": told})
 
     def _masked(self, head: dict[str, Unknown], tensors: bytes, ready: _Ready, bits: int) -> Message:
         """Some clients take part in an exchange, of whose sum only a masked one leaves; once."""
@@ -419,6 +382,7 @@ class Site:
     def _exchange(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Some clients take part in an exchange."""
         ready = self._job(head["job"])
+        self._check_problem(ready, head["job"])
         if (secure := ready.problem.wire.secure) is not None and head["heard"]:
             return self._masked(head, tensors, ready, secure.bits)
         about, arrays = self._taken(head, tensors, ready)
@@ -451,16 +415,27 @@ class Site:
         if min(rows) < 0 or max(rows) >= self.data.num_clients or len({*rows}) < size:
             raise NodeError(f"clients {rows} are asked, and {self.data.num_clients} are here")
         self._asked = [self.names[row] for row in rows]
+        uploads = Layout.of(form.upload, form.first)
+        if head["heard"]:
+            self._check_upload(ready, given["clients"], uploads.messages or form.one, bool(bits))
         run, write = int(head["run"]), (int(head["write"][0]), int(head["write"][1]))
         self._count_round(run, stage, index)
         bases = given["base"].tolist()
         memory = [self._recall(run, row, base, before, ready) for row, base in zip(rows, bases, strict=True)]
         # What has messages goes on unread: the server reads them, for it alone knows all clients.
-        uploads = Layout.of(form.upload, form.first)
         wire = Wire(sealed=True) if uploads.messages else ready.problem.wire
         if bits:
             wire = dataclasses.replace(wire, fixed=given["fixed"])
+        wire = dataclasses.replace(wire, own_clip=self.policy.clip)
         total, answer, done = self._work(ready, wire, stage, number, index, given, memory, form.one)
+        if head["heard"]:
+            self.policy.check_work(given["clients"]["steps"], int(done.local_steps))
+            text = json.dumps([head["job"], stage, number, index, bits, places], sort_keys=True)
+            asked = {name: each for name, each in given.items() if name in ("clients", "download", "fixed")}
+            question = question_of(text, [*jax.tree.leaves(asked), *jax.tree.leaves(memory)])
+            own = self.policy.update_noise
+            self._answered.take(_once(head), question, self.policy, 0.0 if own is None else own**-2)
+            total = self._noised(total, given["clients"], form.one, question)
         for k, row in enumerate(rows):
             own = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], answer.memory)
             self._remember(run, row, write, [bases[k], *given["keep"][k].tolist()], own)
@@ -473,6 +448,33 @@ class Site:
             found["accepted"] = answer.accepted
         tally = [int(done.local_steps), int(done.gradients)]
         return _echo(head) | {"tally": tally}, jax.tree.map(np.asarray, found)
+
+    def _check_problem(self, ready: _Ready, asked: dict[str, Unknown]) -> None:
+        self.policy.check_problem(asked["problem"], ready.plan.batch_size, ready.dealt.data.sizes.tolist())
+
+    def _check_upload(self, ready: _Ready, clients: dict[str, np.ndarray], single: bool, secure: bool) -> None:
+        """Refuse what the policy is against, before any work."""
+        wire, sizes = ready.problem.wire, ready.dealt.data.sizes[clients["rows"]]
+        single = single or wire.gathers
+        self.policy.check_upload(single, wire.guard is not None, secure)
+        for weights in (clients["weights"], clients["data_weights"]):
+            self.policy.check_sum("an update", np.ones(1) if single else weights, sizes[:1] if single else sizes)
+
+    def _noised(self, total: Tree, clients: dict[str, np.ndarray], one: bool, question: str) -> Tree:
+        """A sum of updates with the node's own noise, of a secret of the node."""
+        clip, noise, places = self.policy.clip, self.policy.update_noise, itertools.count()
+        if clip is None or noise is None:
+            return total
+        most = noise * clip  # per unit of weight
+
+        def noised(leaf: Array, weight: float) -> Array:
+            value = np.asarray(leaf)
+            drawn = self._normals(f"update {next(places)}", question, value.shape)
+            return np.asarray(value + most * weight * drawn, value.dtype)
+
+        of_estimates, of_changes = (float(clients[name].max()) for name in ("weights", "data_weights"))
+        of_estimates = 1.0 if one else of_estimates
+        return by_kind(lambda leaf: noised(leaf, of_estimates), lambda leaf: noised(leaf, of_changes), total)
 
     def _work(
         self,
@@ -514,6 +516,7 @@ class Site:
     def _evaluate(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Σ p_i F_i over the clients that are here, its gradient where asked, and figures of the held-out examples."""
         ready = self._job(head["job"])
+        self._check_problem(ready, head["job"])
         parts = {part: tree for part, tree in ready.dealt.pooled().items() if part in head["parts"]}
         task, mesh = ready.plan.task, ready.plan.mesh
         leaving = measured_names(
@@ -524,15 +527,23 @@ class Site:
             objective=False,
             density=False,
         )
-        if (why := self.limits.why(leaving, task)) is not None:
+        if (why := self.policy.why(leaving, task)) is not None:
             raise NodeError(why)
         x = jax.eval_shape(lambda: Vector(task.init(jax.random.key(0))))
         weights = jax.ShapeDtypeStruct((self.data.num_clients,), jnp.zeros(()).dtype)
         given = unpacked(tensors, {"model": x, "weights": weights}, "the message")
         asked = {"task": task, "grad_norm": bool(head["grad_norm"]), "mesh": mesh}
-        if self.limits.noise:
-            noisy = self._with_noise(ready, head, tensors, given["model"], given["weights"], parts)
-            return Message({name: head[name] for name in ECHOED if name in head}, packed(noisy))
+        self.policy.check_sum("train_loss", given["weights"], ready.dealt.data.sizes)
+        for part, tree in parts.items():
+            self.policy.check_held(f"an evaluation ({part})", _count(tree))
+        text = json.dumps([head["job"], asked["grad_norm"], sorted(parts)], sort_keys=True)
+        question = question_of(text, jax.tree.leaves(given))
+        figures = 1 + sum(len(task.metrics) + 1 for _ in parts)
+        loss = figures * self.policy.noise**-2 if self.policy.noise else 0.0
+        self._answered.take(f"evaluation {question}", question, self.policy, loss)
+        if self.policy.noise:
+            noisy = self._with_noise(ready, question, given["model"], given["weights"], parts)
+            return Message(_echo(head), packed(noisy))
         train: Tree = None
         for piece in ready.examples.pieces(given["weights"]):
             part = jax.block_until_ready(_train_sums(given["model"], piece._replace(frozen=ready.frozen), **asked))
@@ -543,21 +554,17 @@ class Site:
             found[part] = {"figures": figures, "labels": labels_of(task, tree)}
         return Message(_echo(head), packed(jax.tree.map(np.asarray, found)))
 
-    def _with_noise(
-        self, ready: _Ready, head: dict[str, Unknown], tensors: bytes, model: Vector, weights: Array, parts: Tree
-    ) -> Tree:
+    def _with_noise(self, ready: _Ready, question: str, model: Vector, weights: Array, parts: Tree) -> Tree:
         """What an evaluation tells where figures leave with noise only."""
-        task, bound = ready.plan.task, self.limits.bound
+        task, bound, noise = ready.plan.task, self.policy.bound, self.policy.noise
+        assert bound is not None and noise is not None
         p = np.asarray(weights, float)
-        if not (np.isfinite(p).all() and (p >= 0).all()):
-            raise NodeError("the weights of clients that came are not numbers ≥ 0")  # they could undo the noise
-        question = f"{head.get('run')} {head.get('index')} ".encode() + hashlib.sha256(tensors).digest()
         real = jnp.zeros(()).dtype
 
         def noised(name: str, value: float, most: float) -> np.ndarray:
             """``most``: how far one client can move it."""
             self._noisy.append(name)
-            return np.asarray(value + self.limits.noise * most * self._normal(name, question), real)
+            return np.asarray(value + noise * most * self._normals(name, question, ()), real)
 
         losses = by_client.figures(task, model.tree, ready.dealt.data)["loss"]
         total = float(p @ np.array([_within(each, bound) for each in losses]))
@@ -571,10 +578,10 @@ class Site:
             found[part] = {"figures": figures, "labels": {}}
         return found
 
-    def _normal(self, name: str, question: bytes) -> float:
-        """A standard normal number of the node's own: the same for the same question, and else another."""
-        seed = hmac.digest((self.folder / "secret").read_bytes(), f"noise {name} ".encode() + question, "sha256")
-        return float(np.random.default_rng(int.from_bytes(seed, "big")).standard_normal())
+    def _normals(self, name: str, question: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Standard normal numbers of the node's own: the same for the same question, and else others."""
+        seed = hmac.digest((self.folder / "secret").read_bytes(), f"noise {name} {question}".encode(), "sha256")
+        return np.asarray(np.random.default_rng(int.from_bytes(seed, "big")).standard_normal(shape))
 
     def _forget(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """A run is over: its memory is not needed any more."""
@@ -633,7 +640,7 @@ class Site:
     def _deal(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Deal the rows of each client to training, validation and test, by the configuration's ``[data.split]``."""
         given = dict(head["split"])
-        if not self.limits.split:
+        if not self.policy.split:
             raise NodeError(
                 "its owner does not let a run deal its rows (--no-split): --set data.split={} runs without held-out "
                 "rows, or ask the owner for --test and --val"
@@ -689,17 +696,23 @@ class Site:
         task = whole_task(self._make(head["problem"]).task).trained
         model = jax.eval_shape(lambda: Vector(task.init(jax.random.key(0))))
         given = unpacked(tensors, {"model": model}, "the message")["model"]
+        self.policy.check_problem({"task": head["problem"].get("task")}, None, [1])
         test, why = self._testing(head)
         if test is None:
             return Message({"withheld": why})
+        question = question_of(json.dumps(["figures", head["problem"], head.get("deal")], sort_keys=True), [tensors])
+        self._answered.take(f"figures {question}", question, self.policy)
         return self._told(by_client.figures(task, given.tree, test))
 
     def _alone(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Train each client alone, and give the figures of its model on its own test examples."""
         ready, rounds = self._job(head["job"]), check_count("rounds", head["rounds"])
+        self.policy.check_problem({"task": head["job"]["problem"].get("task")}, None, [1])
         test, why = self._testing(head["job"])
         if test is None:
             return Message({"withheld": why})
+        question = question_of(json.dumps(["alone", head["job"], rounds], sort_keys=True), [tensors])
+        self._answered.take(f"figures {question}", question, self.policy)
         model = unpacked(tensors, {"model": ready.row}, "the message")["model"]
         places, data = ready.dealt.places, ready.dealt.data
         ids, sizes = np.array(places, np.int32), data.sizes.astype(np.int32)
@@ -720,16 +733,20 @@ class Site:
     def _testing(self, asked: dict[str, Unknown]) -> tuple[FederatedData | None, str | None]:
         """The test examples by client; or why no figures of single clients leave."""
         test = self._dealt(asked.get("deal")).held["test"]
-        if self.limits.noise:
+        if self.policy.noise:
             return None, "its owner lets figures leave it with noise only (--noise)"
-        if self.limits.refused(["test_loss"]):
+        if self.policy.refused(["test_loss"]):
             return None, "its owner does not let test_loss leave it (--columns)"
+        if not self.policy.single or self.policy.clients > 1:
+            return None, "its owner does not let figures of single clients leave it (sums.single, sums.clients)"
         if not isinstance(test, FederatedData):
             return None, "it has dealt no test examples to its clients"
+        if (fewest := int(test.sizes.min())) < self.policy.examples:
+            return None, f"its owner's policy (sums.examples = {self.policy.examples}): a client has {fewest} of them"
         return test, None
 
     def _told(self, figures: dict[str, list[float]]) -> Message:
-        there = {name: values for name, values in figures.items() if not self.limits.refused([f"test_{name}"])}
+        there = {name: values for name, values in figures.items() if not self.policy.refused([f"test_{name}"])}
         return Message({"columns": [*there]}, packed({name: np.array(values) for name, values in there.items()}))
 
     # ---- what outlives the process
@@ -797,9 +814,9 @@ class Site:
         if stage == "warmup" or index < self._rounds.get(run, 0):
             return
         rounds = self._rounds | {run: index + 1}
-        if self.limits.rounds is not None and sum(rounds.values()) > self.limits.rounds:
+        if self.policy.rounds is not None and sum(rounds.values()) > self.policy.rounds:
             raise NodeError(
-                f"its owner allows {self.limits.rounds} rounds (--max-rounds), and that many were asked for"
+                f"its owner allows {self.policy.rounds} rounds (--max-rounds), and that many were asked for"
             )
         self._rounds = rounds
         path = self.folder / "rounds.json"
@@ -811,7 +828,9 @@ class Site:
         """One line for each message: who asked what, and what left."""
         more: dict[str, Unknown] = {"clients": self._asked} if self._asked else {}
         if self._noisy:
-            more["noise"] = {"on": sorted(self._noisy), "noise": self.limits.noise, "bound": self.limits.bound}
+            more["noise"] = {"on": sorted(self._noisy), "noise": self.policy.noise, "bound": self.policy.bound}
+        if self._answered.loss:
+            more["epsilon"] = round(self.policy.spent(self._answered.loss), 4)
         write_line(self.folder, message, answer, seconds, more)
 
 
@@ -825,8 +844,9 @@ def write_line(
     for name, each in (("came", message), ("left", answer)):
         line[name] = len(each.tensors) + len(json.dumps(each.head))
     line |= {"seconds": round(seconds, 3), **(more or {})}
-    if "error" in answer.head:
-        line["error"] = answer.head["error"]
+    for name in ("error", "repeated"):
+        if name in answer.head:
+            line["error"] = answer.head[name]
     with (folder / "log.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -841,6 +861,11 @@ def _echo(head: dict[str, Unknown]) -> dict[str, Unknown]:
 def exchange_name(head: dict[str, Unknown]) -> str:
     """The name of an exchange, the same in all of its messages, of which there is one only."""
     return "/".join(str(head[name]) for name in ("run", "write", "stage", "index", "number"))
+
+
+def _once(head: dict[str, Unknown]) -> str:
+    """The name of what of a run is answered once, whatever process of the server asks for it."""
+    return f"exchange {int(head['number'])} of round {int(head['index'])} ({head['stage']}) of run {int(head['run'])}"
 
 
 def precise_versions() -> dict[str, Unknown]:
