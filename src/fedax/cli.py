@@ -1193,6 +1193,10 @@ def deploy_node(
         pathlib.Path | None,
         typer.Option(help="A file with all rules of its owner: fedax deploy policy writes one.", show_default=False),
     ] = None,
+    roster: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="For secure sums: a folder with KEY.pub of each node of the federation.", show_default=False),
+    ] = None,
     columns: Annotated[
         str | None, typer.Option(help="The measures that may leave, separated by commas.", show_default="all")
     ] = None,
@@ -1252,8 +1256,8 @@ def deploy_node(
     deployment.node(
         link, ca, key, data, state=state, names=listed(clients),
         table=table | {"drop_missing_labels": drop_missing_labels}, test=test, val=val,
-        policy=_policy(policy, rules), trusted=trusted or [], code=allow_code or [], poll=poll, wait=wait,
-        say=typer.echo,
+        policy=_policy(policy, rules), roster=roster, trusted=trusted or [], code=allow_code or [],
+        poll=poll, wait=wait, say=typer.echo,
     )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 """Nodes in this process: what the engine sends to real clients, without a network."""
 
+import functools
 import json
+import pathlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,6 +14,7 @@ import safetensors
 import fedax
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import SEVERAL, Failure, Message, joined, parted
+from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Problem, Site
 from fedax.engine.train import train
 from fedax.wire.compressed import Compression
@@ -63,14 +66,34 @@ def part_of(data: fedax.FederatedData, clients: list[int]) -> fedax.FederatedDat
     return fedax.FederatedData.from_clients([data.client(i) for i in clients])
 
 
+@functools.cache
+def rosters(number: int) -> list[Roster]:
+    """Nodes that know one another."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    folder = pathlib.Path(tempfile.mkdtemp())
+    for k in range(number):
+        key = ec.generate_private_key(ec.SECP384R1())
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        (folder / f"n{k}").write_bytes(private)
+        (folder / f"n{k}.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    return [Roster(folder, folder / f"n{k}") for k in range(number)]
+
+
 def sites(
-    data: fedax.FederatedData, where: list[list[int]], problem: Problem, tests: list[Any] | None = None, **more: Any
+    data: fedax.FederatedData,
+    where: list[list[int]],
+    problem: Problem,
+    tests: list[Any] | None = None,
+    known: list[Roster] | None = None,
+    **more: Any,
 ) -> dict[int, Site]:
-    """A site for each list of clients; they are called by their numbers."""
+    """A site for each list of clients; they are called by their numbers. ``known``: the rosters of their nodes."""
     return {
         7 + k: Site(
             part_of(data, clients), lambda _: problem, tempfile.mkdtemp(), [str(i) for i in clients],
-            None if tests is None else tests[k], **more,
+            None if tests is None else tests[k], roster=None if known is None else known[k], **more,
         )
         for k, clients in enumerate(where)
     }  # fmt: skip

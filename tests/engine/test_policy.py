@@ -162,7 +162,8 @@ def test_a_resumed_server_has_no_second_sum(kept, monkeypatch, tmp_path):
         take = Answered.take
         monkeypatch.setattr(Answered, "take", lambda self, name, *more, **options: (
             None if name.startswith("the sum over") else take(self, name, *more, **options)))  # fmt: skip
-    at = Here(test_secure.sites())
+    secure = test_secure.TWO
+    at = Here(test_secure.sites(secure=secure))
 
     def stop(number: int, message: Message, answer: Any) -> Any:
         if message.head["kind"] == "evaluate" and message.head["index"] == 1:
@@ -171,12 +172,12 @@ def test_a_resumed_server_has_no_second_sum(kept, monkeypatch, tmp_path):
 
     at.spy = stop
     with pytest.raises(Broken):
-        test_secure.run(transport=at, checkpoint=tmp_path)
+        test_secure.run(transport=at, checkpoint=tmp_path, secure=secure)
     (who, whole), second = sums[0], own[0]
     assert who == [0, 1, 2] and len(sums) == 1
     sums.clear()
     at.spy = test_secure.gone("exchange", SECOND, 0)
-    found = test_secure.run(transport=at, checkpoint=tmp_path, timeout=0.05)
+    found = test_secure.run(transport=at, checkpoint=tmp_path, timeout=0.05, secure=secure)
     if kept:
         assert [who for who, _ in sums] == [[0, 1, 2]]  # of round 1 alone
         assert set(found.left_out.values()) == {1} and len(found.left_out) == secure_problem.DATA.num_clients

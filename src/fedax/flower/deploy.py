@@ -22,6 +22,7 @@ from fedax.data.tables import read_table
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message, Transport
 from fedax.engine.places.policy import Policy
+from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Problem, Site
 from fedax.engine.places.tables import Desk, Said, decide
 from fedax.errors import ConfigError, DataError, NodeError
@@ -60,6 +61,7 @@ def answering(
     val: str | None = None,
     policy: Table | None = None,
     code: Sequence[str] = (),
+    roster: tuple[str, str] | None = None,
 ) -> Callable[[Message], Message]:
     """What answers for the clients of a node, in the process of its worker.
 
@@ -73,6 +75,8 @@ def answering(
         val: the same of those to choose by.
         policy: what the node's owner allows, the tables of :meth:`fedax.engine.places.policy.Policy.of`.
         code: files, and modules of packages, of methods and tasks that may run here.
+        roster: the folder with the public keys of the nodes with which secure sums are made, and the file of this
+            node's private key; ``None``: no secure sums.
 
     Raises:
         ConfigError, DataError: these cannot be used.
@@ -81,8 +85,8 @@ def answering(
     for each in code:
         own.owned(each)
     make = functools.partial(_make, code=code)
-    rules = Policy.of(policy or {})
-    site = lambda found: Site(found, make, state, names, held[0], rules, held[1])  # noqa: E731
+    rules, known = Policy.of(policy or {}), None if roster is None else Roster(*roster)
+    site = lambda found: Site(found, make, state, names, held[0], rules, held[1], known)  # noqa: E731
     if table is None:
         return site(FederatedData.open(data)).answer
     options = dict(table)
@@ -123,6 +127,7 @@ def node(
     test: pathlib.Path | None = None,
     val: pathlib.Path | None = None,
     policy: Table | None = None,
+    roster: pathlib.Path | None = None,
     trusted: Sequence[str] = (),
     code: Sequence[str] = (),
     poll: float = 3.0,
@@ -134,6 +139,7 @@ def node(
     Args:
         link, ca, key, trusted, poll, wait, say: as of :func:`fedax.flower.node.run`.
         data, test, val, policy, code: as of :func:`answering`.
+        roster: a folder with the public keys of all nodes with which this one makes secure sums, its own among them.
         state: its folder; default: ``<key>.state``.
         names: of its clients; default: those of the data, or the key's file name, of several with their numbers. A
             table is one client, called by its file.
@@ -173,6 +179,10 @@ def node(
     Policy.of(policy or {})
     for each in code:
         say(f"may run here: {own.owned(each)}")
+    if roster is not None:
+        certificates.make_node_key(key)
+        known = Roster(roster, key)
+        say(f"roster {known.digest}: secure sums with {', '.join(sorted(known.names.values()))}")
     for path, field in ((ca, "ca"),):
         if not path.is_file():
             raise ConfigError(field, str(path), "no such file; it is ca.pem of the link's folder, ask its coordinator")
@@ -185,6 +195,7 @@ def node(
         "test": None if test is None else str(test.absolute()),
         "val": None if val is None else str(val.absolute()),
         "policy": policy,
+        "roster": None if roster is None else [str(roster.absolute()), str(key.absolute())],
         "code": [str(pathlib.Path(each).absolute()) if each.endswith(".py") else each for each in code],
     }
     if options.get("review") and sys.stdin is not None and sys.stdin.isatty():
@@ -339,6 +350,7 @@ def local(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
         shutil.copy(site / "key.pub", link / "nodes" / f"node-{k}.pub")
         arguments: Table = {"data": str((site / "data").absolute()), "state": str((site / "site").absolute())}
         arguments |= {"names": [str(i) for i in clients], "code": code}
+        arguments |= {"roster": [str((link / "nodes").absolute()), str((site / "key").absolute())]}
         command = options(link=address, ca=link / "ca.pem", key=site / "key", state=site / "state", poll=0.25)
         command += options(factory=_FACTORY, arguments=json.dumps(arguments))
         kept.append(Kept("fedax.flower.node", command, log=site / "node.log"))

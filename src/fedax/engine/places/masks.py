@@ -7,7 +7,14 @@ node, a share of b_i and one of s_i. Its sum x_i, whole numbers modulo 2^bits, t
 
 When it is known whose y_i came, the nodes give their shares of b_i of those, and of s_i of the others whose masks are
 in the sum. A node gives one of the two of each node, once, and none where fewer than ``threshold`` are to be summed. So
-the server learns the sum over those nodes, and no more unless ``threshold`` nodes work with it.
+the server learns the sum over those nodes, and no more.
+
+The server and the link are not trusted. Each node signs its keys, with those by which the nodes know one another
+(:mod:`fedax.engine.places.roster`), and with them what is asked of it: of which exchange, of which model and job, over
+which nodes, with which weight. It masks a sum with those alone that have signed the same, and where its own weight does
+not outdo theirs. Before shares are given, the nodes sign whose y_i are summed, and each looks at the others' signatures
+(the round of consistency). With n nodes, of which c work with the server, 2 · ``threshold`` > n + c: two different sets
+of nodes cannot both have ``threshold`` signatures, nor both kinds of shares of one node.
 
 Keys are X25519's, derived ones HKDF-SHA256's, PRG is AES-256-CTR, shares are encrypted by AES-256-GCM: of the package
 ``cryptography``. Shares are Shamir's, of the package ``pycryptodome``. Both come with ``fedax[flower]``.
@@ -16,6 +23,7 @@ Keys are X25519's, derived ones HKDF-SHA256's, PRG is AES-256-CTR, shares are en
 import base64
 import binascii
 import hashlib
+import json
 import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +33,7 @@ import jax
 import numpy as np
 
 from fedax.contract.types import Tree, Unknown
+from fedax.engine.places.roster import Roster
 from fedax.errors import ConfigError, NodeError
 
 _SEED = 16  # bytes of b_i; Shamir's shares are of so many
@@ -47,15 +56,76 @@ def require() -> None:
 
 
 def least(nodes: int, threshold: int | None) -> int:
-    """How many of the nodes that are asked have to stay: more than half, at least two, and ``threshold``.
-
-    With more than half, two different sets of nodes that are to be summed have a node in common, which refuses one.
+    """How many of the nodes that are asked have to stay: ``threshold``, or else more than two thirds; at least two.
 
     Example:
-        >>> least(2, None), least(5, None), least(5, 4)
-        (2, 3, 4)
+        >>> least(2, None), least(3, None), least(5, None), least(20, None), least(5, 3)
+        (2, 3, 4, 14, 3)
     """
-    return max(2, nodes // 2 + 1, threshold or 0)
+    return max(2, nodes // 2 + 1, threshold or 2 * nodes // 3 + 1)
+
+
+class Key(NamedTuple):
+    """A node as the others know it in a run.
+
+    Attributes:
+        name: in the roster.
+        public: C_i, by which others encrypt for it.
+        signature: of the node, of this key.
+    """
+
+    name: str
+    public: str
+    signature: str
+
+    @classmethod
+    def of(cls, given: Unknown) -> "Key":
+        """A key that came as JSON.
+
+        Raises:
+            NodeError: it is none.
+        """
+        try:
+            key = cls(given["name"], given["public"], given["signature"])
+            _bytes(key.public, _KEY)
+            if not (isinstance(key.name, str) and isinstance(key.signature, str)):
+                raise ValueError("text")
+        except (LookupError, TypeError, ValueError) as error:
+            raise NodeError(f"the key of a node is none ({type(error).__name__}: {error})") from None
+        return key
+
+    @property
+    def text(self) -> bytes:
+        """What is signed."""
+        return f"fedax secure aggregation: the key of {self.name} is {self.public}".encode()
+
+
+class Part(NamedTuple):
+    """What a node is to add to a sum.
+
+    Attributes:
+        clients: how many.
+        weight: Σ ω of them.
+        data_weight: Σ p of them.
+    """
+
+    clients: int
+    weight: float
+    data_weight: float
+
+    @classmethod
+    def of(cls, given: Unknown) -> "Part":
+        """A part that came as JSON.
+
+        Raises:
+            ValueError: it is none.
+        """
+        clients, *weights = given
+        if type(clients) is not int or clients < 1 or len(weights) != 2:
+            raise ValueError("a number of clients and two weights")
+        if not all(isinstance(each, float | int) and 0 <= each < math.inf for each in weights):
+            raise ValueError("weights that are no numbers ≥ 0")
+        return cls(clients, *map(float, weights))
 
 
 class Offer(NamedTuple):
@@ -64,16 +134,23 @@ class Offer(NamedTuple):
     Attributes:
         public: S_i.
         seal: of b_i, by which the server sees that it was put together rightly.
+        part: what the node is to add to the sum.
+        signature: of the node, of all that and of what is asked.
         shares: for each other node, by its position, its shares of b_i and s_i, encrypted.
     """
 
     public: str
     seal: str
+    part: Part
+    signature: str
     shares: dict[str, str]
 
     def to(self, position: int) -> "Received":
         """What another node is told of it."""
-        return Received(self.public, self.shares.get(str(position), ""))
+        return Received(
+            self.public, self.seal, self.part, self.signature, _digest(self.shares),
+            self.shares.get(str(position), ""),
+        )  # fmt: skip
 
     @classmethod
     def of(cls, given: Unknown, position: int, nodes: int) -> "Offer":
@@ -82,12 +159,14 @@ class Offer(NamedTuple):
         Raises:
             ValueError: it is none of node ``position`` of so many.
         """
-        offer = cls(given["public"], given["seal"], given["shares"])
+        part = Part.of(given["part"])
+        offer = cls(given["public"], given["seal"], part, given["signature"], given["shares"])
         others = {str(k) for k in range(nodes)} - {str(position)}
         if not isinstance(offer.shares, dict) or offer.shares.keys() != others:
             raise ValueError("shares for other nodes")
         for text, size in [(offer.public, _KEY), (offer.seal, 32), *((each, None) for each in offer.shares.values())]:
             _bytes(text, size)
+        _bytes(offer.signature)
         return offer
 
 
@@ -96,25 +175,55 @@ class Received(NamedTuple):
 
     Attributes:
         public: S_j.
+        seal: of b_j.
+        part: what node j is to add.
+        signature: of node j.
+        shares: the digest of all its shares.
         share: encrypted, for this node.
     """
 
     public: str
+    seal: str
+    part: Part
+    signature: str
+    shares: str
     share: str
+
+    @classmethod
+    def of(cls, given: Unknown) -> "Received":
+        """What came as JSON.
+
+        Raises:
+            NodeError: it is not of this form.
+        """
+        try:
+            public, seal, part, signature, shares, share = given
+            if not all(isinstance(each, str) for each in (public, seal, signature, shares, share)):
+                raise ValueError("text")
+            return cls(public, seal, Part.of(part), signature, shares, share)
+        except (TypeError, ValueError) as error:
+            raise NodeError(f"what a node offered is told as nothing of the kind ({error})") from None
+
+    def text(self, context: str, position: int) -> bytes:
+        """What is signed."""
+        told = [context, position, self.public, self.seal, list(self.part), self.shares]
+        return f"fedax secure aggregation: offer {json.dumps(told)}".encode()
 
 
 class _Turn:
     """A node's secrets in one exchange."""
 
-    def __init__(self, name: str, position: int, keys: Sequence[str], threshold: int):
+    def __init__(self, name: str, position: int, keys: Sequence[Key], threshold: int, context: str):
         self.name, self.position, self.keys, self.threshold = name, position, tuple(keys), threshold
+        self.context = context
         self.seed, self.secret = secrets.token_bytes(_SEED), secrets.token_bytes(_KEY)
         self.offer: Offer | None = None
         self.held: dict[int, bytes] = {}  # the shares of others, and the own
         self.asked: str | None = None  # what the one message is whose answer was masked
         self.answer: Unknown = None
-        self.gave = False
+        self.parts: dict[int, Part] = {}  # of those whose masks are in the sum
         self.survivors: tuple[int, ...] | None = None
+        self.agreed = ""  # the signature of that
 
 
 class Masks:
@@ -122,59 +231,61 @@ class Masks:
 
     Args:
         key: the node's own private key, 32 random bytes, which outlives its process.
-
-    Example:
-        >>> nodes = [Masks(secrets.token_bytes(32)) for _ in range(2)]
-        >>> keys = [node.public for node in nodes]
-        >>> offers = {k: node.offer("0", k, keys, 2) for k, node in enumerate(nodes)}
-        >>> sums = [np.array([2, 3], np.uint32), np.array([5, 2**32 - 1], np.uint32)]
-        >>> told = [{j: offers[j].to(k) for j in offers} for k in range(2)]
-        >>> masked = {k: node.masked("0", sums[k], 32, told[k]) for k, node in enumerate(nodes)}
-        >>> shares = {k: node.unmask("0", [0, 1]) for k, node in enumerate(nodes)}
-        >>> total("0", masked, offers, shares, 2, 32).tolist()
-        [7, 2]
+        roster: the nodes that may take part; it signs for this one.
+        colluding: how many other nodes may work with the server, ≥ 0.
+        share: of a sum this node has no more than this share of the weight, in (0, 1].
     """
 
-    def __init__(self, key: bytes):
-        self._key = key
+    def __init__(self, key: bytes, roster: Roster, colluding: int = 1, share: float = 0.9):
+        self._key, self._roster, self._colluding, self._share = key, roster, colluding, share
         self._turns: dict[str, _Turn] = {}
 
     @property
-    def public(self) -> str:
-        """The public key, by which other nodes encrypt for this one."""
-        return _text(_public(self._key))
+    def public(self) -> Key:
+        """The public key of this node, signed."""
+        bare = Key(self._roster.name, _text(_public(self._key)), "")
+        return bare._replace(signature=self._roster.signed(bare.text))
 
     def knows(self, name: str) -> bool:
         """Whether the secrets of an exchange are here: not of one before which the node was started again."""
         return name in self._turns
 
-    def keys(self, name: str, positions: Collection[int]) -> list[str]:
-        """The public keys of some nodes of an exchange."""
-        return [self._turns[name].keys[k] for k in positions]
+    def names(self, name: str, positions: Collection[int]) -> list[str]:
+        """The names of some nodes of an exchange."""
+        return [self._turns[name].keys[k].name for k in positions]
 
-    def offer(self, name: str, position: int, keys: Sequence[str], threshold: int) -> Offer:
+    def offer(self, name: str, position: int, keys: Sequence[Key], threshold: int, question: str, part: Part) -> Offer:
         """Draw the secrets of an exchange; asked again, the same.
 
         Args:
             name: of the exchange, of which there is one only.
             position: of this node among those that take part.
-            keys: the public keys of all of them.
+            keys: of all of them.
             threshold: how many have to stay.
+            question: a digest of what all of them are asked alike.
+            part: what this node is to add.
 
         Raises:
-            NodeError: too few nodes, too low a threshold, or another question than the first time.
+            NodeError: a node that is not in the roster; too few nodes, too low a threshold, or another question than
+                the first time.
         """
+        context = _context(name, keys, threshold, question)
         turn = self._turns.get(name)
         if turn is not None:
-            if (turn.position, turn.keys, turn.threshold) != (position, tuple(keys), threshold):
-                raise NodeError("the masks of this exchange were asked for before, for other nodes")
-            assert turn.offer is not None
+            if turn.offer is None or (turn.position, turn.context, turn.offer.part) != (position, context, part):
+                raise NodeError("the masks of this exchange were asked for before, in another way")
             return turn.offer
-        if not least(len(keys), None) <= threshold <= len(keys):
-            raise NodeError(f"{threshold} of {len(keys)} nodes are to stay, and fewer than that hide nothing")
-        if not 0 <= position < len(keys) or keys[position] != self.public or len({*keys}) < len(keys):
+        if not 2 <= threshold <= len(keys) or 2 * threshold <= len(keys) + self._colluding:
+            raise NodeError(
+                f"{threshold} of {len(keys)} nodes are to stay, and of {self._colluding} that may work with the server "
+                f"(secure.colluding) more would have to: set run.secure.threshold"
+            )
+        mine = self._roster.name, _text(_public(self._key))
+        if not 0 <= position < len(keys) or keys[position][:2] != mine or len({key.name for key in keys}) < len(keys):
             raise NodeError("the keys of the nodes do not have this node's, once, or one of them twice")
-        turn = _Turn(name, position, keys, threshold)
+        for key in keys:
+            self._roster.check(key.name, key.text, key.signature)
+        turn = _Turn(name, position, keys, threshold, context)
         seed, first, second = (
             _split(threshold, len(keys), part) for part in (turn.seed, turn.secret[:16], turn.secret[16:])
         )
@@ -185,7 +296,8 @@ class Masks:
             for k, share in enumerate(shares)
             if k != position
         }
-        turn.offer = Offer(_text(_public(turn.secret)), _seal(turn.seed), sealed)
+        bare = Offer(_text(_public(turn.secret)), _seal(turn.seed), part, "", sealed)
+        turn.offer = bare._replace(signature=self._roster.signed(bare.to(position).text(context, position)))
         self._turns = dict(list(self._turns.items())[1 - _TURNS :]) | {name: turn}
         return turn.offer
 
@@ -207,7 +319,9 @@ class Masks:
         """Keep the answer of an exchange, for it may be asked for again."""
         self._turns[name].answer = answer
 
-    def masked(self, name: str, sums: np.ndarray, bits: int, offers: Mapping[int, Received]) -> np.ndarray:
+    def masked(
+        self, name: str, sums: np.ndarray, bits: int, offers: Mapping[int, Received], question: str, part: Part
+    ) -> np.ndarray:
         """y_i as bytes, uint8 [d · bits/8], of sums uint32 [d].
 
         Args:
@@ -215,17 +329,26 @@ class Masks:
             sums: x_i.
             bits: of the group.
             offers: of the nodes that are still there, this one among them, by position.
+            question: what x_i answers, as :meth:`offer` was told.
+            part: what x_i is a sum of.
 
         Raises:
-            NodeError: they are too few, or hold something that was not meant for this node in this exchange.
+            NodeError: they are too few, or one has not signed what this one has, or this one's weight is all there is;
+                something was not meant for this node in this exchange; x_i answers another question.
         """
         turn = self._turns[name]
         me = turn.position
         if len(offers) < turn.threshold or me not in offers or not {*offers} <= {*range(len(turn.keys))}:
             raise NodeError(f"{len(offers)} nodes are left, and {turn.threshold} have to stay")
         assert turn.offer is not None
-        if offers[me].public != turn.offer.public:
+        if offers[me][:4] != turn.offer.to(me)[:4]:
             raise NodeError("the masks that this node offered came back as others")
+        if (turn.context, turn.offer.part) != (_context(name, turn.keys, turn.threshold, question), part):
+            raise NodeError("another question is asked than the one for which the nodes have offered masks")
+        for k, offer in offers.items():
+            self._roster.check(turn.keys[k].name, offer.text(turn.context, k), offer.signature)
+        turn.parts = {k: offer.part for k, offer in offers.items()}
+        self._outdone(turn, offers)
         for k, offer in offers.items():
             if k != me:
                 share = _decrypted(self._between(turn, k, me), _bytes(offer.share), name)
@@ -236,33 +359,63 @@ class Masks:
         for k, offer in offers.items():
             if k != me:
                 found += _sign(me, k) * _pair(turn.secret, offer.public, name, sums.size, bits)
-        turn.gave = True
         return packed(found, bits)
 
-    def unmask(self, name: str, survivors: Collection[int]) -> dict[str, str]:
-        """Of each node, by position, this node's share of b_k if it survived, and of s_k if it did not.
+    def agree(self, name: str, survivors: Collection[int]) -> str:
+        """This node's signature of whose sums are added; of one set only.
 
         Raises:
-            NodeError: too few survived; or another set of survivors was told before, for both shares of a node would
-                show its sum.
+            NodeError: too few survived, or the rest is outdone by this node; or another set was told before.
         """
-        turn, told = self._turns[name], tuple(sorted(survivors))
+        turn, told = self._turns[name], tuple(sorted({*survivors}))
         if turn.survivors not in (None, told):
-            raise NodeError("the shares of this exchange were given before, for another set of nodes")
-        if len({*told}) < max(len(told), turn.threshold) or not {turn.position} <= {*told} <= turn.held.keys():
+            raise NodeError("this node has agreed to the sum over another set of nodes in this exchange")
+        if len(told) < max(len([*survivors]), turn.threshold) or not {turn.position} <= {*told} <= turn.held.keys():
             raise NodeError(
                 f"the sum over nodes {[*told]} is asked for, and at least {turn.threshold} of {sorted(turn.held)}, "
                 f"with {turn.position} among them, may be summed"
             )
-        if not turn.gave:
+        if not turn.parts:
             raise NodeError("this node has not answered this exchange, and is to be among those that have")
-        turn.survivors, turn.answer = told, None
+        self._outdone(turn, told)
+        if turn.survivors is None:
+            turn.survivors, turn.agreed = told, self._roster.signed(_agreement(turn.context, told))
+        return turn.agreed
+
+    def unmask(self, name: str, agreed: Mapping[int, str]) -> dict[str, str]:
+        """Of each node, by position, this node's share of b_k if it survived, and of s_k if it did not.
+
+        Args:
+            name: of the exchange.
+            agreed: the signatures of :meth:`agree`, by position.
+
+        Raises:
+            NodeError: fewer than the threshold have agreed to the same set as this node.
+        """
+        turn = self._turns[name]
+        if turn.survivors is None:
+            raise NodeError("this node has not agreed whose sums are added in this exchange")
+        if len(agreed) < turn.threshold or not {*agreed} <= {*turn.survivors}:
+            raise NodeError(f"{len(agreed)} nodes have agreed whose sums are added, and {turn.threshold} have to")
+        for k, signature in agreed.items():
+            self._roster.check(turn.keys[k].name, _agreement(turn.context, turn.survivors), signature)
+        turn.answer = None
+        told = {*turn.survivors}
         return {str(k): _text(share[:_SEED] if k in told else share[_SEED:]) for k, share in sorted(turn.held.items())}
+
+    def _outdone(self, turn: _Turn, positions: Collection[int]) -> None:
+        """Refuse a sum that is this node's own but for a rest."""
+        for which in ("weight", "data_weight"):
+            own = getattr(turn.parts[turn.position], which)
+            if own > self._share * sum(getattr(turn.parts[k], which) for k in positions):
+                raise NodeError(
+                    f"this node would have more than {self._share:g} of the weight of a secure sum (secure.share)"
+                )
 
     def _between(self, turn: _Turn, sender: int, receiver: int) -> bytes:
         """The key of what one node sends to another one, one of whom is this."""
         other = turn.keys[receiver if sender == turn.position else sender]
-        return _derived(_agreed(self._key, other), f"shares {turn.name} {sender} {receiver}")
+        return _derived(_agreed(self._key, other.public), f"shares {turn.name} {sender} {receiver}")
 
 
 def total(
@@ -340,6 +493,20 @@ def unpacked(file: np.ndarray, bits: int) -> np.ndarray:
     whole = np.zeros((file.size // (bits // 8), 4), np.uint8)
     whole[:, : bits // 8] = file.reshape(len(whole), -1)
     return whole.reshape(-1).view("<u4").astype(np.uint32)
+
+
+def _digest(told: Unknown) -> str:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _context(name: str, keys: Sequence[Key], threshold: int, question: str) -> str:
+    """A digest of what all nodes of an exchange have in common."""
+    return _digest([name, [[key.name, key.public] for key in keys], threshold, question])
+
+
+def _agreement(context: str, survivors: Sequence[int]) -> bytes:
+    """What nodes sign when they agree whose sums are added."""
+    return f"fedax secure aggregation: agreed {json.dumps([context, list(survivors)])}".encode()
 
 
 def _sign(of: int, other: int) -> np.uint32:

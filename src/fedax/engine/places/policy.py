@@ -51,6 +51,11 @@ steps = 5
 [secure]
 # Updates leave in secure sums only, over this node and at least so many others.
 nodes = 2
+# How many of these others may work with the server, and still learn no more than the sum? With 3 nodes and 1, all 3
+# have to answer in each round.
+colluding = 1
+# The largest share of this node in the weight of such a sum.
+share = 0.9
 
 [figures]
 # The measures that may leave. They are sums over this node's examples, and are not masked.
@@ -93,6 +98,9 @@ class Policy:
         batch: the fewest examples in a local step, or all that a client has, ≥ 1.
         steps: the fewest local steps before an upload, ≥ 0.
         nodes: updates leave in secure sums only, over at least so many *other* nodes, ≥ 1; ``None``: also without.
+        colluding: in secure sums how many other nodes may work with the server and still learn nothing, ≥ 0. So many
+            nodes have to stay in each exchange that twice their number is above all and these together.
+        share: in secure sums this node has no more than this share of the weight, in (0, 1].
         columns: which measures may leave the node, such as ``["train_loss"]``.
         noise: z > 0, the standard deviation of Gaussian noise on each figure that leaves, in units of how far one
             client can move it; ``None``: figures leave as they are. Clients' losses are clipped to [0, ``bound``]
@@ -133,6 +141,8 @@ class Policy:
     batch: int = 1
     steps: int = 0
     nodes: int | None = None
+    colluding: int = 1
+    share: float = 0.9
     columns: Collection[str] | None = None
     noise: float | None = None
     bound: float | None = None
@@ -150,12 +160,13 @@ class Policy:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(_place(name), getattr(self, name), "give true or false")
         for count, low in (("rounds", 1), ("total", 1), ("daily", 1), ("clients", 1), ("examples", 1), ("batch", 1),
-                          ("steps", 0), ("nodes", 1)):  # fmt: skip
+                          ("steps", 0), ("nodes", 1), ("colluding", 0)):  # fmt: skip
             if getattr(self, count) is not None:
                 check_count(_place(count), getattr(self, count), low)
         for name in ("noise", "bound", "clip", "update_noise", "epsilon"):
             if getattr(self, name) is not None:
                 check_number(_place(name), getattr(self, name), 0, open_low=True, fixed=True)
+        check_number(_place("share"), self.share, 0, 1, open_low=True, fixed=True)
         if self.delta is not None:
             check_number(_place("delta"), self.delta, 1e-12, 1, open_high=True, fixed=True)
         for one, other in (("noise", "bound"), ("clip", "update_noise")):
@@ -358,7 +369,7 @@ _SECTIONS = {
     "messages": {name: name for name in ("total", "daily")},
     "sums": {name: name for name in ("clients", "examples", "single")},
     "work": {name: name for name in ("batch", "steps")},
-    "secure": {"nodes": "nodes"},
+    "secure": {name: name for name in ("nodes", "colluding", "share")},
     "figures": {name: name for name in ("columns", "noise", "bound")},
     "updates": {"clip": "clip", "noise": "update_noise"},
     "budget": {name: name for name in ("epsilon", "delta")},

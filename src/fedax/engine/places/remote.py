@@ -39,7 +39,16 @@ from fedax.engine.places.host import (
 )
 from fedax.engine.places.letters import Layout
 from fedax.engine.places.nodes import Message, joined, packed, parted, unpacked
-from fedax.engine.places.site import ECHOED, Problem, asked_form, client_forms, exchange_name, order
+from fedax.engine.places.site import (
+    ECHOED,
+    Problem,
+    asked_form,
+    client_forms,
+    exchange_name,
+    order,
+    part_of,
+    question_in_common,
+)
 from fedax.engine.plan import Form
 from fedax.errors import NodeError
 from fedax.federation.participation import Full
@@ -133,12 +142,16 @@ class Remote:
         self._seen = (fleet.transport.sent, fleet.transport.received, fleet.waited)
         # Of a run that goes on nodes have counted some rounds; whether they allow the others shows then.
         told = fleet.check(self._order, _leaving(job), 0 if resumes else job.rounds, job.plan.task.frozen)
-        self._keys: dict[int, Unknown] = {}
+        self._keys: dict[int, masks.Key] = {}
         if job.hyper.wire.secure is not None:
             masks.require()
             self._index = 0
             self._enough(told, len(told), masks.least(len(told), job.hyper.wire.secure.threshold))
-            self._keys = {which: head.get("key") for which, head in told.items()}
+            for which, head in told.items():
+                try:
+                    self._keys[which] = masks.Key.of(head.get("key"))
+                except NodeError as error:
+                    raise NodeError(f"clients {fleet.names(which)}: {error}") from error
 
     # ---- what drive() asks
 
@@ -388,9 +401,13 @@ class Remote:
         nodes, least = len(order), masks.least(len(order), wire.secure.threshold)
         self._enough(order, nodes, least)
         # Who has offered masks.
-        keys, about = [self._keys[which] for which in order], self._about(ask)
-        given = about | {"kind": "offer", "keys": keys, "threshold": least}
-        heads = {which: (given | {"position": k}, b"") for k, which in enumerate(order)}
+        keys, about = [self._keys[which]._asdict() for which in order], self._about(ask)
+        fixed = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.zeros(()).dtype), wire.fixed)
+        asks = {which: self._asked(ask, download, *at_nodes[which]) for which in order}
+        question = question_in_common(asks[order[0]][0], download, fixed)
+        given = about | {"kind": "offer", "keys": keys, "threshold": least, "question": question}
+        parts = {which: list(part_of(arrays["clients"])) for which, (_, arrays) in asks.items()}
+        heads = {which: (given | {"position": k, "part": parts[which]}, b"") for k, which in enumerate(order)}
         offers = {}
         for which, (answer, _) in (yield from self._replies(heads, {})).items():
             try:
@@ -400,10 +417,9 @@ class Remote:
                 raise NodeError(f"clients {self.fleet.names(which)}: its masks are none ({text})") from error
         there = self._stay(order, offers, at_nodes, nodes, least)
         # Whose masked sum has come.
-        fixed = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.zeros(()).dtype), wire.fixed)
         heads = {}
         for which in there:
-            head, arrays = self._asked(ask, download, *at_nodes[which])
+            head, arrays = asks[which]
             told = {str(order.index(other)): offers[other].to(order.index(which)) for other in there}
             secure = {"offers": told, "places": wire.fixed.places}
             heads[which] = (head | {"secure": secure}, packed(arrays | {"fixed": fixed}))
@@ -413,9 +429,13 @@ class Remote:
         for which in there:
             self._count_done(which, answers[which][0])
             self._now[ask.clients.ids[at_nodes[which][0]]] = self._process, self._count
-        # What takes the masks off their sum.
-        asked = about | {"kind": "unmask", "survivors": [order.index(which) for which in there]}
+        # That they agree whose sums are added, and what takes the masks off.
+        asked = about | {"kind": "agree", "survivors": [order.index(which) for which in there]}
         replies = yield from self._replies(dict.fromkeys(there, (asked, b"")), {})
+        self._enough(replies, nodes, least)
+        agreed = {str(order.index(which)): answer.get("agreed") for which, (answer, _) in replies.items()}
+        asked = about | {"kind": "unmask", "agreed": agreed}
+        replies = yield from self._replies(dict.fromkeys(replies, (asked, b"")), {})
         self._enough(replies, nodes, least)
         summed = masks.total(
             exchange_name(about),

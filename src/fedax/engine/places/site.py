@@ -60,6 +60,7 @@ from fedax.engine.places.device import first_state
 from fedax.engine.places.letters import Layout
 from fedax.engine.places.nodes import SEVERAL, Message, arrays_of, joined, packed, parted, unpacked
 from fedax.engine.places.policy import Policy
+from fedax.engine.places.roster import Roster
 from fedax.engine.plan import Form, Plan, make_plan
 from fedax.engine.private import around
 from fedax.errors import ConfigError, DataError, FedaxError, NodeError
@@ -147,6 +148,19 @@ def fixed_form(bits: int, places: int) -> FixedPoint:
     return FixedPoint(jax.ShapeDtypeStruct((), real), jax.ShapeDtypeStruct((2,), real), places, bits)
 
 
+def question_in_common(head: dict[str, Unknown], download: Tree, fixed: FixedPoint) -> str:
+    """A digest of what all nodes of a secure sum are asked alike, at the server and at a node."""
+    about = {name: head[name] for name in ("job", "run", "stage", "number", "index", "heard")}
+    text = json.dumps([about, fixed.places, fixed.bits], sort_keys=True)
+    return question_of(text, map(np.asarray, jax.tree.leaves((download, fixed))))
+
+
+def part_of(clients: Mapping[str, np.ndarray]) -> masks.Part:
+    """What a node adds to a secure sum, of the clients that are asked."""
+    weights = (float(np.sum(clients[name], dtype=np.float64)) for name in ("weights", "data_weights"))
+    return masks.Part(len(clients["rows"]), *weights)
+
+
 class Dealt(NamedTuple):
     """The examples of a site's clients as a run uses them.
 
@@ -211,6 +225,7 @@ class Site:
         test: held-out examples, like ``data.examples``, or ``None``.
         policy: what the node's owner allows; default: everything.
         val: held-out examples to choose by, like ``test``.
+        roster: the nodes that its owner knows, with whom it may take part in secure sums; ``None``: in none.
 
     Raises:
         ConfigError, DataError: names that do not fit the data; another process has the folder, or it cannot be written.
@@ -225,10 +240,11 @@ class Site:
         test: Tree = None,
         policy: Policy | None = None,
         val: Tree = None,
+        roster: Roster | None = None,
     ):
         self.data, self.names, self.policy = data, tuple(map(str, names)), policy or Policy()
         self.held = {"val": val, "test": test}
-        self.folder, self._make = pathlib.Path(folder), make
+        self.folder, self._make, self._roster = pathlib.Path(folder), make, roster
         if not isinstance(data.examples, dict):
             raise DataError("examples: of a real client they are a dict of arrays, such as {'x': ..., 'y': ...}")
         if len(self.names) != data.num_clients or len({*self.names}) < data.num_clients or not all(self.names):
@@ -278,7 +294,8 @@ class Site:
                 return Message({"error": str(error)})
         began, head, self._asked, self._noisy = time.perf_counter(), message.head, [], []
         kinds = {"hello": self._hello, "check": self._check, "exchange": self._exchange, "evaluate": self._evaluate,
-                 "forget": self._forget, "offer": self._offer, "unmask": self._unmask, "deal": self._deal,
+                 "forget": self._forget, "offer": self._offer, "agree": self._agree, "unmask": self._unmask,
+                 "deal": self._deal,
                  "figures": self._figures, "alone": self._alone}  # fmt: skip
         try:
             if (kind := head.get("kind")) not in kinds:
@@ -337,32 +354,46 @@ class Site:
             problems.append(f"{text}: other runs had {done}, and this one is to have {asked}")
         if ready.problem.wire.secure is None:
             return Message({"problems": problems})
-        return Message({"problems": problems, "key": self._masking().public})
+        return Message({"problems": problems, "key": self._masking().public._asdict()})
 
     def _masking(self) -> masks.Masks:
         """The masks of this node, whose key is in its folder; their secrets go with the process."""
         if self._masks is None:
             masks.require()
-            self._masks = masks.Masks(_secret(self.folder / "key"))
+            if self._roster is None:
+                raise NodeError("secure sums need the keys of the other nodes: its owner gives --roster FOLDER")
+            own = (self.policy.colluding, self.policy.share)
+            self._masks = masks.Masks(_secret(self.folder / "key"), self._roster, *own)
         return self._masks
 
     def _offer(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """The secrets of an exchange that is to come, in shares for the other nodes."""
-        self.policy.check_nodes(len(head["keys"]))
-        offer = self._masking().offer(exchange_name(head), head["position"], head["keys"], head["threshold"])
+        keys, part = [masks.Key.of(each) for each in head["keys"]], masks.Part.of(head["part"])
+        self.policy.check_nodes(len(keys))
+        offer = self._masking().offer(
+            exchange_name(head), head["position"], keys, head["threshold"], str(head["question"]), part
+        )
         return Message(_echo(head) | {"offer": offer._asdict()})
+
+    def _agree(self, head: dict[str, Unknown], tensors: bytes) -> Message:
+        """This node's signature of whose sums are added."""
+        mine, name, survivors = self._masking(), exchange_name(head), head["survivors"]
+        if not mine.knows(name):
+            return Message(_echo(head) | {"lost": True})
+        self.policy.check_nodes(len({*survivors}))
+        signature = mine.agree(name, survivors)
+        # The masks of a run that goes on after a stop are others, and the difference of two sums has none.
+        over = json.dumps(sorted(mine.names(name, survivors)))
+        self._answered.take(f"the sum over nodes of {_once(head)}", question_of(over, []), self.policy, counts=False)
+        return Message(_echo(head) | {"agreed": signature})
 
     def _unmask(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Shares of the secrets of an exchange, which show the sum over the nodes that answered it."""
         mine, name = self._masking(), exchange_name(head)
         if not mine.knows(name):
             return Message(_echo(head) | {"lost": True})
-        self.policy.check_nodes(len({*head["survivors"]}))
-        told = mine.unmask(name, head["survivors"])
-        # The masks of a run that goes on after a stop are others, and the difference of two sums has none.
-        over = json.dumps(sorted(mine.keys(name, head["survivors"])))
-        self._answered.take(f"the sum over nodes of {_once(head)}", question_of(over, []), self.policy, counts=False)
-        return Message(_echo(head) | {"told": told})
+        agreed = {int(k): signature for k, signature in head["agreed"].items()}
+        return Message(_echo(head) | {"told": mine.unmask(name, agreed)})
 
     def _masked(self, head: dict[str, Unknown], tensors: bytes, ready: _Ready, bits: int) -> Message:
         """Some clients take part in an exchange, of whose sum only a masked one leaves; once."""
@@ -373,9 +404,11 @@ class Site:
             found: Message = known
             return found
         told = head["secure"]
-        offers = {int(k): masks.Received(*map(str, each)) for k, each in told["offers"].items()}
+        offers = {int(k): masks.Received.of(each) for k, each in told["offers"].items()}
         about, arrays = self._taken(head, tensors, ready, bits, int(told["places"]))
-        found = Message(about, packed({"masked": mine.masked(name, masks.flat(arrays["total"]), bits, offers)}))
+        question, part = arrays["question"], arrays["part"]
+        masked = mine.masked(name, masks.flat(arrays["total"]), bits, offers, question, part)
+        found = Message(about, packed({"masked": masked}))
         mine.keep(name, found)
         return found
 
@@ -408,6 +441,10 @@ class Site:
         if bits:
             wanted["fixed"] = fixed_form(bits, places)
         given = unpacked(tensors, wanted, "the message")
+        secure: dict[str, Tree] = {}
+        if bits:  # what nodes have signed
+            question = question_in_common(head, given["download"], given["fixed"])
+            secure = {"question": question, "part": part_of(given["clients"])}
         if received.messages:
             came = jax.tree.map(lambda leaf: leaf[0], received.unpacked(given["download"], ready.down, "the message"))
             given["download"] = received.whole(came, ready.down)
@@ -447,7 +484,7 @@ class Site:
         if not isinstance(answer.accepted, tuple):
             found["accepted"] = answer.accepted
         tally = [int(done.local_steps), int(done.gradients)]
-        return _echo(head) | {"tally": tally}, jax.tree.map(np.asarray, found)
+        return _echo(head) | {"tally": tally}, jax.tree.map(np.asarray, found) | secure
 
     def _check_problem(self, ready: _Ready, asked: dict[str, Unknown]) -> None:
         self.policy.check_problem(asked["problem"], ready.plan.batch_size, ready.dealt.data.sizes.tolist())
@@ -456,6 +493,8 @@ class Site:
         """Refuse what the policy is against, before any work."""
         wire, sizes = ready.problem.wire, ready.dealt.data.sizes[clients["rows"]]
         single = single or wire.gathers
+        if secure and int(clients["steps"].min()) < 1:
+            raise NodeError("a client is to add to a secure sum without a local step, and would hide nobody")
         self.policy.check_upload(single, wire.guard is not None, secure)
         for weights in (clients["weights"], clients["data_weights"]):
             self.policy.check_sum("an update", np.ones(1) if single else weights, sizes[:1] if single else sizes)

@@ -1,0 +1,111 @@
+"""Who the nodes of a federation are, as their owners have agreed: public keys, by which nodes know one another."""
+
+import base64
+import binascii
+import hashlib
+import os
+import pathlib
+from functools import cached_property
+from typing import NamedTuple
+
+from fedax.contract.types import Unknown
+from fedax.errors import ConfigError, NodeError
+
+_WAY_OUT = "each owner gives the node's file KEY.pub to all others, and starts it with --roster FOLDER"
+
+
+class Roster:
+    """The registered keys of the nodes, and the private one of this node, with which it signs.
+
+    The same keys by which nodes are known at the link; a node trusts those in its own folder alone.
+
+    Args:
+        folder: has ``KEY.pub`` of each node, this one among them: public keys of elliptic curves, in OpenSSH's form. It
+            is read when it is first needed.
+        key: the file of this node's private key.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], key: str | os.PathLike[str]):
+        self.folder, self.key = pathlib.Path(folder), pathlib.Path(key)
+
+    @property
+    def name(self) -> str:
+        """The name of this node: the digest of its public key."""
+        return _name(self._private.public_key())
+
+    @property
+    def digest(self) -> str:
+        """Of all keys: it is the same at all nodes whose owners have agreed on the same nodes."""
+        return hashlib.sha256("\n".join(sorted(self.names)).encode()).hexdigest()[:16]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The name of each node -> its file's, for people."""
+        return {name: each.file for name, each in self._known.items()}
+
+    def signed(self, text: bytes) -> str:
+        """A signature of this node: ECDSA with SHA-256, in base64."""
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        return base64.b64encode(self._private.sign(text, ec.ECDSA(hashes.SHA256()))).decode()
+
+    def check(self, name: str, text: bytes, signature: Unknown) -> None:
+        """That a node of the roster has signed a text.
+
+        Raises:
+            NodeError: there is no such node, or it has not.
+        """
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        if (known := self._known.get(name)) is None:
+            raise NodeError(f"a node that is not in its roster is to take part ({str(name)[:80]!r}); {_WAY_OUT}")
+        try:
+            given = base64.b64decode(signature, validate=True)
+            known.public.verify(given, text, ec.ECDSA(hashes.SHA256()))
+        except (InvalidSignature, binascii.Error, TypeError, ValueError):
+            raise NodeError(f"what node {known.file!r} is said to have signed is not signed by it") from None
+
+    @cached_property
+    def _private(self) -> Unknown:
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+        return load_ssh_private_key(self.key.read_bytes(), None)
+
+    @cached_property
+    def _known(self) -> "dict[str, _Node]":
+        found = {}
+        for path in sorted(self.folder.glob("*.pub")):
+            public = _public(path)
+            found[_name(public)] = _Node(path.stem, public)
+        if self.name not in found:
+            raise ConfigError("roster", str(self.folder), f"the key of this node, {self.key}.pub, is not in it")
+        return found
+
+
+class _Node(NamedTuple):
+    """A node of a roster: its file's name, and its public key."""
+
+    file: str
+    public: Unknown
+
+
+def _public(path: pathlib.Path) -> Unknown:
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError("roster", str(path), f"no public key in OpenSSH's form ({error}); {_WAY_OUT}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError("roster", str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")
+    return key
+
+
+def _name(public: Unknown) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return hashlib.sha256(public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:32]
