@@ -1,8 +1,10 @@
 """The rules of a node's owner, kept against servers that ask for more: each rule is a server's attack."""
 
 import json
+import pathlib
 import re
 import time
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -424,8 +426,6 @@ def test_a_run_at_nodes_with_noise_is_still_a_run():
 
 
 def test_the_strict_policy_has_every_rule():
-    import tomllib
-
     Policy.of(tomllib.loads(STRICT))
     # Each rule is in it, those behind a # too.
     text = re.sub(r"^# ((\[?[a-z]+\]?)( = .*)?)$", r"\1", STRICT, flags=re.MULTILINE)
@@ -436,6 +436,15 @@ def test_the_strict_policy_has_every_rule():
         Policy.of(found)
     del found["secure"]
     assert Policy.of(found).update_noise == 4.0
+
+
+def test_the_policy_of_the_page_on_privacy():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    (block,) = [block for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "[updates]" in block]
+    policy = Policy.of(tomllib.loads(block))
+    assert (policy.clip, policy.update_noise, policy.noise, policy.epsilon) == (1.0, 10.0, 50.0, 8.0)
+    # And the figure of the text: 100 evaluations of three figures within ε = 8.
+    assert policy.spent(300 / 10.6**2) <= 8.0 < policy.spent(300 / 10.3**2)
 
 
 @pytest.mark.parametrize(

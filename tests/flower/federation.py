@@ -98,6 +98,7 @@ class Federation:
         """``fedax deploy node``."""
         usual = {"link": self.address, "ca": self.link / "ca.pem", "key": self.folder / name, "poll": self.poll}
         usual |= {"data": self.folder / f"{name}.data", "clients": ",".join(PLACES.get(name, [name]))}
+        usual |= {"roster": self.link / "nodes"} if name in PLACES else {}
         self.start(name, "node", *processes.options(**(usual | given)), *more, **(variables or {}))
 
     def start_all(self) -> None:

@@ -239,6 +239,7 @@ class Masks:
     def __init__(self, key: bytes, roster: Roster, colluding: int = 1, share: float = 0.9):
         self._key, self._roster, self._colluding, self._share = key, roster, colluding, share
         self._turns: dict[str, _Turn] = {}
+        self._checked: set[Key] = set()  # keys are the same in all exchanges of a run
 
     @property
     def public(self) -> Key:
@@ -283,8 +284,9 @@ class Masks:
         mine = self._roster.name, _text(_public(self._key))
         if not 0 <= position < len(keys) or keys[position][:2] != mine or len({key.name for key in keys}) < len(keys):
             raise NodeError("the keys of the nodes do not have this node's, once, or one of them twice")
-        for key in keys:
+        for key in {*keys} - self._checked:
             self._roster.check(key.name, key.text, key.signature)
+        self._checked = {*keys}
         turn = _Turn(name, position, keys, threshold, context)
         seed, first, second = (
             _split(threshold, len(keys), part) for part in (turn.seed, turn.secret[:16], turn.secret[16:])
