@@ -56,8 +56,8 @@ LEFT_OUT = {
     "fedax deploy run experiment.toml --link": "over nodes that deploy.md starts: tests/engine/test_secure.py",
     "fedax deploy node --link fed.example.org:9443 --data hospital-7 --key node7 --noise": "as deploy.md starts it; "
     "its noise: tests/engine/test_remote.py",
-    "fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --roster": "needs keys of other owners: "
-    "tests/flower/test_deploy.py",
+    "fedax deploy node --link fed.example.org:9443 --data hospital-7.csv --key node7 --roster": "needs other nodes' "
+    "keys: tests/flower/test_deploy.py",
     "fedax check mine.py:MyMethod": "tests/test_conformance.py has a method of its own",
     "FEDAX_DATA=~/data fedax compare mnist": "needs a download",
     "import math\n\nimport fedax\nimport optuna": "needs Optuna",
