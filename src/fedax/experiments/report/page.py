@@ -68,11 +68,11 @@ def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequen
         "footer": html.escape(_footer(records)),
         "symbols": svg.symbols(),
         "style": style(),
-        "script": _file("page.js"),
+        "script": file("page.js"),
     }
     for name in ("verdict", "results", "sweep", "privacy", "diagnosis", "clients"):
         fields[name] = fields[name].replace(" %", "\u00a0%")  # no line breaks between a number and its unit
-    return _filled(_file("page.html"), fields).translate(UNSEEN)
+    return filled(file("page.html"), fields).translate(UNSEEN)
 
 
 _MISSING = 3  # sentences on what is missing that are shown unfolded
@@ -89,17 +89,19 @@ _PARTS = {
 }
 
 
-def _file(name: str) -> str:
+def file(name: str) -> str:
+    """A file of this package, as text."""
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _filled(template: str, fields: Mapping[str, str]) -> str:
+def filled(template: str, fields: Mapping[str, str]) -> str:
+    """A template with its fields, such as ``{{title}}``."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
 
 
 def style() -> str:
     """The style sheet of the report."""
-    return _filled(_file("page.css"), _colours())
+    return filled(file("page.css"), _colours())
 
 
 def _colours() -> dict[str, str]:
