@@ -22,7 +22,7 @@ from fedax.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from fedax.figures import Drawing
 
-_PLOTTED = ("test_loss", "val_loss", "train_loss", "epsilon")  # what is drawn where no column is named, the first that is there
+_PLOTTED = ("test_loss", "val_loss", "train_loss", "epsilon")  # the first of these is drawn where no column is named
 FAILED = ("diverged", "worse", "failed")  # the statuses of runs whose last model is of no use
 
 

@@ -172,8 +172,9 @@ def outlook(
 
     Returns:
         ``relation`` and ``accountant``, as of :class:`fedax.privacy.Ledger`; ``exchanges`` of a round and ``warmup``;
-        ``drawn``, how clients are: its ``rate``, ``places``, ``cohort`` and ``apart``; ``rounds`` that the budget allows of those asked for; ``epsilon``, what these spend; ``one``, what they would
-        spend with one exchange a round and no warm-up.
+        ``drawn``, how clients are: its ``rate``, ``places``, ``cohort`` and ``apart``; ``rounds`` that the budget
+        allows of those asked for; ``epsilon``, what these spend; ``one``, what they would spend with one exchange a
+        round and no warm-up.
     """
     spending = ledger(dp, method, participation, num_clients)
     most, _ = within(dp, spending, rounds, ())

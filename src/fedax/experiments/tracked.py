@@ -66,9 +66,7 @@ class Logs:
             self.logs.clear()
 
 
-def params(
-    config: Mapping[str, Any], folder: pathlib.Path, label: str, seed: int, private: bool = False
-) -> Params:
+def params(config: Mapping[str, Any], folder: pathlib.Path, label: str, seed: int, private: bool = False) -> Params:
     """What makes a run, flat: numbers, truth values and texts; lists and tables are JSON.
 
     Args:

@@ -92,10 +92,10 @@ def table(of: Public) -> pandas.DataFrame:
     """A row for each method.
 
     Returns:
-        ``method``; ``settings``, its hyper-parameters; ``status``; ``seeds``, how many; ``round``, the last; ``epsilon``
-        and ``delta`` of one run, the most of its seeds; of each public measure ``<column>``, the mean over the seeds at
-        the last evaluation, and ``<column>_std``; and in all rows ``epsilon_together`` and ``delta_together``, of all
-        runs, ``neighbours`` and ``accountant``.
+        ``method``; ``settings``, its hyper-parameters; ``status``; ``seeds``, how many; ``round``, the last;
+        ``epsilon`` and ``delta`` of one run, the most of its seeds; of each public measure ``<column>``, the mean over
+        the seeds at the last evaluation, and ``<column>_std``; and in all rows ``epsilon_together`` and
+        ``delta_together``, of all runs, ``neighbours`` and ``accountant``.
     """
     rows = []
     for m in of.methods:
@@ -165,7 +165,7 @@ def to_html(of: Public) -> str:
     fields = {
         "version": fedax.__version__,
         "style": page.style(),
-        "table": notebook.table(sheet.heads, sheet.rows),
+        "table": page.tabular(sheet.heads, [("", [(html.escape(cell), "") for cell in row]) for row in sheet.rows]),
         "reading": _paragraph(_reading(of)),
         "pictures": "".join(pictures),
         "spent": _paragraph(_spent(of)),
