@@ -75,7 +75,7 @@ def _of_a_seed(record: Record, seed: int) -> tuple[Ledger, int, int]:
     """The ledger of the runs with a seed as of one run, its rounds, and how many runs they are.
 
     They have the same cohorts, round by round, so their sums are exchanges of the same rounds. Where clients are drawn
-    these spend more than the runs' own ε together.
+    these can spend more than the runs' own ε together.
     """
     runs = [run for run in record.runs if run.seed == seed]
     told = [record.about["privacy"][run.label] for run in runs]
