@@ -148,8 +148,8 @@ PRIVATE = TABLES | {
 def test_a_private_run_goes_on_in_mlflow_by_what_is_public_of_it(tmp_path, monkeypatch):
     from mlflow import MlflowClient
 
-    record = tracked(tmp_path, {"name": "mlflow", "uri": "sqlite:///runs.db"}, monkeypatch, PRIVATE)
-    client = MlflowClient("sqlite:///runs.db")
+    record = tracked(tmp_path, {"name": "mlflow", "uri": "sqlite:///private.db"}, monkeypatch, PRIVATE)
+    client = MlflowClient("sqlite:///private.db")
     (experiment,) = (each for each in client.search_experiments() if each.name != "Default")
     runs = client.search_runs([experiment.experiment_id])
     assert len(runs) == len(record.runs) == 4
