@@ -125,7 +125,7 @@ class Run:
             >>> dp = fedax.DP(clip=1.0, noise=4.0, delta=1e-3)
             >>> run = fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, rounds=4, privacy=dp)
             >>> run.public()
-            Run(finished at round 4, epsilon=1.74448)
+            Run(finished at round 4, epsilon=1.35228)
             >>> sorted(run.public().history)
             ['epsilon', 'round']
         """
