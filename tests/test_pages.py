@@ -76,7 +76,7 @@ SAVED = {
     ("data", '[data]\nname = "csv"'): "hospitals.toml",
     ("experiments", '[data]\nname = "digits"'): "experiment.toml",
     ("secure-aggregation", "[data]"): "experiment.toml",
-    ("privacy", "[data]"): "experiment.toml",
+    ("privacy", 'name = "private"'): "experiment.toml",
     ("tasks", "data = {"): "experiment.toml",
 }
 # Commands that a page has in its text only -> after which block; so their configurations are run too.

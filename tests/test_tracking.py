@@ -35,10 +35,10 @@ def needs(*packages):
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: pip install 'fedax[track]'")
 
 
-def tracked(tmp_path, section, monkeypatch):
+def tracked(tmp_path, section, monkeypatch, tables=TABLES):
     """An experiment with this section, stopped in its third run, and gone on with; in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    experiment, folder = build(TABLES | {"track": section}), new_folder("run", "small")
+    experiment, folder = build(tables | {"track": section}), new_folder("run", "small")
 
     def stop(label, seed, row):
         if row is not None and (label, seed, row["round"]) == ("diverges", 0, 0):
@@ -133,6 +133,51 @@ def test_mlflow_reads_the_history(tmp_path, monkeypatch):
             each[name] = [metric.step for metric in past], [metric.value for metric in past]
     agrees(record, found)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "runs.db"]
+
+
+PRIVATE = TABLES | {
+    "data": TABLES["data"] | {"weights": "uniform"},
+    "participation": {"kind": "poisson", "rate": 0.5},
+    "privacy": {"clip": 1.0, "noise": 4.0, "delta": 1e-3},
+    "methods": [{"name": "fedavg", "label": label, "lr": 0.1} for label in ("ours", "diverges")],
+}
+
+
+@needs("mlflow", "sqlalchemy", "dp_accounting")
+@pytest.mark.filterwarnings("ignore")
+def test_a_private_run_goes_on_in_mlflow_by_what_is_public_of_it(tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+
+    record = tracked(tmp_path, {"name": "mlflow", "uri": "sqlite:///private.db"}, monkeypatch, PRIVATE)
+    client = MlflowClient("sqlite:///private.db")
+    (experiment,) = (each for each in client.search_experiments() if each.name != "Default")
+    runs = client.search_runs([experiment.experiment_id])
+    assert len(runs) == len(record.runs) == 4
+    of_all = (record.runs[0].history[name].tolist() for name in ("round", "epsilon"))
+    spent = [*zip(*of_all, strict=True)]
+    for run in runs:
+        assert {*run.data.metrics} == {"epsilon"} and {*run.data.tags} == {"fedax.run", "mlflow.runName", "status"}
+        past = client.get_metric_history(run.info.run_id, "epsilon")
+        assert [(metric.step, metric.value) for metric in past] == spent
+        assert {"data.clients", "data.dimension"}.isdisjoint(run.data.params)
+
+
+@needs("wandb", "dp_accounting")
+@pytest.mark.filterwarnings("ignore")
+def test_files_of_wandb_hold_what_is_public_of_private_runs(tmp_path, monkeypatch):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    tracked(tmp_path, {"name": "wandb"}, monkeypatch, PRIVATE)
+    paths = [*(tmp_path / "wandb").glob("offline-run-*/*.wandb")]
+    assert len(paths) == 4
+    for path in paths:
+        for entry in map(Record.FromString, records(path)):
+            if entry.HasField("history"):
+                names = {item.key or item.nested_key[0] for item in entry.history.item}
+                assert {name for name in names if not name.startswith("_")} == {"epsilon"}
+        content = path.read_bytes()
+        for name in (b"train_loss", b"local_steps", b"bytes_up", b"data.clients"):
+            assert name not in content
 
 
 @needs("wandb")

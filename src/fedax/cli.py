@@ -899,6 +899,9 @@ def report(
         pathlib.Path | None,
         typer.Option(help="File to write.", show_default="RUN/report.html, or comparison.html; tables are printed"),
     ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Only what may be published of a private run, to RUN/public.html.")
+    ] = False,
 ) -> None:
     """Draw the report of one run, or of several together; or print tables of them.
 
@@ -912,12 +915,17 @@ def report(
     reached. The LaTeX needs the package booktabs. Figures for a paper are in the
     run folder's plots, as PDF and SVG.
 
+    A report shows figures that no noise hides. With --public it is a page, or a
+    table, of what may be published of a private run: settings of the methods,
+    what is measured on public examples, and the privacy that is spent.
+
     \b
     Examples:
       fedax report runs/digits-1
       fedax report runs/digits-1 runs/digits-2 --out both.html
       fedax report runs/digits-1 --format latex --target test_accuracy=0.9
       fedax report runs/digits-1 --format csv --out digits.csv
+      fedax report runs/private-1 --public
     """
     from fedax.errors import ConfigError, one_line
     from fedax.experiments import read, summary, tables, write_report
@@ -928,21 +936,37 @@ def report(
     for record in records:
         for sentence in lost(record):
             typer.echo(f"warning: {one_line(f'{record.folder}: {sentence}', 1000)}", err=True)
-    path = out or (records[0].folder / "report.html" if len(records) == 1 else pathlib.Path("comparison.html"))
+    page = records[0].folder / ("public.html" if public else "report.html")
+    path = out or (page if len(records) == 1 else pathlib.Path("comparison.html"))
     text = ""
-    if form is not Form.html:
+    if public:
+        text = _public(records, form, target)
+    elif form is not Form.html:
         made = {Form.csv: tables.to_csv, Form.latex: tables.to_latex, Form.markdown: tables.to_markdown}
         text = made[form](records, target=aim)
     try:
-        if form is Form.html:
+        if form is Form.html and not public:
             write_report(records, path, target=aim)
-        elif out is not None:
-            write_atomic(out, text)
+        elif form is Form.html or out is not None:
+            write_atomic(path, text)
     except OSError as error:
         raise ConfigError("out", str(path), f"cannot be written ({error.strerror}); name another with --out") from error
     typer.echo(path if form is Form.html or out is not None else text.rstrip("\n"))
     if (number := len(summary.problems(records))) > 1:
         typer.echo(f"these runs are of {number} different problems, which the report keeps apart", err=True)
+
+
+def _public(records: "list[Record]", form: Form, target: str | None) -> str:
+    """What may be published of a run folder."""
+    from fedax.errors import ConfigError
+    from fedax.experiments.report.public import FORMS, public
+
+    if target is not None:
+        raise ConfigError("target", target, "what it cost to reach it is not public; leave it out with --public")
+    if len(records) > 1:
+        way_out = "with --public give one folder: its page says what all of its runs have spent together"
+        raise ConfigError("runs", [str(record.folder) for record in records], way_out)
+    return FORMS[form](public(records[0]))
 
 
 def _target(text: str) -> float | dict[str, float]:

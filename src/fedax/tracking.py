@@ -11,7 +11,8 @@ this run. The log gets a row at each evaluation, and in the end the run's status
 So a class with these three functions is a tracker. ``fedax.compare(track=…)``, the section ``track`` of a configuration
 and :func:`fedax.simulate` (``callback=``, with a log) take it.
 
-A row is that of the history: column -> value, with the round in ``round``. The ready-made trackers make each number of
+A row is that of the history: column -> value, with the round in ``round``. Of a private run it has the public columns
+alone, :attr:`fedax.Run.public_columns`, and the parameters name no client. The ready-made trackers make each number of
 a row one metric, under the name of its column, at the step ``round``; lists with a figure for each client are left out.
 A run that goes on from a checkpoint is told of all its rows once more. A ready-made tracker knows the run again by the
 parameter ``run.id``; it then replaces what it had, or adds what is new, so that no row is there twice.
@@ -262,7 +263,9 @@ class _Stored:
         if (mark := params.get("run.id")) is not None:
             for run in self.client.search_runs([found], f"tags.`fedax.run` = '{mark}'", max_results=1):
                 self.run = run.info.run_id
-                past = self.client.get_metric_history(self.run, "train_loss")
+                # Of private runs a tracker has public columns only.
+                every = "epsilon" if "epsilon" in run.data.metrics else "train_loss"
+                past = self.client.get_metric_history(self.run, every)
                 self.last = max((each.step for each in past), default=-1)
                 self.client.update_run(self.run, status="RUNNING")
                 return

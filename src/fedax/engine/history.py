@@ -1,5 +1,6 @@
 """The history of a run: its rows, what they cost, and how it ended."""
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,14 +15,14 @@ from fedax.engine.job import Origin
 from fedax.engine.loop import State, Tally
 from fedax.engine.memory import own_memory
 from fedax.engine.plan import Form
-from fedax.engine.private import own
+from fedax.engine.private import of_public, own
 from fedax.engine.saved import Model, model_of
 from fedax.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from fedax.figures import Drawing
 
-_PLOTTED = ("test_loss", "val_loss", "train_loss")  # what is drawn where no column is named, the first that is there
+_PLOTTED = ("test_loss", "val_loss", "train_loss", "epsilon")  # the first of these is drawn where no column is named
 FAILED = ("diverged", "worse", "failed")  # the statuses of runs whose last model is of no use
 
 
@@ -49,9 +50,9 @@ class Run:
             (see :func:`ended_worse`); ``"stopped"`` where ``until`` was true before the last round; ``"diverged"``
             where the loss was no longer finite; ``"failed"`` where a guard stopped it.
         left_out: client -> how often its uploads were left out; ``None`` in a sweep.
-        compile_seconds: time spent on tracing and compiling.
+        compile_seconds: time spent on tracing and compiling; not-a-number of a public run.
         public_columns: of a private run the columns in which nothing is that ε does not cover, and public data;
-            ``None`` of another run.
+            ``None`` of another run. :meth:`public` has them alone.
         best: with ``Checkpoints(best=…)``, the ``round`` at which that column was best, its ``value`` and the model
             then, ``params``; else ``None``.
 
@@ -106,6 +107,38 @@ class Run:
             raise ConfigError("best", True, "no best model was kept; run with Checkpoints(best='test_loss')")
         model_of(self._origin, self.best.params if best and self.best is not None else self.params).save(path)
 
+    def public(self) -> "Run":
+        """What may be published of a private run: nothing in it is not covered by ε, or made of public data.
+
+        Returns:
+            A run with the model, the best model where one was kept, the status, and the history's
+            :attr:`public_columns`. It has no state, no client memory and no seconds; and its model none of what was
+            counted in clients' tables: it predicts from arrays, and gives classes by their numbers from 0 on.
+
+        Raises:
+            ConfigError: the run is not private; or its noise was made of ``noise_seed``, which hides nothing.
+
+        Example:
+            >>> import fedax
+            >>> data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+            >>> data = data.with_weights(np.full(3, 1 / 3))
+            >>> dp = fedax.DP(clip=1.0, noise=4.0, delta=1e-3)
+            >>> run = fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, rounds=4, privacy=dp)
+            >>> run.public()
+            Run(finished at round 4, epsilon=1.35228)
+            >>> sorted(run.public().history)
+            ['epsilon', 'round']
+        """
+        if self.public_columns is None:
+            way_out = "this run is not private; it is with privacy=fedax.DP(…) of noise above 0, and without noise_seed"
+            raise ConfigError("privacy", None, way_out)
+        history = of_public(self.history, self.public_columns)
+        rows = [dict(zip(history, values, strict=True)) for values in zip(*history.values(), strict=True)]
+        origin = self._origin._replace(labels=None, transform=None)
+        found = Run(rows, None, self.params, self.status, math.nan, origin, self.public_columns)
+        found.best = self.best
+        return found
+
     def to_pandas(self) -> Unknown:
         """The history as a ``pandas.DataFrame``; needs pandas."""
         try:
@@ -120,7 +153,8 @@ class Run:
         Args:
             x: what it is drawn against: ``"rounds"``, ``"bytes"``, ``"uploads"`` (bytes up only), ``"seconds"``,
                 ``"gradients"``, ``"local_steps"``, or of a private run ``"epsilon"``.
-            column: the measure; default: the test loss, or without a test part that of validation or of training.
+            column: the measure; default: the test loss, or without a test part that of validation or of training; of a
+                public run without either ``"epsilon"``.
 
         Raises:
             ConfigError: no such axis or column.
@@ -134,7 +168,7 @@ class Run:
         """
         from fedax.figures import Series, along, curves  # slow
 
-        known = measures(self.history)
+        known = [*measures(self.history), *({"epsilon"} & self.history.keys())]
         column = next(name for name in _PLOTTED if name in known) if column is None else column
         if column not in known:
             raise unknown("column", column, known)
@@ -147,7 +181,7 @@ class Run:
         from fedax import notebook
 
         first, last = ({name: column[at] for name, column in self.history.items()} for at in (0, -1))
-        names = [*measures(self.history), *COSTS[1:], *({"epsilon"} & self.history.keys())]
+        names = [name for name in (*measures(self.history), *COSTS[1:], "epsilon") if name in self.history]
         rows = [[describe(name).label, show(name, first[name]), show(name, last[name])] for name in names]
         head = ["", "At the start", f"Round {last['round']}"]
         text = f"{self.status} at round {last['round']}"
@@ -155,7 +189,8 @@ class Run:
 
     def __repr__(self) -> str:
         last = {name: column[-1] for name, column in self.history.items()}
-        return f"Run({self.status} at round {last['round']}, train_loss={last['train_loss']:.6g})"
+        name = "train_loss" if "train_loss" in last else "epsilon"
+        return f"Run({self.status} at round {last['round']}, {name}={last[name]:.6g})"
 
 
 def ended_worse(objective: Sequence[float] | np.ndarray) -> bool:

@@ -47,6 +47,20 @@ def public(names: Collection[str], parts: Mapping[str, Unknown], held: Mapping[s
     return tuple(name for name in names if name in shown or name.partition("_")[0] in open_)
 
 
+def of_public(row: Mapping[str, Unknown], columns: Collection[str] | None) -> dict[str, Unknown]:
+    """What is public of a row, or of a history: all of a run that is not private.
+
+    Args:
+        row: column -> value.
+        columns: those of :func:`public`; ``None``: the run is not private.
+
+    Example:
+        >>> of_public({"round": 2, "train_loss": 0.5, "epsilon": 1.5}, ("round", "epsilon"))
+        {'round': 2, 'epsilon': 1.5}
+    """
+    return {name: value for name, value in row.items() if columns is None or name in columns}
+
+
 def judged(names: Collection[str], known: Collection[str] | None) -> str | None:
     """The column that tells whether a run ended worse than it began; ``None``: none may.
 
@@ -158,13 +172,15 @@ def outlook(
 
     Returns:
         ``relation`` and ``accountant``, as of :class:`fedax.privacy.Ledger`; ``exchanges`` of a round and ``warmup``;
-        ``rounds`` that the budget allows of those asked for; ``epsilon``, what these spend; ``one``, what they would
-        spend with one exchange a round and no warm-up.
+        ``drawn``, how clients are: its ``rate``, ``places``, ``cohort`` and ``apart``; ``rounds`` that the budget
+        allows of those asked for; ``epsilon``, what these spend; ``one``, what they would spend with one exchange a
+        round and no warm-up.
     """
     spending = ledger(dp, method, participation, num_clients)
     most, _ = within(dp, spending, rounds, ())
     one = dataclasses.replace(spending, exchanges=1, warmup=0)
     told = {name: getattr(spending, name) for name in ("relation", "accountant", "exchanges", "warmup")}
+    told["drawn"] = {name: getattr(spending, name) for name in ("rate", "places", "cohort", "apart")}
     spent = {name: each.epsilon(most, dp.delta) for name, each in (("epsilon", spending), ("one", one))}
     return told | {"rounds": most} | spent
 

@@ -11,13 +11,14 @@ from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.checkpoint import Checkpoints, Keeper
 from fedax.engine.drive import Program, drive
-from fedax.engine.evaluate import measured, model_after
+from fedax.engine.evaluate import measured, model_after, public_columns
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
 from fedax.engine.loop import State, Tally
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan
+from fedax.engine.private import of_public
 from fedax.errors import ConfigError, complete
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
@@ -25,6 +26,7 @@ from fedax.programs import compiled
 from fedax.progress import Progress, figures, wanted
 from fedax.tasks.task import Task
 from fedax.tasks.trainable import LoRA, Patterns
+from fedax.tracking import Log
 from fedax.wire.averages import Aggregator
 from fedax.wire.faults import Faults
 from fedax.wire.guard import Guard
@@ -115,7 +117,7 @@ def simulate(
             ``{"up": …, "down": …}`` for uploads and downloads. Bytes in the history are those of the messages.
         secure: sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.
         callback: called with each row of the history as it is made, and by a run that goes on from a checkpoint with
-            those that it had.
+            those that it had. A log of :mod:`fedax.tracking` gets of a private run the columns that are public.
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
             the newest, bit-identical to one that never stopped, on as many devices; on another number of devices or
             processes up to the order of summation. The number of rounds and the evaluations may be others than before.
@@ -173,6 +175,7 @@ def simulate(
         compress=compress,
         secure=secure,
     )
+    callback = _tracked(callback, job)
     if not showing:
         return conduct(job, lambda job, _: program(job), callback, checkpoint)
     name = type(algorithm).__name__
@@ -185,6 +188,16 @@ def simulate(
                 callback(row)
 
         return conduct(job, lambda job, _: program(job), on_row, checkpoint)
+
+
+def _tracked(
+    callback: Callable[[dict[str, Unknown]], None] | None, job: Job
+) -> Callable[[dict[str, Unknown]], None] | None:
+    """A callback that is a log, or its function, gets of a private run what is public; another one gets all."""
+    columns = public_columns(job)
+    if callback is None or columns is None or not isinstance(getattr(callback, "__self__", callback), Log):
+        return callback
+    return lambda row: callback(of_public(row, columns))
 
 
 def conduct(

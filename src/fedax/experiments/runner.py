@@ -84,7 +84,8 @@ def execute(
         track: called as ``track(label, seed, params)`` when a run begins or goes on; what it gives gets the run's rows
             and its end, see :mod:`fedax.tracking`. ``params`` is flat: ``label``, ``seed``, the settings of the method
             and of the sections (``method.lr``, ``data.alpha``), and ``run.id``, which stays when the run goes on.
-            Default: what the section ``track`` of the configuration asks for.
+            Of private runs it gets what is public alone. Default: what the section ``track`` of the configuration asks
+            for.
         drawn: whether plots and report are drawn in the end.
         kept: settings of the :class:`fedax.Checkpoints`, but their folder. Where they ask for the best model, that is
             ``models/<label>-seed<k>-best.safetensors``.
@@ -125,7 +126,7 @@ def execute(
     names = {method["label"]: method["name"] for method in config["methods"]}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
     data: dict[int, Any] = {}  # of the splits under way, by the seed
-    logs = tracked.Logs((track or experiment.track) if writes else None, config, folder)
+    logs = tracked.Logs((track or experiment.track) if writes else None, config, folder, experiment.public)
     _say_begun(watch, [each for each in runs if each in over])
 
     def run_batch(batch: Sequence[tuple[str, int]], there: Transport | None) -> None:

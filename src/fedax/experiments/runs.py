@@ -15,6 +15,7 @@
 | diagnosis.json | what :mod:`fedax.experiments.diagnosis` measured, where asked |
 | sweep.json | of a sweep: the figures of every point |
 | plots/, report.html | the pictures |
+| public.html | where asked, what may be published of private runs |
 
 The configuration of a sweep has a section ``sweep``, and the rows of its metrics.jsonl tell their point.
 
@@ -249,8 +250,8 @@ def refuse_links(folder: Path) -> None:
     Raises:
         ConfigError: the first such link.
     """
-    files = ("config.toml", "about.json", "metrics.jsonl", "summary.json", "diagnosis.json", "report.html", LOCK, KEY)
-    places = [folder / name for name in (*files, *FOLDERS, own.FOLDER)]
+    files = ("config.toml", "about.json", "metrics.jsonl", "summary.json", "diagnosis.json", LOCK, KEY)
+    places = [folder / name for name in (*files, "report.html", "public.html", *FOLDERS, own.FOLDER)]
     if not any(path.is_symlink() for path in places):
         for name in (*FOLDERS, own.FOLDER):
             for above, folders, inside in os.walk(folder / name):
@@ -675,6 +676,13 @@ class _Majority(_Form):
     auc: Number
 
 
+class _Drawn(_Form):
+    rate: Number | None
+    places: Whole | None
+    cohort: Whole | None
+    apart: Whole
+
+
 class _Outlook(_Form):
     relation: str
     accountant: str
@@ -683,6 +691,7 @@ class _Outlook(_Form):
     rounds: Whole
     epsilon: Number | None  # none: infinite
     one: Number | None
+    drawn: _Drawn | None = None
 
 
 def _overview(table: dict[str, Any]) -> dict[str, Any]:

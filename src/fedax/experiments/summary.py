@@ -92,8 +92,8 @@ class Method:
         return "; ".join(said)
 
     def values(self, column: str) -> np.ndarray:
-        """[seeds, evaluations] as far as all seeds have come with a finite objective."""
-        length = min(int(np.isfinite(run.history["train_loss"]).sum()) for run in self.runs)
+        """[seeds, evaluations] as far as all seeds have come before one diverged."""
+        length = min(len(run.history["round"]) - (run.status == "diverged") for run in self.runs)
         return np.stack([run.history[column][:length].astype(float) for run in self.runs])
 
     def final(self, column: str) -> np.ndarray:

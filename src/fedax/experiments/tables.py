@@ -67,8 +67,7 @@ def _row(problem: Problem, m: Method, aim: Target | None, confidence: float) -> 
     row: dict[str, Any] = {"method": m.label, "status": m.status, "seeds": len(m.runs), "judged_by": problem.judge}
     for column in summary.metrics(problem.methods):
         values = m.final(column)
-        row[column] = float(np.mean(values)) if values.size else math.nan
-        row[f"{column}_std"] = _std(values)
+        row |= mean_and_std(column, values)
         row[f"{column}_low"], row[f"{column}_high"] = interval(values, confidence)
     gap = difference(problem, m, confidence)
     row |= {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high, "p": gap.p}
@@ -85,6 +84,11 @@ def _row(problem: Problem, m: Method, aim: Target | None, confidence: float) -> 
     return row
 
 
+def mean_and_std(column: str, values: np.ndarray) -> dict[str, float]:
+    """``<column>`` and ``<column>_std`` over the seeds; not-a-number where there are none, or not two."""
+    return {column: float(np.mean(values)) if values.size else math.nan, f"{column}_std": _std(values)}
+
+
 def _std(values: np.ndarray) -> float:
     found = spread(values)
     return math.nan if found is None else found
@@ -95,7 +99,12 @@ def to_csv(records: Sequence[Record], *, target: Aim | None = None, confidence: 
 
     A text that a spreadsheet would take for a formula, such as a label ``=a``, has ``'`` before it.
     """
-    found = table(records, target=target, confidence=confidence).map(lambda x: cell(x) if isinstance(x, str) else x)
+    return as_csv(table(records, target=target, confidence=confidence))
+
+
+def as_csv(found: "pandas.DataFrame") -> str:
+    """A table of methods as the text of a file."""
+    found = found.map(lambda x: cell(x) if isinstance(x, str) else x)
     quoting = quoting_of(str(each) for each in found["method"])
     return str(found.rename(columns=cell).to_csv(index=False, lineterminator="\n", quoting=quoting))
 
@@ -139,8 +148,7 @@ def _final(problem: Problem, confidence: float) -> Sheet:
             strong = frozenset((i, len(columns)) for i, m in enumerate(found) if m is problem.star)
             columns |= _compared(problem, confidence)
         else:
-            figures = _Figures(column, [m.final(column) for m in found])
-            columns[_head(describe(column).label, figures.unit)] = figures.means()
+            columns |= means_of(column, found)
     figures = _Figures("bytes_down", [np.array([m.cost("bytes_down") + m.cost("bytes_up")]) for m in found])
     columns[_head("Traffic", figures.unit)] = figures.means()
     notes = summary.legend(problem) + _reading(confidence) * bool(problem.p)
@@ -149,6 +157,12 @@ def _final(problem: Problem, confidence: float) -> Sheet:
         notes += summary.deltas(problem)
     rows = list(zip(*columns.values(), strict=True))
     return Sheet("final", "Final figures", list(columns), rows, strong, summary.verdict(problem), notes)
+
+
+def means_of(column: str, found: Sequence[Method]) -> dict[str, list[str]]:
+    """Head -> of each method the mean ± standard deviation of a column, in the end."""
+    figures = _Figures(column, [m.final(column) for m in found])
+    return {_head(describe(column).label, figures.unit): figures.means()}
 
 
 def compared(problem: Problem, confidence: float = 0.95) -> Sheet | None:

@@ -4,10 +4,11 @@ import contextlib
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import fedax
+from fedax.engine.private import of_public
 from fedax.experiments.runs import begun
 from fedax.tracking import Log, Params, Row, Tracker, begin
 
@@ -21,16 +22,23 @@ class Logs:
         track: the tracker; after its first failure it is asked no more. ``None``: there is none.
         config: the whole configuration.
         folder: of the run, which has begun.
+        public: of private runs the columns that are handed on, see :func:`fedax.engine.private.public`; ``None``: all.
     """
 
-    def __init__(self, track: Tracker | None, config: Mapping[str, Any], folder: pathlib.Path):
-        self.track, self.config, self.folder = track, config, folder
+    def __init__(
+        self,
+        track: Tracker | None,
+        config: Mapping[str, Any],
+        folder: pathlib.Path,
+        public: Collection[str] | None = None,
+    ):
+        self.track, self.config, self.folder, self.public = track, config, folder, public
         self.logs: dict[tuple[str, int], Log] = {}
 
     def row(self, label: str, seed: int, row: Row) -> None:
         """Hand on one evaluation."""
         if (log := self.logs.get((label, seed))) is not None:
-            log.row(row)
+            log.row(of_public(row, self.public))
             self._follow(log)
 
     @contextlib.contextmanager
@@ -38,7 +46,8 @@ class Logs:
         """Follow some runs side by side; gives what takes their statuses in the end."""
         for label, seed in runs:
             if self.track is not None:
-                log = begin(self.track, label, seed, params(self.config, self.folder, label, seed))
+                told = params(self.config, self.folder, label, seed, self.public is not None)
+                log = begin(self.track, label, seed, told)
                 self.logs[label, seed] = log
                 self._follow(log)
         ended: list[str] = []
@@ -57,24 +66,39 @@ class Logs:
             self.logs.clear()
 
 
-def params(config: Mapping[str, Any], folder: pathlib.Path, label: str, seed: int) -> Params:
+def params(config: Mapping[str, Any], folder: pathlib.Path, label: str, seed: int, private: bool = False) -> Params:
     """What makes a run, flat: numbers, truth values and texts; lists and tables are JSON.
 
     Args:
         config: the whole configuration.
         folder: of the run, which has begun.
         label, seed: which.
+        private: whether nothing may tell who the clients are: of the data their name alone, and no lists of who works
+            how much, or comes when.
     """
     about = begun(folder) or {}
     (method,) = (each for each in config["methods"] if each["label"] == label)
     text = "/".join([about.get("id") or about.get("started", ""), label, str(seed)])
     sections = {name: config[name] for name in ("data", "task", "work", "participation", "run")}
+    if private:
+        alone = {name: _single(sections[name]) for name in ("work", "participation", "run")}
+        sections |= {"data": {"name": config["data"]["name"]}} | alone
     sections |= {"privacy": config["privacy"]} if "privacy" in config else {}
     sections["method"] = {name: value for name, value in method.items() if name != "label"}
     flat = {f"{section}.{key}": _plain(value) for section, table in sections.items() for key, value in table.items()}
     about_it = {"experiment": config["name"], "label": label, "seed": seed, "fedax": fedax.__version__}
     own = {"run.folder": folder.name, "run.id": hashlib.sha256(text.encode()).hexdigest()[:12]}
     return about_it | flat | own
+
+
+def _single(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are one value, and no list that may have an entry for each client.
+
+    Example:
+        >>> _single({"kind": "steps", "steps": [3, 8, 1]})
+        {'kind': 'steps'}
+    """
+    return {name: value for name, value in table.items() if not isinstance(value, list | tuple | Mapping)}
 
 
 def _plain(value: Any) -> bool | int | float | str:

@@ -62,12 +62,13 @@ def along(history: Mapping[str, Any], x: str) -> np.ndarray:
         x: one of ``AXES``.
 
     Raises:
-        ConfigError: no such axis; or privacy, of a run that is not private.
+        ConfigError: no such axis; privacy, of a run that is not private; or costs, of what is public of one that is.
 
     Example:
         >>> along({"bytes_down": [0, 8], "bytes_up": [0, 4]}, "bytes").tolist()
         [0.0, 12.0]
     """
     if not {*axis(x).columns} <= history.keys():
-        raise ConfigError("x", x, "this run was not private; give privacy=fedax.DP(...)")
+        way_out = "what is public of a run does not tell it; take 'rounds' or 'epsilon'"
+        raise ConfigError("x", x, "this run was not private; give privacy=fedax.DP(...)" if x == "epsilon" else way_out)
     return np.sum([np.asarray(history[column], float) for column in axis(x).columns], axis=0)

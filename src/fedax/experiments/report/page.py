@@ -68,11 +68,11 @@ def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequen
         "footer": html.escape(_footer(records)),
         "symbols": svg.symbols(),
         "style": style(),
-        "script": _file("page.js"),
+        "script": file("page.js"),
     }
     for name in ("verdict", "results", "sweep", "privacy", "diagnosis", "clients"):
         fields[name] = fields[name].replace(" %", "\u00a0%")  # no line breaks between a number and its unit
-    return _filled(_file("page.html"), fields).translate(UNSEEN)
+    return filled(file("page.html"), fields).translate(UNSEEN)
 
 
 _MISSING = 3  # sentences on what is missing that are shown unfolded
@@ -89,17 +89,19 @@ _PARTS = {
 }
 
 
-def _file(name: str) -> str:
+def file(name: str) -> str:
+    """A file of this package, as text."""
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _filled(template: str, fields: Mapping[str, str]) -> str:
+def filled(template: str, fields: Mapping[str, str]) -> str:
+    """A template with its fields, such as ``{{title}}``."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], template)
 
 
 def style() -> str:
     """The style sheet of the report."""
-    return _filled(_file("page.css"), _colours())
+    return filled(file("page.css"), _colours())
 
 
 def _colours() -> dict[str, str]:
@@ -207,8 +209,8 @@ def _sheet(sheet: tables.Sheet | None) -> str:
         return ""
     rows = [("", [(html.escape(cell), "") for cell in row]) for row in sheet.rows]
     unfolded = "" if len(rows) > charts.MANY else " open"
-    note = f'<p class="note">{html.escape(" ".join(sheet.notes))}</p>'
-    return f"<details{unfolded}><summary>{html.escape(sheet.title)}</summary>{note}{_rows(sheet.heads, rows)}</details>"
+    inside = f'<p class="note">{html.escape(" ".join(sheet.notes))}</p>{tabular(sheet.heads, rows)}'
+    return f"<details{unfolded}><summary>{html.escape(sheet.title)}</summary>{inside}</details>"
 
 
 def _paragraphs(sentences: Sequence[str]) -> str:
@@ -265,10 +267,10 @@ def _table(problem: Problem) -> str:
             mark = mark if column == problem.judge and last == 1 else ""
             cells.append((_cell(column, m.tail(column, last)), mark))
         rows.append((m.status, [*cells, *((_cost(m, column), "") for column in costs)]))
-    return _rows(["Method", *(name for name, *_ in measured), *cost_names], rows)
+    return tabular(["Method", *(name for name, *_ in measured), *cost_names], rows)
 
 
-def _rows(names: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
+def tabular(names: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
     """A table: of each row its class and its cells, of each cell its HTML and its class."""
     text = ""
     for kind, ((first, _), *cells) in rows:
@@ -344,7 +346,7 @@ def _trials(record: Record, label: str) -> str:
     number = f"{len(trials)} points" if len(trials) > 1 else "1 point"
     return (
         f"<details><summary>{html.escape(best)} <span class='spread'>{html.escape(sweeps.score(record, trials[0]))}, "
-        f"the best of {number}</span></summary>{_rows(['Point', column, 'Failed seeds'], rows)}</details>"
+        f"the best of {number}</span></summary>{tabular(['Point', column, 'Failed seeds'], rows)}</details>"
     )
 
 
@@ -358,7 +360,7 @@ def _privacy(record: Record, several: bool) -> str:
     heads, rows = privacy.table(record)
     cells = [("", [(html.escape(cell), "") for cell in row]) for row in rows]
     text = f'<section{_id("privacy", several)}><h2>{title}</h2><p class="note">{html.escape(privacy.note(record))}</p>'
-    text += _rows(heads, cells)
+    text += tabular(heads, cells)
     for head, sentences in privacy.parts(record).items():
         text += f'<h3 class="gap">{html.escape(head)}</h3>{_list(sentences)}'
     return f"{text}</section>"
@@ -374,7 +376,7 @@ def _diagnosis(record: Record, several: bool) -> str:
     rows = [
         ("", [(html.escape(cell), "") for cell in (name, *cells)]) for name, cells in diagnosis.rows(record.diagnosis)
     ]
-    table = _rows(["Figure", *labels], rows)
+    table = tabular(["Figure", *labels], rows)
     advice = ""
     for label, found in zip(labels, record.diagnosis, strict=True):
         advice += f'<h3 class="gap">{html.escape(label)}</h3>{_list(found["advice"])}'
@@ -403,7 +405,7 @@ def _columns(record: Record, several: bool) -> str:
     for row in rows:
         words = "names" * (row[1] in ("category", "label"))  # may be broken where numbers may not
         cells.append(("", [(html.escape(cell), words * (k > 2)) for k, cell in enumerate(row)]))
-    text = _rows(["Column", "Used as", "Missing", "Mean or commonest", *heads[4:]], cells)
+    text = tabular(["Column", "Used as", "Missing", "Mean or commonest", *heads[4:]], cells)
     if found.dropped:
         left_out = [f"{name}: {why}" for name, why in found.dropped.items()]
         text += f"<details><summary>{len(left_out)} columns are left out</summary>{_list(left_out)}</details>"
@@ -465,7 +467,7 @@ def _spread_table(column: str, spreads: Sequence[clients.Spread]) -> str:
         cells = (html.escape(each.label), f"{number} {unit}".strip(), deviation, show(column, each.worst_tenth))
         apart = "baseline" if each.label in clients.BASELINES else ""
         rows.append((apart, [*((cell, "") for cell in cells), (worst, "names")]))
-    return _rows(["Method", *names], rows)
+    return tabular(["Method", *names], rows)
 
 
 def _clients(record: Record, judge: str | None, several: bool) -> str:

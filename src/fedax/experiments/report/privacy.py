@@ -67,19 +67,22 @@ def parts(record: Record) -> dict[str, list[str]]:
 
 def _guarantee(record: Record, told: dict[str, dict[str, Any]]) -> list[str]:
     found = list(dict.fromkeys((each["relation"], each["accountant"]) for each in told.values()))
-    said = []
-    for relation, accountant in found:
-        known = _KNOWN_TO_ALL.get(relation, relation)
-        said.append(
-            f"Who sees every model of one run can tell {known} only within (ε, δ): no event becomes more likely by "
-            f"more than a factor of e^ε, but for a probability of δ. Neighbouring relation: {relation}. "
-            f"Accountant: {accountant}, of dp-accounting."
-        )
+    said = [guaranteed(*each) for each in found]
     if record.config["privacy"].get("noise_seed") is not None:
         said.insert(0, "Not private: the noise was made of a number that is in the configuration (noise_seed).")
     if not record.config["privacy"]["noise"]:
         said.append("Without noise there is no guarantee: ε is infinite.")
     return said
+
+
+def guaranteed(relation: str, accountant: str) -> str:
+    """What ε says, of neighbours of this relation."""
+    known = _KNOWN_TO_ALL.get(relation, relation)
+    return (
+        f"Who sees every model of one run can tell {known} only within (ε, δ): no event becomes more likely by "
+        f"more than a factor of e^ε, but for a probability of δ. Neighbouring relation: {relation}. "
+        f"Accountant: {accountant}, of dp-accounting."
+    )
 
 
 def _together(record: Record) -> str:

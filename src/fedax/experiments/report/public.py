@@ -1,0 +1,201 @@
+"""What may be published of a run folder whose runs are private: a page, and tables.
+
+All of it follows from what ε covers, and from public data: the public columns of the history, the settings of the
+methods, and what the runs have spent. The folder's other figures are dropped before anything is made of the rest.
+"""
+
+import dataclasses
+import html
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas
+
+import fedax
+from fedax import notebook
+from fedax.columns import show
+from fedax.engine.private import of_public
+from fedax.errors import UNSEEN, ConfigError
+from fedax.experiments import summary, tables
+from fedax.experiments.report import page, privacy
+from fedax.experiments.runs import Record
+from fedax.experiments.summary import Method
+from fedax.experiments.typeset import Sheet, latex, markdown
+from fedax.figures import curves
+from fedax.privacy import Ledger
+
+
+@dataclass(frozen=True)
+class Public:
+    """What is public of a run folder.
+
+    Attributes:
+        methods: their histories have public columns only.
+        epsilon, delta: what all runs have spent together.
+        relation, accountant: as of :class:`fedax.privacy.Ledger`.
+    """
+
+    methods: list[Method]
+    epsilon: float
+    delta: float
+    relation: str
+    accountant: str
+
+
+def public(record: Record) -> Public:
+    """What is public of a run folder.
+
+    Raises:
+        ConfigError: its runs are not private, or it does not tell what of them is public.
+    """
+    folder, dp = str(record.folder), record.config.get("privacy")
+    if dp is None or not dp["noise"]:
+        way_out = "its runs are not private, and nothing of them is covered; run it with [privacy], of noise above 0"
+        raise ConfigError("run", folder, way_out)
+    if dp.get("noise_seed") is not None:
+        way_out = "its runs are not private: its noise was made of noise_seed, for tests; run it without that"
+        raise ConfigError("run", folder, way_out)
+    if "sweep" in record.config:
+        way_out = "the runs of all points are spent on a sweep, and its best one tells of them; run its best.toml"
+        raise ConfigError("run", folder, way_out)
+    columns, told = record.about.get("public"), record.about.get("privacy") or {}
+    if columns is None or any(told.get(label, {}).get("drawn") is None for label in record.labels):
+        way_out = "it is of an earlier version of fedax, which did not keep what is public of it; run it again"
+        raise ConfigError("run", folder, way_out)
+    runs = [dataclasses.replace(run, history=of_public(run.history, columns)) for run in record.runs]
+    ledgers = [_of_a_seed(record, seed) for seed in dict.fromkeys(run.seed for run in runs)]
+    spent = [ledger.epsilon(rounds, methods * dp["delta"]) for ledger, rounds, methods in ledgers]
+    first = ledgers[0][0]
+    found = summary.methods([dataclasses.replace(record, runs=runs)])
+    return Public(found, sum(spent), len(runs) * dp["delta"], first.relation, first.accountant)
+
+
+def _of_a_seed(record: Record, seed: int) -> tuple[Ledger, int, int]:
+    """The ledger of the runs with a seed as of one run, its rounds, and how many runs they are.
+
+    They have the same cohorts, round by round, so their sums are exchanges of the same rounds. Where clients are drawn
+    these can spend more than the runs' own ε together.
+    """
+    runs = [run for run in record.runs if run.seed == seed]
+    told = [record.about["privacy"][run.label] for run in runs]
+    heard = {stage: sum(each[stage] for each in told) for stage in ("exchanges", "warmup")}
+    number = len(record.about["clients"]["sizes"])
+    ledger = Ledger(record.config["privacy"]["noise"], number, **told[0]["drawn"], **heard)
+    return ledger, max(int(run.history["round"][-1]) for run in runs), len(runs)
+
+
+# ---- tables
+
+
+def table(of: Public) -> pandas.DataFrame:
+    """A row for each method.
+
+    Returns:
+        ``method``; ``settings``, its hyper-parameters; ``status``; ``seeds``, how many; ``round``, the last;
+        ``epsilon`` and ``delta`` of one run, the most of its seeds; of each public measure ``<column>``, the mean over
+        the seeds at the last evaluation, and ``<column>_std``; and in all rows ``epsilon_together`` and
+        ``delta_together``, of all runs, ``neighbours`` and ``accountant``.
+    """
+    rows = []
+    for m in of.methods:
+        row = {"method": m.label, "settings": _settings(m), "status": m.status, "seeds": len(m.runs)}
+        row |= {"round": max(_rounds(m)), "epsilon": m.epsilon, "delta": m.delta}
+        for column in summary.metrics(of.methods):
+            row |= tables.mean_and_std(column, m.final(column))
+        together = {"epsilon_together": of.epsilon, "delta_together": of.delta}
+        rows.append(row | together | {"neighbours": of.relation, "accountant": of.accountant})
+    return pandas.DataFrame(rows)
+
+
+def _settings(m: Method) -> str:
+    return " · ".join(f"{name} {summary.short(value)}" for name, value in m.hyper.items())
+
+
+def _rounds(m: Method) -> list[int]:
+    return [int(run.history["round"][-1]) for run in m.runs]
+
+
+def _sheet(of: Public) -> Sheet:
+    columns = {
+        "Method": [f"{m.label} ({_settings(m)})" if m.hyper else m.label for m in of.methods],
+        "Seeds": [str(len(m.runs)) for m in of.methods],
+        "Rounds": [" to ".join(map(str, sorted({min(_rounds(m)), max(_rounds(m))}))) for m in of.methods],
+        "ε": [show("epsilon", m.epsilon or 0.0) for m in of.methods],
+        "δ": [f"{m.delta:g}" for m in of.methods],
+    }
+    for column in summary.metrics(of.methods):
+        columns |= tables.means_of(column, of.methods)
+    rows = list(zip(*columns.values(), strict=True))
+    return Sheet("public", "Private training", list(columns), rows, notes=[*_reading(of), *_spent(of), *_meaning(of)])
+
+
+def _reading(of: Public) -> list[str]:
+    several = "Means ± standard deviations over the seeds, after the last round."
+    said = [several] if max(len(m.runs) for m in of.methods) > 1 else ["After the last round."]
+    said += [f"{m.label}: {m.status_text}." for m in of.methods if m.status != "finished"]
+    return [*said, "ε: the privacy that one run has spent, the most of its seeds."]
+
+
+def _spent(of: Public) -> list[str]:
+    runs = sum(len(m.runs) for m in of.methods)
+    rest = "Other runs on the same data add to it, those of a search for good settings too."
+    if runs == 1:
+        return [rest]
+    how = "The runs with one seed drew the same cohorts and count as one run that sends what they all send; "
+    how = f"{how}seeds add up." if len(of.methods) > 1 else "They add up."
+    return [f"All {runs} runs together have spent ε = {show('epsilon', of.epsilon)} at δ = {of.delta:g}. {how}", rest]
+
+
+def _meaning(of: Public) -> list[str]:
+    return [privacy.guaranteed(of.relation, of.accountant)]
+
+
+# ---- forms
+
+
+def to_html(of: Public) -> str:
+    """A page that needs no network."""
+    from fedax.experiments.plots import series  # slow
+
+    sheet, pictures = _sheet(of), []
+    for column in (*summary.metrics(of.methods), "epsilon"):
+        picture = curves(series(of.methods, column), column=column)
+        pictures.append(f"<figure>{notebook.image(picture, column)}</figure>")
+    fields = {
+        "version": fedax.__version__,
+        "style": page.style(),
+        "table": page.tabular(sheet.heads, [("", [(html.escape(cell), "") for cell in row]) for row in sheet.rows]),
+        "reading": _paragraph(_reading(of)),
+        "pictures": "".join(pictures),
+        "spent": _paragraph(_spent(of)),
+        "meaning": _paragraph(_meaning(of)),
+    }
+    return page.filled(page.file("public.html"), fields).translate(UNSEEN)
+
+
+def _paragraph(sentences: Sequence[str]) -> str:
+    return f"<p class='note'>{html.escape(' '.join(sentences))}</p>"
+
+
+def to_csv(of: Public) -> str:
+    """:func:`table` as comma-separated values."""
+    return tables.as_csv(table(of))
+
+
+def to_latex(of: Public) -> str:
+    """A table for a paper; the document needs the package booktabs."""
+    return latex([_sheet(of)])
+
+
+def to_markdown(of: Public) -> str:
+    """The same table as Markdown."""
+    return markdown([_sheet(of)])
+
+
+FORMS: dict[str, Callable[[Public], str]] = {
+    "html": np.errstate(all="ignore")(to_html),  # means of numbers near the largest there are
+    "csv": to_csv,
+    "latex": to_latex,
+    "markdown": to_markdown,
+}
