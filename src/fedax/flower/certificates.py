@@ -1,11 +1,13 @@
 """Certificates of the link, keys of the nodes, and the first contact with a link."""
 
+import contextlib
 import datetime
 import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -153,6 +155,38 @@ def greet(address: str, ca: Path) -> str | None:
     except OSError as error:  # ssl.SSLError is one
         return str(error.strerror or error)
     return None
+
+
+class Trust(ssl.SSLContext):
+    """What a client of a link needs for TLS; each new connection trusts what a file holds then.
+
+    A certificate that the file no longer holds is trusted until the process ends.
+
+    Args:
+        path: ``ca.pem`` of the link's folder.
+
+    Raises:
+        OSError: it cannot be read, or holds no certificate. Later, what it held before counts.
+    """
+
+    def __new__(cls, path: Path) -> "Trust":
+        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+
+    def __init__(self, path: Path):
+        self._path, self._known = path, b""
+        self._look()
+
+    def _look(self) -> None:
+        content = self._path.read_bytes()
+        if content != self._known:
+            self.load_verify_locations(cadata=content.decode("ascii", "replace"))
+            self._known = content
+
+    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+        """Begin a connection."""
+        with contextlib.suppress(OSError):  # ssl.SSLError is one
+            self._look()
+        return super().wrap_socket(*args, **kwargs)
 
 
 def split(address: str) -> tuple[str, int]:

@@ -116,7 +116,7 @@ class _Keys:
 
     def __init__(self, folder: Path, address: str, say: Callable[[str], None]):
         self.folder, self._say = folder / "nodes", say
-        self._control = control(address, (folder / "ca.pem").read_bytes(), (folder / "secret").read_text().strip(), 2.0)
+        self._control = control(address, folder / "ca.pem", (folder / "secret").read_text().strip(), 2.0)
         self._said: set[str] = set()
         self._done: tuple[frozenset[bytes], float] = (frozenset(), -math.inf)  # the keys of the last time, and when
 

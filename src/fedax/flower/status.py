@@ -270,7 +270,7 @@ def registered(link: str, folder: Path) -> list[Table]:
             raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
     if reason := certificates.greet(link, folder / "ca.pem"):
         raise NodeError(f"the link at {link} cannot be reached ({reason}); start it with `fedax deploy link`")
-    client = control(link, (folder / "ca.pem").read_bytes(), (folder / "secret").read_text().strip(), 2.0)
+    client = control(link, folder / "ca.pem", (folder / "secret").read_text().strip(), 2.0)
     try:
         nodes = client.ListNodes(ListNodesRequest()).nodes_info
     finally:
