@@ -1148,6 +1148,39 @@ def deploy_link(
     links.run(folder, host or [socket.gethostname(), socket.getfqdn()], port, bind=bind, say=typer.echo)
 
 
+@deploy.command("link renew")
+@_clear_errors
+def deploy_link_renew(
+    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder.")] = pathlib.Path("link"),
+    ca: Annotated[
+        bool, typer.Option("--ca", help="Make a new authority, which sites trust beside the old one.")
+    ] = False,
+) -> None:
+    """Give a link another certificate, while it runs.
+
+    With --ca, the file ca.pem has a new authority and the old one. Give it to every
+    site; when all have it, the same command without --ca takes the new authority.
+
+    \b
+    Examples:
+      fedax deploy link renew --folder link
+      fedax deploy link renew --folder link --ca
+    """
+    from fedax.flower import require
+
+    require()
+    from fedax.flower import certificates
+
+    until = f"{certificates.renew(folder, ca):%Y-%m-%d}"
+    if ca:
+        typer.echo(
+            f"{folder / 'ca.pem'} has a new authority, valid until {until}, and the old one: give it to every site"
+        )
+        typer.echo(f"when all have it: fedax deploy link renew --folder {shlex.quote(str(folder))}")
+    else:
+        typer.echo(f"the link's certificate is new, and valid until {until}; new connections have it at once")
+
+
 @deploy.command("node")
 @_clear_errors
 def deploy_node(

@@ -16,12 +16,12 @@ _EVERY = 2.0  # seconds between two looks of --watch
 
 
 class Deploy(typer.core.TyperGroup):
-    """The group of commands; ``node status`` is one of them, with a name of two words."""
+    """The group of commands; ``node status`` and ``link renew`` are two of them, with names of two words."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that arguments name, and its own arguments."""
-        if args[:2] == ["node", "status"]:
-            return "node status", self.get_command(ctx, "node status"), args[2:]
+        if (name := " ".join(args[:2])) in ("node status", "link renew"):
+            return name, self.get_command(ctx, name), args[2:]
         return super().resolve_command(ctx, args)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from fedax.errors import DataError
+from fedax.errors import ConfigError, DataError
 
 _LONGEST = 120  # bytes of a slug: a file system takes names of 255, and endings are added
 
@@ -38,6 +38,26 @@ def write_private(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     scratch.rename(path)
+
+
+def open_to_others(path: Path) -> str:
+    """Which rights others than its owner have to a file or folder, as its mode; nothing where they have none."""
+    mode = stat.S_IMODE(path.stat().st_mode) if os.name == "posix" else 0
+    return f"{mode:o}" if mode & 0o077 else ""
+
+
+def check_private(path: Path, field: str) -> None:
+    """Refuse a file or folder that others than its owner can read.
+
+    Args:
+        path: is there.
+        field: what the command that reads it calls it.
+
+    Raises:
+        ConfigError: others can.
+    """
+    if mode := open_to_others(path):
+        raise ConfigError(field, str(path), f"others can read it (mode {mode}), and it is private: chmod go= {path}")
 
 
 def cell(text: str) -> str:

@@ -16,7 +16,8 @@ from flwr.supercore.protobuf.client import (
     ProtobufRequestContext,
 )
 
-from fedax.errors import NodeError
+from fedax.errors import ConfigError, NodeError
+from fedax.files import check_private
 from fedax.flower.certificates import Trust
 
 Client = TypeVar("Client", bound=ProtobufClient)
@@ -69,6 +70,19 @@ class Patience:
                 raise NodeError(f"the link at {self.address} cannot be reached ({reason}); {RESUME}")
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
+
+
+def secret_of(folder: Path) -> str:
+    """The secret of a link, from its folder.
+
+    Raises:
+        ConfigError: the folder is not that of a link, or others than its owner can read the secret.
+    """
+    for name in ("ca.pem", "secret"):
+        if not (folder / name).is_file():
+            raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
+    check_private(folder / "secret", "secret")
+    return (folder / "secret").read_text().strip()
 
 
 def refusal(address: str, error: httpx.HTTPStatusError) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 
 from fedax.errors import ConfigError, FedaxError, NodeError
-from fedax.files import write_private
+from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
-from fedax.flower.calls import control
+from fedax.flower.calls import control, secret_of
 from fedax.flower.processes import Kept, end_with_parent, ending, options
 
 _LOOK = 1.0  # seconds between looks into the folder of keys
@@ -30,13 +30,19 @@ def prepare(folder: Path, hosts: Sequence[str]) -> None:
     Args:
         folder: is made where it is missing.
         hosts: names and IP addresses by which nodes and servers reach the link.
+
+    Raises:
+        ConfigError: others than its owner can read a private file in it, or ``ca.key`` is not the key of ``ca.pem``.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "nodes").mkdir(exist_ok=True)
     certificates.make_authority(folder)
     certificates.make_server(folder, [*dict.fromkeys([*hosts, "localhost", "127.0.0.1"])])
     if not (folder / "secret").exists():
         write_private(folder / "secret", secrets.token_urlsafe(32).encode())
+    for name in ("ca.key", "server.key", "secret", "link.db"):
+        if (folder / name).exists():
+            check_private(folder / name, "folder")
 
 
 def run(
@@ -57,7 +63,7 @@ def run(
         say: is called with lines for people.
 
     Raises:
-        ConfigError: the port is not free.
+        ConfigError: the port is not free, or as of :func:`prepare`.
     """
     require()
     folder = Path(folder)
@@ -116,7 +122,7 @@ class _Keys:
 
     def __init__(self, folder: Path, address: str, say: Callable[[str], None]):
         self.folder, self._say = folder / "nodes", say
-        self._control = control(address, folder / "ca.pem", (folder / "secret").read_text().strip(), 2.0)
+        self._control = control(address, folder / "ca.pem", secret_of(folder), 2.0)
         self._said: set[str] = set()
         self._done: tuple[frozenset[bytes], float] = (frozenset(), -math.inf)  # the keys of the last time, and when
 

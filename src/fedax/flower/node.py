@@ -18,7 +18,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedax.errors import ConfigError, FedaxError, NodeError
-from fedax.files import write_private
+from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import over_tls
 from fedax.flower.processes import Kept, end_with_parent, ending, free_port, options
@@ -61,7 +61,7 @@ def run(
     Raises:
         NodeError: the link's certificate or the node's key is not good, the link could not be reached for ``wait``
             seconds, or the worker cannot work.
-        ConfigError: an argument cannot be used.
+        ConfigError: an argument cannot be used, or others than its owner can read the key or the state.
     """
     require()
     ca, key, state = Path(ca), Path(key), Path(state)
@@ -69,7 +69,9 @@ def run(
         raise ConfigError("poll", poll, "give a number of seconds above 0")
     if certificates.make_node_key(key):
         say(f"made the key {key}; give {key}.pub to the coordinator, who puts it into the link's folder nodes")
+    check_private(key, "key")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_private(state, "state")
     lock = filelock.FileLock(state / "lock")
     try:
         lock.acquire(timeout=0)

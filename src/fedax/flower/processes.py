@@ -96,8 +96,9 @@ class Kept:
         return self.process is None and time.monotonic() >= self._due
 
     def start(self) -> None:
-        """Start it; Ctrl-C in a terminal does not reach it."""
-        output = None if self.log is None else self.log.open("ab")
+        """Start it; Ctrl-C in a terminal does not reach it, and what it writes is for this user alone."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        output = None if self.log is None else os.fdopen(os.open(self.log, flags, 0o600), "ab")
         try:
             self.process = subprocess.Popen(
                 self.command,
@@ -106,6 +107,7 @@ class Kept:
                 stderr=output,
                 env={**os.environ, **self.environment},
                 start_new_session=True,
+                umask=0o077,
             )
         finally:
             if output is not None:

@@ -261,16 +261,14 @@ def registered(link: str, folder: Path) -> list[Table]:
     """
     from flwr.proto.control_pb2 import ListNodesRequest
 
-    from fedax.errors import ConfigError, NodeError
+    from fedax.errors import NodeError
     from fedax.flower import certificates
-    from fedax.flower.calls import control
+    from fedax.flower.calls import control, secret_of
 
-    for name in ("ca.pem", "secret"):
-        if not (folder / name).is_file():
-            raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
+    secret = secret_of(folder)
     if reason := certificates.greet(link, folder / "ca.pem"):
         raise NodeError(f"the link at {link} cannot be reached ({reason}); start it with `fedax deploy link`")
-    client = control(link, folder / "ca.pem", (folder / "secret").read_text().strip(), 2.0)
+    client = control(link, folder / "ca.pem", secret, 2.0)
     try:
         nodes = client.ListNodes(ListNodesRequest()).nodes_info
     finally:
