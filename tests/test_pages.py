@@ -34,6 +34,7 @@ PAGES = {
         "experiments",
         "deploy",
         "secure-aggregation",
+        "it",
         "privacy",
         "tasks",
     )
@@ -58,13 +59,23 @@ LEFT_OUT = {
     "its noise: tests/engine/test_remote.py",
     "fedax check mine.py:MyMethod": "tests/test_conformance.py has a method of its own",
     "FEDAX_DATA=~/data fedax compare mnist": "needs a download",
+    "useradd --system": "makes a user: tests/flower/test_it.py verifies the units",
+    "python3 -m venv /opt/fedax": "installs; .ci/run does it",
+    "cp packaging/fedax-link.service": "installs: tests/flower/test_it.py verifies the units",
+    "systemctl enable": "the same",
+    "podman build": "tests/flower/test_it.py builds it, where there is a tool",
+    "podman run": "the same",
     "import math\n\nimport fedax\nimport optuna": "needs Optuna",
     "task = fedax.tasks.from_torch": "needs PyTorch: tests/tasks has it",
     "batch = torch.export.Dim": "needs PyTorch: tests/tasks has it",
 }
 
 # Everywhere.
-CHANGED = {"fed.example.org:9443": "127.0.0.1:{port}", "fed.example.org --port 9443": "127.0.0.1 --port {port}"}
+CHANGED = {
+    "9490": "{page}",
+    "fed.example.org:9443": "127.0.0.1:{port}",
+    "fed.example.org --port 9443": "127.0.0.1 --port {port}",
+}
 SHORT = ["--set", "run.rounds=2", "--set", "run.seeds=1"]  # added to what trains
 TRAINS = ("run", "compare", "deploy run")
 
@@ -109,7 +120,7 @@ class Reader:
     """Somebody with an empty folder, who types what a page says."""
 
     def __init__(self) -> None:
-        self.page, self.folder, self.port = "", pathlib.Path.cwd(), free_port()
+        self.page, self.folder, self.port, self.page_port = "", pathlib.Path.cwd(), free_port(), free_port()
         self.kept: dict[str, subprocess.Popen[bytes]] = {}
         self.names: dict[str, Any] = {}
         self.did: list[str] = []
@@ -142,8 +153,11 @@ class Reader:
             self.did += left
             return
         for old, new in CHANGED.items():
-            line = line.replace(old, new.format(port=self.port))
-        if line.startswith("fedax deploy link"):
+            line = line.replace(old, new.format(port=self.port, page=self.page_port))
+        if line.startswith("fedax deploy status --page"):
+            self.start("page", words(line))
+            return self.wait("page", ("Ctrl-C",))
+        if line.startswith("fedax deploy link --"):
             self.start("link", words(line))
             return self.wait("link", ("is ready",))
         if line.startswith("fedax deploy node --"):
@@ -275,6 +289,17 @@ def test_deploy(reader):
         assert Transform.load(f"node{k}.state/transform.json") == Transform.load("transform.json")
     assert fedax.FederatedData.open("pictures").num_clients == 3 and "this is node" in reader.said("node7")
     assert '<section id="columns">' in pathlib.Path("runs/tables-1/report.html").read_text(encoding="utf-8")  # by site
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_it(reader):
+    tables("readmitted")
+    reader.read("it")
+    found = pathlib.Path("fedax.prom").read_text(encoding="utf-8")
+    assert "fedax_link_up 1\n" in found and 'fedax_certificate_end_seconds{file="server.pem"}' in found
+    reader.wait("link", ("is no longer known",))
+    reader.kept.pop("node7").wait(60)
+    assert "does not know the key" in reader.said("node7")
 
 
 def test_every_reason_is_used():

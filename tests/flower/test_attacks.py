@@ -137,7 +137,9 @@ def test_what_was_taken_is_forgotten_when_it_is_too_old(link: Link) -> None:
 def test_a_removed_node_is_nobody() -> None:
     made = Link()
     made.commands.UnregisterNode(UnregisterNodeRequest(node_id=made.numbers["a"]))
-    assert refused(made.node("a").PullMessages, PullMessagesRequest(node=made.at("a")))[0] == 403
+    assert refused(made.node("a").PullMessages, PullMessagesRequest(node=made.at("a")))[0] == 401
+    enter = ActivateNodeRequest(public_key=made.public["a"], heartbeat_interval=30.0)
+    assert refused(made.node("a").ActivateNode, enter)[0] == 403
     assert made.pull("b") == []
     made.close()
 

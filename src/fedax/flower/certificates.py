@@ -81,6 +81,19 @@ def renew(folder: Path, authority: bool = False) -> datetime.datetime:
     return _new_authority(folder, [newest]).not_valid_after_utc
 
 
+def until(folder: Path) -> dict[str, float]:
+    """When the certificates of a link's folder end, in seconds of Unix time, by the names of their files.
+
+    A file that is not there, or holds none, is left out; of several in a file the first counts.
+    """
+    found = {}
+    for name in ("server.pem", "ca.pem"):
+        with contextlib.suppress(OSError, ValueError):
+            certificate = x509.load_pem_x509_certificate((folder / name).read_bytes())
+            found[name] = certificate.not_valid_after_utc.timestamp()
+    return found
+
+
 def _new_authority(folder: Path, before: Sequence[x509.Certificate]) -> x509.Certificate:
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedax link")])

@@ -27,6 +27,7 @@ NODES = "/v1/fleet/"  # the nodes' part; all else is for who has the secret
 LARGEST = 32 << 20  # bytes of a request's body; Flower cuts arrays into pieces of 5 MB
 _LARGEST_OF_NODE = 4 << 20  # the same of a node's, but for a piece of a message
 _PIECE = f"{NODES}push-object"
+_ENTRY = f"{NODES}activate-node"
 _PIECES = 1024  # of a message
 _EARLY, _LATE = 5.0, 60.0  # seconds by which a node's clock may be ahead of the link's, or its request be old
 _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
@@ -130,7 +131,7 @@ class Guard:
             raise _Refused(401, f"it was signed {now - signed.at:.0f} s ago")
         if signed.at < self._began:  # what came then is not known any more
             raise _Refused(503, "it was signed before the link was started; sign it again")
-        number = await run_in_threadpool(self._number, signed)
+        number = await run_in_threadpool(self._number, signed, scope["path"])
         while self._ages and self._ages[0][0] < now:
             self._taken.discard(self._ages.popleft()[1])
         this = hashlib.sha256(signed.key + signed.text).digest()
@@ -141,10 +142,10 @@ class Guard:
         scope.setdefault("state", {})["node"] = Node(number, signed.key)
         return signed
 
-    def _number(self, signed: Signed) -> int:
+    def _number(self, signed: Signed, path: str) -> int:
         number = self._known(signed.key)
-        if number is None:
-            raise _Refused(403, "the key is not known here")
+        if number is None:  # by 401 a SuperNode knows that it is not wanted any more
+            raise _Refused(403 if path == _ENTRY else 401, "the key is not known here")
         if not signed.is_of_key():
             raise _Refused(401, "the signature is not of this request")
         return number

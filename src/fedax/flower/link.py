@@ -1,12 +1,13 @@
 """The link: where nodes and servers meet. Its folder, and the process that keeps Flower's SuperLink running."""
 
 import argparse
+import json
 import math
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
@@ -15,7 +16,7 @@ from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import control, secret_of
-from fedax.flower.processes import Kept, end_with_parent, ending, options
+from fedax.flower.processes import Kept, end_with_parent, ending, log_level, options
 
 _LOOK = 1.0  # seconds between looks into the folder of keys
 _AGAIN = 10.0  # seconds until the link is asked again whom it knows, where no key has come or gone
@@ -51,6 +52,7 @@ def run(
     port: int,
     *,
     bind: str = "0.0.0.0",
+    limits: Mapping[str, float] | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
     """Run a link until SIGINT, SIGTERM or SIGHUP.
@@ -60,6 +62,7 @@ def run(
         hosts: names and IP addresses by which nodes and servers reach the link.
         port: 1 to 65535.
         bind: the IPv4 address of this machine that it listens at; 0.0.0.0: all.
+        limits: those of :class:`fedax.flower.connections.Limits` that are not the usual ones.
         say: is called with lines for people.
 
     Raises:
@@ -78,6 +81,7 @@ def run(
         "fedax.flower.superlink",
         options(
             secret_file=folder / "secret",
+            limits=json.dumps(dict(limits or {})),
             host=bind,
             port=port,
             isolation="process",
@@ -88,7 +92,7 @@ def run(
             ssl_ca_certfile=folder / "ca.pem",
         ),
         log=folder / "link.log",
-        environment={"FLWR_LOG_LEVEL": "WARNING"},
+        environment={"FLWR_LOG_LEVEL": log_level()},
     )
     keys = _Keys(folder, f"{here}:{port}", say)
     with ending() as end:

@@ -21,7 +21,7 @@ from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import over_tls
-from fedax.flower.processes import Kept, end_with_parent, ending, free_port, options
+from fedax.flower.processes import Kept, end_with_parent, ending, free_port, log_level, options
 from fedax.flower.signature import Signer
 
 _LOOK = 15.0  # seconds between looks whether the link is still there
@@ -92,7 +92,7 @@ def run(
             superexec_auth_secret_file=state / "secret",
         ),
         log=state / "supernode.log",
-        environment={"FLWR_LOG_LEVEL": "WARNING"},
+        environment={"FLWR_LOG_LEVEL": log_level()},
     )
     worker = Kept(
         "fedax.flower.worker",
