@@ -12,7 +12,7 @@ import contextlib
 import datetime
 import hashlib
 import io
-import os
+import logging
 import random
 import sys
 import time
@@ -365,7 +365,7 @@ def attack(link: Link, number: int, seed: int = 0) -> collections.Counter[int]:
 
 
 def main(number: int) -> int:
-    os.environ["FLWR_LOG_LEVEL"] = "CRITICAL"
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
     link, began = Link(), time.monotonic()
     part = number // 4
     total = attack(link, part)

@@ -192,7 +192,7 @@ def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(tmp_path: Pa
         left_out = {row["round"]: row["left_out"] for row in rows_of(out)}
         assert max(left_out) == ROUNDS > gone + 3
         more = [left_out[k] - left_out[k - 1] for k in range(1, ROUNDS + 1)]
-        assert more[: gone - 1] == [0] * (gone - 1) and more[gone + 1 :] == [2] * (ROUNDS - gone - 1)  # n2's clients
+        assert more[: gone - 1] == [0] * (gone - 1) and more[gone + 2 :] == [2] * (ROUNDS - gone - 2)  # n2's clients
         shown = [path for path in tmp_path.rglob("*") if path.suffix in (".txt", ".log", ".json", ".jsonl", ".toml")]
         assert len(shown) > 10
         for path in shown:
