@@ -34,6 +34,7 @@ PAGES = {
         "experiments",
         "deploy",
         "secure-aggregation",
+        "it",
         "privacy",
         "tasks",
     )
@@ -60,13 +61,23 @@ LEFT_OUT = {
     "keys: tests/flower/test_deploy.py",
     "fedax check mine.py:MyMethod": "tests/test_conformance.py has a method of its own",
     "FEDAX_DATA=~/data fedax compare mnist": "needs a download",
+    "useradd --system": "makes a user: tests/flower/test_it.py verifies the units",
+    "python3 -m venv /opt/fedax": "installs; .ci/run does it",
+    "cp packaging/fedax-link.service": "installs: tests/flower/test_it.py verifies the units",
+    "systemctl enable": "the same",
+    "podman build": "tests/flower/test_it.py builds it, where there is a tool",
+    "podman run": "the same",
     "import math\n\nimport fedax\nimport optuna": "needs Optuna",
     "task = fedax.tasks.from_torch": "needs PyTorch: tests/tasks has it",
     "batch = torch.export.Dim": "needs PyTorch: tests/tasks has it",
 }
 
 # Everywhere.
-CHANGED = {"fed.example.org:9443": "127.0.0.1:{port}", "fed.example.org --port 9443": "127.0.0.1 --port {port}"}
+CHANGED = {
+    "9490": "{page}",
+    "fed.example.org:9443": "127.0.0.1:{port}",
+    "fed.example.org --port 9443": "127.0.0.1 --port {port}",
+}
 SHORT = ["--set", "run.rounds=2", "--set", "run.seeds=1"]  # added to what trains
 TRAINS = ("run", "compare", "deploy run")
 
@@ -111,7 +122,7 @@ class Reader:
     """Somebody with an empty folder, who types what a page says."""
 
     def __init__(self) -> None:
-        self.page, self.folder, self.port = "", pathlib.Path.cwd(), free_port()
+        self.page, self.folder, self.port, self.page_port = "", pathlib.Path.cwd(), free_port(), free_port()
         self.kept: dict[str, subprocess.Popen[bytes]] = {}
         self.names: dict[str, Any] = {}
         self.did: list[str] = []
@@ -144,8 +155,12 @@ class Reader:
             self.did += left
             return
         for old, new in CHANGED.items():
-            line = line.replace(old, new.format(port=self.port))
-        if line.startswith("fedax deploy link"):
+            line = line.replace(old, new.format(port=self.port, page=self.page_port))
+        line = line.replace("fedax deploy status", f"fedax deploy status --link 127.0.0.1:{self.port}")
+        if " --page" in line:
+            self.start("page", words(line))
+            return self.wait("page", ("Ctrl-C",))
+        if line.startswith("fedax deploy link --"):
             self.start("link", words(line))
             return self.wait("link", ("is ready",))
         if line.startswith("fedax deploy node --"):
@@ -186,7 +201,7 @@ class Reader:
             )
 
     def wait(self, name: str, ready: tuple[str, ...]) -> None:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 180
         while not any(text in self.said(name) for text in ready):
             assert self.kept[name].poll() is None and time.monotonic() < until, self.said(name)
             time.sleep(0.05)
@@ -277,6 +292,16 @@ def test_deploy(reader):
         assert Transform.load(f"node{k}.state/transform.json") == Transform.load("transform.json")
     assert fedax.FederatedData.open("pictures").num_clients == 3 and "this is node" in reader.said("node7")
     assert '<section id="columns">' in pathlib.Path("runs/tables-1/report.html").read_text(encoding="utf-8")  # by site
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_it(reader):
+    tables("readmitted")
+    reader.read("it")
+    assert any("fedax_link_up 1\n" in each for each in reader.did)
+    reader.wait("link", ("is no longer known",))
+    reader.kept.pop("node7").wait(180)
+    assert "does not know the key" in reader.said("node7")
 
 
 def test_every_reason_is_used():

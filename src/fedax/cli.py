@@ -1100,6 +1100,24 @@ Timeout = Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How lo
 Link = Annotated[str, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)]
 
 
+LogLevel = Annotated[
+    str, typer.Option(envvar="FEDAX_LOG_LEVEL", metavar="error|warning|info", help="What is written to the logs.")
+]
+LogSize = Annotated[
+    float, typer.Option(envvar="FEDAX_LOG_SIZE", min=0.01, metavar="MB", help="At this size a log is begun anew.")
+]
+LogKeep = Annotated[int, typer.Option(envvar="FEDAX_LOG_KEEP", min=1, help="How many older logs are kept.")]
+
+
+def _set_logs(level: str, size: float, keep: int) -> None:
+    """Tell the processes that are started from here how to keep logs."""
+    from fedax.errors import ConfigError
+
+    if level not in ("error", "warning", "info"):
+        raise ConfigError("log_level", level, "give error, warning or info")
+    os.environ.update(FEDAX_LOG_LEVEL=level, FEDAX_LOG_SIZE=str(size), FEDAX_LOG_KEEP=str(keep))
+
+
 @deploy.command("local")
 @_clear_errors
 def deploy_local(
@@ -1153,6 +1171,11 @@ def deploy_link(
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port that nodes reach.")] = 9443,
     bind: Annotated[str, typer.Option(help="The address of this machine to listen at.")] = "0.0.0.0",
+    connections: Annotated[int, typer.Option(min=1, help="How many connections there may be at a time.")] = 512,
+    connections_each: Annotated[int, typer.Option(min=1, help="The same, from one address.")] = 128,
+    log_level: LogLevel = "warning",
+    log_size: LogSize = 10.0,
+    log_keep: LogKeep = 5,
 ) -> None:
     """Run the link, where nodes and runs meet, until Ctrl-C.
 
@@ -1169,7 +1192,42 @@ def deploy_link(
     require()
     from fedax.flower import link as links
 
-    links.run(folder, host or [socket.gethostname(), socket.getfqdn()], port, bind=bind, say=typer.echo)
+    _set_logs(log_level, log_size, log_keep)
+    hosts, limits = host or [socket.gethostname(), socket.getfqdn()], {"total": connections, "each": connections_each}
+    links.run(folder, hosts, port, bind=bind, limits=limits, say=typer.echo)
+
+
+@deploy.command("link renew")
+@_clear_errors
+def deploy_link_renew(
+    folder: Annotated[pathlib.Path, typer.Option(help="The link's folder.")] = pathlib.Path("link"),
+    ca: Annotated[
+        bool, typer.Option("--ca", help="Make a new authority, which sites trust beside the old one.")
+    ] = False,
+) -> None:
+    """Give a link another certificate, while it runs.
+
+    With --ca, the file ca.pem has a new authority and the old one. Give it to every
+    site; when all have it, the same command without --ca takes the new authority.
+
+    \b
+    Examples:
+      fedax deploy link renew --folder link
+      fedax deploy link renew --folder link --ca
+    """
+    from fedax.flower import require
+
+    require()
+    from fedax.flower import certificates
+
+    until = f"{certificates.renew(folder, ca):%Y-%m-%d}"
+    if ca:
+        typer.echo(
+            f"{folder / 'ca.pem'} has a new authority, valid until {until}, and the old one: give it to every site"
+        )
+        typer.echo(f"when all have it: fedax deploy link renew --folder {shlex.quote(str(folder))}")
+    else:
+        typer.echo(f"the link's certificate is new, and valid until {until}; new connections have it at once")
 
 
 @deploy.command("node")
@@ -1256,6 +1314,9 @@ def deploy_node(
     wait: Annotated[
         float | None, typer.Option(help="Seconds to wait for a link that is gone.", show_default="for ever")
     ] = None,
+    log_level: LogLevel = "warning",
+    log_size: LogSize = 10.0,
+    log_keep: LogKeep = 5,
 ) -> None:
     """Run the node of a site, with one client or several, until Ctrl-C.
 
@@ -1270,6 +1331,7 @@ def deploy_node(
     """
     from fedax.flower import deploy as deployment
 
+    _set_logs(log_level, log_size, log_keep)
     listed = lambda text: None if text is None else [each.strip() for each in text.split(",")]  # noqa: E731
     table = {"drop": drop, "decimal": decimal, "encoding": encoding, "review": review}
     rules: dict[str, dict[str, Any]] = {

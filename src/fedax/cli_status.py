@@ -1,6 +1,7 @@
 """The commands ``fedax deploy status`` and ``fedax deploy node status``."""
 
 import contextlib
+import itertools
 import json
 import pathlib
 import sys
@@ -16,12 +17,12 @@ _EVERY = 2.0  # seconds between two looks of --watch
 
 
 class Deploy(typer.core.TyperGroup):
-    """The group of commands; ``node status`` is one of them, with a name of two words."""
+    """The group of commands; ``node status`` and ``link renew`` are two of them, with names of two words."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that arguments name, and its own arguments."""
-        if args[:2] == ["node", "status"]:
-            return "node status", self.get_command(ctx, "node status"), args[2:]
+        if (name := " ".join(args[:2])) in ("node status", "link renew"):
+            return name, self.get_command(ctx, name), args[2:]
         return super().resolve_command(ctx, args)
 
 
@@ -46,6 +47,7 @@ def status(
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every 2 seconds, until Ctrl-C.")] = False,
     format: Annotated[str, typer.Option(metavar="text|json", help="How it is printed.")] = "text",
+    metrics: Annotated[bool, typer.Option("--metrics", help="Print it as metrics for Prometheus.")] = False,
     page: Annotated[
         bool, typer.Option("--page", help="Serve it, with the curves, as a page for browsers of this machine.")
     ] = False,
@@ -58,6 +60,7 @@ def status(
       fedax deploy status
       fedax deploy status --watch
       fedax deploy status --format json
+      fedax deploy status --metrics
       fedax deploy status --page
 
     Exit code 2: the link cannot be reached; what the last run wrote is shown all the same.
@@ -72,11 +75,14 @@ def status(
     if page:
         from fedax.flower.status_page import serve
 
-        return serve(lambda: _look(folder, link), port, lambda address: typer.echo(f"{address}  (Ctrl-C ends it)"))
+        say = lambda address: typer.echo(f"{address}  (Ctrl-C ends it)")  # noqa: E731
+        return serve(lambda: _look(folder, link), port, say)
+    from fedax.flower.metrics import exposed
+
     while True:
         found = _look(folder, link)
-        shown = json.dumps(found) if as_json else _shown(found)
-        if watch and not as_json and sys.stdout.isatty():
+        shown = json.dumps(found) if as_json else exposed(found).rstrip() if metrics else _shown(found)
+        if watch and not as_json and not metrics and sys.stdout.isatty():
             shown = f"\x1b[H\x1b[2J{shown}"
         typer.echo(shown)
         if not watch:
@@ -89,13 +95,14 @@ def status(
 
 def _look(folder: pathlib.Path, link: str | None) -> Table:
     from fedax.errors import FedaxError
+    from fedax.flower.certificates import until
     from fedax.flower.status import joined, read_file, registered
 
-    file = read_file(folder)
+    file, ends = read_file(folder), until(folder)
     try:
-        return joined(file, registered(link or (file or {}).get("link") or "127.0.0.1:9443", folder))
+        return joined(file, registered(link or (file or {}).get("link") or "127.0.0.1:9443", folder), ends=ends)
     except FedaxError as error:
-        return joined(file, None, str(error))
+        return joined(file, None, str(error), ends)
 
 
 def _shown(found: Table) -> str:
@@ -178,15 +185,16 @@ def node_table(folder: pathlib.Path) -> Table:
     """What a node's folder says of its work; lines that cannot be read are counted in ``unreadable``."""
     from fedax.data.formats import parse_json
     from fedax.engine.places.site import read_rounds
+    from fedax.files import rotated
     from fedax.flower.status import clean
 
     rounds = sum(read_rounds(folder / "site" / "rounds.json").values())
     today, runs, errors = time.strftime("%Y-%m-%d"), dict[str, Table](), list[Table]()
     found: Table = {"rounds": rounds, "messages": 0, "unreadable": 0, "came": 0, "left": 0, "last": None}
     left: dict[str, int] = {}
-    log = folder / "site" / "log.jsonl"
-    with log.open("rb") if log.exists() else contextlib.nullcontext(()) as lines:
-        for text in lines:
+    with contextlib.ExitStack() as files:
+        logs = [files.enter_context(path.open("rb")) for path in rotated(folder / "site" / "log.jsonl")]
+        for text in itertools.chain.from_iterable(logs):
             try:
                 line = parse_json(text)
             except ValueError:

@@ -4,12 +4,13 @@ import csv
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from fedax.errors import DataError
+from fedax.errors import ConfigError, DataError
 
 _LONGEST = 120  # bytes of a slug: a file system takes names of 255, and endings are added
 
@@ -38,6 +39,57 @@ def write_private(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     scratch.rename(path)
+
+
+def open_to_others(path: Path) -> str:
+    """Which rights others than its owner have to a file or folder, as its mode; nothing where they have none."""
+    mode = stat.S_IMODE(path.stat().st_mode) if os.name == "posix" else 0
+    return f"{mode:o}" if mode & 0o077 else ""
+
+
+def check_private(path: Path, field: str) -> None:
+    """Refuse a file or folder that others than its owner can read.
+
+    Args:
+        path: is there.
+        field: what the command that reads it calls it.
+
+    Raises:
+        ConfigError: others can.
+    """
+    if mode := open_to_others(path):
+        raise ConfigError(field, str(path), f"others can read it (mode {mode}), and it is private: chmod go= {path}")
+
+
+def rotate(path: Path, held: bool = False) -> None:
+    """Give a log that has grown too large another name: ``log`` becomes ``log.1``, ``log.1`` becomes ``log.2``.
+
+    Two variables of the environment say when: ``FEDAX_LOG_SIZE`` is the size in MB, 10 where it is not set, and
+    ``FEDAX_LOG_KEEP`` how many older files are kept, 5 where it is not set.
+
+    Args:
+        path: of the log; nothing happens where there is none.
+        held: whether a process has it open and goes on writing at its end; then it is copied, and emptied.
+    """
+    largest, keep = float(os.environ.get("FEDAX_LOG_SIZE", 10)), int(os.environ.get("FEDAX_LOG_KEEP", 5))
+    if not path.exists() or path.stat().st_size < largest * 1e6:
+        return
+    for k in range(keep - 1, 0, -1):
+        if (older := path.with_name(f"{path.name}.{k}")).exists():
+            older.replace(path.with_name(f"{path.name}.{k + 1}"))
+    last = path.with_name(f"{path.name}.1")
+    if held:
+        shutil.copy2(path, last)
+        os.truncate(path, 0)
+    else:
+        path.replace(last)
+
+
+def rotated(path: Path) -> list[Path]:
+    """A log and those that had its name before, the oldest first; only those that are there."""
+    older = [each for each in path.parent.glob(f"{path.name}.*") if each.suffix[1:].isdecimal()]
+    older.sort(key=lambda each: -int(each.suffix[1:]))
+    return [*older, *([path] if path.exists() else [])]
 
 
 def cell(text: str) -> str:

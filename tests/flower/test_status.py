@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from fedax.cli import app
 from fedax.engine.places.nodes import Failure, Message, joined
 from fedax.errors import ConfigError, NodeError
+from fedax.flower.metrics import exposed
 from fedax.flower.status import FILE, Status, read_file
 from fedax.flower.status import joined as status_of
 from fedax.flower.status_page import server
@@ -184,13 +185,15 @@ def of_a_run(folder: Path) -> dict[str, Any]:
         "answered": None, "failed": {"time": 1.0, "during": EVERYTHING, "why": EVERYTHING},
         "waited_for": {"since": 1.0, "until": 2.0, "kind": EVERYTHING},
     }  # fmt: skip
-    one = {"method": EVERYTHING, "seed": 0, "state": EVERYTHING, "round": 1, "of": 2, "seconds": None}
+    one = {"method": EVERYTHING, "seed": 0, "state": EVERYTHING, "round": 1, "of": 2, "seconds": None,
+           "train_loss": None}  # fmt: skip
     run = {
         "command": "run", "state": EVERYTHING, "why": EVERYTHING, "began": 1.0, "ended": None, "sent": 5, "received": 7,
         "run": {"name": EVERYTHING, "folder": str(folder / EVERYTHING), "rounds": 2, "methods": [], "seeds": [0]},
         "runs": [one],
     }  # fmt: skip
-    return {"time": 2.0, "link": {"there": False, "problem": EVERYTHING}, "run": run, "nodes": [node]}
+    about = {"there": False, "problem": EVERYTHING, "certificates": {EVERYTHING: 3.0}}
+    return {"time": 2.0, "link": about, "run": run, "nodes": [node]}
 
 
 def test_the_page_is_for_its_own_machine_and_runs_no_text_of_others(tmp_path: Path) -> None:
@@ -212,6 +215,8 @@ def test_the_page_is_for_its_own_machine_and_runs_no_text_of_others(tmp_path: Pa
             assert code == 200 and "<script>alert" not in text and text.count("&lt;script&gt;alert(1)") >= 12
             assert text.count("<script") == 1 and "default-src 'none'" in policy and "unsafe-inline" not in policy[:100]
             assert get("/now")[2] in text and json.loads(get("/status.json")[2]) == of_a_run(tmp_path)
+            assert get("/health")[0::2] == (503, EVERYTHING)
+            assert get("/metrics")[2] == exposed(of_a_run(tmp_path))
             assert get("/page.js")[0] == get("/page.css")[0] == 200 and get("/secret")[0] == 404
             assert running.server_address[0] == "127.0.0.1"
             for host in ("evil.example", f"evil.example:{running.server_port}", "127.0.0.1"):
@@ -221,3 +226,48 @@ def test_the_page_is_for_its_own_machine_and_runs_no_text_of_others(tmp_path: Pa
         finally:
             running.shutdown()
             thread.join()
+
+
+def test_metrics() -> None:
+    node = {"number": 10, "name": 'a"\\\nb', "status": "online", "since": "1970-01-01T00:00:09+00:00", "answered": 8.5}
+    node |= {"waited_for": {"since": 1.0}}
+    gone = node | {"name": None, "status": "offline", "since": None, "answered": None, "waited_for": None}
+    one = {"method": "fedavg", "seed": 3, "round": 1, "of": 2, "train_loss": 0.25}
+    run = {"state": "running", "runs": [one], "sent": 5, "received": 2**60}
+    about = {"there": True, "problem": None, "certificates": {"server.pem": 3.0}}
+    found = exposed({"time": 2.5, "link": about, "nodes": [node, gone], "run": run})
+    samples = [line for line in found.splitlines() if not line.startswith("#")]
+    assert samples == [
+        "fedax_link_up 1",
+        'fedax_certificate_end_seconds{file="server.pem"} 3',
+        r'fedax_node_up{node="a\"\\\nb"} 1',
+        'fedax_node_up{node="10"} 0',
+        r'fedax_node_since_seconds{node="a\"\\\nb"} 9',
+        r'fedax_node_answered_seconds{node="a\"\\\nb"} 8.5',
+        r'fedax_node_waited_for_seconds{node="a\"\\\nb"} 1.5',
+        'fedax_node_waited_for_seconds{node="10"} 0',
+        'fedax_run_up{state="running"} 1',
+        'fedax_run_round{method="fedavg",seed="3"} 1',
+        'fedax_run_rounds{method="fedavg",seed="3"} 2',
+        'fedax_run_train_loss{method="fedavg",seed="3"} 0.25',
+        "fedax_run_sent_bytes_total 5",
+        f"fedax_run_received_bytes_total {2**60}",
+    ]
+    names = [line.split()[2] for line in found.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names)) == len({line.split("{")[0].split()[0] for line in samples})
+
+
+def test_metrics_of_a_link_that_is_gone(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["deploy", "status", "--folder", str(tmp_path), "--metrics"])
+    assert result.exit_code == 2 and result.stdout.splitlines()[2] == "fedax_link_up 0"
+
+
+def test_a_node_tells_of_logs_that_were_rotated_too(tmp_path: Path) -> None:
+    site = tmp_path / "n.state" / "site"
+    site.mkdir(parents=True)
+    for ending, left in (("", 4), (".1", 3), (".2", 2), (".10", 1)):
+        line = {"time": f"2020-01-0{left}T00:00:00+0000", "kind": "exchange", "came": 0, "left": left}
+        (site / f"log.jsonl{ending}").write_text(json.dumps(line) + "\n")
+    given = ["deploy", "node", "status", "--key", str(tmp_path / "n"), "--format", "json"]
+    found = json.loads(CliRunner().invoke(app, given).stdout)
+    assert (found["messages"], found["left"], found["last"]) == (4, 10, "2020-01-04T00:00:00+0000")

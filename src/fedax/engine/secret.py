@@ -13,7 +13,6 @@ import functools
 import hashlib
 import pathlib
 import secrets
-import stat
 from typing import TYPE_CHECKING
 
 import jax
@@ -23,7 +22,7 @@ from fedax.contract.types import Array
 from fedax.engine import processes
 from fedax.engine.identity import settings_of
 from fedax.errors import CheckpointError
-from fedax.files import write_private
+from fedax.files import open_to_others, write_private
 from fedax.wire.privacy import DP, Private
 
 if TYPE_CHECKING:
@@ -143,8 +142,8 @@ def _of_file(path: pathlib.Path, made: tuple[bytes, bytes] | None) -> bytes:
         write_private(path, "".join(f"{each.hex()}\n" for each in lines).encode())
     if path.is_symlink() or not path.is_file():
         raise CheckpointError(f"{path}: not a regular file; restore it, or give another folder")
-    if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
-        raise CheckpointError(f"{path}: others can read it (mode {mode:o}), and undo the noise: chmod 600 {path}")
+    if mode := open_to_others(path):
+        raise CheckpointError(f"{path}: others can read it (mode {mode}), and undo the noise: chmod 600 {path}")
     try:
         content = bytes.fromhex(path.read_text(encoding="ascii"))
     except ValueError:

@@ -1,16 +1,26 @@
 """Calls to Flower's HTTP APIs: the link's secret, and what is done about errors."""
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+from flwr.supercore.protobuf.client import (
+    ProtobufCall,
+    ProtobufClient,
+    ProtobufClientInterceptor,
+    ProtobufRequestContext,
+)
 
-from fedax.errors import NodeError
+from fedax.errors import ConfigError, NodeError
+from fedax.files import check_private
+from fedax.flower.certificates import Trust
+
+Client = TypeVar("Client", bound=ProtobufClient)
 
 RESUME = "start the run again with --resume"
 
@@ -62,6 +72,19 @@ class Patience:
             pause = min(2 * pause, 2.0)
 
 
+def secret_of(folder: Path) -> str:
+    """The secret of a link, from its folder.
+
+    Raises:
+        ConfigError: the folder is not that of a link, or others than its owner can read the secret.
+    """
+    for name in ("ca.pem", "secret"):
+        if not (folder / name).is_file():
+            raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
+    check_private(folder / "secret", "secret")
+    return (folder / "secret").read_text().strip()
+
+
 def refusal(address: str, error: httpx.HTTPStatusError) -> str:
     """What a link's refusal means, and what to do."""
     status = error.response.status_code
@@ -74,15 +97,24 @@ def refusal(address: str, error: httpx.HTTPStatusError) -> str:
     return f"the link at {address} refused a request (HTTP {status}): {text}"
 
 
-def control(address: str, ca: bytes | None, secret: str, patience: float = 15.0) -> ControlHttpClient:
+def over_tls(
+    kind: type[Client],
+    address: str,
+    ca: Path,
+    interceptors: Sequence[ProtobufClientInterceptor],
+    patience: Patience | None = None,
+) -> Client:
+    """One of Flower's clients of a link, whose new connections trust what ``ca`` holds then."""
+    trust: Any = Trust(ca)
+    return kind(f"https://{address}", interceptors=interceptors, verify=trust, retry_invoker=patience)  # type: ignore[arg-type]
+
+
+def control(address: str, ca: Path | None, secret: str, patience: float = 15.0) -> ControlHttpClient:
     """A client of the link's Control API; without ``ca``, of a link on this machine that has no TLS."""
-    return ControlHttpClient.from_server_address(
-        address,
-        ca is None,
-        ca,
-        [] if ca is None else [Secret(secret)],
-        retry_invoker=Patience(address, patience),  # type: ignore[arg-type]
-    )
+    wait = Patience(address, patience)
+    if ca is None:
+        return ControlHttpClient(f"http://{address}", retry_invoker=wait)  # type: ignore[arg-type]
+    return over_tls(ControlHttpClient, address, ca, [Secret(secret)], wait)
 
 
 def look_often() -> None:

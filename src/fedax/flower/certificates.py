@@ -1,17 +1,21 @@
 """Certificates of the link, keys of the nodes, and the first contact with a link."""
 
+import contextlib
 import datetime
 import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedax.engine.checkpoint import write_atomic
 from fedax.errors import ConfigError, NodeError
 from fedax.files import write_private
 
@@ -22,8 +26,75 @@ _AHEAD = 30  # days before its end that a server's certificate is renewed
 
 def make_authority(folder: Path) -> None:
     """Make ``ca.pem`` and ``ca.key`` in a folder, valid for ten years, where they are missing."""
-    if (folder / "ca.pem").exists() and (folder / "ca.key").exists():
-        return
+    if not ((folder / "ca.pem").exists() and (folder / "ca.key").exists()):
+        _new_authority(folder, [])
+
+
+def make_server(folder: Path, hosts: Sequence[str], days: float = 730) -> None:
+    """Make ``server.pem`` and ``server.key`` in a folder with an authority.
+
+    They are kept where they are there, name all ``hosts``, are of an authority in ``ca.pem``, and end in more than 30
+    days.
+
+    Args:
+        folder: where ``ca.pem`` and ``ca.key`` are.
+        hosts: names and IP addresses by which the server is reached.
+        days: how long the certificate is valid.
+
+    Raises:
+        ConfigError: ``ca.key`` is not the key of a certificate in ``ca.pem``.
+    """
+    if not ((folder / "server.key").exists() and _still_good(folder, hosts)):
+        _new_server(folder, hosts, days)
+
+
+def renew(folder: Path, authority: bool = False) -> datetime.datetime:
+    """Make another certificate of the server, or another authority, for a link that may run meanwhile.
+
+    A new authority is first in ``ca.pem``, and the old one after it: who has this file trusts both. The server's
+    certificate stays that of the old one until it is renewed, which leaves the new one alone in ``ca.pem``.
+
+    Args:
+        folder: of a link.
+        authority: whether to make another authority.
+
+    Returns:
+        Until when the new certificate is valid.
+
+    Raises:
+        ConfigError: the folder is not that of a link, or the server's certificate is not of the authority that came
+            last, so that another new one would be one too many.
+    """
+    for name in ("ca.pem", "ca.key", "server.pem", "server.key"):
+        if not (folder / name).is_file():
+            raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
+    server = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    if not authority:
+        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        found = _new_server(folder, [str(each.value) for each in names], days=730)
+        write_atomic(folder / "ca.pem", _signer(folder)[1].public_bytes(_PEM).decode())
+        return found.not_valid_after_utc
+    newest = _authorities(folder)[0]
+    if not _issued(newest, server):
+        reason = "one is new already; when all sites have its ca.pem, `fedax deploy link renew` without --ca takes it"
+        raise ConfigError("ca", True, reason)
+    return _new_authority(folder, [newest]).not_valid_after_utc
+
+
+def until(folder: Path) -> dict[str, float]:
+    """When the certificates of a link's folder end, in seconds of Unix time, by the names of their files.
+
+    A file that is not there, or holds none, is left out; of several in a file the first counts.
+    """
+    found = {}
+    for name in ("server.pem", "ca.pem"):
+        with contextlib.suppress(OSError, ValueError):
+            certificate = x509.load_pem_x509_certificate((folder / name).read_bytes())
+            found[name] = certificate.not_valid_after_utc.timestamp()
+    return found
+
+
+def _new_authority(folder: Path, before: Sequence[x509.Certificate]) -> x509.Certificate:
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedax link")])
     usage = _usage(sign_certificates=True)
@@ -34,25 +105,14 @@ def make_authority(folder: Path) -> None:
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
+    # In this order: a key without its certificate could sign what nobody trusts.
+    write_atomic(folder / "ca.pem", "".join(each.public_bytes(_PEM).decode() for each in (certificate, *before)))
     write_private(folder / "ca.key", _private_pem(key))
-    (folder / "ca.pem").write_bytes(certificate.public_bytes(_PEM))
+    return certificate
 
 
-def make_server(folder: Path, hosts: Sequence[str], days: float = 730) -> None:
-    """Make ``server.pem`` and ``server.key`` in a folder with an authority.
-
-    They are kept where they are there, name all ``hosts``, are of this authority, and end in more than 30 days.
-
-    Args:
-        folder: where ``ca.pem`` and ``ca.key`` are.
-        hosts: names and IP addresses by which the server is reached.
-        days: how long the certificate is valid.
-    """
-    authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
-    if (folder / "server.key").exists() and _still_good(folder / "server.pem", authority, hosts):
-        return
-    signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+def _new_server(folder: Path, hosts: Sequence[str], days: float) -> x509.Certificate:
+    signer, authority = _signer(folder)
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     server_use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
@@ -66,7 +126,22 @@ def make_server(folder: Path, hosts: Sequence[str], days: float = 730) -> None:
         .sign(signer, hashes.SHA384())
     )
     write_private(folder / "server.key", _private_pem(key))
-    (folder / "server.pem").write_bytes(certificate.public_bytes(_PEM))
+    write_atomic(folder / "server.pem", certificate.public_bytes(_PEM).decode())
+    return certificate
+
+
+def _authorities(folder: Path) -> list[x509.Certificate]:
+    return x509.load_pem_x509_certificates((folder / "ca.pem").read_bytes())
+
+
+def _signer(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """The key that signs, and its certificate."""
+    key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    for each in _authorities(folder):
+        if each.public_key() == key.public_key():
+            return key, each
+    raise ConfigError("folder", str(folder), "ca.key is not the key of ca.pem; restore one of them from a copy")
 
 
 def make_node_key(path: Path) -> bool:
@@ -155,6 +230,38 @@ def greet(address: str, ca: Path) -> str | None:
     return None
 
 
+class Trust(ssl.SSLContext):
+    """What a client of a link needs for TLS; each new connection trusts what a file holds then.
+
+    A certificate that the file no longer holds is trusted until the process ends.
+
+    Args:
+        path: ``ca.pem`` of the link's folder.
+
+    Raises:
+        OSError: it cannot be read, or holds no certificate. Later, what it held before counts.
+    """
+
+    def __new__(cls, path: Path) -> "Trust":
+        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+
+    def __init__(self, path: Path):
+        self._path, self._known = path, b""
+        self._look()
+
+    def _look(self) -> None:
+        content = self._path.read_bytes()
+        if content != self._known:
+            self.load_verify_locations(cadata=content.decode("ascii", "replace"))
+            self._known = content
+
+    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+        """Begin a connection."""
+        with contextlib.suppress(OSError):  # ssl.SSLError is one
+            self._look()
+        return super().wrap_socket(*args, **kwargs)
+
+
 def split(address: str) -> tuple[str, int]:
     """Host and port of ``host:port``.
 
@@ -182,15 +289,23 @@ def _reason(error: ssl.SSLCertVerificationError, host: str, ca: Path) -> str:
     return f"its certificate is not signed by {ca} ({error.verify_message}); take ca.pem from the link's folder"
 
 
-def _still_good(path: Path, authority: x509.Certificate, hosts: Sequence[str]) -> bool:
+def _issued(authority: x509.Certificate, certificate: x509.Certificate) -> bool:
     try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
         certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _still_good(folder: Path, hosts: Sequence[str]) -> bool:
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except Exception:  # whatever is wrong with it, a new one is made
         return False
     ends = certificate.not_valid_after_utc - datetime.timedelta(days=_AHEAD)
-    return ends > _now() and set(names) >= {_alternative(host) for host in hosts}
+    known = any(_issued(each, certificate) for each in _authorities(folder))
+    return known and ends > _now() and set(names) >= {_alternative(host) for host in hosts}
 
 
 def _begun(

@@ -302,13 +302,10 @@ def transport_at(link: str, folder: pathlib.Path, say: Say, command: str = "run"
     """
     require()
     from fedax.flower import transport
+    from fedax.flower.calls import secret_of
 
-    for name in ("ca.pem", "secret"):
-        if not (folder / name).is_file():
-            raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
-    secret = (folder / "secret").read_text().strip()
     with (
-        transport.connect(link, folder / "ca.pem", secret, say=say) as there,
+        transport.connect(link, folder / "ca.pem", secret_of(folder), say=say) as there,
         Status(folder, link, there, command) as status,
     ):
         yield status

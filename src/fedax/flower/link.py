@@ -1,21 +1,22 @@
 """The link: where nodes and servers meet. Its folder, and the process that keeps Flower's SuperLink running."""
 
 import argparse
+import json
 import math
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 
 from fedax.errors import ConfigError, FedaxError, NodeError
-from fedax.files import write_private
+from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
-from fedax.flower.calls import control
-from fedax.flower.processes import Kept, end_with_parent, ending, options
+from fedax.flower.calls import control, secret_of
+from fedax.flower.processes import Kept, end_with_parent, ending, log_level, options
 
 _LOOK = 1.0  # seconds between looks into the folder of keys
 _AGAIN = 10.0  # seconds until the link is asked again whom it knows, where no key has come or gone
@@ -30,13 +31,19 @@ def prepare(folder: Path, hosts: Sequence[str]) -> None:
     Args:
         folder: is made where it is missing.
         hosts: names and IP addresses by which nodes and servers reach the link.
+
+    Raises:
+        ConfigError: others than its owner can read a private file in it, or ``ca.key`` is not the key of ``ca.pem``.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     (folder / "nodes").mkdir(exist_ok=True)
     certificates.make_authority(folder)
     certificates.make_server(folder, [*dict.fromkeys([*hosts, "localhost", "127.0.0.1"])])
     if not (folder / "secret").exists():
         write_private(folder / "secret", secrets.token_urlsafe(32).encode())
+    for name in ("ca.key", "server.key", "secret", "link.db"):
+        if (folder / name).exists():
+            check_private(folder / name, "folder")
 
 
 def run(
@@ -45,6 +52,7 @@ def run(
     port: int,
     *,
     bind: str = "0.0.0.0",
+    limits: Mapping[str, float] | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
     """Run a link until SIGINT, SIGTERM or SIGHUP.
@@ -54,10 +62,11 @@ def run(
         hosts: names and IP addresses by which nodes and servers reach the link.
         port: 1 to 65535.
         bind: the IPv4 address of this machine that it listens at; 0.0.0.0: all.
+        limits: those of :class:`fedax.flower.connections.Limits` that are not the usual ones.
         say: is called with lines for people.
 
     Raises:
-        ConfigError: the port is not free.
+        ConfigError: the port is not free, or as of :func:`prepare`.
     """
     require()
     folder = Path(folder)
@@ -72,6 +81,7 @@ def run(
         "fedax.flower.superlink",
         options(
             secret_file=folder / "secret",
+            limits=json.dumps(dict(limits or {})),
             host=bind,
             port=port,
             isolation="process",
@@ -82,7 +92,7 @@ def run(
             ssl_ca_certfile=folder / "ca.pem",
         ),
         log=folder / "link.log",
-        environment={"FLWR_LOG_LEVEL": "WARNING"},
+        environment={"FLWR_LOG_LEVEL": log_level()},
     )
     keys = _Keys(folder, f"{here}:{port}", say)
     with ending() as end:
@@ -116,7 +126,7 @@ class _Keys:
 
     def __init__(self, folder: Path, address: str, say: Callable[[str], None]):
         self.folder, self._say = folder / "nodes", say
-        self._control = control(address, (folder / "ca.pem").read_bytes(), (folder / "secret").read_text().strip(), 2.0)
+        self._control = control(address, folder / "ca.pem", secret_of(folder), 2.0)
         self._said: set[str] = set()
         self._done: tuple[frozenset[bytes], float] = (frozenset(), -math.inf)  # the keys of the last time, and when
 

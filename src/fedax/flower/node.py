@@ -16,12 +16,13 @@ from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedax.errors import ConfigError, FedaxError, NodeError
-from fedax.files import write_private
+from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
-from fedax.flower.processes import Kept, end_with_parent, ending, free_port, options
+from fedax.flower.calls import over_tls
+from fedax.flower.processes import Kept, end_with_parent, ending, free_port, log_level, options
+from fedax.flower.signature import Signer
 
 _LOOK = 15.0  # seconds between looks whether the link is still there
 _AGAIN = 2.0  # the same where it was not
@@ -60,7 +61,7 @@ def run(
     Raises:
         NodeError: the link's certificate or the node's key is not good, the link could not be reached for ``wait``
             seconds, or the worker cannot work.
-        ConfigError: an argument cannot be used.
+        ConfigError: an argument cannot be used, or others than its owner can read the key or the state.
     """
     require()
     ca, key, state = Path(ca), Path(key), Path(state)
@@ -68,7 +69,9 @@ def run(
         raise ConfigError("poll", poll, "give a number of seconds above 0")
     if certificates.make_node_key(key):
         say(f"made the key {key}; give {key}.pub to the coordinator, who puts it into the link's folder nodes")
+    check_private(key, "key")
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_private(state, "state")
     lock = filelock.FileLock(state / "lock")
     try:
         lock.acquire(timeout=0)
@@ -89,7 +92,7 @@ def run(
             superexec_auth_secret_file=state / "secret",
         ),
         log=state / "supernode.log",
-        environment={"FLWR_LOG_LEVEL": "WARNING"},
+        environment={"FLWR_LOG_LEVEL": log_level()},
     )
     worker = Kept(
         "fedax.flower.worker",
@@ -167,8 +170,7 @@ class _Door:
         if time.monotonic() < self._enter:
             return None
         public = self._private.public_key()
-        signed = [NodeAuthHttpInterceptor(self._private, public)]
-        with FleetHttpClient.from_server_address(self.link, False, self.ca.read_bytes(), signed) as client:
+        with over_tls(FleetHttpClient, self.link, self.ca, [Signer(self._private, public)]) as client:
             try:
                 if self._number_file.exists():
                     with suppress(httpx.HTTPStatusError, ValueError):  # signed off, or known by another number now
@@ -193,7 +195,10 @@ class _Door:
         now = time.monotonic()
         self._refused = now if self._refused is None else self._refused
         if error.response.status_code == httpx.codes.UNAUTHORIZED:
-            raise NodeError(f"the link at {self.link} refuses this node's signature: set the clock of this machine")
+            raise NodeError(
+                f"the link at {self.link} refuses this node's signature ({error.response.text[:200]}): set the clock "
+                "of this machine; and link and node need the same fedax"
+            ) from error
         self._enter = now + _AGAIN
         if error.response.status_code >= 500:
             return

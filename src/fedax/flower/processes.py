@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedax.files import rotate
+
 _PARENT = "FEDAX_PARENT"  # whose child a process is meant to be
 _FIRST_PAUSE, _LONGEST_PAUSE, _STEADY = 0.5, 30.0, 60.0  # seconds
 
@@ -64,12 +66,17 @@ def options(**given: object) -> list[str]:
     ]
 
 
+def log_level() -> str:
+    """What Flower's processes write down: ``FEDAX_LOG_LEVEL`` of the environment, warnings where it is not set."""
+    return os.environ.get("FEDAX_LOG_LEVEL", "warning").upper()
+
+
 class Kept:
     """A Python module that runs as a process of its own and is started again when it ends.
 
     Args:
         module, arguments: what ``python -m`` is given.
-        log: the file that its output goes to; ``None``: it is shown.
+        log: the file that its output goes to, which is rotated; ``None``: it is shown.
         environment: variables in addition to this process's own.
     """
 
@@ -96,8 +103,9 @@ class Kept:
         return self.process is None and time.monotonic() >= self._due
 
     def start(self) -> None:
-        """Start it; Ctrl-C in a terminal does not reach it."""
-        output = None if self.log is None else self.log.open("ab")
+        """Start it; Ctrl-C in a terminal does not reach it, and what it writes is for this user alone."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        output = None if self.log is None else os.fdopen(os.open(self.log, flags, 0o600), "ab")
         try:
             self.process = subprocess.Popen(
                 self.command,
@@ -106,6 +114,7 @@ class Kept:
                 stderr=output,
                 env={**os.environ, **self.environment},
                 start_new_session=True,
+                umask=0o077,
             )
         finally:
             if output is not None:
@@ -114,6 +123,8 @@ class Kept:
 
     def ended(self) -> int | None:
         """Its exit status, once, when it has ended; the next start is due after a pause that grows."""
+        if self.log is not None:
+            rotate(self.log, held=True)
         if self.process is None or (status := self.process.poll()) is None:
             return None
         self.process = None

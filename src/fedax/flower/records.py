@@ -22,6 +22,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflatable_class_registry
 from fedax.engine.places.nodes import Message
 
 _SMALL = 1 << 20  # bytes
+_LONGEST, _DEEPEST = 8 << 20, 64  # characters of a head, and lists and tables in one another
 _FORM = "safetensors"  # how Flower's array names its bytes; Flower itself does not read them
 
 
@@ -74,7 +75,7 @@ def unpack(records: RecordDict) -> Message:
     """
     try:
         record = records.config_records["head"]
-        head, small = json.loads(str(record["json"])), record.get("tensors", b"")
+        head, small = _head(str(record["json"])), record.get("tensors", b"")
         arrays = records.array_records.get("tensors")
         array = None if arrays is None else arrays["0"]
     except (KeyError, ValueError, RecursionError) as error:
@@ -84,3 +85,20 @@ def unpack(records: RecordDict) -> Message:
     if not isinstance(small, bytes) or (small and array is not None):
         raise ValueError("no message of fedax: its tensors are no bytes, or there twice")
     return Message(head, small if array is None else array.data)
+
+
+def _head(text: str) -> object:
+    """The JSON of a head, which may be made to take much memory or to be nested without end."""
+    if len(text) > _LONGEST:
+        raise ValueError(f"its head has {len(text)} characters, and {_LONGEST} are taken")
+    things = text.count("[") + text.count("{") + text.count('"') // 2
+    if things > 10_000 + len(text) // 5:  # each takes 50 bytes and more
+        raise ValueError(f"its head has {things} lists, tables and texts in {len(text)} characters")
+    found = json.loads(text)
+    layer = [found]
+    for _ in range(_DEEPEST):
+        layer = [inner for each in layer if isinstance(each, dict | list)
+                 for inner in (each.values() if isinstance(each, dict) else each)]  # fmt: skip
+    if layer:
+        raise ValueError(f"its head is nested more than {_DEEPEST} deep")
+    return found

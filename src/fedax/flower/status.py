@@ -261,16 +261,14 @@ def registered(link: str, folder: Path) -> list[Table]:
     """
     from flwr.proto.control_pb2 import ListNodesRequest
 
-    from fedax.errors import ConfigError, NodeError
+    from fedax.errors import NodeError
     from fedax.flower import certificates
-    from fedax.flower.calls import control
+    from fedax.flower.calls import control, secret_of
 
-    for name in ("ca.pem", "secret"):
-        if not (folder / name).is_file():
-            raise ConfigError("folder", str(folder), f"it has no {name}; give the folder of `fedax deploy link`")
+    secret = secret_of(folder)
     if reason := certificates.greet(link, folder / "ca.pem"):
         raise NodeError(f"the link at {link} cannot be reached ({reason}); start it with `fedax deploy link`")
-    client = control(link, (folder / "ca.pem").read_bytes(), (folder / "secret").read_text().strip(), 2.0)
+    client = control(link, folder / "ca.pem", secret, 2.0)
     try:
         nodes = client.ListNodes(ListNodesRequest()).nodes_info
     finally:
@@ -283,13 +281,16 @@ def registered(link: str, folder: Path) -> list[Table]:
     ]  # fmt: skip
 
 
-def joined(file: Table | None, nodes: list[Table] | None, problem: str | None = None) -> Table:
+def joined(
+    file: Table | None, nodes: list[Table] | None, problem: str | None = None, ends: Mapping[str, float] | None = None
+) -> Table:
     """One object of what the file and the link say.
 
     Args:
         file: from :func:`read_file`.
         nodes: from :func:`registered`; ``None``: the link cannot be reached.
         problem: why.
+        ends: from :func:`fedax.flower.certificates.until`.
     """
     said = {each["number"]: each for each in (file or {}).get("nodes", [])}
     waiting = {each["node"]: each for each in (file or {}).get("waiting", [])}
@@ -300,7 +301,8 @@ def joined(file: Table | None, nodes: list[Table] | None, problem: str | None = 
               for each in there]  # fmt: skip
     shown = ("command", "state", "why", "began", "ended", "sent", "received", "run", "runs")
     run = None if file is None else {name: file[name] for name in shown}
-    return {"time": time.time(), "link": {"there": nodes is not None, "problem": problem}, "run": run, "nodes": listed}
+    about = {"there": nodes is not None, "problem": problem, "certificates": dict(ends or {})}
+    return {"time": time.time(), "link": about, "run": run, "nodes": listed}
 
 
 def clean(text: object) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from fedax.errors import ConfigError, FedaxError
 from fedax.experiments import read, summary
 from fedax.experiments.report import charts, page, svg
+from fedax.flower.metrics import FORMAT, exposed
 from fedax.flower.status import here, span, title
 
 Table = dict[str, Any]
@@ -72,6 +73,11 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
                 return self._send(200, "text/html", body(look(), drawn))
             if self.path == "/status.json":
                 return self._send(200, "application/json", json.dumps(look()))
+            if self.path == "/metrics":
+                return self._send(200, FORMAT, exposed(look()))
+            if self.path == "/health":
+                problem = look()["link"]["problem"]
+                return self._send(503 if problem else 200, "text/plain", problem or "the link is there")
             if self.path == "/page.css":
                 return self._send(200, "text/css", page.style() + _STYLE)
             if self.path == "/page.js":

@@ -5,57 +5,28 @@ needs the secret.
 """
 
 import argparse
-import hmac
 import importlib
+import json
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastapi import FastAPI
 from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fedax.flower.connections import Limits, Server
+from fedax.flower.guard import NODES, Event, Guard, Receive, Send, Sender
 from fedax.flower.processes import end_with_parent
 
-_OPEN = "/v1/fleet/"  # the nodes' part: each request is signed with a registered key
-_IN_ONE_PIECE = ("/v1/fleet/", "/v1/runtime/")  # requests under these paths are not answered by streams
-_Event = MutableMapping[str, Any]
-
-
-class Guard:
-    """An ASGI application that lets through what is for nodes, and what has the secret.
-
-    Args:
-        inner: the application behind it.
-        secret: what the header ``authorization: Bearer`` has to hold.
-    """
-
-    def __init__(self, inner: Callable[..., Awaitable[None]], secret: str):
-        self.inner, self.header = inner, f"Bearer {secret}".encode()
-
-    async def __call__(
-        self, scope: _Event, receive: Callable[[], Awaitable[_Event]], send: Callable[[_Event], Awaitable[None]]
-    ) -> None:
-        """Handle one connection."""
-        if scope["type"] == "lifespan" or self._may_pass(scope):
-            await self.inner(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            return
-        await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-        await send({"type": "http.response.body", "body": b"this needs the link's secret"})
-
-    def _may_pass(self, scope: _Event) -> bool:
-        path: str = scope.get("path", "")
-        if path.startswith(_OPEN) or path == "/health":
-            return True
-        given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self.header)
+_IN_ONE_PIECE = (NODES, "/v1/runtime/")  # requests under these paths are not answered by streams
 
 
 class Spared:
@@ -75,9 +46,7 @@ class Spared:
         self._path, self._past = path, app
         self._through: Any = inner.cls(app, *inner.args, **inner.kwargs)
 
-    async def __call__(
-        self, scope: _Event, receive: Callable[[], Awaitable[_Event]], send: Callable[[_Event], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         path: str = scope["path"] if scope["type"] == "http" else ""  # of a lifespan
         if path and not path.startswith(self._path):
@@ -87,18 +56,16 @@ class Spared:
         else:
             await self._through(scope, receive, send)
 
-    async def _directly(
-        self, scope: _Event, receive: Callable[[], Awaitable[_Event]], send: Callable[[_Event], Awaitable[None]]
-    ) -> None:
+    async def _directly(self, scope: Event, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)  # keeps the body that it has read
 
         async def call_next(_: Request) -> Response:
             response, parts = Response(), list[bytes]()
 
-            async def again() -> _Event:
+            async def again() -> Event:
                 return {"type": "http.request", "body": await request.body(), "more_body": False}
 
-            async def keep(event: _Event) -> None:
+            async def keep(event: Event) -> None:
                 if event["type"] == "http.response.start":
                     response.status_code, response.raw_headers = event["status"], list(event["headers"])
                 else:
@@ -123,38 +90,50 @@ def spared(middleware: Sequence[Middleware]) -> list[Middleware]:
         if each.cls is RuntimeTracingMiddleware and os.getenv("FLWR_TRACING_ENABLED") != "1":
             continue  # it does nothing
         part = re.fullmatch(r"flwr\.superlink\.routers\.(control|fleet)\..*", each.cls.__module__)
-        found.append(Middleware(Spared, each, f"/v1/{part[1]}/" if part else "/"))
+        path = NODES if each.cls is Sender else f"/v1/{part[1]}/" if part else "/"
+        found.append(Middleware(Spared, each, path))
     return found
 
 
+def guarded(app: FastAPI, secret: str | None, limits: Limits = Limits()) -> Guard | FastAPI:
+    """Flower's application, closed to all but the nodes that it knows and those who have the secret.
+
+    Args:
+        app: which.
+        secret: ``None``: all is open.
+        limits: of connections.
+    """
+    given = app.user_middleware
+    if secret is None:
+        app.user_middleware = spared(given)
+        return app
+    # Flower's own check asks for the signature of a time only; the guard has asked for more.
+    app.user_middleware = spared([Middleware(Sender) if each.cls is NodeAuthMiddleware else each for each in given])
+    state = app.state.linkstate_factory.state()
+    return Guard(app, secret, state.get_node_id_by_public_key, limits.largest)
+
+
 def main(arguments: list[str]) -> None:
-    """Run the SuperLink: ``--secret-file FILE``, then Flower's own arguments.
+    """Run the SuperLink: ``--secret-file FILE``, ``--limits JSON`` of :class:`Limits`, then Flower's own arguments.
 
     Without a secret everything is open: for a simulation, whose link nobody else reaches.
     """
     end_with_parent()
     parser = argparse.ArgumentParser(prog="python -m fedax.flower.superlink", allow_abbrev=False)
     parser.add_argument("--secret-file", type=Path)
+    parser.add_argument("--limits", type=json.loads, default={})
     given, rest = parser.parse_known_args(arguments)
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
         os.environ.pop(name, None)  # they would open ports without the guard
-    import uvicorn
     from flwr.superlink.main import create_app
 
     superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
     sys.argv = ["flower-superlink", *rest]
     config = superlink._parse_superlink_lifespan_config()
-    app = create_app(config, superlink.SuperLinkLifespan)
-    app.user_middleware = spared(app.user_middleware)
-    uvicorn.run(
-        app if given.secret_file is None else Guard(app, given.secret_file.read_text().strip()),
-        host=config.host,
-        port=config.port,
-        ssl_keyfile=config.ssl_keyfile,
-        ssl_certfile=config.ssl_certfile,
-        access_log=False,
-        log_level="warning",
-    )
+    app, limits = create_app(config, superlink.SuperLinkLifespan), Limits(**given.limits)
+    secret = None if given.secret_file is None else given.secret_file.read_text().strip()
+    files = [Path(file) for file in (config.ssl_certfile, config.ssl_keyfile) if file is not None]
+    Server(guarded(app, secret, limits), (config.host, config.port), files, limits).run()
 
 
 if __name__ == "__main__":

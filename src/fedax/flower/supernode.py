@@ -14,7 +14,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedax.flower.processes import end_with_parent
@@ -76,21 +77,39 @@ def _whole(push: Callable[..., None], clock: _Clock) -> Callable[..., None]:
     return pushed
 
 
+def _trusting(ca: Path) -> Any:
+    """Flower's client of a link, whose new connections trust what a file holds then."""
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    from fedax.flower.calls import over_tls
+
+    class Client(FleetHttpClient):
+        @classmethod
+        def from_server_address(cls, server_address: str, *_: Any, interceptors: Sequence[Any]) -> Any:  # type: ignore[override]
+            return over_tls(cls, server_address, ca, interceptors)
+
+    return Client
+
+
 def main(arguments: list[str]) -> None:
-    """Run the SuperNode: ``--poll SECONDS``, then Flower's own arguments."""
+    """Run the SuperNode: ``--poll SECONDS --root-certificates FILE``, then Flower's own arguments."""
     end_with_parent()
     parser = argparse.ArgumentParser(prog="python -m fedax.flower.supernode", allow_abbrev=False)
     parser.add_argument("--poll", type=float, required=True)
+    parser.add_argument("--root-certificates", type=Path, required=True)
     given, rest = parser.parse_known_args(arguments)
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     from fedax.flower.calls import look_often
+    from fedax.flower.signature import Signer
 
     look_often()
+    link = importlib.import_module("flwr.supernode.fleet_http_connection").__dict__
+    link["NodeAuthHttpInterceptor"], link["FleetHttpClient"] = Signer, _trusting(given.root_certificates)
     flowers = importlib.import_module("flwr.supernode.start_client_internal").__dict__
     flowers["time"] = clock = _Clock(given.poll)
     flowers["push_object_contents_from_iterable"] = _whole(flowers["push_object_contents_from_iterable"], clock)
-    sys.argv = ["flower-supernode", *rest]
+    sys.argv = ["flower-supernode", f"--root-certificates={given.root_certificates}", *rest]
     flower_supernode()
 
 

@@ -27,6 +27,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
@@ -35,7 +36,7 @@ from fedax.engine.places.nodes import Failure, Message
 from fedax.errors import NodeError
 from fedax.flower import require
 from fedax.flower.app import build
-from fedax.flower.calls import Patience, Secret, control, look_often
+from fedax.flower.calls import Patience, Secret, control, look_often, over_tls
 from fedax.flower.certificates import greet
 from fedax.flower.records import FlowerMessage, pack, unpack
 
@@ -165,16 +166,16 @@ def connect(
     look_often()
     if reason := greet(address, Path(ca)):
         raise NodeError(f"the link at {address} cannot be reached ({reason}); start it with `fedax deploy link`")
-    certificate = Path(ca).read_bytes()
+    ca = Path(ca)
     patience = Patience(address, _PATIENCE)
-    commands = control(address, certificate, secret)
+    commands = control(address, ca, secret)
     try:
         ahead = _wait_for_others(commands, address, say)
-        number, token = _begin(commands, address, certificate, secret, patience)
+        number, token = _begin(commands, address, ca, secret, patience)
     finally:
         commands.close()
-    grid = _Grid(address, certificate, secret, token, patience)
-    pulse = _runtime(address, certificate, secret, token)
+    grid = _Grid(address, ca, secret, token, patience)
+    pulse = _runtime(address, ca, secret, token)
     beat = HeartbeatSender(lambda: _lives(pulse))
     status, details = SubStatus.FAILED, ""
     try:
@@ -201,8 +202,8 @@ def connect(
 class _Grid(HttpGrid):
     """Flower's grid with the link's secret, and with our errors in the place of signals."""
 
-    def __init__(self, address: str, ca: bytes, secret: str, token: str, patience: Patience):
-        super().__init__(address, False, ca, token=token)
+    def __init__(self, address: str, ca: Path, secret: str, token: str, patience: Patience):
+        super().__init__(address, False, ca.read_bytes(), token=token)
         self._client = _runtime(address, ca, secret, token, patience)
 
     @property
@@ -211,10 +212,13 @@ class _Grid(HttpGrid):
 
 
 def _runtime(
-    address: str, ca: bytes, secret: str, token: str | None = None, patience: Patience | None = None
+    address: str, ca: Path, secret: str, token: str | None = None, patience: Patience | None = None
 ) -> RuntimeHttpClient:
-    headers = [Secret(secret), *([RuntimeTokenHttpInterceptor(token)] if token else [])]
-    return RuntimeHttpClient.from_server_address(address, False, ca, headers, retry_invoker=patience)  # type: ignore[arg-type]
+    headers: list[ProtobufClientInterceptor] = [
+        Secret(secret),
+        *([RuntimeTokenHttpInterceptor(token)] if token else []),
+    ]
+    return over_tls(RuntimeHttpClient, address, ca, headers, patience)
 
 
 def _wait_for_others(commands: ControlHttpClient, address: str, say: Callable[[str], None]) -> float:
@@ -241,7 +245,7 @@ def _wait_for_others(commands: ControlHttpClient, address: str, say: Callable[[s
         time.sleep(1.0)
 
 
-def _begin(commands: ControlHttpClient, address: str, ca: bytes, secret: str, patience: Patience) -> tuple[int, str]:
+def _begin(commands: ControlHttpClient, address: str, ca: Path, secret: str, patience: Patience) -> tuple[int, str]:
     """Start a run and take its task; tasks of commands that died before they took theirs are finished as failed."""
     fab = build()
     number = commands.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})))).run_id
