@@ -67,6 +67,7 @@ from fedax.errors import ConfigError, DataError, FedaxError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
 from fedax.federation.work import Epochs, Steps
+from fedax.files import rotate
 from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task
@@ -886,6 +887,7 @@ def write_line(
     for name in ("error", "repeated"):
         if name in answer.head:
             line["error"] = answer.head[name]
+    rotate(folder / "log.jsonl")
     with (folder / "log.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
