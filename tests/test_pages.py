@@ -173,6 +173,8 @@ class Reader:
         else:
             line = line.replace("python ", f"{sys.executable} ")
             subprocess.run(["bash", "-ec", line], check=True, cwd=self.folder)
+            if line.startswith("cp node7.pub"):
+                self.wait("link", ("node node7 is",))
 
     def run(self, arguments: list[str]) -> None:
         """A command that ends."""

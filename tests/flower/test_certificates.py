@@ -15,7 +15,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
 
+import httpx
 from cryptography import x509
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
 from fedax.cli import app
@@ -184,6 +186,7 @@ def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(tmp_path: Pa
         for process in (os.getpid(), *(each.pid for each in made.commands.values())):
             for inner in (process, *children(process, "fedax")):
                 _has_none(Path(f"/proc/{inner}/cmdline").read_bytes(), secrets)
+        _is_closed(made.supernode("n0"))
         (made.link / "nodes" / "n2.pub").unlink()
         wait_for(lambda: "is no longer known" in made.said("link"))
         gone = rounds()
@@ -199,6 +202,17 @@ def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(tmp_path: Pa
             _has_none(path.read_bytes(), secrets)
     finally:
         made.end()
+
+
+def _is_closed(supernode: int) -> None:
+    """What a SuperNode serves to its worker on its own machine is not for others there."""
+    command = Path(f"/proc/{supernode}/cmdline").read_bytes().decode().split("\0")
+    port = next(each.removeprefix("--port=") for each in command if each.startswith("--port="))
+    form = {"content-type": "application/protobuf"}
+    asked = [path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/")]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=form) as http:
+        found = {path: http.post(path, headers={"flwr-task-token": "no"}).status_code for path in asked}
+    assert len(found) > 20 and all(code in (401, 403, 404) for code in found.values()), found
 
 
 def _later(rounds: object, more: int) -> None:

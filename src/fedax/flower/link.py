@@ -16,6 +16,7 @@ from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import control, secret_of
+from fedax.flower.connections import Limits
 from fedax.flower.processes import Kept, end_with_parent, ending, log_level, options
 
 _LOOK = 1.0  # seconds between looks into the folder of keys
@@ -77,11 +78,14 @@ def run(
     except OSError as error:
         raise ConfigError("port", port, f"cannot be used ({error.strerror}); give another with --port") from error
     prepare(folder, [*hosts, here])
+    bounds = dict(limits or {})
+    if bind.startswith("127."):  # all come from one address, such as the nodes of a rehearsal
+        bounds["each"] = bounds.get("total", Limits().total)
     superlink = Kept(
         "fedax.flower.superlink",
         options(
             secret_file=folder / "secret",
-            limits=json.dumps(dict(limits or {})),
+            limits=json.dumps(bounds),
             host=bind,
             port=port,
             isolation="process",
