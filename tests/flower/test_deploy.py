@@ -195,7 +195,7 @@ def test_masked_sums_are_those_of_the_simulation(federation: Federation, only: C
     for name, leaf in other.items():
         np.testing.assert_allclose(one[name], leaf, rtol=0, atol=1e-6, err_msg=name)
     kinds = collections.Counter(line["kind"] for line in federation.log("n0")[before:])
-    assert kinds["offer"] == kinds["exchange"] == kinds["unmask"] == 3
+    assert kinds["offer"] == kinds["exchange"] == kinds["agree"] == kinds["unmask"] == 3
 
 
 @LONG

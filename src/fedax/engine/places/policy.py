@@ -60,8 +60,8 @@ share = 0.9
 [figures]
 # The measures that may leave. They are sums over this node's examples, and are not masked.
 columns = [
-  "train_loss", "val_loss", "val_error", "val_accuracy", "val_auc",
-  "test_loss", "test_error", "test_accuracy", "test_auc",
+  "train_loss", "val_loss", "val_error", "val_accuracy", "val_auc", "val_f1",
+  "test_loss", "test_error", "test_accuracy", "test_auc", "test_f1",
 ]
 # With noise, figures are private: its standard deviation, in units of how far one client can move them. Losses are
 # clipped to [0, bound].
