@@ -162,24 +162,6 @@ def test_a_private_run_goes_on_in_mlflow_by_what_is_public_of_it(tmp_path, monke
         assert {"data.clients", "data.dimension"}.isdisjoint(run.data.params)
 
 
-@needs("wandb", "dp_accounting")
-@pytest.mark.filterwarnings("ignore")
-def test_files_of_wandb_hold_what_is_public_of_private_runs(tmp_path, monkeypatch):
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    tracked(tmp_path, {"name": "wandb"}, monkeypatch, PRIVATE)
-    paths = [*(tmp_path / "wandb").glob("offline-run-*/*.wandb")]
-    assert len(paths) == 4
-    for path in paths:
-        for entry in map(Record.FromString, records(path)):
-            if entry.HasField("history"):
-                names = {item.key or item.nested_key[0] for item in entry.history.item}
-                assert {name for name in names if not name.startswith("_")} == {"epsilon"}
-        content = path.read_bytes()
-        for name in (b"train_loss", b"local_steps", b"bytes_up", b"data.clients"):
-            assert name not in content
-
-
 @needs("wandb")
 @pytest.mark.filterwarnings("ignore")
 def test_files_of_wandb_hold_the_history_and_stay(tmp_path, monkeypatch):
@@ -203,6 +185,24 @@ def test_files_of_wandb_hold_the_history_and_stay(tmp_path, monkeypatch):
         assert run not in found and about["method.lr"] == (1e30 if run[0] == "diverges" else 0.1)
         found[run] = rows
     agrees(record, found)
+
+
+@needs("wandb", "dp_accounting")
+@pytest.mark.filterwarnings("ignore")
+def test_files_of_wandb_hold_what_is_public_of_private_runs(tmp_path, monkeypatch):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    tracked(tmp_path, {"name": "wandb", "folder": str(tmp_path)}, monkeypatch, PRIVATE)
+    paths = [*(tmp_path / "wandb").glob("offline-run-*/*.wandb")]
+    assert len(paths) == 4
+    for path in paths:
+        for entry in map(Record.FromString, records(path)):
+            if entry.HasField("history"):
+                names = {item.key or item.nested_key[0] for item in entry.history.item}
+                assert {name for name in names if not name.startswith("_")} == {"epsilon"}
+        content = path.read_bytes()
+        for name in (b"train_loss", b"local_steps", b"bytes_up", b"data.clients"):
+            assert name not in content
 
 
 def records(path):
