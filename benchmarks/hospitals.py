@@ -71,9 +71,7 @@ def main() -> None:
         try:
             _open(typed, folder, address)
             typed.run("deploy", "tables", "--link", address, "--label", "benign", "--nodes", 3)
-            print(
-                "| noise | ε | AUC, nodes | AUC, simulation | largest difference of a parameter | seconds a round | kB up |"
-            )
+            print("| noise | ε | AUC, nodes | AUC, simulation | parameters apart by | seconds a round | kB up |")
             print("|---|---|---|---|---|---|---|")
             for noise in given.noise:
                 print(_row(typed, folder, address, noise, given.rounds), flush=True)
