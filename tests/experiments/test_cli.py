@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import fedax
 from fedax import cli, progress
 from fedax.cli import app
+from fedax.engine.places.policy import Policy
 from fedax.errors import ConfigError, ProcessError
 from fedax.experiments import build, datasets, new_folder, plan, read, recipes, runner, tasks
 from fedax.experiments.defaults import comparison
@@ -456,6 +457,9 @@ def test_configurations_in_the_docs_can_be_run(page, here):
         if "[[parts]]" in piece:
             (here / "study.toml").write_text(piece)
             assert [*read_study("study.toml").jobs()]
+            continue
+        if "[updates]" in piece:  # the rules of a node's owner
+            assert Policy.of(tomllib.loads(piece)).noised
             continue
         tables = (tables if "methods" in tables else {}) | tomllib.loads(piece)
         runner.check_methods(build({name: table for name, table in tables.items() if name != "sweep"}))

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -49,7 +50,9 @@ COMMANDS = {
     "data apply": (["transform.json", "north.csv", "--out", "new"], True),
     "deploy local": (["--help"], False),
     "deploy link": (["--folder", "new"], True),
+    "deploy link renew": (["--help"], False),
     "deploy node": (["--help"], False),
+    "deploy policy": (["new.toml"], True),
     "deploy run": (["--help"], False),
     "deploy status": (["--help"], False),
     "deploy node status": (["--key", "key"], False),
@@ -231,7 +234,7 @@ def test_clients_whose_files_are_not_in_utf_8_have_names_that_can_be_written(her
 
 
 LONG = "x" * 300
-TOO_LONG = {name: [word.replace("new", LONG) for word in words] for name, (words, _) in CALLS.items()}
+TOO_LONG = {name: [re.sub("^new", LONG, word) for word in words] for name, (words, _) in CALLS.items()}
 TOO_LONG = {name: words for name, words in TOO_LONG.items() if words != CALLS[name][0]} | {
     "run, config": ["run", LONG],
     "report, run": ["report", LONG],

@@ -91,8 +91,8 @@ def _together(record: Record) -> str:
     if runs > 1:
         text += f"; these {runs} runs were on the same clients, and who sees the models of several learns more"
     return (
-        f"{text}. Runs on the same clients add up, those of a search for good settings, too; methods with one seed draw "
-        "the same cohorts, and can spend more than that together: fedax report --public says how much."
+        f"{text}. Runs on the same clients add up, those of a search for good settings, too; methods with one seed "
+        "draw the same cohorts, and can spend more than that together: fedax report --public says how much."
     )
 
 
