@@ -119,6 +119,22 @@ def test_an_exchange_is_answered_for_one_cohort(meanwhile):
     assert why in line["error"]
 
 
+@pytest.mark.parametrize(
+    "head",
+    [{"number": -1}, {"number": "0"}, {"number": False}, {"number": 0.5}, {"index": 0.5}, {"index": "0"},
+     {"index": -1}, {"stage": "exchange"}, {"stage": "__init__"}, {"stage": ["exchanges"]}],
+)  # fmt: skip
+@pytest.mark.parametrize("method", [FEDAVG, Mime(LR)], ids=["one exchange", "two"])
+def test_an_exchange_has_one_name(head, method):
+    """Under another one it would be answered again, for another cohort: −1 is the last of several."""
+    at = nodes(method)
+    run(at, method)
+    site, asked = at.sites[FIRST], [message for message, _ in at.asked if message.head["kind"] == "exchange"]
+    for message in asked[: len(asked) // 2]:  # of the first round
+        answer = site.answer(changed(fewer(message), head))
+        assert not answer.tensors and answer.head.keys() & {"error", "repeated"}
+
+
 def test_without_the_record_the_difference_is_an_upload(monkeypatch):
     """What the test above holds off: one client's own part, to the last digits of float32."""
     at = nodes()

@@ -429,7 +429,7 @@ class Site:
 
         ``bits``, ``places``: where the arrays are to be whole numbers, of how many bits, and of how many clients.
         """
-        stage, number, index, size = head["stage"], int(head["number"]), int(head["index"]), int(head["size"])
+        name, stage, number, index, size = _once(head), head["stage"], head["number"], head["index"], int(head["size"])
         forms = ready.forms[0 if stage == "warmup" else 1]
         form, before = forms[number], ready.row if number == 0 else forms[number - 1].memory
         if not 0 <= index < 2**31:
@@ -472,7 +472,7 @@ class Site:
             asked = {name: each for name, each in given.items() if name in ("clients", "download", "fixed")}
             question = question_of(text, [*jax.tree.leaves(asked), *jax.tree.leaves(memory)])
             own = self.policy.update_noise
-            self._answered.take(_once(head), question, self.policy, 0.0 if own is None else own**-2)
+            self._answered.take(name, question, self.policy, 0.0 if own is None else own**-2)
             total = self._noised(total, given["clients"], form.one, question)
         for k, row in enumerate(rows):
             own = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], answer.memory)
@@ -905,8 +905,16 @@ def exchange_name(head: dict[str, Unknown]) -> str:
 
 
 def _once(head: dict[str, Unknown]) -> str:
-    """The name of what of a run is answered once, whatever process of the server asks for it."""
-    return f"exchange {int(head['number'])} of round {int(head['index'])} ({head['stage']}) of run {int(head['run'])}"
+    """The name of what of a run is answered once, whatever process of the server asks for it.
+
+    Raises:
+        NodeError: it is in another form than servers have it: −1 would be a second name of the last exchange.
+    """
+    run, stage, index, number = (head[name] for name in ("run", "stage", "index", "number"))
+    numbers = all(type(each) is int and each >= 0 for each in (run, index, number))
+    if not numbers or stage not in ("warmup", "exchanges"):
+        raise NodeError(f"there is no exchange {number!r} of round {index!r} ({stage!r}) of run {run!r}")
+    return f"exchange {number} of round {index} ({stage}) of run {run}"
 
 
 def precise_versions() -> dict[str, Unknown]:
