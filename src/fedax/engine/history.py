@@ -108,7 +108,7 @@ class Run:
         model_of(self._origin, self.best.params if best and self.best is not None else self.params).save(path)
 
     def public(self) -> "Run":
-        """What may be published of a private run: nothing in it is not covered by ε, or made of public data.
+        """What may be published of a private run: all of it is covered by ε, or made of public data.
 
         Returns:
             A run with the model, the best model where one was kept, the status, and the history's
@@ -130,7 +130,7 @@ class Run:
             ['epsilon', 'round']
         """
         if self.public_columns is None:
-            way_out = "this run is not private; it is with privacy=fedax.DP(…) of noise above 0, and without noise_seed"
+            way_out = "this run is not private; it is with privacy=fedax.DP(…) of noise above 0 and no noise_seed"
             raise ConfigError("privacy", None, way_out)
         history = of_public(self.history, self.public_columns)
         rows = [dict(zip(history, values, strict=True)) for values in zip(*history.values(), strict=True)]

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedax.engine.checkpoint import write_atomic
+from fedax.engine.places.roster import private_key, public_key
 from fedax.errors import ConfigError, NodeError
 from fedax.files import write_private
 
@@ -158,7 +159,7 @@ def make_node_key(path: Path) -> bool:
         write_private(path, key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _NO_PASSWORD))
     if made or not public.exists():
         text = (
-            load_node_key(path)
+            private_key(path)
             .public_key()
             .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
         )
@@ -166,34 +167,14 @@ def make_node_key(path: Path) -> bool:
     return made
 
 
-def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A node's private key.
-
-    Raises:
-        ConfigError: the file is no private EC key in OpenSSH's form.
-    """
-    try:
-        key = serialization.load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise ConfigError("key", str(path), f"no private key in OpenSSH's form ({error})") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError("key", str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")
-    return key
-
-
 def load_public(path: Path) -> bytes:
     """A node's public key, in the form in which Flower's SuperLink knows it.
 
     Raises:
-        ConfigError: the file is no public EC key in OpenSSH's form.
+        ConfigError: as :func:`public_key`.
     """
-    try:
-        key = serialization.load_ssh_public_key(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError("nodes", str(path), f"no public key in OpenSSH's form ({error})") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not key.curve.name.startswith("secp"):
-        raise ConfigError("nodes", str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")
-    return key.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    found: bytes = public_key(path, "nodes").public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return found
 
 
 def greet(address: str, ca: Path) -> str | None:

@@ -17,6 +17,7 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
+from fedax.engine.places.roster import private_key
 from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
@@ -130,7 +131,7 @@ class _Door:
 
     def __init__(self, link: str, ca: Path, key: Path, state: Path, wait: float | None, say: Callable[[str], None]):
         self.link, self.ca, self.key, self.wait, self.say = link, ca, key, wait, say
-        self._private = certificates.load_node_key(key)
+        self._private = private_key(key)
         self._number_file = state / "number"
         self._next = self._next_line = 0.0
         self._missing: float | None = None

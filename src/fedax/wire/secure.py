@@ -35,8 +35,8 @@ class SecureSum(Settings):
         clip: the longest Euclidean norm of an upload, > 0. ``None``: the clip of ``privacy``.
         bits: of each number on the wire: 16, 24 or 32.
         threshold: of real nodes, how many have to stay until the end of an exchange, ≥ 2. ``None``: more than two
-            thirds of those that are asked. More than half have to in any case. With t of n nodes, 2t − n − 1 may work
-            with the server; nodes refuse a threshold that is too low for their owners.
+            thirds of those that are asked. More than half have to in any case. With t of n nodes, 2t − n − 1 may
+            work with the server; nodes refuse a threshold that is too low for their owners.
 
     Raises:
         ConfigError: values out of range.

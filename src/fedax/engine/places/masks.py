@@ -13,7 +13,7 @@ The server and the link are not trusted. Each node signs its keys, with those by
 (:mod:`fedax.engine.places.roster`), and with them what is asked of it: of which exchange, of which model and job, over
 which nodes, with which weight. It masks a sum with those alone that have signed the same, and where its own weight does
 not outdo theirs. Before shares are given, the nodes sign whose y_i are summed, and each looks at the others' signatures
-(the round of consistency). With n nodes, of which c work with the server, 2 · ``threshold`` > n + c: two different sets
+(the round of consistency). With n nodes, of which c work with the server, 2 ``threshold`` > n + c: two different sets
 of nodes cannot both have ``threshold`` signatures, nor both kinds of shares of one node.
 
 Keys are X25519's, derived ones HKDF-SHA256's, PRG is AES-256-CTR, shares are encrypted by AES-256-GCM: of the package

@@ -111,8 +111,8 @@ class Policy:
         clip: C > 0, the longest norm of one client's update. With it each sum of updates that leaves has Gaussian noise
             of standard deviation ``update_noise`` · C · (the largest weight of a client in it).
         update_noise: z > 0; with ``clip`` only, and not with ``nodes``.
-        epsilon: the budget ε > 0 of all noise together, over all runs: (ε, δ)-differential privacy of clients against
-            the server. Default: 8, where there is noise.
+        epsilon: the budget ε > 0 of all noise together, over all runs: (ε, δ)-differential privacy of clients, as the
+            server sees them. Default: 8, where there is noise.
         delta: its δ, from 1e-12, below 1; default: 1e-5.
 
     Raises:

@@ -5,6 +5,7 @@ import binascii
 import hashlib
 import os
 import pathlib
+from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -70,15 +71,13 @@ class Roster:
 
     @cached_property
     def _private(self) -> Unknown:
-        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-
-        return load_ssh_private_key(self.key.read_bytes(), None)
+        return private_key(self.key)
 
     @cached_property
     def _known(self) -> "dict[str, _Node]":
         found = {}
         for path in sorted(self.folder.glob("*.pub")):
-            public = _public(path)
+            public = public_key(path, "roster")
             found[_name(public)] = _Node(path.stem, public)
         if self.name not in found:
             raise ConfigError("roster", str(self.folder), f"the key of this node, {self.key}.pub, is not in it")
@@ -92,16 +91,37 @@ class _Node(NamedTuple):
     public: Unknown
 
 
-def _public(path: pathlib.Path) -> Unknown:
-    from cryptography.hazmat.primitives.asymmetric import ec
+def private_key(path: pathlib.Path) -> Unknown:
+    """A node's private key, an ``EllipticCurvePrivateKey`` of the package cryptography.
+
+    Raises:
+        ConfigError: the file is no private EC key in OpenSSH's form.
+    """
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+    return _read(path, "key", "private", lambda content: load_ssh_private_key(content, None))
+
+
+def public_key(path: pathlib.Path, field: str) -> Unknown:
+    """A node's public key, an ``EllipticCurvePublicKey``; ``field``: what the command that reads it calls it.
+
+    Raises:
+        ConfigError: the file is no public EC key in OpenSSH's form.
+    """
     from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
+    return _read(path, field, "public", load_ssh_public_key)
+
+
+def _read(path: pathlib.Path, field: str, which: str, load: Callable[[bytes], Unknown]) -> Unknown:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     try:
-        key = load_ssh_public_key(path.read_bytes())
+        key = load(path.read_bytes())
     except (OSError, ValueError, TypeError) as error:
-        raise ConfigError("roster", str(path), f"no public key in OpenSSH's form ({error}); {_WAY_OUT}") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ConfigError("roster", str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")
+        raise ConfigError(field, str(path), f"no {which} key in OpenSSH's form ({error})") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+        raise ConfigError(field, str(path), "give an elliptic-curve key: ssh-keygen -t ecdsa -b 384")
     return key
 
 
