@@ -131,13 +131,15 @@ def test_old_requests_and_those_of_before_a_restart(link: Link, monkeypatch: pyt
     assert refused(link.node("a").PullMessages, pull)[0] == 503  # nodes ask again
 
 
-def test_what_was_taken_is_forgotten_when_it_is_too_old(link: Link) -> None:
-    link.pull("a")
-    guard = link.guard
+def test_what_was_taken_is_forgotten_when_it_is_too_old() -> None:
+    made = Link()
+    made.pull("a")
+    guard = made.guard
     assert len(guard._taken) == len(guard._ages) > 1
     guard._ages = type(guard._ages)((when - 100, what) for when, what in guard._ages)
-    link.pull("a")
+    made.pull("a")
     assert len(guard._taken) == len(guard._ages) == 1
+    made.close()
 
 
 def test_a_removed_node_is_nobody() -> None:
