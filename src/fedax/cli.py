@@ -1024,6 +1024,9 @@ def privacy(
     ] = None,
     exchanges: Annotated[int, typer.Option(help="Noisy sums in a round; see the method's page.")] = 1,
     warmup: Annotated[int, typer.Option(help="Noisy sums over all clients before the first round.")] = 0,
+    numbers: Annotated[
+        int, typer.Option(help="Numbers in a sum, most often the model's: noise of floating point ends somewhere.")
+    ] = 0,
     clip: Annotated[
         float | None, typer.Option(help="Also say how large the noise of the mean is.", show_default=False)
     ] = None,
@@ -1055,7 +1058,7 @@ def privacy(
         raise ConfigError("rate", rate, f"say who takes part by one of --rate, --cohort and --apart, not by {found}")
     if clip is not None:
         check_number("clip", clip, 0, open_low=True)
-    how: dict[str, Any] = {**sampling, "exchanges": exchanges, "warmup": warmup}
+    how: dict[str, Any] = {**sampling, "exchanges": exchanges, "warmup": warmup, "numbers": numbers}
     if noise is None:
         assert epsilon is not None
         noise = _rounded_up(noise_for(epsilon, delta, rounds, clients, **how))

@@ -196,3 +196,4 @@ def test_a_folder_keeps_its_secret(tmp_path):
         execute(build(config), folder, drawn=False)
     said = execute(build(config | {"privacy": CONFIG["privacy"] | {"noise_seed": 3}}), new_folder(tmp_path / "3", "b"))
     assert "Not private: the noise was made of a number" in render([said]) and not (said.folder / "noise.key").exists()
+    assert summary.NOT_PRIVATE in summary.spending(summary.problems([said])[0])  # what the command prints, too

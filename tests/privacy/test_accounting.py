@@ -208,6 +208,27 @@ def test_a_column_of_a_run_is_computed_once():
     assert again == ledger and [again.epsilon(np.int64(rounds), DELTA) for rounds in range(10, 60, 10)] == first
 
 
+@pytest.mark.parametrize(("z", "how", "shift"), [(1.0, {}, 1), (0.5, {"rate": 0.1}, 1), (0.7, {"cohort": 3}, 2)])
+def test_what_the_end_of_the_noise_takes(z, how, shift):
+    """Pairs have a last radius T. An attacker waits for a sum that one of two neighbours cannot give."""
+    T = math.sqrt(144 * math.log(2))
+    angle = (np.arange(4000) + 0.5) * 2 * np.pi / 4000
+    for pairs in (1, 50, 5000):
+        seen = []
+        for moved in {1, 2, pairs // 2, pairs} - {0}:  # so many pairs, all equally far
+            each = shift / z / math.sqrt(moved)
+            border = -each * np.cos(angle) + np.sqrt(T**2 - (each * np.sin(angle)) ** 2)
+            inside = np.exp(-(np.minimum(border, T) ** 2) / 2) - math.exp(-(T**2) / 2)
+            seen.append(40 * (moved * inside.mean() + pairs * math.exp(-(T**2) / 2)))  # or beyond its own last radius
+        told = Ledger(z, 100, numbers=2 * pairs, **how).tail(40)
+        assert max(seen) <= told < 1000 * max(seen), (pairs, seen, told)
+    for numbers in (0, 10**6):
+        left = DELTA - Ledger(z, 100, numbers=numbers, **how).tail(40)
+        epsilon = Ledger(z, 100, numbers=numbers, **how).epsilon(40, DELTA)
+        assert epsilon == (Ledger(z, 100, **how).epsilon(40, left) if left > 0 else math.inf)
+    assert Ledger(0.1, 100, numbers=1).epsilon(1, DELTA) == math.inf  # a clip is ten times the noise
+
+
 def test_what_a_ledger_says():
     for how, relation, accountant in (
         ({"rate": 0.1}, "add or remove a client", "PLD"),
@@ -239,6 +260,7 @@ def test_what_a_ledger_says():
         ({"apart": 0}, "apart = 0"),
         ({"exchanges": 0}, "exchanges = 0"),
         ({"warmup": -1}, "warmup = -1"),
+        ({"numbers": -1}, "numbers = -1"),
     ],
 )
 def test_a_ledger_that_cannot_be(given, message):

@@ -23,6 +23,7 @@ from fedax.wire.wire import Wire
 from .. import LONG
 
 pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
+from fedax.privacy.accounting import NOISE_END
 
 N, D, CLIP = 6, 4, 0.5
 _RNG = np.random.default_rng(0)
@@ -184,8 +185,9 @@ def noise_of(seed=0, index=0, number=0, like=None):
     for _ in range(4):
         key = jax.random.fold_in(key, 0)
     # Box and Muller, in float64, of the same bits.
-    high, low, turn = np.asarray(jax.random.bits(jax.random.split(key, 1)[0], (3, 750), jnp.uint32)).astype(float)
-    radius, angle = np.sqrt(-2 * np.log((high + (low + 0.5) / 2**32) / 2**32)), 2 * np.pi * turn / 2**32
+    a, b, c, turn = np.asarray(jax.random.bits(jax.random.split(key, 1)[0], (4, 750), jnp.uint32)).astype(float)
+    radius = np.sqrt(-2 * np.log((a + (b + (c + 0.5) / 2**32) / 2**32) / 2**32))
+    angle = 2 * np.pi * turn / 2**32
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
 
 
@@ -250,23 +252,34 @@ def test_an_empty_cohort_is_not_skipped():
     assert np.std(run.params) > 1
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
 def test_the_tail_of_the_noise_goes_on(dtype, monkeypatch):
-    """float32 normal numbers of 23 bits end at 5.42, and what lies beyond gives an upload away."""
+    """float32 normal numbers of 23 bits end at 5.42, and what lies beyond gives an upload away; of 52 bits at 8.2."""
+    if dtype == jnp.float64:
+        with jax.enable_x64():
+            return the_tail_goes_on(dtype, monkeypatch)
+    the_tail_goes_on(dtype, monkeypatch)
+
+
+def the_tail_goes_on(dtype, monkeypatch):
     drawn = np.asarray(jax.jit(lambda key: standard_normal(key, (2 * 10**7,), dtype))(jax.random.key(1)), float)
     for beyond in (3, 4, 5):
         expected = 2 * scipy.stats.norm.sf(beyond) * drawn.size
         assert abs((np.abs(drawn) > beyond).sum() - expected) < 5 * np.sqrt(expected) + 0.02 * expected, beyond
-    if dtype == jnp.float32:
+    if dtype != jnp.bfloat16:
         assert scipy.stats.kstest(drawn[: 10**6], "norm").pvalue > 1e-3
         halves = np.split(drawn, 2)  # the two numbers of one radius and angle
         assert abs(np.corrcoef(*halves)[0, 1]) < 2e-3 and abs(np.corrcoef(*np.square(halves))[0, 1]) < 2e-3
     # The rarest bits that there are, and the commonest.
-    bits = jnp.array([[0, 0, 2**32 - 1, 2**31], [0, 2**32 - 1, 0, 0], [0, 0, 0, 2**30]], jnp.uint32)
-    monkeypatch.setattr(jax.random, "bits", lambda *_: bits)
+    words = 4 if dtype == jnp.float64 else 3
+    radius = [[0, 0, 2**32 - 1, 2**31], [0, 2**32 - 1, 2**32 - 1, 0]] + [[0] * 4] * (words - 2)
+    bits = jnp.array([*radius, [0, 0, 0, 2**30], [0] * 4][: 2 * words - 2], jnp.uint32)
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape, kind: bits.reshape(shape))
     rare = np.asarray(standard_normal(jax.random.key(0), (8,), dtype), float)
-    squares = np.log(2) * np.array([2 * 65, 2 * 32, 0, 2])  # u = 2⁻⁶⁵, 2⁻³² (1 − 2⁻³³), 1 and ½
+    squares = np.log(2) * np.array([2 * (32 * words + 1), 2 * 32, 0, 2])  # u = 2⁻⁹⁷ or 2⁻¹²⁹, 2⁻³² (1 − 2⁻³²), 1 and ½
     np.testing.assert_allclose(np.hypot(rare[:4], rare[4:]), np.sqrt(squares), 2e-2, 1e-3)
+    assert np.hypot(rare[0], rare[4]) > 1.1 * NOISE_END
+    monkeypatch.undo()
 
 
 def test_correlated_noise_is_that_of_its_matrix():
@@ -282,7 +295,7 @@ def test_correlated_noise_is_that_of_its_matrix():
         privacy=private(noise=0.8, bands=3), evaluate_every=4, params=jnp.zeros(1500),
     )  # fmt: skip
     np.testing.assert_allclose(run.params, want, rtol=0, atol=1e-5)
-    assert run.history["epsilon"][-1] == fedax.privacy.Ledger(0.8, N, apart=3).epsilon(4, 1e-3)
+    assert run.history["epsilon"][-1] == fedax.privacy.Ledger(0.8, N, apart=3, numbers=1500).epsilon(4, 1e-3)
     assert wide(0.8, rounds=4, **options).history["epsilon"][-1] == run.history["epsilon"][-1]
 
 

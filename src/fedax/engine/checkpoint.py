@@ -272,7 +272,7 @@ class Keeper:
                     raise CheckpointError(f"{path}: {status} with figures up to round {last}; remove it")
                 asked = {"round", *costs, *columns(self.job), *(EXCLUSIONS if self.job.plan.watched else ())}
                 asked |= {"heard"} if self.job.memory == "nodes" else set()
-                asked |= {"epsilon"} if self.job.epsilon is not None else set()
+                asked |= {"epsilon"} if self.job.ledger is not None else set()
                 if differs := asked ^ rows[0].keys():
                     raise CheckpointError(
                         f"{self.folder}: only one of this run and the one that wrote it has the columns "

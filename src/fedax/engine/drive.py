@@ -76,7 +76,7 @@ class Lane:
     """One run: its history, and how it ended."""
 
     def __init__(self, job: Job):
-        self.job, self.history = job, History(job.forms, job.sent_once, job.epsilon)
+        self.job, self.history = job, History(job.forms, job.sent_once, None if job.ledger is None else job.epsilon)
         self.public = public_columns(job)  # of a private run
         self.until = job.until
         if isinstance(job.until, Patience):

@@ -6,7 +6,7 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,9 @@ from fedax.wire.privacy import DP
 from fedax.wire.secure import SecureSum
 from fedax.wire.sums import is_change
 from fedax.wire.wire import Wire
+
+if TYPE_CHECKING:
+    from fedax.privacy import Ledger
 
 _MOST_LISTED = 10_000  # clients of which each row of a history has a figure
 
@@ -89,7 +92,7 @@ class Job(NamedTuple):
         form: shapes and types of the task's own parameters; those of ``x`` are wider where they are bfloat16.
         origin: what the model of the run belongs to.
         seed: as of :func:`fedax.simulate`.
-        epsilon: the privacy that is spent after so many rounds; ``None``: uploads are not private.
+        ledger: what the run spends of privacy; ``None``: uploads are not private.
         spent: whether ``rounds`` are all that the budget of privacy allows, and more were asked for.
     """
 
@@ -116,12 +119,18 @@ class Job(NamedTuple):
     form: Tree
     seed: int
     origin: Origin
-    epsilon: Callable[[int], float] | None = None
+    ledger: "Ledger | None" = None
     spent: bool = False
 
     def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them."""
         return self.plan.task.whole_of(jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), x.tree, self.form))
+
+    def epsilon(self, rounds: int) -> float:
+        """The privacy that so many rounds spend, of uploads that are private."""
+        dp = self.hyper.wire.privacy
+        assert self.ledger is not None and dp is not None
+        return self.ledger.epsilon(rounds, dp.delta)
 
     @property
     def sent_once(self) -> int:
@@ -217,10 +226,6 @@ def make_job(
     given_wire = Wire(faults, guard, aggregate, privacy, compression.down, secure=secure)
     private.check(given_wire, algorithm, participation, census, until, parts)
     secured.check(given_wire, algorithm, participation, census)
-    spending = None if privacy is None else private.ledger(privacy, algorithm, participation, census.num_clients)
-    asked_for = rounds
-    if spending is not None and privacy is not None:
-        rounds, stops = private.within(privacy, spending, rounds, stops)
     algorithm, up, wire = one_type((algorithm, compression.up, given_wire))
     key, x = start(task, params, seed, shared)
     loses = here is None and algorithm.traits().cohorts == "any"
@@ -254,6 +259,11 @@ def make_job(
         alone = hyper._replace(wire=dataclasses.replace(wire, privacy=None, secure=None))
     forms, program = dry_run(alone, pool, key, x, plain)
     _check_uploads(aggregate, algorithm, forms)
+    asked_for, ledger = rounds, None
+    if privacy is not None:
+        drawn = private.numbers_of(privacy, forms)
+        ledger = private.ledger(privacy, algorithm, participation, census.num_clients, drawn)
+        rounds, stops = private.within(privacy, ledger, rounds, stops)
     if up is not None:
         _check_feedback(aggregate, up)
         algorithm = compressed(algorithm, up, forms)
@@ -285,8 +295,7 @@ def make_job(
     return Job(
         hyper, fed, key, x, here if stream else None, census, own, plan, memory, forms, settings,
         rounds, stops, held, parts, labels, by_client, grad_norm, density, until, form, seed, origin,
-        None if privacy is None or spending is None else functools.partial(spending.epsilon, delta=privacy.delta),
-        rounds < asked_for,
+        ledger, rounds < asked_for,
     )  # fmt: skip
 
 

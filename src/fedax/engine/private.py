@@ -135,17 +135,25 @@ def check(
         raise ConfigError("privacy.adaptive.noise", None, way_out)
 
 
-def ledger(dp: DP, method: Algorithm, participation: Participation, num_clients: int) -> "Ledger":
-    """What the run spends."""
+def numbers_of(dp: DP, forms: tuple[list[Form], list[Form]]) -> int:
+    """The numbers that the largest release has."""
+    uploads = [jax.eval_shape(decoded, form.upload) for stage in forms for form in stage]
+    sizes: list[int] = [sum(leaf.size for leaf in jax.tree.leaves(each)) for each in uploads]
+    return max(sizes) + (dp.adaptive is not None)
+
+
+def ledger(dp: DP, method: Algorithm, participation: Participation, num_clients: int, numbers: int) -> "Ledger":
+    """What the run spends; ``numbers``: in a release."""
     from fedax.privacy import Ledger
 
     drawn: Sampling | None = participation.sampling(num_clients)
     assert drawn is not None
     heard = {stage: sum(each.server is not None for each in _of(method, stage)) for stage in ("exchanges", "warmup")}
-    places = {} if drawn.rate is None else {"places": participation.places(num_clients)}
+    places = None if drawn.rate is None else participation.places(num_clients)
     return Ledger(
-        float(dp.noise), num_clients, rate=drawn.rate, cohort=drawn.cohort, apart=drawn.apart, **heard, **places
-    )
+        float(dp.noise), num_clients, rate=drawn.rate, cohort=drawn.cohort, apart=drawn.apart, places=places,
+        numbers=numbers, **heard,
+    )  # fmt: skip
 
 
 def within(dp: DP, spending: "Ledger", rounds: int, stops: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
@@ -165,21 +173,23 @@ def within(dp: DP, spending: "Ledger", rounds: int, stops: tuple[int, ...]) -> t
     return most, (*(stop for stop in stops if stop < most), most)
 
 
-def outlook(
-    dp: DP, method: Algorithm, participation: Participation, num_clients: int, rounds: int
-) -> dict[str, Unknown]:
+def outlook(dp: DP, spending: "Ledger", rounds: int) -> dict[str, Unknown]:
     """What is known of a run's privacy before it, in plain values.
 
+    Args:
+        dp: of the run.
+        spending: of its method.
+        rounds: that are asked for.
+
     Returns:
-        ``relation`` and ``accountant``, as of :class:`fedax.privacy.Ledger`; ``exchanges`` of a round and ``warmup``;
-        ``drawn``, how clients are: its ``rate``, ``places``, ``cohort`` and ``apart``; ``rounds`` that the budget
-        allows of those asked for; ``epsilon``, what these spend; ``one``, what they would spend with one exchange a
-        round and no warm-up.
+        ``relation`` and ``accountant``, as of :class:`fedax.privacy.Ledger`; ``exchanges`` of a round, ``warmup`` and
+        ``numbers`` of a release; ``drawn``, how clients are: its ``rate``, ``places``, ``cohort`` and ``apart``;
+        ``rounds`` that the budget allows of those asked for; ``epsilon``, what these spend; ``one``, what they would
+        spend with one exchange a round and no warm-up.
     """
-    spending = ledger(dp, method, participation, num_clients)
     most, _ = within(dp, spending, rounds, ())
     one = dataclasses.replace(spending, exchanges=1, warmup=0)
-    told = {name: getattr(spending, name) for name in ("relation", "accountant", "exchanges", "warmup")}
+    told = {name: getattr(spending, name) for name in ("relation", "accountant", "exchanges", "warmup", "numbers")}
     told["drawn"] = {name: getattr(spending, name) for name in ("rate", "places", "cohort", "apart")}
     spent = {name: each.epsilon(most, dp.delta) for name, each in (("epsilon", spending), ("one", one))}
     return told | {"rounds": most} | spent

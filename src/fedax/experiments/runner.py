@@ -19,7 +19,7 @@ from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
 from fedax.engine.identity import differences, same_versions
-from fedax.engine.job import make_job
+from fedax.engine.job import Job, make_job
 from fedax.engine.places.nodes import Transport
 from fedax.engine.places.side_by_side import side_by_side
 from fedax.engine.private import outlook
@@ -292,16 +292,11 @@ class Checked(NamedTuple):
 
 def check_methods(experiment: Experiment) -> Checked:
     """Check that each method can be run as is asked, before any is; of several processes, in all of them."""
-    parts: dict[str, Any] = {"work": experiment.work, "participation": experiment.participation}
-    parts |= {"val": experiment.val, "test": experiment.test}
-    given: dict[str, Any] = (
-        {"task": experiment.task, "data": experiment.data, "shared": {}} | parts | experiment.options
-    )
-    run = experiment.config["run"]
+    run, shared = experiment.config["run"], dict[Any, Any]()
     found = Checked({}, {}, {}, {})
     alike = experiment.fleet is None and bool(run["split_seeds"]) and _alike(experiment)
-    for label, algorithm in experiment.methods.items():
-        job = within(f"methods.{label}", functools.partial(make_job, algorithm, **given))
+    for label in experiment.methods:
+        job = job_of(experiment, label, shared)
         found.made_of[label] = {name: text for name, text in job.settings().items() if name != "seed"}
         found.made_of[label] |= {
             f"code {place}": digest for place, digest in experiment.problem(label).get("code", {}).items()
@@ -309,9 +304,17 @@ def check_methods(experiment: Experiment) -> Checked:
         side_by_side = experiment.fleet is None and (alike if run["split_seeds"] else True)
         found.together[label] = side_by_side and worth_lanes(job, len(run["seeds"]))
         found.columns[label] = columns(job)
-        if (private := outlook_of(experiment, label)) is not None:
+        if (private := outlook_of(experiment, job)) is not None:
             found.private[label] = private
     return found
+
+
+def job_of(experiment: Experiment, label: str, shared: dict[Any, Any]) -> Job:
+    """The job of a method, checked; ``shared``: of several, as of ``make_job``."""
+    parts: dict[str, Any] = {"work": experiment.work, "participation": experiment.participation}
+    parts |= {"val": experiment.val, "test": experiment.test, "shared": shared} | experiment.options
+    made = functools.partial(make_job, experiment.methods[label], experiment.task, experiment.data, **parts)
+    return within(f"methods.{label}", made)
 
 
 def _alike(experiment: Experiment) -> bool:
@@ -330,18 +333,10 @@ def _alike(experiment: Experiment) -> bool:
     return True
 
 
-def outlook_of(experiment: Experiment, label: str) -> dict[str, Any] | None:
-    """What is known of the privacy of a method's runs; ``None``: they are not private."""
-    if (dp := experiment.options.get("privacy")) is None:
-        return None
-    number = experiment.data.num_clients
-    return outlook(
-        dp,
-        experiment.methods[label],
-        experiment.participation or fedax.Full(),
-        number,
-        experiment.config["run"]["rounds"],
-    )
+def outlook_of(experiment: Experiment, job: Job) -> dict[str, Any] | None:
+    """What is known of the privacy of a job's runs; ``None``: they are not private."""
+    dp = experiment.options.get("privacy")
+    return None if dp is None or job.ledger is None else outlook(dp, job.ledger, experiment.config["run"]["rounds"])
 
 
 def check_key(folder: Path, experiment: Experiment) -> None:

@@ -650,6 +650,9 @@ def with_spread(column: str, values: np.ndarray) -> str:
     return " ".join(filter(None, show_parts(column, float(np.mean(values)), spread(values))))
 
 
+NOT_PRIVATE = "Not private: the noise was made of a number that is in the configuration (noise_seed)."
+
+
 def spending(problem: Problem) -> list[str]:
     """What the private runs have spent, a sentence for each method, or one where all have spent the same."""
     said: dict[str, list[str]] = {}
@@ -661,7 +664,10 @@ def spending(problem: Problem) -> list[str]:
                 last = max(int(run.history["round"][-1]) for run in m.runs if run.spent)
                 text += f"; the budget ended the run after round {last} of {ends}"
             said.setdefault(text, []).append(m.label)
-    return [f"{_list(labels)}: {text}." for text, labels in said.items()]
+    sentences = [f"{_list(labels)}: {text}." for text, labels in said.items()]
+    if said and problem.records[0].config["privacy"].get("noise_seed") is not None:
+        sentences.append(NOT_PRIVATE)
+    return sentences
 
 
 def deltas(problem: Problem) -> list[str]:

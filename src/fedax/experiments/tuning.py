@@ -35,7 +35,7 @@ from fedax.experiments.config import (
     put,
 )
 from fedax.experiments.defaults import judge
-from fedax.experiments.runner import begin, check_key, finish, outlook_of
+from fedax.experiments.runner import begin, check_key, finish, job_of
 from fedax.experiments.runs import (
     Path,
     Record,
@@ -236,7 +236,8 @@ def _sweep(
             "batch_size": experiment.config["run"].get("batch_size"),
         }
 
-    most = [_ended(experiment, label) for experiment in experiments]
+    shared = dict[Any, Any]()
+    most = [_ended(experiment, label, shared) for experiment in experiments]
 
     def on_row(at: dict[str, Any], seed: int, row: dict[str, Any]) -> None:
         point = points[at["number"]]
@@ -270,10 +271,13 @@ def _sweep(
     return found
 
 
-def _ended(experiment: Experiment, label: str) -> int | None:
+def _ended(experiment: Experiment, label: str, shared: dict[Any, Any]) -> int | None:
     """The round with which a budget of privacy ends a point's runs, where that is before their last one."""
-    private = outlook_of(experiment, label)
-    return None if private is None or private["rounds"] == experiment.config["run"]["rounds"] else private["rounds"]
+    dp = experiment.options.get("privacy")
+    if dp is None or dp.epsilon is None:
+        return None
+    job = job_of(experiment, label, shared)
+    return job.rounds if job.spent else None
 
 
 def _write_best(tuning: Tuning, record: Record) -> dict[str, list[str]]:

@@ -48,7 +48,7 @@ class Answered:
     def __init__(self, folder: str | os.PathLike[str]):
         self.path = pathlib.Path(folder) / FILE
         self._known: dict[str, str] = {}
-        self.total, self.days, self.loss = 0, {}, 0.0  # type: int, dict[str, int], float
+        self.total, self.days, self.loss, self.tail = 0, {}, 0.0, 0.0  # type: int, dict[str, int], float, float
         for number, line in enumerate(self._lines(), 1):
             try:
                 self._count(json.loads(line))
@@ -71,13 +71,17 @@ class Answered:
         name, digest, day, loss = line["name"], line["digest"], line["day"], float(line.get("loss", 0.0))
         if not (isinstance(name, str) and isinstance(digest, str) and isinstance(day, str) and loss >= 0):
             raise ValueError("it names no answer")
+        tail = _tail(loss, int(line.get("numbers", 0)))
         self._known[name] = digest
         if line.get("counts", True):
             self.total += 1
             self.days[day] = self.days.get(day, 0) + 1
         self.loss += loss
+        self.tail += tail
 
-    def take(self, name: str, digest: str, policy: Policy, loss: float = 0.0, counts: bool = True) -> None:
+    def take(
+        self, name: str, digest: str, policy: Policy, loss: float = 0.0, numbers: int = 0, counts: bool = True
+    ) -> None:
         """Take down that a question is answered; one that was answered before changes nothing.
 
         Args:
@@ -85,6 +89,7 @@ class Answered:
             digest: of the question.
             policy: of the owner.
             loss: Σ 1/z² of the noise on what leaves.
+            numbers: with noise that leave.
             counts: whether it is one of the questions that the policy limits.
 
         Raises:
@@ -101,16 +106,23 @@ class Answered:
             raise NodeError(f"its owner's policy (messages.total = {policy.total}): that many questions were answered")
         if counts and policy.daily is not None and self.days.get(day, 0) >= policy.daily:
             raise NodeError(f"its owner's policy (messages.daily = {policy.daily}): that many were answered today")
-        if loss and policy.spent(self.loss + loss) > policy.budget:
-            spent = f"ε = {policy.spent(self.loss):.3g} in {self.total} answers"
+        if loss and policy.spent(self.loss + loss, self.tail + _tail(loss, numbers)) > policy.budget:
+            spent = f"ε = {policy.spent(self.loss, self.tail):.3g} in {self.total} answers"
             raise NodeError(f"its owner's budget (budget.epsilon = {policy.budget:g}) is spent: {spent}")
         line: dict[str, Unknown] = {"name": name, "digest": digest, "day": day}
-        line |= ({"loss": loss} if loss else {}) | ({} if counts else {"counts": False})
+        line |= ({"loss": loss, "numbers": numbers} if loss else {}) | ({} if counts else {"counts": False})
         with self.path.open("ab") as file:
             file.write(json.dumps(line).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         self._count(line)
+
+
+def _tail(loss: float, numbers: int) -> float:
+    """The part of δ that the end of the noise of an answer takes."""
+    from fedax.privacy import Ledger
+
+    return Ledger(loss**-0.5, 1, numbers=numbers).tail(1) if loss else 0.0
 
 
 def question_of(text: str, arrays: Iterable[Unknown]) -> str:

@@ -1,6 +1,7 @@
 """The rules of a node's owner, which the node keeps whatever a server asks."""
 
 import dataclasses
+import math
 import os
 import pathlib
 import tomllib
@@ -200,11 +201,19 @@ class Policy:
         """The ε that all noise may spend."""
         return _EPSILON if self.epsilon is None else self.epsilon
 
-    def spent(self, loss: float) -> float:
-        """The ε of answers with noise z_1, z_2, …, of which ``loss`` is Σ 1/z²: that of one Gaussian mechanism."""
+    def spent(self, loss: float, tail: float = 0.0) -> float:
+        """The ε of answers with noise z_1, z_2, …: that of one Gaussian mechanism.
+
+        Args:
+            loss: Σ 1/z².
+            tail: the part of δ that the end of the noise takes, as of :meth:`fedax.privacy.Ledger.tail`.
+        """
         from fedax.privacy import Ledger
 
-        return Ledger(loss**-0.5, 1).epsilon(1, self.delta or _DELTA) if loss else 0.0
+        left = (self.delta or _DELTA) - tail
+        if not loss:
+            return 0.0
+        return math.inf if left < 1e-12 else Ledger(loss**-0.5, 1).epsilon(1, left)
 
     # ---- what a run may be
 

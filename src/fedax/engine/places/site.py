@@ -472,7 +472,8 @@ class Site:
             asked = {name: each for name, each in given.items() if name in ("clients", "download", "fixed")}
             question = question_of(text, [*jax.tree.leaves(asked), *jax.tree.leaves(memory)])
             own = self.policy.update_noise
-            self._answered.take(name, question, self.policy, 0.0 if own is None else own**-2)
+            size = sum(np.size(leaf) for leaf in jax.tree.leaves(total))
+            self._answered.take(name, question, self.policy, 0.0 if own is None else own**-2, size)
             total = self._noised(total, given["clients"], form.one, question)
         for k, row in enumerate(rows):
             own = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], answer.memory)
@@ -580,7 +581,7 @@ class Site:
         question = question_of(text, jax.tree.leaves(given))
         figures = 1 + sum(len(task.metrics) + 1 for _ in parts)
         loss = figures * self.policy.noise**-2 if self.policy.noise else 0.0
-        self._answered.take(f"evaluation {question}", question, self.policy, loss)
+        self._answered.take(f"evaluation {question}", question, self.policy, loss, figures)
         if self.policy.noise:
             noisy = self._with_noise(ready, question, given["model"], given["weights"], parts)
             return Message(_echo(head), packed(noisy))
@@ -619,9 +620,17 @@ class Site:
         return found
 
     def _normals(self, name: str, question: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Standard normal numbers of the node's own: the same for the same question, and else others."""
+        """Standard normal numbers of the node's own: the same for the same question, and else others.
+
+        Made as those of :func:`fedax.wire.privacy.standard_normal`, in float64.
+        """
         seed = hmac.digest((self.folder / "secret").read_bytes(), f"noise {name} {question}".encode(), "sha256")
-        return np.asarray(np.random.default_rng(int.from_bytes(seed, "big")).standard_normal(shape))
+        drawn, number = np.random.default_rng(int.from_bytes(seed, "big")), math.prod(shape)
+        high, low, turn = drawn.integers(2**64, size=(3, -(-number // 2)), dtype=np.uint64).astype(float)
+        radius = np.sqrt(-2 * np.log(high * 2.0**-64 + (low + 0.5) * 2.0**-128))
+        angle = 2 * math.pi * 2.0**-64 * turn
+        both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+        return np.asarray(both[:number].reshape(shape))
 
     def _forget(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """A run is over: its memory is not needed any more."""
@@ -870,7 +879,7 @@ class Site:
         if self._noisy:
             more["noise"] = {"on": sorted(self._noisy), "noise": self.policy.noise, "bound": self.policy.bound}
         if self._answered.loss:
-            more["epsilon"] = round(self.policy.spent(self._answered.loss), 4)
+            more["epsilon"] = round(self.policy.spent(self._answered.loss, self._answered.tail), 4)
         write_line(self.folder, message, answer, seconds, more)
 
 

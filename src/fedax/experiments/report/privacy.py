@@ -69,7 +69,7 @@ def _guarantee(record: Record, told: dict[str, dict[str, Any]]) -> list[str]:
     found = list(dict.fromkeys((each["relation"], each["accountant"]) for each in told.values()))
     said = [guaranteed(*each) for each in found]
     if record.config["privacy"].get("noise_seed") is not None:
-        said.insert(0, "Not private: the noise was made of a number that is in the configuration (noise_seed).")
+        said.insert(0, summary.NOT_PRIVATE)
     if not record.config["privacy"]["noise"]:
         said.append("Without noise there is no guarantee: ε is infinite.")
     return said

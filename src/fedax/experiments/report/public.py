@@ -80,6 +80,7 @@ def _of_a_seed(record: Record, seed: int) -> tuple[Ledger, int, int]:
     runs = [run for run in record.runs if run.seed == seed]
     told = [record.about["privacy"][run.label] for run in runs]
     heard = {stage: sum(each[stage] for each in told) for stage in ("exchanges", "warmup")}
+    heard["numbers"] = max(each.get("numbers", 0) for each in told)
     number = len(record.about["clients"]["sizes"])
     ledger = Ledger(record.config["privacy"]["noise"], number, **told[0]["drawn"], **heard)
     return ledger, max(int(run.history["round"][-1]) for run in runs), len(runs)
