@@ -152,7 +152,7 @@ def node_status(
     state: Annotated[pathlib.Path | None, typer.Option(help="Or the folder itself.", show_default="KEY.state")] = None,
     format: Annotated[str, typer.Option(metavar="text|json", help="How it is printed.")] = "text",
 ) -> None:
-    """Show a node's owner what it did: rounds, bytes, what left today, who asked.
+    """Show a node's owner what it did: rounds, bytes, what left today, who asked, what its noise has spent.
 
     \b
     Examples:
@@ -175,6 +175,9 @@ def node_status(
     typer.echo(f"{found['came']} bytes came, {found['left']} bytes left")
     today = ", ".join(f"{kind}: {count} bytes" for kind, count in found["left_today"].items())
     typer.echo(f"left today: {today or 'nothing'}")
+    typer.echo(f"{found['questions']} questions answered, {found['questions_today']} of them today")
+    if found["epsilon"] is not None:
+        typer.echo(f"the noise of its answers has spent ε = {found['epsilon']:g}")
     for run, about in [*found["runs"].items()][-10:]:
         typer.echo(f"  run {run}, asked by {', '.join(about['servers'])}: {about['messages']} messages")
     for error in found["errors"]:
@@ -184,6 +187,7 @@ def node_status(
 def node_table(folder: pathlib.Path) -> Table:
     """What a node's folder says of its work; lines that cannot be read are counted in ``unreadable``."""
     from fedax.data.formats import parse_json
+    from fedax.engine.places import answered
     from fedax.engine.places.site import read_rounds
     from fedax.files import rotated
     from fedax.flower.status import clean
@@ -191,6 +195,8 @@ def node_table(folder: pathlib.Path) -> Table:
     rounds = sum(read_rounds(folder / "site" / "rounds.json").values())
     today, runs, errors = time.strftime("%Y-%m-%d"), dict[str, Table](), list[Table]()
     found: Table = {"rounds": rounds, "messages": 0, "unreadable": 0, "came": 0, "left": 0, "last": None}
+    found["questions"], found["questions_today"] = answered.counted(folder / "site", today)
+    found["epsilon"] = None
     left: dict[str, int] = {}
     with contextlib.ExitStack() as files:
         logs = [files.enter_context(path.open("rb")) for path in rotated(folder / "site" / "log.jsonl")]
@@ -211,6 +217,9 @@ def node_table(folder: pathlib.Path) -> Table:
             if when.startswith(today):
                 what = _LEAVES.get(kind, "other")
                 left[what] = left.get(what, 0) + out
+            match line:
+                case {"epsilon": float(epsilon)} if epsilon >= 0:
+                    found["epsilon"] = epsilon
             if "run" in line:
                 about = runs.setdefault(clean(line["run"]), {"messages": 0, "servers": [], "first": clean(when)})
                 about |= {"messages": about["messages"] + 1, "last": clean(when)}

@@ -155,18 +155,34 @@ def test_a_node_tells_its_owner(tmp_path: Path) -> None:
     (site / "rounds.json").write_text('{"5": 2, "6": 1}')
     lines = [
         {"time": "2020-01-01T00:00:00+0000", "kind": "exchange", "run": 5, "server": "a@b", "came": 1, "left": 10},
-        {"time": today, "kind": "exchange", "run": 5, "server": "a@b", "came": 2, "left": 20},
-        {"time": today, "kind": "evaluate", "run": 6, "server": EVIL, "came": 4, "left": 40, "error": EVIL},
+        {"time": today, "kind": "exchange", "run": 5, "server": "a@b", "came": 2, "left": 20, "epsilon": 0.5},
+        {
+            "time": today,
+            "kind": "evaluate",
+            "run": 6,
+            "server": EVIL,
+            "epsilon": "9",
+            "came": 4,
+            "left": 40,
+            "error": EVIL,
+        },
     ]
     (site / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"half')
     given = ["deploy", "node", "status", "--key", str(tmp_path / "n")]
+    question = {"name": "exchange 5/0", "digest": "d", "day": "2020-01-01"}
+    answers = [question, question | {"counts": False}, question | {"day": today[:10]}, {"name": 3}]
+    record = "".join(json.dumps(each) + "\n" for each in answers) + '{"half'
+    (site / "answered.jsonl").write_text(record)
     found = json.loads(CliRunner().invoke(app, [*given, "--format", "json"]).stdout)
     assert {name: found[name] for name in ("rounds", "messages", "came", "left", "unreadable")} == {
         "rounds": 3, "messages": 3, "came": 7, "left": 70, "unreadable": 1,
     }  # fmt: skip
+    assert (found["questions"], found["questions_today"], found["epsilon"]) == (2, 1, 0.5)
+    assert (site / "answered.jsonl").read_text() == record  # a node may be writing it
     assert found["left_today"] == {"updates": 20, "figures": 40} and found["runs"]["6"]["servers"] == ["a?[2J b"]
     shown = CliRunner().invoke(app, given)
     assert shown.exit_code == 0 and "\x1b" not in shown.stdout and "a?[2J b" in shown.stdout
+    assert "2 questions answered, 1 of them today\nthe noise of its answers has spent ε = 0.5" in shown.stdout
 
 
 def test_the_command_of_a_node_stays() -> None:

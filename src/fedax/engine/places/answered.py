@@ -6,6 +6,7 @@ noise away. So a node keeps, in a file that is only added to, what it has answer
 before the answer leaves.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -116,6 +117,22 @@ class Answered:
             file.flush()
             os.fsync(file.fileno())
         self._count(line)
+
+
+def counted(folder: str | os.PathLike[str], day: str) -> tuple[int, int]:
+    """How many of the questions that a policy limits were answered, in all and on a day; the record stays as it is.
+
+    Lines that cannot be read are none.
+    """
+    path, days = pathlib.Path(folder) / FILE, list[Unknown]()
+    for text in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            match json.loads(text):
+                case {"counts": False}:
+                    pass
+                case {"name": str(), "digest": str(), "day": found}:
+                    days.append(found)
+    return len(days), days.count(day)
 
 
 def _tail(loss: float, numbers: int) -> float:
