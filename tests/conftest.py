@@ -19,6 +19,9 @@ os.environ.setdefault(
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
 
+# Processes that tests start would read the source of JAX anew, each for seconds, where Python may not keep what it made.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # What one worker has compiled, and processes that tests start, the others need not compile again.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled = tempfile.mkdtemp(prefix="fedax-tests-")
