@@ -2,7 +2,10 @@
 
 import os
 
+import pytest
+
 LONG = bool(os.environ.get("FEDAX_LONG"))
+long = pytest.mark.skipif(not LONG, reason="one of many that are much alike: FEDAX_LONG=1 runs it")
 # Methods that have each form of exchange: one, several, a warm-up, a listening one, one client alone, memory or none.
 FORMS = (
     "fedavg", "scaffold", "scaffold-m-vr", "mime", "ce-lsgd", "vrl-sgd", "fedpd", "fednova-vr", "fedda-mvr",
@@ -10,9 +13,14 @@ FORMS = (
 )  # fmt: skip
 
 
-def every(number, cases):
-    """Each ``number``-th of some cases that are much alike; all where the longest tests are asked for."""
-    return list(cases) if LONG else list(cases)[::number]
+def always(cases, *names):
+    """Cases that are much alike, as parameters of a test: these run always, the others where the longest are asked for.
+
+    The others are marked, so they are counted as skipped.
+    """
+    cases = list(cases)
+    assert all(name in cases for name in names), names
+    return [case if case in names else pytest.param(case, marks=long) for case in cases]
 
 
 def some(methods):

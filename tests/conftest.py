@@ -19,7 +19,7 @@ os.environ.setdefault(
     * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
 
-# Processes that tests start would read the source of JAX anew, each for seconds, where Python may not keep what it made.
+# Where Python may not keep its bytecode, each process that a test starts compiles JAX's sources, for seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # What one worker has compiled, and processes that tests start, the others need not compile again.
@@ -34,6 +34,7 @@ from jaxtyping import config
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; small runs take one
+jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody looks where the operations of a program were written
 
 
 def pytest_collection_finish() -> None:

@@ -11,7 +11,7 @@ import pytest
 import fedax
 from fedax import programs
 
-from .. import every
+from .. import always
 from .problem import DATA, TASK
 
 MAPS = pathlib.Path("/proc/self/maps")
@@ -49,13 +49,15 @@ def test_a_shape_is_a_program(room, compilations):
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="counts the memory maps of this process, as Linux tells them")
-@pytest.mark.parametrize("options", every(2, [{"client_memory": "host"}, {}]), ids=str)
-def test_many_tasks_leave_no_programs_behind(room, options):
+@pytest.mark.parametrize("memory", always(["host", "device"], "host"))
+def test_many_tasks_leave_no_programs_behind(room, memory):
     """Each compiled program has memory maps, and Linux allows a process 65,530."""
 
     def maps_after_another_task():
         task = fedax.Task(TASK.init, lambda *given: TASK.loss(*given))
-        fedax.simulate(fedax.create("scaffold", lr=0.05), task, DATA, rounds=1, work=fedax.Steps(1), **options)
+        fedax.simulate(
+            fedax.create("scaffold", lr=0.05), task, DATA, rounds=1, work=fedax.Steps(1), client_memory=memory
+        )
         gc.collect()
         return MAPS.read_bytes().count(b"\n")
 

@@ -29,7 +29,7 @@ from fedax.engine.places.remote import Remote
 from fedax.engine.places.site import Problem, Site
 from fedax.errors import DamagedWarning
 
-from .. import every, some
+from .. import always, some
 from . import here, places
 from .here import Here
 from .methods import Listening, Mime, OneWalks, Scaffold, Server, Warm, WithControl
@@ -862,7 +862,7 @@ def plain(name: str) -> fedax.Run:
 
 
 @pytest.mark.parametrize("kind", [Twice, Echoing])
-@pytest.mark.parametrize("name", every(2, KEEPING))
+@pytest.mark.parametrize("name", always(KEEPING, "one exchange", "listening", "one walks"))
 def test_messages_that_come_more_than_once(name, kind):
     found = run(KEEPING[name], kind(nodes(KEEPING[name])))
     same(found, plain(name))
@@ -903,7 +903,7 @@ class Killed(Each):
 TWO = [[3, 0, 1], [4, 2]]
 
 
-@pytest.mark.parametrize("name", every(2, KEEPING))
+@pytest.mark.parametrize("name", always(KEEPING, "one exchange", "listening", "one walks"))
 def test_a_run_that_was_killed_goes_on(name, tmp_path):
     """At any message; the nodes too are started again."""
     method, options = KEEPING[name], {"rounds": 2, "participation": fedax.Uniform(3), "evaluate_every": 2}

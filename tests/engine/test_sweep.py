@@ -16,7 +16,7 @@ import fedax
 from fedax.engine.job import make_job
 from fedax.errors import CheckpointError, ConfigError, DivergedWarning
 
-from .. import every
+from .. import always
 from .problem import DATA, TASK, UNEQUAL, P, federation, flat
 
 sweep = importlib.import_module("fedax.engine.sweep")
@@ -62,7 +62,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", every(2, METHODS))
+@pytest.mark.parametrize("name", always(METHODS, "fedavg", "fedadam", "scaffold-m-vr", "fedda-mvr"))
 def test_every_run_is_that_of_simulate(name):
     found = check(lambda lr: fedax.create(name, lr=lr), {"lr": LRS}, seeds=2, **METHODS[name])
     assert found.programs == 1
