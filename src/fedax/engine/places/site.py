@@ -472,8 +472,8 @@ class Site:
             asked = {name: each for name, each in given.items() if name in ("clients", "download", "fixed")}
             question = question_of(text, [*jax.tree.leaves(asked), *jax.tree.leaves(memory)])
             own = self.policy.update_noise
-            size = sum(np.size(leaf) for leaf in jax.tree.leaves(total))
-            self._answered.take(name, question, self.policy, 0.0 if own is None else own**-2, size)
+            drawn = sum(np.size(leaf) for leaf in jax.tree.leaves(total))
+            self._answered.take(name, question, self.policy, 0.0 if own is None else own**-2, drawn)
             total = self._noised(total, given["clients"], form.one, question)
         for k, row in enumerate(rows):
             own = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], answer.memory)
