@@ -147,12 +147,18 @@ class Ledger:
     def tail(self, rounds: int) -> float:
         """The part of δ that the end of the noise takes, in so many rounds.
 
-        Of two numbers that are drawn together the radius is exact up to T, where all that is beyond has probability
-        2⁻⁷² (:func:`fedax.wire.privacy.standard_normal`). Two sums that differ by Δ have the same values up to T − Δ,
-        and there the ratio of their densities is that of ideal noise. In a release of d numbers all else has a
-        probability of at most d 2⁻⁷² + √(d/2) Δ g(t) + Δ² g(Δ)/t, for each t ≤ Δ, with g(s) = T exp(−(T − s)²/2): the
-        radius of pair i, which differs by Δ_i, lies from T − Δ_i to T with at most Δ_i g(Δ_i). Those with Δ_i ≤ t have
-        Σ Δ_i ≤ √(d/2) Δ, the others Σ Δ_i ≤ Δ²/t.
+        Numbers are drawn in pairs, whose radius is exact up to T; beyond lie 2⁻⁷² of all
+        (:func:`fedax.wire.privacy.standard_normal`). Where both of two sums that differ by Δ are possible, the ratio of
+        their densities is that of ideal noise. In a release of d numbers all else has a probability of at most
+        d 2⁻⁷² + √(d/2) Δ g(t) + Δ² g(Δ)/t, for each t ≤ Δ, with g(s) = T exp(−(T − s)²/2): the radius of pair i, which
+        differs by Δ_i, lies from T − Δ_i to T with at most Δ_i g(Δ_i). Pairs with Δ_i ≤ t have Σ Δ_i ≤ √(d/2) Δ, the
+        others Σ Δ_i ≤ Δ²/t.
+
+        Args:
+            rounds: ≥ 0; the warm-up is counted besides.
+
+        Returns:
+            From 0, without ``numbers``, to 1.
 
         Example:
             >>> [f"{Ledger(noise, 100, numbers=10**6).tail(1000):.0e}" for noise in (1.0, 0.5, 0.25)]
@@ -161,15 +167,16 @@ class Ledger:
         if not self.numbers or not self.noise:
             return 0.0
         releases = rounds * self.exchanges + self.warmup
-        apart = (1.0 if self.relation.startswith("add") and not self._is_cut else 2.0) / self.noise
-        if apart >= NOISE_END:
+        shift = (1.0 if self.cohort is None and not self._is_cut else 2.0) / self.noise
+        if shift >= NOISE_END:
             return 1.0
 
-        def dense(shift: float) -> float:
-            return NOISE_END * math.exp(-((NOISE_END - shift) ** 2) / 2)
+        def g(s: float) -> float:
+            return NOISE_END * math.exp(-((NOISE_END - s) ** 2) / 2)
 
-        pairs, parts = math.sqrt(self.numbers / 2) * apart, [apart * k / 16 for k in range(1, 16)]
-        shifted = [pairs * dense(apart), *(pairs * dense(t) + apart**2 / t * dense(apart) for t in parts)]
+        spread = math.sqrt(self.numbers / 2) * shift
+        shifted = [spread * g(shift)]  # no pair differs by more
+        shifted += [spread * g(t) + shift**2 / t * g(shift) for t in (shift * k / 16 for k in range(1, 16))]
         return min(1.0, releases * (self.numbers * NOISE_REST + min(shifted)))
 
     @property

@@ -329,10 +329,10 @@ def standard_normal(key: Array, shape: tuple[int, ...], dtype: Unknown) -> Array
 
     ``jax.random.normal`` makes a float32 number of 23 bits: none is beyond 5.42, where one of 8 million should be, and
     an upload whose noised sum lies further out was certainly there. (In float64 none is beyond 8.2.) Here two numbers
-    have a radius of 96 bits and an angle of 32, in float64 of 128 and 64. A radius r is beyond with probability
-    exp(−r²/2); up to 9.99, which 2⁻⁷² of all are, the radii are as dense as float32 can hold them. What that leaves of
-    δ: :meth:`fedax.privacy.Ledger.tail`. Source: Box and Muller 1958, "A note on the generation of random normal
-    deviates".
+    have a radius of 96 bits and an angle of 32, in float64 of 128 and 64. A radius is larger than r with probability
+    exp(−r²/2). Up to 9.99, beyond which lie 2⁻⁷² of all, radii are as dense as float32 can hold them. What the rest
+    takes of δ: :meth:`fedax.privacy.Ledger.tail`. Source: Box and Muller 1958, "A note on the generation of random
+    normal deviates".
 
     Example:
         >>> drawn = standard_normal(jax.random.key(0), (3, 1000), jnp.float32)
