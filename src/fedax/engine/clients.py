@@ -12,7 +12,6 @@ from fedax.contract.oracle import Oracle
 from fedax.contract.types import Array, Tree
 from fedax.engine.loop import Clients, Federation, Tally, exchange_key, nobody
 from fedax.engine.plan import Plan
-from fedax.wire.sums import by_kind, scaled
 from fedax.wire.wire import Wire
 
 
@@ -111,17 +110,16 @@ def contribute(
     return total, jax.tree.map(lambda leaf: leaf[:size] if at is None else leaf[at[:size]], answers), done
 
 
-def alone(client: Client, memory: Tree, clients: Clients, at: Array) -> tuple[Tree, Answer, Tally]:
-    """Only the client at one position: its upload; the answer has the memory of all with its own in it."""
-    old, one = jax.tree.map(lambda leaf: leaf[at], (memory, clients))
-    upload, new, done = client(old, one)
-    memory = jax.tree.map(lambda all_, leaf: all_.at[at].set(leaf), memory, new.memory)
-    return of_one(upload, one), new._replace(memory=memory), done
-
-
-def of_one(upload: Tree, client: Clients) -> Tree:
-    """The upload of a client that is heard alone: its estimates as they are, p_i v_i of its changes."""
-    return by_kind(lambda leaf: leaf, lambda leaf: scaled(client.data_weights, leaf), upload)
+def alone(
+    make: Callable[[Outside], Client], outside: Outside, memory: Tree, at: Array, client: Clients, plan: Plan
+) -> tuple[Tree, Answer, Tally]:
+    """As :func:`contribute`, of one client, [1], whose row of ``memory`` is at a position; the other rows stay."""
+    total, answer, done = _in_chunks(
+        make(outside), outside.wire, jax.tree.map(lambda leaf: leaf[at][None], memory), client, plan
+    )
+    there = client.present[0]
+    kept = jax.tree.map(lambda all_, own: all_.at[at].set(jnp.where(there, own[0], all_[at])), memory, answer.memory)
+    return total, answer._replace(memory=kept), done
 
 
 def _in_chunks(client: Client, wire: Wire, memory: Tree, clients: Clients, plan: Plan) -> tuple[Tree, Answer, Tally]:

@@ -1,13 +1,15 @@
 """The loop over the exchanges of a round: it asks, and the place where the clients are answers.
 
-There is one such loop. The device drives it while JAX traces a round, the host block by block of clients.
+There is one such loop. The device drives it while JAX traces a round, the host block by block of clients. What does not
+depend on where the clients are is here: who is asked, which uploads still count, the server's step after an exchange.
 """
 
-from collections.abc import Callable, Generator
-from typing import NamedTuple
+from collections.abc import Generator
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedax.contract.algorithm import Algorithm, Exchange, Round
 from fedax.contract.types import Array, Tree
@@ -69,6 +71,11 @@ class Clients(NamedTuple):
         """The same with no weight for those that do not count; [S] truth values."""
         return self._replace(weights=self.weights * counts, data_weights=self.data_weights * counts)
 
+    def alone(self, at: Array) -> "Clients":
+        """A cohort of the one client at a position, [1], with ω = 1."""
+        one = Clients(*(leaf[at][None] for leaf in self))
+        return one._replace(weights=one.present.astype(one.weights.dtype))
+
 
 def nobody(num_clients: int) -> Clients:
     """What stands where there is no client."""
@@ -118,9 +125,11 @@ class Ask(NamedTuple):
         stage, number: which exchange: of ``"exchanges"`` or of ``"warmup"``, and its position there.
         exchange: what the method says about it.
         server: the server's state before it, of which the clients receive a download.
-        clients: who is asked.
+        clients: those of the round; no longer those whose weight is 0.
+        at: the position of the one client that is asked alone, with ω = 1; ``None``: all are asked.
         round: what the server knows about the round.
         counts: [S] whose uploads count so far.
+        wire: of the round.
     """
 
     stage: str
@@ -128,15 +137,43 @@ class Ask(NamedTuple):
     exchange: Exchange
     server: Tree
     clients: Clients
+    at: Array
     round: Round
     counts: Array
+    wire: Wire
 
 
 class Heard(NamedTuple):
-    """What came of an :class:`Ask`: the server's state after it, and [S] whose uploads were accepted (``()``: all)."""
+    """What the clients answered.
 
-    server: Tree
+    Attributes:
+        total: Σ ω_i v_i and Σ p_i change_i over those that count.
+        uploads: leaves [S, ...], where the server looks at them one by one; else ``()``.
+        accepted: whose uploads were accepted, [S], or [1] of one client that was asked alone; ``()``: all.
+        server: the server's state after the exchange, where its step was part of the same program; else ``None``.
+    """
+
+    total: Tree
+    uploads: Tree
     accepted: Array
+    server: Tree = None
+
+
+class Server(Protocol):
+    """What the server computes in a round: a part of the round's program, or programs of its own on the host."""
+
+    def one_of(self, stage: str, clients: Clients) -> Array:
+        """The position of one client, as :func:`one_of` draws it."""
+
+    def conclude(self, ask: Ask, heard: Heard) -> Tree:
+        """The server's state after the exchange, as :func:`conclude` makes it."""
+
+
+class Place(Server, Protocol):
+    """A server with the clients at hand."""
+
+    def answer(self, ask: Ask) -> Heard:
+        """Let the clients that are asked do their work."""
 
 
 class End(NamedTuple):
@@ -148,36 +185,49 @@ class End(NamedTuple):
 
 
 def exchanges(
-    stage: str, method: Algorithm, clients: Clients, round_: Round, server: Tree, wire: Wire, watched: bool
+    stage: str,
+    method: Algorithm,
+    clients: Clients,
+    round_: Round,
+    server: Tree,
+    wire: Wire,
+    watched: bool,
+    place: Server,
 ) -> Generator[Ask, Heard, End]:
     """The exchanges of a round, or of the warm-up; yields what it asks, and is sent what was heard.
 
     A round is skipped, and changes nothing, if none of its clients counts, or if the client that was to work alone is
     left out. With privacy a round of nobody is one like any other, of noise alone: that nobody came is private.
     """
-    before, counts, failed = server, clients.present, False
+    before, counts, failed, wire = server, clients.present, False, wire.of(round_)
     for number, exchange in enumerate(getattr(method, stage)()):
         if exchange.who not in ("cohort", "one"):
             raise ConfigError("who", exchange.who, "an exchange is with 'cohort' or with 'one'")
         asked = clients.only(counts) if wire.excludes else clients
-        heard = yield Ask(stage, number, exchange, server, asked, round_, counts)
-        server = heard.server
+        at = place.one_of(stage, asked) if exchange.who == "one" else None
+        ask = Ask(stage, number, exchange, server, asked, at, round_, counts, wire)
+        heard = yield ask
+        if wire.excludes and at is not None:
+            failed = failed | ~heard.accepted.all()
+            heard = heard._replace(accepted=(np.arange(len(counts)) != at) | heard.accepted)
+        if heard.server is not None:
+            server = heard.server
+        elif exchange.server is not None:
+            server = place.conclude(ask, heard)
         if wire.excludes:
             counts = counts & heard.accepted
-            if exchange.who == "one":
-                failed = failed | ~heard.accepted.all()
     if not watched:
         return End(server, counts, False)
     skipped = failed | (~counts.any() & (wire.privacy is None))
     return End(chosen_state(skipped, before, server), counts, skipped)
 
 
-def converse(loop: Generator[Ask, Heard, End], answer: Callable[[Ask], Heard]) -> End:
-    """Answer all that a loop asks."""
+def converse(loop: Generator[Ask, Heard, End], place: Place) -> End:
+    """Let a place answer all that a loop asks."""
     ask = next(loop)
     while True:
         try:
-            ask = loop.send(answer(ask))
+            ask = loop.send(place.answer(ask))
         except StopIteration as stop:
             end: End = stop.value
             return end
@@ -190,20 +240,13 @@ def chosen_state(skipped: Array, before: Tree, after: Tree) -> Tree:
     return jax.tree.map(lambda old, new: jnp.where(skipped, old, new), before, after)
 
 
-def conclude(ask: Ask, total: Tree, uploads: Tree, accepted: Array, wire: Wire, plan: Plan) -> Tree:
-    """The server's state after an exchange.
-
-    Args:
-        ask: what was asked.
-        total: Σ ω_i v_i and Σ p_i change_i over those that count; of an exchange with one client, its upload.
-        uploads: leaves [S, ...], where the server looks at them one by one.
-        accepted: [S] as of :class:`Heard`.
-        wire, plan: the run's.
-    """
-    if ask.exchange.server is None:
-        return ask.server
-    counts = ask.counts & accepted if wire.excludes else ask.counts
-    mean, round_ = wire.received(total, uploads, ask.round, counts, plan.by_number, ask.exchange.who == "one")
+def conclude(ask: Ask, heard: Heard, plan: Plan) -> Tree:
+    """The server's state after an exchange."""
+    counts = ask.counts & heard.accepted if ask.wire.excludes else ask.counts
+    mean, round_ = ask.wire.received(
+        heard.total, heard.uploads, ask.round, counts, plan.by_number, ask.exchange.who == "one"
+    )
+    assert ask.exchange.server is not None
     # In a program of its own the round's static fields came as arrays.
     return ask.exchange.server(ask.server, mean, round_._replace(num_clients=plan.num_clients))
 

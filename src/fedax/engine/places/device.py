@@ -13,6 +13,7 @@ from fedax.contract.vector import Vector
 from fedax.engine.clients import Client, Outside, alone, client_program, contribute
 from fedax.engine.loop import (
     Ask,
+    Clients,
     Exclusions,
     Federation,
     Heard,
@@ -94,7 +95,8 @@ def one_round(
     # Under full participation memory is taken and put back whole, in the clients' order.
     before = jax.tree.map(lambda leaf: leaf.at[clients.ids].get(mode="clip"), state.memory)
     place = Device(hyper, method, fed, key, index, before, plan, forms)
-    end = converse(exchanges(stage, method, clients, round_, state.server, hyper.wire, plan.watched), place.answer)
+    loop = exchanges(stage, method, clients, round_, state.server, hyper.wire, plan.watched, place)
+    end = converse(loop, place)
     _check_memory(method, state.memory, place.memory)
     memory, exclusions = place.memory, state.exclusions
     if exclusions:
@@ -132,28 +134,31 @@ class Device:
         self._messages: list[tuple[Array, Tree]] = []
 
     def answer(self, ask: Ask) -> Heard:
-        """Run the clients that are asked, and conclude."""
-        plan, wire = self._plan, self._hyper.wire.of(ask.round)
-        download = download_of(ask.exchange, self._method, ask.server, wire, self._outside.key, self._messages)
-        outside = self._outside._replace(wire=wire, download=decoded(download))
+        """Run the clients that are asked."""
+        plan = self._plan
+        download = download_of(ask.exchange, self._method, ask.server, ask.wire, self._outside.key, self._messages)
+        outside = self._outside._replace(wire=ask.wire, download=decoded(download))
         seen: list[tuple[Tree, Tree]] = []
 
         def make(outside: Outside) -> Client:
             return client_program(ask.stage, ask.number, plan, lambda *given: seen.append(given), outside)
 
-        if ask.exchange.who == "one":
-            at = one_of(ask.clients, self._outside.key)
-            total, answers, done = alone(make(outside), self.memory, ask.clients, at)
-            accepted = answers.accepted
-            if wire.guard is not None:
-                accepted = jnp.ones_like(ask.counts).at[at].set(accepted)
-        else:
+        if ask.at is None:
             total, answers, done = contribute(make, outside, self.memory, ask.clients, plan)
-            accepted = answers.accepted
+        else:
+            total, answers, done = alone(make, outside, self.memory, ask.at, ask.clients.alone(ask.at), plan)
         self.memory, self.done = answers.memory, jax.tree.map(jnp.add, self.done, done)
         if self._forms is not None:
             self._forms.append(self._form(ask, download, *seen[-1]))
-        return Heard(conclude(ask, total, answers.upload, accepted, wire, plan), accepted)
+        return Heard(total, answers.upload, answers.accepted)
+
+    def one_of(self, stage: str, clients: Clients) -> Array:
+        """The position of one client."""
+        return one_of(clients, self._outside.key)
+
+    def conclude(self, ask: Ask, heard: Heard) -> Tree:
+        """The server's state after the exchange."""
+        return conclude(ask, heard, self._plan)
 
     def _form(self, ask: Ask, download: Tree, upload: Tree, memory: Tree) -> Form:
         """Shapes, types, and which arrays are the same."""

@@ -22,7 +22,7 @@ from fedax.contract.compression import Identity, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine import processes
-from fedax.engine.clients import Answer, Outside, client_program, contribute, of_one
+from fedax.engine.clients import Answer, Outside, alone, client_program, contribute
 from fedax.engine.evaluate import measured, model_after, train_sums
 from fedax.engine.job import Job, compressors_of
 from fedax.engine.loop import (
@@ -64,15 +64,52 @@ class _Drawn(NamedTuple):
     blocks: list[Block]
 
 
-class Hosted:
+class HostServer:
+    """A server on the host: its part of the rounds of one job, exchange by exchange in programs of their own.
+
+    Attributes:
+        job: whose rounds they are.
+        index: of the round under way.
+    """
+
+    def __init__(self, job: Job):
+        self.job, self.index = job, 0
+
+    def known(self, ask: Ask) -> "Known":
+        """What the programs of an exchange are given."""
+        return self.job.hyper._replace(wire=ask.wire), ask.server, self.job.key, self.index
+
+    def which(self, ask: Ask) -> dict[str, Unknown]:
+        """By which an exchange has programs of its own."""
+        return {"stage": ask.stage, "number": ask.number, "plan": self.job.plan}
+
+    def one_of(self, stage: str, clients: Clients) -> Array:
+        """The position of one client."""
+        return int(_position_of_one(clients, self.job.key, self.index, stage=stage))
+
+    def conclude(self, ask: Ask, heard: Heard) -> Tree:
+        """The server's state after the exchange."""
+        return _conclude(self.known(ask), heard, ask.round, ask.counts, **self.which(ask))
+
+    def exclusions(self, state: State) -> list[Tree]:
+        """How often uploads were left out so far."""
+        return [state.exclusions]
+
+    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
+        """What the run keeps: the state, and the model."""
+        return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
+
+
+class Hosted(HostServer):
     """The program of one job whose rounds are a loop on the host, and the place that answers in them."""
 
     def __init__(self, job: Job):
-        self.job, self._examples = job, Examples(job.data, job.fed, job.own)
+        super().__init__(job)
+        self._examples = Examples(job.data, job.fed, job.own)
         self._clients = 0  # that took part since the costs were last asked for
         self._draws: dict[int, tuple[Clients, Round]] = {}  # of the rounds to come
         self._drawn: dict[int, _Drawn] = {}  # of the round under way, and the next one
-        self._under_way = (0, 0)  # the round, and the number of its last exchange
+        self._last = 0  # the number of the last exchange of the round under way
 
     def prepare(self) -> tuple[State, Tally]:
         """The state before round 0, and what the warm-up did."""
@@ -118,14 +155,6 @@ class Hosted:
             found[name] = [next(given) for _ in value] if isinstance(value, list) else next(given)
         return [found]
 
-    def exclusions(self, state: State) -> list[Tree]:
-        """How often uploads were left out so far."""
-        return [state.exclusions]
-
-    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
-        """What the run keeps: the state, and the model."""
-        return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
-
     def traffic(self) -> dict[str, Unknown]:
         """Nothing goes over a network to a client."""
         return {}
@@ -135,11 +164,11 @@ class Hosted:
         job, watched = self.job, self.job.plan.watched
         method = resolve(job.hyper.method, index)
         last = len(getattr(method, stage)()) - 1
-        self._under_way, self._now = (index, last), drawn
+        self.index, self._last, self._now = index, last, drawn
         # What clients keep is written when it is certain that they are not left out of a later exchange.
         self._rows.hold = watched and last > 0
-        loop = exchanges(stage, method, drawn.clients, drawn.round, state.server, job.hyper.wire, watched)
-        end = converse(loop, self.answer)
+        loop = exchanges(stage, method, drawn.clients, drawn.round, state.server, job.hyper.wire, watched, self)
+        end = converse(loop, self)
         if self._rows.hold:
             self._rows.release(drawn.blocks, end.counts & ~end.skipped)
         self._clients += int(drawn.clients.present.sum()) if jax.process_index() == 0 else 0
@@ -147,45 +176,43 @@ class Hosted:
         return State(end.server, state.memory, exclusions)
 
     def answer(self, ask: Ask) -> Heard:
-        """Run the clients of this process, block by block; conclude with the sum over all processes."""
-        job, wire = self.job, self.job.hyper.wire.of(ask.round)
+        """Run the clients of this process, block by block; the sum is that over all processes."""
         visited, listens = self._now.blocks, ask.exchange.server is None
-        known = (job.hyper._replace(wire=wire), ask.server, job.key, self._under_way[0])
-        which = {"stage": ask.stage, "number": ask.number, "plan": job.plan}
         # The server's step is in the same program where nothing is waited for in between.
-        at_once = ask.exchange.who == "cohort" and not listens and len(visited) == processes.count() == 1
-        work = functools.partial(_contribute, heard=(ask.round, ask.counts) if at_once else None)
-        at = -1
-        if ask.exchange.who == "one":
-            at = int(position_of_one(ask.clients, job.key, self._under_way[0], stage=ask.stage))
-            # Where another process has that client any block runs, and its upload counts as zero.
-            visited = [block for block in visited if at in block.positions] or visited[:1]
-            mine = at in visited[0].positions
-            work = functools.partial(_alone, row=visited[0].positions.tolist().index(at) if mine else 0, mine=mine)
+        at_once = ask.at is None and not listens and len(visited) == processes.count() == 1
+        after_it = (ask.round, ask.counts) if at_once else None
+        row = None
+        if ask.at is not None:
+            # Where another process has that client any block runs, and nobody of it.
+            visited = [block for block in visited if ask.at in block.positions] or visited[:1]
+            row = next(iter(np.flatnonzero(visited[0].positions == ask.at)), 0)
         total: Tree = None
         for block, after in itertools.zip_longest(visited, visited[1:]):
             fed = self._examples.take(block)
             clients = block.now(ask.clients, self._examples.streamed)
-            part, block.answer, done = work(known, fed, self._to_devices(self._rows.take(block)), clients, **which)
+            if row is not None:
+                clients = clients._replace(present=clients.present & (block.positions == ask.at)).alone(row)
+            rows = self._to_devices(self._rows.take(block))
+            part, block.answer, done = _contribute(
+                self.known(ask), fed, rows, clients, row, after_it=after_it, **self.which(ask)
+            )
             self._rows.at_work(block, done)
             total = part if total is None else jax.tree.map(jnp.add, total, part)
             self._look_ahead(ask, after)
-        accepted = self._accepted(visited, at, len(ask.counts)) if wire.guard is not None else ()
+        accepted = self._accepted(visited, ask) if ask.wire.guard is not None else ()
         if at_once or listens:
-            return Heard(ask.server if listens else total, accepted)
+            return Heard((), (), accepted, total if at_once else None)
         uploads: Tree = ()
-        if wire.gathers:
+        if ask.wire.gathers:
             leaves = zip(*(jax.tree.leaves(block.answer.upload) for block in visited), strict=True)
             form = jax.tree.structure(visited[0].answer.upload)
             uploads = jax.tree.unflatten(form, [_assembled(visited, each, len(ask.counts)) for each in leaves])
-        server = conclude_alone(known, processes.total(total), uploads, accepted, ask.round, ask.counts, **which)
-        return Heard(server, accepted)
+        return Heard(processes.total(total), uploads, accepted)
 
     def _look_ahead(self, ask: Ask, after: Block | None) -> None:
         """Read what the next block needs, of the next round too, while this one is at work."""
-        index, last = self._under_way
-        if after is None and ask.number == last and ask.stage == "exchanges":
-            after = self._round_drawn(index + 1).blocks[0]
+        if after is None and ask.number == self._last and ask.stage == "exchanges":
+            after = self._round_drawn(self.index + 1).blocks[0]
             if self._rows.hold:  # what this round leaves in memory is not certain yet
                 self._examples.fetch(after)
                 return
@@ -193,14 +220,12 @@ class Hosted:
             self._examples.fetch(after)
             self._rows.read(after)
 
-    def _accepted(self, visited: list[Block], at: int, size: int) -> np.ndarray:
-        """[S] whose uploads were accepted, by all processes; ``at``: of the one client that was asked, or −1."""
-        if at < 0:
-            return np.asarray(_assembled(visited, [block.answer.accepted for block in visited], size) > 0)
-        fine = at in visited[0].positions and bool(visited[0].answer.accepted)
-        accepted = np.ones(size, bool)
-        accepted[at] = bool(processes.total(np.int32(fine)))
-        return accepted
+    def _accepted(self, visited: list[Block], ask: Ask) -> np.ndarray:
+        """Whose uploads were accepted, by all processes: [S], or [1] of the one client that was asked."""
+        if ask.at is None:
+            return np.asarray(_assembled(visited, [block.answer.accepted for block in visited], len(ask.counts)) > 0)
+        fine = ask.at in visited[0].positions and bool(visited[0].answer.accepted[0])
+        return np.array([processes.total(np.int32(fine)) > 0])
 
     def _done(self) -> Tally:
         """What was done by all processes since the last time, when all is written."""
@@ -285,7 +310,7 @@ def draw_rounds(
 
 
 @compiled(static=["stage"])
-def position_of_one(clients: Clients, key: Array, index: Array, *, stage: str) -> Array:
+def _position_of_one(clients: Clients, key: Array, index: Array, *, stage: str) -> Array:
     return one_of(clients, stage_key(key, index, stage))
 
 
@@ -308,14 +333,13 @@ def downloaded(known: Known, *, stage: str, number: int) -> Tree:
     return download_of(exchange, method, server, hyper.wire, stage_key(key, index, stage))
 
 
-@compiled(static=["stage", "number", "plan", "layout", "one"])
+@compiled(static=["stage", "number", "plan", "layout"])
 def read_letters(
-    known: Known, letters: Tree, clients: Clients, at: Array, *,
-    layout: Layout, one: bool, stage: str, number: int, plan: Plan,
-) -> tuple[Tree, Answer]:  # fmt: skip
+    known: Known, letters: Tree, clients: Clients, *, layout: Layout, stage: str, number: int, plan: Plan
+) -> tuple[Tree, Answer]:
     """The weighted sum of uploads that came with messages, as places of clients sum them; and what becomes of each.
 
-    ``letters``: parts of the uploads, arrays [S, ...]. ``one``: there is one upload alone, at the position ``at``.
+    ``letters``: parts of the uploads, arrays [S, ...].
     """
     _, outside = _exchange(known, stage, number)
     how = compressors_of(outside.method, outside.wire)[1] or Identity()
@@ -326,56 +350,40 @@ def read_letters(
         upload, shown = ((), upload) if outside.wire.gathers else (upload, ())
         return upload, Answer((), accepted, shown), nothing()
 
-    if one:
-        own, client = jax.tree.map(lambda leaf: jnp.asarray(leaf)[at], (letters, clients))
-        upload, answer, _ = run(own, client)
-        return of_one(upload, client), answer
     total, answer, _ = contribute(lambda _: run, outside, letters, clients, plan)
     return total, answer
 
 
 def _concluded(
-    known: Known, total: Tree, uploads: Tree, accepted: Array, round_: Round, counts: Array,
-    stage: str, number: int, plan: Plan,
-) -> Tree:  # fmt: skip
+    known: Known, heard: Heard, round_: Round, counts: Array, *, stage: str, number: int, plan: Plan
+) -> Tree:
     exchange, outside = _exchange(known, stage, number)
     round_ = round_._replace(key=server_key(outside.key))
-    ask = Ask(stage, number, exchange, known[1], None, round_, counts)  # type: ignore[arg-type]
-    return conclude(ask, total, uploads, accepted, known[0].wire, plan)
+    ask = Ask(stage, number, exchange, known[1], None, None, round_, counts, outside.wire)  # type: ignore[arg-type]
+    return conclude(ask, heard, plan)
+
+
+_conclude = compiled(static=["stage", "number", "plan"])(_concluded)
 
 
 @compiled(static=["stage", "number", "plan"])
 def _contribute(
-    known: Known, fed: Federation, memory: Tree, clients: Clients, *, heard: tuple[Round, Array] | None,
-    stage: str, number: int, plan: Plan,
+    known: Known, fed: Federation, memory: Tree, clients: Clients, row: Array, *,
+    after_it: tuple[Round, Array] | None, stage: str, number: int, plan: Plan,
 ) -> tuple[Tree, Answer, Tally]:  # fmt: skip
     """The sum of a block's uploads, what becomes of its clients, what they did.
 
-    ``heard``: if the block is all of the cohort, what the server knows of the round, and who counts so far. Then the
-    server's new state stands in the place of the sum.
+    ``row``: of ``memory``, where ``clients`` is one client that works alone. ``after_it``: if the block is all of the
+    cohort, what the server knows of the round, and who counts so far. Then the server's new state stands in the place
+    of the sum.
     """
     _, outside = _exchange(known, stage, number)
-    make = functools.partial(client_program, stage, number, plan, None)
-    total, answer, done = contribute(make, outside._replace(fed=fed), memory, clients, plan)
-    if heard is not None:
-        total = _concluded(known, total, answer.upload, answer.accepted, *heard, stage, number, plan)
+    outside, make = outside._replace(fed=fed), functools.partial(client_program, stage, number, plan, None)
+    if row is not None:
+        return alone(make, outside, memory, row, clients, plan)
+    total, answer, done = contribute(make, outside, memory, clients, plan)
+    if after_it is not None:
+        heard = Heard(total, answer.upload, answer.accepted)
+        total = _concluded(known, heard, *after_it, stage=stage, number=number, plan=plan)
         answer = answer._replace(upload=())
     return total, answer, done
-
-
-@compiled(static=["stage", "number", "plan"])
-def _alone(
-    known: Known, fed: Federation, memory: Tree, clients: Clients, *,
-    row: Array, mine: Array, stage: str, number: int, plan: Plan,
-) -> tuple[Tree, Answer, Tally]:  # fmt: skip
-    """One client's upload, the block's memory with its own in it, what it did; 0 and nothing new unless ``mine``."""
-    at = lambda leaf: leaf[row]  # noqa: E731
-    _, outside = _exchange(known, stage, number)
-    run, client = client_program(stage, number, plan, None, outside._replace(fed=fed)), jax.tree.map(at, clients)
-    upload, new, done = run(jax.tree.map(at, memory), client)
-    upload, done = jax.tree.map(lambda leaf: jnp.where(mine, leaf, 0), (of_one(upload, client), done))
-    kept = jax.tree.map(lambda all_, leaf: all_.at[row].set(jnp.where(mine, leaf, all_[row])), memory, new.memory)
-    return upload, Answer(kept, new.accepted, ()), done
-
-
-conclude_alone = compiled(static=["stage", "number", "plan"])(_concluded)

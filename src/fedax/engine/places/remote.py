@@ -30,11 +30,10 @@ from fedax.engine.places.answered import Repeated
 from fedax.engine.places.device import no_exclusions
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.host import (
-    conclude_alone,
+    HostServer,
     downloaded,
     draw_rounds,
     first_states,
-    position_of_one,
     read_letters,
 )
 from fedax.engine.places.letters import Layout
@@ -112,7 +111,7 @@ def _leaving(job: Job) -> list[str]:
     return [name for name in columns(job) if name in ("train_loss", "grad_norm_sq") or name.startswith(parts)]
 
 
-class Remote:
+class Remote(HostServer):
     """The program of one job whose clients are at nodes, and the place that answers in its rounds.
 
     Between two rounds ``state.memory`` is [N, 3]: the number of the run, which is random, and the version of each
@@ -130,7 +129,8 @@ class Remote:
     """
 
     def __init__(self, job: Job, fleet: Fleet, problem: dict[str, Unknown], number: int, resumes: bool = False):
-        self.job, self.fleet, self._resumes = job, fleet, resumes
+        super().__init__(job)
+        self.fleet, self._resumes = fleet, resumes
         made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
         self._forms, program = client_forms(made, job.plan, job.census.example, job.x)
         self._order = order(job.plan, problem, job.seed, program, fleet.deal)
@@ -145,7 +145,6 @@ class Remote:
         self._keys: dict[int, masks.Key] = {}
         if job.hyper.wire.secure is not None:
             masks.require()
-            self._index = 0
             self._enough(told, len(told), masks.least(len(told), job.hyper.wire.secure.threshold))
             for which, head in told.items():
                 try:
@@ -220,14 +219,6 @@ class Remote:
         (row,) = measured(job, state.server, index, train, held)
         return [row | {"heard": heard}]
 
-    def exclusions(self, state: State) -> list[Tree]:
-        """How often uploads were left out so far."""
-        return [state.exclusions]
-
-    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
-        """What the run keeps: the state, and the model."""
-        return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
-
     def traffic(self) -> dict[str, Unknown]:
         """Bytes on the wire, and seconds of waiting, since the last time."""
         now = (self.fleet.transport.sent, self.fleet.transport.received, self.fleet.waited)
@@ -297,7 +288,7 @@ class Remote:
         indices = np.array([index], np.int32)
         drawn = jax.tree.map(np.asarray, draw_rounds(hyper, job.fed, job.key, indices, plan=plan, stage=stage))
         clients, round_ = jax.tree.map(lambda leaf: leaf[0], drawn)
-        self._index, self._run, versions = index, int(state.memory[0, 0]), state.memory[:, 1:]
+        self.index, self._run, versions = index, int(state.memory[0, 0]), state.memory[:, 1:]
         # A checkpoint is made after every round, and two of them stay: this round's start, and that of the one before.
         # That of the start may still have to be written, so a third version stays.
         older = [*self._before, versions, versions][:2]
@@ -305,7 +296,7 @@ class Remote:
         self._now = versions.copy()
         self._there = clients.present.copy()  # those that answered so far
         method = resolve(job.hyper.method, index)
-        loop = exchanges(stage, method, clients, round_, state.server, job.hyper.wire, plan.watched)
+        loop = exchanges(stage, method, clients, round_, state.server, job.hyper.wire, plan.watched, self)
         ask = next(loop)
         while True:
             heard = yield from self._answer(ask)
@@ -324,14 +315,12 @@ class Remote:
         return State(end.server, memory, exclusions)
 
     def _answer(self, ask: Ask) -> Generator[Asked, Answers, Heard]:
-        """Ask the nodes of the clients; conclude with the sum of their answers."""
-        job, wire, size = self.job, self.job.hyper.wire.of(ask.round), len(ask.counts)
-        form = self._form(ask.stage, ask.number)
-        asked, accepted = np.flatnonzero(self._there), np.ones(size, bool)
-        if form.one:
-            at = int(position_of_one(ask.clients, job.key, self._index, stage=ask.stage))
-            accepted[at] = self._there[at]
-            asked = asked[asked == at]
+        """Ask the nodes of the clients; what is heard is the sum of their answers."""
+        wire, cohort = ask.wire, np.arange(len(ask.counts))
+        if ask.at is not None:  # a cohort of its own
+            ask, cohort = ask._replace(clients=ask.clients.alone(ask.at)), cohort[[ask.at]]
+        form, size, accepted = self._form(ask.stage, ask.number), len(cohort), self._there[cohort]
+        asked = np.flatnonzero(accepted)
         self._count += 1
         at_nodes = self._by_node(ask.clients, asked)
         download = self._download(ask)
@@ -355,7 +344,7 @@ class Remote:
             answer = answers[which]
             if answer is None or "repeated" in answer.head:
                 self._lost(which, None if answer is None else str(answer.head["repeated"]))
-                self._there[positions] = accepted[positions] = False
+                self._there[cohort[positions]] = accepted[positions] = False
                 continue
             found = self._read(which, answer, messages[which], ask, len(positions))
             self._now[ask.clients.ids[positions]] = self._process, self._count
@@ -369,21 +358,13 @@ class Remote:
             if "letters" in found:
                 who = f"clients {self.fleet.names(which)}: the answer"
                 _put(letters, positions, layout.unpacked(found["letters"], self._up, who))
-        heard = accepted if wire.excludes else ()
-        if ask.exchange.server is None:
-            return Heard(ask.server, heard)
-        known = (job.hyper._replace(wire=wire), ask.server, job.key, self._index)
-        which_one = {"stage": ask.stage, "number": ask.number, "plan": job.plan}
         if layout.messages and ask.exchange.server is not None:
-            at = at if form.one else 0
             there = ask.clients.only(accepted)
-            total, answer = read_letters(known, letters, there, np.int32(at), layout=layout, one=form.one, **which_one)
+            total, answer = read_letters(self.known(ask), letters, there, layout=layout, **self.which(ask))
             uploads = answer.upload
             if wire.guard is not None:
-                fine = np.asarray(answer.accepted)
-                accepted = accepted & (fine | (np.arange(size) != at) if form.one else fine)
-                heard = accepted
-        return Heard(conclude_alone(known, total, uploads, heard, ask.round, ask.counts, **which_one), heard)
+                accepted = accepted & np.asarray(answer.accepted)
+        return Heard(total, uploads, accepted if wire.excludes else ())
 
     def _masked(
         self,
@@ -483,19 +464,19 @@ class Remote:
         """Raise where so few nodes are there that their sum would tell of single ones."""
         if nodes < least:
             raise NodeError(
-                f"in round {self._index} clients are asked at {nodes} nodes, and at {least} they have to be for a sum "
+                f"in round {self.index} clients are asked at {nodes} nodes, and at {least} they have to be for a sum "
                 "that hides each node: take more nodes, or a larger cohort"
             )
         if len(there) < least:
             raise NodeError(
-                f"{len(there)} of {nodes} nodes are left in round {self._index}, and {least} have to be for a sum that "
+                f"{len(there)} of {nodes} nodes are left in round {self.index}, and {least} have to be for a sum that "
                 "hides each node; --resume goes on when they are back"
             )
 
     def _about(self, ask: Ask) -> dict[str, Unknown]:
         """Which exchange it is."""
         return {
-            "run": self._run, "stage": ask.stage, "number": ask.number, "index": self._index,
+            "run": self._run, "stage": ask.stage, "number": ask.number, "index": self.index,
             "write": [self._process, self._count],
         }  # fmt: skip
 
@@ -513,9 +494,9 @@ class Remote:
         """What goes to each client, as it goes over the wire."""
         job, down = self.job, self.job.hyper.wire.down
         if down is None:
-            method = resolve(job.hyper.method, self._index)
+            method = resolve(job.hyper.method, self.index)
             return (ask.exchange.download or method.download)(ask.server)
-        tree = downloaded((job.hyper, ask.server, job.key, self._index), stage=ask.stage, number=ask.number)
+        tree = downloaded(self.known(ask), stage=ask.stage, number=ask.number)
         layout = Layout.of(self._form(ask.stage, ask.number).download)
         return layout.packed(jax.tree.map(lambda leaf: np.asarray(leaf)[None], layout.parts(tree)), down, 1)
 
@@ -604,7 +585,7 @@ class Remote:
 
         ``repeated``: why it does not answer this exchange again, as it did before the server was stopped.
         """
-        text = f"clients {self.fleet.names(which)}: no answer in {self.fleet.timeout:g} s, in round {self._index}"
+        text = f"clients {self.fleet.names(which)}: no answer in {self.fleet.timeout:g} s, in round {self.index}"
         way_on = "--resume goes on when they are back"
         if repeated is not None:
             text, way_on = f"clients {self.fleet.names(which)}: {repeated}", "begin a new run"

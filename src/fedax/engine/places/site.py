@@ -37,7 +37,7 @@ from fedax.data.formats import parse_json
 from fedax.data.split import split
 from fedax.engine import by_client
 from fedax.engine.checkpoint import WRITING, damage, write_tensors
-from fedax.engine.clients import Answer, Outside, client_program, contribute, of_one
+from fedax.engine.clients import Answer, Outside, client_program, contribute
 from fedax.engine.dry_run import dry_run
 from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.identity import versions
@@ -465,7 +465,7 @@ class Site:
         if bits:
             wire = dataclasses.replace(wire, fixed=given["fixed"])
         wire = dataclasses.replace(wire, own_clip=self.policy.clip)
-        total, answer, done = self._work(ready, wire, stage, number, index, given, memory, form.one)
+        total, answer, done = self._work(ready, wire, stage, number, index, given, memory)
         if head["heard"]:
             self.policy.check_work(given["clients"]["steps"], int(done.local_steps))
             text = json.dumps([head["job"], stage, number, index, bits, places], sort_keys=True)
@@ -474,7 +474,7 @@ class Site:
             own = self.policy.update_noise
             drawn = sum(np.size(leaf) for leaf in jax.tree.leaves(total))
             self._answered.take(name, question, self.policy, 0.0 if own is None else own**-2, drawn)
-            total = self._noised(total, given["clients"], form.one, question)
+            total = self._noised(total, given["clients"], question)
         for k, row in enumerate(rows):
             own = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], answer.memory)
             self._remember(run, row, write, [bases[k], *given["keep"][k].tolist()], own)
@@ -501,7 +501,7 @@ class Site:
         for weights in (clients["weights"], clients["data_weights"]):
             self.policy.check_sum("an update", np.ones(1) if single else weights, sizes[:1] if single else sizes)
 
-    def _noised(self, total: Tree, clients: dict[str, np.ndarray], one: bool, question: str) -> Tree:
+    def _noised(self, total: Tree, clients: dict[str, np.ndarray], question: str) -> Tree:
         """A sum of updates with the node's own noise, of a secret of the node."""
         clip, noise, places = self.policy.clip, self.policy.update_noise, itertools.count()
         if clip is None or noise is None:
@@ -514,7 +514,6 @@ class Site:
             return np.asarray(value + most * weight * drawn, value.dtype)
 
         of_estimates, of_changes = (float(clients[name].max()) for name in ("weights", "data_weights"))
-        of_estimates = 1.0 if one else of_estimates
         return by_kind(lambda leaf: noised(leaf, of_estimates), lambda leaf: noised(leaf, of_changes), total)
 
     def _work(
@@ -526,13 +525,12 @@ class Site:
         index: int,
         given: dict[str, Tree],
         memory: list[Tree],
-        one: bool,
     ) -> tuple[Tree, Answer, Tally]:
         """Run the clients; what is answered of each is without padding."""
         own, size = ready.dealt.data, len(memory)
         # Their number is random where not all take part; empty places make it one of few, for each of which a program
         # is compiled.
-        width = 1 if one else min(1 << (size - 1).bit_length(), own.num_clients)
+        width = min(1 << (size - 1).bit_length(), own.num_clients)
         asked = given["clients"]
         rows = asked["rows"]
         here = Clients(
@@ -546,8 +544,7 @@ class Site:
         clients = block.now(whole, ready.examples.streamed)
         clients = clients._replace(ids=_extended(asked["ids"], width, ready.plan.num_clients))
         rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
-        program = _one_alone if one else _together
-        total, answer, done = program(
+        total, answer, done = _together(
             ready.problem.method, wire, given["download"],
             fed._replace(weights=None, frozen=ready.frozen), ready.key,
             np.int32(index), rows_of, clients, stage=stage, number=number, plan=ready.plan,
@@ -773,7 +770,7 @@ class Site:
         memory: list[Tree] = [model] * len(ids)
         for index in range(rounds):
             given = {"clients": asked, "download": form.download}
-            _, answer, _ = self._work(ready, ready.problem.wire, "exchanges", 0, index, given, memory, form.one)
+            _, answer, _ = self._work(ready, ready.problem.wire, "exchanges", 0, index, given, memory)
             memory = [jax.tree.map(lambda leaf, k=k: leaf[k], answer.memory) for k in range(len(ids))]
         there = [k for k, name in enumerate(self.names) if name in (test.names or ())]
         each = jax.tree.map(lambda *leaves: np.stack(leaves), *(memory[k] for k in there))
@@ -998,18 +995,6 @@ def _together(
     """The weighted sum of the clients' uploads, what becomes of each, and what they did."""
     outside = Outside(resolve(method, index), wire, decoded(download), fed, stage_key(key, index, stage), index)
     return contribute(lambda given: client_program(stage, number, plan, None, given), outside, memory, clients, plan)
-
-
-@compiled(static=["stage", "number", "plan"])
-def _one_alone(
-    method: Algorithm, wire: Wire, download: Tree, fed: Federation, key: Array, index: Array, memory: Tree,
-    clients: Clients, *, stage: str, number: int, plan: Plan,
-) -> tuple[Tree, Answer, Tally]:  # fmt: skip
-    """The upload of the one client that works alone."""
-    outside = Outside(resolve(method, index), wire, decoded(download), fed, stage_key(key, index, stage), index)
-    row, client = jax.tree.map(lambda leaf: leaf[0], (memory, clients))
-    upload, answer, done = client_program(stage, number, plan, None, outside)(row, client)
-    return of_one(upload, client), jax.tree.map(lambda leaf: leaf[None], answer), done
 
 
 _train_sums = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
