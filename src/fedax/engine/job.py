@@ -257,26 +257,27 @@ def make_job(
     alone = hyper
     if wire.privacy is not None:  # by whose clip secure sums are made
         alone = hyper._replace(wire=dataclasses.replace(wire, privacy=None, secure=None))
-    forms, program = dry_run(alone, pool, key, x, plain)
-    _check_uploads(aggregate, algorithm, forms)
+    made = dry_run(alone, pool, key, x, plain)
+    _check_uploads(aggregate, algorithm, made.forms)
     asked_for, ledger = rounds, None
     if privacy is not None:
-        drawn = private.numbers_of(privacy, forms)
+        drawn = private.numbers_of(privacy, made.forms)
         ledger = private.ledger(privacy, algorithm, participation, census.num_clients, drawn)
         rounds, stops = private.within(privacy, ledger, rounds, stops)
     if up is not None:
         _check_feedback(aggregate, up)
-        algorithm = compressed(algorithm, up, forms)
+        algorithm = compressed(algorithm, up, made.forms)
         hyper = hyper._replace(method=algorithm)
-        forms, program = dry_run(alone._replace(method=algorithm), pool, key, x, plain)
+        made = dry_run(alone._replace(method=algorithm), pool, key, x, plain)
+    more = ""
     if wire.privacy is not None:
-        behind = private.around(algorithm, wire.privacy, forms)
+        behind = private.around(algorithm, wire.privacy, made.forms)
         behind = private.known(behind, census, participation, plan, rounds)
         hyper = hyper._replace(method=behind)
-        forms, program = dry_run(hyper, pool, key, x, plain)
+        made = dry_run(hyper, pool, key, x, plain)
         if wire.privacy.bands > 1:  # it is another mechanism where it is meant for other rounds
-            program = f"{program} {behind.coefficients.tolist()}"
-    forms = known_forms(forms, hyper.method, wire)
+            more = f" {behind.coefficients.tolist()}"
+    forms = known_forms(made.forms, hyper.method, wire)
     forms = secured.forms(wire, algorithm, participation, census, forms)
     row = jax.eval_shape(first_state, hyper.method, x)[1]
     hosted = stream or processes.count() > 1
@@ -285,7 +286,9 @@ def make_job(
         memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
     hyper = hyper._replace(wire=sure)
     asked = Hyper(algorithm, work, participation, wire)
-    settings = functools.cache(lambda: identity(asked, given, here, census, pooled, plan, seed, x, params, program))
+    settings = functools.cache(
+        lambda: identity(asked, given, here, census, pooled, plan, seed, x, params, made.digest + more)
+    )
     if processes.count() > 1:
         content = {name: text for name, text in settings().items() if name != FILES}
         processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density} {by_client}")

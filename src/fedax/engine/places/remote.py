@@ -43,10 +43,11 @@ from fedax.engine.places.site import (
     ECHOED,
     Problem,
     asked_form,
-    client_forms,
+    client_round,
     exchange_name,
     order,
     part_of,
+    program_of,
     question_in_common,
 )
 from fedax.engine.plan import Form
@@ -132,8 +133,9 @@ class Remote:
     def __init__(self, job: Job, fleet: Fleet, problem: dict[str, Unknown], number: int, resumes: bool = False):
         self.job, self.fleet, self._resumes = job, fleet, resumes
         made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
-        self._forms, program = client_forms(made, job.plan, job.census.example, job.x)
-        self._order = order(job.plan, problem, job.seed, program, fleet.deal)
+        found = client_round(made, job.plan, job.census.example, job.x)
+        self._forms = found.forms
+        self._order = order(job.plan, problem, job.seed, program_of(found), fleet.deal)
         self._process, self._count, self._run, self._number = secrets.randbits(62), 0, 0, number
         self._before: list[np.ndarray] = []  # the versions at the two checkpoints before the last
         self._ahead: _Ahead | None = None
