@@ -232,3 +232,58 @@ class Algorithm(Settings):
         The default is :func:`fedax.contract.hyper.check`: each field as it is declared.
         """
         hyper.check(self)
+
+
+class Layer(Algorithm):
+    """Another method, with something between it and the wire; what a layer leaves as it is, is the method's own.
+
+    Args:
+        inner: that method, which may be a layer itself.
+    """
+
+    inner: Algorithm
+
+    def init(self, x: Vector) -> Tree:
+        return self.inner.init(x)
+
+    def init_client(self, x: Vector) -> Tree:
+        return self.inner.init_client(x)
+
+    def download(self, server: Tree) -> Tree:
+        return self.inner.download(self.own_state(server))
+
+    def model(self, server: Tree) -> Vector:
+        return self.inner.model(self.own_state(server))
+
+    def penalty(self, x: Vector) -> Number:
+        return self.inner.penalty(x)
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return self.inner.exchanges()
+
+    def warmup(self) -> tuple[Exchange, ...]:
+        return self.inner.warmup()
+
+    def traits(self) -> Traits:
+        return self.inner.traits()
+
+    def validate(self) -> None:
+        self.inner.validate()
+
+    def own_state(self, server: Tree) -> Tree:
+        """The inner method's state, of what the server keeps."""
+        return server
+
+    def own_memory(self, memory: Tree) -> Tree:
+        """The inner method's memory, of what a client keeps, or all of them."""
+        return memory
+
+
+def layers_of(method: Algorithm) -> tuple[Layer, ...]:
+    """The layers around a method, the outermost first."""
+    return (method, *layers_of(method.inner)) if isinstance(method, Layer) else ()
+
+
+def without_layers(method: Algorithm) -> Algorithm:
+    """The method itself."""
+    return without_layers(method.inner) if isinstance(method, Layer) else method

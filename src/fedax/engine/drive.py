@@ -128,7 +128,9 @@ class Lane:
     def run(self, compile_seconds: float) -> Run:
         """What the user gets."""
         assert self.kept is not None
-        return Run(self.history.rows, *self.kept, self.status, compile_seconds, self.job.origin, self.public)
+        state, params = self.kept
+        state = None if state is None else self.job.of_method(state)
+        return Run(self.history.rows, state, params, self.status, compile_seconds, self.job.origin, self.public)
 
 
 class Clock:

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.schedule import resolve
@@ -25,10 +26,28 @@ from fedax.metrics import Metric
 _USUAL_BATCH = 32
 
 
-def dry_run(
-    hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan
-) -> tuple[tuple[list[Form], list[Form]], str]:
-    """The form of each exchange, of the warm-up and of a round; and a digest of what both are made of.
+class Made:
+    """What a dry run found.
+
+    Args:
+        forms: of the exchanges of the warm-up, and of those of a round.
+        programs: what JAX traced of the start and of a round. They are kept until their digest is asked for.
+    """
+
+    def __init__(self, forms: tuple[list[Form], list[Form]], *programs: ClosedJaxpr):
+        self.forms = forms
+        self._programs = programs
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Of both programs. Few ask for it, and it takes about as long as to trace them."""
+        found = " ".join(map(digest, self._programs))
+        self._programs = ()
+        return found
+
+
+def dry_run(hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan) -> Made:
+    """Trace the start and a round.
 
     Args:
         hyper: the method, the work, the participation and the wire.
@@ -48,9 +67,7 @@ def _signature(arguments: Unknown) -> tuple[Unknown, tuple[Tree, ...]]:
 
 
 @functools.lru_cache(maxsize=256)
-def _dry_run(
-    structure: Unknown, leaves: tuple[Tree, ...], plan: Plan, x64: bool
-) -> tuple[tuple[list[Form], list[Form]], str]:
+def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: Plan, x64: bool) -> Made:
     hyper, fed, key, x = jax.tree.unflatten(structure, leaves)
     algorithm = hyper.method
     _check_task(plan, fed.examples, x)
@@ -81,7 +98,7 @@ def _dry_run(
             "server() and client() have to return the form that init() and init_client() return",
             place_of(kind if kind.server is Algorithm.server else kind.server),
         )
-    return (warmup, forms), f"{digest(start)} {digest(program)}"
+    return Made((warmup, forms), start, program)
 
 
 def _leaves(tree: Tree) -> list[tuple[Tree, Tree]]:

@@ -13,9 +13,8 @@ from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
 from fedax.engine.job import Origin
 from fedax.engine.loop import State, Tally
-from fedax.engine.memory import own_memory
 from fedax.engine.plan import Form
-from fedax.engine.private import of_public, own
+from fedax.engine.private import of_public
 from fedax.engine.saved import Model, model_of
 from fedax.errors import ConfigError, unknown
 
@@ -77,8 +76,8 @@ class Run:
         public_columns: tuple[str, ...] | None = None,
     ):
         self.params = params
-        self.state = None if state is None else own(state.server)
-        self.memory = None if state is None else own_memory(state.memory)
+        self.state = None if state is None else state.server
+        self.memory = None if state is None else state.memory
         self.left_out = None if state is None else _often(state.exclusions)
         self.history = {name: column_of([row[name] for row in rows]) for name in rows[0]}
         self.status, self.compile_seconds = status, compile_seconds

@@ -21,6 +21,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 import fedax
+from fedax.contract.algorithm import layers_of, without_layers
 from fedax.contract.schedule import Piecewise, PowerDecay, Schedule
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Tree, Unknown
@@ -30,7 +31,6 @@ from fedax.metrics import Metric
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
 from fedax.wire.compressed import Compressed
-from fedax.wire.privacy import Private
 
 FILES = "files"  # the entry that tells sizes and times of memory-mapped files
 
@@ -171,9 +171,8 @@ def _file_of(leaf: Array) -> str | None:
 def settings_of(hyper: Tree) -> dict[str, str]:
     """Name -> text of the settings of method, work, participation and, where there are any, of the wire."""
     given, work, participation, wire = hyper
-    given = given.inner if isinstance(given, Private) else given
-    method, up = (given.of, given.up) if isinstance(given, Compressed) else (given, None)
-    found = {"method": method, "work": work, "participation": participation}
+    up = next((layer.up for layer in layers_of(given) if isinstance(layer, Compressed)), None)
+    found = {"method": without_layers(given), "work": work, "participation": participation}
     wanted = {"guard": wire.guard, "aggregate": wire.aggregate, "faults": wire.faults, "privacy": wire.privacy}
     wanted |= {"compress.up": up, "compress.down": wire.down, "secure": wire.secure}
     found |= {name: part for name, part in wanted.items() if part is not None}

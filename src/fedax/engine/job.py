@@ -14,19 +14,20 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedax.contract.algorithm import Algorithm
-from fedax.contract.compression import Compressor, decoded, is_message
+from fedax.contract.compression import Compressor, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector, spelled
 from fedax.data.federated import FederatedData
 from fedax.engine import private, processes, secret, secured
 from fedax.engine.devices import device_bytes
-from fedax.engine.dry_run import dry_run, same_structure
+from fedax.engine.dry_run import Made, dry_run, same_structure
 from fedax.engine.identity import FILES, identity
-from fedax.engine.loop import Federation, Hyper
+from fedax.engine.layers import Forms, inside, known_forms, layered, own_memory, own_state
+from fedax.engine.loop import Federation, Hyper, State
 from fedax.engine.memory import where
 from fedax.engine.places.device import first_state
-from fedax.engine.plan import Form, Plan, is_small, make_plan, sent
+from fedax.engine.plan import Plan, is_small, make_plan
 from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full, Participation
@@ -37,10 +38,10 @@ from fedax.programs import compiled
 from fedax.tasks.task import Task, check_params
 from fedax.tasks.trainable import LoRA, Patterns, partial
 from fedax.wire.averages import Aggregator
-from fedax.wire.compressed import Compressed, Compression, check_compressible
+from fedax.wire.compressed import Compression
 from fedax.wire.faults import Faults
 from fedax.wire.guard import Guard
-from fedax.wire.privacy import DP
+from fedax.wire.privacy import DP, Private
 from fedax.wire.secure import SecureSum
 from fedax.wire.sums import is_change
 from fedax.wire.wire import Wire
@@ -105,7 +106,7 @@ class Job(NamedTuple):
     own: slice
     plan: Plan
     memory: str
-    forms: tuple[list[Form], list[Form]]
+    forms: Forms
     settings: Callable[[], dict[str, str]]
     rounds: int
     stops: tuple[int, ...]
@@ -125,6 +126,12 @@ class Job(NamedTuple):
     def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them."""
         return self.plan.task.whole_of(jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), x.tree, self.form))
+
+    def of_method(self, state: State) -> State:
+        """The method's own part of a state: of what the server and the clients keep, that of no layer."""
+        method = self.hyper.method  # with its layers; at nodes there is no memory but its versions
+        memory = state.memory if self.memory == "nodes" else own_memory(method, state.memory)
+        return state._replace(server=own_state(method, state.server), memory=memory)
 
     def epsilon(self, rounds: int) -> float:
         """The privacy that so many rounds spend, of uploads that are private."""
@@ -254,29 +261,27 @@ def make_job(
     # what cannot have a batch axis; of large models it would take twice as long.
     side_by_side = min(2 if is_small(x.tree) else 1, participation.places(census.num_clients))
     plain = dataclasses.replace(plan, mesh=None, chunk_size=side_by_side)
-    alone = hyper
-    if wire.privacy is not None:  # by whose clip secure sums are made
-        alone = hyper._replace(wire=dataclasses.replace(wire, privacy=None, secure=None))
-    forms, program = dry_run(alone, pool, key, x, plain)
-    _check_uploads(aggregate, algorithm, forms)
+
+    def trace(method: Algorithm, wire: Wire) -> Made:
+        return dry_run(hyper._replace(method=method, wire=wire), pool, key, x, plain)
+
+    own_forms = trace(algorithm, inside(wire)).forms
+    _check_uploads(aggregate, algorithm, own_forms)
     asked_for, ledger = rounds, None
     if privacy is not None:
-        drawn = private.numbers_of(privacy, forms)
+        drawn = private.numbers_of(privacy, own_forms)
         ledger = private.ledger(privacy, algorithm, participation, census.num_clients, drawn)
         rounds, stops = private.within(privacy, ledger, rounds, stops)
     if up is not None:
         _check_feedback(aggregate, up)
-        algorithm = compressed(algorithm, up, forms)
-        hyper = hyper._replace(method=algorithm)
-        forms, program = dry_run(alone._replace(method=algorithm), pool, key, x, plain)
-    if wire.privacy is not None:
-        behind = private.around(algorithm, wire.privacy, forms)
-        behind = private.known(behind, census, participation, plan, rounds)
-        hyper = hyper._replace(method=behind)
-        forms, program = dry_run(hyper, pool, key, x, plain)
-        if wire.privacy.bands > 1:  # it is another mechanism where it is meant for other rounds
-            program = f"{program} {behind.coefficients.tolist()}"
-    forms = known_forms(forms, hyper.method, wire)
+    layers = layered(
+        algorithm, up, wire, trace, lambda layer: private.known(layer, census, participation, plan, rounds)
+    )
+    hyper, algorithm, made = hyper._replace(method=layers.method), layers.compressed, layers.made
+    more = ""
+    if isinstance(layers.method, Private) and layers.method.privacy.bands > 1:
+        more = f" {layers.method.coefficients.tolist()}"  # another mechanism where it is meant for other rounds
+    forms = known_forms(made.forms, hyper.method, wire)
     forms = secured.forms(wire, algorithm, participation, census, forms)
     row = jax.eval_shape(first_state, hyper.method, x)[1]
     hosted = stream or processes.count() > 1
@@ -285,7 +290,9 @@ def make_job(
         memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
     hyper = hyper._replace(wire=sure)
     asked = Hyper(algorithm, work, participation, wire)
-    settings = functools.cache(lambda: identity(asked, given, here, census, pooled, plan, seed, x, params, program))
+    settings = functools.cache(
+        lambda: identity(asked, given, here, census, pooled, plan, seed, x, params, made.digest + more)
+    )
     if processes.count() > 1:
         content = {name: text for name, text in settings().items() if name != FILES}
         processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density} {by_client}")
@@ -297,40 +304,6 @@ def make_job(
         rounds, stops, held, parts, labels, by_client, grad_norm, density, until, form, seed, origin,
         ledger, rounds < asked_for,
     )  # fmt: skip
-
-
-def compressed(method: Algorithm, up: Compressor, forms: tuple[list[Form], list[Form]]) -> Algorithm:
-    """The method with uploads that are compressed.
-
-    Args:
-        forms: of its own exchanges.
-
-    Raises:
-        ConfigError: its uploads cannot be.
-    """
-    answered = [form for stage in forms for form in stage if jax.tree.leaves(form.upload, is_leaf=is_message)]
-    check_compressible(method, up, [form.upload for form in answered])
-    arrays = [[leaf for leaf, new in zip(sent(form.upload), form.distinct, strict=True) if new] for form in forms[1]]
-    return Compressed(method, up, tuple(map(tuple, arrays)))
-
-
-def known_forms(forms: tuple[list[Form], list[Form]], method: Algorithm, wire: Wire) -> tuple[list[Form], list[Form]]:
-    """Forms whose messages tell their bits, by the compressors of the method and of the wire."""
-    down, up = compressors_of(method, wire)
-    warmup, exchanges = ([form.by(down, up) for form in stage] for stage in forms)
-    return warmup, exchanges
-
-
-def compressors_of(method: Algorithm, wire: Wire) -> tuple[Compressor | None, Compressor | None]:
-    """Those of a run's downloads, and of its uploads."""
-    return wire.down, next(
-        (leaf for leaf in jax.tree.leaves(method, is_leaf=is_compressor) if is_compressor(leaf)), None
-    )
-
-
-def is_compressor(part: Tree) -> bool:
-    """Whether a part of a method is a compressor."""
-    return isinstance(part, Compressor)
 
 
 def _labels(census: Census, data: FederatedData | None) -> tuple[str | int, ...] | None:
@@ -462,7 +435,7 @@ def _check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vec
         raise refused(kind + "one client of the cohort moves the model alone, and there is nothing to average")
 
 
-def _check_uploads(aggregate: Aggregator | None, algorithm: Algorithm, forms: tuple[list[Form], list[Form]]) -> None:
+def _check_uploads(aggregate: Aggregator | None, algorithm: Algorithm, forms: Forms) -> None:
     """That the average can be taken of what clients send: of no change of memory; to clip, of one update alone."""
     if aggregate is None:
         return

@@ -14,7 +14,6 @@ from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine.devices import device_bytes
 from fedax.errors import ConfigError
 from fedax.numbers import host_bytes
-from fedax.wire.compressed import Kept
 
 _RESIDENT = 2**27  # bytes of a file's rows that may be resident before they are let go
 
@@ -122,26 +121,6 @@ class ClientMemory:
     def blank(self) -> "ClientMemory":
         """Another one like it, of clients before their first round."""
         return ClientMemory(len(self), self.row, self._folder, self._room)
-
-
-class OwnMemory:
-    """The method's own part of what clients keep, where they keep more; rows are given as by :class:`ClientMemory`."""
-
-    def __init__(self, memory: ClientMemory):
-        self._memory = memory
-
-    def __len__(self) -> int:
-        return len(self._memory)
-
-    def __getitem__(self, ids: Array) -> Tree:
-        return self._memory[ids].own
-
-
-def own_memory(memory: Tree) -> Tree:
-    """The method's own part of the memory of all clients: not what their messages lacked."""
-    if isinstance(memory, ClientMemory):
-        return OwnMemory(memory) if isinstance(memory.row, Kept) else memory
-    return memory.own if isinstance(memory, Kept) else memory
 
 
 def _parts(leaf: Array) -> list[tuple[Unknown, np.ndarray]]:

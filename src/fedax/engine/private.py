@@ -227,12 +227,5 @@ def known(private: Private, census: Census, participation: Participation, plan: 
     )
 
 
-def own(server: Tree) -> Unknown:
-    """The method's own state, of what a server keeps."""
-    from fedax.wire.privacy import PrivateState
-
-    return server.inner if isinstance(server, PrivateState) else server
-
-
 def _of(method: Algorithm, stage: str) -> tuple[Unknown, ...]:
     return tuple(getattr(resolve(method, 0), stage)())

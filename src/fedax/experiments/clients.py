@@ -22,7 +22,7 @@ from fedax.columns import better, describe, show
 from fedax.engine import by_client
 from fedax.engine.job import make_job, start
 from fedax.engine.places.fleet import Figures, Fleet
-from fedax.engine.places.site import Problem, client_forms, order, whole_task
+from fedax.engine.places.site import Problem, client_round, order, program_of, whole_task
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
@@ -281,7 +281,7 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
     options |= {"batch_size": run.get("batch_size"), "params": experiment.options.get("params")}
     job = make_job(LocalOnly(lr), task, fleet.census, **options)
     made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
-    program = client_forms(made, job.plan, job.census.example, job.x)[1]
+    program = program_of(client_round(made, job.plan, job.census.example, job.x))
     asked = order(job.plan, experiment.problem_alone(lr), seed, program, fleet.deal)
     fleet.check(asked, [], 0, job.plan.task.frozen)
     _write_of_nodes(folder, label, seed, fleet, fleet.alone(asked, rounds, job.x))

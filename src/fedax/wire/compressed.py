@@ -7,10 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from fedax.contract.algorithm import Algorithm, Exchange, Traits
+from fedax.contract.algorithm import Algorithm, Exchange, Layer
 from fedax.contract.compression import Cast, Compressor, Identity, Rotated, compressor, is_message
 from fedax.contract.settings import Settings
-from fedax.contract.types import Array, Number, Tree, Unknown
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
 from fedax.wire.sums import is_change
@@ -66,48 +66,32 @@ class Kept(NamedTuple):
     lacking: tuple[Tree, ...]
 
 
-class Compressed(Algorithm):
+class Compressed(Layer):
     """Another method; what its clients upload goes as one message an exchange.
 
     Where the compressor keeps something, the warm-up goes whole: what it lacked could never be sent.
 
     Args:
-        of: that method.
+        inner: that method.
         up: the compressor.
         forms: of each exchange of a round, the arrays of its upload; of one to which clients only listen, none.
     """
 
-    of: Algorithm
     up: Compressor
     forms: tuple[Leaves, ...] = eqx.field(static=True)
 
-    def init(self, x: Vector) -> Tree:
-        return self.of.init(x)
-
     def init_client(self, x: Vector) -> Tree:
-        own = self.of.init_client(x)
+        own = self.inner.init_client(x)
         return Kept(own, tuple(map(self.up.init, self.forms))) if self.up.keeps else own
 
-    def download(self, server: Tree) -> Tree:
-        return self.of.download(server)
-
-    def model(self, server: Tree) -> Vector:
-        return self.of.model(server)
-
-    def penalty(self, x: Vector) -> Number:
-        return self.of.penalty(x)
+    def own_memory(self, memory: Tree) -> Tree:
+        return memory.own if self.up.keeps else memory
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        return tuple(self._exchange(exchange, number) for number, exchange in enumerate(self.of.exchanges()))
+        return tuple(self._exchange(exchange, number) for number, exchange in enumerate(self.inner.exchanges()))
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return tuple(self._exchange(exchange, None) for exchange in self.of.warmup())
-
-    def traits(self) -> Traits:
-        return self.of.traits()
-
-    def validate(self) -> None:
-        self.of.validate()
+        return tuple(self._exchange(exchange, None) for exchange in self.inner.warmup())
 
     def _exchange(self, exchange: Exchange, number: int | None) -> Exchange:
         """``number``: of a round's; ``None``: of the warm-up."""

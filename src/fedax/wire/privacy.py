@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
+from fedax.contract.algorithm import Exchange, Layer, Round
 from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
@@ -181,7 +181,7 @@ class PrivateState(NamedTuple):
     secret: Array
 
 
-class Private(Algorithm):
+class Private(Layer):
     """A method whose server hears sums with noise, and knows of a round what everyone may know.
 
     Attributes:
@@ -196,7 +196,6 @@ class Private(Algorithm):
         forms: of each exchange what a client uploads, where the noise is correlated; static.
     """
 
-    inner: Algorithm
     privacy: DP
     clients: Number
     chance: Number
@@ -218,20 +217,8 @@ class Private(Algorithm):
             past = tuple(jax.tree.map(zeros, form.tree(jnp.zeros(form.size))) for form in self.forms)
         return PrivateState(self.inner.init(x), clips, past, self.secret)
 
-    def init_client(self, x: Vector) -> Tree:
-        return self.inner.init_client(x)
-
-    def model(self, server: PrivateState) -> Vector:
-        return self.inner.model(server.inner)
-
-    def penalty(self, x: Vector) -> Number:
-        return self.inner.penalty(x)
-
-    def traits(self) -> Traits:
-        return self.inner.traits()
-
-    def validate(self) -> None:
-        self.inner.validate()
+    def own_state(self, server: PrivateState) -> Tree:
+        return server.inner
 
     def exchanges(self) -> tuple[Exchange, ...]:
         return self._stage("exchanges")

@@ -23,7 +23,8 @@ from fedax.contract.compression import Compressor, Identity
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.evaluate import columns, held_out, measured, model_after
-from fedax.engine.job import Job, compressors_of, labels_of
+from fedax.engine.job import Job, labels_of
+from fedax.engine.layers import compressors_of
 from fedax.engine.loop import Ask, Clients, Heard, Hyper, State, Tally, exchanges
 from fedax.engine.places import masks
 from fedax.engine.places.answered import Repeated
@@ -42,10 +43,11 @@ from fedax.engine.places.site import (
     ECHOED,
     Problem,
     asked_form,
-    client_forms,
+    client_round,
     exchange_name,
     order,
     part_of,
+    program_of,
     question_in_common,
 )
 from fedax.engine.plan import Form
@@ -132,8 +134,9 @@ class Remote(HostServer):
         super().__init__(job)
         self.fleet, self._resumes = fleet, resumes
         made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
-        self._forms, program = client_forms(made, job.plan, job.census.example, job.x)
-        self._order = order(job.plan, problem, job.seed, program, fleet.deal)
+        found = client_round(made, job.plan, job.census.example, job.x)
+        self._forms = found.forms
+        self._order = order(job.plan, problem, job.seed, program_of(found), fleet.deal)
         self._process, self._count, self._run, self._number = secrets.randbits(62), 0, 0, number
         self._before: list[np.ndarray] = []  # the versions at the two checkpoints before the last
         self._ahead: _Ahead | None = None

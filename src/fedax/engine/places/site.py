@@ -38,12 +38,10 @@ from fedax.data.split import split
 from fedax.engine import by_client
 from fedax.engine.checkpoint import WRITING, damage, write_tensors
 from fedax.engine.clients import Answer, Outside, client_program, contribute
-from fedax.engine.dry_run import dry_run
+from fedax.engine.dry_run import Made, dry_run
 from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.identity import versions
 from fedax.engine.job import (
-    compressed,
-    compressors_of,
     federation_of,
     labels_of,
     on_devices,
@@ -52,6 +50,7 @@ from fedax.engine.job import (
     start,
     streamed,
 )
+from fedax.engine.layers import compressors_of, layered
 from fedax.engine.loop import Clients, Federation, Hyper, Tally, nobody, stage_key
 from fedax.engine.places import masks
 from fedax.engine.places.answered import Answered, Repeated, question_of
@@ -62,7 +61,6 @@ from fedax.engine.places.nodes import SEVERAL, Message, arrays_of, joined, packe
 from fedax.engine.places.policy import Policy
 from fedax.engine.places.roster import Roster
 from fedax.engine.plan import Form, Plan, make_plan
-from fedax.engine.private import around
 from fedax.errors import ConfigError, DataError, FedaxError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
@@ -116,8 +114,8 @@ def digest_of(tree: Tree) -> str:
     return found.hexdigest()[:32]
 
 
-def client_forms(problem: Problem, plan: Plan, example: Tree, x: Vector) -> tuple[tuple[list[Form], list[Form]], str]:
-    """The forms of a job's exchanges, and a digest of its program; the same at the server and at a node.
+def client_round(problem: Problem, plan: Plan, example: Tree, x: Vector) -> Made:
+    """A dry run of a job, with the forms of its exchanges; the same at the server and at a node.
 
     Who takes part, and how much work each does, is not in it, for a node does not know that.
     """
@@ -126,8 +124,12 @@ def client_forms(problem: Problem, plan: Plan, example: Tree, x: Vector) -> tupl
     frozen = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), plan.task.frozen)
     fed = federation_of(census, None, slice(0, n))._replace(examples=census.examples(2), frozen=frozen)
     hyper = Hyper(problem.method, Steps(1), Full(), dataclasses.replace(problem.wire, lossy=False))
-    forms, digest = dry_run(hyper, fed, jax.random.key(0), x, dataclasses.replace(plan, mesh=None, chunk_size=1))
-    return forms, hashlib.sha256(digest.encode()).hexdigest()[:16]
+    return dry_run(hyper, fed, jax.random.key(0), x, dataclasses.replace(plan, mesh=None, chunk_size=1))
+
+
+def program_of(made: Made) -> str:
+    """The digest of a job's program, by which server and nodes see that they have the same."""
+    return hashlib.sha256(made.digest.encode()).hexdigest()[:16]
 
 
 def asked_form(size: int, keep: int) -> dict[str, Tree]:
@@ -654,17 +656,12 @@ class Site:
         usual = Steps(max(1, planned["max_steps"]))
         own = make_plan(dealt.census, task, x, usual, planned["batch_size"], Full(), problem.wire)
         plan = dataclasses.replace(own, **{name: planned[name] for name in _PLANNED})
-        alone = problem
-        if problem.wire.privacy is not None:  # by whose clip secure sums are made
-            alone = problem._replace(wire=dataclasses.replace(problem.wire, privacy=None, secure=None))
-        forms, program = client_forms(alone, plan, dealt.census.example, x)
-        if problem.up is not None:
-            alone = alone._replace(method=compressed(problem.method, problem.up, forms))
-            forms, program = client_forms(alone, plan, dealt.census.example, x)
-        problem = alone._replace(wire=problem.wire)
-        if (privacy := problem.wire.privacy) is not None:
-            problem = problem._replace(method=around(problem.method, privacy, forms))
-            forms, program = client_forms(problem, plan, dealt.census.example, x)
+
+        def trace(method: Algorithm, wire: Wire) -> Made:
+            return client_round(Problem(method, task, wire), plan, dealt.census.example, x)
+
+        found = layered(problem.method, problem.up, problem.wire, trace)
+        problem = problem._replace(method=found.method)
         every = slice(0, self.data.num_clients)
         stream = streamed(None, dealt.data, every, plan.devices)
         known = [
@@ -679,7 +676,7 @@ class Site:
             self._ready[text].frozen for text in self._ready if json.loads(text).get("frozen") == asked.get("frozen")
         ]
         frozen = same[0] if same and known else on_devices(task.frozen, plan.mesh)
-        return _Ready(problem, plan, key, row, forms, program, examples, frozen, dealt)
+        return _Ready(problem, plan, key, row, found.made.forms, program_of(found.made), examples, frozen, dealt)
 
     # ---- rows that the site deals
 

@@ -1,0 +1,122 @@
+"""What a run puts around a method: messages in the place of its uploads, then noise on their sums."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from fedax.contract.algorithm import Algorithm, layers_of
+from fedax.contract.compression import Compressor, is_message
+from fedax.contract.types import Array, Tree
+from fedax.engine import private
+from fedax.engine.dry_run import Made
+from fedax.engine.memory import ClientMemory
+from fedax.engine.plan import Form, sent
+from fedax.wire.compressed import Compressed, check_compressible
+from fedax.wire.privacy import Private
+from fedax.wire.wire import Wire
+
+Forms = tuple[list[Form], list[Form]]  # of the exchanges of the warm-up, and of a round
+
+
+class Layered(NamedTuple):
+    """A method with its layers.
+
+    Attributes:
+        method: as the rounds run it.
+        compressed: the same without noise.
+        made: the dry run of ``method``.
+    """
+
+    method: Algorithm
+    compressed: Algorithm
+    made: Made
+
+
+def layered(
+    method: Algorithm,
+    up: Compressor | None,
+    wire: Wire,
+    trace: Callable[[Algorithm, Wire], Made],
+    known: Callable[[Private], Private] = lambda layer: layer,
+) -> Layered:
+    """Put the layers of a run around a method, each of which needs the forms of what is inside it.
+
+    Args:
+        method, wire: of the run.
+        up: what uploads are compressed by; ``None``: they are not.
+        trace: gives the dry run of a method and a wire.
+        known: gives the layer of noise the numbers of a run.
+
+    Raises:
+        ConfigError: the uploads cannot be compressed.
+    """
+    made = trace(method, inside(wire))
+    if up is not None:
+        method = _compressed(method, up, made.forms)
+        made = trace(method, inside(wire))
+    if wire.privacy is None:
+        return Layered(method, method, made)
+    behind = known(private.around(method, wire.privacy, made.forms))
+    return Layered(behind, method, trace(behind, wire))
+
+
+def inside(wire: Wire) -> Wire:
+    """The wire as a method has it within the layer of noise, by whose clip secure sums are made."""
+    return wire if wire.privacy is None else dataclasses.replace(wire, privacy=None, secure=None)
+
+
+def _compressed(method: Algorithm, up: Compressor, forms: Forms) -> Compressed:
+    """The method with uploads that are compressed; ``forms``: of its own exchanges."""
+    answered = [form for stage in forms for form in stage if jax.tree.leaves(form.upload, is_leaf=is_message)]
+    check_compressible(method, up, [form.upload for form in answered])
+    arrays = [[leaf for leaf, new in zip(sent(form.upload), form.distinct, strict=True) if new] for form in forms[1]]
+    return Compressed(method, up, tuple(map(tuple, arrays)))
+
+
+def compressors_of(method: Algorithm, wire: Wire) -> tuple[Compressor | None, Compressor | None]:
+    """Those of a run's downloads, and of its uploads."""
+    parts = jax.tree.leaves(method, is_leaf=is_compressor)
+    return wire.down, next((part for part in parts if is_compressor(part)), None)
+
+
+def is_compressor(part: Tree) -> bool:
+    """Whether a part of a method is a compressor."""
+    return isinstance(part, Compressor)
+
+
+def known_forms(forms: Forms, method: Algorithm, wire: Wire) -> Forms:
+    """Forms whose messages tell their bits, by the compressors of the method and of the wire."""
+    down, up = compressors_of(method, wire)
+    warmup, exchanges = ([form.by(down, up) for form in stage] for stage in forms)
+    return warmup, exchanges
+
+
+def own_state(method: Algorithm, server: Tree) -> Tree:
+    """The method's own state, of what the server keeps."""
+    for layer in layers_of(method):
+        server = layer.own_state(server)
+    return server
+
+
+def own_memory(method: Algorithm, memory: Tree) -> Tree:
+    """The method's own part of the memory of all clients, or of some rows of it."""
+    if isinstance(memory, ClientMemory):
+        return memory if own_memory(method, memory.row) is memory.row else OwnMemory(method, memory)
+    for layer in layers_of(method):
+        memory = layer.own_memory(memory)
+    return memory
+
+
+class OwnMemory:
+    """The method's own part of what clients keep, where they keep more; rows are given as by :class:`ClientMemory`."""
+
+    def __init__(self, method: Algorithm, memory: ClientMemory):
+        self._method, self._memory = method, memory
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def __getitem__(self, ids: Array) -> Tree:
+        return own_memory(self._method, self._memory[ids])
