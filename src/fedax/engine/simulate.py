@@ -10,8 +10,8 @@ from fedax.contract.compression import Compressor
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.checkpoint import Checkpoints, Keeper
-from fedax.engine.drive import Program, drive
-from fedax.engine.evaluate import measured, model_after, public_columns
+from fedax.engine.drive import OneJob, Program, drive
+from fedax.engine.evaluate import measured, public_columns
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
 from fedax.engine.loop import State, Tally
@@ -229,11 +229,8 @@ def program(job: Job) -> Program:
     return Hosted(job) if job.hosted else Alone(job)
 
 
-class Alone:
+class Alone(OneJob):
     """The program of one job, with client memory on the device."""
-
-    def __init__(self, job: Job):
-        self.job = job
 
     def prepare(self) -> tuple[State, Tally]:
         job = self.job
@@ -247,15 +244,6 @@ class Alone:
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         return measured(self.job, state.server, index)
-
-    def exclusions(self, state: State) -> list[Tree]:
-        return [state.exclusions]
-
-    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
-        return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
-
-    def traffic(self) -> dict[str, Unknown]:
-        return {}
 
 
 @compiled(static=["plan"])

@@ -23,6 +23,7 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine import processes
 from fedax.engine.clients import Answer, Outside, alone, client_program, contribute
+from fedax.engine.drive import OneJob
 from fedax.engine.evaluate import measured, model_after, train_sums
 from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
@@ -65,7 +66,7 @@ class _Drawn(NamedTuple):
     blocks: list[Block]
 
 
-class HostServer:
+class HostServer(OneJob):
     """A server on the host: its part of the rounds of one job, exchange by exchange in programs of their own.
 
     Attributes:
@@ -74,7 +75,8 @@ class HostServer:
     """
 
     def __init__(self, job: Job):
-        self.job, self.index = job, 0
+        super().__init__(job)
+        self.index = 0
 
     def known(self, ask: Ask) -> "Known":
         """What the programs of an exchange are given."""
@@ -91,14 +93,6 @@ class HostServer:
     def conclude(self, ask: Ask, heard: Heard) -> Tree:
         """The server's state after the exchange."""
         return _conclude(self.known(ask), heard, ask.round, ask.counts, **self.which(ask))
-
-    def exclusions(self, state: State) -> list[Tree]:
-        """How often uploads were left out so far."""
-        return [state.exclusions]
-
-    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
-        """What the run keeps: the state, and the model."""
-        return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
 
 
 class Hosted(HostServer):
@@ -155,10 +149,6 @@ class Hosted(HostServer):
         for name, value in row.items():
             found[name] = [next(given) for _ in value] if isinstance(value, list) else next(given)
         return [found]
-
-    def traffic(self) -> dict[str, Unknown]:
-        """Nothing goes over a network to a client."""
-        return {}
 
     def _round(self, state: State, index: int, stage: str, drawn: _Drawn) -> State:
         """The state after a round, or the warm-up."""

@@ -22,8 +22,9 @@ import numpy as np
 from fedax.contract.compression import Compressor, Identity
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
+from fedax.engine.checks import labels_of
 from fedax.engine.evaluate import columns, held_out, measured, model_after
-from fedax.engine.job import Job, labels_of
+from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
 from fedax.engine.loop import Ask, Clients, Heard, Hyper, State, Tally, exchanges
 from fedax.engine.places import masks

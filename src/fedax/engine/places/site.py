@@ -37,16 +37,15 @@ from fedax.data.formats import parse_json
 from fedax.data.split import split
 from fedax.engine import by_client
 from fedax.engine.checkpoint import WRITING, damage, write_tensors
+from fedax.engine.checks import labels_of, pooled_of
 from fedax.engine.clients import Answer, Outside, client_program, contribute
 from fedax.engine.dry_run import Made, dry_run
 from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.identity import versions
 from fedax.engine.job import (
     federation_of,
-    labels_of,
     on_devices,
     one_type,
-    pooled_of,
     start,
     streamed,
 )

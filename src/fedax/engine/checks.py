@@ -1,0 +1,220 @@
+"""What can be wrong with the input of a run, and is seen without compiling."""
+
+import functools
+import math
+import os
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+
+from fedax.contract.algorithm import Algorithm
+from fedax.contract.compression import Compressor, decoded
+from fedax.contract.schedule import resolve
+from fedax.contract.types import Tree, Unknown
+from fedax.contract.vector import Vector
+from fedax.data.federated import FederatedData
+from fedax.engine.dry_run import same_structure
+from fedax.engine.layers import Forms
+from fedax.errors import ConfigError, DataError, ExampleError
+from fedax.federation.census import Census
+from fedax.federation.participation import Participation
+from fedax.federation.work import Work
+from fedax.metrics.base import HostMetric
+from fedax.numbers import MOST, check_count, check_room
+from fedax.tasks.task import Task
+from fedax.wire.averages import Aggregator
+from fedax.wire.faults import Faults
+from fedax.wire.guard import Guard
+from fedax.wire.privacy import DP
+from fedax.wire.secure import SecureSum
+from fedax.wire.sums import is_change
+
+_MOST_LISTED = 10_000  # clients of which each row of a history has a figure
+
+
+def check_parts(
+    algorithm: Unknown,
+    task: Unknown,
+    data: Unknown,
+    rounds: Unknown,
+    work: Unknown,
+    participation: Unknown,
+    until: Unknown,
+    guard: Unknown,
+    aggregate: Unknown,
+    faults: Unknown,
+    privacy: Unknown,
+    secure: Unknown,
+) -> None:
+    """Everything that can be wrong with the input and be seen without compiling."""
+    required = (
+        ("algorithm", algorithm, Algorithm, "give a method, for instance fedax.create('fedavg', lr=0.1)"),
+        ("task", task, Task, _task_of(task)),
+        ("data", data, Census, _data_of(data)),
+        ("work", work, Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
+        ("participation", participation, Participation, "give Full, Uniform, Proportional, ... or Trace"),
+    )
+    optional = (
+        ("guard", guard, Guard, "give True or fedax.Guard(...)"),
+        ("aggregate", aggregate, Aggregator, "give CoordinateMedian, TrimmedMean, ... or ClippedMean"),
+        ("faults", faults, Faults, "give fedax.Faults(...)"),
+        ("privacy", privacy, DP, "give fedax.DP(clip=..., noise=..., delta=...)"),
+        ("secure", secure, SecureSum, "give fedax.SecureSum(...)"),
+    )
+    for name, value, kind, way_out in (*required, *(each for each in optional if each[1] is not None)):
+        if not isinstance(value, kind):
+            raise ConfigError(name, value, way_out)
+    if until is not None and not callable(until):
+        raise ConfigError("until", until, "give a function of one row of the history that tells whether to stop")
+    algorithm.validate()
+    work.validate(data.sizes)
+    participation.validate(data.num_clients, check_count("rounds", rounds, 0, MOST))
+
+
+def _task_of(given: Unknown) -> str:
+    """How to make a task of what somebody took for one."""
+    kind = given if isinstance(given, type) else type(given)
+    libraries = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    if "torch" in libraries:
+        return "of a PyTorch module make a task by fedax.tasks.from_torch(module, example, loss=…)"
+    if found := {"flax", "equinox", "haiku"} & libraries:
+        name = min(found).capitalize()
+        return f"of a model of {name} make one by fedax.tasks.classification(init, apply, classes): see docs/tasks.md"
+    return "give a fedax.Task, for instance one of fedax.tasks"
+
+
+def _data_of(given: Unknown) -> str:
+    """How to make federated data of what somebody took for it."""
+    some = next(iter(given.values()), None) if isinstance(given, dict) else given
+    libraries = {base.__module__.partition(".")[0] for base in type(some).__mro__}
+    if {"pandas", "polars"} & libraries:
+        return 'of tables make a fedax.FederatedData by fedax.data.from_frames({"name": table, …}, label=…)'
+    if isinstance(given, str | os.PathLike):
+        return "of files make a fedax.FederatedData, by fedax.data.from_csv(…) or FederatedData.open(folder)"
+    return "give a fedax.FederatedData, such as FederatedData.from_clients makes it"
+
+
+def check_batch_size(asked: Unknown, census: Census) -> int:
+    batch_size = check_count("batch_size", asked, high=MOST)
+    each = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(census.example))
+    check_room(batch_size * each, batch_size=batch_size)
+    return batch_size
+
+
+def evaluation_rounds(rounds: int, every: Unknown) -> tuple[int, ...]:
+    """The rounds after which the model is evaluated, besides the start; ``every`` as of :func:`fedax.simulate`."""
+    if isinstance(every, Sequence | np.ndarray) and not isinstance(every, str):
+        stops = sorted({check_count("evaluate_every", int(r) if isinstance(r, np.integer) else r) for r in every})
+        return (*(r for r in stops if r < rounds), rounds) if rounds else ()
+    step = max(1, math.ceil(rounds / 50)) if every is None else check_count("evaluate_every", every)
+    check_room(600 * (rounds // step), rounds=rounds)  # bytes of a row
+    return (*range(step, rounds, step), rounds) if rounds else ()
+
+
+def check_examples(
+    task: Task, census: Census, data: FederatedData | None, own: slice, parts: Mapping[str, Tree]
+) -> None:
+    if data is not None:
+        data.check(task, own)
+    for part, given in parts.items():
+        try:
+            if isinstance(given, FederatedData):
+                given.check(task)
+            _check_test(task, census, pooled_of(given))
+        except ExampleError as error:
+            whose = error.client if isinstance(given, FederatedData) else None
+            raise ExampleError(f"{part}: {error.column}", error.example, error.what, whose) from None
+        except DataError as error:
+            raise DataError(f"{part}: {str(error).replace('clients[0]', 'it', 1)}") from None
+
+
+def _check_test(task: Task, census: Census, test: Tree) -> None:
+    if not same_structure(test, census.example):
+        raise DataError(
+            f"its structure {jax.tree.structure(test)} is not that of the clients' examples, "
+            f"{jax.tree.structure(census.example)}"
+        )
+    if all(np.shape(leaf)[:1] == (0,) for leaf in jax.tree.leaves(test)):
+        raise DataError("there is no example in it; give None for no held-out data")
+    # A federation of one client has the same demands on its examples.
+    FederatedData.from_clients([test])
+    for (path, got), own in zip(
+        jax.tree_util.tree_leaves_with_path(test), jax.tree.leaves(census.example), strict=True
+    ):
+        if np.shape(got)[1:] != own.shape:
+            name = f"examples{jax.tree_util.keystr(path)}"
+            raise DataError(f"{name}: examples of shape {np.shape(got)[1:]}, the clients' have {own.shape}")
+    task.check_examples(jax.tree.map(np.asarray, test))
+
+
+def pooled_of(part: Tree) -> Tree:
+    """All examples of a part of the held-out data."""
+    return part.examples if isinstance(part, FederatedData) else part
+
+
+def labels_of(task: Task, examples: Tree) -> dict[str, Tree]:
+    """Metric -> the sums of the labels alone, of those that need them."""
+    made = {name: metric for name, metric in task.whole_metrics.items() if not isinstance(metric, HostMetric)}
+    if not made or not isinstance(examples, Mapping) or "y" not in examples:
+        return {}
+    found = {name: metric.labels(np.asarray(examples["y"])) for name, metric in made.items()}
+    return {name: sums for name, sums in found.items() if jax.tree.leaves(sums)}
+
+
+def by_client_of(asked: Unknown, parts: Mapping[str, Tree]) -> tuple[str, ...]:
+    """The parts whose clients are to have figures of their own."""
+    if not isinstance(asked, bool):
+        raise ConfigError("per_client", asked, "give True or False")
+    found = [part for part, given in parts.items() if isinstance(given, FederatedData)] if asked else []
+    if asked and not found:
+        raise ConfigError("per_client", asked, "give val or test as a fedax.FederatedData, held-out examples by client")
+    for part in found:
+        if (n := parts[part].num_clients) > _MOST_LISTED:
+            way_out = f"{n} clients of {part} are more than {_MOST_LISTED}: use fedax.evaluate when the run is over"
+            raise ConfigError("per_client", asked, way_out)
+    return tuple(found)
+
+
+def check_host_metrics(task: Task, census: Census, parts: Mapping[str, Tree]) -> None:
+    """No metric that needs all answers in one place, where held-out examples are at the nodes of real clients."""
+    for name, metric in task.whole_metrics.items():
+        if isinstance(metric, HostMetric) and any(n and part not in parts for part, n in census.held.items()):
+            way_out = (
+                "it needs all answers on one host, and the held-out examples are at the nodes: take a metric that is "
+                "made of sums, such as fedax.metrics.AUC(), or give the server held-out examples of its own"
+            )
+            raise ConfigError(f"task.metrics[{name!r}]", metric, way_out)
+
+
+def check_aggregator(aggregate: Aggregator | None, algorithm: Algorithm, x: Vector) -> None:
+    """That the method's uploads are what an average that is no mean may be taken of."""
+    if aggregate is None:
+        return
+    method = resolve(algorithm, 0)
+    refused = functools.partial(ConfigError, "aggregate", type(aggregate).__name__)
+    kind = f"{type(algorithm).__name__}: "
+    if jax.tree.leaves(jax.eval_shape(method.init_client, x)):
+        raise refused(kind + "its clients keep something between rounds that assumes that their uploads entered a mean")
+    if any(exchange.who == "one" for exchange in method.exchanges()):
+        raise refused(kind + "one client of the cohort moves the model alone, and there is nothing to average")
+
+
+def check_uploads(aggregate: Aggregator | None, algorithm: Algorithm, forms: Forms) -> None:
+    """That the average can be taken of what clients send: of no change of memory; to clip, of one update alone."""
+    if aggregate is None:
+        return
+    warmup, exchanges = forms
+    for number, upload in [(k, form.upload) for stage in (warmup, exchanges) for k, form in enumerate(stage)]:
+        upload = jax.eval_shape(decoded, upload)
+        changes = any(map(is_change, jax.tree.leaves(upload, is_leaf=is_change)))
+        if changes or (not aggregate.gathers and (not isinstance(upload, Vector) or number)):
+            way_out = f"{type(algorithm).__name__} uploads more than an update of the model; use another, or none"
+            raise ConfigError("aggregate", type(aggregate).__name__, way_out)
+
+
+def check_feedback(aggregate: Aggregator | None, up: Compressor) -> None:
+    """That no average other than the mean is taken of messages that make up for what earlier ones lacked."""
+    if up.keeps and aggregate is not None:
+        why = f"{type(up).__name__} keeps what a client's messages lacked, which assumes that they entered a mean"
+        raise ConfigError("aggregate", type(aggregate).__name__, f"{why}; leave one of both out")
