@@ -13,7 +13,7 @@ import numpy as np
 from fedax.contract.types import Tree, Unknown
 from fedax.engine import private, processes
 from fedax.engine.checkpoint import Keeper, Past, Saved
-from fedax.engine.evaluate import columns, model_after, public_columns
+from fedax.engine.evaluate import columns, public_columns
 from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
 from fedax.engine.loop import State, Tally
@@ -45,25 +45,6 @@ class Program(Protocol):
 
     def traffic(self) -> dict[str, Unknown]:
         """What went over a network since the last time, by column; nothing in a simulation."""
-
-
-class OneJob:
-    """What programs of one job have in common."""
-
-    def __init__(self, job: Job):
-        self.job = job
-
-    def exclusions(self, state: State) -> list[Tree]:
-        """How often uploads were left out so far."""
-        return [state.exclusions]
-
-    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
-        """What the run keeps: the state, and the model."""
-        return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
-
-    def traffic(self) -> dict[str, Unknown]:
-        """Nothing goes over a network to a client of a simulation."""
-        return {}
 
 
 def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | None = None) -> list[Run]:

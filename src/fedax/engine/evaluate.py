@@ -14,7 +14,8 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.engine import by_client
-from fedax.engine.loop import Federation
+from fedax.engine.job import Job
+from fedax.engine.loop import Federation, State
 from fedax.engine.private import is_kept, public
 from fedax.metrics.base import HostMetric, Metric
 from fedax.programs import compiled
@@ -66,7 +67,7 @@ def of_model(
     return found
 
 
-def columns(job: Unknown) -> list[str]:
+def columns(job: Job) -> list[str]:
     """What the rows of a job have besides the round and the costs."""
     return measured_names(
         job.plan.task.metrics,
@@ -79,7 +80,7 @@ def columns(job: Unknown) -> list[str]:
     )
 
 
-def public_columns(job: Unknown) -> tuple[str, ...] | None:
+def public_columns(job: Job) -> tuple[str, ...] | None:
     """Of a private run the columns with nothing but what its ε covers, and public data; ``None``: it is none."""
     if not is_kept(job.hyper.wire.privacy):
         return None
@@ -87,7 +88,7 @@ def public_columns(job: Unknown) -> tuple[str, ...] | None:
 
 
 def measured(
-    job: Unknown, server: Tree, index: int, train: Array = None, held: Mapping[str, Unknown] | None = None
+    job: Job, server: Tree, index: int, train: Array = None, held: Mapping[str, Unknown] | None = None
 ) -> list[dict[str, Unknown]]:
     """The row of one job: what is measured of the model after ``index`` rounds.
 
@@ -107,7 +108,7 @@ def measured(
 
 
 def rows(
-    job: Unknown,
+    job: Job,
     found: Mapping[str, Unknown],
     labels: Sequence[Mapping[str, Unknown]],
     more: Sequence[Mapping[str, Unknown]],
@@ -146,7 +147,7 @@ def _value(task: Task, name: str, figure: Tree, i: int, labels: Mapping[str, Unk
     return metric.of_run(jax.tree.map(lambda leaf: leaf[i], figure), labels.get(name, ()))
 
 
-def on_host(job: Unknown, model: Vector) -> dict[str, Unknown]:
+def on_host(job: Job, model: Vector) -> dict[str, Unknown]:
     """What of held-out data is not made of sums on the devices: metrics on the host, and what each client has."""
     found: dict[str, Unknown] = {}
     task = job.plan.task
@@ -264,3 +265,22 @@ def _added(total: Tree, excess: Tree, more: Tree) -> tuple[Tree, Tree]:
     leaves, form = jax.tree.flatten(total)
     pairs = [one(*each) for each in zip(leaves, jax.tree.leaves(excess), jax.tree.leaves(more), strict=True)]
     return jax.tree.unflatten(form, [new for new, _ in pairs]), jax.tree.unflatten(form, [lost for _, lost in pairs])
+
+
+class OneJob:
+    """What programs of one job have in common."""
+
+    def __init__(self, job: Job):
+        self.job = job
+
+    def exclusions(self, state: State) -> list[Tree]:
+        """How often uploads were left out so far."""
+        return [state.exclusions]
+
+    def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
+        """What the run keeps: the state, and the model."""
+        return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
+
+    def traffic(self) -> dict[str, Unknown]:
+        """Nothing goes over a network to a client of a simulation."""
+        return {}

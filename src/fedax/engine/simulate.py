@@ -10,8 +10,8 @@ from fedax.contract.compression import Compressor
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.checkpoint import Checkpoints, Keeper
-from fedax.engine.drive import OneJob, Program, drive
-from fedax.engine.evaluate import measured, public_columns
+from fedax.engine.drive import Program, drive
+from fedax.engine.evaluate import OneJob, measured, public_columns
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
 from fedax.engine.loop import State, Tally

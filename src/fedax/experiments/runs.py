@@ -44,8 +44,8 @@ from fedax.data import Overview
 from fedax.data.formats import parse_json
 from fedax.engine import secret
 from fedax.engine.checkpoint import WRITING, damage, write_atomic
-from fedax.engine.history import FAILED, column_of, ended_worse
 from fedax.engine.checks import evaluation_rounds
+from fedax.engine.history import FAILED, column_of, ended_worse
 from fedax.engine.patience import Patience
 from fedax.engine.private import judged
 from fedax.errors import ConfigError, DataError

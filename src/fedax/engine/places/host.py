@@ -23,8 +23,7 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine import processes
 from fedax.engine.clients import Answer, Outside, alone, client_program, contribute
-from fedax.engine.drive import OneJob
-from fedax.engine.evaluate import measured, model_after, train_sums
+from fedax.engine.evaluate import OneJob, measured, model_after, train_sums
 from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
 from fedax.engine.loop import (
