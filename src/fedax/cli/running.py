@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -112,49 +112,35 @@ def open_folder(
     console: "Console", out: pathlib.Path | None, config: Mapping[str, Any], name: str, resume: bool
 ) -> pathlib.Path:
     """That of the run of this configuration that has begun, where it is asked for; else a new one."""
-    from fedax.errors import ConfigError
-    from fedax.experiments import begun_folder, new_folder
+    from fedax.experiments.runner import run_folder
 
-    folder = begun_folder(out, config, name) if resume or out is not None else None
-    if folder is None and resume and (out is None or not out.exists()):  # it may have ended before it began
-        raise ConfigError("resume", True, "no run of this configuration has begun there; leave --resume out")
-    if folder is not None:
+    def say(folder: pathlib.Path) -> None:
         console.print(f"Going on with {folder}", markup=False, highlight=False, soft_wrap=True)
-    return folder or new_folder(out, name)
+
+    return run_folder(out, config, name, resume, say)
 
 
 @contextlib.contextmanager
 def writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Iterator[None]:
     """While a run folder is written: nobody else does; and what ends it early leaves a report and the way to go on."""
-    from fedax.engine import processes, signals
-    from fedax.experiments import locked
+    from fedax.experiments import runner
 
     # Whatever command began it.
     way_on = f"fedax {command} {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
     way_on += " --allow-code" * own_code
-    with locked(folder):
+
+    def stopped(error: KeyboardInterrupt) -> None:
+        report = runner.draw_stopped(folder)
+        seen = f"what was done is in {folder}" if report is None else f"report: {report}"
+        typer.echo(f"stopped; {seen}; to go on: {way_on}", err=True)
+        raise typer.Exit(exits.exit_code(error)) from None
+
+    with runner.writing(folder, stopped):
         exits.under_way[:] = [folder.absolute()]
         try:
             yield
-        except KeyboardInterrupt as error:
-            if signals.kept(error):
-                processes.part()
-            _stopped(error, folder, f"to go on: {way_on}")
         except OSError as error:
             raise _unwritable(folder, error, f"once it can: {way_on}") from error
-
-
-def _stopped(error: KeyboardInterrupt, folder: pathlib.Path, way_on: str) -> NoReturn:
-    """The report of what there is, and how to go on."""
-    from fedax.errors import FedaxError
-    from fedax.experiments import read, write_report
-
-    seen = f"what was done is in {folder}"
-    with contextlib.suppress(FedaxError, OSError):  # no evaluation yet; no room on the disk
-        write_report([read(folder)], folder / "report.html")
-        seen = f"report: {folder / 'report.html'}"
-    typer.echo(f"stopped; {seen}; {way_on}", err=True)
-    raise typer.Exit(exits.exit_code(error)) from None
 
 
 def _unwritable(folder: pathlib.Path, error: OSError, way_on: str) -> Exception:
