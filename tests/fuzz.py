@@ -1379,7 +1379,8 @@ def main(name: str, number: int, most: float = math.inf) -> None:
         import atheris
     except ImportError:
         atheris = None
-    watched = ["fedax.data.formats", "fedax.data.readers", "fedax.experiments.runs", "fedax.experiments.config"]
+    watched = ["fedax.data.formats", "fedax.data.readers", "fedax.experiments.config"]
+    watched += [f"fedax.experiments.runs.{name}" for name in ("files", "folder", "reading", "record")]
     watched += ["fedax.experiments.toml", "fedax.experiments.report.page", "fedax.experiments.summary"]
     watched += ["fedax.experiments.report.charts", "fedax.experiments.report.svg"]
     watched += ["fedax.tasks.pytorch.archive", "fedax.tasks.pytorch.graph", "fedax.tasks.pytorch.model"]

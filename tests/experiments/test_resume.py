@@ -241,7 +241,7 @@ def test_what_a_beginning_left_is_taken_over(files, whole, here, monkeypatch):
         atomic(path, content)
 
     with monkeypatch.context() as patch:
-        for module in (runs, runner):
+        for module in (runs.folder, runner):
             patch.setattr(module, "write_atomic", dies)
         assert command("run", "small.toml", "--out", "run").exit_code == 130
     assert (here / "config.toml").exists() == (files == 2)
