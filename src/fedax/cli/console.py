@@ -17,7 +17,6 @@ from fedax.cli import exits
 if TYPE_CHECKING:
     from rich.console import Console
 
-
 _PLAIN = {"±": "+-", "★": "*", "×": "x", "–": "-", "−": "-", "•": "-", "·": "-", "‖": "||", "∇": "grad ", "∞": "inf",
           "→": "->", "≤": "<=", "≥": ">=", "≈": "~", "²": "^2"}  # fmt: skip
 

@@ -18,7 +18,6 @@ from fedax.cli.show import show_choices
 if TYPE_CHECKING:
     from fedax.experiments import Experiment, Record
 
-
 Timeout = Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="How long to wait for the answer of a node.")]
 Link = Annotated[str, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)]
 LogLevel = Annotated[

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fedax.experiments import Experiment, Record
     from fedax.experiments.own import Code
 
-
 Out = Annotated[
     pathlib.Path | None,
     typer.Option(help="Run folder; has to be new or empty.", show_default="runs/<name>-<number>"),

@@ -20,7 +20,6 @@ from fedax.experiments.runs.files import About, Diagnoses, lines_of, read_config
 from fedax.experiments.runs.folder import model_path
 from fedax.experiments.runs.record import MethodRun, Path, Record
 
-
 _MISSING = {"epsilon": math.inf}  # what stands for null in a row; of all others not-a-number
 OF_A_RUN = ("label", "method", "point", "seed", "status")
 
