@@ -37,7 +37,7 @@ def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everyt
       fedax list methods
     """
     from fedax.algorithms import METHODS
-    from fedax.contract.compression import COMPRESSORS
+    from fedax.contract.compressors import COMPRESSORS
     from fedax.contract.regularizers import REGULARIZERS
     from fedax.data import PARTITIONS
     from fedax.experiments import datasets, recipes
