@@ -62,16 +62,16 @@ def deploy_local(
     Exit codes: as fedax run. With 2, a node or the link could not go on; --resume does.
     """
     from fedax.experiments import build
-    from fedax.flower import deploy as deployment
+    from fedax.flower import local
 
     share_gpu()  # with the nodes
     tables, code = read_config(config, settings, allow_code)
     experiment = build(tables, allow_code=code)
-    deployment.check_local(experiment, nodes)
+    local.check_local(experiment, nodes)
     say = lambda line: typer.echo(line, err=True)  # noqa: E731
     if ray:
         return finish(_on_ray(experiment, out, resume, timeout, say))
-    start = lambda ready, folder: deployment.local(ready, folder, nodes, timeout, say)  # noqa: E731
+    start = lambda ready, folder: local.begun(ready, folder, nodes, timeout, say)  # noqa: E731
     finish(carry_out(experiment, out, resume, "deploy local", start))
 
 
@@ -80,14 +80,14 @@ def _on_ray(
 ) -> "Record":
     from fedax.experiments import read
     from fedax.experiments.runner import check_methods
-    from fedax.flower import deploy as deployment
+    from fedax.flower import local
 
     console = open_console()
     check_methods(experiment)
     folder = open_folder(console, out, experiment.config, experiment.config["name"], resume)
     with writing(folder, "deploy local --ray", bool(experiment.code)):
         show_choices(console, experiment, folder)
-        deployment.on_ray(experiment, folder, timeout, say)
+        local.on_ray(experiment, folder, timeout, say)
     return read(folder)
 
 

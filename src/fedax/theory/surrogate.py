@@ -28,6 +28,7 @@ _COHORTS = 2000  # drawn for the mean weights of normalised cohorts
 
 
 def view_of(method: Any, participation: Participation) -> View:
+    """A method of round 0 as the theorems see it."""
     if isinstance(method, methods.FedAvg):
         return _averaging(method)
     name, traits, solver = type(method).__name__, method.traits(), getattr(method, "solver", None)
@@ -166,6 +167,7 @@ def mean_weights(rules: Sequence[UpdateRule]) -> np.ndarray:
 
 
 def chi2_of(p: np.ndarray, w: np.ndarray) -> float:
-    if ((p > 0) != (w > 0)).any():  # a client that counts never comes
+    """χ²(p‖w); infinite where a client that counts never comes."""
+    if ((p > 0) != (w > 0)).any():
         return math.inf
     return chi_square(p[p > 0], w[p > 0])
