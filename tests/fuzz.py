@@ -1012,7 +1012,7 @@ def status_file() -> bytes:
 
 def read_status(folder: Path, content: bytes) -> Any:
     """Read, and shown in the terminal and on the page."""
-    from fedax.cli_status import _shown
+    from fedax.cli.status import _shown
     from fedax.flower import status, status_page
 
     write(folder / status.FILE, content)
@@ -1028,7 +1028,7 @@ LOG = b"""{"time": "2026-01-01 10:00:00", "kind": "exchange", "run": 3, "server"
 
 def read_node(folder: Path, content: bytes) -> Any:
     """What ``fedax deploy node status`` reads: the log, or how many rounds there were."""
-    from fedax.cli_status import node_table
+    from fedax.cli.status import node_table
 
     write(folder / "site" / "log.jsonl", content[1:] if content[:1] != b"r" else LOG)
     write(folder / "site" / "rounds.json", content[1:] if content[:1] == b"r" else b'{"3": 2}')
@@ -1379,13 +1379,15 @@ def main(name: str, number: int, most: float = math.inf) -> None:
         import atheris
     except ImportError:
         atheris = None
-    watched = ["fedax.data.formats", "fedax.data.readers", "fedax.experiments.runs", "fedax.experiments.config"]
-    watched += ["fedax.experiments.toml", "fedax.experiments.report.page", "fedax.experiments.summary"]
+    watched = ["fedax.data.formats", "fedax.data.readers", "fedax.experiments.config"]
+    watched += [f"fedax.experiments.runs.{name}" for name in ("files", "folder", "reading", "record")]
+    watched += [f"fedax.experiments.summary.{name}" for name in ("compared", "settings", "words")]
+    watched += ["fedax.experiments.toml", "fedax.experiments.report.page"]
     watched += ["fedax.experiments.report.charts", "fedax.experiments.report.svg"]
     watched += ["fedax.tasks.pytorch.archive", "fedax.tasks.pytorch.graph", "fedax.tasks.pytorch.model"]
     watched += ["fedax.data.tables", "fedax.data.cells", "fedax.data.hdf5", "fedax.data.pictures"]
     watched += ["fedax.data.transform", "fedax.data.summaries"]
-    watched += ["fedax.cli_status", "fedax.flower.status", "fedax.flower.status_page", "fedax.engine.places.site"]
+    watched += ["fedax.cli.status", "fedax.flower.status", "fedax.flower.status_page", "fedax.engine.places.site"]
     watched += ["fedax.engine.places.remote", "fedax.engine.places.tables", "fedax.data.federated"]
     watched += ["fedax.experiments.sweeps", "fedax.experiments.diagnosis", "fedax.engine.checkpoint"]
     with atheris.instrument_imports(include=watched) if atheris else contextlib.nullcontext():

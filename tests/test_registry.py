@@ -8,7 +8,7 @@ import fedax
 from fedax.algorithms import METHODS
 from fedax.algorithms.mime import BASES
 from fedax.algorithms.server import SERVERS
-from fedax.contract.compression import COMPRESSORS
+from fedax.contract.compressors import COMPRESSORS
 from fedax.contract.regularizers import REGULARIZERS, regularizer
 from fedax.data import FEDERATIONS, PARTITIONS, SETS
 from fedax.experiments import build, datasets, override

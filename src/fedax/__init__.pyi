@@ -19,20 +19,8 @@ from .algorithms import (
 from .citations import cite
 from .conformance import check
 from .contract.algorithm import Algorithm, Change, Exchange, Round, Traits
-from .contract.compression import (
-    QSGD,
-    Cast,
-    Compressor,
-    ErrorFeedback,
-    Identity,
-    Message,
-    Natural,
-    PowerSGD,
-    RandomK,
-    Rotated,
-    Sign,
-    TopK,
-)
+from .contract.compression import Compressor, Message
+from .contract.compressors import QSGD, Cast, ErrorFeedback, Identity, Natural, PowerSGD, RandomK, Rotated, Sign, TopK
 from .contract.local import Solver, local_steps
 from .contract.oracle import Oracle
 from .contract.regularizers import (

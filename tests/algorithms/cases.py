@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedax
-from fedax.contract.compression import Compressor, TopK
+from fedax.contract.compression import Compressor
+from fedax.contract.compressors import TopK
 from tests.references import accelerated_family as acc
 from tests.references import compressed_family as com
 from tests.references import dual_family as dual

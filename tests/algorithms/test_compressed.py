@@ -12,7 +12,8 @@ import pytest
 import fedax
 from fedax.algorithms.compressed_scaffnew import Pattern
 from fedax.algorithms.marina import WholeOrNot
-from fedax.contract.compression import Identity, Message, RandomK, TopK
+from fedax.contract.compression import Message
+from fedax.contract.compressors import Identity, RandomK, TopK
 from fedax.contract.indices import shuffled
 from fedax.contract.oracle import Oracle
 from tests.references import compressed_family as com

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import fedax
-from fedax.contract.compression import ErrorFeedback, Identity, RandomK, TopK
+from fedax.contract.compressors import ErrorFeedback, Identity, RandomK, TopK
 from fedax.contract.schedule import Stepwise, resolve
 
 from .bed import path

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.contract.compression import COMPRESSORS, Form, _count, compressor
+from fedax.contract.compression import Form
+from fedax.contract.compressors import COMPRESSORS, compressor
+from fedax.contract.compressors.sparse import _count
 
 from .. import always
 

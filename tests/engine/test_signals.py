@@ -182,8 +182,8 @@ def test_runs_that_are_killed_or_terminated(tmp_path, monkeypatch):
 
 BUSY = """
 import hashlib, signal
-from fedax import cli
-cli._listen()
+from fedax.cli import exits
+exits.listen()
 for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(each, lambda number, frame: None)
 print("at work", flush=True)

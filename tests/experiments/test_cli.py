@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 import fedax
 from fedax import cli, progress
-from fedax.cli import app
+from fedax.cli import app, exits, lookup, show, train
+from fedax.cli import read as reading
 from fedax.engine.places.policy import Policy
 from fedax.errors import ConfigError, ProcessError
 from fedax.experiments import build, datasets, new_folder, plan, read, recipes, runner, tasks
@@ -114,7 +115,7 @@ def kept_traceback(line):
 def test_a_defect_wherever_it_shows_is_one_line_and_exit_code_70(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(cli, "app", broken(RuntimeError("a bug\nmore")))
-    monkeypatch.setattr(cli, "_listen", lambda: None)
+    monkeypatch.setattr(exits, "listen", lambda: None)
     monkeypatch.setattr(sys, "argv", ["fedax", "run", "two words\n" + "x" * 300])
     found = []
     for _ in range(2):
@@ -141,7 +142,7 @@ def test_a_defect_in_any_command(command, monkeypatch, tmp_path):
     from fedax.flower import deploy, link
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for place, name in ((fedax.citations, "cite"), (cli, "_two_columns"), (deploy, "node"), (link, "run")):
+    for place, name in ((fedax.citations, "cite"), (lookup, "two_columns"), (deploy, "node"), (link, "run")):
         monkeypatch.setattr(place, name, broken(KeyError("a bug")))
     result = fedax_(*command)
     assert (result.exit_code, result.stdout) == (70, "")
@@ -194,9 +195,9 @@ def test_a_defect_in_one_of_several_processes(monkeypatch, capsys, tmp_path):
     codes = []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "_exit", codes.append)
-    monkeypatch.setattr(cli, "_debug", False)  # as the command before may have left it
+    monkeypatch.setattr(exits, "_debug", False)  # as the command before may have left it
     for error in (ValueError("a bug"), ProcessError("another is gone"), ConfigError("a", 1, "b"), typer.Exit(2)):
-        cli._leaves_others(broken(error))
+        exits.run_with_others(broken(error))
     first, second, third = capsys.readouterr().err.splitlines()
     assert codes == [70, 3, 2, 2]
     assert "ValueError: a bug" in kept_traceback(first + "\n").read_text()
@@ -290,7 +291,7 @@ def test_a_study_that_is_stopped_goes_on_by_the_same_command(here):
     "command, first",
     [
         (["study", "momentum"], "fedax.experiments.study.read_study"),
-        (["deploy", "local", "digits"], "fedax.cli._configured"),
+        (["deploy", "local", "digits"], "fedax.cli.deploy.read_config"),
     ],
 )
 def test_commands_with_processes_leave_the_memory_of_a_gpu_to_them(command, first, monkeypatch):
@@ -323,11 +324,13 @@ def test_help_has_examples_and_the_version_is_told():
     assert fedax_("--version").stdout.strip() == f"fedax {fedax.__version__}"
 
 
-@pytest.mark.parametrize("command", [cli.run, cli.compare, cli.sweep, cli.study, cli.diagnose, cli.list_, cli.report])
+@pytest.mark.parametrize(
+    "command", [train.run, train.compare, train.sweep, train.study, reading.diagnose, lookup.list_, reading.report]
+)
 def test_help_says_all_that_is_written(command):
     """Also what stands in square brackets, which rich takes for its markup."""
     said = " ".join(fedax_(command.__name__.strip("_"), "--help").stdout.split())
-    for line in inspect.getdoc(inspect.unwrap(command)).splitlines():
+    for line in inspect.getdoc(command).splitlines():
         assert " ".join(line.strip("\b").split()) in said, line
 
 
@@ -352,7 +355,7 @@ def record(tmp_path_factory):
 @pytest.mark.parametrize("width", [120, 80, 60, 50])
 def test_tables_of_any_width_have_whole_names_and_numbers(record, width):
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    cli._show_results(console, record)
+    show.show_results(console, record)
     shown = console.file.getvalue()
     assert "…" not in shown and max(map(len, shown.splitlines())) <= width
     head, *rows = [
@@ -469,8 +472,8 @@ def test_configurations_in_the_docs_can_be_run(page, here):
 
 
 def test_so_can_the_one_that_the_help_shows():
-    shown = re.findall(r"^ +((?:data|run|methods) = .*)", cli.run.__doc__, re.MULTILINE)
-    runner.check_methods(build(tomllib.loads("\n".join(shown).replace("\\[", "["))))
+    shown = re.findall(r"^ +((?:data|run|methods) = .*)", train.run.__doc__, re.MULTILINE)
+    runner.check_methods(build(tomllib.loads("\n".join(shown))))
 
 
 def test_python_m_fedax():

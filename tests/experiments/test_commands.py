@@ -121,7 +121,7 @@ def made(tmp_path_factory):
 def here(made, tmp_path, monkeypatch):
     """Where a command is called: its own, and with all that it reads."""
     monkeypatch.chdir(shutil.copytree(made, tmp_path / "here"))
-    monkeypatch.setattr(cli, "_listen", lambda: None)
+    monkeypatch.setattr(cli.exits, "listen", lambda: None)
 
     def run(folder, *given, say, **more):
         folder.mkdir()
@@ -177,7 +177,7 @@ def test_an_output_that_is_full_is_an_error_and_the_work_is_done(name, here, cal
 
 
 def test_without_any_output_the_exit_code_is_the_same(here, called, monkeypatch):
-    monkeypatch.setattr(cli, "_way_out", None)  # and no traceback, for there is nowhere to write it
+    monkeypatch.setattr(cli.exits, "way_out_of", None)  # and no traceback, for there is nowhere to write it
     assert called(["cite", "nobody"], nobody())[0] == 2
 
 

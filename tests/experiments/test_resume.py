@@ -13,8 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedax
-from fedax import cli
-from fedax.cli import app
+from fedax.cli import app, exits
 from fedax.engine import checkpoint, saved
 from fedax.errors import DamagedWarning
 from fedax.experiments import begun_folder, build, execute, locked, new_folder, plan, read, runner, runs, tune, tuning
@@ -242,7 +241,7 @@ def test_what_a_beginning_left_is_taken_over(files, whole, here, monkeypatch):
         atomic(path, content)
 
     with monkeypatch.context() as patch:
-        for module in (runs, runner):
+        for module in (runs.folder, runner):
             patch.setattr(module, "write_atomic", dies)
         assert command("run", "small.toml", "--out", "run").exit_code == 130
     assert (here / "config.toml").exists() == (files == 2)
@@ -508,8 +507,8 @@ def test_what_is_not_ours_stays_among_the_checkpoints(whole, tmp_path):
     ("which", "handler", "code"),
     [
         (signal.SIGINT, signal.default_int_handler, 130),
-        (signal.SIGTERM, cli._terminate, 143),
-        (signal.SIGHUP, cli._terminate, 129),
+        (signal.SIGTERM, exits.terminate, 143),
+        (signal.SIGHUP, exits.terminate, 129),
     ],
 )
 def test_signals_end_a_run_with_a_checkpoint_and_a_report(which, handler, code, whole, together, here, at):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fedax
 from fedax.cli import app
-from fedax.cli_tables import _file, _fresh, _write_experiment
+from fedax.cli.tables import _file, _fresh, _write_experiment
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.tables import Desk
 from fedax.errors import ConfigError

@@ -25,7 +25,6 @@ from fedax.theory import (
     weighted_optimum,
 )
 from fedax.theory.advice import CORRECTED, HALF, MOMENTUM, NORMALIZED, PLAIN, Case, removes, verdict
-from fedax.theory.diagnostics import _expected, _view
 from fedax.theory.measure import (
     _seen,
     _square,
@@ -36,6 +35,7 @@ from fedax.theory.measure import (
     newton_gain,
 )
 from fedax.theory.reasons import cohort, drift
+from fedax.theory.surrogate import expected_weights, view_of
 
 SIZES, P = np.array([3, 1, 40, 9]), np.array([0.1, 0.2, 0.4, 0.3])
 FEATURES, TAU = 6, np.array([2, 7, 3, 4])
@@ -340,23 +340,25 @@ def test_weights_of_random_work_are_those_of_the_mean_update():
 
 def test_weights_of_cohorts():
     p = np.array([0.1, 0.2, 0.7])
-    assert_allclose(_expected(fedax.UniformNormalized(1), p), np.full(3, 1 / 3))
+    assert_allclose(expected_weights(fedax.UniformNormalized(1), p), np.full(3, 1 / 3))
     exact = np.zeros(3)
     for pair in itertools.combinations(range(3), 2):
         exact[list(pair)] += p[list(pair)] / p[list(pair)].sum() / 3
-    assert_allclose(_expected(fedax.UniformNormalized(2), p), exact, rtol=0.02)
-    assert_allclose(_expected(fedax.UniformNormalized(3), p), p)
-    assert_allclose(_expected(fedax.UniformNormalized(2), np.full(5, 0.2)), 0.2, rtol=1e-12)
-    assert_allclose(_expected(fedax.Trace([[0, 2], [1]]), p), np.array([0.125, 1, 0.875]) / 2)
+    assert_allclose(expected_weights(fedax.UniformNormalized(2), p), exact, rtol=0.02)
+    assert_allclose(expected_weights(fedax.UniformNormalized(3), p), p)
+    assert_allclose(expected_weights(fedax.UniformNormalized(2), np.full(5, 0.2)), 0.2, rtol=1e-12)
+    assert_allclose(expected_weights(fedax.Trace([[0, 2], [1]]), p), np.array([0.125, 1, 0.875]) / 2)
     table = np.array([[True, False, True], [True, True, True]])
-    some = _expected(fedax.Dropout(fedax.Full(), available=table), p)
+    some = expected_weights(fedax.Dropout(fedax.Full(), available=table), p)
     assert_allclose(some, np.array([0.1 / 0.8 + 0.1, 0.2, 0.7 / 0.8 + 0.7]) / 2, rtol=1e-6)
-    pairs = _expected(fedax.Dropout(fedax.UniformNormalized(3), 0.5), p)  # each set but the empty one, alike often
+    pairs = expected_weights(
+        fedax.Dropout(fedax.UniformNormalized(3), 0.5), p
+    )  # each set but the empty one, alike often
     sets = [each for size in (1, 2, 3) for each in itertools.combinations(range(3), size)]
     exact = sum(p * np.isin(range(3), each) / p[list(each)].sum() for each in sets) / 7
     assert_allclose(pairs, exact, rtol=0.05)
     for unbiased in (fedax.Uniform(2), fedax.Proportional(2), fedax.Full(), fedax.Dropout(fedax.Uniform(2), 0.5)):
-        assert_allclose(_expected(unbiased, p), p)
+        assert_allclose(expected_weights(unbiased, p), p)
 
 
 def test_cohorts_with_divided_weights_are_an_inconsistency_of_their_own():
@@ -554,7 +556,7 @@ def test_noise_of_minibatches_is_in_the_verdict():
 def words(found, **changes):
     last = dataclasses.replace(found.points[-1], **{"inconsistency_cost": 0.0} | changes)
     found = dataclasses.replace(found, points=(*found.points[:-1], last))
-    view = _view(FEDAVG, fedax.Full())
+    view = view_of(FEDAVG, fedax.Full())
     return Case(found, view, P, 4, fedax.Full())
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 
 import fedax
-from fedax.contract.compression import TopK
+from fedax.contract.compressors import TopK
 from fedax.wire.secure import FixedPoint, most
 
 from ..engine.problem import DATA as PROBLEM

@@ -24,7 +24,8 @@ import equinox as eqx
 
 from fedax.algorithms.parts import check_unbiased, variance
 from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
-from fedax.contract.compression import Compressor, Message, RandomK, compressor
+from fedax.contract.compression import Compressor, Message
+from fedax.contract.compressors import RandomK, compressor
 from fedax.contract.hyper import check, count, hyper
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like

@@ -23,7 +23,8 @@ import equinox as eqx
 
 from fedax.algorithms.parts import check_contractive
 from fedax.contract.algorithm import Algorithm, Round, Traits
-from fedax.contract.compression import Compressor, Message, TopK, compressor
+from fedax.contract.compression import Compressor, Message
+from fedax.contract.compressors import TopK, compressor
 from fedax.contract.hyper import check, hyper
 from fedax.contract.oracle import Oracle
 from fedax.contract.vector import Vector, zeros_like

@@ -22,7 +22,8 @@ import equinox as eqx
 
 from fedax.algorithms.parts import check_unbiased
 from fedax.contract.algorithm import Algorithm, Round, Traits
-from fedax.contract.compression import QSGD, Compressor, Message, compressor
+from fedax.contract.compression import Compressor, Message
+from fedax.contract.compressors import QSGD, compressor
 from fedax.contract.hyper import check, hyper
 from fedax.contract.local import SGD
 from fedax.contract.oracle import Oracle

@@ -28,7 +28,8 @@ import jax.numpy as jnp
 from fedax.algorithms.led import common_step
 from fedax.algorithms.parts import OTHERS, check_unbiased, variance
 from fedax.contract.algorithm import Algorithm, Round, Traits
-from fedax.contract.compression import Compressor, Message, RandomK, compressor
+from fedax.contract.compression import Compressor, Message
+from fedax.contract.compressors import RandomK, compressor
 from fedax.contract.hyper import check, hyper
 from fedax.contract.local import local_steps
 from fedax.contract.oracle import Oracle

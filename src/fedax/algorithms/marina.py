@@ -24,7 +24,8 @@ import numpy as np
 
 from fedax.algorithms.parts import check_unbiased, variance
 from fedax.contract.algorithm import Algorithm, Round, Traits
-from fedax.contract.compression import Compressor, Form, Identity, Message, RandomK, compressor
+from fedax.contract.compression import Compressor, Form, Message
+from fedax.contract.compressors import Identity, RandomK, compressor
 from fedax.contract.hyper import check, hyper
 from fedax.contract.oracle import Oracle
 from fedax.contract.packing import packed, unpacked

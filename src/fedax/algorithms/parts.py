@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedax.contract.compression import Compressor, compressor
+from fedax.contract.compression import Compressor
+from fedax.contract.compressors import compressor
 from fedax.errors import ConfigError
 from fedax.registry import Registry
 

@@ -30,8 +30,8 @@ from fedax.experiments.clients import baseline_rate
 from fedax.experiments.config import Experiment, check_judge, class_names, seeds_of, slug
 from fedax.experiments.following import Runs
 from fedax.experiments.report import write_report
-from fedax.experiments.runner import Checked, check_methods, draw, execute
-from fedax.experiments.runs import KEY, LOCK, Record, begun_folder, locked, model_path, new_folder, read
+from fedax.experiments.runner import Checked, check_methods, draw, execute, run_folder, writing
+from fedax.experiments.runs import KEY, LOCK, Record, model_path, new_folder, read
 from fedax.experiments.statistics import Aim, target_of
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
@@ -144,7 +144,7 @@ def compare(
     checked = check_methods(experiment)
     experiment = _completed(experiment, named, checked, judge, baselines)
     place = _Temporary() if out is None else None
-    folder = new_folder(place.path, _NAME) if place is not None else _folder(Path(str(out)), experiment)
+    folder = _in_python(lambda: run_folder(place.path if place else Path(str(out)), experiment.config, _NAME))
     with Runs(experiment) if showing else contextlib.nullcontext() as watch:
         record = _run(experiment, folder, watch=watch, checked=checked, track=track, drawn=place is None)
     return Comparison((record,), place, task)
@@ -511,22 +511,16 @@ class _Temporary:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-def _folder(out: Path, experiment: Experiment) -> Path:
-    """A new folder, or that in which this comparison has begun."""
-    return _in_python(lambda: begun_folder(out, experiment.config) or new_folder(out, _NAME))
-
-
 def _run(experiment: Experiment, folder: Path, *, drawn: bool, **options: Any) -> Record:
-    def filled() -> Record | None:
-        with locked(folder):
-            return execute(experiment, folder, drawn=drawn, **options)
-
-    try:
-        record = _in_python(filled)
-    except KeyboardInterrupt as error:
+    def stopped(error: KeyboardInterrupt) -> None:
         way_on = f"what was done is in {folder}: the same call goes on with it"
         error.add_note(way_on if drawn else "with out=… a comparison is kept, and the same call goes on with it")
-        raise
+
+    def filled() -> Record | None:
+        with writing(folder, stopped):
+            return execute(experiment, folder, drawn=drawn, **options)
+
+    record = _in_python(filled)
     assert record is not None
     return record
 

@@ -1,11 +1,12 @@
 """Runs an experiment: every method with every seed, written to its folder as it goes."""
 
+import contextlib
 import datetime
 import functools
 import platform
 import secrets
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 
 import fedax
 from fedax.columns import COSTS
-from fedax.engine import processes, secret
+from fedax.engine import processes, secret, signals
 from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
 from fedax.engine.evaluate import columns
@@ -26,7 +27,7 @@ from fedax.engine.private import outlook
 from fedax.engine.saved import read_model
 from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
 from fedax.engine.train import train
-from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning
+from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
 from fedax.experiments import clients, examples, own, summary, toml, tracked
 from fedax.experiments.config import Experiment, count_parameters, measured_by_client, within
 from fedax.experiments.report import write_report
@@ -36,10 +37,13 @@ from fedax.experiments.runs import (
     Record,
     append_metrics,
     begun,
+    begun_folder,
     few,
     keep_rows,
+    locked,
     missing_rounds,
     model_path,
+    new_folder,
     read,
     refuse_links,
     remove_unfinished,
@@ -176,6 +180,63 @@ def execute(
     if writes and by_client and config["run"].get("baselines"):
         clients.add_baselines(experiment, folder)
     return finish(folder, compiled, drawn) if writes else None
+
+
+def run_folder(
+    out: str | Path | None,
+    config: Mapping[str, Any],
+    name: str,
+    resume: bool = False,
+    begun: Callable[[Path], None] = lambda folder: None,
+) -> Path:
+    """The folder of a run: that in which this configuration's has begun, or a new one.
+
+    Args:
+        out, name: as of :func:`fedax.experiments.new_folder`.
+        config: the whole configuration.
+        resume: whether the run has to have begun where ``out`` says, or without it in the last folder of this name;
+            else only ``out`` is looked at.
+        begun: called with the folder where the run has begun.
+
+    Raises:
+        ConfigError: the folder holds something else, cannot be written to, or, with ``resume``, is not there.
+    """
+    folder = begun_folder(out, config, name) if resume or out is not None else None
+    if folder is None and resume and (out is None or not Path(out).exists()):  # it may have ended before it began
+        raise ConfigError("resume", True, "no run of this configuration has begun there; leave --resume out")
+    if folder is None:
+        return new_folder(out, name)
+    begun(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def writing(folder: Path, stopped: Callable[[KeyboardInterrupt], None]) -> Iterator[None]:
+    """While a run folder is written: no other process writes it, and one that is interrupted leaves the others.
+
+    Args:
+        folder: the run folder.
+        stopped: called with the interrupt, before it goes on; it may raise something in its place.
+
+    Raises:
+        ConfigError: another process writes it, it cannot be written to, or something in it is a link.
+    """
+    with locked(folder):
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if signals.kept(error):
+                processes.part()
+            stopped(error)
+            raise
+
+
+def draw_stopped(folder: Path) -> Path | None:
+    """Write the report of a run that was stopped; ``None`` without an evaluation yet, or without room on the disk."""
+    with contextlib.suppress(FedaxError, OSError):
+        write_report([read(folder)], folder / "report.html")
+        return folder / "report.html"
+    return None
 
 
 def _at_nodes(

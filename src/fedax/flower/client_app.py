@@ -32,6 +32,6 @@ def query(message: flwr.app.Message, context: flwr.app.Context) -> flwr.app.Mess
 def _answering(context: flwr.app.Context) -> Callable[[Message], Message]:
     if answer is not None:
         return answer
-    from fedax.flower import deploy
+    from fedax.flower import local
 
-    return deploy.ray_node(context)
+    return local.ray_node(context)

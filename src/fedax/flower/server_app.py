@@ -9,6 +9,6 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: flwr.app.Context) -> None:
     """Run the job that the run's settings describe."""
-    from fedax.flower import deploy
+    from fedax.flower import local
 
-    deploy.serve(grid, context.run_config)
+    local.serve(grid, context.run_config)

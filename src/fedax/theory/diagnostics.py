@@ -8,7 +8,6 @@ the local steps. What the other methods minimise is said, and tested, in docs/me
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,29 +16,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax import algorithms as methods
 from fedax.contract.algorithm import Algorithm
-from fedax.contract.local import SGD, Solver, check_linear
-from fedax.contract.schedule import Stepwise, resolve
+from fedax.contract.schedule import resolve
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.errors import ConfigError, complete
-from fedax.federation.participation import Dropout, Full, Participation, Trace, Uniform, UniformNormalized
+from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
 from fedax.numbers import check_count
 from fedax.tasks.task import Task
-from fedax.theory.advice import CORRECTED, MATERIAL, SAME, Case, Class, View, shown, verdict
+from fedax.theory.advice import MATERIAL, SAME, Case, Class, View, shown, verdict
 from fedax.theory.checks import number
-from fedax.theory.measure import Bench, Point, Rounds, accumulation_vectors, dissimilarity_line
-from fedax.theory.nova import UpdateRule, chi_square, update_rule
+from fedax.theory.measure import Bench, Point, dissimilarity_line
 from fedax.theory.reasons import reasons
 from fedax.theory.speedup import max_lr, objective_bound
+from fedax.theory.surrogate import (
+    DRAWS,
+    chi2_of,
+    draw_cohorts,
+    drawn_steps,
+    expected_weights,
+    mean_weights,
+    rules_of,
+    view_of,
+    weight_square_of,
+)
 
 __all__ = ["MATERIAL", "Diagnosis", "diagnose"]
 
-_DRAWS = 50  # of random work
 _CLASSES = 1000  # of labels; more are no classes
-_COHORTS = 2000  # drawn for the mean weights of normalised cohorts
 _UPDATES = 2**24  # numbers that the updates of drawn cohorts may hold, of at most 256 and at least 8 cohorts
 
 
@@ -155,24 +160,24 @@ def diagnose(
     task = task.trained
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     tolerance, seed = number("tolerance", tolerance, 1), check_count("seed", seed, 0)
-    view = _view(resolve(algorithm, 0), participation)
+    view = view_of(resolve(algorithm, 0), participation)
     algorithm.traits().refuse(unequal=work.equal(data.sizes, batch_size) is None)
     given = [None] if points is None else points
     models = [_start(task, seed) if model is None else _point(task, model, k) for k, model in enumerate(given)]
     if not models:
         raise ConfigError("points", points, "give at least one model, or None for the initial one")
 
-    p, steps = data.weights, _steps(work, data, batch_size, seed)
-    expected = _expected(participation, p)
-    rules, made = _rules(view, steps, expected)
-    w = p if view.exact else None if rules is None else _mean_weights(rules)
+    p, steps = data.weights, drawn_steps(work, data, batch_size, seed)
+    expected = expected_weights(participation, p)
+    rules, made = rules_of(view, steps, expected)
+    w = p if view.exact else None if rules is None else mean_weights(rules)
     weight_square = 1.0
     if not participation.everyone(data.num_clients):
         draws = min(256, max(8, _UPDATES // models[0].size))
-        ids, weights = _draw(participation, p, draws, jax.random.key(seed))
+        ids, weights = draw_cohorts(participation, p, draws, jax.random.key(seed))
         mean = np.append(np.where(expected > 0, expected, 1.0), 1.0)
         made = made._replace(ids=ids, ratios=weights / mean[ids])
-        weight_square = _weight_square(participation, p, weights)
+        weight_square = weight_square_of(participation, p, weights)
     bench = Bench(
         task, data, batch_size=batch_size, epochs=work.without_replacement(), rounds=made,
         weights=p if w is None else w, solver=view.solver, sample=sample, seed=seed, tolerance=tolerance,
@@ -180,8 +185,8 @@ def diagnose(
     measured = tuple(map(bench.measure, models))
 
     kappa2 = [max(0.0, x.client_gradients - x.surrogate_gradient) for x in measured]
-    chi2 = None if w is None else _chi2(p, w)
-    rounds = [] if view.exact or rules is None else [_chi2(p, rule.weights) for rule in rules]
+    chi2 = None if w is None else chi2_of(p, w)
+    rounds = [] if view.exact or rules is None else [chi2_of(p, rule.weights) for rule in rules]
     L = max(x.smoothness for x in measured)
     line = dissimilarity_line([x.surrogate_gradient for x in measured], [x.client_gradients for x in measured])
     limited = rules if rules and view.averages and L > 0 else None
@@ -213,147 +218,6 @@ def diagnose(
     return dataclasses.replace(found, verdict=text, take=take, advice=tuple(reasons(case)), unknown=tuple(unknown))
 
 
-# ---- what a method minimises
-
-
-def _view(method: Any, participation: Participation) -> View:
-    if isinstance(method, methods.FedAvg):
-        return _averaging(method)
-    name, traits, solver = type(method).__name__, method.traits(), getattr(method, "solver", None)
-    rate = solver.rate() if isinstance(solver, Solver) else getattr(method, "lr", None)
-    rate = rate(0) if isinstance(rate, Stepwise) else rate
-    if rate is None:
-        raise ConfigError("algorithm", name, "it has no lr by which its local steps could be judged")
-    view = functools.partial(View, name, float(rate))
-    own = solver if isinstance(solver, Solver) else SGD(float(rate) * float(traits.own))
-    everyone = isinstance(participation, Full)
-    if traits.exact == "always" and not traits.corrects:
-        return view(None, None, "it takes no local steps, its minibatches make one large one", exact=True)
-    if traits.exact == "always" or (traits.exact == "all clients" and everyone):
-        return view(own, None, f"it corrects each client's steps by {traits.corrects}", exact=True, corrected=True)
-    if traits.exact == "equal steps":
-        remedy = f"Steps that change between rounds make it diverge. Equal steps remove that; {CORRECTED} needs none."
-        return view(own, "weighted", remedy=remedy)
-    if traits.limit and traits.exact == "never":
-        return view(own, {"F": "normalized", "steps": "weighted"}[traits.limit])
-    return view(own, None, "fedax has no closed form of where it ends")
-
-
-def _averaging(method: methods.FedAvg) -> View:
-    solver, optimizer = method.solver, method.optimizer
-    plain = isinstance(optimizer, methods.Plain) and float(optimizer.server_lr) == 1
-    remedy = (
-        "FedNova removes what unequal work adds, as equal steps do; momentum at the server only goes to the same wrong "
-        "point faster."
-    )
-    view = functools.partial(View, lr=float(solver.rate()), solver=solver, plain=plain, own_steps=True, remedy=remedy)
-    proximal = isinstance(solver, SGD) and solver.prox is not None
-    if isinstance(method.averaging, methods.Normalized):
-        rule = method.averaging.tau_eff if method.averaging.rule == "number" else method.averaging.rule
-        return view("FedNova", averaging="normalized", tau_eff=rule, averages=True)
-    name = "FedProx" if proximal else "FedAvg"
-    if not isinstance(method.averaging, methods.Weighted):
-        return view(name, averaging=None, why=f"its averaging, {type(method.averaging).__name__}, is not fedax's own")
-    if not _linear(solver):
-        return view(name, averaging=None, why="its local solver is not linear in the gradients")
-    return view(name, averaging="weighted", averages=True)
-
-
-def _linear(solver: Solver) -> bool:
-    try:
-        check_linear(solver)
-    except ConfigError:
-        return False
-    return True
-
-
-def _steps(work: Work, data: FederatedData, batch_size: int | None, seed: int) -> np.ndarray:
-    """[draws, N] local steps; one draw where the work is not random."""
-    ids, sizes, key = jnp.arange(data.num_clients), jnp.asarray(data.sizes, jnp.int32), jax.random.key(seed)
-    draw = jax.jit(lambda k: work.draw(jax.random.fold_in(key, k), ids, sizes, batch_size))
-    drawn = np.stack([draw(k) for k in range(_DRAWS)])
-    return drawn[:1] if (drawn == drawn[0]).all() else drawn
-
-
-def _draw(participation: Participation, p: np.ndarray, number: int, key: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and weights [number, S] of cohorts; of one that is given round by round, all rounds equally often."""
-    given = participation.of if isinstance(participation, Dropout) else participation
-    table = participation.available if isinstance(participation, Dropout) else None
-    rounds = len(table) if table is not None else len(given.cohorts) if isinstance(given, Trace) else 1
-    number = max(number, rounds) // rounds * rounds
-    known, bound = jnp.asarray(p, float), participation.bind(p)
-    draw = jax.jit(lambda at: jax.lax.map(lambda at: bound.draw(at[0], known, at[1])[:2], at))
-    ids, weights = draw((jax.random.split(key, number), jnp.arange(number) % rounds))
-    return np.asarray(ids), np.asarray(weights, np.float64)
-
-
-def _expected(participation: Participation, p: np.ndarray) -> np.ndarray:
-    """The mean weights E ω_i of cohorts, over their sum: p, unless each cohort's weights are divided by their sum."""
-    given, some = participation, False
-    if isinstance(participation, Dropout):
-        given = participation.of
-        some = participation.available is not None or isinstance(given, UniformNormalized | Trace)
-    if some or isinstance(given, Trace):
-        ids, weights = _draw(participation, p, _COHORTS if some else 1, jax.random.key(0))
-        total = np.zeros(len(p) + 1)
-        np.add.at(total, ids, weights)
-        return total[:-1] / total.sum()
-    if not isinstance(participation, UniformNormalized) or participation.size == len(p):
-        return p
-    # A client comes with probability S/N, beside S − 1 others: those of a cohort that has it, or all but one of a
-    # cohort that has it not. So each cohort counts for each client, and equal p give exactly p.
-    rng, total = np.random.default_rng(0), np.zeros(len(p))
-    for _ in range(_COHORTS):
-        cohort = rng.permutation(len(p))[: participation.size]
-        others = np.full(len(p), p[cohort[1:]].sum())
-        others[cohort] = p[cohort].sum() - p[cohort]
-        total += p / np.where(p > 0, p + others, 1.0)
-    return total / total.sum()
-
-
-def _weight_square(participation: Participation, p: np.ndarray, weights: np.ndarray) -> float:
-    """E(Σω)², of drawn cohorts' weights where it has no closed form."""
-    if not isinstance(participation, Uniform):
-        return float(np.mean(weights.sum(1) ** 2))
-    N, S = len(p), participation.size
-    return 1 + N * (N - S) / (S * max(N - 1, 1)) * float(p @ p - 1 / N)
-
-
-def _rules(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[UpdateRule] | None, Rounds]:
-    """For the cohorts' mean weights: the update rule of each draw of the steps, if known, and how rounds are made.
-
-    Where the rule is not known, or the method is none of the averaging kind, rounds are those of FedAvg.
-    """
-    if view.solver is None or not _linear(view.solver):
-        return None, Rounds(
-            steps, np.broadcast_to(weights, steps.shape), None, view.lr * float(weights @ steps.mean(0))
-        )
-    vectors = accumulation_vectors(view.solver, np.unique(steps))
-    lengths = {tau: float(np.abs(a).sum()) for tau, a in vectors.items()}
-    normalized, there = view.averaging == "normalized", weights > 0  # clients that never count are in no rule
-    rules, shares, other = [], np.zeros(steps.shape), np.zeros(steps.shape)
-    for draw, tau in enumerate(steps[:, there]):
-        p = weights[there]
-        named = {"default": None, "ptau": float(p @ tau / p.sum()), "mean": float(tau.mean())}
-        tau_eff = named[view.tau_eff] if isinstance(view.tau_eff, str) else float(view.tau_eff)
-        rule = update_rule([vectors[t] for t in tau.tolist()], p, normalized=normalized, tau_eff=tau_eff)
-        w = np.zeros(len(weights))
-        w[there] = rule.weights
-        each = rule.tau_eff / np.array([lengths[t] for t in tau.tolist()])
-        shares[draw, there], other[draw, there] = each * rule.weights, each * p / p.sum()
-        rules.append(rule._replace(weights=w))
-    length = float(view.solver.rate()) * float(np.mean([rule.tau_eff for rule in rules]))
-    asked = view.own_steps and view.averaging == "weighted" and steps.min() < steps.max()  # what FedNova would leave
-    made = Rounds(steps, shares, np.stack([rule.weights for rule in rules]), length, other if asked else None)
-    return (rules if view.averaging is not None else None), made
-
-
-def _mean_weights(rules: Sequence[UpdateRule]) -> np.ndarray:
-    """w of the mean update, Σ_r τ_eff w: in proportion to the mean of p_i‖a_i‖₁."""
-    total = np.sum([rule.tau_eff * rule.weights for rule in rules], axis=0)
-    return np.asarray(total / total.sum())
-
-
 def _classes(data: FederatedData) -> list[Class]:
     """The classes of labels that are whole numbers, one an example."""
     labels = data.examples.get("y") if isinstance(data.examples, dict) else None
@@ -372,38 +236,41 @@ def _classes(data: FederatedData) -> list[Class]:
     ]
 
 
-def _chi2(p: np.ndarray, w: np.ndarray) -> float:
-    if ((p > 0) != (w > 0)).any():  # a client that counts never comes
-        return math.inf
-    return chi_square(p[p > 0], w[p > 0])
-
-
 def _unknown(f: Diagnosis, view: View, unconverged: int) -> list[str]:
+    """What these figures cannot tell: the sentences of a table whose condition holds."""
     at = "the one model" if len(f.points) == 1 else f"the {len(f.points)} models"
     some = "" if f.clients_seen == f.clients else f" and {f.clients_seen} of {f.clients} clients"
-    texts = [
-        f"L is the largest curvature at {at}{some} looked at. Elsewhere it may be larger.",
-        f"β² and κ² are the smallest that fit {at}: lower bounds of the theorems' constants.",
-        "What something costs is worked out from the last model as if its curvature held everywhere. Where a run has "
-        "converged that is right to within a factor of about two; else what earlier rounds left comes on top.",
-        "Nothing here is about held-out data.",
+    low, high = map(shown, f.chi2_range or (0.0, 0.0))
+    noise = view.own_steps or view.solver is None  # is looked at
+    sentences = [
+        (True, f"L is the largest curvature at {at}{some} looked at. Elsewhere it may be larger."),
+        (True, f"β² and κ² are the smallest that fit {at}: lower bounds of the theorems' constants."),
+        (
+            True,
+            "What something costs is worked out from the last model as if its curvature held everywhere. Where a run "
+            "has converged that is right to within a factor of about two; else what earlier rounds left comes on top.",
+        ),
+        (True, "Nothing here is about held-out data."),
+        (unconverged > 0, f"{unconverged} eigenvalues have not converged: L may be larger."),
+        (
+            f.chi2_range is not None and f.chi2_range[1] > SAME,
+            f"w is the mean of {DRAWS} draws of the random work; single rounds have χ² from {low} to {high}.",
+        ),
+        (
+            view.corrected,
+            "Noise of cohorts is that for control variates that are fresh; with rare visits it is more.",
+        ),
+        (
+            not view.corrected and not noise,
+            f"Noise is not looked at for {f.method}, whose updates are not those of plain local steps.",
+        ),
+        (not view.averages, f"Which lr the theory of {f.method} asks for is not looked at."),
+        (
+            view.averages and not view.plain,
+            "The condition on lr and the costs are those of plain averaging; this server's optimizer changes the step.",
+        ),
     ]
-    if unconverged:
-        texts.append(f"{unconverged} eigenvalues have not converged: L may be larger.")
-    if f.chi2_range is not None and f.chi2_range[1] > SAME:
-        low, high = map(shown, f.chi2_range)
-        texts.append(f"w is the mean of {_DRAWS} draws of the random work; single rounds have χ² from {low} to {high}.")
-    if view.corrected:
-        texts.append("Noise of cohorts is that for control variates that are fresh; with rare visits it is more.")
-    elif not view.own_steps and view.solver is not None:
-        texts.append(f"Noise is not looked at for {f.method}, whose updates are not those of plain local steps.")
-    if not view.averages:
-        texts.append(f"Which lr the theory of {f.method} asks for is not looked at.")
-    elif not view.plain:
-        texts.append(
-            "The condition on lr and the costs are those of plain averaging; this server's optimizer changes the step."
-        )
-    return texts
+    return [text for holds, text in sentences if holds]
 
 
 # ---- input

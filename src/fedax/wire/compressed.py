@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fedax.contract.algorithm import Algorithm, Exchange, Layer
-from fedax.contract.compression import Cast, Compressor, Identity, Rotated, compressor, is_message
+from fedax.contract.compression import Compressor, is_message
+from fedax.contract.compressors import Cast, Identity, Rotated, compressor
 from fedax.contract.settings import Settings
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
@@ -31,7 +32,7 @@ class Compression(Settings):
         ConfigError: no compressors, or one that downloads cannot have.
 
     Example:
-        >>> from fedax.contract.compression import TopK
+        >>> from fedax.contract.compressors import TopK
         >>> Compression.of({"name": "top-k", "share": 0.1})
         Compression(up=TopK(share=0.1))
         >>> Compression.of({"up": {"name": "sign"}, "down": {"name": "cast"}})

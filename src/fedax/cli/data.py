@@ -12,7 +12,7 @@ from fedax.files import name_of
 if TYPE_CHECKING:
     from fedax.data import Overview, Summary
 
-data = typer.Typer(
+group = typer.Typer(
     help="Turn the tables of several sites into numbers in the same way, by files that hold no row.",
     epilog="Begin at each site with: fedax data summarize TABLE.csv",
     no_args_is_help=True,

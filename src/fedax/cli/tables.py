@@ -61,10 +61,10 @@ def tables(
     Exit code 2: an error. The nodes have the transform that they had before, unless
     the error says otherwise.
     """
+    from fedax.cli.data import kinds, show
     from fedax.data import overview, plan
     from fedax.engine.places.tables import agree
     from fedax.flower import deploy as deployment
-    from fedax.table_commands import kinds, show
 
     chosen = kinds(column)
     target = _fresh(folder / _USUAL if out is None else out, moved=out is None)

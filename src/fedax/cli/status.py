@@ -10,26 +10,9 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-import typer.core
 
 Table = dict[str, Any]
 _EVERY = 2.0  # seconds between two looks of --watch
-
-
-class Deploy(typer.core.TyperGroup):
-    """The group of commands; ``node status`` and ``link renew`` are two of them, with names of two words."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that arguments name, and its own arguments."""
-        if (name := " ".join(args[:2])) in ("node status", "link renew"):
-            return name, self.get_command(ctx, name), args[2:]
-        return super().resolve_command(ctx, args)
-
-
-def add(deploy: typer.Typer, clear_errors: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-    """Add the commands to their group."""
-    deploy.command("status")(clear_errors(status))
-    deploy.command("node status")(clear_errors(node_status))
 
 
 def _form(text: str) -> bool:
@@ -229,3 +212,6 @@ def node_table(folder: pathlib.Path) -> Table:
             if "error" in line:
                 errors = [*errors[-4:], {"time": clean(when), "kind": kind, "why": clean(line["error"])}]
     return found | {"left_today": left, "runs": runs, "errors": errors}
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"status": status, "node status": node_status}

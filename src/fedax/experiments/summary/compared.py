@@ -19,24 +19,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedax.algorithms import hyperparameters
-from fedax.columns import EXCLUSIONS, better, describe, measures, show, show_parts
-from fedax.data import FEDERATIONS
+from fedax.columns import EXCLUSIONS, better, measures
 from fedax.engine.history import tail_of
-from fedax.errors import ConfigError
 from fedax.experiments import chance, examples
 from fedax.experiments.chance import Gap, gap_of
 from fedax.experiments.config import PYTHON
 from fedax.experiments.defaults import judge
 from fedax.experiments.runs import MethodRun, Path, Record
+from fedax.experiments.summary.settings import telling, varied
 from fedax.figures.axes import AXES, Axis
 from fedax.theory.diagnostics import MATERIAL
 
-WORDS = {"diverged": "diverged", "worse": "ended worse", "failed": "stopped by its guard", "unfinished": "unfinished"}
-GONE = {status: WORDS[status] for status in ("diverged", "worse")}  # whose curves may leave the picture
-
 LEVEL = 0.05  # of the paired test
-_FEW = 10  # seeds: with fewer the test finds differences of about their standard deviation only, or larger ones
 
 
 @dataclass(frozen=True)
@@ -142,6 +136,17 @@ def methods(records: Sequence[Record], names: Sequence[str] = ()) -> list[Method
     return found
 
 
+def _at(settings: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
+    """A method's settings at a point of a sweep."""
+    settings = copy.deepcopy(settings)
+    for path, value in point.items():
+        table, keys = settings, path.split(".")
+        while len(keys) > 1 and isinstance(table.get(keys[0]), dict):
+            table = table[keys.pop(0)]
+        table[".".join(keys)] = value
+    return settings
+
+
 @dataclass(frozen=True)
 class Problem:
     """Methods that were run on one problem, and how they compare.
@@ -234,7 +239,7 @@ _DIGESTED = re.compile(r"(data|val|test)\W|sizes and weights|params|program of t
 
 def _problem(record: Record) -> dict[str, str]:
     """What makes a problem: setting -> value, in words."""
-    config, clients = _varied(record.config), record.about["clients"]
+    config, clients = varied(record.config), record.about["clients"]
     asked = ("rounds", "batch_size", "faults", "split_seeds")
     sections = {name: config[name] for name in ("data", "task", "work", "participation")}
     sections["run"] = {name: value for name, value in config["run"].items() if name in asked and value is not False}
@@ -336,285 +341,6 @@ def holm(p: Sequence[float]) -> list[float]:
     return corrected
 
 
-def judged(problem: Problem) -> dict[str, Any]:
-    """How the methods compare, for programs; ``differences``: to the best, with their 95 % intervals."""
-    return {
-        "column": problem.judge,
-        "better": problem.better,
-        "over": over(problem.records[0].config, len(problem.seeds)),
-        "seeds": problem.seeds,
-        "test": f"{_test_of(problem)}, Holm over all pairs",
-        "covered": problem.covered,
-        "best": problem.best and problem.best.label,
-        "differences": {
-            label: dict(zip(("mean", "low", "high"), (gap.mean, *gap.interval()), strict=True))
-            for label, gap in problem.gaps.items()
-        },
-        "p": problem.p,
-        "star": problem.star and problem.star.label,
-        "tied": [m.label for m in problem.tied],
-        "too_small_to_matter": [label for label in problem.p if problem.small(label)],
-        "tail_evaluations": problem.tail,
-    }
-
-
-def described(values: np.ndarray) -> dict[str, Any] | None:
-    """Mean, standard deviation and single values of the seeds; ``None`` where there are none."""
-    return {"mean": values.mean(), "std": spread(values), "seeds": values} if values.size else None
-
-
-def verdict(problem: Problem) -> list[str]:
-    """By how much methods differ, which is best, what that covers, and what became of those that did not finish."""
-    return [*_ranking(problem), *_mishaps(problem)]
-
-
-def _ranking(problem: Problem) -> list[str]:
-    column, best, found = problem.judge, problem.best, problem.methods
-    if column is None:
-        return ["The methods minimise different objectives and there are no held-out data: none is called the best."]
-    if best is None:
-        apart = not problem.seeds and sum(m.status == "finished" for m in found) > 1
-        return ["The methods have no seed in common: they are not compared."] if apart else []
-    name = describe(column).label
-    name, most = name[0].lower() + name[1:], {"lower": "Lowest", "higher": "Highest"}[problem.better or "lower"]
-    sign = 1 if problem.better == "lower" else -1
-    others = [m for m in found if m is not best and m.status == "finished"]
-    others.sort(key=lambda m: sign * float(np.mean(m.final(column))))
-    text = f"{most} {name}: {best.label}, {with_spread(column, best.final(column))}; "
-    text += f"next {others[0].label}, {with_spread(column, others[0].final(column))}."
-    if not problem.p:
-        return [f"{text} One seed does not tell this from chance."]
-    said = [_interval(problem, others[0].label, name), text]
-    if problem.star is not None:
-        which = "each other method" if len(others) > 1 else "it"
-        p = f"p {'≤' if len(others) > 1 else '='} {max(problem.p.values()):.2g}"
-        said.append(f"The difference to {which} is more than chance ({p}).")
-    tied = [m.label for m in problem.tied if m is not best]
-    small = [label for label in tied if problem.small(label)]
-    chancy = [label for label in tied if label not in small]
-    if chancy:
-        said.append(f"But {_list(chancy)} {_tie(chancy, 'may be chance')}.")
-    if small:
-        said.append(f"But {_list(small)} {_tie(small, 'too small to matter')}, {_UNFELT}.")
-    return [*said, *_covering(problem)]
-
-
-_UNFELT = f"less than {100 * MATERIAL:g} % of what training gained"
-
-
-def _tie(labels: Sequence[str], why: str) -> str:
-    be = "" if why.startswith("may") else "is " if len(labels) == 1 else "are "
-    return f"ties with it: the difference {be}{why}" if len(labels) == 1 else f"tie with it: the differences {be}{why}"
-
-
-def _interval(problem: Problem, label: str, name: str) -> str:
-    """The difference of a method to the best, with its interval."""
-    assert problem.best is not None
-    gap, unit = problem.gaps[label], describe(str(problem.judge)).unit
-    values = [(100 if unit == "%" else 1) * value for value in (gap.mean, *gap.interval())]
-    digits = 1 - math.floor(math.log10(most)) if (most := max(map(abs, values))) else 0
-    mean, low, high = (f"{value:+.{max(digits, 0)}f}" for value in values)
-    if most and not 1e-4 <= most < 1e5:
-        mean, low, high = (f"{value:+.1e}" for value in values)
-    what = f"{name} (percentage points)" if unit == "%" else name
-    text = f"{label} less {problem.best.label}, {what}: {mean}, 95 % interval {low} to {high}."
-    return text.replace("-", "−") if "-" not in f"{label}{problem.best.label}{what}" else text
-
-
-def _covering(problem: Problem) -> list[str]:
-    """What the interval and the verdict cover, and what they do not."""
-    correct = ", corrected for all pairs of methods" if len(problem.p) > 1 else ""
-    times = f"{len(problem.seeds)} {'splits' if chance.SPLIT in problem.covered else 'seeds'}"
-    said = [f"This covers {_list(problem.covered)}: {_test_of(problem)} over {times}{correct}."]
-    data, part = problem.records[0].config["data"], chance.part_of(problem.judge)
-    if not problem.sure:
-        way_out = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
-        said.append(f"It does not cover the {'validation' if part == 'val' else part} examples{way_out}.")
-    elif part is not None and "split" in data and chance.SPLIT not in problem.covered:
-        said.append("Another split may say otherwise: run.split_seeds = true covers that too.")
-    elif data.get("partition", "column") != "column" and chance.DEALT not in problem.covered:
-        said.append("Clients that are dealt anew may say otherwise: run.split_seeds = true covers that too.")
-    return said
-
-
-def _test_of(problem: Problem) -> str:
-    """The test's name."""
-    if problem.judge is not None and chance.overlap(problem.records[0].config, problem.judge):
-        return "a corrected resampled t-test"
-    clustered = chance.EXAMPLES in problem.covered and problem.sure
-    return "a paired t-test, its error clustered by seed and example," if clustered else "a paired t-test"
-
-
-def _mishaps(problem: Problem) -> list[str]:
-    sentences = []
-    for m in problem.methods:
-        if m.status != "finished":
-            sentences.append(f"{m.label}: {m.status_text}.")
-        if m.losses_text:
-            sentences.append(f"{m.label}: {m.losses_text}.")
-    return sentences
-
-
-def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def legend(problem: Problem) -> list[str]:
-    """What a table of final figures shows: after which round, what ± is over, by what methods are judged, the marks."""
-    config = problem.records[0].config
-    seeds = len(problem.seeds) or max(len(m.runs) for m in problem.methods)
-    spread = f"; ± is the standard deviation over {over(config, seeds)}" if seeds > 1 else ", one seed"
-    most = "at most " if "patience" in config["run"] else ""
-    said = [f"After {most}{config['run']['rounds']} rounds{spread}."]
-    if problem.left_out:
-        rest = "; ".join(f"{', '.join(map(str, seeds))} of {label}" for label, seeds in problem.left_out.items())
-        said.append(f"Only seeds that all methods have are counted ({_seed_list(problem.seeds)}), not {rest}.")
-    if problem.judge is not None:
-        said.append(f"Judged by {describe(problem.judge).label} ({problem.better} is better).")
-    if problem.star is not None:
-        said.append(f"★: better than each other method, p < {LEVEL} (Holm).")
-    elif problem.tied:
-        said.append(f"≈: tied with the best, p ≥ {LEVEL} (Holm) or too close to matter.")
-    if problem.p and len(problem.seeds) < _FEW:
-        said.append("So few seeds show large differences only.")
-    return said
-
-
-def _seed_list(seeds: Sequence[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {_list([*map(str, seeds)])}"
-
-
-def over(config: dict[str, Any], seeds: int) -> str:
-    """What a standard deviation is over.
-
-    Example:
-        >>> over({"data": {"partition": "iid"}, "run": {"split_seeds": True}}, 3), over({"run": {}}, 3)
-        ('3 seeds that also redraw the split', '3 seeds of training')
-    """
-    if not config["run"].get("split_seeds"):
-        return f"{seeds} seeds of training"
-    return f"{seeds} seeds that also redraw the {'split' if 'partition' in config['data'] else 'data'}"
-
-
-def _at(settings: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
-    """A method's settings at a point of a sweep."""
-    settings = copy.deepcopy(settings)
-    for path, value in point.items():
-        table, keys = settings, path.split(".")
-        while len(keys) > 1 and isinstance(table.get(keys[0]), dict):
-            table = table[keys.pop(0)]
-        table[".".join(keys)] = value
-    return settings
-
-
-def telling(settings: dict[str, Any]) -> dict[str, Any]:
-    """The hyper-parameters worth a line: numbers and schedules, and choices that are not the default."""
-    try:
-        default = hyperparameters(settings["name"])
-    except ConfigError:  # one's own method, which a report does without
-        default = {}
-    hyper = {k: v for k, v in settings.items() if k not in ("name", "label")}
-    return {k: v for k, v in hyper.items() if not isinstance(v, bool | str) or v != default.get(k)}
-
-
-def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict[str, str]:
-    """What was chosen, in a few words each.
-
-    Args:
-        config: a whole configuration; of a sweep, what varies is shown with all its values.
-        sizes: [N] examples of each client.
-        parameters: of the model.
-    """
-    config = _varied(config)
-    data, run, who = config["data"], config["run"], config["participation"]
-    hidden = ("name", "clients", "seed", "weights")
-    dealt = f"by {data['column']}" if "column" in data else None
-    dealt = "as the sites have them" if data["name"] == "nodes" else dealt
-    where = {"nodes": "at nodes", PYTHON: "given in Python"}.get(data["name"], data["name"])
-    own = data["name"] in ("folder", "csv", "parquet", "arrow", "images", "hdf5")
-    usual = "given" if own or data["name"] == PYTHON else "generated"
-    if own:  # many have their default
-        defaults = FEDERATIONS.get(data["name"]).arguments
-        data = {name: value for name, value in data.items() if name == "name" or defaults.get(name) != value}
-    if "split" in data:
-        data = data | {"split": " / ".join(f"{data['split'][part]:g}" for part in ("train", "val", "test"))}
-    dealt = dealt or _settings({k: v for k, v in data.items() if k not in hidden}, "partition", usual)
-    cohort = f"{who['size']} a round, {who['kind']}" if "size" in who else "all in every round"
-    if who["kind"] == "poisson":
-        cohort = f"each with probability {who['rate']:g} a round"
-    elif who["kind"] == "cyclic":
-        cohort = f"{who['groups']} groups that take turns"
-    elif "trace" in who["kind"]:
-        cohort = "as in the trace"
-    if "dropout" in who:
-        rate = who["dropout"]
-        cohort += f", of whom {'some' if isinstance(rate, list) else f'{100 * rate:g} %'} drop out"
-    elif "available" in who:
-        cohort += ", as far as available"
-    asked = {name: run[name] for name in ("guard", "aggregate", "faults", "compress", "secure") if run.get(name)}
-    uploads = "; ".join(f"{name} {'on' if what is True else short(what)}" for name, what in asked.items())
-    private = config.get("privacy", {})
-    hidden_by = f"clip {private['clip']:g}, noise {private['noise']:g}, δ = {private['delta']:g}" if private else ""
-    return {
-        "Data": f"{where}, {thousands(sum(sizes))} training examples",
-        "Partition": dealt + (", all clients weigh the same" if data["weights"] == "uniform" else ""),
-        "Clients": f"{len(sizes)}, {cohort}",
-        "Task": f"{_settings(config['task'], 'name')}, {thousands(parameters)} parameters",
-        "Local work": _settings(config["work"], "kind"),
-        "Run": f"{run['rounds']} rounds, {_batch(run)}, {_seeds(config)}",
-    } | {name: text for name, text in (("Uploads", uploads), ("Privacy", hidden_by)) if text}
-
-
-def _varied(config: dict[str, Any]) -> dict[str, Any]:
-    config = copy.deepcopy(config)
-    for path, values in config.get("sweep", {}).get("grid", {}).items():
-        section, _, name = path.partition(".")
-        if section != "methods":
-            config[section][name] = axis(values)
-    return config
-
-
-def axis(values: Any) -> str:
-    """The values of an axis of a sweep, in words.
-
-    Example:
-        >>> axis([5, 10]), axis({"low": 0.01, "high": 1.0, "points": 3})
-        ('5 or 10', '0.01 to 1.0')
-    """
-    if isinstance(values, dict):
-        return f"{values['low']} to {values['high']}"
-    *some, last = map(short, values)
-    return f"{', '.join(some)} or {last}" if some else last
-
-
-def _settings(section: dict[str, Any], key: str, unnamed: str = "") -> str:
-    rest = [f"{k.replace('_', ' ')} {short(v)}" for k, v in section.items() if k != key]
-    return ", ".join([section.get(key, unnamed), *rest])
-
-
-def _batch(run: dict[str, Any]) -> str:
-    return f"batch {run['batch_size']}" if "batch_size" in run else "full gradients"
-
-
-def _seeds(config: dict[str, Any]) -> str:
-    seeds = config["run"]["seeds"]
-    return over(config, len(seeds)) if len(seeds) > 1 else f"seed {seeds[0]}"
-
-
-def short(value: Any) -> str:
-    """A setting's value in words, cut off where it is long."""
-    text = str(value)
-    if isinstance(value, dict):  # a schedule, or a regularizer by its name
-        rest = ", ".join(f"{key} {number}" for key, number in value.items() if key != "name")
-        text = f"{value['name']} ({rest})" if "name" in value else rest
-    return text if len(text) <= 40 else text[:39] + "…"
-
-
-def thousands(number: int) -> str:
-    """A whole number in groups of three digits."""
-    return f"{number:,}".replace(",", "\u202f")
-
-
 def order(clients: dict[str, Any]) -> np.ndarray:
     """The clients in the order of the drawings: the largest first."""
     return np.argsort(-np.asarray(clients["sizes"]), kind="stable")
@@ -641,39 +367,6 @@ def curve_order(problem: Problem) -> list[str]:
     found = table_order(problem)
     there = "val_loss" in metrics(problem.methods) and "val_loss" not in found
     return [*found, "val_loss"] if there else found
-
-
-def with_spread(column: str, values: np.ndarray) -> str:
-    """Mean and standard deviation over seeds, with their unit; a dash where there are none."""
-    if not values.size:
-        return "–"
-    return " ".join(filter(None, show_parts(column, float(np.mean(values)), spread(values))))
-
-
-NOT_PRIVATE = "Not private: the noise was made of a number that is in the configuration (noise_seed)."
-
-
-def spending(problem: Problem) -> list[str]:
-    """What the private runs have spent, a sentence for each method, or one where all have spent the same."""
-    said: dict[str, list[str]] = {}
-    ends = problem.records[0].config["run"]["rounds"]
-    for m in problem.methods:
-        if m.epsilon is not None:
-            text = f"spent epsilon = {show('epsilon', m.epsilon)} at delta = {m.delta:g}"
-            if any(run.spent for run in m.runs):
-                last = max(int(run.history["round"][-1]) for run in m.runs if run.spent)
-                text += f"; the budget ended the run after round {last} of {ends}"
-            said.setdefault(text, []).append(m.label)
-    sentences = [f"{_list(labels)}: {text}." for text, labels in said.items()]
-    if said and problem.records[0].config["privacy"].get("noise_seed") is not None:
-        sentences.append(NOT_PRIVATE)
-    return sentences
-
-
-def deltas(problem: Problem) -> list[str]:
-    """What ε in a table stands for."""
-    found = list(dict.fromkeys(f"{m.delta:g}" for m in problem.methods if m.delta is not None))
-    return [f"ε: the privacy that a run has spent, at δ = {' or '.join(found)}, the most of its seeds."]
 
 
 def axes_of(found: Sequence[Method]) -> dict[str, Axis]:

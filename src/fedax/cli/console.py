@@ -1,0 +1,154 @@
+"""What commands print: output of any encoding, colours, tables."""
+
+import codecs
+import contextlib
+import errno
+import io
+import os
+import sys
+import unicodedata
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedax.cli import exits
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PLAIN = {"±": "+-", "★": "*", "×": "x", "–": "-", "−": "-", "•": "-", "·": "-", "‖": "||", "∇": "grad ", "∞": "inf",
+          "→": "->", "≤": "<=", "≥": ">=", "≈": "~", "²": "^2"}  # fmt: skip
+
+
+def open_output() -> None:
+    """Let the output be of any encoding, and let nothing end because nobody reads it any more."""
+    codecs.register_error("plain", _plain)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the shell, as by >&-
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+            continue
+        try:
+            number = stream.fileno()
+        except io.UnsupportedOperation:  # main() in another program, which takes what is written
+            continue
+        stream.flush()
+        raw = io.BufferedWriter(_Pipe(number, "w", closefd=False))
+        lines = stream.line_buffering or name == "stderr"
+        setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "plain", line_buffering=lines))
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """What is written in the place of characters that the output's encoding does not have."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(map(_in_ascii, error.object[error.start : error.end])), error.end
+
+
+def _in_ascii(character: str) -> str:
+    """
+    Example:
+        >>> [_in_ascii(c) for c in "±ψ…ö月"]
+        ['+-', 'psi', '...', 'o', '?']
+    """
+    name = unicodedata.name(character, "")
+    if character in _PLAIN or name.startswith("GREEK SMALL LETTER"):
+        return _PLAIN.get(character) or name.split()[-1].lower()
+    ascii_ = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return ascii_ or ("" if unicodedata.combining(character) else "?")
+
+
+class _Pipe(io.FileIO):
+    """An output that may refuse what is said: its reader goes away, as ``head`` does, or its disk is full.
+
+    The work goes on, and what is said is not heard. ``lost`` is the error, where nobody wanted it so.
+    """
+
+    lost: OSError | None = None
+
+    def write(self, text: Any) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # closed; the terminal is gone
+                self.lost = error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return len(text)
+
+
+def close_output(code: Any) -> Any:
+    """The exit code of a command that ends; 2 where all went well but what it said was lost."""
+    with contextlib.suppress(ValueError):  # closed
+        sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if not isinstance(raw, _Pipe) or raw.lost is None or code not in (None, 0, 1):
+        return code
+    typer.echo(f"error: what the command says cannot be written: {exits.way_out_of(raw.lost)}", err=True)
+    return 2
+
+
+def open_console() -> "Console":
+    """Where results are printed: the terminal, a file or a pipe."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Quiet(Console):
+        """Writes names that may be others', of methods, classes and clients, without what moves a cursor."""
+
+        def render(self, *given: Any, **options: Any) -> Any:
+            for segment in super().render(*given, **options):
+                yield segment if segment.control else Segment(segment.text.translate(UNSEEN), segment.style)
+
+    from fedax.errors import UNSEEN
+
+    if sys.stdout.isatty():
+        return Quiet(highlight=False)
+    # A file or a pipe has no width; rich would take 80. It is no terminal, though notebooks set FORCE_COLOR.
+    return Quiet(highlight=False, width=120, force_terminal=False)
+
+
+def two_columns(lines: Mapping[str, str]) -> Any:
+    """A table of names and what belongs to each."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for left, right in lines.items():
+        table.add_row(left, Text(right))
+    return table
+
+
+def print_table(console: "Console", table: Any) -> None:
+    """Print a table without those of its last columns for which there is no room: no name and no number is cut.
+
+    The first column may be wrapped, and others that are not ``no_wrap``.
+    """
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    for column in table.columns:
+        if column.no_wrap:
+            cells = (column.header, *column.cells)
+            column.min_width = max(Text.from_markup(cell).cell_len for cell in cells)
+    dropped: list[str] = []
+    wide = console.options.update(width=10_000)
+    while len(table.columns) > 2 and Measurement.get(console, wide, table).minimum > console.width:
+        dropped.insert(0, table.columns.pop().header)
+    console.print(table)
+    if dropped:
+        console.print(f"[dim]No room here for: {', '.join(dropped)}. The report has them.[/]")
+
+
+def bullets(sentences: list[str]) -> Any:
+    """A list of sentences."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1))
+    for sentence in sentences:
+        table.add_row("•", Text(sentence))
+    return table

@@ -1,0 +1,228 @@
+"""How a command ends: errors, defects, signals, and the exit code of each."""
+
+import contextlib
+import errno
+import functools
+import os
+import pathlib
+import re
+import shlex
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import typer
+
+from fedax._start import keep_compiled
+
+_LIKE_CTRL_C = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: an end like Ctrl-C, with an exit code of its own."""
+
+
+def exit_code(error: KeyboardInterrupt) -> int:
+    """As shells have it, 128 and the signal's number."""
+    return 128 + (error.args[0] if isinstance(error, _Terminated) else signal.SIGINT)
+
+
+def listen() -> None:
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, and a second signal at once, whatever is at work."""
+    for each in _LIKE_CTRL_C:
+        if signal.getsignal(each) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(each, terminate)
+    # Python's handlers wait for compiled programs; this pipe does not.
+    told, tell = os.pipe()
+    os.set_blocking(tell, False)
+    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    threading.Thread(target=_end_at_second, args=(told,), daemon=True).start()
+
+
+def terminate(signum: int, frame: Any) -> NoReturn:
+    """What handles SIGTERM and SIGHUP."""
+    raise _Terminated(signum)
+
+
+def _end_at_second(told: int) -> None:
+    first: float | None = None
+    while number := os.read(told, 1):
+        if number[0] not in {signal.SIGINT, *_LIKE_CTRL_C}:
+            continue
+        if first is None:
+            first = time.monotonic()
+            with contextlib.suppress(OSError):  # nobody reads it
+                os.write(2, b"stopping; a second signal does it at once\n")
+        # Sooner it is the same: timeout(1), say, signals both a process and its group.
+        elif time.monotonic() - first > 0.5:
+            with contextlib.suppress(OSError):
+                if os.isatty(1):
+                    os.write(1, b"\x1b[?25h")  # the progress bar has hidden the cursor
+            os._exit(128 + number[0])
+
+
+def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Bad input ends in one line on stderr and exit code 2; a signal in its own."""
+
+    @functools.wraps(command)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        keep_compiled()
+        under_way.clear()
+        from fedax.errors import FedaxError
+
+        try:
+            command(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except KeyboardInterrupt as error:
+            raise typer.Exit(exit_code(error)) from None
+        except Exception as error:
+            if isinstance(error, FedaxError) or _jax_starts():
+                raise typer.Exit(report_error(error)) from None
+            typer.echo(f"error: JAX does not start: {_why(error)}", err=True)
+            raise typer.Exit(2) from None
+
+    # Not markup: [sweep] is a section.
+    checked.__doc__ = _BRACKET.sub(r"\\[", command.__doc__ or "")
+    return checked
+
+
+def add_commands(group: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> None:
+    """Add commands by their names, which may have two words."""
+    for name, command in commands.items():
+        group.command(name)(clear_errors(command))
+
+
+_BRACKET = re.compile(r"\[(?=[a-z#/@])")  # where rich would see a tag
+
+
+def _jax_starts() -> bool:
+    try:
+        import jax
+
+        jax.devices()
+    except Exception:  # of an import that failed once, the second time there are others
+        return False
+    return True
+
+
+def _why(error: Exception) -> str:
+    """An error of JAX's in one line, with the environment's settings that it quotes."""
+    text = str(error).strip().partition("\n")[0]
+    if not text:  # an assertion of its own
+        return f"no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
+    quoted = {name: value for name, value in os.environ.items() if name.startswith("JAX_")}
+    blamed = [f"{name}={value}" for name, value in quoted.items() if f"'{value}'" in text or f'"{value}"' in text]
+    return text + (f"; it was told so by {', '.join(blamed)}" if blamed else "")
+
+
+_DEFECT = 70  # the exit code: EX_SOFTWARE of sysexits.h
+_debug = False  # whether tracebacks are shown
+under_way: list[pathlib.Path] = []  # the run folder that is written now
+
+
+def show_tracebacks(wanted: bool) -> None:
+    """Whether errors are shown with their tracebacks, from now on."""
+    global _debug
+    _debug = wanted
+
+
+def report_error(error: BaseException) -> int:
+    """Say an error in one line on stderr; the exit code that belongs to it.
+
+    What the machine has not enough of, and what was put in that no run can take, are errors like bad input. All else
+    is a defect of fedax, and its traceback goes into a file.
+    """
+    from fedax.errors import FedaxError, one_line
+
+    if _debug:
+        traceback.print_exception(error)
+    if isinstance(error, FedaxError):
+        typer.echo(f"error: {one_line(str(error), 5000)}", err=True)  # a file's name may have anything in it
+        return 2
+    what = one_line(shlex.join(["fedax", *sys.argv[1:]]), 200)
+    if (way_out := way_out_of(error)) is not None:
+        typer.echo(f"error: {what}: {way_out}; fedax --debug … shows where", err=True)
+        return 2
+    said = one_line(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
+    where = _keep_traceback(error, what)
+    typer.echo(f"error: {what}: {said}; {where}; this is a defect of fedax, please report it", err=True)
+    return _DEFECT
+
+
+def way_out_of(error: BaseException) -> str | None:
+    """What went wrong outside of fedax, and what to do; ``None``: nothing did."""
+    from fedax.errors import one_line
+
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)[:200]:
+        return "there is not enough memory; take smaller batches, cohorts or models, or a machine with more"
+    if isinstance(error, RecursionError):
+        return "something is nested too deep for Python; make the configuration, the data or the model flatter"
+    if isinstance(error, UnicodeEncodeError) and error.encoding in ("utf-8", sys.getfilesystemencoding()):
+        name = one_line(error.object[max(0, error.start - 50) : error.end + 50], 200)
+        return f"not in {error.encoding}: {name}; rename it, or set a locale of UTF-8 such as LC_ALL=C.UTF-8"
+    if not isinstance(error, OSError):
+        return None
+    where = one_line(f": {error.filename}" if error.filename else "", 300)
+    ways = {
+        errno.ENOSPC: "make room on the disk",
+        errno.EDQUOT: "make room within the quota",
+        errno.EFBIG: "allow larger files, as by ulimit -f unlimited",
+        errno.EMFILE: "allow more open files, as by ulimit -n 1024",
+        errno.ENFILE: "close other programs",
+        errno.EACCES: "get the permission, or name another place",
+        errno.EPERM: "get the permission, or name another place",
+        errno.EROFS: "name another place",
+        errno.ENOENT: "see that it is there and stays there",
+        errno.ENAMETOOLONG: "name it shorter",
+    }
+    way_out = ways.get(error.errno or 0, "see that the disk and the network work")
+    return f"{one_line(error.strerror or str(error), 300)}{where}; {way_out}"
+
+
+def _keep_traceback(error: BaseException, what: str) -> str:
+    """Write it to a new file, in the run folder where there is one; where it is, as a clause."""
+    import platform
+    import tempfile
+
+    from fedax import __version__
+    from fedax.experiments.runs import TRACEBACK
+
+    head = f"{what}\nfedax {__version__}, Python {platform.python_version()}, {platform.platform()}\n\n"
+    text = head + "".join(traceback.format_exception(error))
+    for folder in (*under_way, None):
+        with contextlib.suppress(OSError):
+            number, path = tempfile.mkstemp(".txt", TRACEBACK if folder else f"fedax-{TRACEBACK}", folder)
+            with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            return f"the traceback is in {path}"
+    return "its traceback could be written nowhere, and fedax --debug … shows it"
+
+
+def run_with_others(command: Callable[[], None]) -> None:
+    """Run what several processes do together; one that fails ends at once, so that the others see it."""
+    from fedax.engine import processes, signals
+    from fedax.errors import ProcessError
+
+    try:
+        return command()
+    except BaseException as error:
+        # Not by an exception: at its exit JAX would wait for the others, who wait for this process.
+        if isinstance(error, typer.Exit) and error.exit_code == 1:
+            raise  # a method diverged or ended worse than it began, in all of them
+        if isinstance(error, typer.Exit):
+            code = error.exit_code
+        elif isinstance(error, KeyboardInterrupt):
+            code = exit_code(error)
+            if signals.kept(error):
+                processes.part()
+        else:
+            code = report_error(error)
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(3 if isinstance(error, ProcessError) else code)

@@ -1,0 +1,215 @@
+"""The commands that need no run: ``list``, ``check``, ``cite``, ``privacy``."""
+
+import enum
+import os
+from typing import Annotated, Any
+
+import typer
+
+from fedax.cli.console import open_console, two_columns
+
+
+class Kind(enum.StrEnum):
+    """What ``fedax list`` can list."""
+
+    methods = "methods"
+    data = "data"
+    tasks = "tasks"
+    partitions = "partitions"
+    work = "work"
+    participation = "participation"
+    aggregates = "aggregates"
+    compressors = "compressors"
+    regularizers = "regularizers"
+    trackers = "trackers"
+    recipes = "recipes"
+    studies = "studies"
+
+
+def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everything if left out.")] = None) -> None:
+    """List what a configuration can name: methods, data sets, tasks, partitions,
+    work, participation, robust averages, compressors, regularizers; recipes
+    (experiments of papers) and studies (many of them, tuned).
+
+    \b
+    Examples:
+      fedax list
+      fedax list methods
+    """
+    from fedax.algorithms import METHODS
+    from fedax.contract.compressors import COMPRESSORS
+    from fedax.contract.regularizers import REGULARIZERS
+    from fedax.data import PARTITIONS
+    from fedax.experiments import datasets, recipes
+    from fedax.experiments.study import studies
+    from fedax.federation import PARTICIPATION, WORK
+    from fedax.tasks import TASKS
+    from fedax.tracking import TRACKERS
+    from fedax.wire import AVERAGES
+
+    lines = {
+        Kind.methods: METHODS.available,
+        Kind.data: datasets,
+        Kind.tasks: TASKS.available,
+        Kind.partitions: PARTITIONS.available,
+        Kind.work: WORK.available,
+        Kind.participation: PARTICIPATION.available,
+        Kind.aggregates: AVERAGES.available,
+        Kind.compressors: COMPRESSORS.available,
+        Kind.regularizers: REGULARIZERS.available,
+        Kind.trackers: TRACKERS.available,
+        Kind.recipes: recipes,
+        Kind.studies: studies,
+    }
+    console = open_console()
+    for each in Kind if kind is None else [kind]:
+        if kind is None:
+            console.print(f"[bold]{each}[/]")
+        console.print(two_columns(lines[each]()))
+        if kind is None and each is not Kind.studies:
+            console.print()
+
+
+def check(
+    method: Annotated[str, typer.Argument(help="Your own, as mine.py:Class, or one of: fedax list methods.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter; may be repeated."),
+    ] = None,
+) -> None:
+    """Check that a method holds what fedax's own methods hold.
+
+    The order of clients, their number, chunks, places and a stop in between do not
+    change what it computes, it keeps no hidden state, its costs are counted, and more.
+
+    \b
+    Examples:
+      fedax check mine.py:FedAvgEMA
+      fedax check mine.py:FedAvgEMA --set lr=0.1 --set server=0.9
+
+    Exit code 1: something does not hold. Exit code 2: an error, such as bad input.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    """
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
+    from fedax.conformance import check as conforms
+    from fedax.errors import ConfigError
+    from fedax.experiments.config import MethodSection, made_method, value_of
+    from fedax.experiments.own import configured
+
+    given: dict[str, Any] = {}
+    for setting in settings or []:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError("set", setting, "give KEY=VALUE, such as lr=0.1")
+        given[key.strip()] = value_of(text)
+    made = made_method(MethodSection(name=method, **given), configured(False, typed=[method]))
+    console = open_console()
+    with console.status("checking") as status:
+        found = conforms(made, watch=lambda name: status.update(f"checking: {name}"))
+    console.print(str(found), markup=False, highlight=False, soft_wrap=True)
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+def cite(
+    methods: Annotated[
+        list[str] | None, typer.Argument(help="Of: fedax list methods; fedax itself if left out.", show_default="fedax")
+    ] = None,
+) -> None:
+    """Print the BibTeX of methods' papers, and of fedax.
+
+    \b
+    Examples:
+      fedax cite
+      fedax cite fednova scaffold > references.bib
+    """
+    from fedax.citations import cite as bibtex
+
+    typer.echo(bibtex(*(methods or [])), nl=False)
+
+
+def privacy(
+    delta: Annotated[float, typer.Option(help="The δ of (ε, δ); less than 1/clients.", show_default=False)],
+    rounds: Annotated[int, typer.Option(help="Rounds of the run.", show_default=False)],
+    clients: Annotated[int, typer.Option(help="Number of clients.", show_default=False)],
+    epsilon: Annotated[
+        float | None, typer.Option(help="The budget ε: find the least noise for it.", show_default=False)
+    ] = None,
+    noise: Annotated[
+        float | None, typer.Option(help="Or the noise, in units of the clip: find its ε.", show_default=False)
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Each client takes part with this probability (Poisson).", show_default=False)
+    ] = None,
+    cohort: Annotated[
+        int | None, typer.Option(help="Or: so many clients a round, without replacement.", show_default=False)
+    ] = None,
+    apart: Annotated[
+        int | None,
+        typer.Option(help="Or: no sampling; a client takes part once in so many rounds.", show_default=False),
+    ] = None,
+    exchanges: Annotated[int, typer.Option(help="Noisy sums in a round; see the method's page.")] = 1,
+    warmup: Annotated[int, typer.Option(help="Noisy sums over all clients before the first round.")] = 0,
+    numbers: Annotated[
+        int, typer.Option(help="Numbers in a sum, most often the model's: noise of floating point ends somewhere.")
+    ] = 0,
+    clip: Annotated[
+        float | None, typer.Option(help="Also say how large the noise of the mean is.", show_default=False)
+    ] = None,
+) -> None:
+    """Find the least noise for a privacy budget, or what a noise spends, before anything runs.
+
+    The noise is the standard deviation of what is added to a sum of clipped
+    uploads, in units of the clip. It is rounded up; the table is for the number shown.
+
+    \b
+    Examples:
+      fedax privacy --epsilon 3 --delta 1e-6 --rounds 1000 --clients 10000 --rate 0.01
+      fedax privacy --noise 1.1 --delta 1e-6 --rounds 1000 --clients 10000 --cohort 100
+      fedax privacy --epsilon 8 --delta 1e-6 --rounds 1000 --clients 10000 --apart 8 --clip 0.5
+
+    Exit code 2: an error, such as bad input. Exit code 70: a defect of fedax; the last
+    line says where its traceback is.
+    """
+    from fedax.errors import ConfigError
+    from fedax.numbers import check_number
+    from fedax.privacy import Ledger, noise_for
+
+    if (epsilon is None) == (noise is None):
+        raise ConfigError("epsilon", epsilon, "give either --epsilon, a budget, or --noise")
+    ways = {"rate": rate, "cohort": cohort, "apart": apart}
+    sampling = {name: value for name, value in ways.items() if value is not None}
+    if len(sampling) != 1:
+        found = ", ".join(f"--{name} {value:g}" for name, value in sampling.items()) or "none of them"
+        raise ConfigError("rate", rate, f"say who takes part by one of --rate, --cohort and --apart, not by {found}")
+    if clip is not None:
+        check_number("clip", clip, 0, open_low=True)
+    how: dict[str, Any] = {**sampling, "exchanges": exchanges, "warmup": warmup, "numbers": numbers}
+    if noise is None:
+        assert epsilon is not None
+        noise = _rounded_up(noise_for(epsilon, delta, rounds, clients, **how))
+    ledger = Ledger(noise, clients, **how)
+    spent = {count: ledger.epsilon(count, delta) for count in sorted({-(-rounds // 4), -(-rounds // 2), rounds})}
+    lines = {
+        "Noise": f"{noise:.5g} times the clip, on each sum",
+        "Epsilon": f"{spent[rounds]:.4g} at delta {delta:g}, after {rounds} round{'s'[: rounds - 1]}",
+        "Neighbours": ledger.relation,
+        "Accountant": {"PLD": "privacy loss distributions (PLD)", "RDP": "Rényi (RDP)"}[ledger.accountant],
+    }
+    if clip is not None:
+        size = clients * rate if rate else cohort or clients / (apart or 1)
+        among = f"in a mean over {size:g} clients" + " (all of them in turn)" * bool(apart)
+        lines["On the mean"] = f"{noise * clip / size:.4g} in each number, {among}, clip {clip:g}"
+    console = open_console()
+    console.print(two_columns(lines))
+    table = {f"{count:6}": f"{value:#.4g}".rstrip(".") for count, value in spent.items()}
+    console.print(two_columns({"\nRounds": "\nEpsilon"} | table))
+    if delta * clients > 1:
+        typer.echo(f"delta is more than 1/clients = {1 / clients:.2g}: to publish one client's data would satisfy it")
+
+
+def _rounded_up(noise: float) -> float:
+    """To five digits, upwards."""
+    import decimal
+
+    return float(decimal.Context(prec=5, rounding=decimal.ROUND_UP).create_decimal(noise))

@@ -1,0 +1,225 @@
+"""The commands that read what was trained: ``predict``, ``diagnose``, ``report``."""
+
+import enum
+import pathlib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedax.cli.console import open_console
+from fedax.cli.running import AllowCode, Out, Set, carry_out, read_config
+from fedax.cli.show import show_diagnosis, show_report
+
+if TYPE_CHECKING:
+    from fedax.experiments import Record
+
+
+def predict(
+    model: Annotated[
+        pathlib.Path, typer.Argument(help="A model: *.safetensors, as in a run folder's models.", show_default=False)
+    ],
+    source: Annotated[
+        pathlib.Path, typer.Argument(help="New rows: .csv or .parquet; arrays: .npy.", show_default=False)
+    ],
+    out: Annotated[pathlib.Path, typer.Option(help="The .csv file to write; has to be new.", show_default=False)],
+    decimal: Annotated[str, typer.Option(help="The decimal point of the .csv file.")] = ".",
+    encoding: Annotated[str, typer.Option(help="Its encoding.")] = "utf-8",
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse rows that training had nothing like.")] = False,
+) -> None:
+    """Predict for new rows with a model that was trained.
+
+    Writes a row for each row, in their order: the columns that the model leaves aside,
+    such as an id; the prediction; the probability of each class; and doubts: cells that
+    training had nothing like, because they cannot be read, lie far outside, are unknown
+    categories, or are missing where none was. They are counted on the screen, too. Where
+    the new rows have labels, the loss and the metrics are printed.
+
+    \b
+    Examples:
+      fedax predict runs/hospitals-1/models/fednova-seed0.safetensors new.csv --out predicted.csv
+
+    Exit code 2: an error, such as a column that is missing, or doubts with --strict. Exit code 70: a defect of
+    fedax; the last line says where its traceback is.
+    """
+    from fedax import load_model
+    from fedax.columns import describe, show
+    from fedax.experiments.predictions import predict_file
+
+    rows, found, doubts = predict_file(load_model(model), source, out, decimal, encoding, strict)
+    typer.echo(f"{rows} predictions: {out}")
+    if doubts:
+        typer.echo(f"{doubts.doubtful} of {rows} rows have cells that training had nothing like (column doubts):")
+        for line in doubts.lines():
+            typer.echo(f"  {line}")
+    if doubts is not None and doubts.unknown:
+        typer.echo(f"Ranges of training are not known of: {', '.join(doubts.unknown)}. A new model will have them.")
+    if found:
+        figures = {f"test_{name}": value for name, value in found.items()}
+        texts = [f"{describe(name).label.removeprefix('Test ')} {show(name, value)}" for name, value in figures.items()]
+        typer.echo(f"The rows have labels: {', '.join(texts)}")
+
+
+def diagnose(
+    source: Annotated[
+        str, typer.Argument(help="Run folder; or a configuration: a TOML file, or a recipe.", show_default=False)
+    ],
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds that a configuration is run for.", show_default="10")
+    ] = None,
+    out: Out = None,
+    settings: Set = None,
+    allow_code: AllowCode = False,
+) -> None:
+    """Say which method to take for a problem, what it gains and costs, and why.
+
+    Measures at the initial and at the final models what keeps each method from the
+    optimum: another objective, drift of the local steps, the noise of minibatches
+    and of sampled cohorts, each in units of the loss. The verdict comes last on the
+    screen, and first in the report, to which all is added. A configuration is
+    run first, for few rounds and with its first seed.
+
+    \b
+    Examples:
+      fedax diagnose experiment.toml
+      fedax diagnose experiment.toml --rounds 30 --set work.kind=steps --set work.steps=10
+      fedax diagnose runs/digits-1
+
+    Exit code 1: a method diverged, or ended worse than it began (the others are
+    finished, all is written). It says nothing else.
+    Exit code 2: an error, such as bad input, or a folder that cannot be written.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, as fedax run.
+    """
+    from fedax.errors import ConfigError
+    from fedax.experiments import build, read, write_report
+    from fedax.experiments.diagnosis import diagnose_run
+    from fedax.experiments.own import configured
+
+    if pathlib.Path(source).is_dir():
+        for name, value in (("rounds", rounds), ("out", out), ("set", settings)):
+            if value is not None and value != []:
+                raise ConfigError(name, value, "a run folder is diagnosed as it is; leave this out")
+        record = read(source)
+        if "sweep" in record.config:
+            way_out = "it has many points a method; run its best.toml, and diagnose that run"
+            raise ConfigError("source", source, f"this is a sweep: {way_out}")
+        experiment = build(record.config, allow_code=configured(allow_code, source))
+    else:
+        shorthand = [f"run.rounds={10 if rounds is None else rounds}", *(settings or [])]
+        tables, code = read_config(source, shorthand, allow_code)
+        seeds = tables["run"].get("seeds")
+        tables["run"]["seeds"] = seeds[:1] if isinstance(seeds, list) else 1
+        experiment = build(tables, allow_code=code)
+        record = carry_out(experiment, out)
+    console = open_console()
+    with console.status("diagnosing") as status:
+        diagnose_run(experiment, record, lambda label: status.update(f"diagnosing {label}"))
+    record = read(record.folder)
+    try:
+        write_report([record], record.folder / "report.html")
+    except OSError as error:
+        raise ConfigError("source", source, f"its report cannot be written ({error.strerror})") from error
+    show_diagnosis(console, record)
+    show_report(console, record)
+
+
+class Form(enum.StrEnum):
+    """In which ``fedax report`` can be written."""
+
+    html = "html"
+    csv = "csv"
+    latex = "latex"
+    markdown = "markdown"
+
+
+def report(
+    runs: Annotated[list[pathlib.Path], typer.Argument(help="One or several run folders.", show_default=False)],
+    form: Annotated[Form, typer.Option("--format", help="A page, or tables for a paper or a program.")] = Form.html,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="[COLUMN=]VALUE", help="Show what it cost to reach it.", show_default=False),
+    ] = None,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="File to write.", show_default="RUN/report.html, or comparison.html; tables are printed"),
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Only what may be published of a private run, to RUN/public.html.")
+    ] = False,
+) -> None:
+    """Draw the report of one run, or of several together; or print tables of them.
+
+    A run that was stopped, or still goes on, has a report too. Methods are
+    compared within a problem: runs with other data, tasks, work, participation,
+    rounds or batch stand apart.
+
+    Tables have means and standard deviations over the seeds, confidence
+    intervals, paired differences to the best method, and costs; with a target
+    also the rounds, local steps, gradients, bytes and seconds until it is
+    reached. The LaTeX needs the package booktabs. Figures for a paper are in the
+    run folder's plots, as PDF and SVG.
+
+    A report shows figures that no noise hides. With --public it is a page, or a
+    table, of what may be published of a private run: settings of the methods,
+    what is measured on public examples, and the privacy that is spent.
+
+    \b
+    Examples:
+      fedax report runs/digits-1
+      fedax report runs/digits-1 runs/digits-2 --out both.html
+      fedax report runs/digits-1 --format latex --target test_accuracy=0.9
+      fedax report runs/digits-1 --format csv --out digits.csv
+      fedax report runs/private-1 --public
+    """
+    from fedax.errors import ConfigError, one_line
+    from fedax.experiments import read, summary, tables, write_report
+    from fedax.experiments.runs import lost, write_atomic
+
+    aim = None if target is None else _target(target)
+    records = [read(folder) for folder in runs]
+    for record in records:
+        for sentence in lost(record):
+            typer.echo(f"warning: {one_line(f'{record.folder}: {sentence}', 1000)}", err=True)
+    page = records[0].folder / ("public.html" if public else "report.html")
+    path = out or (page if len(records) == 1 else pathlib.Path("comparison.html"))
+    text = ""
+    if public:
+        text = _public(records, form, target)
+    elif form is not Form.html:
+        made = {Form.csv: tables.to_csv, Form.latex: tables.to_latex, Form.markdown: tables.to_markdown}
+        text = made[form](records, target=aim)
+    try:
+        if form is Form.html and not public:
+            write_report(records, path, target=aim)
+        elif form is Form.html or out is not None:
+            write_atomic(path, text)
+    except OSError as error:
+        raise ConfigError("out", str(path), f"cannot be written ({error.strerror}); name another with --out") from error
+    typer.echo(path if form is Form.html or out is not None else text.rstrip("\n"))
+    if (number := len(summary.problems(records))) > 1:
+        typer.echo(f"these runs are of {number} different problems, which the report keeps apart", err=True)
+
+
+def _public(records: "list[Record]", form: Form, target: str | None) -> str:
+    """What may be published of a run folder."""
+    from fedax.errors import ConfigError
+    from fedax.experiments.report.public import FORMS, public
+
+    if target is not None:
+        raise ConfigError("target", target, "what it cost to reach it is not public; leave it out with --public")
+    if len(records) > 1:
+        way_out = "with --public give one folder: its page says what all of its runs have spent together"
+        raise ConfigError("runs", [str(record.folder) for record in records], way_out)
+    return FORMS[form](public(records[0]))
+
+
+def _target(text: str) -> float | dict[str, float]:
+    """What is to be reached: a value of the column that decides, or of another."""
+    from fedax.errors import ConfigError
+
+    column, _, value = text.rpartition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        raise ConfigError("target", text, "give a number, or COLUMN=NUMBER, such as test_accuracy=0.9") from None
+    return {column.strip(): number} if column else number

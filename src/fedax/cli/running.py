@@ -1,0 +1,149 @@
+"""What the commands share that run an experiment: their options, the run folder, what is shown."""
+
+import contextlib
+import pathlib
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedax.cli import exits
+from fedax.cli.console import open_console
+from fedax.cli.show import show_choices, show_report, show_results
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedax.experiments import Experiment, Record
+    from fedax.experiments.own import Code
+
+Out = Annotated[
+    pathlib.Path | None,
+    typer.Option(help="Run folder; has to be new or empty.", show_default="runs/<name>-<number>"),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the configuration; may be repeated."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the last run of this configuration that was stopped.")
+]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Run the code that the configuration names, such as mine.py:Method.")
+]
+
+
+def read_config(source: str, settings: list[str] | None, allow_code: bool) -> "tuple[dict[str, Any], Code]":
+    """The tables of a configuration with the settings that were typed; and what of the code that it names may run."""
+    from fedax.experiments import override, read_toml
+    from fedax.experiments.own import configured, names
+
+    tables = read_toml(source)
+    in_file = names(tables)
+    for setting in settings or []:
+        override(tables, setting)
+    return tables, configured(allow_code, pathlib.Path(source).parent, names(tables) - in_file)
+
+
+def run_experiment(
+    tables: Mapping[str, Any], code: "Code", out: pathlib.Path | None, resume: bool = False, **kept: Any
+) -> None:
+    """Run what a configuration says, in all processes, and show it; ``kept``: as of ``execute``."""
+    import jax
+
+    from fedax.engine import processes
+    from fedax.errors import unknown
+    from fedax.experiments import build, execute
+    from fedax.experiments.config import columns
+    from fedax.experiments.runner import check_methods
+
+    experiment = build(tables, allow_code=code)
+    if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
+        raise unknown("checkpoint-best", best, known)
+    if jax.process_index() > 0:  # the first of several processes writes and shows
+        checked = check_methods(experiment)
+        execute(experiment, pathlib.Path(processes.text_from_first("")), checked=checked, **kept)
+        return
+    finish(carry_out(experiment, out, resume, **kept))
+
+
+def carry_out(
+    experiment: "Experiment",
+    out: pathlib.Path | None,
+    resume: bool = False,
+    command: str = "run",
+    nodes: Callable[["Experiment", pathlib.Path], contextlib.AbstractContextManager["Experiment"]] | None = None,
+    **kept: Any,
+) -> "Record":
+    """Run an experiment with all that is shown of it; ``nodes``: gives it real clients, once it has a folder."""
+    from fedax.engine import processes
+    from fedax.experiments import execute
+    from fedax.experiments.following import Runs
+    from fedax.experiments.runner import check_methods
+
+    console = open_console()
+    checked = check_methods(experiment)  # before there is a folder
+    folder = open_folder(console, out, experiment.config, experiment.config["name"], resume)
+    with writing(folder, command, bool(experiment.code)):
+        processes.text_from_first(str(folder.absolute()))
+        show_choices(console, experiment, folder)
+        with contextlib.nullcontext(experiment) if nodes is None else nodes(experiment, folder) as ready:
+            checked = checked if nodes is None else check_methods(ready)
+            with Runs(ready, console) as watch:
+                if ready.fleet is not None:
+                    from fedax.flower.status import follow
+
+                    watch = follow(ready, folder, watch)
+                record = execute(ready, folder, watch, checked, **kept)
+    assert record is not None
+    return record
+
+
+def finish(record: "Record") -> None:
+    """Show what came of a run; exit code 1 where a method failed."""
+    console = open_console()
+    show_results(console, record)
+    show_report(console, record)
+
+
+def open_folder(
+    console: "Console", out: pathlib.Path | None, config: Mapping[str, Any], name: str, resume: bool
+) -> pathlib.Path:
+    """That of the run of this configuration that has begun, where it is asked for; else a new one."""
+    from fedax.experiments.runner import run_folder
+
+    def say(folder: pathlib.Path) -> None:
+        console.print(f"Going on with {folder}", markup=False, highlight=False, soft_wrap=True)
+
+    return run_folder(out, config, name, resume, say)
+
+
+@contextlib.contextmanager
+def writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Iterator[None]:
+    """While a run folder is written: nobody else does; and what ends it early leaves a report and the way to go on."""
+    from fedax.experiments import runner
+
+    # Whatever command began it.
+    way_on = f"fedax {command} {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
+    way_on += " --allow-code" * own_code
+
+    def stopped(error: KeyboardInterrupt) -> None:
+        report = runner.draw_stopped(folder)
+        seen = f"what was done is in {folder}" if report is None else f"report: {report}"
+        typer.echo(f"stopped; {seen}; to go on: {way_on}", err=True)
+        raise typer.Exit(exits.exit_code(error)) from None
+
+    with runner.writing(folder, stopped):
+        exits.under_way[:] = [folder.absolute()]
+        try:
+            yield
+        except OSError as error:
+            raise _unwritable(folder, error, f"once it can: {way_on}") from error
+
+
+def _unwritable(folder: pathlib.Path, error: OSError, way_on: str) -> Exception:
+    from fedax.errors import ConfigError
+
+    where = f": {error.filename}" if error.filename else ""
+    return ConfigError("out", str(folder), f"it cannot be written ({error.strerror or error}{where}); {way_on}")

@@ -1,0 +1,180 @@
+"""What is shown of an experiment before it runs, and of a run folder after it."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from fedax.cli.console import bullets, print_table, two_columns
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedax.experiments import Experiment, Record, Tuning
+
+
+def show_plan(console: "Console", tuning: "Tuning", folder: pathlib.Path) -> None:
+    """What a sweep is about to try."""
+    from fedax.experiments.runner import count_parameters
+    from fedax.experiments.summary import axis, facts
+
+    first = next(iter(tuning.experiments.values()))[0]
+    lines = facts(tuning.config, first.data.sizes.tolist(), count_parameters(first.task))
+    methods = [f"{label} ({len(points)} point{'s'[: len(points) - 1]})" for label, points in tuning.points.items()]
+    asked = tuning.config["sweep"]
+    axes = "; ".join(f"{path} {axis(values)}" for path, values in asked["grid"].items())
+    lines |= {
+        "Sweep": f"{axes}; {asked['search']} search",
+        "Judged by": f"{asked['criterion']}, {asked['better']} is better",
+    }
+    console.print(two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
+    console.print()
+
+
+_TOP = 3  # points of a method in the table
+
+
+def show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) -> None:
+    """The best points of each method, and how to run them again."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedax.columns import describe, show
+    from fedax.experiments import sweeps
+
+    console.print(f"\n[bold]{escape(sweeps.about(record))}[/]")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Method", overflow="fold")
+    table.add_column("Best points", overflow="fold")
+    table.add_column(describe(found["criterion"]).label, justify="right", no_wrap=True)
+    for label in record.labels:
+        trials = record.trials(label)
+        for k, trial in enumerate(trials[:_TOP]):
+            style = "[bold green]" if k == 0 and not trial.failed else "[dim]"
+            cells = [label if k == 0 else "", sweeps.settings(trial.point), sweeps.score(record, trial)]
+            if trial.failed and trial.failed < len(trial.runs):
+                cells[2] += f", {trial.failed} of {len(trial.runs)} seeds {sweeps.failure(trial)}"
+            table.add_row(escape(cells[0]), *(f"{style}{escape(cell)}[/]" for cell in cells[1:]))
+    print_table(console, table)
+    for note in found["notes"]:
+        console.print(f"[yellow]•[/] {escape(note)}")
+    programs = found["programs"]
+    compiled = f"{programs} compiled program{'s'[: programs - 1]}"
+    console.print(
+        f"\n{len(record.runs)} runs in {compiled}, {show('seconds', found['seconds'])}; all points: sweep.json"
+    )
+    for file, labels in found["best"].items():
+        which = f"   [dim]# {escape(', '.join(labels))}[/]" if len(found["best"]) > 1 else ""
+        path = escape(str(record.folder / file))
+        console.print(f"The best again: [bold]fedax run {path}[/]{which}", soft_wrap=True)
+
+
+def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
+    """What an experiment is about to run."""
+    from fedax.columns import better
+    from fedax.experiments import noted
+    from fedax.experiments.following import decides
+    from fedax.experiments.runner import count_parameters
+    from fedax.experiments.summary import facts, short, telling
+
+    lines = facts(experiment.config, experiment.data.sizes.tolist(), count_parameters(experiment.task))
+    if (column := decides(experiment)) is not None and len(experiment.methods) > 1:
+        lines["Judged by"] = f"{column}, {better(column)} is better"
+    methods = [
+        f"{m['label']} ({', '.join(f'{k} {short(v)}' for k, v in telling(m).items())})"
+        for m in experiment.config["methods"]
+    ]
+    console.print(two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
+    console.print("[dim]To change any of it: --set run.rounds=200. All settings: config.toml in that folder.[/]\n")
+    for line in noted.lines(experiment.config, experiment.data.overview):
+        console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_results(console: "Console", record: "Record") -> None:
+    """The table of final figures, the verdict, and what is odd."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedax.columns import better, describe, show, shown
+    from fedax.experiments import clients, summary
+
+    (problem,) = summary.problems([record])
+    columns = shown(summary.table_order(problem), problem.judge)
+    columns = [column for column in columns if column != "train_loss" or problem.judge in (None, column)]
+    title, *legend = summary.legend(problem)
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    table.add_column("Method", overflow="fold")
+    for column in columns:
+        table.add_column(describe(column).label, justify="right", no_wrap=True)
+        if column == problem.judge and problem.tail:
+            table.add_column(f"Mean of its last {problem.tail}", justify="right", no_wrap=True)
+    table.add_column("Traffic", justify="right", no_wrap=True)
+    table.add_column("Time", justify="right", no_wrap=True)
+    for m in problem.methods:
+        cells = []
+        for column in columns:
+            cells.append(summary.with_spread(column, m.final(column)))
+            if column == problem.judge:
+                mark = problem.mark(m)
+                cells[-1] = f"[bold green]{cells[-1]} ★[/]" if mark == "★" else f"{cells[-1]} {mark}".strip()
+                if problem.tail:
+                    cells.append(summary.with_spread(column, m.tail(column, problem.tail)))
+        if m.status != "finished":
+            cells[0] = f"[red]{summary.WORDS[m.status]}[/]"  # more is said below
+        traffic = show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
+        table.add_row(escape(m.label), *cells, traffic, show("seconds", m.cost("seconds")))
+    print_table(console, table)
+    console.print(f"[dim]{escape(' '.join(legend))}[/]")
+    for sentence in (*summary.verdict(problem), *summary.spending(problem)):
+        console.print(escape(sentence))
+    if (majority := record.about.get("majority")) is not None:
+        console.print(escape(clients.majority_text(majority)), highlight=False)
+    best = problem.best or problem.methods[0]
+    for figure in clients.figures_of(record, problem.judge)[:1]:
+        way = better(f"test_{figure}") or "lower"
+        spread = clients.spread_of(best.label, clients.tables(record, best.label), figure, way)
+        if spread is not None:
+            console.print(escape(clients.worst_text(spread, figure)), highlight=False)
+    for sentence in clients.left_out(record.folder):
+        console.print(escape(sentence), highlight=False)
+
+
+def show_diagnosis(console: "Console", record: "Record") -> None:
+    """The figures, then the reasons, and last, where a person looks, the verdict."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedax.experiments import diagnosis
+
+    found = record.diagnosis
+    table = Table(box=box.SIMPLE_HEAD, title=f"Measured at {escape(diagnosis.where(found))}", title_justify="left",
+                  title_style="bold", pad_edge=False)  # fmt: skip
+    table.add_column("")
+    for method in found:
+        table.add_column(escape(method["label"]), justify="right", overflow="fold")
+    for name, cells in diagnosis.rows(found):
+        table.add_row(name, *cells)
+    console.print(table)
+    console.print("[bold]What these figures cannot tell[/]")
+    console.print(bullets(diagnosis.unknown(found)))
+    for method in found:
+        console.print(f"\n[bold]{escape(method['label'])}[/]")
+        console.print(bullets(method["advice"]))
+    console.print(f"\n[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}\n", highlight=False)
+
+
+def show_report(console: "Console", record: "Record") -> None:
+    """Where it is; and exit code 1 where a method failed."""
+    from rich.markup import escape
+
+    from fedax.engine.history import FAILED
+    from fedax.experiments import summary
+
+    path = escape(str(record.folder / "report.html"))
+    console.print(f"\nReport: [bold]{path}[/]", highlight=False, soft_wrap=True)
+    if any(each.status in FAILED for each in summary.methods([record])):
+        raise typer.Exit(1)

@@ -1,0 +1,300 @@
+"""The commands that train: ``run``, ``compare``, ``sweep``, ``study``."""
+
+import pathlib
+from typing import Annotated, Any
+
+import typer
+
+from fedax._start import share_gpu
+from fedax.cli.console import open_console
+from fedax.cli.exits import run_with_others
+from fedax.cli.running import AllowCode, Out, Resume, Set, open_folder, read_config, run_experiment, writing
+from fedax.cli.show import show_plan, show_report, show_sweep
+
+Rounds = Annotated[
+    int | None, typer.Option(min=1, help="Make a checkpoint after every so many rounds.", show_default=False)
+]
+Minutes = Annotated[float, typer.Option(help="Make one as soon as so long has passed.")]
+
+
+def run(
+    config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
+    out: Out = None,
+    settings: Set = None,
+    resume: Resume = False,
+    allow_code: AllowCode = False,
+    checkpoint_rounds: Rounds = None,
+    checkpoint_minutes: Minutes = 10.0,
+    checkpoint_best: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Keep the model at its best too, as by test_loss.", show_default=False),
+    ] = None,
+    distributed: Annotated[
+        bool, typer.Option("--distributed", help="Run with the other processes of SLURM, MPI or Kubernetes.")
+    ] = False,
+    coordinator: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Elsewhere: where process 0 is.", show_default=False)
+    ] = None,
+    num_processes: Annotated[int | None, typer.Option(help="How many there are.", show_default=False)] = None,
+    process_id: Annotated[int | None, typer.Option(help="Which this is, from 0.", show_default=False)] = None,
+) -> None:
+    """Run the experiment of a configuration file, or a paper's.
+
+    \b
+    A small configuration:
+      data = {name = "digits", clients = 10, partition = "dirichlet", alpha = 0.1}
+      run = {rounds = 50, batch_size = 32, seeds = 3}
+      methods = [{name = "fedavg", lr = 0.1}, {name = "fednova", lr = 0.1}]
+
+    \b
+    Examples:
+      fedax run experiment.toml
+      fedax run experiment.toml --set run.rounds=200 --set "methods.*.lr=0.05"
+      fedax run fednova-figure-2-equal
+      fedax run runs/digits-1/config.toml --out runs/again
+      fedax run experiment.toml --resume
+      srun --ntasks=4 fedax run experiment.toml --distributed
+      fedax run experiment.toml --coordinator node1:7000 --num-processes 4 --process-id 0
+
+    Exit code 1: a method diverged, ended worse than it began, or was stopped by its
+    guard (the others are finished, all is written). It says nothing else.
+    Exit code 2: an error, such as bad input, or a folder that cannot be written.
+    Exit code 3: another process was lost.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
+    way, with a checkpoint and a report; --resume goes on. A second one ends it at once.
+    """
+    from fedax import Checkpoints
+    from fedax.errors import ConfigError
+
+    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    missing = [name for name, value in given.items() if value is None]
+    if 0 < len(missing) < 3:
+        raise ConfigError(missing[0], None, "give --coordinator, --num-processes and --process-id together")
+
+    kept: dict[str, Any] = {"rounds": checkpoint_rounds, "minutes": checkpoint_minutes, "best": checkpoint_best}
+    Checkpoints("", **kept)  # refuses bad values before anything begins
+
+    def configured() -> None:
+        tables, code = read_config(config, settings, allow_code)
+        run_experiment(tables, code, out, resume, **kept)
+
+    if not distributed and missing:
+        return configured()
+
+    def together() -> None:
+        from fedax.engine.processes import connect
+
+        connect(coordinator, num_processes, process_id)
+        configured()
+
+    run_with_others(together)
+
+
+def compare(
+    dataset: Annotated[str, typer.Argument(help="One of: fedax list data.")] = "digits",
+    methods: Annotated[
+        str, typer.Option(help="Separated by commas; see: fedax list methods.")
+    ] = "fedavg,fedprox,fednova",
+    rounds: Annotated[int | None, typer.Option(help="Rounds of communication.", show_default="by data set")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.", show_default="by data set")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="How alike the clients are (Dirichlet); small: unlike.", show_default="0.1")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="Natural clients: a column of the data set, such as writer.", show_default=False)
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Runs a method, each with another seed.", show_default="by data set")
+    ] = None,
+    settings: Set = None,
+    out: Out = None,
+) -> None:
+    """Compare methods on a data set, with settings that suit it.
+
+    Clients differ in their data and in how much they work, as in FedNova's
+    experiments. All choices are shown, can be changed, and are kept in the
+    run folder as config.toml.
+
+    \b
+    Examples:
+      fedax compare digits
+      fedax compare digits --methods fedavg,fednova-vr --alpha 0.5 --seeds 5
+      fedax compare digits --set "methods.*.momentum=0.9"
+      fedax compare mnist --by writer --set run.rounds=100
+      fedax compare digits --methods mine.py:FedAvgEMA,fedavg
+      fedax compare folder --set data.path=hospitals --set task.name=mlp
+
+    Exit code 1: a method diverged, or ended worse than it began (the others are
+    finished, all is written). It says nothing else.
+    Exit code 2: an error, such as bad input, or a folder that cannot be written.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
+    way, with a checkpoint and a report; the last line says how to go on.
+    """
+    from fedax.errors import ConfigError
+    from fedax.experiments import override
+    from fedax.experiments.config import data_set
+    from fedax.experiments.defaults import comparison
+    from fedax.experiments.own import configured
+    from fedax.experiments.own import names as names_of
+
+    dataset = data_set(dataset, "dataset").name
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    if not names:
+        raise ConfigError("methods", methods, "give at least one method; see: fedax list methods")
+    tables = comparison(dataset, names)
+    if by is not None:
+        override(tables, "data.partition=column")
+        tables["data"]["column"] = by
+    given = {"data.clients": clients, "data.alpha": alpha, "run.rounds": rounds, "run.seeds": seeds}
+    shorthand = [f"{key}={value}" for key, value in given.items() if value is not None]
+    for setting in [*shorthand, *(settings or [])]:
+        override(tables, setting)
+    code = configured(False, typed=names_of(tables))
+    for row in tables["methods"]:
+        if "lr" in row and "lr" not in code.method(row["name"], "methods").arguments:
+            del row["lr"]
+    run_experiment(tables, code, out)
+
+
+def sweep(
+    config: Annotated[str, typer.Argument(help="Configuration: a TOML file, or a recipe.", show_default=False)],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="KEY=VALUES", help="One more axis, or other values of one; may be repeated."),
+    ] = None,
+    out: Out = None,
+    settings: Set = None,
+    resume: Resume = False,
+    allow_code: AllowCode = False,
+    checkpoint_rounds: Rounds = None,
+    checkpoint_minutes: Minutes = 10.0,
+) -> None:
+    """Try the methods of a configuration at many settings, and find the best.
+
+    Hyper-parameters, work, participation and the batch size may vary; what differs
+    in numbers only runs side by side, with all seeds, in one compiled program.
+
+    \b
+    A configuration says what to try:
+      [sweep]
+      criterion = "test_loss"          # may be left out
+      [sweep.grid]
+      "methods.*.lr" = [0.01, 0.1, 1.0]
+      "methods.fedprox.prox" = {low = 0.001, high = 1.0, points = 4}
+      "work.steps" = [5, 10]
+
+    \b
+    Examples:
+      fedax sweep experiment.toml
+      fedax sweep experiment.toml --grid "methods.*.lr=0.01,0.1,1"
+      fedax sweep experiment.toml --set sweep.search=random --set sweep.points=20
+      fedax sweep experiment.toml --resume
+
+    Exit code 1: a method diverged, or ended worse than it began, wherever it was
+    tried (all is written). It says nothing else.
+    Exit code 2: an error, such as bad input, or a folder that cannot be written.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
+    way, with a checkpoint and a report; --resume goes on. A second one ends it at once.
+    """
+    from fedax import Checkpoints
+    from fedax.errors import ConfigError
+    from fedax.experiments import plan, tune
+    from fedax.experiments.config import value_of
+    from fedax.experiments.following import Points
+
+    kept: dict[str, Any] = {"rounds": checkpoint_rounds, "minutes": checkpoint_minutes}
+    Checkpoints("", **kept)  # refuses bad values before anything begins
+
+    tables, code = read_config(config, settings, allow_code)
+    axes: dict[str, Any] = {}
+    for given in grid or []:
+        key, equals, text = given.partition("=")
+        if not equals:
+            raise ConfigError("grid", given, "give KEY=VALUES, such as methods.*.lr=0.01,0.1,1")
+        values = value_of(text)
+        if isinstance(values, str):  # no TOML as it stands
+            listed = value_of(f"[{text}]")
+            values = listed if isinstance(listed, list) else [value_of(word) for word in text.split(",")]
+        axes[key.strip()] = values if isinstance(values, list | dict) else [values]
+    tuning = plan(tables, axes, code)
+    console = open_console()
+    folder = open_folder(console, out, tuning.config, f"{tuning.config['name']}-sweep", resume)
+    with writing(folder, "sweep", bool(code.sources)):
+        show_plan(console, tuning, folder)
+        with Points(tuning, console) as watch:
+            record, found = tune(tuning, folder, watch, **kept)
+    show_sweep(console, record, found)
+    show_report(console, record)
+
+
+def study(
+    name: Annotated[
+        str, typer.Argument(help="A study: a TOML file, or one of fedax list studies.", show_default=False)
+    ],
+    out: Annotated[pathlib.Path | None, typer.Option(help="Folder of the study.", show_default="studies/NAME")] = None,
+    part: Annotated[
+        list[str] | None, typer.Option("--part", metavar="PART", help="Only this part; may be repeated.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time.", show_default="one a core")] = None,
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so many; the same command goes on.", show_default=False)
+    ] = None,
+) -> None:
+    """Do all experiments of a study: tune each method on validation data, then run it with all seeds.
+
+    A study is cut into jobs of one core each: the tuning of one method, or one
+    method with one seed. What is done stays done: the same command goes on after
+    a stop, and does nothing where nothing is left.
+
+    \b
+    The folder has, when it ends and when it is stopped:
+      results/      a line for each job: settings, rows, seconds of its core
+      report.html   tables, curves, and what came out of each claim
+      jobs/         the run folder of each job
+
+    \b
+    Examples:
+      fedax study fednova
+      fedax study momentum --hours 2
+      fedax study momentum --part figure-1c
+      fedax study mine.toml --jobs 1
+
+    Exit code 0: all is done. Exit code 1: something is left.
+    Exit code 2: an error, such as bad input or a job that failed.
+    Exit code 70: a defect of fedax; the last line says where its traceback is.
+    Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, with a checkpoint of
+    each job.
+    """
+    import math
+
+    from fedax.errors import ConfigError
+    from fedax.experiments import study as studies
+    from fedax.files import slug
+
+    console = open_console()
+    share_gpu()  # before a schedule makes JAX look for devices
+    found = studies.read_study(name, part or ())
+    folder = out or pathlib.Path("studies") / slug(found.section.name)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    for each in found.parts.values():  # before anything runs: what its design can tell
+        if power := studies.design(each):
+            say(f"{each.name}: {power}")
+    done = False
+    try:
+        done = studies.carry_out(found, folder, jobs, math.inf if hours is None else hours, say)
+    except OSError as error:
+        raise ConfigError("out", str(folder), f"cannot write there ({error.strerror}); name another") from error
+    finally:
+        page = studies.write_page(found, folder)
+    for sentence in studies.outcome(found, folder):
+        say(sentence)
+    if page is not None:
+        say(str(page))
+    if not done:
+        raise typer.Exit(1)

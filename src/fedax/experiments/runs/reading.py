@@ -1,0 +1,204 @@
+"""Run folders read again: the runs with their rows, and what is lost of them."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedax.columns import COSTS, PER_CLIENT
+from fedax.data.formats import parse_json
+from fedax.engine.checkpoint import damage
+from fedax.engine.history import column_of, ended_worse
+from fedax.engine.checks import evaluation_rounds
+from fedax.engine.patience import Patience
+from fedax.engine.private import judged
+from fedax.errors import ConfigError, DataError
+from fedax.experiments import toml
+from fedax.experiments.runs.files import About, Diagnoses, lines_of, read_config, read_json
+from fedax.experiments.runs.folder import model_path
+from fedax.experiments.runs.record import MethodRun, Path, Record
+
+_MISSING = {"epsilon": math.inf}  # what stands for null in a row; of all others not-a-number
+OF_A_RUN = ("label", "method", "point", "seed", "status")
+
+
+def read(folder: str | Path) -> Record:
+    """Read a run folder; the run may have been stopped half-way, or still go on.
+
+    Raises:
+        ConfigError: no run folder, or one without a single evaluation.
+        DataError: a file of it that cannot be read, or holds what no run writes.
+    """
+    folder = Path(folder)
+    try:
+        for file in ("config.toml", "about.json", "metrics.jsonl"):
+            if not (folder / file).is_file():
+                way_out = f"no run folder, for it has no {file}; name one that fedax run wrote"
+                raise ConfigError("run", str(folder), way_out)
+        config = read_config(folder / "config.toml")
+        about = read_json(folder / "about.json", About)
+        found = folder / "diagnosis.json"
+        diagnosis = read_json(found, Diagnoses)["methods"] if found.exists() else []
+        runs = _runs(folder / "metrics.jsonl", config, about.get("public"))
+    except OSError as error:
+        raise ConfigError("run", str(folder), f"cannot be read ({error.strerror})") from error
+    if not runs:
+        lost = any((folder / "models").glob("*.safetensors"))
+        way_out = "its rows are lost, for it has models; --resume makes them again"
+        way_out = way_out if lost else "it has no evaluation yet; wait for the first, or run it again"
+        raise ConfigError("run", str(folder), way_out)
+    return Record(folder, config, about, runs, diagnosis)
+
+
+def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], MethodRun]:
+    """The runs in metrics.jsonl, by label and seed; none where it is not there."""
+    path, about = folder / "metrics.jsonl", folder / "about.json"
+    if not path.exists():
+        return {}
+    public = read_json(about, About).get("public") if about.exists() else None
+    return {(run.label, run.seed): run for run in _runs(path, dict(config), public)}
+
+
+def lost(record: Record) -> list[str]:
+    """What a run has written and is not there any more, or not as it was written, as sentences.
+
+    Of the rows of a sweep only those are missed that have later ones.
+    """
+    run, swept = record.config["run"], "sweep" in record.config
+    found: dict[tuple[str, int], list[MethodRun]] = {}
+    for each in record.runs:
+        found.setdefault((each.label, each.seed), []).append(each)
+    over = (record.folder / "summary.json").exists() and not swept
+    told = []
+    for label in [method["label"] for method in record.config["methods"]]:
+        for seed in run["seeds"]:
+            path, there = model_path(record.folder, label, seed), found.get((label, seed), [])
+            ended = (over or path.is_file()) and not swept
+            gaps = [missing_rounds(each, record.config, ended) for each in there]
+            rounds = {index for each in gaps or [missing_rounds(None, record.config, ended)] for index in each}
+            if rounds:
+                told.append(f"{label}, seed {seed}: rows of rounds {few(sorted(rounds))} are missing in metrics.jsonl.")
+            if ended and not path.is_file():
+                told.append(f"{label}, seed {seed}: its model, {path.name}, is missing.")
+            for model in (path, model_path(record.folder, label, seed, best=True)):
+                if model.is_file() and (wrong := damage(model)) is not None:
+                    told.append(f"{label}, seed {seed}: its model, {model.name}, is {wrong}.")
+    return told
+
+
+def missing_rounds(run: MethodRun | None, config: Mapping[str, Any], over: bool) -> list[int]:
+    """The rounds whose rows a run should have and has not.
+
+    Args:
+        run: its rows, or ``None`` where there are none.
+        config: the whole configuration.
+        over: whether it has come to its end; else the rows are all up to its last one.
+    """
+    asked = config["run"]
+    due = [0, *evaluation_rounds(asked["rounds"], asked.get("evaluate_every"))]
+    there = set() if run is None else {*run.history["round"].tolist()}
+    early = run is not None and run.status != "unfinished"
+    last = due[-1] if over and not early else max(there, default=-1)
+    return [index for index in due if index <= last and index not in there]
+
+
+def few(rounds: list[int]) -> str:
+    """The first of some rounds, and the last.
+
+    Example:
+        >>> few([1, 2]), few([0, 2, 4, 6, 8, 10, 12])
+        ('1, 2', '0, 2, 4, 6, 8 … 12')
+    """
+    return ", ".join(map(str, rounds[:5])) + (f" … {rounds[-1]}" if len(rounds) > 5 else "")
+
+
+def _runs(path: Path, config: dict[str, Any], public: list[str] | None) -> list[MethodRun]:
+    labels, seeds = {method["label"] for method in config["methods"]}, {*config["run"]["seeds"]}
+    sweep = config.get("sweep")
+    rows: dict[tuple[str, str, int], tuple[dict[str, Any], list[str], list[tuple]]] = {}
+    axes: dict[str, set[str]] = {}
+    for number, line in lines_of(path):
+        try:
+            row = parse_json(line)
+            toml.check_plain(row)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error})") from error
+        if wrong := _wrong(row, labels, seeds, sweep):
+            raise DataError(f"{path}, line {number}: {wrong}; no run writes that")
+        at = (row["label"], json.dumps(row.get("point")), row["seed"])
+        columns = [name for name in row if name not in OF_A_RUN]
+        first, names, values = rows.setdefault(at, (row, columns, []))
+        if names != columns or axes.setdefault(at[0], {*row.get("point", ())}) != {*row.get("point", ())}:
+            raise DataError(f"{path}, line {number}: other columns than in the rows before; no run writes that")
+        if values and row["round"] <= values[-1][names.index("round")]:
+            raise DataError(f"{path}, line {number}: a round that was there before; no run writes that")
+        values.append(tuple(_MISSING.get(name, math.nan) if row[name] is None else row[name] for name in names))
+        first["status"] = row["status"]
+    runs = []
+    for first, names, values in rows.values():
+        history = {name: column_of(each) for name, each in zip(names, zip(*values, strict=True), strict=True)}
+        spent = first["status"] == "spent"
+        status = "diverged" if first["status"] == "diverged" else _status(history, config["run"], spent, public)
+        of = first["label"], first["method"], first["seed"]
+        runs.append(MethodRun(*of, status, history, first.get("point", {}), spent))
+    return runs
+
+
+def _status(history: dict[str, np.ndarray], run: dict[str, Any], spent: bool, public: list[str] | None) -> str:
+    """Of a run whose loss is finite.
+
+    Args:
+        history, run: its own, and the section of the configuration.
+        spent: whether its budget of privacy has ended it.
+        public: of a private run the columns that tell nothing of clients, else ``None``.
+    """
+    guard = run.get("guard")
+    if isinstance(guard, dict) and guard.get("stop") and history.get("left_out", [0])[-1]:
+        return "failed"
+    if history["round"][-1] != run["rounds"] and not spent and not _stopped(history, run):
+        return "unfinished"
+    judge = judged(history, public)
+    return "worse" if judge is not None and ended_worse(history[judge]) else "finished"
+
+
+def _stopped(history: dict[str, np.ndarray], run: dict[str, Any]) -> bool:
+    """Whether a run ended with its last row because nothing got better."""
+    if (asked := run.get("patience")) is None:
+        return False
+    waiting = Patience(**(asked if isinstance(asked, dict) else {"evaluations": asked})).fresh()
+    if waiting.asked.column not in history:
+        return False
+    found = [waiting({waiting.asked.column: value}) for value in history[waiting.asked.column].tolist()]
+    return found[-1]
+
+
+def _wrong(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | None) -> str | None:
+    """What is wrong with a row of metrics.jsonl."""
+    if not isinstance(row, dict) or not {"label", "method", "seed", "status", "train_loss", *COSTS} <= {*row}:
+        return "a column is missing"
+    if not isinstance(row["label"], str) or row["label"] not in labels or not isinstance(row["method"], str):
+        return "a method that is not in config.toml"
+    if type(row["seed"]) is not int or row["seed"] not in seeds or row["status"] not in ("ok", "diverged", "spent"):
+        return "a seed that is not in config.toml, or no status"
+    if "point" in row and (sweep is None or not isinstance(row["point"], dict)):
+        return "a point, but config.toml has no sweep"
+    for name, value in row.items():
+        if name in OF_A_RUN:
+            continue
+        if name.endswith(PER_CLIENT):
+            if not isinstance(value, list) or not all(each is None or type(each) in (int, float) for each in value):
+                return f"{name[:100]!r} is no list of numbers"
+            continue
+        if name == "bad_clients":
+            if not isinstance(value, list) or not all(type(id_) is int and id_ >= 0 for id_ in value):
+                return f"{name!r} is no list of clients"
+            continue
+        good = type(value) is int or (type(value) is float and math.isfinite(value))
+        never = (name in COSTS and value is None) or (name in (*COSTS, "epsilon") and good and value < 0)
+        if not (value is None or good) or never:
+            return f"{name[:100]!r} is no number"
+    if sweep is not None and sweep["criterion"] not in {*row} - {*OF_A_RUN}:
+        return f"the criterion {sweep['criterion'][:100]!r} is missing"
+    return None

@@ -1,0 +1,198 @@
+"""How methods compare, in words: the verdict, what it covers, the legend of a table, what privacy was spent."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedax.columns import describe, show, show_parts
+from fedax.experiments import chance
+from fedax.experiments.summary.compared import LEVEL, Problem, spread
+from fedax.experiments.summary.settings import over
+from fedax.theory.diagnostics import MATERIAL
+
+WORDS = {"diverged": "diverged", "worse": "ended worse", "failed": "stopped by its guard", "unfinished": "unfinished"}
+GONE = {status: WORDS[status] for status in ("diverged", "worse")}  # whose curves may leave the picture
+_FEW = 10  # seeds: with fewer the test finds differences of about their standard deviation only, or larger ones
+
+
+def judged(problem: Problem) -> dict[str, Any]:
+    """How the methods compare, for programs; ``differences``: to the best, with their 95 % intervals."""
+    return {
+        "column": problem.judge,
+        "better": problem.better,
+        "over": over(problem.records[0].config, len(problem.seeds)),
+        "seeds": problem.seeds,
+        "test": f"{_test_of(problem)}, Holm over all pairs",
+        "covered": problem.covered,
+        "best": problem.best and problem.best.label,
+        "differences": {
+            label: dict(zip(("mean", "low", "high"), (gap.mean, *gap.interval()), strict=True))
+            for label, gap in problem.gaps.items()
+        },
+        "p": problem.p,
+        "star": problem.star and problem.star.label,
+        "tied": [m.label for m in problem.tied],
+        "too_small_to_matter": [label for label in problem.p if problem.small(label)],
+        "tail_evaluations": problem.tail,
+    }
+
+
+def described(values: np.ndarray) -> dict[str, Any] | None:
+    """Mean, standard deviation and single values of the seeds; ``None`` where there are none."""
+    return {"mean": values.mean(), "std": spread(values), "seeds": values} if values.size else None
+
+
+def verdict(problem: Problem) -> list[str]:
+    """By how much methods differ, which is best, what that covers, and what became of those that did not finish."""
+    return [*_ranking(problem), *_mishaps(problem)]
+
+
+def _ranking(problem: Problem) -> list[str]:
+    column, best, found = problem.judge, problem.best, problem.methods
+    if column is None:
+        return ["The methods minimise different objectives and there are no held-out data: none is called the best."]
+    if best is None:
+        apart = not problem.seeds and sum(m.status == "finished" for m in found) > 1
+        return ["The methods have no seed in common: they are not compared."] if apart else []
+    name = describe(column).label
+    name, most = name[0].lower() + name[1:], {"lower": "Lowest", "higher": "Highest"}[problem.better or "lower"]
+    sign = 1 if problem.better == "lower" else -1
+    others = [m for m in found if m is not best and m.status == "finished"]
+    others.sort(key=lambda m: sign * float(np.mean(m.final(column))))
+    text = f"{most} {name}: {best.label}, {with_spread(column, best.final(column))}; "
+    text += f"next {others[0].label}, {with_spread(column, others[0].final(column))}."
+    if not problem.p:
+        return [f"{text} One seed does not tell this from chance."]
+    said = [_interval(problem, others[0].label, name), text]
+    if problem.star is not None:
+        which = "each other method" if len(others) > 1 else "it"
+        p = f"p {'≤' if len(others) > 1 else '='} {max(problem.p.values()):.2g}"
+        said.append(f"The difference to {which} is more than chance ({p}).")
+    tied = [m.label for m in problem.tied if m is not best]
+    small = [label for label in tied if problem.small(label)]
+    chancy = [label for label in tied if label not in small]
+    if chancy:
+        said.append(f"But {_list(chancy)} {_tie(chancy, 'may be chance')}.")
+    if small:
+        said.append(f"But {_list(small)} {_tie(small, 'too small to matter')}, {_UNFELT}.")
+    return [*said, *_covering(problem)]
+
+
+_UNFELT = f"less than {100 * MATERIAL:g} % of what training gained"
+
+
+def _tie(labels: Sequence[str], why: str) -> str:
+    be = "" if why.startswith("may") else "is " if len(labels) == 1 else "are "
+    return f"ties with it: the difference {be}{why}" if len(labels) == 1 else f"tie with it: the differences {be}{why}"
+
+
+def _interval(problem: Problem, label: str, name: str) -> str:
+    """The difference of a method to the best, with its interval."""
+    assert problem.best is not None
+    gap, unit = problem.gaps[label], describe(str(problem.judge)).unit
+    values = [(100 if unit == "%" else 1) * value for value in (gap.mean, *gap.interval())]
+    digits = 1 - math.floor(math.log10(most)) if (most := max(map(abs, values))) else 0
+    mean, low, high = (f"{value:+.{max(digits, 0)}f}" for value in values)
+    if most and not 1e-4 <= most < 1e5:
+        mean, low, high = (f"{value:+.1e}" for value in values)
+    what = f"{name} (percentage points)" if unit == "%" else name
+    text = f"{label} less {problem.best.label}, {what}: {mean}, 95 % interval {low} to {high}."
+    return text.replace("-", "−") if "-" not in f"{label}{problem.best.label}{what}" else text
+
+
+def _covering(problem: Problem) -> list[str]:
+    """What the interval and the verdict cover, and what they do not."""
+    correct = ", corrected for all pairs of methods" if len(problem.p) > 1 else ""
+    times = f"{len(problem.seeds)} {'splits' if chance.SPLIT in problem.covered else 'seeds'}"
+    said = [f"This covers {_list(problem.covered)}: {_test_of(problem)} over {times}{correct}."]
+    data, part = problem.records[0].config["data"], chance.part_of(problem.judge)
+    if not problem.sure:
+        way_out = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
+        said.append(f"It does not cover the {'validation' if part == 'val' else part} examples{way_out}.")
+    elif part is not None and "split" in data and chance.SPLIT not in problem.covered:
+        said.append("Another split may say otherwise: run.split_seeds = true covers that too.")
+    elif data.get("partition", "column") != "column" and chance.DEALT not in problem.covered:
+        said.append("Clients that are dealt anew may say otherwise: run.split_seeds = true covers that too.")
+    return said
+
+
+def _test_of(problem: Problem) -> str:
+    """The test's name."""
+    if problem.judge is not None and chance.overlap(problem.records[0].config, problem.judge):
+        return "a corrected resampled t-test"
+    clustered = chance.EXAMPLES in problem.covered and problem.sure
+    return "a paired t-test, its error clustered by seed and example," if clustered else "a paired t-test"
+
+
+def _mishaps(problem: Problem) -> list[str]:
+    sentences = []
+    for m in problem.methods:
+        if m.status != "finished":
+            sentences.append(f"{m.label}: {m.status_text}.")
+        if m.losses_text:
+            sentences.append(f"{m.label}: {m.losses_text}.")
+    return sentences
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def legend(problem: Problem) -> list[str]:
+    """What a table of final figures shows: after which round, what ± is over, by what methods are judged, the marks."""
+    config = problem.records[0].config
+    seeds = len(problem.seeds) or max(len(m.runs) for m in problem.methods)
+    spread = f"; ± is the standard deviation over {over(config, seeds)}" if seeds > 1 else ", one seed"
+    most = "at most " if "patience" in config["run"] else ""
+    said = [f"After {most}{config['run']['rounds']} rounds{spread}."]
+    if problem.left_out:
+        rest = "; ".join(f"{', '.join(map(str, seeds))} of {label}" for label, seeds in problem.left_out.items())
+        said.append(f"Only seeds that all methods have are counted ({_seed_list(problem.seeds)}), not {rest}.")
+    if problem.judge is not None:
+        said.append(f"Judged by {describe(problem.judge).label} ({problem.better} is better).")
+    if problem.star is not None:
+        said.append(f"★: better than each other method, p < {LEVEL} (Holm).")
+    elif problem.tied:
+        said.append(f"≈: tied with the best, p ≥ {LEVEL} (Holm) or too close to matter.")
+    if problem.p and len(problem.seeds) < _FEW:
+        said.append("So few seeds show large differences only.")
+    return said
+
+
+def _seed_list(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {_list([*map(str, seeds)])}"
+
+
+def with_spread(column: str, values: np.ndarray) -> str:
+    """Mean and standard deviation over seeds, with their unit; a dash where there are none."""
+    if not values.size:
+        return "–"
+    return " ".join(filter(None, show_parts(column, float(np.mean(values)), spread(values))))
+
+
+NOT_PRIVATE = "Not private: the noise was made of a number that is in the configuration (noise_seed)."
+
+
+def spending(problem: Problem) -> list[str]:
+    """What the private runs have spent, a sentence for each method, or one where all have spent the same."""
+    said: dict[str, list[str]] = {}
+    ends = problem.records[0].config["run"]["rounds"]
+    for m in problem.methods:
+        if m.epsilon is not None:
+            text = f"spent epsilon = {show('epsilon', m.epsilon)} at delta = {m.delta:g}"
+            if any(run.spent for run in m.runs):
+                last = max(int(run.history["round"][-1]) for run in m.runs if run.spent)
+                text += f"; the budget ended the run after round {last} of {ends}"
+            said.setdefault(text, []).append(m.label)
+    sentences = [f"{_list(labels)}: {text}." for text, labels in said.items()]
+    if said and problem.records[0].config["privacy"].get("noise_seed") is not None:
+        sentences.append(NOT_PRIVATE)
+    return sentences
+
+
+def deltas(problem: Problem) -> list[str]:
+    """What ε in a table stands for."""
+    found = list(dict.fromkeys(f"{m.delta:g}" for m in problem.methods if m.delta is not None))
+    return [f"ε: the privacy that a run has spent, at δ = {' or '.join(found)}, the most of its seeds."]

@@ -1,0 +1,173 @@
+"""What a method minimises: its view of the theorems, the local steps and cohorts of a round, and the weights w.
+
+Sources as of :mod:`fedax.theory.diagnostics`. What the methods minimise is said, and tested, in docs/methods.md.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax import algorithms as methods
+from fedax.contract.local import SGD, Solver, check_linear
+from fedax.contract.schedule import Stepwise
+from fedax.data.federated import FederatedData
+from fedax.errors import ConfigError
+from fedax.federation.participation import Dropout, Full, Participation, Trace, Uniform, UniformNormalized
+from fedax.federation.work import Work
+from fedax.theory.advice import CORRECTED, View
+from fedax.theory.measure import Rounds, accumulation_vectors
+from fedax.theory.nova import UpdateRule, chi_square, update_rule
+
+DRAWS = 50  # of random work
+_COHORTS = 2000  # drawn for the mean weights of normalised cohorts
+
+
+def view_of(method: Any, participation: Participation) -> View:
+    """A method of round 0 as the theorems see it."""
+    if isinstance(method, methods.FedAvg):
+        return _averaging(method)
+    name, traits, solver = type(method).__name__, method.traits(), getattr(method, "solver", None)
+    rate = solver.rate() if isinstance(solver, Solver) else getattr(method, "lr", None)
+    rate = rate(0) if isinstance(rate, Stepwise) else rate
+    if rate is None:
+        raise ConfigError("algorithm", name, "it has no lr by which its local steps could be judged")
+    view = functools.partial(View, name, float(rate))
+    own = solver if isinstance(solver, Solver) else SGD(float(rate) * float(traits.own))
+    everyone = isinstance(participation, Full)
+    if traits.exact == "always" and not traits.corrects:
+        return view(None, None, "it takes no local steps, its minibatches make one large one", exact=True)
+    if traits.exact == "always" or (traits.exact == "all clients" and everyone):
+        return view(own, None, f"it corrects each client's steps by {traits.corrects}", exact=True, corrected=True)
+    if traits.exact == "equal steps":
+        remedy = f"Steps that change between rounds make it diverge. Equal steps remove that; {CORRECTED} needs none."
+        return view(own, "weighted", remedy=remedy)
+    if traits.limit and traits.exact == "never":
+        return view(own, {"F": "normalized", "steps": "weighted"}[traits.limit])
+    return view(own, None, "fedax has no closed form of where it ends")
+
+
+def _averaging(method: methods.FedAvg) -> View:
+    solver, optimizer = method.solver, method.optimizer
+    plain = isinstance(optimizer, methods.Plain) and float(optimizer.server_lr) == 1
+    remedy = (
+        "FedNova removes what unequal work adds, as equal steps do; momentum at the server only goes to the same wrong "
+        "point faster."
+    )
+    view = functools.partial(View, lr=float(solver.rate()), solver=solver, plain=plain, own_steps=True, remedy=remedy)
+    proximal = isinstance(solver, SGD) and solver.prox is not None
+    if isinstance(method.averaging, methods.Normalized):
+        rule = method.averaging.tau_eff if method.averaging.rule == "number" else method.averaging.rule
+        return view("FedNova", averaging="normalized", tau_eff=rule, averages=True)
+    name = "FedProx" if proximal else "FedAvg"
+    if not isinstance(method.averaging, methods.Weighted):
+        return view(name, averaging=None, why=f"its averaging, {type(method.averaging).__name__}, is not fedax's own")
+    if not _linear(solver):
+        return view(name, averaging=None, why="its local solver is not linear in the gradients")
+    return view(name, averaging="weighted", averages=True)
+
+
+def _linear(solver: Solver) -> bool:
+    try:
+        check_linear(solver)
+    except ConfigError:
+        return False
+    return True
+
+
+def drawn_steps(work: Work, data: FederatedData, batch_size: int | None, seed: int) -> np.ndarray:
+    """[draws, N] local steps; one draw where the work is not random."""
+    ids, sizes, key = jnp.arange(data.num_clients), jnp.asarray(data.sizes, jnp.int32), jax.random.key(seed)
+    draw = jax.jit(lambda k: work.draw(jax.random.fold_in(key, k), ids, sizes, batch_size))
+    drawn = np.stack([draw(k) for k in range(DRAWS)])
+    return drawn[:1] if (drawn == drawn[0]).all() else drawn
+
+
+def draw_cohorts(participation: Participation, p: np.ndarray, number: int, key: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and weights [number, S] of cohorts; of one that is given round by round, all rounds equally often."""
+    given = participation.of if isinstance(participation, Dropout) else participation
+    table = participation.available if isinstance(participation, Dropout) else None
+    rounds = len(table) if table is not None else len(given.cohorts) if isinstance(given, Trace) else 1
+    number = max(number, rounds) // rounds * rounds
+    known, bound = jnp.asarray(p, float), participation.bind(p)
+    draw = jax.jit(lambda at: jax.lax.map(lambda at: bound.draw(at[0], known, at[1])[:2], at))
+    ids, weights = draw((jax.random.split(key, number), jnp.arange(number) % rounds))
+    return np.asarray(ids), np.asarray(weights, np.float64)
+
+
+def expected_weights(participation: Participation, p: np.ndarray) -> np.ndarray:
+    """The mean weights E ω_i of cohorts, over their sum: p, unless each cohort's weights are divided by their sum."""
+    given, some = participation, False
+    if isinstance(participation, Dropout):
+        given = participation.of
+        some = participation.available is not None or isinstance(given, UniformNormalized | Trace)
+    if some or isinstance(given, Trace):
+        ids, weights = draw_cohorts(participation, p, _COHORTS if some else 1, jax.random.key(0))
+        total = np.zeros(len(p) + 1)
+        np.add.at(total, ids, weights)
+        return total[:-1] / total.sum()
+    if not isinstance(participation, UniformNormalized) or participation.size == len(p):
+        return p
+    # A client comes with probability S/N, beside S − 1 others: those of a cohort that has it, or all but one of a
+    # cohort that has it not. So each cohort counts for each client, and equal p give exactly p.
+    rng, total = np.random.default_rng(0), np.zeros(len(p))
+    for _ in range(_COHORTS):
+        cohort = rng.permutation(len(p))[: participation.size]
+        others = np.full(len(p), p[cohort[1:]].sum())
+        others[cohort] = p[cohort].sum() - p[cohort]
+        total += p / np.where(p > 0, p + others, 1.0)
+    return total / total.sum()
+
+
+def weight_square_of(participation: Participation, p: np.ndarray, weights: np.ndarray) -> float:
+    """E(Σω)², of drawn cohorts' weights where it has no closed form."""
+    if not isinstance(participation, Uniform):
+        return float(np.mean(weights.sum(1) ** 2))
+    N, S = len(p), participation.size
+    return 1 + N * (N - S) / (S * max(N - 1, 1)) * float(p @ p - 1 / N)
+
+
+def rules_of(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[UpdateRule] | None, Rounds]:
+    """For the cohorts' mean weights: the update rule of each draw of the steps, if known, and how rounds are made.
+
+    Where the rule is not known, or the method is none of the averaging kind, rounds are those of FedAvg.
+    """
+    if view.solver is None or not _linear(view.solver):
+        return None, Rounds(
+            steps, np.broadcast_to(weights, steps.shape), None, view.lr * float(weights @ steps.mean(0))
+        )
+    vectors = accumulation_vectors(view.solver, np.unique(steps))
+    lengths = {tau: float(np.abs(a).sum()) for tau, a in vectors.items()}
+    normalized, there = view.averaging == "normalized", weights > 0  # clients that never count are in no rule
+    rules, shares, other = [], np.zeros(steps.shape), np.zeros(steps.shape)
+    for draw, tau in enumerate(steps[:, there]):
+        p = weights[there]
+        named = {"default": None, "ptau": float(p @ tau / p.sum()), "mean": float(tau.mean())}
+        tau_eff = named[view.tau_eff] if isinstance(view.tau_eff, str) else float(view.tau_eff)
+        rule = update_rule([vectors[t] for t in tau.tolist()], p, normalized=normalized, tau_eff=tau_eff)
+        w = np.zeros(len(weights))
+        w[there] = rule.weights
+        each = rule.tau_eff / np.array([lengths[t] for t in tau.tolist()])
+        shares[draw, there], other[draw, there] = each * rule.weights, each * p / p.sum()
+        rules.append(rule._replace(weights=w))
+    length = float(view.solver.rate()) * float(np.mean([rule.tau_eff for rule in rules]))
+    asked = view.own_steps and view.averaging == "weighted" and steps.min() < steps.max()  # what FedNova would leave
+    made = Rounds(steps, shares, np.stack([rule.weights for rule in rules]), length, other if asked else None)
+    return (rules if view.averaging is not None else None), made
+
+
+def mean_weights(rules: Sequence[UpdateRule]) -> np.ndarray:
+    """w of the mean update, Σ_r τ_eff w: in proportion to the mean of p_i‖a_i‖₁."""
+    total = np.sum([rule.tau_eff * rule.weights for rule in rules], axis=0)
+    return np.asarray(total / total.sum())
+
+
+def chi2_of(p: np.ndarray, w: np.ndarray) -> float:
+    """χ²(p‖w); infinite where a client that counts never comes."""
+    if ((p > 0) != (w > 0)).any():
+        return math.inf
+    return chi_square(p[p > 0], w[p > 0])
