@@ -70,16 +70,19 @@ class Bare(NamedTuple):
 def going(
     method: fedax.Algorithm, task: fedax.Task, data: Any, rounds: int, x0: Any, work: fedax.Work, **options: Any
 ) -> Any:
-    """The programs of a run. One that does not change what is sent is not checked."""
+    """The programs of a run; of one that leaves what is sent as it is, without a dry run."""
     if options.keys() - {"participation", "batch_size", "seed"}:
         return program(make_job(method, task, data, rounds=rounds, params=x0, work=work, **options))
     options = {"participation": fedax.Full(), "batch_size": None, "seed": 0} | options
-    participation, census = options["participation"].bind(data.weights), Census.of(data)
+    participation, census = options["participation"], Census.of(data)
+    work.validate(data.sizes)
+    participation.validate(data.num_clients, rounds)
     key, x = start(task, x0, options["seed"], {})
     method, wire = one_type((method, Wire()))
     plan = make_plan(census, task, x, work, options["batch_size"], participation, wire)
+    method.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
     fed = on_devices(federation_of(census, data, slice(0, data.num_clients)), plan.mesh)
-    return Alone(Bare(Hyper(method, work, participation, wire), fed, key, x, plan))
+    return Alone(Bare(Hyper(method, work, participation.bind(data.weights), wire), fed, key, x, plan))
 
 
 def model_of(programs: Any, state: State, index: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from fedax.contract.oracle import Oracle
 from tests.references import compressed_family as com
 
 from .. import LONG
-from .bed import BED, DATA, GRADS, LR, QUADRATIC, ROUNDS, X0, federation, followed, going, noisy, path, transcribed
+from .bed import BED, DATA, GRADS, LR, QUADRATIC, ROUNDS, X0, federation, going, noisy, path, transcribed
 from .cases import Unbiased
 from .test_identities import EQUAL, descent, differ, same
 
@@ -216,7 +216,7 @@ def test_a_message_of_marina_in_bytes(whole):
 
 def test_more_senders_than_clients():
     with pytest.raises(fedax.ConfigError, match="senders = 8: there are 7 clients; give at most as many"):
-        followed(fedax.create("compressed-scaffnew", senders=8), work=EQUAL)
+        path(fedax.create("compressed-scaffnew", senders=8), work=EQUAL)
 
 
 # The theorems' rates, with their step sizes, on quadratics of known L and μ; p_i = 1/N as they have it.

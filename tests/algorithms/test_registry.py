@@ -11,7 +11,7 @@ import fedax
 from fedax.contract.compression import ErrorFeedback, Identity, RandomK, TopK
 from fedax.contract.schedule import Stepwise, resolve
 
-from .bed import followed
+from .bed import path
 
 METHODS = sorted(fedax.available())
 
@@ -359,7 +359,7 @@ def test_schedules_are_taken_for_numbers(name):
 )
 def test_a_refusal_has_the_name_that_the_paper_has(name, called):
     with pytest.raises(fedax.ConfigError, match=f"participation = '3 of 7 clients': {called} is .*use Full"):
-        followed(fedax.create(name), participation=fedax.Uniform(3), work=fedax.Steps(2))
+        path(fedax.create(name), participation=fedax.Uniform(3), work=fedax.Steps(2))
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_a_refusal_has_the_name_that_the_paper_has(name, called):
 )
 def test_unequal_steps_that_a_method_cannot_use(name, field, way_out):
     with pytest.raises(fedax.ConfigError, match=f"{field} = 'unequal local steps': .*{way_out}"):
-        followed(fedax.create(name))
+        path(fedax.create(name))
 
 
 def test_bases_of_mime():
