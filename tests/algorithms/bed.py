@@ -1,7 +1,7 @@
 """Federations on which the methods are tried, and runs that keep every iterate."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -10,6 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
+from fedax.contract.schedule import resolve
+from fedax.engine.job import federation_of, make_job, on_devices, one_type, start
+from fedax.engine.loop import Federation, Hyper, State
+from fedax.engine.plan import Plan, make_plan
+from fedax.engine.simulate import Alone, program
+from fedax.federation.census import Census
+from fedax.wire.wire import Wire
 from tests.contract.probe import named, numbered
 from tests.references import fedavg_family as fed
 from tests.references import quadratics as quad
@@ -50,23 +57,85 @@ DATA = federation(BED.H, BED.e, BED.p)
 RELABELLED = federation(BED.H[ORDER], BED.e[ORDER], BED.p[ORDER])
 
 
+class Bare(NamedTuple):
+    """What the programs of a run are made of; a whole :class:`fedax.engine.job.Job` costs a dry run more."""
+
+    hyper: Hyper
+    fed: Federation
+    key: Any
+    x: fedax.Vector
+    plan: Plan
+
+
+def going(
+    method: fedax.Algorithm, task: fedax.Task, data: Any, rounds: int, x0: Any, work: fedax.Work, **options: Any
+) -> Any:
+    """The programs of a run; of one that leaves what is sent as it is, without a dry run."""
+    if options.keys() - {"participation", "batch_size", "seed"}:
+        return program(make_job(method, task, data, rounds=rounds, params=x0, work=work, **options))
+    options = {"participation": fedax.Full(), "batch_size": None, "seed": 0} | options
+    participation, census = options["participation"], Census.of(data)
+    work.validate(data.sizes)
+    participation.validate(data.num_clients, rounds)
+    key, x = start(task, x0, options["seed"], {})
+    method, wire = one_type((method, Wire()))
+    plan = make_plan(census, task, x, work, options["batch_size"], participation, wire)
+    method.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
+    fed = on_devices(federation_of(census, data, slice(0, data.num_clients)), plan.mesh)
+    return Alone(Bare(Hyper(method, work, participation.bind(data.weights), wire), fed, key, x, plan))
+
+
+def model_of(programs: Any, state: State, index: int) -> np.ndarray:
+    """The model after ``index`` rounds: [parameters]. A copy, for the next round may use the state's memory."""
+    method = resolve(programs.job.hyper.method, index)
+    return np.array(jax.flatten_util.ravel_pytree(method.model(state.server).tree)[0])
+
+
 def path(
+    method: fedax.Algorithm,
+    *,
+    task: fedax.Task = QUADRATIC,
+    data: Any = DATA,
+    rounds: int = ROUNDS,
+    x0: Any = X0,
+    work: fedax.Work = UNEQUAL,
+    **options: Any,
+) -> np.ndarray:
+    """The iterates x^0 … x^R of a run, [R + 1, parameters]: by its own programs, and nothing is evaluated."""
+    programs = going(method, task, data, rounds, x0, work, **options)
+    state, _ = programs.prepare()
+    found = [model_of(programs, state, 0)]
+    for index in range(rounds):
+        state, _ = programs.advance(state, index, index + 1)
+        found.append(model_of(programs, state, index + 1))
+    return np.stack(found)
+
+
+def followed(
     method: fedax.Algorithm, *, task: fedax.Task = QUADRATIC, data: Any = DATA, x0: Any = X0, **options: Any
 ) -> np.ndarray:
-    """The iterates x^0 … x^R of a run: [R + 1, parameters]."""
+    """The same by :func:`fedax.simulate`, from a history with the parameters for metrics."""
     options = {"rounds": ROUNDS, "work": UNEQUAL} | options
     one = jax.tree.map(lambda leaf: leaf[:1], data.examples)
     run = fedax.simulate(method, task, data, params=x0, test=one, evaluate_every=1, **options)
     return np.stack([run.history[f"test_x{j}"] for j in range(len(task.metrics))], axis=1)
 
 
-def limit(method: fedax.Algorithm, rounds: int, **options: Any) -> np.ndarray:
-    """x^R of a run in float64."""
-    options = {"task": QUADRATIC, "data": DATA, "work": UNEQUAL, "params": X0} | options
-    task, data = options.pop("task"), options.pop("data")
+def limit(
+    method: fedax.Algorithm,
+    rounds: int,
+    *,
+    task: fedax.Task = QUADRATIC,
+    data: Any = DATA,
+    params: Any = X0,
+    work: fedax.Work = UNEQUAL,
+    **options: Any,
+) -> np.ndarray:
+    """x^R of a run in float64, [parameters]: all rounds at once, and nothing is evaluated."""
     with jax.enable_x64(True):
-        run = fedax.simulate(method, task, data, rounds=rounds, evaluate_every=max(1, rounds), **options)
-        return np.asarray(run.params)
+        programs = going(method, task, data, rounds, params, work, **options)
+        state, _ = programs.advance(programs.prepare()[0], 0, rounds)
+        return model_of(programs, state, rounds)
 
 
 def transcribed(

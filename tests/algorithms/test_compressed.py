@@ -19,7 +19,7 @@ from fedax.contract.oracle import Oracle
 from tests.references import compressed_family as com
 
 from .. import LONG
-from .bed import BED, DATA, GRADS, LR, QUADRATIC, ROUNDS, X0, federation, noisy, path, transcribed
+from .bed import BED, DATA, GRADS, LR, QUADRATIC, ROUNDS, X0, federation, going, noisy, path, transcribed
 from .cases import Unbiased
 from .test_identities import EQUAL, descent, differ, same
 
@@ -239,13 +239,13 @@ SEEDS = 20
 def runs(method: fedax.Algorithm, rounds: int, seeds: int = SEEDS, work: Any = 1) -> list[Any]:
     """Of each seed server state, memory and local steps, in float64."""
     work = fedax.Steps(work) if isinstance(work, int) else work
-    options = {"rounds": rounds, "work": work, "params": START, "evaluate_every": rounds}
     trees = lambda tree: [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]  # noqa: E731
     found = []
     with jax.enable_x64(True):
         for seed in range(seeds):
-            run = fedax.simulate(method, TASK, UNIFORM, seed=seed, **options)
-            found.append((trees(run.state), trees(run.memory), int(run.history["local_steps"][-1])))
+            programs = going(method, TASK, UNIFORM, rounds, START, work, seed=seed)
+            state, done = programs.advance(programs.prepare()[0], 0, rounds)
+            found.append((trees(state.server), trees(state.memory), int(done.local_steps)))
     return found
 
 

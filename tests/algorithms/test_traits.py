@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import numpy as np
 import pytest
 
@@ -12,7 +11,7 @@ from fedax.contract.hyper import choice, hyper, rules
 from fedax.engine.footprint import footprints
 
 from .. import LONG, some
-from .bed import federation
+from .bed import SCALAR, federation, limit
 from .cases import CASES
 from .test_cohorts import HYPER
 
@@ -62,11 +61,9 @@ RATE = {"local-adapt": 0.03, "local-amsgrad": 0.02}
 def distances(name: str, tau: object, target: float) -> tuple[float, float]:
     """From the target, for a rate and for its half, as a share of how far the clients' optima are apart."""
     hyper, lr = HYPER.get(name, {}) | MORE.get(name, {}), RATE.get(name, 0.02)
-    make = lambda lr: fedax.create(name, **hyper | {"lr": lr})  # noqa: E731
-    options = {"work": fedax.Steps(tau), "params": np.zeros(1), "rounds": 20_000, "evaluate_every": 20_000}
-    with jax.enable_x64(True):
-        found = fedax.sweep(make, {"lr": [lr, lr / 2]}, fedax.tasks.quadratic(1), DATA, **options)
-    first, second = (abs(float(runs[0].params[0]) - target) for runs in found.runs)
+    methods = (fedax.create(name, **hyper | {"lr": rate}) for rate in (lr, lr / 2))
+    options = {"task": SCALAR, "data": DATA, "work": fedax.Steps(tau), "params": np.zeros(1)}
+    first, second = (abs(float(limit(method, 20_000, **options)[0]) - target) for method in methods)
     return first / np.ptp(E / H), second / np.ptp(E / H)
 
 

@@ -1,0 +1,61 @@
+"""The shortcuts of the test bed find what a run finds."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedax
+
+from .bed import BED, COHORTS, DATA, LINEAR, LR, QUADRATIC, REGRESSION, X0, federation, followed, limit, path
+from .cases import Unbiased
+
+ROWS = {"task": LINEAR, "data": REGRESSION, "x0": None, "batch_size": 2, "seed": 3, "work": fedax.Steps(4)}
+RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # the method, its hyper-parameters, the run's options
+    "one exchange": ("fedavg", {}, {}),
+    "a warm-up, memory": ("scaffold-m", {"beta": 0.3, "warmup_batches": 2}, ROWS),
+    "one client alone": ("ce-lsgd", {"beta": 0.3, "pick": "random"}, {"participation": fedax.Trace(COHORTS)}),
+    "two exchanges": ("mime", {}, ROWS | {"participation": fedax.Uniform(3)}),
+    "random steps": ("fednova-vr", {}, {"work": fedax.RandomSteps(6, 4, low=1, high=12)}),
+    "a schedule": ("fedavg", {"server_lr": fedax.Piecewise(0.9, {2: 0.5})}, {}),
+    "a mean model": ("feddyn", {"alpha": 1.0, "deliver": "mean"}, {}),
+    "own messages": ("diana", {"compress": Unbiased(0.5)}, {}),
+    "compressed": ("fedavg", {}, {"compress": {"up": fedax.RandomK(0.5), "down": fedax.Natural()}}),
+    "private": (
+        "fedavg",
+        {},
+        {
+            "data": federation(BED.H, BED.e, np.full(7, 1 / 7)),
+            "privacy": fedax.DP(clip=1.0, noise=0.5, delta=1e-5, noise_seed=3),
+        },
+    ),
+    "a guard, dropouts": (
+        "scaffold",
+        {},
+        {"guard": True, "participation": fedax.Dropout(fedax.Uniform(4), 0.3), "faults": fedax.Faults([2], np.nan)},
+    ),
+    "memory on the host": ("scaffold", {}, {"client_memory": "host", "participation": fedax.Trace(COHORTS)}),
+}
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_path_is_what_a_run_goes(kind):
+    """To the last bit: they are the same programs."""
+    name, hyper, options = RUNS[kind]
+    method = fedax.create(name, lr=LR, **hyper)
+    found = path(method, **options)
+    np.testing.assert_array_equal(found, followed(method, **options))
+    assert len(found) == 6 and np.abs(found[-1] - found[0]).max() > 0.01
+
+
+@pytest.mark.parametrize("kind", ["a warm-up, memory", "random steps"])
+def test_a_limit_is_where_a_run_ends(kind):
+    name, hyper, options = RUNS[kind]
+    method, options = fedax.create(name, lr=LR, **hyper), {"task": QUADRATIC, "data": DATA, "x0": X0} | options
+    params = options.pop("x0")
+    found = limit(method, 20, params=params, **options)
+    with jax.enable_x64(True):
+        run = fedax.simulate(method, rounds=20, params=params, **options)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)]))
