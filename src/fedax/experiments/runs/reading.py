@@ -10,8 +10,8 @@ import numpy as np
 from fedax.columns import COSTS, PER_CLIENT
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import damage
-from fedax.engine.history import column_of, ended_worse
 from fedax.engine.checks import evaluation_rounds
+from fedax.engine.history import column_of, ended_worse
 from fedax.engine.patience import Patience
 from fedax.engine.private import judged
 from fedax.errors import ConfigError, DataError

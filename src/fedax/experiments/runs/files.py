@@ -1,0 +1,187 @@
+"""The files of a run folder: how each is read, and what it has to hold."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
+
+import pydantic
+
+from fedax.data import Overview
+from fedax.data.formats import parse_json
+from fedax.errors import DataError
+from fedax.experiments import toml
+from fedax.experiments.config import WrittenSection, check
+from fedax.experiments.runs.record import Path
+from fedax.files import regular
+
+_LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    regular(path)
+    try:
+        config = toml.loads(path.read_bytes())
+        sections = check(config, WrittenSection)
+    except ValueError as error:
+        raise DataError(f"{path}: no configuration of a run: {error}") from error
+    if sections.sweep is not None:
+        if sections.sweep.search == "random" and "seed" not in config["sweep"]:
+            raise DataError(f"{path}: no configuration of a run: sweep.seed is missing")
+        for name, values in sections.sweep.grid.items():
+            section, _, key = name.partition(".")
+            ends = isinstance(values, dict) and {"low", "high"} <= {*values}
+            if not (
+                key and section in ("methods", "work", "participation", "run") and (ends or isinstance(values, list))
+            ):
+                raise DataError(f"{path}: no configuration of a run: sweep.grid.{name[:100]!r} is no axis")
+            if not values:
+                raise DataError(f"{path}: no configuration of a run: sweep.grid.{name[:100]!r} has no values")
+    return config
+
+
+def read_json(path: Path, form: type[pydantic.BaseModel]) -> dict[str, Any]:
+    regular(path)
+    try:
+        content = parse_json(path.read_bytes())
+        toml.check_plain(content)
+        form.model_validate(content)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))[:100]
+        raise DataError(f"{path}: not as a run writes it: {place!r}: {first['msg'][:200]}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    return content
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    left, number = regular(path), 0  # what is written meanwhile is left for the next time
+    with path.open("rb") as file:
+        # The last line of a run that was killed may be half written.
+        while (line := file.readline(min(left, _LONGEST_LINE))).endswith(b"\n"):
+            left, number = left - len(line), number + 1
+            yield number, line
+    if len(line) == _LONGEST_LINE:
+        raise DataError(f"{path}, line {number + 1}: longer than {_LONGEST_LINE} bytes; no run writes that")
+
+
+Whole = Annotated[int, pydantic.Field(ge=0, lt=2**53)]
+Number = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+
+
+class _Form(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True)
+
+
+class _Steps(_Form):
+    draws: Whole
+    low: list[Whole]
+    mean: list[Annotated[Number, pydantic.Field(ge=0)]]
+    high: list[Whole]
+
+
+class _Clients(_Form):
+    names: list[str] | None = None  # of real clients
+    sizes: list[Annotated[Whole, pydantic.Field(ge=1)]] = pydantic.Field(min_length=1)
+    uniform: bool
+    classes: list[str] | None
+    counts: list[list[Whole]] | None
+    steps: _Steps
+
+    @pydantic.model_validator(mode="after")
+    def _fit(self) -> Self:
+        clients, classes = len(self.sizes), len(self.classes or ())
+        lengths = {len(self.steps.low), len(self.steps.mean), len(self.steps.high)}
+        if self.counts is not None:
+            lengths.add(len(self.counts))
+            if not classes or {*map(len, self.counts)} != {classes}:
+                raise ValueError("counts must have a number for each client and class")
+        if lengths != {clients}:
+            raise ValueError("steps and counts must have a row for each client")
+        return self
+
+
+class _Majority(_Form):
+    class_: str = pydantic.Field(alias="class")
+    accuracy: Number
+    f1: Number
+    auc: Number
+
+
+class _Drawn(_Form):
+    rate: Number | None
+    places: Whole | None
+    cohort: Whole | None
+    apart: Whole
+
+
+class _Outlook(_Form):
+    relation: str
+    accountant: str
+    exchanges: Whole
+    warmup: Whole
+    rounds: Whole
+    epsilon: Number | None  # none: infinite
+    one: Number | None
+    drawn: _Drawn | None = None
+
+
+def _overview(table: dict[str, Any]) -> dict[str, Any]:
+    return Overview.from_json(table).to_json()
+
+
+class About(_Form):
+    privacy: dict[str, _Outlook] | None = None  # label -> what was known of its privacy before it began; not of a sweep
+    public: list[str] | None = None  # of private runs the columns that tell nothing of clients
+    majority: _Majority | None = None  # of two classes, what the commoner one alone has
+    made_of: dict[str, dict[str, str]] | None = None  # label -> what makes its runs; not of a sweep
+    code: dict[str, str] = {}  # file -> its digest
+    id: str | None = None  # by which trackers know the run again
+    started: str
+    device: str
+    versions: dict[str, str]
+    parameters: Whole
+    clients: _Clients
+    columns: Annotated[dict[str, Any], pydantic.AfterValidator(_overview)] | None = None  # of tables, by client
+
+
+class _Point(_Form):
+    smoothness: Number | None
+    objective_smoothness: Number | None
+    variance: Number | None
+    dissimilarity: Number | None
+    gradient: Number | None
+    surrogate_gradient: Number | None
+    move: Number | None = None
+    bias: Number | None = None
+    noise: Number | None = None
+    cohort_noise: Number | None = None
+    left: Number | None = None
+    inconsistency_cost: Number | None = None
+    drift_cost: Number | None = None
+    noise_cost: Number | None = None
+    cohort_cost: Number | None = None
+
+
+class _Diagnosis(_Form):
+    label: str
+    models: list[str] = pydantic.Field(min_length=1)
+    steps: list[Whole] = pydantic.Field(min_length=2, max_length=2)
+    points: list[_Point] = pydantic.Field(min_length=1)
+    constant: Number | None
+    line: list[Number | None] = pydantic.Field(min_length=2, max_length=2)
+    weights: Any
+    chi2: Number | None
+    floor: Number | None
+    lr: Number | None
+    max_lr: Number | None
+    loosest_lr: Number | None = None
+    weight_square: Number | None = None
+    gained: Number | None = None
+    verdict: str = ""
+    take: str = ""
+    advice: list[str]
+    unknown: list[str]
+
+
+class Diagnoses(_Form):
+    methods: list[_Diagnosis]

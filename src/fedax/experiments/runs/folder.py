@@ -1,0 +1,247 @@
+"""Where a run is written: its folder, the lock, and each file as it grows."""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import filelock
+import numpy as np
+
+from fedax.data.formats import parse_json
+from fedax.engine import secret
+from fedax.engine.checkpoint import WRITING, write_atomic
+from fedax.errors import ConfigError, DataError
+from fedax.experiments import own, toml
+from fedax.experiments.config import slug
+from fedax.experiments.runs.files import About, lines_of, read_config, read_json
+from fedax.experiments.runs.record import Path
+
+LOCK = ".lock"
+KEY = secret.FILE
+TRACEBACK = "traceback-"  # what the names of files begin with that an unexpected error leaves
+FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines", "examples")
+
+
+def new_folder(out: str | Path | None, name: str) -> Path:
+    """Make the folder of a run, and try that it can be written to.
+
+    Args:
+        out: the folder; it must be new or empty, or hold what is left of a run that ended before it began. ``None``:
+            ``runs/<name>-<number>``, the first number that is free.
+        name: the experiment's name.
+
+    Raises:
+        ConfigError: the folder holds something, or cannot be written to.
+    """
+    folder = Path("runs") if out is None else Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if out is None:
+            folder = _numbered(folder, slug(name))
+        if not _unused(folder):
+            raise ConfigError("out", str(folder), "this folder is not empty; name another with --out, or empty it")
+        for name in FOLDERS:
+            (folder / name).mkdir(exist_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError("out", str(folder), f"cannot write there ({reason}); name another with --out") from error
+    return folder
+
+
+def _numbered(above: Path, name: str) -> Path:
+    """Make the folder of the first number that is free, also where another process does so at the same moment."""
+    for number in itertools.count(1):
+        folder = above / f"{name}-{number}"
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    return folder
+
+
+def _unused(folder: Path) -> bool:
+    """Whether a folder is empty, or holds only what a run writes before it begins."""
+    for path in folder.iterdir():
+        if path.is_symlink():
+            return False
+        if path.name in FOLDERS:
+            if not path.is_dir() or any(path.iterdir()):
+                return False
+        elif path.name in ("about.json", own.FOLDER):
+            try:
+                known = read_json(folder / "about.json", About).get("code", {})  # else it is somebody's own
+            except DataError:
+                return False
+            if path.name == own.FOLDER and not {each.name for each in path.iterdir()} <= {*known}:
+                return False
+        elif path.name == "metrics.jsonl":
+            if not path.is_file() or path.stat().st_size:
+                return False
+        elif path.name not in (LOCK, KEY) and not path.name.startswith((WRITING, TRACEBACK)):
+            return False
+    return True
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a run folder in which something that a run writes or removes is a link to elsewhere.
+
+    Raises:
+        ConfigError: the first such link.
+    """
+    files = ("config.toml", "about.json", "metrics.jsonl", "summary.json", "diagnosis.json", LOCK, KEY)
+    places = [folder / name for name in (*files, "report.html", "public.html", *FOLDERS, own.FOLDER)]
+    if not any(path.is_symlink() for path in places):
+        for name in (*FOLDERS, own.FOLDER):
+            for above, folders, inside in os.walk(folder / name):
+                places += [Path(above) / each for each in (*folders, *inside)]
+    for path in places:
+        if path.is_symlink():
+            raise ConfigError("out", str(path), "this is a link, and a run writes in its own folder only; remove it")
+
+
+def begun_folder(out: str | Path | None, config: Mapping[str, Any], name: str | None = None) -> Path | None:
+    """The folder in which the run of this configuration has begun, if there is one; where it is tracked may differ.
+
+    Args:
+        out: the folder; ``None``: the last of ``runs/<name>-<number>`` with this configuration.
+        config: the whole configuration, as :func:`fedax.experiments.build` gives it.
+        name: of the folders, as :func:`new_folder` was given it; default: the experiment's.
+
+    Raises:
+        ConfigError: ``out`` holds the run of another configuration.
+    """
+    begun = [] if out is None else [Path(out)]
+    if out is None:
+        first = re.escape(slug(name or config["name"]))
+        numbered = ((re.fullmatch(rf"{first}-(\d+)", p.name), p) for p in Path("runs").glob("*"))
+        begun = [path for _, path in sorted(((int(m[1]), path) for m, path in numbered if m), reverse=True)]
+    wanted = toml.loads(toml.dumps(config).encode())
+    for folder in begun:
+        if not (folder / "config.toml").exists():
+            continue
+        differ = list(_differences("", wanted, {**read_config(folder / "config.toml"), "track": wanted.get("track")}))
+        if not differ:
+            return folder
+        if out is not None:
+            few = "; ".join(differ[:5]) + ("; …" if len(differ) > 5 else "")
+            raise ConfigError("out", str(folder), f"it holds another run ({few}); name another folder with --out")
+    return None
+
+
+def _differences(path: str, new: Any, old: Any) -> Iterator[str]:
+    if isinstance(new, dict) and isinstance(old, dict):
+        for key in dict.fromkeys([*new, *old]):
+            yield from _differences(f"{path}.{key}" if path else key, new.get(key), old.get(key))
+    elif isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
+        for i, (one, other) in enumerate(zip(new, old, strict=True)):
+            yield from _differences(f"{path}[{i}]", one, other)
+    elif new != old and not (new != new and old != old):  # not-a-number is what a faulty client may send
+        yield f"{path} was {old!r}, is {new!r}"
+
+
+def locked(folder: Path) -> filelock.BaseFileLock:
+    """Held while a run writes its folder.
+
+    Raises:
+        ConfigError: another process does, or the folder cannot be written to.
+    """
+    refuse_links(folder)
+    lock = filelock.FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ConfigError("out", str(folder), "another process is writing this run; wait for it, or stop it") from None
+    except OSError as error:
+        raise ConfigError("out", str(folder), f"cannot write there ({error.strerror or error})") from error
+    return lock
+
+
+def keep_rows(folder: Path, over: Collection[tuple[str, int]]) -> None:
+    """Leave in metrics.jsonl only the rows of runs that are over, named by label and seed; others are written again."""
+    kept = []
+    for number, line in lines_of(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else ():
+        try:
+            row = parse_json(line)
+            if (row["label"], row["seed"]) in over:
+                kept.append(line)
+        except (ValueError, LookupError, TypeError) as error:
+            raise DataError(f"{folder / 'metrics.jsonl'}, line {number}: not as a run writes it ({error})") from error
+    write_atomic(folder / "metrics.jsonl", b"".join(kept))
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what :func:`write_atomic` was writing in a run folder when its process was killed."""
+    for place in (folder, *(folder / name for name in FOLDERS)):
+        for path in place.glob(f"{WRITING}*"):
+            path.unlink()
+
+
+def model_path(folder: Path, label: str, seed: int, best: bool = False) -> Path:
+    """Where the final model of a run is, or its best one."""
+    return folder / "models" / f"{slug(label)}-seed{seed}{'-best' * best}.safetensors"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Strict JSON, atomically: numbers that are not finite become null."""
+    write_atomic(path, json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def finite(content: Any) -> Any:
+    """Plain Python values of any nested content, ``None`` for numbers that are not finite.
+
+    Example:
+        >>> finite({"loss": float("nan"), "steps": np.arange(2)})
+        {'loss': None, 'steps': [0, 1]}
+    """
+    if isinstance(content, Mapping):
+        return {str(k): finite(v) for k, v in content.items()}
+    if isinstance(content, np.ndarray | np.generic):
+        return finite(content.tolist())
+    if isinstance(content, list | tuple):
+        return [finite(v) for v in content]
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content
+
+
+def append_metrics(
+    folder: Path,
+    label: str,
+    method: str,
+    seed: int,
+    row: Mapping[str, Any],
+    point: Mapping[str, Any] | None = None,
+    most: int | None = None,
+) -> None:
+    """Add one evaluation to metrics.jsonl, and see it on its way to the disk.
+
+    ``most``: the round with which a budget of privacy ends the run, where that is before its last one.
+    """
+    status = "spent" if row["round"] == most else "ok"
+    status = status if math.isfinite(row["train_loss"]) else "diverged"
+    at = {} if point is None else {"point": point}
+    line = finite({"label": label, "method": method, **at, "seed": seed, "status": status, **row})
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def begun(folder: Path) -> dict[str, Any] | None:
+    """The about.json of a run that has begun in a folder, or ``None`` where none has.
+
+    Raises:
+        ConfigError: one has, and about.json is lost.
+        DataError: it cannot be read.
+    """
+    if not (folder / "config.toml").exists():
+        return None
+    if (folder / "about.json").exists():
+        return read_json(folder / "about.json", About)
+    rows = folder / "metrics.jsonl"
+    if (rows.exists() and rows.stat().st_size) or any(any((folder / name).glob("*")) for name in FOLDERS):
+        way_out = "its about.json is lost, which tells what the run was made of; restore it, or name another folder"
+        raise ConfigError("out", str(folder), way_out)
+    return None

@@ -1,0 +1,134 @@
+"""A run folder's content in memory: its configuration, and each method's history with each seed."""
+
+import json
+import math
+import pathlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedax.engine.history import FAILED
+
+Path = pathlib.Path
+
+
+@dataclass(frozen=True)
+class MethodRun:
+    """One method with one seed.
+
+    Attributes:
+        label: the method's name in this experiment.
+        method: its registered name.
+        seed: of initial model, minibatches, cohorts.
+        status: ``"finished"``; ``"worse"`` where it ended worse than it began; ``"diverged"``; ``"failed"`` where its
+            guard stopped it; or ``"unfinished"`` (the run was stopped, or still goes on).
+        spent: whether it ended before its last round, because its budget of privacy was spent.
+        history: column -> [evaluations], not-a-number where a value was not finite.
+        point: of a sweep, the settings that were tried: hyper-parameters by their name, settings of other sections by
+            their path.
+    """
+
+    label: str
+    method: str
+    seed: int
+    status: str
+    history: dict[str, np.ndarray]
+    point: dict[str, Any] = field(default_factory=dict)
+    spent: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a sweep at which all seeds are over.
+
+    Attributes:
+        runs: one a seed.
+        scores: [seeds] the criterion in the end, not-a-number where the run failed: where it diverged, ended worse than
+            it began, or was stopped by its guard.
+    """
+
+    runs: list[MethodRun]
+    scores: np.ndarray
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """The settings that were tried."""
+        return self.runs[0].point
+
+    @property
+    def failed(self) -> int:
+        """How many seeds failed."""
+        return int(np.isnan(self.scores).sum())
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds that did not fail."""
+        good = self.scores[~np.isnan(self.scores)]
+        return float(good.mean()) if good.size else math.nan
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation over the seeds that did not fail; not-a-number if there are not two."""
+        good = self.scores[~np.isnan(self.scores)]
+        return float(good.std(ddof=1)) if good.size > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run folder, read.
+
+    Attributes:
+        folder: where.
+        config: the configuration, as in config.toml.
+        about: as in about.json.
+        runs: every method with every seed (and of a sweep, at every point) that has begun, in the order in which they
+            began.
+        diagnosis: as in diagnosis.json, one table a method; empty where there is none.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    about: dict[str, Any]
+    runs: list[MethodRun]
+    diagnosis: list[dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.config["name"]
+
+    @property
+    def labels(self) -> list[str]:
+        """The methods' labels, in the order of the configuration."""
+        return list(dict.fromkeys(run.label for run in self.runs))
+
+    def of(self, label: str) -> list[MethodRun]:
+        """All seeds of one method; of a sweep, at its best point, or where none is done, at the first."""
+        runs = [run for run in self.runs if run.label == label]
+        done = self.trials(label)
+        return done[0].runs if done else [run for run in runs if run.point == runs[0].point]
+
+    def trials(self, label: str) -> list[Trial]:
+        """The points of a sweep at which all seeds of a method are over, the best first; empty where none was asked.
+
+        Points of which a seed failed come after all others, as in the table of :func:`fedax.sweep`.
+        """
+        sweep = self.config.get("sweep")
+        if sweep is None:
+            return []
+        points: dict[str, list[MethodRun]] = {}
+        for run in self.runs:
+            if run.label == label:
+                points.setdefault(json.dumps(run.point), []).append(run)
+        done = [
+            Trial(runs, np.array([_score(run, sweep["criterion"], sweep["last"]) for run in runs]))
+            for runs in points.values()
+            if len(runs) == len(self.config["run"]["seeds"]) and all(run.status != "unfinished" for run in runs)
+        ]
+        sign = -1 if sweep["better"] == "higher" else 1
+        return sorted(done, key=lambda trial: (math.isnan(trial.mean), trial.failed, sign * trial.mean))
+
+
+def _score(run: MethodRun, criterion: str, last: int) -> float:
+    return math.nan if run.status in FAILED else float(np.mean(run.history[criterion][-last:]))
