@@ -96,7 +96,7 @@ class Network:
             "key": self.folder / name,
             "state": self.folder / f"{name}.state",
         }
-        values |= {"factory": "echo:make", "arguments": f'{{"name": "{name}"}}', "poll": 0.1}
+        values |= {"factory": "echo:make", "arguments": f'{{"name": "{name}"}}', "poll": 0.5}
         return self.start(name, "fedax.flower.node", **{**values, **given})
 
     def number(self, name: str) -> int:
