@@ -186,9 +186,10 @@ class Reader:
         self.did.append(result.output)
 
     def site(self, line: str) -> None:
-        """A node; the first time three sites start one, in folders that have ca.pem."""
+        """A node, in a folder that has ca.pem; the first time on the page deploy three sites start one."""
         shutil.copy("link/ca.pem", "ca.pem")
-        names = ["node7"] if "node7" in self.kept else ["node7", "node8", "node9"]
+        first = self.page == "deploy" and "node7" not in self.kept
+        names = ["node7", "node8", "node9"] if first else ["node7"]
         for name in names:
             if name in self.kept:
                 self.end(name)
