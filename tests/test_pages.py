@@ -23,6 +23,8 @@ from typer.testing import CliRunner
 import fedax
 from fedax.cli import app
 from fedax.data import Transform
+from fedax.experiments import clients, read
+from fedax.flower import deploy
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = {
@@ -184,14 +186,15 @@ class Reader:
         self.did.append(result.output)
 
     def site(self, line: str) -> None:
-        """A node; the first time three sites start one, in folders that have ca.pem."""
+        """A node, in a folder that has ca.pem; the first time on the page deploy three sites start one."""
         shutil.copy("link/ca.pem", "ca.pem")
-        names = ["node7"] if "node7" in self.kept else ["node7", "node8", "node9"]
+        first = self.page == "deploy" and "node7" not in self.kept
+        names = ["node7", "node8", "node9"] if first else ["node7"]
         for name in names:
             if name in self.kept:
                 self.end(name)
             own = line.replace("node7", name).replace("hospital-7", f"hospital-{name[-1]}")
-            self.start(name, [*words(own), "--poll", "0.2"])
+            self.start(name, [*words(own), "--poll", "1"])
         for name in names:
             self.wait(name, ("this is node", "does not know the key"))
 
@@ -293,7 +296,32 @@ def test_deploy(reader):
     for k in (7, 8, 9):
         assert Transform.load(f"node{k}.state/transform.json") == Transform.load("transform.json")
     assert fedax.FederatedData.open("pictures").num_clients == 3 and "this is node" in reader.said("node7")
-    assert '<section id="columns">' in pathlib.Path("runs/tables-1/report.html").read_text(encoding="utf-8")  # by site
+    report = pathlib.Path("runs/tables-1/report.html").read_text(encoding="utf-8")
+    assert '<section id="columns">' in report  # by site
+    assert "There is no baseline pooled" in report
+    assert any("There is no baseline pooled" in each for each in reader.did)
+    assert_same_figures("runs/tables-1", "runs/compare-csv-1")
+    reader.run(["predict", "runs/tables-1/models/fednova-seed0.safetensors", "hospital-9.csv", "--out", "own.csv"])
+    own = pandas.read_csv("own.csv")
+    assert len(own) == 60 and own["doubts"].isna().all()  # at a site, of its own rows, with the model that it was sent
+    agreed = pathlib.Path("link/tables/transform.json")
+    made = Transform.load(agreed)
+    agreed.write_text(agreed.read_text(encoding="utf-8").replace("readmitted", "again"), encoding="utf-8")
+    assert deploy._agreed(pathlib.Path("link"), made) is None  # what they have is not what was agreed here
+
+
+def assert_same_figures(deployed: str, simulated: str) -> None:
+    """The sites' tables, turned into numbers over the link, have the figures that they have where all are here."""
+    one, other = read(pathlib.Path(deployed)), read(pathlib.Path(simulated))
+    assert one.about["columns"] == other.about["columns"] is not None
+    for run, same in zip(one.runs, other.runs, strict=True):
+        for name in ("train_loss", "val_loss", "test_loss", "test_accuracy", "test_auc"):
+            np.testing.assert_allclose(run.history[name], same.history[name], 1e-4, 1e-5, err_msg=name)
+    for label in ("fednova", "local only"):
+        (mine,), (others,) = clients.tables(one, label), clients.tables(other, label)
+        assert mine.names == others.names == ["hospital-7", "hospital-8", "hospital-9"]
+        assert mine.sizes.tolist() == others.sizes.tolist()
+        np.testing.assert_allclose(mine.values["loss"], others.values["loss"], 1e-4, 1e-5)
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

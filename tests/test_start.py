@@ -24,6 +24,11 @@ def test_the_command_line_imports_nothing_heavy():
     assert not heavy & set(python("import sys, fedax, fedax.cli; print(*sys.modules)"))
 
 
+def test_what_runs_experiments_imports_slow_libraries_where_they_are_used():
+    slow = {"scipy", "matplotlib", "pandas", "sklearn"}
+    assert not slow & set(python("import sys, fedax.experiments; print(*sys.modules)"))
+
+
 def test_every_name_is_there():
     assert {"simulate", "sweep", "create", "data", "theory"} <= set(fedax.__all__) <= set(dir(fedax))
     for name in fedax.__all__:

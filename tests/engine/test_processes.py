@@ -65,20 +65,30 @@ def alone():
     return json.loads(json.dumps(histories(CASES | MORE)))
 
 
+SECRET = MORE["private"] | {"secret": True, "rounds": 2}
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Of two processes, then of four: their number -> what each found. Case "a" goes from two over one to four."""
+def kept(tmp_path_factory):
+    """The folder of the checkpoints of the private run whose secret the processes share."""
+    return tmp_path_factory.mktemp("private")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, kept):
+    """Of two processes, then of three: their number -> what each found. Case "a" goes from two over one to three."""
     folder = tmp_path_factory.mktemp("checkpoints")
     case = MORE["scaffold-m-vr"] | {"checkpoint": str(folder)}
-    found = {2: together(2, CASES | MORE | {"a": case | {"rounds": 2}}, devices=2)}
+    secrets = {"memory": SECRET, "folder": SECRET | {"checkpoint": str(kept)}}
+    found = {2: together(2, CASES | MORE | secrets | {"a": case | {"rounds": 2}}, devices=2)}
     assert sorted(path.name[16:] for path in folder.iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
     histories({"a": case | {"rounds": 3}})
-    found[4] = together(4, {"scaffold": CASES["scaffold"], "a": case})
-    assert len(list(folder.glob("round-000000004.*-of-4.*"))) == 4
+    found[3] = together(3, {"scaffold": CASES["scaffold"], "a": case})
+    assert len(list(folder.glob("round-000000004.*-of-3.*"))) == 3
     return found
 
 
-@pytest.mark.parametrize(("number", "labels"), [(2, [*CASES, *MORE]), (4, ["scaffold"])])
+@pytest.mark.parametrize(("number", "labels"), [(2, [*CASES, *MORE]), (3, ["scaffold"])])
 def test_the_number_of_processes_changes_nothing(number, labels, alone, runs):
     for label in labels:
         known = dict(alone[label])
@@ -95,25 +105,23 @@ def test_the_number_of_processes_changes_nothing(number, labels, alone, runs):
                 np.testing.assert_allclose(other, one, 1e-5, 1e-6, err_msg=f"{label}: memory of client {i}")
 
 
-def test_processes_share_the_secret_of_a_private_run(tmp_path):
+def test_processes_share_the_secret_of_a_private_run(kept, runs):
     """Else each would have cohorts and noise of its own, and another model."""
-    case = MORE["private"] | {"secret": True, "rounds": 2}
-    kept = case | {"checkpoint": str(tmp_path)}
-    one, other = together(2, {"memory": case, "folder": kept})
+    one, other = runs[2]
     assert one["memory"]["params"] == other["memory"]["params"]
     assert one["folder"]["params"] == other["folder"]["params"] != one["memory"]["params"]
-    for path in tmp_path.glob("round-*"):
+    for path in kept.glob("round-*"):
         path.unlink()
-    (again,) = histories({"folder": kept}).values()  # of the same key, by one process
+    (again,) = histories({"folder": SECRET | {"checkpoint": str(kept)}}).values()  # of the same key, by one process
     np.testing.assert_allclose(again["params"], one["folder"]["params"], rtol=1e-4, atol=1e-5)
 
 
 def test_a_run_goes_on_with_another_number_of_processes(alone, runs):
-    """Of two, then of one, then of four: their files are read by those to whom the clients belong now."""
+    """Of two, then of one, then of three: their files are read by those to whom the clients belong now."""
     known = dict(alone["scaffold-m-vr"])
     memory = known.pop("memory")
-    rows = [at in (0, 2, 4) for at in runs[4][0]["a"]["round"]]  # round 3 was an end, and has a row
-    for each in runs[4]:
+    rows = [at in (0, 2, 4) for at in runs[3][0]["a"]["round"]]  # round 3 was an end, and has a row
+    for each in runs[3]:
         for column, values in known.items():
             seen = each["a"][column] if column in ("params", "times") else np.array(each["a"][column])[rows]
             np.testing.assert_allclose(seen, values, 1e-5, 1e-6, err_msg=column)

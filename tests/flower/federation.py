@@ -58,7 +58,7 @@ class Federation:
         poll: seconds between two times that a node asks for messages.
     """
 
-    def __init__(self, folder: Path, config: str, poll: float = 0.1):
+    def __init__(self, folder: Path, config: str, poll: float = 0.5):
         self.folder, self.poll, self.port = folder, poll, processes.free_port()
         self.address, self.link, self.config = f"127.0.0.1:{self.port}", folder / "link", folder / "config.toml"
         self.commands: dict[str, subprocess.Popen[bytes]] = {}
@@ -72,7 +72,8 @@ class Federation:
             self.make_key(name)
 
     def make_key(self, name: str) -> None:
-        """A node's key pair, known at the link."""
+        """A node's key pair, known at the link, and its copy of the link's ``ca.pem``."""
+        shutil.copy(self.link / "ca.pem", self.folder / f"{name}.ca")
         certificates.make_node_key(self.folder / name)
         shutil.copy(self.folder / f"{name}.pub", self.link / "nodes")
 
@@ -96,7 +97,7 @@ class Federation:
 
     def start_node(self, name: str, *more: str, variables: Mapping[str, str] | None = None, **given: Any) -> None:
         """``fedax deploy node``."""
-        usual = {"link": self.address, "ca": self.link / "ca.pem", "key": self.folder / name, "poll": self.poll}
+        usual = {"link": self.address, "ca": self.folder / f"{name}.ca", "key": self.folder / name, "poll": self.poll}
         usual |= {"data": self.folder / f"{name}.data", "clients": ",".join(PLACES.get(name, [name]))}
         usual |= {"roster": self.link / "nodes"} if name in PLACES else {}
         self.start(name, "node", *processes.options(**(usual | given)), *more, **(variables or {}))

@@ -1,8 +1,6 @@
-"""Certificates and keys while a link, its nodes and a run are at work: renewed, removed, private, and never shown."""
+"""Certificates and keys: renewed while a server serves with them, and private; test_deploy.py renews them in a run."""
 
-import base64
 import contextlib
-import os
 import shutil
 import socket
 import ssl
@@ -15,9 +13,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
 
-import httpx
 from cryptography import x509
-from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
 from fedax.cli import app
@@ -26,14 +22,7 @@ from fedax.flower import certificates, link, node
 from fedax.flower.calls import secret_of
 from fedax.flower.connections import Server
 
-from .federation import PLACES, Federation, children, rows_of, wait_for
-
-ROUNDS = 25
-CONFIG = f"""
-data = {{name = "digits", clients = 4, partition = "dirichlet", alpha = 0.5}}
-run = {{rounds = {ROUNDS}, batch_size = 16, seeds = 1}}
-methods = [{{name = "fedavg", lr = 0.1}}]
-"""
+from .federation import wait_for
 
 
 @contextlib.contextmanager
@@ -156,84 +145,3 @@ def test_private_files_of_a_node(tmp_path: Path, what: str) -> None:
         node.run(
             link="127.0.0.1:1", ca=tmp_path, key=tmp_path / "key", state=tmp_path / "state", factory="a:b", arguments={}
         )
-
-
-def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(tmp_path: Path) -> None:
-    """All secrets are looked for where they must not be, at the same time."""
-    made = Federation(tmp_path, CONFIG)
-    out = tmp_path / "run"
-    own = {name: shutil.copy(made.link / "ca.pem", tmp_path / f"{name}.ca") for name in PLACES}
-    secrets = {**_secrets(made.link), **_secrets(tmp_path)}
-    try:
-        made.start_link()
-        for name in PLACES:
-            made.start_node(name, ca=own[name])
-        wait_for(lambda: all("this is node" in made.said(name) for name in PLACES), 180)
-        before = [made.superlink(), *(made.supernode(name) for name in PLACES)]
-        command = made.start_run(out, "--timeout", "15")
-        rounds = lambda: max((row["round"] for row in rows_of(out)), default=0)  # noqa: E731
-        wait_for(lambda: rounds() >= 2, 240)
-        certificates.renew(made.link)
-        certificates.renew(made.link, authority=True)
-        _later(rounds, 2)
-        for path in own.values():
-            shutil.copy(made.link / "ca.pem", path)
-        certificates.renew(made.link)
-        secrets |= _secrets(made.link)
-        _later(rounds, 3)
-        assert [made.superlink(), *(made.supernode(name) for name in PLACES)] == before  # nothing was started again
-        assert all(row["left_out"] == 0 for row in rows_of(out))
-        for process in (os.getpid(), *(each.pid for each in made.commands.values())):
-            for inner in (process, *children(process, "fedax")):
-                _has_none(Path(f"/proc/{inner}/cmdline").read_bytes(), secrets)
-        _is_closed(made.supernode("n0"))
-        (made.link / "nodes" / "n2.pub").unlink()
-        wait_for(lambda: "is no longer known" in made.said("link"))
-        gone = rounds()
-        assert made.commands.pop("n2").wait(120) == 2 and "does not know the key" in made.said("n2")
-        assert command.wait(400) == 0, made.said("run")
-        left_out = {row["round"]: row["left_out"] for row in rows_of(out)}
-        assert max(left_out) == ROUNDS > gone + 3
-        more = [left_out[k] - left_out[k - 1] for k in range(1, ROUNDS + 1)]
-        assert more[: gone - 1] == [0] * (gone - 1) and more[gone + 2 :] == [2] * (ROUNDS - gone - 2)  # n2's clients
-        shown = [path for path in tmp_path.rglob("*") if path.suffix in (".txt", ".log", ".json", ".jsonl", ".toml")]
-        assert len(shown) > 10
-        for path in shown:
-            _has_none(path.read_bytes(), secrets)
-    finally:
-        made.end()
-
-
-def _is_closed(supernode: int) -> None:
-    """What a SuperNode serves to its worker on its own machine is not for others there."""
-    command = Path(f"/proc/{supernode}/cmdline").read_bytes().decode().split("\0")
-    port = next(each.removeprefix("--port=") for each in command if each.startswith("--port="))
-    form = {"content-type": "application/protobuf"}
-    asked = [path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/")]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=form) as http:
-        found = {path: http.post(path, headers={"flwr-task-token": "no"}).status_code for path in asked}
-    assert len(found) > 20 and all(code in (401, 403, 404) for code in found.values()), found
-
-
-def _later(rounds: object, more: int) -> None:
-    assert callable(rounds)
-    goal = rounds() + more
-    wait_for(lambda: rounds() >= goal, 240)
-
-
-def _secrets(folder: Path) -> dict[str, bytes]:
-    """What must not be shown, by name: texts, and the lines of keys."""
-    found = {}
-    for path in folder.iterdir():
-        if path.is_file() and (path.name in ("secret", "ca.key", "server.key") or path.name in PLACES):
-            lines = path.read_bytes().splitlines()
-            found |= {f"{path} {line!r}": line for line in lines if not line.startswith(b"---") and len(line) >= 20}
-        elif path.is_dir() and (path / "secret").is_file() and path.suffix == ".state":
-            content = (path / "secret").read_bytes()
-            found[str(path)], found[f"{path} hex"] = base64.b64encode(content)[:20], content.hex()[:20].encode()
-    return found
-
-
-def _has_none(content: bytes, secrets: dict[str, bytes]) -> None:
-    assert len(secrets) >= 6 and all(len(each) >= 20 for each in secrets.values())
-    assert not [name for name, secret in secrets.items() if secret in content]

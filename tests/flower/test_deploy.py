@@ -1,10 +1,12 @@
 """The commands `fedax deploy`: a link, nodes and runs as processes of their own, against the simulation of the same."""
 
+import base64
 import collections
 import contextlib
 import importlib.metadata
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -18,7 +20,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
 
+import httpx
 import safetensors.numpy
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner, Result
 
 import fedax
@@ -29,7 +33,7 @@ from fedax.engine import private
 from fedax.engine.places.nodes import heads_of
 from fedax.engine.places.remote import Remote
 from fedax.experiments import read, runner
-from fedax.flower import records, transport
+from fedax.flower import certificates, records, transport
 
 from . import LONG
 from .federation import PLACES, Federation, children, rows_of, same_models, same_rows, wait_for
@@ -326,6 +330,9 @@ def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[
     assert result.exit_code == 2 and "it holds a run of another problem" in result.stderr, result.output
     assert "client 1" in result.stderr
     assert before == {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
+    federation.commands["n1"].terminate()
+    assert federation.commands["n1"].wait() == 0
+    federation.start_node("n1")
 
 
 @LONG
@@ -336,6 +343,86 @@ def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (out / "deploy").iterdir()) == ["link.log", "node-0.jsonl", "node-1.jsonl"]
     assert [row["clients"] for row in rows_of(out)] == [0, 3] and (out / "report.html").exists()
+
+
+ROUNDS = 25
+
+
+def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
+    federation: Federation, only: Callable[[str], None]
+) -> None:
+    """All secrets are looked for where they must not be, at the same time. n2 is locked out for good: the last test."""
+    out, places = federation.folder / "renewed", [*PLACES]
+    secrets = {**_secrets(federation.link), **_secrets(federation.folder)}
+    only("fedavg")
+    before = [federation.superlink(), *map(federation.supernode, places)]
+    command = federation.start_run(out, "--timeout", "15", *FULL, f"--set=run.rounds={ROUNDS}")
+
+    def rounds() -> int:
+        return max((row["round"] for row in rows_of(out)), default=0)
+
+    def later(more: int) -> None:
+        goal = rounds() + more
+        wait_for(lambda: rounds() >= goal, 240)
+
+    wait_for(lambda: rounds() >= 2, 240)
+    certificates.renew(federation.link)
+    certificates.renew(federation.link, authority=True)
+    later(2)
+    for name in places:
+        shutil.copy(federation.link / "ca.pem", federation.folder / f"{name}.ca")
+    certificates.renew(federation.link)
+    secrets |= _secrets(federation.link)
+    later(3)
+    assert [federation.superlink(), *map(federation.supernode, places)] == before  # nothing was started again
+    assert all(row["left_out"] == 0 for row in rows_of(out))
+    for process in (os.getpid(), *(each.pid for each in federation.commands.values())):
+        for inner in (process, *children(process, "fedax")):
+            _has_none(Path(f"/proc/{inner}/cmdline").read_bytes(), secrets)
+    _is_closed(federation.supernode("n0"))
+    (federation.link / "nodes" / "n2.pub").unlink()
+    wait_for(lambda: "is no longer known" in federation.said("link"))
+    gone = rounds()
+    assert federation.commands.pop("n2").wait(120) == 2 and "does not know the key" in federation.said("n2")
+    assert command.wait(400) == 0, federation.said("run")
+    left_out = {row["round"]: row["left_out"] for row in rows_of(out)}
+    assert max(left_out) == ROUNDS > gone + 3
+    more = [left_out[k] - left_out[k - 1] for k in range(1, ROUNDS + 1)]
+    assert more[: gone - 1] == [0] * (gone - 1) and more[gone + 2 :] == [2] * (ROUNDS - gone - 2)  # n2's clients
+    kinds = (".txt", ".log", ".json", ".jsonl", ".toml")
+    shown = [path for path in federation.folder.rglob("*") if path.suffix in kinds]
+    assert len(shown) > 10
+    for path in shown:
+        _has_none(path.read_bytes(), secrets)
+
+
+def _is_closed(supernode: int) -> None:
+    """What a SuperNode serves to its worker on its own machine is not for others there."""
+    command = Path(f"/proc/{supernode}/cmdline").read_bytes().decode().split("\0")
+    port = next(each.removeprefix("--port=") for each in command if each.startswith("--port="))
+    form = {"content-type": "application/protobuf"}
+    asked = [path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/")]
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=form) as http:
+        found = {path: http.post(path, headers={"flwr-task-token": "no"}).status_code for path in asked}
+    assert len(found) > 20 and all(code in (401, 403, 404) for code in found.values()), found
+
+
+def _secrets(folder: Path) -> dict[str, bytes]:
+    """What must not be shown, by name: texts, and the lines of keys."""
+    found = {}
+    for path in folder.iterdir():
+        if path.is_file() and (path.name in ("secret", "ca.key", "server.key") or path.name in PLACES):
+            lines = path.read_bytes().splitlines()
+            found |= {f"{path} {line!r}": line for line in lines if not line.startswith(b"---") and len(line) >= 20}
+        elif path.is_dir() and (path / "secret").is_file() and path.suffix == ".state":
+            content = (path / "secret").read_bytes()
+            found[str(path)], found[f"{path} hex"] = base64.b64encode(content)[:20], content.hex()[:20].encode()
+    return found
+
+
+def _has_none(content: bytes, secrets: dict[str, bytes]) -> None:
+    assert len(secrets) >= 6 and all(len(each) >= 20 for each in secrets.values())
+    assert not [name for name, secret in secrets.items() if secret in content]
 
 
 @pytest.fixture

@@ -37,12 +37,13 @@ from starlette.middleware import Middleware
 
 from fedax import flower
 from fedax.engine.places.nodes import Failure, Message, packed, unpacked
-from fedax.errors import ConfigError, NodeError
+from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.flower import app, certificates, client_app, link, processes, records, superlink, transport
+from fedax.flower import node as nodes
 
 from . import LONG, echo
 
-HERE = Path(__file__).parent
+PATH = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])  # of processes; it has the module echo
 SOON = 90.0  # seconds in which anything happens, on a busy machine too
 
 FOREIGN = """\
@@ -76,28 +77,25 @@ class Network:
         self.ca, self.secret = folder / "link" / "ca.pem", ""
 
     def start(self, name: str, module: str, **given: Any) -> subprocess.Popen[bytes]:
-        path = os.pathsep.join([str(HERE), *filter(None, sys.path)])
         with (self.folder / f"{name}.txt").open("ab") as output:
             self.commands[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *processes.options(**given)],
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, "PYTHONPATH": PATH},
             )
         return self.commands[name]
 
     def start_link(self) -> None:
         self.start("link", "fedax.flower.link", folder=self.folder / "link", port=self.port, bind="127.0.0.1")
 
+    def of_node(self, name: str, **given: Any) -> dict[str, Any]:
+        """The arguments of a node, but for those of its worker."""
+        values = {"link": self.address, "ca": self.ca, "key": self.folder / name, "poll": 0.5}
+        return {**values, "state": self.folder / f"{name}.state", "factory": "echo:make", **given}
+
     def start_node(self, name: str, **given: Any) -> subprocess.Popen[bytes]:
-        values = {
-            "link": self.address,
-            "ca": self.ca,
-            "key": self.folder / name,
-            "state": self.folder / f"{name}.state",
-        }
-        values |= {"factory": "echo:make", "arguments": f'{{"name": "{name}"}}', "poll": 0.1}
-        return self.start(name, "fedax.flower.node", **{**values, **given})
+        return self.start(name, "fedax.flower.node", arguments=f'{{"name": "{name}"}}', **self.of_node(name, **given))
 
     def number(self, name: str) -> int:
         return int((self.folder / f"{name}.state" / "number").read_text())
@@ -358,28 +356,32 @@ def test_nothing_but_the_nodes_part_without_the_secret(network: Network) -> None
         pass
 
 
-def test_a_node_that_cannot_work_says_why_and_ends(network: Network, tmp_path: Path) -> None:
-    link.prepare(tmp_path / "other", ["127.0.0.1"])
-    make_server_anew(tmp_path / "other", ["127.0.0.1"], -1)
-    network.start_node("unknown", wait=1)
-    network.start_node("mistaken", ca=tmp_path / "other" / "ca.pem")
+def test_a_node_whose_worker_cannot_work_says_why_and_ends(network: Network) -> None:
     network.start_node("bad", key=network.folder / "n0")
-    network.start_node("lonely", link=f"127.0.0.1:{processes.free_port()}", wait=1)
-    network.start_node("second", key=network.folder / "n0", state=network.folder / "n0.state")
-    said = {
-        "unknown": "does not know the key",
-        "mistaken": "is not signed by",
-        "bad": "data = 'bad': give a folder",
-        "lonely": "could not be reached for 1 s",
-        "second": "another node uses this folder",
-        "late": "has expired",
-    }
-    with listening(tmp_path / "other") as address:
-        network.start_node("late", link=address, ca=tmp_path / "other" / "ca.pem")
-        for name, line in said.items():
-            assert network.commands.pop(name).wait(SOON) == 2
-            assert line in network.said(name), network.said(name)
-            assert "Traceback" not in network.said(name)
+    assert network.commands.pop("bad").wait(SOON) == 2
+    assert "data = 'bad': give a folder" in network.said("bad") and "Traceback" not in network.said("bad")
+
+
+def test_a_node_that_cannot_work(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", PATH)
+    link.prepare(other := tmp_path / "other", ["127.0.0.1"])
+    make_server_anew(other, ["127.0.0.1"], -1)
+    with listening(other) as late:
+        cases: dict[str, tuple[dict[str, Any], str]] = {
+            "unknown": ({"wait": 1.0}, "does not know the key"),
+            "mistaken": ({"ca": other / "ca.pem"}, "is not signed by"),
+            "lonely": ({"link": f"127.0.0.1:{processes.free_port()}", "wait": 1.0}, "could not be reached for 1 s"),
+            "second": ({"key": network.folder / "n0", "state": network.folder / "n0.state"}, "another node uses this"),
+            "late": ({"link": late, "ca": other / "ca.pem"}, "has expired"),
+        }
+        for name, (given, line) in cases.items():
+            works = threading.Timer(SOON, signal.raise_signal, [signal.SIGINT])  # ends a node that works all the same
+            works.start()
+            try:
+                with pytest.raises(FedaxError, match=line):
+                    nodes.run(**network.of_node(name, **given), arguments={"name": name})
+            finally:
+                works.cancel()
 
 
 def test_a_certificate_that_is_over_or_for_another_host(tmp_path: Path) -> None:

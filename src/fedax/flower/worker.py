@@ -15,9 +15,7 @@ from pathlib import Path
 import flwr.app
 import httpx
 from flwr.app.error import Error
-from flwr.cli.install import install_from_fab
 from flwr.clientapp import ClientApp
-from flwr.clientapp.utils import get_load_client_app_fn
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.serde import context_from_proto, context_to_proto, fab_from_proto, run_from_proto
 from flwr.proto.message_pb2 import ObjectTree
@@ -53,8 +51,9 @@ from fedax.flower import client_app
 from fedax.flower.app import app_hash, own_hash
 from fedax.flower.processes import end_with_parent
 
-_LOOK = 0.1  # seconds between looks for a task, and the longest pause while its message is still on its way
+_LOOK = 0.5  # seconds between looks for a task; a SuperNode asks its link for one less often still
 _SOON, _RECENT = 0.05, 5.0  # seconds: the same while a run goes on, as long after its last task
+_PART = 0.1  # seconds: the longest pause while a task's message is still on its way
 
 
 class Untrusted(FedaxError):
@@ -125,7 +124,7 @@ class Worker:
     def _message(self, context: flwr.app.Context) -> flwr.app.Message:
         # The task is there a moment before its message is, and the message before its parts.
         while not (found := self._client.PullMessages(PullAppMessagesRequest())).messages_list:
-            time.sleep(_LOOK / 10)
+            time.sleep(_PART / 10)
         tree: ObjectTree = found.message_object_trees[0]
         node = Node(node_id=context.node_id)
         message = pull_and_inflate_object_from_tree(
@@ -134,8 +133,8 @@ class Worker:
             make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, node, context.run_id),
             return_type=flwr.app.Message,
             max_tries_per_object=None,
-            initial_backoff=_LOOK / 10,
-            backoff_cap=_LOOK,
+            initial_backoff=_PART / 10,
+            backoff_cap=_PART,
         )
         message.metadata.__dict__["_message_id"] = tree.object_id
         return message
@@ -146,6 +145,9 @@ class Worker:
             if found == own_hash():
                 self._apps[fab.content] = client_app.app
             elif found in self._trusted:
+                from flwr.cli.install import install_from_fab  # slow to import, and rarely needed
+                from flwr.clientapp.utils import get_load_client_app_fn
+
                 install_from_fab(fab.content, skip_prompt=True)
                 load = get_load_client_app_fn("", None, True)
                 self._apps[fab.content] = load(run.fab_id, run.fab_version, fab.hash_str)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import linalg
 
 from fedax.errors import ConfigError, DataError
 from fedax.numbers import check_count
@@ -253,6 +252,8 @@ class _Stack:
 
     def inverse(self, z: np.ndarray, *, transposed: bool = False) -> np.ndarray:
         """X̃⁺z, or (X̃ᵀ)⁺z, by least squares with products alone (LSQR)."""
+        from scipy.sparse import linalg  # slow to import
+
         shape = (len(self.scales), self.blocks[0].shape[1])
         x = linalg.LinearOperator(shape, self.times, self.transposed, dtype=float)
         # To rounding, or as near to it as so many iterations come.
@@ -289,6 +290,8 @@ def _by_products(stack: _Stack, squares: bool, tol: float, rng: np.random.Genera
 
 def _largest(product: Callable[[np.ndarray], np.ndarray], v: np.ndarray, tol: float) -> float:
     """λ_max of a symmetric operator, by Lanczos' method (ARPACK)."""
+    from scipy.sparse import linalg
+
     if len(v) == 1:
         return float(product(v)[0] / v[0])
     operator = linalg.LinearOperator((len(v), len(v)), product, dtype=float)
