@@ -488,7 +488,7 @@ def compare(
     """
     from fedax.errors import ConfigError
     from fedax.experiments import override
-    from fedax.experiments.config import data_set
+    from fedax.experiments.config.data import data_set
     from fedax.experiments.defaults import comparison
     from fedax.experiments.own import configured
     from fedax.experiments.own import names as names_of
@@ -558,7 +558,7 @@ def sweep(
     from fedax import Checkpoints
     from fedax.errors import ConfigError
     from fedax.experiments import plan, tune
-    from fedax.experiments.config import value_of
+    from fedax.experiments.config.edit import value_of
     from fedax.experiments.following import Points
 
     kept: dict[str, Any] = {"rounds": checkpoint_rounds, "minutes": checkpoint_minutes}
@@ -813,7 +813,9 @@ def check(
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
     from fedax.conformance import check as conforms
     from fedax.errors import ConfigError
-    from fedax.experiments.config import MethodSection, made_method, value_of
+    from fedax.experiments.config.codec import made_method
+    from fedax.experiments.config.edit import value_of
+    from fedax.experiments.config.sections import MethodSection
     from fedax.experiments.own import configured
 
     given: dict[str, Any] = {}
@@ -1489,7 +1491,7 @@ def _run(tables: Mapping[str, Any], code: "Code", out: pathlib.Path | None, resu
     from fedax.engine import processes
     from fedax.errors import unknown
     from fedax.experiments import build, execute
-    from fedax.experiments.config import columns
+    from fedax.experiments.config.experiment import columns
     from fedax.experiments.runner import check_methods
 
     experiment = build(tables, allow_code=code)

@@ -50,8 +50,8 @@ from fedax.engine.patience import Patience
 from fedax.engine.private import judged
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own, toml
-from fedax.experiments.config import WrittenSection, check, slug
-from fedax.files import regular
+from fedax.experiments.config.sections import WRITTEN, check
+from fedax.files import regular, slug
 
 Path = pathlib.Path
 
@@ -499,7 +499,7 @@ def _config(path: Path) -> dict[str, Any]:
     regular(path)
     try:
         config = toml.loads(path.read_bytes())
-        sections = check(config, WrittenSection)
+        sections = check(config, WRITTEN)
     except ValueError as error:
         raise DataError(f"{path}: no configuration of a run: {error}") from error
     if sections.sweep is not None:

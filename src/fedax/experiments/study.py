@@ -35,21 +35,10 @@ from fedax.columns import better, show
 from fedax.errors import ConfigError, DataError, unknown
 from fedax.experiments import sweeps, toml
 from fedax.experiments.chance import Gap
-from fedax.experiments.config import (
-    Count,
-    MethodSection,
-    Seed,
-    Table,
-    _clear,
-    _Section,
-    check,
-    check_settings,
-    hyperparameters_of,
-    labels,
-    put,
-    read_toml,
-    seeds_of,
-)
+from fedax.experiments.config.codec import hyperparameters_of
+from fedax.experiments.config.edit import put, read_toml
+from fedax.experiments.config.experiment import check_settings
+from fedax.experiments.config.sections import Count, MethodSection, Section, Seed, Table, check, clear, labels, seeds_of
 from fedax.experiments.defaults import TASKS_OF
 from fedax.experiments.own import code_of
 from fedax.experiments.pooled import LEAST_METHODS, Pool, compare, least, pool_of
@@ -69,7 +58,7 @@ _STOPPED = 143  # the exit code of a job that SIGTERM has ended, with a checkpoi
 _Pair = Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]
 
 
-class TuneSection(_Section):
+class TuneSection(Section):
     """How a part is tuned; the axes are those of the recipe's section ``sweep``.
 
     All methods get the same number of runs: one whose grid has fewer points tries each with more seeds. A choice on
@@ -82,7 +71,7 @@ class TuneSection(_Section):
     again: int = pydantic.Field(default=1, ge=0)  # further seeds for the two best points, where they are close
 
 
-class PartSection(_Section):
+class PartSection(Section):
     """One experiment of a study."""
 
     name: str
@@ -101,7 +90,7 @@ class PartSection(_Section):
     provisional: str = ""  # why nothing follows from the part yet
 
 
-class StudySection(_Section):
+class StudySection(Section):
     """A study's file."""
 
     name: str
@@ -312,7 +301,7 @@ def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
     try:
         section = StudySection.model_validate(given)
     except pydantic.ValidationError as error:
-        raise _clear(error.errors()[0]) from None
+        raise clear(error.errors()[0]) from None
     parts: dict[str, Part] = {}
     for each in section.parts:
         if each.name in parts or slug(each.name) != each.name:

@@ -20,20 +20,10 @@ from fedax.engine import secret
 from fedax.engine.sweep import discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
 from fedax.experiments import own, sweeps, toml
-from fedax.experiments.config import (
-    SELECTORS,
-    Experiment,
-    ExperimentSection,
-    SweepSection,
-    Table,
-    build_all,
-    call,
-    check,
-    columns,
-    hyperparameters_of,
-    labels,
-    put,
-)
+from fedax.experiments.config.codec import call, hyperparameters_of
+from fedax.experiments.config.edit import put
+from fedax.experiments.config.experiment import Experiment, build_all, columns
+from fedax.experiments.config.sections import SELECTORS, ExperimentSection, SweepSection, Table, check, labels
 from fedax.experiments.defaults import judge
 from fedax.experiments.runner import begin, check_key, finish, job_of
 from fedax.experiments.runs import (

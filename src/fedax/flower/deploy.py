@@ -27,7 +27,7 @@ from fedax.engine.places.site import Problem, Site
 from fedax.engine.places.tables import Desk, Said, decide
 from fedax.errors import ConfigError, DataError, NodeError
 from fedax.experiments import own
-from fedax.experiments.config import Experiment, check_settings, problem_of
+from fedax.experiments.config.experiment import Experiment, check_settings, problem_of
 from fedax.experiments.defaults import TASKS_OF
 from fedax.federation.census import Census
 from fedax.files import name_of
