@@ -15,7 +15,8 @@ from fedax.wire import AVERAGES
 
 # Arguments that have to be given.
 GIVEN = {
-    "top-k": {"share": 0.5}, "random-k": {"share": 0.5}, "qsgd": {"levels": 4}, "rotated": {"of": {"name": "qsgd", "levels": 4}},
+    "top-k": {"share": 0.5}, "random-k": {"share": 0.5}, "qsgd": {"levels": 4},
+    "rotated": {"of": {"name": "qsgd", "levels": 4}},
     "error-feedback": {"of": {"name": "top-k", "share": 0.5}}, "l1": {"weight": 0.1},
     "elastic-net": {"l1": 0.1, "l2": 0.2}, "l1-ball": {"radius": 2.0}, "l2-ball": {"radius": 2.0},
     "box": {"low": -1.0, "high": 1.0}, "trimmed-mean": {"share": 0.2}, "steps": {"steps": 3}, "epochs": {"epochs": 2},

@@ -6,7 +6,7 @@ functions of that name.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pydantic
 
@@ -158,7 +158,7 @@ class ExperimentSection(Section):
 
 def _filled(section: type[Section], **fields: Any) -> Any:
     """A section with other types of some fields; one without a default has to be there."""
-    given = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in fields.items()}
+    given: dict[str, Any] = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in fields.items()}
     return pydantic.create_model(section.__name__, __base__=section, **given)
 
 
@@ -174,9 +174,9 @@ WRITTEN: type[ExperimentSection] = _filled(
         RunSection,
         split_seeds=(bool, False),
         evaluate_every=(Count | list[Count] | None, None),
-        seeds=Annotated[list[Seed], pydantic.Field(min_length=1, max_length=MOST_SEEDS)],
+        seeds=pydantic.conlist(Seed, min_length=1, max_length=MOST_SEEDS),
     ),
-    methods=Annotated[list[_filled(MethodSection, label=str)], pydantic.Field(min_length=1, max_length=1000)],
+    methods=pydantic.conlist(_filled(MethodSection, label=str), min_length=1, max_length=1000),
     sweep=(
         _filled(SweepSection, criterion=str, better=Literal["lower", "higher"], search=Literal["grid", "random"])
         | None,
