@@ -529,8 +529,9 @@ def sweep(
 ) -> None:
     """Try the methods of a configuration at many settings, and find the best.
 
-    Hyper-parameters, work, participation and the batch size may vary; what differs
-    in numbers only runs side by side, with all seeds, in one compiled program.
+    Hyper-parameters, work, participation, privacy, compression and the batch size
+    may vary; what differs in numbers only runs side by side, with all seeds, in one
+    compiled program.
 
     \b
     A configuration says what to try:
@@ -540,6 +541,7 @@ def sweep(
       "methods.*.lr" = [0.01, 0.1, 1.0]
       "methods.fedprox.prox" = {low = 0.001, high = 1.0, points = 4}
       "work.steps" = [5, 10]
+      "privacy.noise" = [0.5, 1.0]
 
     \b
     Examples:

@@ -508,9 +508,8 @@ def _config(path: Path) -> dict[str, Any]:
         for name, values in sections.sweep.grid.items():
             section, _, key = name.partition(".")
             ends = isinstance(values, dict) and {"low", "high"} <= {*values}
-            if not (
-                key and section in ("methods", "work", "participation", "run") and (ends or isinstance(values, list))
-            ):
+            known = section in ("methods", "work", "participation", "run", "privacy")
+            if not (key and known and (ends or isinstance(values, list))):
                 raise DataError(f"{path}: no configuration of a run: sweep.grid.{name[:100]!r} is no axis")
             if not values:
                 raise DataError(f"{path}: no configuration of a run: sweep.grid.{name[:100]!r} has no values")

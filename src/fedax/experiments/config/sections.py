@@ -270,7 +270,7 @@ def clear(error: Any) -> ConfigError:
     loc, kind = error["loc"], error["type"]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     if kind == "extra_forbidden":
-        inner = {"run": RunSection, "sweep": SweepSection, "data": SplitSection}
+        inner = {"run": RunSection, "privacy": PrivacySection, "sweep": SweepSection, "data": SplitSection}
         model: Any = ExperimentSection if len(loc) == 1 else inner[loc[0]]
         return unknown(field, str(loc[-1]), model.model_fields)
     if kind in ("missing", "too_short"):
