@@ -206,8 +206,8 @@ class OfOptax(Settings):
     """
 
     transformation: Callable[..., optax.GradientTransformation] | optax.GradientTransformation = eqx.field(static=True)
-    numbers: dict[str, Number]
-    others: tuple[tuple[str, Unknown], ...] = eqx.field(static=True)
+    numbers: dict[str, Number] = eqx.field(init=False)
+    others: tuple[tuple[str, Unknown], ...] = eqx.field(init=False, static=True)
 
     def __init__(self, transformation: Unknown, **given: Unknown):
         real = {name for name, value in given.items() if _is_real(value)}
