@@ -201,6 +201,9 @@ class OptaxServer(OfOptax, ServerOptimizer):
         [1.0]
     """
 
+    def __init__(self, transformation: Any, **given: Any):
+        super().__init__(transformation, **given)  # type checkers would take the fields for arguments
+
     def init(self, x: Vector) -> Any:
         return self.made(x).init(x.tree)
 

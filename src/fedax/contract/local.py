@@ -206,8 +206,8 @@ class OfOptax(Settings):
     """
 
     transformation: Callable[..., optax.GradientTransformation] | optax.GradientTransformation = eqx.field(static=True)
-    numbers: dict[str, Number] = eqx.field(init=False)
-    others: tuple[tuple[str, Unknown], ...] = eqx.field(init=False, static=True)
+    numbers: dict[str, Number]
+    others: tuple[tuple[str, Unknown], ...] = eqx.field(static=True)
 
     def __init__(self, transformation: Unknown, **given: Unknown):
         real = {name for name, value in given.items() if _is_real(value)}
@@ -263,6 +263,9 @@ class Optax(OfOptax, Solver):
         >>> round(float(Optax(optax.sgd, learning_rate=0.1, momentum=0.9).norm(3)), 4)
         5.61
     """
+
+    def __init__(self, transformation: Unknown, **given: Unknown):
+        super().__init__(transformation, **given)  # type checkers would take the fields for arguments
 
     def init(self, x: Vector) -> Tree:
         return self.made(x).init(x.tree)
