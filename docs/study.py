@@ -14,7 +14,7 @@ import textwrap
 
 import numpy as np
 
-from fedax.columns import describe, show
+from fedax.columns import better, describe, show
 from fedax.errors import ConfigError
 from fedax.experiments import study as studies
 from fedax.experiments.config import seeds_of
@@ -154,7 +154,7 @@ def _methods(study: Study, part: Part, record: Record, problem: Problem, column:
 
 def _order(m: Method, column: str, tail: int) -> tuple[bool, float]:
     values = m.tail(column, max(tail, 1))
-    sign = 1 if studies.better(column) == "lower" else -1
+    sign = 1 if better(column) == "lower" else -1
     return not values.size, sign * float(values.mean()) if values.size else math.inf
 
 

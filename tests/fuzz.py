@@ -552,6 +552,7 @@ def read_config(folder: Path, content: bytes) -> Any:
     from fedax.errors import ConfigError
     from fedax.experiments import config as module
     from fedax.experiments import own, toml
+    from fedax.experiments.config.experiment import settings_of
 
     text, _, settings = content.partition(b"\x00set\n")
     tables = module.read_toml(write(folder / "config.toml", text))
@@ -561,7 +562,7 @@ def read_config(folder: Path, content: bytes) -> Any:
     write(folder / "mine.py", b"raise SystemExit")
     with unittest.mock.patch.object(own, "_load", side_effect=AssertionError("code was imported")):
         try:
-            module._settings(sections, own.configured(False, folder))
+            settings_of(sections, own.configured(False, folder))
         except ConfigError as error:
             if "it would run the code of" not in str(error):
                 raise
@@ -1379,7 +1380,8 @@ def main(name: str, number: int, most: float = math.inf) -> None:
         import atheris
     except ImportError:
         atheris = None
-    watched = ["fedax.data.formats", "fedax.data.readers", "fedax.experiments.config"]
+    watched = ["fedax.data.formats", "fedax.data.readers"]
+    watched += [f"fedax.experiments.config.{name}" for name in ("sections", "edit", "codec", "data", "experiment")]
     watched += [f"fedax.experiments.runs.{name}" for name in ("files", "folder", "reading", "record")]
     watched += [f"fedax.experiments.summary.{name}" for name in ("compared", "settings", "words")]
     watched += ["fedax.experiments.toml", "fedax.experiments.report.page"]

@@ -197,6 +197,17 @@ class Registry:
             self._load(entry)
         return self._components[self._names[_key(name)]]
 
+    def name_of(self, made: Any) -> str | None:
+        """The name of the first component that is the class of ``made``; ``None`` where there is none.
+
+        Example:
+            >>> kinds = Registry("number")
+            >>> kinds.add("whole", int, "whole numbers")
+            >>> kinds.name_of(3), kinds.name_of(0.5)
+            ('whole', None)
+        """
+        return next((name for name in self if self.get(name).make is type(made)), None)
+
     def available(self) -> dict[str, str]:
         """All names, each with one line, in which its aliases are too."""
         broken = {}

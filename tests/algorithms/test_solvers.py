@@ -102,3 +102,52 @@ def test_other_optimizers_are_refused_by_normalised_averaging(transformation):
         with pytest.raises(fedax.ConfigError, match=r"solver = .*linear"):
             fedax.create(name, solver=solver)
     assert fedax.create("fedavg", solver=solver).solver is solver
+
+
+WITH_NUMBERS = {
+    "sgd": (optax.sgd, {"momentum": 0.9, "nesterov": True}),
+    "adam": (optax.adam, {"b1": 0.8, "eps": 1e-3}),
+    "adamw": (optax.adamw, {"weight_decay": 0.01}),
+}
+
+
+@pytest.mark.parametrize("where", ["clients", "server"])
+@pytest.mark.parametrize(("make", "given"), WITH_NUMBERS.values(), ids=WITH_NUMBERS)
+def test_learning_rates_of_optax_sweep_in_one_program(make, given, where):
+    """And give what they give where they are compiled in."""
+    data, task = fedax.data.quadratics(clients=3, dimension=4), fedax.tasks.quadratic(4)
+    options = {"rounds": 3, "work": fedax.Steps(3), "evaluate_every": 1}
+
+    def method(*transformation, **numbers):
+        if where == "clients":
+            return fedax.create("fedavg", solver=fedax.Optax(*transformation, **numbers))
+        return fedax.create("fedavg", server=fedax.OptaxServer(*transformation, **numbers))
+
+    rates = [0.01, 0.05, 0.1]
+    found = fedax.sweep(lambda lr: method(make, learning_rate=lr, **given), {"lr": rates}, task, data, **options)
+    assert found.programs == 1
+    for rate, (run,) in zip(rates, found.runs, strict=True):
+        ready = fedax.simulate(method(make(rate, **given)), task, data, **options)
+        np.testing.assert_allclose(run.history["train_loss"], ready.history["train_loss"], 1e-5, 1e-7)
+        alone = fedax.simulate(method(make, learning_rate=rate, **given), task, data, **options)
+        np.testing.assert_allclose(alone.history["train_loss"], ready.history["train_loss"], 1e-6, 1e-7)
+    losses = [run.history["train_loss"][-1] for (run,) in found.runs]
+    assert len({*losses}) == 3
+
+
+def test_optax_with_numbers_tells_them_and_refuses_others():
+    solver = fedax.Optax(optax.sgd, learning_rate=0.1, nesterov=True, momentum=0.9)
+    assert repr(solver).endswith(">, learning_rate=0.1, momentum=0.9, nesterov=True)")
+    check_linear(solver)
+    assert jax.tree.leaves(solver) == [0.1, 0.9]
+    half = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), fedax.Vector({"w": np.ones(2)}))
+    step, _ = solver.step(half, solver.init(half), half, 0, half)
+    assert step.tree["w"].dtype == jnp.bfloat16
+    for wrong in (
+        lambda: fedax.Optax(optax.sgd, rate=0.1),
+        lambda: fedax.Optax(optax.sgd(0.1), momentum=0.9),
+        lambda: fedax.Optax(lambda rate: rate, rate=0.1),
+        lambda: fedax.create("fedavg", server=fedax.OptaxServer(optax.sgd, rate=0.1)),
+    ):
+        with pytest.raises(fedax.ConfigError, match="transformation"):
+            wrong()

@@ -14,7 +14,17 @@ from fedax.experiments import plan
 from fedax.experiments import study as studies
 from fedax.experiments.pooled import least
 from fedax.experiments.runs import MethodRun, Record, read
-from fedax.experiments.study import carry_out, claims, faults, read_study, results_of, verdict, write_page
+from fedax.experiments.study import (
+    carry_out,
+    claims,
+    faults,
+    parts,
+    read_study,
+    results_of,
+    running,
+    verdict,
+    write_page,
+)
 
 RECIPE = """
 name = "small"
@@ -327,7 +337,7 @@ def test_a_study_that_is_not_there():
 def test_results_of_a_cnn_belong_to_the_weights_that_it_began_with():
     """Those that were published before there were two rules have no word of them, and are of the older one."""
     part = read_study("fednova").parts["figure-8"]
-    older = studies._job(part, part.labels[0], 0, studies._at(part, part.labels[0], {}))
+    older = parts.job_of(part, part.labels[0], 0, parts.at_point(part, part.labels[0], {}))
     assert part.config["task"]["init"] == "he"
     for named in (True, False):  # by the task or by its data set
         if not named:
@@ -337,7 +347,7 @@ def test_results_of_a_cnn_belong_to_the_weights_that_it_began_with():
             part.config["task"] = {**part.config["task"], "init": init}
             if init is None:
                 del part.config["task"]["init"]
-            keys[init] = studies._job(part, part.labels[0], 0, studies._at(part, part.labels[0], {})).key
+            keys[init] = parts.job_of(part, part.labels[0], 0, parts.at_point(part, part.labels[0], {})).key
         assert keys["lecun"] == keys[None] != keys["he"]
         assert (keys["he"] == older.key) == named
     folder = Path(__file__).parents[2] / "docs" / "study" / "fednova"
@@ -561,8 +571,8 @@ def test_a_job_that_fails_is_told_and_does_not_stop_the_others(made, tmp_path, m
         return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({int(job.label == 'fedavg')})"])
 
     kept = []
-    monkeypatch.setattr(studies, "_start", start)
-    monkeypatch.setattr(studies, "_keep", lambda folder, job: kept.append(job.label))
+    monkeypatch.setattr(running, "_start", start)
+    monkeypatch.setattr(running, "keep", lambda folder, job: kept.append(job.label))
     with pytest.raises(ConfigError, match=r"one: fedavg, seed 3: too many clients \(.*log\.txt\)"):
         carry_out(study, tmp_path / "out", jobs=1)
     assert kept == ["fedavg-m"]

@@ -17,6 +17,7 @@ from fedax.engine.saved import read_model
 from fedax.errors import ConfigError
 from fedax.experiments import MethodRun, Record, build, new_folder, plan, read, read_toml, summary, sweeps, tune
 from fedax.experiments.report import render
+from fedax.privacy import Ledger
 
 CONFIG = """
 data = {name = "digits", clients = 3, partition = "dirichlet", alpha = 0.5}
@@ -429,3 +430,106 @@ def test_the_scale_ends_at_the_initial_model(tmp_path):
     assert sweeps.scale(made(tmp_path, {"m": scores}, better="higher")) == (2.0, 1e9, False)
     assert sweeps.scale(made(tmp_path, {"m": scores[:2]})) == (0.1, 0.2, False)
     assert sweeps.scale(made(tmp_path, {"m": scores[4:]})) == (0.0, 1.0, False)
+
+
+# ---- privacy and compression
+
+WIRED = {
+    "data": {"name": "quadratics", "clients": 6, "dimension": 8},
+    "work": {"kind": "steps", "steps": 2},
+    "run": {"rounds": 3, "seeds": [3, 5], "evaluate_every": 1},
+    "methods": [{"name": "fedavg", "lr": 0.1}],
+}
+DP = {"clip": 1.0, "noise": 1.0, "delta": 0.1, "noise_seed": 4}
+UNIFORM = {"participation": {"kind": "poisson", "rate": 0.5}}
+
+
+def swept(tmp_path, grid, **changes):
+    """A sweep: its record, what became sweep.json, and the same points by ``simulate``."""
+    tuning = plan(copy.deepcopy(WIRED) | changes | {"sweep": {"grid": grid}})
+    record, content = tune(tuning, new_folder(tmp_path / "run", "run"), drawn=False)
+    (label,) = tuning.points
+
+    def alone(experiment, seed):
+        options = {"work": experiment.work, "participation": experiment.participation, "seed": seed}
+        options |= experiment.options
+        return fedax.simulate(experiment.methods[label], experiment.task, experiment.data, **options).history
+
+    found = [[alone(each, seed) for seed in (3, 5)] for each in tuning.experiments[label]]
+    return record, content, tuning, found
+
+
+def test_noise_is_swept_in_one_program_and_each_lane_has_its_own_epsilon(tmp_path):
+    grid = {"privacy.noise": [0.5, 1.0, 2.0], "privacy.clip": {"low": 0.5, "high": 1.0, "points": 2}}
+    record, content, tuning, alone = swept(tmp_path, grid, privacy=DP, **UNIFORM)
+    assert content["programs"] == 1 and len(tuning.points["fedavg"]) == 6
+    ends = {}
+    for point, runs in zip(tuning.points["fedavg"], alone, strict=True):
+        for seed, history in zip((3, 5), runs, strict=True):
+            (run,) = (each for each in record.runs if each.point == point and each.seed == seed)
+            np.testing.assert_array_equal(run.history["epsilon"], history["epsilon"])
+            np.testing.assert_allclose(run.history["train_loss"], history["train_loss"], rtol=1e-6)
+            ends.setdefault(point["privacy.noise"], set()).add(float(run.history["epsilon"][-1]))
+    for noise, spent in ends.items():  # whatever the clip
+        assert [*spent] == pytest.approx([Ledger(noise, 6, rate=0.5).epsilon(3, 0.1)], rel=1e-6)
+
+
+def test_a_budget_ends_each_point_where_its_noise_has_spent_it(tmp_path):
+    privacy = DP | {"epsilon": Ledger(1.0, 6, rate=0.5).epsilon(2, 0.1) * 1.001}
+    record, *_, alone = swept(tmp_path, {"privacy.noise": [1.0, 4.0]}, privacy=privacy, **UNIFORM)
+    rounds = {run.point["privacy.noise"]: run.history["round"].tolist() for run in record.runs}
+    assert rounds == {1.0: [0, 1, 2], 4.0: [0, 1, 2, 3]}
+    assert [len(runs[0]["round"]) for runs in alone] == [3, 4]
+
+
+def test_noise_of_a_secret_is_another_in_each_lane():
+    """Else the difference of two models would have none."""
+    data, task = fedax.data.quadratics(clients=6, dimension=8), fedax.tasks.quadratic(8)
+
+    def make(noise):
+        return {"algorithm": fedax.create("fedavg", lr=0.1), "privacy": fedax.DP(clip=1.0, noise=noise, delta=0.1)}
+
+    found = fedax.sweep(make, {"noise": [1.0, 1.0 + 1e-6]}, task, data, rounds=1, participation=fedax.Poisson(0.5))
+    first, second = (runs[0].history for runs in found.runs)
+    assert found.programs == 1 and abs(first["train_loss"][1] - second["train_loss"][1]) > 1e-4
+    assert first["epsilon"][1] > second["epsilon"][1]
+
+
+def test_the_share_of_a_compressor_is_swept_in_one_program(tmp_path):
+    compress = {"up": {"name": "error-feedback", "of": {"name": "top-k", "share": 0.5}}}
+    grid = {"run.compress.up.of.share": [0.25, 0.5, 1.0]}
+    record, content, tuning, alone = swept(tmp_path, grid, run=WIRED["run"] | {"compress": compress})
+    assert content["programs"] == 1
+    for point, runs in zip(tuning.points["fedavg"], alone, strict=True):
+        for seed, history in zip((3, 5), runs, strict=True):
+            (run,) = (each for each in record.runs if each.point == point and each.seed == seed)
+            np.testing.assert_array_equal(run.history["bytes_up"], history["bytes_up"])
+            np.testing.assert_allclose(run.history["train_loss"], history["train_loss"], rtol=1e-6)
+    sent = [runs[0]["bytes_up"][-1] for runs in alone]
+    assert sent == sorted({*sent})
+    best = read_toml(tmp_path / "run" / "best.toml")
+    assert best["run"]["compress"]["up"]["of"]["share"] == record.trials("fedavg")[0].point["run.compress.up.of.share"]
+
+
+def test_another_compressor_is_another_program(tmp_path):
+    grid = {"run.compress": ["sign", "natural", {"name": "qsgd", "levels": 4}], "run.batch_size": [1]}
+    record, content, tuning, _ = swept(tmp_path, grid)
+    assert content["programs"] == 3 and len(tuning.points["fedavg"]) == 3
+    assert read(record.folder).config["sweep"]["grid"]["run.compress"] == grid["run.compress"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"privacy": [1.0]}, "name one setting, such as privacy.noise"),
+        ({"privacy.noize": [1.0]}, "privacy.noize = 'noize': did you mean 'noise'"),
+        ({"privacy.noise": [-1.0]}, "privacy.noise = -1.0"),
+        ({"run.compress.share": [2.0]}, "share"),
+        ({"run.compres.share": [0.5]}, "only run.batch_size and run.compress may vary"),
+    ],
+)
+def test_bad_axes_of_the_wire_are_named(grid, message):
+    config = copy.deepcopy(WIRED) | UNIFORM | {"privacy": DP, "sweep": {"grid": grid}}
+    config["run"]["compress"] = {"name": "random-k", "share": 0.5}
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        plan(config)

@@ -11,12 +11,12 @@
 import dataclasses
 from typing import Any, ClassVar
 
-import equinox as eqx
 import jax.numpy as jnp
 import optax
 
 from fedax.algorithms.parts import named_part
 from fedax.contract.hyper import check, choice, hyper
+from fedax.contract.local import OfOptax
 from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector, zeros_like
 from fedax.registry import Registry
@@ -182,26 +182,33 @@ class Adaptive(ServerOptimizer):
         return self.server_lr * m / (v.map(jnp.sqrt) + self.eps), (m, v)
 
 
-class OptaxServer(ServerOptimizer):
+class OptaxServer(OfOptax, ServerOptimizer):
     """Any optax transformation at the server, fed with −⟨Δ⟩ in the place of a gradient.
 
     Args:
-        transformation: as of optax, with its learning rate, e.g. ``optax.adam(0.01)``; ``optax.sgd(1.0)`` is averaging.
+        transformation: as of optax, with its learning rate, e.g. ``optax.adam(0.01)``, which is compiled in;
+            ``optax.sgd(1.0)`` is averaging. Or a function that makes one, e.g. ``optax.adam``, whose floating-point
+            arguments then sweep in one program.
+        **given: the function's arguments, e.g. ``learning_rate=0.01``.
+
+    Raises:
+        ConfigError: it is no optax transformation; or the function does not take these arguments.
 
     Example:
-        >>> server, x = OptaxServer(optax.sgd(0.5)), Vector(jnp.zeros(1))
+        >>> server, x = OptaxServer(optax.sgd, learning_rate=0.5), Vector(jnp.zeros(1))
         >>> step, _ = server.update(server.init(x), Vector(jnp.array([2.0])), x, 0.1)
         >>> step.tree.tolist()
         [1.0]
     """
 
-    transformation: optax.GradientTransformation = eqx.field(static=True)
+    def __init__(self, transformation: Any, **given: Any):
+        super().__init__(transformation, **given)  # type checkers would take the fields for arguments
 
     def init(self, x: Vector) -> Any:
-        return self.transformation.init(x.tree)
+        return self.made(x).init(x.tree)
 
     def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
-        step, state = self.transformation.update((-dx).tree, state, x.tree)
+        step, state = self.made(x).update((-dx).tree, state, x.tree)
         return Vector(step), state
 
 

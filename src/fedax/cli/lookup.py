@@ -93,7 +93,9 @@ def check(
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
     from fedax.conformance import check as conforms
     from fedax.errors import ConfigError
-    from fedax.experiments.config import MethodSection, made_method, value_of
+    from fedax.experiments.config.codec import made_method
+    from fedax.experiments.config.edit import value_of
+    from fedax.experiments.config.sections import MethodSection
     from fedax.experiments.own import configured
 
     given: dict[str, Any] = {}

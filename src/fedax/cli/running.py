@@ -55,7 +55,7 @@ def run_experiment(
     from fedax.engine import processes
     from fedax.errors import unknown
     from fedax.experiments import build, execute
-    from fedax.experiments.config import columns
+    from fedax.experiments.config.experiment import columns
     from fedax.experiments.runner import check_methods
 
     experiment = build(tables, allow_code=code)

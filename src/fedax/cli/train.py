@@ -134,7 +134,7 @@ def compare(
     """
     from fedax.errors import ConfigError
     from fedax.experiments import override
-    from fedax.experiments.config import data_set
+    from fedax.experiments.config.data import data_set
     from fedax.experiments.defaults import comparison
     from fedax.experiments.own import configured
     from fedax.experiments.own import names as names_of
@@ -173,8 +173,9 @@ def sweep(
 ) -> None:
     """Try the methods of a configuration at many settings, and find the best.
 
-    Hyper-parameters, work, participation and the batch size may vary; what differs
-    in numbers only runs side by side, with all seeds, in one compiled program.
+    Hyper-parameters, work, participation, privacy, compression and the batch size
+    may vary; what differs in numbers only runs side by side, with all seeds, in one
+    compiled program.
 
     \b
     A configuration says what to try:
@@ -184,6 +185,7 @@ def sweep(
       "methods.*.lr" = [0.01, 0.1, 1.0]
       "methods.fedprox.prox" = {low = 0.001, high = 1.0, points = 4}
       "work.steps" = [5, 10]
+      "privacy.noise" = [0.5, 1.0]
 
     \b
     Examples:
@@ -202,7 +204,7 @@ def sweep(
     from fedax import Checkpoints
     from fedax.errors import ConfigError
     from fedax.experiments import plan, tune
-    from fedax.experiments.config import value_of
+    from fedax.experiments.config.edit import value_of
     from fedax.experiments.following import Points
 
     kept: dict[str, Any] = {"rounds": checkpoint_rounds, "minutes": checkpoint_minutes}

@@ -17,7 +17,7 @@ from fedax.contract.oracle import Counted, Oracle
 from fedax.contract.regularizers import Regularizer
 from fedax.contract.schedule import resolve
 from fedax.contract.settings import Settings
-from fedax.contract.types import Number, Tree
+from fedax.contract.types import Number, Tree, Unknown
 from fedax.contract.vector import Vector, zeros_like
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
@@ -190,39 +190,99 @@ class SGD(Solver):
             raise ConfigError("regularizer", self.regularizer, "give a fedax Regularizer, such as fedax.L1(0.01)")
 
 
-class Optax(Solver):
+class OfOptax(Settings):
+    """What has an optax transformation: ready, or one of optax's functions and its arguments.
+
+    Of a function the floating-point arguments are leaves, as of ``optax.inject_hyperparams``: runs that differ in them
+    share a program. A transformation that is ready is compiled in, with its numbers: another one compiles anew.
+
+    Args:
+        transformation: as of optax, with its learning rate and sign, e.g. ``optax.sgd(0.1, momentum=0.9)``; or a
+            function that makes one, e.g. ``optax.sgd``.
+        **given: the function's arguments, e.g. ``learning_rate=0.1, momentum=0.9``.
+
+    Raises:
+        ConfigError: it is no optax transformation; or the function does not take these arguments.
+    """
+
+    transformation: Callable[..., optax.GradientTransformation] | optax.GradientTransformation = eqx.field(static=True)
+    numbers: dict[str, Number]
+    others: tuple[tuple[str, Unknown], ...] = eqx.field(static=True)
+
+    def __init__(self, transformation: Unknown, **given: Unknown):
+        real = {name for name, value in given.items() if _is_real(value)}
+        self.transformation = transformation
+        self.numbers = {name: given[name] for name in sorted(real)}
+        self.others = tuple((name, given[name]) for name in sorted(given.keys() - real))
+
+    def arguments(self) -> dict[str, Unknown]:
+        return {"transformation": self.transformation, **self.numbers, **dict(self.others)}
+
+    def made(self, x: Vector) -> optax.GradientTransformation:
+        """The transformation of models like ``x``, of whose type its numbers are."""
+        if isinstance(self.transformation, optax.GradientTransformation):
+            return self.transformation
+        kind = jnp.result_type(*jax.tree.leaves(x.tree))
+        numbers = {name: jnp.asarray(value, kind) for name, value in self.numbers.items()}
+        return self.transformation(**numbers, **dict(self.others))
+
+    def validate(self) -> None:
+        given = {**self.numbers, **dict(self.others)}
+        if isinstance(self.transformation, optax.GradientTransformation):
+            if given:
+                way_out = "its arguments are in it already: give the function, as Optax(optax.sgd, learning_rate=0.1)"
+                raise ConfigError("transformation", self.transformation, way_out)
+            return
+        way_out = "give one of optax, such as optax.sgd(0.1), or optax.sgd and its arguments, learning_rate=0.1"
+        try:
+            made = self.transformation(**given)
+        except (TypeError, ValueError) as error:
+            raise ConfigError("transformation", self.transformation, f"{way_out} ({error})") from error
+        if not isinstance(made, optax.GradientTransformation):
+            raise ConfigError("transformation", self.transformation, way_out)
+
+
+class Optax(OfOptax, Solver):
     """Any optax transformation as the local optimizer, begun anew in every round: y ← y + update.
 
     Its η, where a method needs one, is the length of its first step on the gradient 1; with Nesterov's momentum ρ that
     is (1 + ρ) times the learning rate given to optax.
 
     Args:
-        transformation: as of optax, with its learning rate and sign, e.g. ``optax.sgd(0.1, momentum=0.9)``.
-            It is compiled in: another one compiles anew.
+        transformation: as of optax, with its learning rate and sign, e.g. ``optax.sgd(0.1, momentum=0.9)``, which is
+            compiled in; or a function that makes one, e.g. ``optax.sgd``, whose floating-point arguments then sweep in
+            one program.
+        **given: the function's arguments, e.g. ``learning_rate=0.1, momentum=0.9``.
 
     Raises:
-        ConfigError: it is no optax transformation.
+        ConfigError: it is no optax transformation; or the function does not take these arguments.
 
     Example:
         >>> round(float(Optax(optax.sgd(0.1, momentum=0.9)).norm(3)), 4)
         5.61
+        >>> round(float(Optax(optax.sgd, learning_rate=0.1, momentum=0.9).norm(3)), 4)
+        5.61
     """
 
-    transformation: optax.GradientTransformation = eqx.field(static=True)
+    def __init__(self, transformation: Unknown, **given: Unknown):
+        super().__init__(transformation, **given)  # type checkers would take the fields for arguments
 
     def init(self, x: Vector) -> Tree:
-        return self.transformation.init(x.tree)
+        return self.made(x).init(x.tree)
 
     def step(self, y: Vector, buffer: Tree, g: Vector, k: Number, x: Vector) -> tuple[Vector, Tree]:
-        updates, buffer = self.transformation.update(g.tree, buffer, y.tree)
+        updates, buffer = self.made(x).update(g.tree, buffer, y.tree)
         return y + Vector(updates), buffer
 
     def rate(self) -> Number:
         return -_response(self, 1, jnp.zeros(()), lambda k: 1.0)
 
-    def validate(self) -> None:
-        if not isinstance(self.transformation, optax.GradientTransformation):
-            raise ConfigError("transformation", self.transformation, "give one of optax, such as optax.sgd(0.1)")
+
+def _is_real(value: Unknown) -> bool:
+    """Whether an argument is one floating-point number."""
+    if not hasattr(value, "dtype"):
+        return isinstance(value, float)
+    return np.ndim(value) == 0 and bool(jnp.issubdtype(value.dtype, jnp.floating))
 
 
 def check_linear(solver: Solver) -> None:

@@ -27,7 +27,8 @@ class Settings(eqx.Module):
     def __repr__(self) -> str:
         defaults = {name: each.default for name, each in inspect.signature(type(self)).parameters.items()}
         given = {name: repr(plain(value)) for name, value in self.arguments().items()}
-        text = ", ".join(f"{name}={value}" for name, value in given.items() if value != repr(defaults[name]))
+        usual = {name: repr(defaults[name]) for name in given.keys() & defaults.keys()}
+        text = ", ".join(f"{name}={value}" for name, value in given.items() if value != usual.get(name))
         return f"{type(self).__name__}({text})"
 
 

@@ -464,6 +464,13 @@ class Keeper:
             if text.count("[") + text.count("{") > 1000 + len(text) // 16:  # each takes 60 bytes and more
                 raise ValueError("too many lists and tables for its length")
             meta: dict[str, Unknown] = json.loads(text)
+            if not isinstance(writer := meta["versions"]["fedax"], str):
+                raise ValueError(f"version {writer!r}")
+            if writer != (version := versions()["fedax"]):
+                raise CheckpointError(
+                    f"{path}: fedax {writer[:40]} wrote it, and reads it; this is fedax {version}: go on with that "
+                    "version, or give another folder"
+                )
             if meta["format"] == _ONE_RUN and "rows" in meta:
                 meta |= {"over": False, "runs": [{name: meta[name] for name in ("status", "rows", "costs")}]}
             known = meta["format"] in (_FORMAT, _ONE_RUN)

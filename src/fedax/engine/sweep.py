@@ -158,7 +158,8 @@ class Sweep:
         """
 
         by = self.criterion if criterion is None else criterion
-        public = self.runs[0][0].public_columns
+        every = (run.public_columns for runs in self.runs for run in runs)
+        public = next((columns for columns in every if columns is not None), None)
         if public is not None and isinstance(by, str) and by in self.runs[0][0].history and by not in public:
             way_out = (
                 "it is measured on clients, and the choice among private runs must not depend on them: give val= of "
@@ -238,9 +239,13 @@ def sweep(
 
     Args:
         make: ``make(**point)`` gives a method, or a dictionary of arguments of :func:`simulate`, of which
-            ``"algorithm"`` is one, for what else depends on the point: ``work``, ``batch_size``, ``participation``.
+            ``"algorithm"`` is one, for what else depends on the point: ``work``, ``batch_size``, ``participation``,
+            ``privacy``, ``compress``, ``guard``, ``faults``, ``aggregate``, ``secure``.
         grid: name -> sequence of values or :class:`Range`, of which all combinations are tried; or the points
-            themselves, dictionaries, for instance of :func:`random_points` or of a tuner such as Optuna.
+            themselves, dictionaries, for instance of :func:`random_points` or of a tuner such as Optuna. The names are
+            those of the arguments of ``make``, whatever it makes of them. (In a configuration they are settings:
+            ``methods.<name>.<setting>``, ``work.…``, ``participation.…``, ``privacy.…``, ``run.compress.…`` and
+            ``run.batch_size``.) Of private runs each has noise and a ledger, ε, of its own.
         task: what is learned.
         data: the clients' data.
         seeds: how many (0, 1, …), or which. They share nothing; all points have the same.

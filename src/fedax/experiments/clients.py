@@ -26,9 +26,9 @@ from fedax.engine.places.site import Problem, client_round, order, program_of, w
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
-from fedax.experiments.config import Experiment, slug
+from fedax.experiments.config.experiment import Experiment
 from fedax.experiments.runs import Record, model_path, rows_of, write_atomic
-from fedax.files import cell, quoting_of, regular, text_of
+from fedax.files import cell, quoting_of, regular, slug, text_of
 
 Path = pathlib.Path
 

@@ -27,7 +27,9 @@ from fedax.engine.saved import Model, load_model
 from fedax.errors import ConfigError, complete, unknown
 from fedax.experiments import described, summary, tables
 from fedax.experiments.clients import baseline_rate
-from fedax.experiments.config import Experiment, check_judge, class_names, seeds_of, slug
+from fedax.experiments.config.data import class_names
+from fedax.experiments.config.experiment import Experiment, check_judge
+from fedax.experiments.config.sections import seeds_of
 from fedax.experiments.following import Runs
 from fedax.experiments.report import write_report
 from fedax.experiments.runner import Checked, check_methods, draw, execute, run_folder, writing
@@ -35,6 +37,7 @@ from fedax.experiments.runs import KEY, LOCK, Record, model_path, new_folder, re
 from fedax.experiments.statistics import Aim, target_of
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
+from fedax.files import slug
 from fedax.metrics import METRICS, Metric
 from fedax.numbers import check_number
 from fedax.progress import wanted

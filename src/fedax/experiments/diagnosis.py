@@ -11,7 +11,7 @@ from fedax.columns import describe
 from fedax.data import FederatedData
 from fedax.engine.saved import read_model
 from fedax.experiments import summary
-from fedax.experiments.config import Experiment
+from fedax.experiments.config.experiment import Experiment
 from fedax.experiments.runs import Record, finite, slug, write_json
 from fedax.theory import diagnose
 from fedax.theory.diagnostics import MATERIAL

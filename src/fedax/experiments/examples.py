@@ -15,10 +15,10 @@ from fedax.engine.saved import read_model
 from fedax.errors import DamagedWarning
 from fedax.experiments.chance import fixed_part
 from fedax.experiments.clients import finite_model, whole_task
-from fedax.experiments.config import Experiment, columns, slug
+from fedax.experiments.config.experiment import Experiment, columns
 from fedax.experiments.defaults import judge
 from fedax.experiments.runs import model_path
-from fedax.files import regular
+from fedax.files import regular, slug
 
 _MOST_BYTES = 1 << 30
 

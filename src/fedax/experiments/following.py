@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedax.engine.history import ended_worse
 from fedax.engine.patience import Patience
 from fedax.engine.private import judged
-from fedax.experiments.config import Experiment, columns
+from fedax.experiments.config.experiment import Experiment, columns
 from fedax.experiments.defaults import judge
 from fedax.experiments.tuning import Tuning
 from fedax.progress import Progress, figures

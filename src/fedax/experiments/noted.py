@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedax.data import Overview
-from fedax.experiments.config import PYTHON
+from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.runs import Record
 
 _READERS = ("csv", "parquet", "arrow")

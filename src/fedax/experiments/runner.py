@@ -29,7 +29,7 @@ from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
 from fedax.experiments import clients, examples, own, summary, toml, tracked
-from fedax.experiments.config import Experiment, count_parameters, measured_by_client, within
+from fedax.experiments.config.experiment import Experiment, count_parameters, measured_by_client
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import (
     FOLDERS,
@@ -52,6 +52,7 @@ from fedax.experiments.runs import (
     write_atomic,
     write_json,
 )
+from fedax.registry import within
 from fedax.tracking import Tracker
 
 Watch = Callable[[str, int, Mapping[str, Any] | None], None]

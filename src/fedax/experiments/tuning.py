@@ -1,7 +1,7 @@
 """The search for good settings: every method of a configuration at the points of a grid, or at random ones.
 
-What may vary are hyper-parameters of the methods, the work, the participation and the batch size. All points have the
-same data, task, rounds and seeds: their figures can be compared.
+What may vary are hyper-parameters of the methods, the work, the participation, the privacy, what compresses uploads and
+downloads, and the batch size. All points have the same data, task, rounds and seeds: their figures can be compared.
 """
 
 import contextlib
@@ -20,20 +20,10 @@ from fedax.engine import secret
 from fedax.engine.sweep import discard_sweep
 from fedax.errors import BadClientWarning, ConfigError, DivergedWarning, unknown
 from fedax.experiments import own, sweeps, toml
-from fedax.experiments.config import (
-    SELECTORS,
-    Experiment,
-    ExperimentSection,
-    SweepSection,
-    Table,
-    build_all,
-    call,
-    check,
-    columns,
-    hyperparameters_of,
-    labels,
-    put,
-)
+from fedax.experiments.config.codec import call, hyperparameters_of
+from fedax.experiments.config.edit import put
+from fedax.experiments.config.experiment import Experiment, build_all, columns
+from fedax.experiments.config.sections import SELECTORS, ExperimentSection, SweepSection, Table, check, labels
 from fedax.experiments.defaults import judge
 from fedax.experiments.runner import begin, check_key, finish, job_of
 from fedax.experiments.runs import (
@@ -61,9 +51,10 @@ MOST_POINTS = 10_000  # of all methods together
 _FIXED = {
     "data": "other data are another problem, and losses of two problems cannot be compared; sweep them one by one",
     "task": "another task has another loss, and two losses cannot be compared; sweep them one by one",
-    "run": "all points have the same budget and measurements; of [run] only run.batch_size may vary",
+    "run": "all points have the same budget and measurements; of [run] only run.batch_size and run.compress may vary",
 }
-_SHARED = ("work", "participation", "run")
+_SHARED = ("work", "participation", "run", "privacy")
+_OWN = ("privacy", "compress")  # arguments of :func:`fedax.simulate` that each point has for itself
 
 
 @dataclass(frozen=True)
@@ -234,6 +225,7 @@ def _sweep(
             "work": experiment.work,
             "participation": experiment.participation,
             "batch_size": experiment.config["run"].get("batch_size"),
+            **{name: experiment.options[name] for name in _OWN if name in experiment.options},
         }
 
     shared = dict[Any, Any]()
@@ -245,7 +237,7 @@ def _sweep(
         if watch is not None:
             watch(label, point, seed, row)
 
-    found = []
+    found, apart = [], ("batch_size", *_OWN)
     for seeds, place in places.items():
         if experiments[0].keeps_noise:
             secret.derive(folder, place, slug(label))
@@ -265,7 +257,7 @@ def _sweep(
                 test=test,
                 checkpoint=fedax.Checkpoints(place, **kept),
                 progress=False,
-                **{name: value for name, value in experiments[0].options.items() if name != "batch_size"},
+                **{name: value for name, value in experiments[0].options.items() if name not in apart},
             )
         found.append(swept)
     return found
@@ -288,7 +280,7 @@ def _write_best(tuning: Tuning, record: Record) -> dict[str, list[str]]:
         if best.failed:
             continue
         config = tuning.experiments[label][points.index(best.point)].config
-        shared = repr([config[section] for section in _SHARED])
+        shared = repr([config.get(section) for section in _SHARED])
         groups.setdefault(shared, {})[label] = config
     files = {}
     for group in groups.values():
@@ -330,12 +322,15 @@ def _axis(path: str, values: Any) -> Axis:
             )
         if rest[1] in ("name", "label"):
             raise ConfigError(field, values, "list another method under [[methods]] instead")
-    elif first not in ("work", "participation") and path != "run.batch_size":
+    elif first == "run" and (rest == ["batch_size"] or rest[:1] == ["compress"]) and all(rest):
+        pass
+    elif first not in ("work", "participation", "privacy"):
         if first in _FIXED:
             raise ConfigError(field, values, _FIXED[first])
         raise unknown(field, first, ["methods", *_SHARED])
-    elif len(rest) != 1 or not rest[0]:
-        raise ConfigError(field, values, f"name one setting, such as {first}.{'steps' if first == 'work' else 'size'}")
+    elif not rest or not all(rest) or (len(rest) > 1 and first != "privacy"):
+        example = {"work": "steps", "participation": "size", "privacy": "noise"}[first]
+        raise ConfigError(field, values, f"name one setting, such as {first}.{example}")
     if isinstance(values, Mapping) and values:
         if not isinstance(values.get("log", True), bool):
             raise ConfigError(f"{field}.log", values["log"], "give true or false")
@@ -436,7 +431,7 @@ def _at(tables: Table, row: Table, point: Point) -> Table:
     """The configuration of one method at one point."""
     config = copy.deepcopy(tables | {"methods": [row]})
     # What chooses among parameters comes before them.
-    for name in sorted(point, key=lambda name: name not in SELECTORS):
+    for name in sorted(point, key=lambda name: (name not in SELECTORS, name != "run.compress")):
         path = name if name.split(".")[0] in _SHARED else f"methods.*.{name}"
         put(config, path, copy.deepcopy(point[name]))
     return config
@@ -451,7 +446,8 @@ def _judge(section: SweepSection, experiments: list[Experiment]) -> Table:
     criterion = section.criterion or usual
     if criterion not in there:
         raise unknown("sweep.criterion", criterion, there)
-    if (public := experiments[0].public) is not None and criterion not in public:
+    public = next((each.public for each in experiments if each.public is not None), None)
+    if public is not None and criterion not in public:
         way_out = (
             "the choice among private runs must not depend on clients' data: name a column of held-out examples that "
             f"belong to no client ({', '.join(set(public) & set(there)) or 'there is none'}), or try settings on other "

@@ -19,7 +19,7 @@ from fedax.engine.places.site import Problem, Site
 from fedax.engine.places.tables import Desk, Said, decide
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own
-from fedax.experiments.config import check_settings, problem_of
+from fedax.experiments.config.experiment import check_settings, problem_of
 from fedax.experiments.defaults import TASKS_OF
 from fedax.files import name_of
 from fedax.flower import require

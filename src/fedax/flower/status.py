@@ -19,7 +19,7 @@ from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import write_atomic
 from fedax.engine.places.nodes import Failure, Message, Transport, heads_of
 from fedax.errors import FedaxError
-from fedax.experiments.config import Experiment
+from fedax.experiments.config.experiment import Experiment
 from fedax.files import regular
 
 FILE = "status.json"

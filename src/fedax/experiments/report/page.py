@@ -12,7 +12,7 @@ import fedax
 from fedax.columns import better, describe, show, show_parts
 from fedax.errors import UNSEEN
 from fedax.experiments import clients, diagnosis, noted, own, summary, sweeps, tables, toml
-from fedax.experiments.config import PYTHON
+from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.report import charts, privacy, svg
 from fedax.experiments.runs import Path, Record, lost, write_atomic
 from fedax.experiments.statistics import Aim, Target, target_of

@@ -25,7 +25,6 @@ may be a link, for what a run writes or removes has to be its own.
 """
 
 from fedax.engine.checkpoint import write_atomic
-from fedax.experiments.config import slug
 from fedax.experiments.runs.folder import (
     FOLDERS,
     KEY,
@@ -45,6 +44,7 @@ from fedax.experiments.runs.folder import (
 )
 from fedax.experiments.runs.reading import few, lost, missing_rounds, read, rows_of
 from fedax.experiments.runs.record import MethodRun, Path, Record, Trial
+from fedax.files import slug
 
 __all__ = [
     "FOLDERS", "KEY", "LOCK", "TRACEBACK", "MethodRun", "Path", "Record", "Trial", "append_metrics", "begun",

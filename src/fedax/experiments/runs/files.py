@@ -9,7 +9,7 @@ from fedax.data import Overview
 from fedax.data.formats import parse_json
 from fedax.errors import DataError
 from fedax.experiments import toml
-from fedax.experiments.config import WrittenSection, check
+from fedax.experiments.config.sections import WRITTEN, check
 from fedax.experiments.runs.record import Path
 from fedax.files import regular
 
@@ -20,7 +20,7 @@ def read_config(path: Path) -> dict[str, Any]:
     regular(path)
     try:
         config = toml.loads(path.read_bytes())
-        sections = check(config, WrittenSection)
+        sections = check(config, WRITTEN)
     except ValueError as error:
         raise DataError(f"{path}: no configuration of a run: {error}") from error
     if sections.sweep is not None:
@@ -29,9 +29,8 @@ def read_config(path: Path) -> dict[str, Any]:
         for name, values in sections.sweep.grid.items():
             section, _, key = name.partition(".")
             ends = isinstance(values, dict) and {"low", "high"} <= {*values}
-            if not (
-                key and section in ("methods", "work", "participation", "run") and (ends or isinstance(values, list))
-            ):
+            known = section in ("methods", "work", "participation", "run", "privacy")
+            if not (key and known and (ends or isinstance(values, list))):
                 raise DataError(f"{path}: no configuration of a run: sweep.grid.{name[:100]!r} is no axis")
             if not values:
                 raise DataError(f"{path}: no configuration of a run: sweep.grid.{name[:100]!r} has no values")

@@ -17,9 +17,9 @@ from fedax.engine import secret
 from fedax.engine.checkpoint import WRITING, write_atomic
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own, toml
-from fedax.experiments.config import slug
 from fedax.experiments.runs.files import About, lines_of, read_config, read_json
 from fedax.experiments.runs.record import Path
+from fedax.files import slug
 
 LOCK = ".lock"
 KEY = secret.FILE

@@ -23,7 +23,7 @@ from fedax.columns import EXCLUSIONS, better, measures
 from fedax.engine.history import tail_of
 from fedax.experiments import chance, examples
 from fedax.experiments.chance import Gap, gap_of
-from fedax.experiments.config import PYTHON
+from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.defaults import judge
 from fedax.experiments.runs import MethodRun, Path, Record
 from fedax.experiments.summary.settings import telling, varied

@@ -7,7 +7,7 @@ from typing import Any
 from fedax.algorithms import hyperparameters
 from fedax.data import FEDERATIONS
 from fedax.errors import ConfigError
-from fedax.experiments.config import PYTHON
+from fedax.experiments.config.sections import PYTHON
 
 
 def telling(settings: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,384 @@
+"""One codec between objects and tables: how the parts of a configuration are read, and how they are written again.
+
+A :class:`Codec` reads a setting into an object and writes an object as a setting. What a part may be called is in the
+registries; what arguments it has is in its class. Objects of fedax are written as a configuration would have them. What
+a file cannot hold, such as a function or a large array, is named and not written.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import equinox as eqx
+import numpy as np
+
+import fedax
+from fedax.contract.compression import COMPRESSORS, Compressor
+from fedax.contract.regularizers import REGULARIZERS, Regularizer
+from fedax.contract.schedule import Piecewise
+from fedax.contract.settings import Settings, plain
+from fedax.engine.patience import Patience
+from fedax.engine.saved import read_model
+from fedax.errors import ConfigError
+from fedax.experiments import own
+from fedax.experiments.config.sections import (
+    PYTHON,
+    MethodSection,
+    Table,
+    TaskSection,
+)
+from fedax.federation import PARTICIPATION, WORK
+from fedax.federation.census import Census
+from fedax.federation.participation import Dropout
+from fedax.metrics import METRICS
+from fedax.numbers import check_number
+from fedax.registry import Component, Registry, within
+from fedax.tasks import TASKS
+from fedax.tasks.trainable import LoRA
+from fedax.tracking import TRACKERS
+from fedax.wire import AVERAGES
+from fedax.wire.compressed import Compression
+
+FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of tasks that come from the data set
+
+_MOST = 1000  # entries of a list that is written, and letters of a text
+_PART = ("trainable", "lora")  # settings of the section task that say which part is learned
+_PARTS = ("regularizer", "compress")  # hyper-parameters that tables make something else than schedules of
+
+
+class Codec(Protocol):
+    """Reads a setting into an object, and writes an object as a setting."""
+
+    def read(self, field: str, given: Any) -> Any:
+        """The object; ``field`` is the dotted name of the setting, which a ConfigError names."""
+
+    def write(self, part: Any) -> Any:
+        """The setting, without what is ``None``."""
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Parts of several kinds: a table with the registered name of the kind, and its arguments; or the name alone.
+
+    Attributes:
+        registry: of the kinds.
+        key: the setting that has the name.
+
+    Example:
+        >>> Kinds(COMPRESSORS).read("run.compress", {"name": "top-k", "share": 0.1})
+        TopK(share=0.1)
+        >>> Kinds(COMPRESSORS).write(fedax.TopK(0.1))
+        {'name': 'top-k', 'share': 0.1}
+    """
+
+    registry: Registry
+    key: str = "name"
+
+    def bind(self, field: str, given: Mapping[str, Any]) -> tuple[Any, Table]:
+        """The part, and its table with the name as the registry spells it and with the arguments' defaults."""
+        arguments = {name: value for name, value in given.items() if name != self.key}
+        return self.registry.bind(given.get(self.key), arguments, section=field, key=self.key)  # type: ignore[arg-type]
+
+    def read(self, field: str, given: Any) -> Any:
+        """The part."""
+        return self.bind(field, {self.key: given} if isinstance(given, str) else given)[0]
+
+    def write(self, part: Any) -> Table:
+        """Under its registered name; a part that nobody has registered under its class's."""
+        return {self.key: self.registry.name_of(part) or written_class(part), **_given(part)}
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Parts of one kind: a table of their arguments.
+
+    Attributes:
+        make: their class.
+        short: the argument that is meant where there is no table.
+        brief: whether arguments that have their default are not written.
+
+    Example:
+        >>> Arguments(fedax.Guard).read("run.guard", {"largest": 10.0}), Arguments(fedax.Guard).write(fedax.Guard(10.0))
+        (Guard(largest=10.0), {'largest': 10.0, 'stop': False})
+    """
+
+    make: Callable[..., Any]
+    short: str | None = None
+    brief: bool = False
+
+    def read(self, field: str, given: Any) -> Any:
+        """The part."""
+        return call(field, self.make, given if self.short is None or isinstance(given, dict) else {self.short: given})
+
+    def write(self, part: Any) -> Table:
+        """Its arguments."""
+        usual = Component("", self.make, "").arguments if self.brief else {}
+        return {name: value for name, value in _given(part).items() if name not in usual or value != usual[name]}
+
+
+class _Guards(Arguments):
+    """Guards: true is the usual one."""
+
+    def read(self, field: str, given: Any) -> Any:
+        return super().read(field, given) if isinstance(given, dict) else given
+
+    def write(self, part: Any) -> Any:
+        return super().write(part) if isinstance(part, fedax.Guard) else setting(part)
+
+
+class _Patience(Arguments):
+    """What ends a run early: patience, or a function that no file holds."""
+
+    def write(self, part: Any) -> Any:
+        return super().write(part) if isinstance(part, Patience) else setting(part)
+
+
+class _Compressions:
+    """What compresses uploads, or tables for the two ways, up and down."""
+
+    def read(self, field: str, given: Any) -> Any:
+        return within(
+            field.rpartition(".")[0], lambda: Compression.of({"name": given} if isinstance(given, str) else given)
+        )
+
+    def write(self, part: Any) -> Table:
+        return _given(Compression.of(part))
+
+
+class _Schedules:
+    """Numbers that change with the rounds: factors at some of them, or a power."""
+
+    def read(self, field: str, given: Any) -> Any:
+        for name, value in given.items():
+            if name != "at":
+                check_number(f"{field}.{name}", value)
+        if "at" not in given:
+            return call(field, fedax.PowerDecay, given)
+        at = given["at"]
+        if not isinstance(at, dict) or not all(round_.isdecimal() for round_ in at):
+            raise ConfigError(f"{field}.at", at, "give factors by round, such as {600 = 0.2, 900 = 0.2}")
+        for round_, factor in at.items():
+            check_number(f"{field}.at.{round_}", factor, 0, open_low=True)
+        return call(field, Piecewise, {**given, "at": {int(round_): factor for round_, factor in at.items()}})
+
+    def write(self, part: Any) -> Table:
+        return _given(part)
+
+
+class _Privacy(Arguments):
+    """Differential privacy, whose errors name the section already; ``adaptive`` may be true or false."""
+
+    def read(self, field: str, given: Any) -> Any:
+        given = dict(given)
+        if isinstance(adaptive := given.get("adaptive"), bool):
+            adaptive = {} if adaptive else None
+        if adaptive is not None:
+            adaptive = ADAPTIVE.read(f"{field}.adaptive", adaptive)
+        return self.make(**{**given, "adaptive": adaptive})
+
+
+class _Participations(Kinds):
+    """Who takes part; with ``dropout`` or ``available``, and who of them does not answer."""
+
+    def bind(self, field: str, given: Mapping[str, Any]) -> tuple[Any, Table]:
+        absent = {name: given[name] for name in ("dropout", "available") if given.get(name) is not None}
+        drawn, table = super().bind(field, {k: v for k, v in given.items() if k not in ("dropout", "available")})
+        if absent:
+            return within(field, lambda: Dropout(drawn, absent.get("dropout"), absent.get("available"))), table | absent
+        return drawn, table
+
+    def write(self, part: Any) -> Table:
+        if not isinstance(part, Dropout):
+            return super().write(part)
+        available = None if part.available is None else setting(np.asarray(part.available))
+        if isinstance(available, str):  # of a table that is too large
+            available = [available]
+        told = {"dropout": setting(part.rate), "available": available}
+        return self.write(part.of) | {name: value for name, value in told.items() if value is not None}
+
+
+ADAPTIVE = Arguments(fedax.AdaptiveClip)
+PARTICIPATIONS = _Participations(PARTICIPATION, "kind")
+PRIVACY = _Privacy(fedax.DP, brief=True)
+SCHEDULES = _Schedules()
+TRACKS = Kinds(TRACKERS)
+WORKS = Kinds(WORK, "kind")
+
+# Settings of the section run that stand for objects, in the order in which they are written.
+RUN: dict[str, Codec] = {
+    "guard": _Guards(fedax.Guard),
+    "faults": Arguments(fedax.Faults),
+    "secure": Arguments(fedax.SecureSum),
+    "patience": _Patience(Patience, short="evaluations"),
+    "aggregate": Kinds(AVERAGES),
+    "compress": _Compressions(),
+}
+ARGUMENTS = {"patience": "until"}  # of :func:`fedax.simulate`, where they are called otherwise than the setting
+WIRE = ("guard", "aggregate", "faults", "compress", "secure")  # those that belong to the wire
+
+# What a hyper-parameter may be, besides a number or a word.
+_OBJECTS: dict[type, Codec] = {
+    Regularizer: Kinds(REGULARIZERS),
+    Compressor: Kinds(COMPRESSORS),
+    Piecewise: SCHEDULES,
+    fedax.PowerDecay: SCHEDULES,
+    fedax.AdaptiveClip: ADAPTIVE,
+    LoRA: Arguments(LoRA),
+}
+
+
+def setting(value: Any) -> Any:
+    """A value as a configuration has it; of what none can hold, a text that tells what it is.
+
+    Example:
+        >>> setting(fedax.L1(0.1)), setting(fedax.Piecewise(1.0, {5: 0.1})), setting(np.zeros((2000, 2)))
+        ({'name': 'l1', 'weight': 0.1}, {'value': 1.0, 'at': {'5': 0.1}}, 'array (2000, 2)')
+    """
+    for kind, codec in _OBJECTS.items():
+        if isinstance(value, kind):
+            return codec.write(value)
+    if hasattr(value, "shape") and np.size(value) > _MOST:
+        return f"array {np.shape(value)}"
+    value = plain(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): setting(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [setting(each) for each in value] if len(value) <= _MOST else f"{len(value)} entries"
+    if isinstance(value, str):
+        return value[:_MOST]
+    return (repr(value) if isinstance(value, eqx.Module) else written_class(value))[:_MOST]
+
+
+def written_class(thing: Any) -> str:
+    """What stands in a configuration for an object of a class that fedax does not know.
+
+    Example:
+        >>> written_class(1.5)
+        'python:float'
+    """
+    return f"{PYTHON}:{type(thing).__name__}"
+
+
+def arguments_of(part: Any) -> Table:
+    """Name -> value of the arguments with which an equal part is made."""
+    if isinstance(part, Settings):
+        return part.arguments()
+    return {field.name: getattr(part, field.name, None) for field in dataclasses.fields(part) if field.init}
+
+
+def call(section: str, make: Callable[..., Any], given: Table) -> Any:
+    """``make(**given)``; errors are reported as settings of ``section``."""
+    return Component(section, make, "").bind(given, section=section)[0]
+
+
+def _given(part: Any) -> Table:
+    return {name: each for name, value in arguments_of(part).items() if (each := setting(value)) is not None}
+
+
+# ---- sections
+
+
+def options_of(run: Table) -> Table:
+    """The section ``run`` as arguments of :func:`fedax.simulate`, without the seeds."""
+    apart = ("seeds", "split_seeds", "judge", "metrics", "patience", "baselines")
+    options = {name: value for name, value in run.items() if name not in apart}
+    for name, codec in RUN.items():
+        if (given := run.get(name)) is not None:
+            options[ARGUMENTS.get(name, name)] = codec.read(f"run.{name}", given)
+    return options
+
+
+def metrics_of(run: Table) -> dict[str, Any]:
+    """The metrics that the section ``run`` asks for, by the names of their columns."""
+    found: dict[str, Any] = {}
+    for entry in run.get("metrics", ()):
+        metric = Kinds(METRICS).read("run.metrics", entry)
+        if metric.name in found:
+            raise ConfigError("run.metrics", metric.name, "this is asked for twice; leave one out")
+        found[metric.name] = metric
+    return found
+
+
+def with_metrics(task: fedax.Task, run: Table) -> fedax.Task:
+    metrics = metrics_of(run)
+    return within("run", lambda: task.with_metrics(**metrics)) if metrics else task
+
+
+def hyperparameters_of(section: MethodSection, label: str, code: own.Code) -> Table:
+    """The method's hyper-parameters with their defaults."""
+    return code.method(section.name, f"methods.{label}.name").arguments
+
+
+def made_method(section: MethodSection, code: own.Code) -> fedax.Algorithm:
+    """One method, as a configuration would have it."""
+    return method_of(section, own.label_of(section.name), code)[0]
+
+
+def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax.Algorithm, Table]:
+    place = f"methods.{label}"
+    component = code.method(section.name, f"{place}.name")
+    given = section.parameters
+    component.check(given, component.arguments, f"{place}.")
+    schedules = {name for name, value in given.items() if isinstance(value, dict) and name not in _PARTS}
+    made = {
+        name: SCHEDULES.read(f"{place}.{name}", given[name]) if name in schedules else given[name] for name in given
+    }
+    if own.is_own(component):
+        method = within(place, lambda: own.made(component, made))
+        defaults = {name: own.plain(value) for name, value in component.arguments.items()}
+    else:
+        method = within(place, lambda: fedax.create(section.name, **made))
+        defaults = {name: setting(value) for name, value in component.arguments.items()}
+    defaults = {name: value for name, value in defaults.items() if value is not None}
+    return method, {"name": section.name, "label": label, **defaults, **given}
+
+
+def task_of(
+    section: TaskSection, data_name: str, usual: str | None, census: Census, classes: int | None, code: own.Code
+) -> tuple[fedax.Task, Table, Table]:
+    """The task; its section with what comes from the data; and the section as it is written to config.toml."""
+    name = section.name or usual
+    if name is None:
+        raise ConfigError("task.name", None, f"this is missing; name one: {', '.join(TASKS)}")
+    component, example = code.task(name), census.example
+    derived: Table = {}
+    if "x" in example:
+        shape = list(example["x"].shape)
+        derived = {"features": int(np.prod(shape)), "shape": shape, "classes": classes, "vocabulary": classes}
+    elif "e" in example:
+        derived = {"d": example["e"].shape[0]}
+    wanted = [key for key in component.arguments if key in FROM_DATA]
+    for key in wanted:
+        if derived.get(key) is None:
+            raise ConfigError("task.name", name, f"this does not fit {data_name}; try {usual or 'another'!r}")
+        if key in section.parameters:
+            raise ConfigError(f"task.{key}", section.parameters[key], "this comes from the data set; leave it out")
+    part = {key: value for key in _PART if (value := getattr(section, key)) is not None}
+    model = {"name": component.name, **section.parameters, **{key: derived[key] for key in wanted}, **part}
+    task, parameters = made_task(model, code)
+    written = {key: value for key, value in parameters.items() if key not in wanted}
+    return task, model, {"name": component.name, **written, **part}
+
+
+def made_task(model: Table, code: own.Code) -> tuple[fedax.Task, Table]:
+    given = {key: tuple(value) if key == "shape" else value for key, value in model.items() if key != "name"}
+    part: Table = {key: given.pop(key) for key in _PART if key in given}
+    task, parameters = code.task(model["name"]).bind(given, section="task")
+    if len(part) == 2:
+        raise ConfigError("task.trainable", part["trainable"], "there is task.lora too; give one of them")
+    if part:
+        rule = call("task.lora", fedax.tasks.LoRA, part["lora"]) if "lora" in part else part["trainable"]
+        task = within("task", lambda: fedax.tasks.partial(task, rule))
+    return task, parameters
+
+
+def started(path: str | None, task: fedax.Task) -> tuple[fedax.Task, Any]:
+    """The task that goes on from the model in a file, and its initial parameters if they are not in it already."""
+    if path is None:
+        return task, None
+    start = within("task.start", lambda: read_model(pathlib.Path(path), task.entire.form()))
+    return (task, start) if task.entire is task else (task.from_whole(start), None)

@@ -1,0 +1,213 @@
+"""The section ``data`` of a configuration: which data, dealt to which clients, in which parts."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fedax
+from fedax.data import FEDERATIONS, PARTITIONS, SETS, by_column, by_value, folder
+from fedax.engine.places.fleet import Fleet
+from fedax.errors import ConfigError, unknown
+from fedax.experiments.config.sections import DataSection, SplitSection, Table
+from fedax.federation.census import Census
+from fedax.registry import Component, within
+
+Held = fedax.FederatedData | Table | None
+
+
+class Dealt(NamedTuple):
+    """The data of a configuration: the data set, where it comes in one; the parts; and the section as it is written.
+
+    ``fleet``: the nodes that have dealt their rows, or ``None``.
+    """
+
+    pooled: Any
+    data: fedax.FederatedData | Census
+    val: fedax.FederatedData | None
+    test: Held
+    config: Table
+    fleet: Fleet | None = None
+    whole: fedax.FederatedData | None = None  # before the split, where no seed draws it
+
+
+def deal(section: DataSection, fleet: Fleet | None = None) -> Dealt:
+    pooled, data, test, config = unsplit(section, fleet)
+    if section.split is None:
+        return Dealt(pooled, data, None, test, config, fleet)
+    given = _shares(section.split)
+    if test is not None and given["test"]:
+        way_out = "there are held-out examples already; leave it out, and split off val alone"
+        raise ConfigError("data.split.test", given["test"], way_out)
+    if fleet is not None:
+        found = dealt_by(given, fleet)
+        return Dealt(pooled, found.census, None, test, {**config, "split": given}, found)
+    assert isinstance(data, fedax.FederatedData)
+    train, val, test = parts_of(data, test, section.split)
+    given_clients = pooled is None and "seed" not in config
+    return Dealt(pooled, train, val, test, {**config, "split": given}, None, data if given_clients else None)
+
+
+def _shares(section: SplitSection) -> Table:
+    """The arguments of :func:`fedax.data.split`."""
+    given = section.model_dump()
+    if given["train"] is None:
+        given["train"] = round(1 - given["val"] - given["test"], 12)
+    return given
+
+
+def parts_of(
+    data: fedax.FederatedData, test: Held, section: SplitSection
+) -> tuple[fedax.FederatedData, fedax.FederatedData | None, Held]:
+    """The clients' examples in parts; ``test``: held-out examples that there are without it, which stay."""
+    given = _shares(section)
+    parts = within("data.split", lambda: fedax.data.split(data, **given))
+    for name in ("val", "test"):
+        if given[name] and getattr(parts, name) is None:
+            way_out = f"no client has enough examples for one, the largest {data.sizes.max()}; ask for a larger share"
+            raise ConfigError(f"data.split.{name}", given[name], f"{way_out}, or 0")
+    return parts.train, parts.val, parts.test if given["test"] or test is None else test
+
+
+def dealt_by(split: Table | None, fleet: Fleet, seed: int = 0) -> Fleet:
+    """The nodes whose rows are dealt by a split with all its settings, of a training seed."""
+    if split is None or (not split["val"] and not split["test"]):
+        return fleet
+    return fleet.dealt({**split, "seed": split["seed"] + seed})
+
+
+def unsplit(section: DataSection, fleet: Fleet | None = None) -> tuple[Any, fedax.FederatedData | Census, Held, Table]:
+    """``-> (data set, clients' data, held-out examples, configuration)``; no data set where one is generated."""
+    if section.name == "nodes":
+        return _at_nodes(section, fleet)
+    pool = data_set(section.name)
+    if pool.name in FEDERATIONS:
+        return _in_clients(section, pool)
+    partition = PARTITIONS.get(section.partition or "iid", "data.partition")
+    counted = "clients" in partition.arguments
+    if counted and section.clients is None:
+        raise ConfigError("data.clients", None, "this is missing; give the number of clients")
+    pooled = fedax.data.load(pool.name)
+    if partition.make is by_column:
+        parts, parameters = _by_column(section, pooled)
+    else:
+        given, named = section.parameters, {}
+        first: Any = pooled.train["y"]
+        if partition.make is by_value and "column" in given:
+            named["column"] = given.pop("column")
+            if named["column"] not in pooled.groups:
+                raise unknown("data.column", named["column"], pooled.groups)
+            first = pooled.groups[named["column"]]
+        first = len(first) if "n" in partition.arguments else first
+        given |= {"seed": section.seed} | ({"clients": section.clients} if section.clients is not None else {})
+        parts, parameters = partition.bind(given, first, section="data")
+        parameters |= named
+    data = _weighted(fedax.FederatedData.from_partition(pooled.train, parts), section.weights)
+    config = {"name": pool.name, "partition": partition.name, **parameters, "weights": section.weights}
+    return pooled, data, pooled.test, config
+
+
+def _at_nodes(section: DataSection, fleet: Fleet | None) -> tuple[None, Census, Table | None, Table]:
+    """:func:`deal` of real clients; held-out examples are at the nodes, or in a folder at the server."""
+    if fleet is None:
+        raise ConfigError(
+            "data.name", "nodes", "these are real clients: fedax deploy run; to simulate, name a data set"
+        )
+    for name in ("partition", "clients"):
+        if getattr(section, name) is not None:
+            raise ConfigError(f"data.{name}", getattr(section, name), "the data are at the nodes; leave it out")
+    if differ := section.parameters.keys() - {"test"}:
+        raise unknown(f"data.{min(differ)}", min(differ), ["name", "test", "weights"])
+    folder_, census = section.parameters.get("test"), fleet.whole.census
+    test = None if folder_ is None else within("data", lambda: fedax.FederatedData.open(folder_).examples)
+    n = census.num_clients
+    if section.weights == "uniform":
+        census = census._replace(weights=np.full(n, 1 / n))
+    fleet.whole.census = census
+    config = {"name": "nodes", **section.parameters, "weights": section.weights}
+    return None, census, test, config
+
+
+def _in_clients(section: DataSection, federation: Component) -> tuple[None, fedax.FederatedData, Held, Table]:
+    """:func:`deal` that come in clients."""
+    if section.partition is not None:
+        raise ConfigError("data.partition", section.partition, f"{federation.name} comes in clients; leave it out")
+    given = section.parameters
+    if "seed" in federation.arguments or "seed" in section.model_fields_set:
+        given = given | {"seed": section.seed}
+    if section.clients is not None:
+        given["clients"] = section.clients
+    made, parameters = federation.bind(given, section="data")
+    data, test = made if isinstance(made, tuple) else (made, None)
+    data = data if federation.make is folder and section.weights == "sizes" else _weighted(data, section.weights)
+    return None, data, test, {"name": federation.name, **parameters, "weights": section.weights}
+
+
+def split_of_seed(split: SplitSection, seed: int) -> SplitSection:
+    """The split of a run with this seed, where each has its own: data.split.seed + seed."""
+    return split.model_copy(update={"seed": split.seed + seed})
+
+
+def of_seed(section: DataSection, seed: int) -> DataSection:
+    """The section with the split of a training seed."""
+    drawn = section.name not in FEDERATIONS or "seed" in FEDERATIONS.get(section.name).arguments
+    update: Table = {"seed": section.seed + seed} if drawn else {}
+    if section.split is not None:
+        update["split"] = split_of_seed(section.split, seed)
+    return section.model_copy(update=update) if seed else section
+
+
+def _by_column(section: DataSection, pooled: Any) -> tuple[list[np.ndarray], Table]:
+    given = section.parameters
+    for name in given:
+        if name not in ("column", "group_size"):
+            raise unknown(f"data.{name}", name, ["column", "group_size", *DataSection.model_fields])
+    if not pooled.groups:
+        raise ConfigError("data.partition", "column", f"{section.name} has no columns of clients; choose another one")
+    if "column" not in given:
+        raise ConfigError("data.column", None, f"this is missing; there are: {', '.join(pooled.groups)}")
+    if given["column"] not in pooled.groups:
+        raise unknown("data.column", given["column"], pooled.groups)
+    group_size = given.get("group_size", 1)
+    parts = within("data", lambda: by_column(pooled.groups[given["column"]], group_size))
+    if section.clients not in (None, len(parts)):
+        raise ConfigError("data.clients", section.clients, f"the column has {len(parts)} clients; leave it out")
+    return parts, given
+
+
+def _weighted(data: fedax.FederatedData, weights: str) -> fedax.FederatedData:
+    return data.with_weights(None if weights == "sizes" else np.full(data.num_clients, 1 / data.num_clients))
+
+
+def number_of_classes(pooled: Any, data: fedax.FederatedData | Census) -> int | None:
+    if pooled is not None:
+        return None if pooled.classes is None else int(pooled.classes)
+    if isinstance(data, Census):
+        return None
+    if data.transform is not None and data.transform.label is not None:
+        return None if data.transform.classes is None else len(data.transform.classes)
+    labels = data.examples.get("y")
+    whole = labels is not None and labels.dtype.kind in "iub"
+    return int(labels.max()) + 1 if whole else None
+
+
+def class_names(data: fedax.FederatedData) -> list[str] | None:
+    """What the classes of clients' examples are called; ``None`` where they have none."""
+    labels = data.examples.get("y")
+    if labels is None or labels.ndim != 1:
+        return None
+    if data.transform is not None and data.transform.label is not None:
+        return None if data.transform.classes is None else list(data.transform.classes)
+    values = np.unique(labels)
+    return [f"{value:g}" for value in values] if len(values) <= 100 else None
+
+
+def datasets() -> dict[str, str]:
+    """All data sets that a configuration may name: name -> one line."""
+    return SETS.available() | FEDERATIONS.available()
+
+
+def data_set(name: str, field: str = "data.name") -> Component:
+    """The data set of this name, in any spelling; the error for another one names ``field``."""
+    if name in FEDERATIONS or name in SETS:
+        return (FEDERATIONS if name in FEDERATIONS else SETS).get(name)
+    raise unknown(field, name, datasets())

@@ -1,0 +1,460 @@
+"""A configuration that has passed every check, and the objects that it stands for."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+
+import fedax
+from fedax.columns import better, measured_names
+from fedax.engine.places.fleet import Fleet
+from fedax.engine.places.site import Problem
+from fedax.engine.private import is_kept, public
+from fedax.engine.secret import is_drawn
+from fedax.errors import ConfigError, unknown
+from fedax.experiments import own
+from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
+from fedax.experiments.config import codec
+from fedax.experiments.config.data import (
+    class_names,
+    deal,
+    dealt_by,
+    number_of_classes,
+    of_seed,
+    parts_of,
+    split_of_seed,
+    unsplit,
+)
+from fedax.experiments.config.sections import (
+    DataSection,
+    ExperimentSection,
+    MethodSection,
+    PrivacySection,
+    RunSection,
+    SplitSection,
+    Table,
+    TrackSection,
+    check,
+    labels,
+    seeds_of,
+)
+from fedax.experiments.defaults import OWN_TABLES, are_small, unequal_penalties, usual_seeds, usual_task
+from fedax.federation.census import Census
+from fedax.numbers import check_number
+from fedax.registry import within
+from fedax.tracking import Tracker
+from fedax.wire.compressed import Compression
+from fedax.wire.wire import Wire
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration that has passed every check, and the objects that it stands for.
+
+    Attributes:
+        config: the configuration with all defaults filled in, as it is written to config.toml.
+        data: the clients' examples; of real clients their census.
+        val: held-out examples to choose by, by client; or ``None``.
+        test: held-out examples to report, by client or in one pytree; or ``None``.
+        classes: names of the classes, or ``None`` where the examples have none.
+        task: what is learned; one object for all runs, so that JAX compiles once a method.
+        work: local work.
+        participation: who takes part.
+        methods: label -> method.
+        options: the section ``run`` as arguments of :func:`fedax.simulate`, without the seeds.
+        fleet: the nodes of real clients; ``None`` in a simulation.
+        model: the section ``task`` with what comes from the data.
+        code: the files of own methods and of the own task, by what stands before the colon in their names.
+        track: what follows the runs, see :mod:`fedax.tracking`; ``None``: nothing does.
+        whole: the clients' examples before they are split, where all seeds have the same of them; else ``None``.
+    """
+
+    config: Table
+    data: fedax.FederatedData | Census
+    val: fedax.FederatedData | None
+    test: fedax.FederatedData | Table | None
+    classes: list[str] | None
+    task: fedax.Task
+    work: fedax.Work
+    participation: fedax.Participation
+    methods: dict[str, fedax.Algorithm]
+    options: dict[str, Any]
+    fleet: Fleet | None
+    model: Table
+    code: dict[str, own.Source] = field(default_factory=dict)
+    track: Tracker | None = None
+    whole: fedax.FederatedData | None = None
+
+    def problem(self, label: str) -> Table:
+        """What a node needs to make the method of this label, its task and its wire: see :func:`problem_of`."""
+        (method,) = (each for each in self.config["methods"] if each["label"] == label)
+        return self._problem(method)
+
+    def problem_alone(self, lr: float) -> Table:
+        """The same for the baseline where each client trains alone."""
+        found = self._problem({"name": LOCAL_ONLY, "label": LOCAL_ONLY, "lr": lr})
+        metrics = {name: value for name, value in found["run"].items() if name == "metrics"}
+        return {name: part for name, part in found.items() if name != "privacy"} | {"run": metrics}
+
+    def _problem(self, method: Table) -> Table:
+        run = {name: self.config["run"][name] for name in (*codec.WIRE, "metrics") if name in self.config["run"]}
+        private = {"privacy": self.config["privacy"]} if "privacy" in self.config else {}
+        named = [table["name"].rpartition(":")[0] for table in (self.model, method)]
+        code = {place: source.digest for place, source in self.code.items() if place in named}
+        return {"task": self.model, "method": method, "run": run} | private | ({"code": code} if code else {})
+
+    @property
+    def keeps_noise(self) -> bool:
+        """Whether the runs are private, and their noise that of a secret."""
+        return is_drawn(self.options.get("privacy"))
+
+    @property
+    def public(self) -> list[str] | None:
+        """Of private runs the columns with nothing but what ε covers, and public data; ``None``: they are none."""
+        if not is_kept(self.options.get("privacy")):
+            return None
+        parts = {part: each for part, each in (("val", self.val), ("test", self.test)) if each is not None}
+        held = self.data.held if isinstance(self.data, Census) else {}
+        return list(public(["round", *columns([self]), "epsilon"], parts, held))
+
+    def split(
+        self, seed: int
+    ) -> tuple[fedax.FederatedData | Census, fedax.FederatedData | None, fedax.FederatedData | Table | None]:
+        """The clients' data and the held-out examples, ``(data, val, test)``, of a run with this seed.
+
+        They are the same for all seeds, unless ``run.split_seeds`` asks for a split of each: that of data.seed + seed
+        and data.split.seed + seed. ``data``, ``val`` and ``test`` are those of the first seed.
+        """
+        if self._first(seed):
+            return self.data, self.val, self.test
+        if self.fleet is not None:
+            return self.nodes(seed).census, self.val, self.test
+        data = self.config["data"]
+        if self.whole is not None:
+            return parts_of(self.whole, self.test, split_of_seed(SplitSection(**data["split"]), seed))
+        found = deal(of_seed(DataSection(**data), seed))
+        return found.data, found.val, found.test
+
+    def nodes(self, seed: int) -> Fleet:
+        """The nodes, with their rows dealt as a run with this seed has them: :meth:`split` says how."""
+        assert self.fleet is not None
+        return self.fleet if self._first(seed) else dealt_by(self.config["data"].get("split"), self.fleet, seed)
+
+    def over(self, fleet: Fleet) -> "Experiment":
+        """The same on clients at nodes, who have all rows and deal them as :meth:`split` has them here."""
+        split, run = self.config["data"].get("split"), self.config["run"]
+        found = dealt_by(split, fleet, run["seeds"][0] if run["split_seeds"] else 0)
+        test = None if found.deal is not None and split["test"] else self.test
+        return dataclasses.replace(self, data=found.census, val=None, test=test, fleet=found)
+
+    def undealt(self) -> fedax.FederatedData:
+        """The clients' data of a simulation before they are split."""
+        run, section = self.config["run"], DataSection(**self.config["data"])
+        if section.split is None:
+            assert isinstance(self.data, fedax.FederatedData)
+            return self.data
+        found = unsplit(of_seed(section, run["seeds"][0] if run["split_seeds"] else 0))[1]
+        assert isinstance(found, fedax.FederatedData)
+        return found
+
+    def _first(self, seed: int) -> bool:
+        run = self.config["run"]
+        return not run["split_seeds"] or seed == run["seeds"][0]
+
+
+def build(config: Mapping[str, Any], fleet: Fleet | None = None, allow_code: bool | own.Code = False) -> Experiment:
+    """Check a configuration wholly, load its data, and make all its objects.
+
+    Args:
+        config: tables, as of :func:`read_toml`.
+        fleet: the nodes of real clients, whose data are the data set ``nodes``.
+        allow_code: whether own code that the configuration names (``name = "mine.py:Class"``) may run. Files are looked
+            for in the current folder, unless :func:`fedax.experiments.own.configured` says more.
+
+    Raises:
+        ConfigError, DataError: whatever cannot be used, with the setting's dotted name.
+
+    Example:
+        >>> experiment = build({
+        ...     "data": {"name": "digits", "clients": 4, "partition": "iid"},
+        ...     "run": {"rounds": 2, "batch_size": 32},
+        ...     "methods": [{"name": "fedavg", "lr": 0.1}],
+        ... })
+        >>> experiment.data, list(experiment.methods), experiment.config["task"]["name"]
+        (FederatedData(4 clients, 1442 examples, 360 to 361 a client), ['fedavg'], 'softmax_regression')
+    """
+    return build_all([config], fleet, allow_code)[0]
+
+
+def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
+    """The method, the task and the wire of :meth:`Experiment.problem`, wherever it is read.
+
+    Args:
+        table: plain JSON.
+        allowed: files and modules of own code that may run here.
+
+    Raises:
+        NodeError: it needs other code.
+
+    Example:
+        >>> experiment = build({
+        ...     "data": {"name": "digits", "clients": 4},
+        ...     "run": {"rounds": 2, "guard": True},
+        ...     "methods": [{"name": "fedavg", "lr": 0.1}],
+        ... })
+        >>> problem = problem_of(experiment.problem("fedavg"))
+        >>> problem.method == experiment.methods["fedavg"], problem.task == experiment.task, problem.wire.guard
+        (True, True, Guard())
+    """
+    code = own.of_owner(allowed, table.get("code", {}))
+    task, _ = codec.made_task(table["task"], code)
+    task = codec.with_metrics(task, table["run"])
+    if table["method"]["name"] == LOCAL_ONLY:
+        method: fedax.Algorithm = LocalOnly(check_number("lr", table["method"]["lr"], 0, open_low=True))
+    else:
+        method, _ = codec.method_of(MethodSection(**table["method"]), table["method"]["label"], code)
+    given = {name: part for name, part in codec.options_of(table["run"]).items() if name in codec.WIRE}
+    guard = given.get("guard")
+    privacy = _private(PrivacySection(**table["privacy"])).get("privacy") if "privacy" in table else None
+    guard = fedax.Guard() if guard is True else guard or None
+    how = Compression.of(given.get("compress"))
+    wire = Wire(given.get("faults"), guard, given.get("aggregate"), privacy, how.down, secure=given.get("secure"))
+    return Problem(method, task, wire, how.up)
+
+
+def check_settings(config: Mapping[str, Any], allow_code: bool | own.Code = False) -> None:
+    """Check all of a configuration that needs no data.
+
+    Raises:
+        ConfigError: the first thing that cannot be used.
+    """
+    settings_of(check(config), own.code_of(allow_code))
+
+
+def build_all(
+    configs: Sequence[Mapping[str, Any]], fleet: Fleet | None = None, allow_code: bool | own.Code = False
+) -> list[Experiment]:
+    """:func:`build` of configurations that have data and task in common: all are checked, then data are loaded once."""
+    # What needs no data comes first, so that a misspelt method does not wait for a large file.
+    code = own.code_of(allow_code)
+    settings = [settings_of(check(config), code) for config in configs]
+    first = check(configs[0])
+    if first.task.name is not None:
+        code.task(first.task.name)
+    track, track_config = _track(first.track)
+    seeds = settings[0].run["seeds"] if first.run.split_seeds else [0]
+    pooled, data, val, test, data_config, nodes, whole = deal(of_seed(first.data, seeds[0]), fleet)
+    if first.run.split_seeds and not {"seed", "split"} & data_config.keys():
+        raise ConfigError("run.split_seeds", True, "these clients are given, not drawn; leave it out")
+    census = data if isinstance(data, Census) else Census.of(data)
+    classes = fleet.classes if fleet is not None else number_of_classes(pooled, data)
+    usual = usual_task(data_config["name"], census)
+    task, model, task_config = codec.task_of(first.task, data_config["name"], usual, census, classes, code)
+    task, start = codec.started(first.task.start, task)
+    task_config |= {"start": first.task.start} if first.task.start is not None else {}
+    begun = {} if start is None else {"params": start}
+    task = codec.with_metrics(task, settings[0].run)
+    if whole is not None and first.data.split and first.run.split_seeds is None and repeats(first, whole, task, fleet):
+        settings = [_repeated(made, first.run.seeds) for made in settings]
+        if (seeds := settings[0].run["seeds"])[0]:
+            data, val, test = parts_of(whole, test, split_of_seed(first.data.split, seeds[0]))
+    elif first.run.seeds is None and first.data.split is not None and data_config["name"] in OWN_TABLES:
+        number = usual_seeds(repeated=False, methods=len(first.methods))
+        settings = [made._replace(run=made.run | {"seeds": [*range(number)]}) for made in settings]
+    sizes = []
+    for seed in seeds:
+        if whole is not None and first.data.split is not None:
+            split = data if seed == seeds[0] else parts_of(whole, test, split_of_seed(first.data.split, seed))[0]
+        else:
+            split = data if seed == seeds[0] else deal(of_seed(first.data, seed), fleet).data
+        if isinstance(split, fedax.FederatedData):
+            split.check(task)
+        sizes.append(split.sizes)
+    if "seed" in data_config:
+        data_config["seed"] = first.data.seed
+    if first.data.split is not None:
+        data_config["split"]["seed"] = first.data.split.seed
+    named = None if isinstance(data, Census) else class_names(data)
+
+    def experiment(made: Settings) -> Experiment:
+        for each in sizes:
+            within("work", functools.partial(made.work.validate, each))
+        within("participation", lambda: made.participation.validate(data.num_clients, made.run["rounds"]))
+        within("participation", lambda: made.participation.bind(data.weights))
+        resolved = {
+            "name": first.name or data_config["name"],
+            "data": data_config,
+            "task": task_config,
+            "work": made.work_config,
+            "participation": made.participation_config,
+            "run": made.run,
+            **({} if first.privacy is None else {"privacy": first.privacy.model_dump(exclude_none=True)}),
+            "methods": made.methods_config,
+        } | track_config
+        if (faults := made.options.get("faults")) is not None:
+            within("run.faults", lambda: faults.of(data.num_clients))
+        return Experiment(
+            resolved,
+            data,
+            val,
+            test,
+            named,
+            task,
+            made.work,
+            made.participation,
+            made.methods,
+            made.options | begun,
+            nodes,
+            model,
+            code.sources,
+            track,
+            whole if made.run["split_seeds"] else None,
+        )
+
+    found = [experiment(each) for each in settings]
+    if (judge := first.run.judge) is not None:
+        configs = [each.config for each in found]
+        check_judge("run.judge", judge, columns(found), found[0].task.metrics, configs)
+    if first.run.patience is not None:
+        _check_patience(found)
+    if first.run.baselines:
+        _check_baselines(first.run.baselines, found[0], settings[0].methods_config[0])
+    return found
+
+
+def columns(experiments: Sequence[Experiment]) -> list[str]:
+    """The columns, besides the costs, that all methods of some experiments on the same data have."""
+    first, run = experiments[0], experiments[0].config["run"]
+    at_nodes = {part for part, n in first.data.held.items() if n} if isinstance(first.data, Census) else ()
+    return measured_names(
+        first.task.metrics,
+        val=first.val is not None or "val" in at_nodes,
+        test=first.test is not None or "test" in at_nodes,
+        grad_norm=run["grad_norm"],
+        objective=all("regularizer" in method for each in experiments for method in each.config["methods"]),
+        density="density" in run,
+    )
+
+
+def check_judge(
+    field: str, judge: str, there: Sequence[str], metrics: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]
+) -> None:
+    """Check that methods can be compared by a column; ``there``: those that all of them have.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    if judge not in there:
+        raise unknown(field, judge, there)
+    if better(judge, metrics) is None:
+        raise ConfigError(field, judge, "its name does not tell which way is better; take another column")
+    if judge == "objective" and any(map(unequal_penalties, configs)):
+        raise ConfigError(field, judge, "the methods have different regularizers; take test_loss or train_loss")
+
+
+def _check_patience(experiments: Sequence[Experiment]) -> None:
+    column, there = experiments[0].options["until"].column, columns(experiments)
+    if column not in there:
+        way_out = "there is no validation part to stop by: hold one out, [data.split] with val = 0.15"
+        if column != "val_loss":
+            raise unknown("run.patience.column", column, there)
+        raise ConfigError("run.patience", experiments[0].config["run"]["patience"], way_out)
+
+
+def measured_by_client(experiment: Experiment) -> bool:
+    """Whether there are held-out test examples of each client, here or at the nodes that have dealt their rows."""
+    if isinstance(experiment.test, fedax.FederatedData):
+        return True
+    return experiment.test is None and experiment.fleet is not None and bool(experiment.fleet.tested)
+
+
+def _check_baselines(asked: bool | Table, experiment: Experiment, method: Table) -> None:
+    if isinstance(asked, dict):
+        if differ := asked.keys() - {"lr"}:
+            raise unknown(f"run.baselines.{min(differ)}", min(differ), ["lr"])
+        check_number("run.baselines.lr", asked.get("lr", 1.0), 0, open_low=True, fixed=True)
+    if not measured_by_client(experiment):
+        way_out = "they are measured at each client: hold a part of its examples out, [data.split] with test = 0.15"
+        raise ConfigError("run.baselines", asked, way_out)
+    given = asked.get("lr") if isinstance(asked, dict) else None
+    if given is None and not isinstance(method.get("lr"), int | float):
+        way_out = f"{method['label']} has no constant lr for them to take: name one, baselines = {{lr = 0.1}}"
+        raise ConfigError("run.baselines", asked, way_out)
+
+
+def tasks() -> dict[str, str]:
+    """All tasks that a configuration may name: name -> one line."""
+    return fedax.tasks.available()
+
+
+def repeats(
+    config: ExperimentSection, whole: fedax.FederatedData | None, task: fedax.Task, fleet: Fleet | None
+) -> bool:
+    """Whether each seed is to have a split of its own, where the configuration does not say it."""
+    compares = config.data.name in OWN_TABLES and config.data.split is not None and len(config.methods) > 1
+    if not compares or whole is None or fleet is not None or config.sweep is not None:
+        return False
+    return are_small(whole.num_examples, count_parameters(task))
+
+
+def count_parameters(task: fedax.Task) -> int:
+    """How many numbers the model has."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.entire.form()))
+
+
+def _repeated(made: "Settings", seeds: Any) -> "Settings":
+    """Settings by which each seed has a split of its own."""
+    chosen = [*range(usual_seeds(repeated=True))] if seeds is None else made.run["seeds"]
+    return made._replace(run=made.run | {"seeds": chosen, "split_seeds": True})
+
+
+# ---- sections
+
+
+class Settings(NamedTuple):
+    """What needs no data, made; and as it is written to config.toml."""
+
+    methods: dict[str, fedax.Algorithm]
+    methods_config: list[Table]
+    work: fedax.Work
+    work_config: Table
+    participation: fedax.Participation
+    participation_config: Table
+    run: Table
+    options: Table
+
+
+def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> Settings:
+    names = labels(sections.methods)
+    code = code or own.configured(False)
+    made = [codec.method_of(section, label, code) for section, label in zip(sections.methods, names, strict=True)]
+    work, work_config = codec.WORKS.bind("work", dict(sections.work))
+    participation, participation_config = codec.PARTICIPATIONS.bind("participation", dict(sections.participation))
+    methods = dict(zip(names, (method for method, _ in made), strict=True))
+    configs = [config for _, config in made]
+    run = _run(sections.run)
+    codec.metrics_of(run)
+    return Settings(methods, configs, work, work_config, participation, participation_config, run,
+                     codec.options_of(run) | _private(sections.privacy))  # fmt: skip
+
+
+def _private(section: PrivacySection | None) -> Table:
+    """The section ``privacy`` as an argument of :func:`fedax.simulate`."""
+    return {} if section is None else {"privacy": codec.PRIVACY.read("privacy", dict(section))}
+
+
+def _track(section: TrackSection | None) -> tuple[Tracker | None, Table]:
+    if section is None:
+        return None, {}
+    tracker, config = codec.TRACKS.bind("track", dict(section))
+    return tracker, {"track": config}
+
+
+def _run(section: RunSection) -> Table:
+    given = section.model_dump(exclude_none=True)
+    seeds = seeds_of("run.seeds", 1 if section.seeds is None else section.seeds)
+    return {**given, "seeds": seeds, "split_seeds": bool(section.split_seeds)}

@@ -1,0 +1,280 @@
+"""What a configuration looks like: its sections, and the names, types and ranges of their settings.
+
+The sections' own settings are the fields of the classes below. All other keys of a section are the parameters of what
+it names: the partition, the task, the work, the participation, the method, with the names and defaults of the Python
+functions of that name.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pydantic
+
+from fedax.errors import ConfigError, unknown
+from fedax.experiments import own
+from fedax.files import slug
+
+Table = dict[str, Any]
+
+PYTHON = "python"  # the data of a run that was made in Python, which no file describes
+MOST_SEEDS = 1000
+
+Count = pydantic.PositiveInt
+Seed = pydantic.NonNegativeInt
+
+
+class Section(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+
+class Open(Section):
+    """A section whose other keys are the parameters of what it names."""
+
+    model_config = pydantic.ConfigDict(extra="allow", strict=True)
+
+    @property
+    def parameters(self) -> Table:
+        return dict(self.model_extra or {})
+
+
+class SplitSection(Section):
+    """Which share of each client's examples is held out, to choose by and to report."""
+
+    train: pydantic.NonNegativeFloat | None = None  # what the others leave
+    val: pydantic.NonNegativeFloat = 0.0
+    test: pydantic.NonNegativeFloat = 0.0
+    stratify: bool | str = False
+    seed: Seed = 0
+
+
+class DataSection(Open):
+    """Which data, how they are dealt to the clients, and what of them is held out."""
+
+    name: str
+    clients: Count | None = None
+    partition: str | None = None
+    seed: Seed = 0
+    weights: Literal["sizes", "uniform"] = "sizes"
+    split: SplitSection | None = None
+
+
+class TaskSection(Open):
+    """What is learned, from which model on, and which part of it."""
+
+    name: str | None = None
+    start: str | None = None  # the file of a model
+    trainable: str | list[str] | None = None
+    lora: Table | None = None
+
+
+class WorkSection(Open):
+    """How much each client does in a round."""
+
+    kind: str
+
+
+class ParticipationSection(Open):
+    """Who takes part in a round, and who of them does not answer."""
+
+    kind: str = "full"
+    dropout: Any = None  # a rate, or one for each client
+    available: list[Any] | None = None  # of each round, a truth value for each client
+
+
+class RunSection(Section):
+    """How long, with which minibatches, how often, and what is measured."""
+
+    rounds: Count
+    batch_size: Count | None = None
+    seeds: Any = None  # how many, or which; not said: see :func:`fedax.experiments.defaults.seeds`
+    split_seeds: bool | None = None  # each seed deals the data anew; not said: where own tables are small
+    judge: str | None = None  # the column by which methods are compared
+    metrics: list[str | Table] | None = None  # besides the task's own
+    patience: Count | Table | None = None  # the run ends after so many evaluations without a better validation loss
+    baselines: bool | Table | None = None  # also train each client alone, and one model on all data in one place
+    evaluate_every: Count | None = None
+    grad_norm: bool = False
+    density: pydantic.NonNegativeFloat | None = None
+    chunk_size: Count | None = None
+    guard: bool | Table | None = None
+    aggregate: str | Table | None = None
+    faults: Table | None = None
+    compress: str | Table | None = None  # of uploads; or tables up and down
+    secure: Table | None = None
+
+
+class PrivacySection(Section):
+    """Differential privacy of clients; the arguments of :class:`fedax.DP`."""
+
+    clip: Any
+    noise: Any
+    delta: Any
+    epsilon: Any = None
+    adaptive: bool | Table | None = None  # true: with the defaults of fedax.AdaptiveClip
+    by_leaf: Any = False
+    bands: Any = 1
+    noise_seed: Any = None
+
+
+class MethodSection(Open):
+    """One method to run."""
+
+    name: str
+    label: str | None = None
+
+
+class TrackSection(Open):
+    """Where the runs are tracked too; see :mod:`fedax.tracking`."""
+
+    name: str
+
+
+class SweepSection(Section):
+    """What :mod:`fedax.experiments.tuning` varies, and by what it judges; ``fedax run`` leaves it aside."""
+
+    criterion: str | None = None
+    better: Literal["lower", "higher"] | None = None
+    last: Count = 1
+    search: Literal["grid", "random"] = "grid"
+    points: Count | None = None  # of a random search, for each method
+    seed: Seed = 0  # of a random search
+    grid: Table = {}  # setting -> values
+
+
+class ExperimentSection(Section):
+    """A whole configuration."""
+
+    name: str | None = None
+    data: DataSection
+    task: TaskSection = TaskSection()
+    work: WorkSection = WorkSection(kind="epochs", epochs=1)  # type: ignore[call-arg]
+    participation: ParticipationSection = ParticipationSection()
+    run: RunSection
+    privacy: PrivacySection | None = None
+    methods: list[MethodSection] = pydantic.Field(min_length=1, max_length=1000)
+    track: TrackSection | None = None
+    sweep: SweepSection | None = None
+
+
+def _filled(section: type[Section], **fields: Any) -> Any:
+    """A section with other types of some fields; one without a default has to be there."""
+    given: dict[str, Any] = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in fields.items()}
+    return pydantic.create_model(section.__name__, __base__=section, **given)
+
+
+# The configuration of a run folder, in which every default is filled in.
+WRITTEN: type[ExperimentSection] = _filled(
+    ExperimentSection,
+    name=str,
+    data=_filled(DataSection, weights=(Literal["sizes", "uniform", "given"], "sizes")),
+    task=_filled(TaskSection, name=str),
+    work=WorkSection,
+    participation=_filled(ParticipationSection, kind=str),
+    run=_filled(
+        RunSection,
+        split_seeds=(bool, False),
+        evaluate_every=(Count | list[Count] | None, None),
+        seeds=pydantic.conlist(Seed, min_length=1, max_length=MOST_SEEDS),
+    ),
+    methods=pydantic.conlist(_filled(MethodSection, label=str), min_length=1, max_length=1000),
+    sweep=(
+        _filled(SweepSection, criterion=str, better=Literal["lower", "higher"], search=Literal["grid", "random"])
+        | None,
+        None,
+    ),
+)
+
+SELECTORS: dict[str, type[Open]] = {
+    "data.partition": DataSection,
+    "task.name": TaskSection,
+    "work.kind": WorkSection,
+    "participation.kind": ParticipationSection,
+    "track.name": TrackSection,
+}
+
+
+def check(config: Mapping[str, Any], form: type[ExperimentSection] = ExperimentSection) -> ExperimentSection:
+    """The form of a configuration: sections, names, types and ranges of the settings.
+
+    Raises:
+        ConfigError: for the first thing that is wrong.
+    """
+    given = config.get("data")
+    if form is ExperimentSection and isinstance(given, Mapping) and given.get("name") == PYTHON:
+        way_out = (
+            "this run was made in Python, of objects that no file holds: the fedax.compare(…, out=…) that began it "
+            "goes on with it; fedax report and fedax.load read it"
+        )
+        raise ConfigError("data.name", PYTHON, way_out)
+    try:
+        return form.model_validate(config)
+    except pydantic.ValidationError as error:
+        raise clear(error.errors()[0]) from None
+
+
+def seeds_of(field: str, given: Any) -> list[int]:
+    """The seeds, of how many there are (0, 1, …) or of a list of them."""
+    seeds = list(range(given)) if type(given) is int and given <= MOST_SEEDS else given
+    good = isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed < 2**31 for seed in seeds)
+    if not good or len(seeds) > MOST_SEEDS or len(set(seeds)) != len(seeds):
+        way_out = f"give a number of seeds from 1 to {MOST_SEEDS}, or a list of different ones from 0 on"
+        raise ConfigError(field, given, way_out)
+    return seeds
+
+
+def labels(methods: Sequence[MethodSection]) -> list[str]:
+    """Each method's label; of methods that come several times, with the settings in which they differ."""
+    found: list[str] = []
+    unlabelled: dict[str, list[MethodSection]] = {section.name: [] for section in methods}
+    for section in methods:
+        if not section.label:
+            unlabelled[section.name].append(section)
+    differ = {name: _differing(same) for name, same in unlabelled.items()}
+    for section in methods:
+        label = section.label or own.label_of(section.name)
+        if not section.label:
+            given = section.parameters
+            label += "".join(f" {key}={given[key]}" for key in differ[section.name] if key in given)
+        found.append(label)
+    seen = set()
+    for i, label in enumerate(found):
+        if slug(label) in seen:  # file names are made of them
+            raise ConfigError(f"methods[{i}].label", label, "two methods have this label; give each its own label")
+        seen.add(slug(label))
+    return found
+
+
+def _differing(same: Sequence[MethodSection]) -> list[str]:
+    """The settings that are not the same in all."""
+    given = [section.parameters for section in same]
+    keys = dict.fromkeys(key for each in given for key in each)
+    return [key for key in keys if len({repr(each.get(key)) for each in given}) > 1]
+
+
+# ---- pydantic's errors
+
+
+_MISSING = {
+    "data": '[data] with name = "digits"',
+    "run": "[run] with rounds = 50",
+    "run.rounds": "rounds = 50",
+    "privacy.clip": "clip = 1.0, the largest norm of an upload",
+    "privacy.noise": "noise = 1.0, in units of the clip; fedax privacy finds it for a budget",
+    "privacy.delta": "delta = 1e-5, below one over the number of clients",
+    "methods": '[[methods]] with name = "fedavg"',
+}
+
+
+def clear(error: Any) -> ConfigError:
+    """One of pydantic's errors in fedax's form."""
+    loc, kind = error["loc"], error["type"]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    if kind == "extra_forbidden":
+        inner = {"run": RunSection, "privacy": PrivacySection, "sweep": SweepSection, "data": SplitSection}
+        model: Any = ExperimentSection if len(loc) == 1 else inner[loc[0]]
+        return unknown(field, str(loc[-1]), model.model_fields)
+    if kind in ("missing", "too_short"):
+        return ConfigError(field, None, f"this is missing; add {_MISSING.get(field, 'it')}")
+    if kind == "model_type":
+        return ConfigError(field, error["input"], f"give a table: [{field}] and its settings below it")
+    return ConfigError(field, error["input"], error["msg"][0].lower() + error["msg"][1:])

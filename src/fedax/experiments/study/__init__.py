@@ -1,0 +1,56 @@
+"""A study: several experiments that belong together, each tuned on validation data and then run with all its seeds.
+
+A study is cut into jobs: the tuning of one method, or one method with one seed. Each is a process on one core with a
+run folder of its own, so that many run side by side, a job that was stopped goes on from its checkpoint, and the
+numbers do not depend on how many ran together. What has to be kept of a job is one line of a file.
+
+| in the folder of a study | what |
+|---|---|
+| results/<part>.jsonl | a line for each job that is over: its settings, its rows, what it took |
+| jobs/<key>/ | the run folders; what is under way goes on from them, the others may be removed |
+| report.html | all parts, as of :func:`fedax.experiments.write_report` |
+"""
+
+from fedax.experiments.study.parts import Part, PartSection, Study, read_study, studies
+from fedax.experiments.study.results import record_of, results_of
+from fedax.experiments.study.rules import faults, unsure
+from fedax.experiments.study.running import carry_out
+from fedax.experiments.study.verdicts import (
+    Claim,
+    claims,
+    column_of,
+    conclusion,
+    decisive,
+    design,
+    effect,
+    fair,
+    outcome,
+    pool,
+    verdict,
+    write_page,
+)
+
+__all__ = [
+    "Claim",
+    "Part",
+    "PartSection",
+    "Study",
+    "carry_out",
+    "claims",
+    "column_of",
+    "conclusion",
+    "decisive",
+    "design",
+    "effect",
+    "fair",
+    "faults",
+    "outcome",
+    "pool",
+    "read_study",
+    "record_of",
+    "results_of",
+    "studies",
+    "unsure",
+    "verdict",
+    "write_page",
+]

@@ -1,0 +1,451 @@
+"""What a study is: its parts, the jobs that it is cut into, and what they choose."""
+
+import copy
+import hashlib
+import itertools
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+import pydantic
+
+from fedax.errors import ConfigError, unknown
+from fedax.experiments import sweeps, toml
+from fedax.experiments.config.codec import hyperparameters_of
+from fedax.experiments.config.edit import put, read_toml
+from fedax.experiments.config.experiment import check_settings
+from fedax.experiments.config.sections import Count, MethodSection, Section, Seed, Table, check, clear, labels, seeds_of
+from fedax.experiments.defaults import TASKS_OF
+from fedax.experiments.own import code_of
+from fedax.experiments.runs import MethodRun, Path, Trial, slug
+
+_STUDIES = pathlib.Path(__file__).parents[1] / "studies"
+_DIGITS = 6  # of the numbers that are kept
+CLOSE = 0.1  # relative; of points that are closer another seed may turn the order around: seeds differ by 2 to 8 %
+
+_Pair = Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]
+
+
+class TuneSection(Section):
+    """How a part is tuned; the axes are those of the recipe's section ``sweep``.
+
+    All methods get the same number of runs: one whose grid has fewer points tries each with more seeds. A choice on
+    fewer rounds than the runs have is another choice: a rate that is ahead at first may be behind in the end.
+    """
+
+    rounds: Count | None = None  # default: those of the runs
+    seed: Seed = 1000  # the first
+    extend: int = pydantic.Field(default=4, ge=0)  # how often a grid whose best point is at its edge grows
+    again: int = pydantic.Field(default=1, ge=0)  # further seeds for the two best points, where they are close
+
+
+class PartSection(Section):
+    """One experiment of a study."""
+
+    name: str
+    recipe: str
+    shows: list[str] = pydantic.Field(default=[])  # figures and tables of a paper
+    text: str = ""  # what is claimed, in words
+    claims: list[_Pair] = pydantic.Field(default=[])  # which method is better than which
+    judge: str | None = None  # by which column; default: the one that decides
+    set: Table = pydantic.Field(default={})
+    methods: list[str] | None = None
+    tune: TuneSection | None = None
+    tuned_by: str | None = None
+    hold: dict[str, Table] = pydantic.Field(default={})  # method -> {c = "lr^-2"}: what changes with what is tuned
+    unfair: dict[str, str] = pydantic.Field(default={})  # method -> why pairs with it say nothing of the methods
+    scope: str = ""  # what a verdict is about, where that is less than the claim: "for a network of 2,306 parameters"
+    provisional: str = ""  # why nothing follows from the part yet
+
+
+class StudySection(Section):
+    """A study's file."""
+
+    name: str
+    title: str = ""
+    parts: list[PartSection] = pydantic.Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work of one process.
+
+    Attributes:
+        part: the part's name.
+        label: the method's.
+        seed: of a run; ``None`` where settings are chosen.
+        config: the configuration, with this method and this seed alone.
+        key: what tells jobs apart: a digest of all in ``config`` but names.
+    """
+
+    part: str
+    label: str
+    seed: int | None
+    config: Table
+    key: str
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.part}: {self.label}, " + ("tuning" if self.seed is None else f"seed {self.seed}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One experiment of a study, with the configuration that it has before it is tuned."""
+
+    section: PartSection
+    config: Table
+
+    @property
+    def name(self) -> str:
+        """As the study's file gives it."""
+        return self.section.name
+
+    @property
+    def labels(self) -> list[str]:
+        """Of the methods."""
+        return [row["label"] for row in self.config["methods"]]
+
+    def row(self, label: str) -> Table:
+        """The settings of a method."""
+        return next(row for row in self.config["methods"] if row["label"] == label)
+
+
+@dataclass
+class Study:
+    """A study: from :func:`read_study`.
+
+    Attributes:
+        section: the file's content.
+        parts: by name.
+    """
+
+    section: StudySection
+    parts: dict[str, Part]
+    results: dict[str, Table] = field(default_factory=dict)  # of the jobs that are over, by key
+
+    def choice(self, part: Part, label: str) -> tuple[Table | None, Job | None]:
+        """The settings chosen for a method, or where more has to be tried first, the job that tries it."""
+        tune = part.section.tune
+        if tune is None or not grid_of(part, label):
+            other = self.parts.get(part.section.tuned_by or "")
+            return self.choice(other, label) if other is not None and label in other.labels else ({}, None)
+        *_, last = self._choices(part, label)
+        if last.key not in self.results:
+            return None, last
+        return self.tried(part, label)[0]["point"], None
+
+    def choices(self, part: Part, label: str) -> list[Job]:
+        """The jobs by which a method's settings were chosen, of those that are over; empty where none were chosen."""
+        return [job for job in self._choices(part, label) if job.key in self.results]
+
+    def tried(self, part: Part, label: str) -> list[Table]:
+        """All points that were tried for a method, the best first, as in the results; one tried twice has all seeds."""
+        lines = [self.results[job.key] for job in self.choices(part, label)]
+        return _in_order([row for line in lines for row in line["points"]], lines[0]["better"]) if lines else []
+
+    def _choices(self, part: Part, label: str) -> Iterator[Job]:
+        """The jobs that choose, up to the first that has to be done.
+
+        The points are the recipe's; where the best is at the smallest or largest value of an axis, the axis grows in
+        its own proportion, with all values of the others that go with it, until the best is inside, a value is
+        refused, or the grid has grown as often as it may. If then the two best points are close, both are tried with
+        further seeds.
+        """
+        tune = part.section.tune
+        grid: dict[str, list[Any]] | None = grid_of(part, label) if tune is not None else None
+        if tune is None or not grid:
+            return
+        table: list[Table] = []
+        for _ in range(tune.extend + 1):
+            # What is held with a value differs from point to point, so that each is a job of its own.
+            for each in _points(grid) if part.section.hold.get(label) else [grid]:
+                job = self._tuning(part, label, each)
+                yield job
+                if (line := self.results.get(job.key)) is None:
+                    return
+                table = _in_order([*table, *line["points"]], line["better"])
+            if not (grid := self._wider(part, label, table)):
+                break
+        if tune.again and close(table):
+            for row in table[:2]:
+                point = {name: [value] for name, value in row["point"].items()}
+                job = self._tuning(part, label, point, after=len(row["seeds"]))
+                yield job
+                if job.key not in self.results:
+                    return
+
+    def jobs(self) -> Iterator[Job]:
+        """What can be done now, the first first: choices before runs, and runs seed by seed."""
+        given: set[str] = set()
+        for part in self.parts.values():
+            chosen = {label: self.choice(part, label) for label in part.labels}
+            for _, job in chosen.values():
+                if job is not None and job.key not in given:
+                    given.add(job.key)
+                    yield job
+            for seed in seeds_of("run.seeds", part.config["run"].get("seeds", 1)):
+                for label, (point, _) in chosen.items():
+                    if point is not None:
+                        job = self.run(part, label, seed, point)
+                        if job.key not in self.results and job.key not in given:
+                            given.add(job.key)
+                            yield job
+
+    def run(self, part: Part, label: str, seed: int, point: Table) -> Job:
+        """The job of one method with one seed, at the settings that were chosen."""
+        config = at_point(part, label, point)
+        config.pop("sweep", None)
+        config["run"]["seeds"] = [seed]
+        return job_of(part, label, seed, config)
+
+    def _tuning(self, part: Part, label: str, grid: Table, after: int = 0) -> Job:
+        """The job that tries the points of a grid; after so many seeds, with those that come next."""
+        tune = part.section.tune
+        assert tune is not None
+        held = part.section.hold.get(label)
+        config = at_point(part, label, {name: values[0] for name, values in grid.items()} if held else {})
+        rounds = tune.rounds or config["run"]["rounds"]
+        numbers = {each: math.prod(map(len, grid_of(part, each).values())) for each in part.labels}
+        seeds = tune.again if after else max(numbers.values()) // numbers[label]
+        config["run"] |= {"rounds": rounds, "seeds": [*range(tune.seed + after, tune.seed + after + seeds)]}
+        config["run"].pop("evaluate_every", None)
+        config["run"]["evaluate_every"] = max(1, rounds // 5)
+        grid = {f"methods.*.{name}": values for name, values in grid.items()}
+        config["sweep"] = {**config.get("sweep", {}), "grid": grid}
+        return job_of(part, label, None, config)
+
+    def _wider(self, part: Part, label: str, table: list[Table]) -> dict[str, list[Any]] | None:
+        """The points that come next, of some in order: those with one value more on an axis whose edge is the best."""
+        best = table[0]["point"]
+        for name, value, end in sweeps.edges([_as_trial(row) for row in table]):
+            values = sorted({row["point"][name] for row in table})
+            few = values[:2] if end == "smallest" else values[:-3:-1]
+            if value <= 0 or few[1] <= 0:
+                continue
+            beyond = float(f"{few[0] * few[0] / few[1]:.4g}")
+            beyond = type(value)(beyond)
+            if beyond in values:
+                continue
+            wider = best | {name: beyond}
+            if accepted(part, label, wider):
+                tried = {each: list(dict.fromkeys(row["point"][each] for row in table)) for each in best}
+                tried[name] = [beyond]
+                # A method may refuse some of them together with the new one: FedDyn asks that lr · alpha ≤ 1.
+                return {
+                    each: [value for value in values if accepted(part, label, wider | {each: value})]
+                    for each, values in tried.items()
+                }
+        return None
+
+
+def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
+    """A study by its name, or from a file.
+
+    Args:
+        source: one of :func:`studies`, or a TOML file.
+        only: names of parts, if not all are wanted; those by which they are tuned belong to them.
+
+    Raises:
+        ConfigError: there is none, or something in it cannot be used; all parts are checked.
+
+    Example:
+        >>> study = read_study("momentum", only=["figure-1c"])
+        >>> [job.name for job in study.jobs()][0]
+        'figure-1c: scaffold, tuning'
+    """
+    path, known = pathlib.Path(source), studies()
+    if str(source) in known and not path.is_file():
+        path = _STUDIES / f"{source}.toml"
+    try:
+        given = toml.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            "study", str(source), f"cannot be read ({error.strerror}); give a file, or one of: {', '.join(known)}"
+        ) from error
+    except ValueError as error:
+        raise ConfigError("study", str(source), f"is no TOML: {error}") from error
+    try:
+        section = StudySection.model_validate(given)
+    except pydantic.ValidationError as error:
+        raise clear(error.errors()[0]) from None
+    parts: dict[str, Part] = {}
+    for each in section.parts:
+        if each.name in parts or slug(each.name) != each.name:
+            way_out = "give each part a name of its own, of small letters, digits and hyphens"
+            raise ConfigError("parts.name", each.name, way_out)
+        if each.tuned_by is not None and each.tuned_by not in parts:
+            raise unknown("parts.tuned_by", each.tuned_by, [*parts])
+        parts[each.name] = _part(each, path.parent)
+    for name in only:
+        if name not in parts:
+            raise unknown("part", name, [*parts])
+    wanted = {*only, *(parts[name].section.tuned_by for name in only)} if only else parts.keys()
+    return Study(section, {name: part for name, part in parts.items() if name in wanted})
+
+
+def studies() -> dict[str, str]:
+    """The studies that come with fedax: name -> title.
+
+    Example:
+        >>> "momentum" in studies()
+        True
+    """
+    found = {}
+    for path in sorted(_STUDIES.glob("*.toml")):
+        found[path.stem] = toml.loads(path.read_bytes()).get("title", "")
+    return found
+
+
+def _part(section: PartSection, folder: Path) -> Part:
+    near = folder / section.recipe
+    config = copy.deepcopy(read_toml(near if near.is_file() else section.recipe))
+    for path, value in section.set.items():
+        put(config, path, value)
+    names = labels(check(config).methods)
+    for row, label in zip(config["methods"], names, strict=True):
+        row["label"] = label
+    if section.methods is not None:
+        for label in section.methods:
+            if label not in names:
+                raise unknown("parts.methods", label, names)
+        config["methods"] = [row for row in config["methods"] if row["label"] in section.methods]
+    for label in itertools.chain.from_iterable(section.claims):
+        if label not in names:
+            raise unknown("parts.claims", label, names)
+    for label in (*section.hold, *section.unfair):
+        if label not in names:
+            raise unknown(f"parts.{'hold' if label in section.hold else 'unfair'}", label, names)
+    config["name"] = section.name
+    check_settings(config)
+    part = Part(section, config)
+    for label in section.hold:
+        held_of(part, label)
+    return part
+
+
+def grid_of(part: Part, label: str) -> dict[str, list[Any]]:
+    """The axes of one method: those that name it come before those of all."""
+    row = part.row(label)
+    known = hyperparameters_of(MethodSection(**row), label, code_of(False))
+    found: dict[str, list[Any]] = {}
+    for path, values in part.config.get("sweep", {}).get("grid", {}).items():
+        _, who, *rest = path.split(".")
+        if rest[0] in known and who in ("*", row["name"], label) and (who != "*" or ".".join(rest) not in found):
+            found[".".join(rest)] = values
+    return found
+
+
+def at_point(part: Part, label: str, point: Table) -> Table:
+    """The configuration of one method at one point, with what is held together with it."""
+    config = copy.deepcopy(part.config)
+    row = copy.deepcopy(part.row(label))
+    config["methods"] = [row]
+    for name, (other, power) in held_of(part, label).items():
+        if other in point:
+            row[name] = float(f"{row[name] * (point[other] / row[other]) ** power:.6g}")
+    for name, value in point.items():
+        put(config, f"methods.*.{name}", value)
+    return config
+
+
+def held_of(part: Part, label: str) -> dict[str, tuple[str, float]]:
+    """name -> (other, power): a hyper-parameter that is the recipe's times this power of how another one has changed.
+
+    FedDA's α is c lr²: a grid of lr with c = "lr^-2" has the same α at all its points.
+    """
+    found = {}
+    for name, rule in part.section.hold.get(label, {}).items():
+        other, _, power = str(rule).partition("^")
+        row = part.row(label)
+        try:
+            found[name] = other, float(power)
+        except ValueError:
+            raise ConfigError(f"parts.hold.{label}.{name}", rule, "give a name and a power, such as lr^-2") from None
+        for each in (name, other):
+            if not isinstance(row.get(each), int | float):
+                raise ConfigError(f"parts.hold.{label}.{name}", rule, f"the recipe gives no number for {each}")
+    return found
+
+
+def _points(grid: dict[str, list[Any]]) -> list[dict[str, list[Any]]]:
+    """The points of a grid, each as a grid of one."""
+    return [
+        {name: [value] for name, value in zip(grid, values, strict=True)}
+        for values in itertools.product(*grid.values())
+    ]
+
+
+def accepted(part: Part, label: str, point: Table) -> bool:
+    """Whether a method can have these settings."""
+    try:
+        check_settings(at_point(part, label, point))
+    except ConfigError:
+        return False
+    return True
+
+
+def job_of(part: Part, label: str, seed: int | None, config: Table) -> Job:
+    told = copy.deepcopy(config)
+    told.pop("name")
+    for row in told["methods"]:
+        row.pop("label")
+    task = told.get("task", {})
+    if task.get("name", TASKS_OF.get(told["data"]["name"])) == "cnn":
+        # Once there was "he" only, and no word of it: those results stay, and the default's are others.
+        told["task"] = {"init": "lecun", **task}
+        if told["task"]["init"] == "he":
+            del told["task"]["init"]
+    text = json.dumps(told, sort_keys=True, ensure_ascii=False)
+    return Job(part.name, label, seed, config, hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+def _in_order(table: Sequence[Table], better: str) -> list[Table]:
+    """The points of several tables, the best first; of those that did not fail, first those with the most seeds."""
+    together: dict[str, Table] = {}
+    for row in table:
+        before = together.get(key := json.dumps(row["point"], sort_keys=True))
+        together[key] = row if before is None else _both(before, row)
+    sign = -1 if better == "higher" else 1
+    return sorted(
+        together.values(),
+        key=lambda row: (row["mean"] is None, row["failed"], -len(row["seeds"]), sign * (row["mean"] or 0.0)),
+    )
+
+
+def _both(one: Table, other: Table) -> Table:
+    """A point that was tried twice, with the seeds of both."""
+    seeds = [*one["seeds"], *other["seeds"]]
+    good = [score for score in seeds if score is not None]
+    mean = short(float(np.mean(good))) if good else None
+    return {"point": one["point"], "mean": mean, "failed": len(seeds) - len(good), "seeds": seeds}
+
+
+def close(table: Sequence[Table]) -> bool:
+    """Whether other seeds may turn the two best points of some in order around, as far as one seed can say.
+
+    Example:
+        >>> points = [{"mean": 0.137, "failed": 0}, {"mean": 0.140, "failed": 0}]
+        >>> close(points), close(points[:1]), close([points[0], {"mean": 0.16, "failed": 0}])
+        (True, False, False)
+    """
+    if len(table) < 2 or any(row["failed"] for row in table[:2]):
+        return False
+    best, next_best = (float(row["mean"]) for row in table[:2])
+    return abs(next_best - best) <= CLOSE * abs(best)
+
+
+def _as_trial(row: Table) -> Trial:
+    scores = np.array([math.nan if score is None else score for score in row["seeds"]])
+    return Trial([MethodRun("", "", 0, "finished", {}, row["point"])] * len(scores), scores)
+
+
+def short(value: Any) -> Any:
+    if isinstance(value, list):
+        return [short(each) for each in value]
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

@@ -1,0 +1,102 @@
+"""What is kept of the jobs of a study: a line each, which together are the record of a part."""
+
+import json
+import math
+
+import numpy as np
+
+from fedax.errors import DataError
+from fedax.experiments.config.sections import Table, seeds_of
+from fedax.experiments.runs import MethodRun, Path, Record, finite, read, write_atomic, write_json
+from fedax.experiments.study.parts import Job, Part, Study, short
+
+
+def results_of(folder: Path) -> dict[str, Table]:
+    """The lines of all results of a study, by their job's key.
+
+    Raises:
+        DataError: a line that no study wrote.
+    """
+    found: dict[str, Table] = {}
+    for path in sorted((folder / "results").glob("*.jsonl")):
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            try:
+                row = json.loads(line)
+                found[row["key"]] = row
+            except (ValueError, LookupError, TypeError) as error:
+                raise DataError(f"{path}, line {number}: not as a study writes it ({error})") from error
+    return found
+
+
+def keep(folder: Path, job: Job) -> Table:
+    """Make the line of a job that is over, from its run folder, and add it to the part's results."""
+    record = read(folder / "jobs" / job.key / "run")
+    seconds = float((folder / "jobs" / job.key / "seconds.txt").read_text())
+    line: Table = {"key": job.key, "label": job.label, "seconds": round(seconds)}
+    line |= {"versions": record.about["versions"], "device": record.about["device"]}
+    if job.seed is None:
+        swept = json.loads((record.folder / "sweep.json").read_text(encoding="utf-8"))
+        (method,) = swept["methods"]
+        line |= {"better": swept["better"], "criterion": swept["criterion"], "last": swept["last"]}
+        line |= {"rounds": record.config["run"]["rounds"], "tuned_with": record.config["run"]["seeds"]}
+        line["points"] = [
+            {"point": row["point"], "mean": short(row["mean"]), "failed": row["failed"], "seeds": short(row["seeds"])}
+            for row in method["table"]
+        ]
+    else:
+        (run,) = record.runs
+        line |= {"method": run.method, "seed": run.seed, "status": run.status, "settings": record.config["methods"][0]}
+        line["settings"].pop("label")
+        line["history"] = {name: short(finite(values)) for name, values in run.history.items()}
+        shared = {name: section for name, section in record.config.items() if name != "methods"}
+        own = ("made_of", "versions", "device", "id")
+        about = {name: value for name, value in record.about.items() if name not in own}
+        write_json(folder / "results" / f"{job.part}.json", {"config": shared, "about": about})
+    path = folder / "results" / f"{job.part}.jsonl"
+    before = path.read_bytes() if path.exists() else b""
+    text = json.dumps(finite(line), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    write_atomic(path, before + text.encode() + b"\n")
+    return line
+
+
+def record_of(study: Study, part: Part, folder: Path) -> Record | None:
+    """What is known of a part as the record of one run, for tables and reports; ``None`` before its first result."""
+    runs: list[MethodRun] = []
+    rows: list[Table] = []
+    versions: Table = {}
+    devices: set[str] = set()
+    for label in part.labels:
+        point, _ = study.choice(part, label)
+        if point is None:
+            continue
+        for seed in seeds_of("run.seeds", part.config["run"].get("seeds", 1)):
+            line = study.results.get(study.run(part, label, seed, point).key)
+            if line is None:
+                continue
+            history = {
+                name: np.array([math.nan if value is None else value for value in values])
+                for name, values in line["history"].items()
+            }
+            versions = line["versions"]
+            devices.add(line["device"])
+            runs.append(MethodRun(label, line["method"], seed, line["status"], history))
+            if label not in [row["label"] for row in rows]:
+                rows.append({"label": label, **line["settings"]})
+    if not runs:
+        return None
+    known = _shared(study, part, folder)
+    known["config"]["run"]["seeds"] = list(dict.fromkeys(run.seed for run in runs))
+    about = known["about"] | {"versions": versions, "device": ", ".join(sorted(devices))}
+    return Record(folder / part.name, known["config"] | {"methods": rows}, about, runs, [])
+
+
+def _shared(study: Study, part: Part, folder: Path) -> Table:
+    """What the runs of a part have in common; of another part with the same runs, where they were done for that one."""
+
+    def problem(part: Part) -> Table:
+        return {name: section for name, section in part.config.items() if name not in ("name", "methods", "sweep")}
+
+    alike = [each.name for each in study.parts.values() if problem(each) == problem(part)]
+    paths = [folder / "results" / f"{name}.json" for name in (part.name, *alike)]
+    known: Table = json.loads(next(path for path in paths if path.exists()).read_text(encoding="utf-8"))
+    return known

@@ -1,0 +1,242 @@
+"""What came out of a study: what its runs say to the claims of its parts."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedax.columns import better, show
+from fedax.experiments.chance import Gap
+from fedax.experiments.config.sections import seeds_of
+from fedax.experiments.pooled import LEAST_METHODS, Pool, compare, least, pool_of
+from fedax.experiments.report import write_report
+from fedax.experiments.runs import MethodRun, Path, Record
+from fedax.experiments.study.parts import Part, Study
+from fedax.experiments.study.results import record_of
+from fedax.experiments.summary import LEVEL, holm, problems
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one method is better than another, and what the runs say to it.
+
+    Attributes:
+        better, worse: labels, as claimed.
+        gap: by how much the first is better in the column that decides, in its units, the mean over the seeds that both
+            have; negative where it is worse. Infinite where one diverged with all seeds; not-a-number where both
+            did, or one with some seeds, or they share none.
+        low, high: the ends of its 95 % confidence interval; not-a-number with one seed.
+        p: two-sided, of this pair alone; not-a-number with one seed.
+        corrected: p corrected by Holm for all claims of the part.
+        seeds: how many both have.
+        pooled: whether the error is that of all methods together, as of :mod:`fedax.experiments.pooled`.
+    """
+
+    better: str
+    worse: str
+    gap: float
+    low: float
+    high: float
+    p: float
+    corrected: float
+    seeds: int
+    pooled: bool = False
+
+    @property
+    def told(self) -> str:
+        """``"as claimed"``, ``"the other way"``, or where chance may explain it ``"not told"``; by the corrected p."""
+        if not self.corrected < LEVEL and not math.isinf(self.gap):
+            return "not told"
+        return "as claimed" if self.gap > 0 else "the other way"
+
+
+def column_of(part: Part, record: Record) -> str:
+    """The column by which a part is judged."""
+    (problem,) = problems([record])
+    column = part.section.judge or problem.judge
+    assert column is not None
+    return column
+
+
+def values_of(part: Part, record: Record) -> dict[str, dict[int, float]]:
+    """Method -> seed -> the mean of the last evaluations of what decides, so that higher is better."""
+    (problem,) = problems([record])
+    column = column_of(part, record)
+    sign = -1.0 if better(column) == "lower" else 1.0
+    found: dict[str, dict[int, float]] = {}
+    for run in record.runs:
+        found.setdefault(run.label, {})[run.seed] = _late(run, column, problem.tail, sign)
+    return found
+
+
+def pool(part: Part, record: Record) -> Pool | None:
+    """What the methods that have all seeds say of the error together."""
+    found = values_of(part, record)
+    seeds = sorted(set().union(*found.values()))
+    return pool_of({
+        label: np.array([each[seed] for seed in seeds]) for label, each in found.items() if {*each} == {*seeds}
+    })  # fmt: skip
+
+
+def claims(part: Part, record: Record) -> list[Claim]:
+    """What the runs say to each of a part's claims, by the mean of the last evaluations."""
+    found, together = values_of(part, record), pool(part, record)
+    tested: list[tuple[Claim, Gap | None]] = []
+    for one, other in part.section.claims:
+        seeds = [seed for seed in found.get(one, {}) if seed in found.get(other, {})]
+        values = {label: np.array([found[label][seed] for seed in seeds]) for label in (one, other) if seeds}
+        with np.errstate(invalid="ignore"):  # of two that failed
+            gaps = np.subtract(values[one], values[other]) if seeds else np.zeros(0)
+        gap, pooled = compare(together, one, other, values) if _testable(gaps) else (None, False)
+        mean = float(gaps.mean()) if len({*np.isfinite(gaps)}) == 1 else math.nan
+        low, high = (math.nan, math.nan) if gap is None else gap.interval()
+        p = math.nan if gap is None else gap.p
+        tested.append((Claim(one, other, mean, low, high, p, math.nan, len(gaps), pooled), gap))
+    corrected = holm([1.0 if gap is None else gap.p for _, gap in tested])
+    return [
+        claim if gap is None else replace(claim, corrected=p)
+        for (claim, gap), p in zip(tested, corrected, strict=True)
+    ]  # fmt: skip
+
+
+def fair(part: Part, found: Sequence[Claim]) -> list[Claim]:
+    """The claims without those about methods of which the part's file says that their pairs say nothing."""
+    return [claim for claim in found if not {claim.better, claim.worse} & {*part.section.unfair}]
+
+
+def verdict(found: Sequence[Claim]) -> str:
+    """Of several claims together, all of which are claimed: holds, does not hold, or cannot be told.
+
+    That all hold is an intersection-union test (Berger 1982): it is told if each pair is told by itself, and p needs no
+    correction, since a single pair that is wrongly told does not make the others so. That one does not is told by p
+    corrected for all, since any of them might be wrongly told.
+
+    Example:
+        >>> def claim(gap, p, corrected):
+        ...     return Claim("x", "y", gap, gap - 0.5, gap + 0.5, p, corrected, 5)
+        >>> sure, likely, against = claim(1.0, 0.001, 0.003), claim(1.0, 0.04, 0.08), claim(-1.0, 0.01, 0.03)
+        >>> verdict([sure, likely]), verdict([sure, against]), verdict([sure, claim(-1.0, 0.04, 0.08)]), verdict([])
+        ('holds', 'does not hold', 'cannot be told', 'cannot be told')
+    """
+    if any(claim.told == "the other way" for claim in found):
+        return "does not hold"
+    holds = all(claim.gap > 0 and (claim.p < LEVEL or math.isinf(claim.gap)) for claim in found)
+    return "holds" if found and holds else "cannot be told"
+
+
+def decisive(found: Sequence[Claim]) -> Claim | None:
+    """The pair with the least gap, of those that are told to be the other way if there are any; of all others else."""
+    there = [claim for claim in found if not math.isnan(claim.gap)]
+    against = [claim for claim in there if claim.told == "the other way"]
+    return min(against or there, key=lambda claim: claim.gap, default=None)
+
+
+def effect(claim: Claim, column: str) -> str:
+    """By how much the first method of a pair is better, in the units of the column, and the 95 % interval.
+
+    Example:
+        >>> effect(Claim("x", "y", -0.01, -0.03, 0.01, 0.3, 0.3, 5), "test_accuracy")
+        'x against y -1.00 % (-3.00 % to 1.00 %)'
+    """
+    if math.isinf(claim.gap):
+        return f"{claim.better} against {claim.worse}, which failed" if claim.gap > 0 else f"{claim.better} failed"
+    between = "" if math.isnan(claim.low) else f" ({show(column, claim.low)} to {show(column, claim.high)})"
+    return f"{claim.better} against {claim.worse} {show(column, claim.gap)}{between}"
+
+
+def design(part: Part) -> str:
+    """What a part can tell before it has run: the smallest difference that is told with 80 %.
+
+    Its unit is the standard deviation of a run: what is left of it without its method's mean and its seed's.
+    """
+    seeds = len({*seeds_of("run.seeds", part.config["run"].get("seeds", 1))})
+    pairs, methods = len(fair_pairs(part)), len(part.labels)
+    if not pairs:
+        return ""
+    if seeds < 2:
+        return "One seed tells no difference from chance."
+    own, other = least(seeds, 2), least(seeds, 2, pairs)
+    text = f"{seeds} seeds: a pair is told with 80 % if it differs by {own:.2g} standard deviations of a run"
+    if pairs > 1:
+        text += f", against the claim of {pairs} pairs by {other:.2g}"
+    if methods >= LEAST_METHODS:
+        text += f"; if the {methods} methods spread alike, by {least(seeds, methods):.2g}"
+        text += f" and {least(seeds, methods, pairs):.2g}" if pairs > 1 else ""
+    return f"{text}."
+
+
+def fair_pairs(part: Part) -> list[tuple[str, str]]:
+    """The pairs that a part claims, without those that say nothing."""
+    return [(one, other) for one, other in part.section.claims if not {one, other} & {*part.section.unfair}]
+
+
+def _late(run: MethodRun, column: str, tail: int, sign: float) -> float:
+    """The mean of the last values, so that higher is better; of a run that has none, -∞."""
+    if run.status not in ("finished", "worse"):
+        return -math.inf
+    return sign * float(np.mean(run.history[column][-max(tail, 1) :]))
+
+
+def _testable(gaps: np.ndarray) -> bool:
+    return len(gaps) > 1 and bool(np.isfinite(gaps).all())
+
+
+def outcome(study: Study, folder: Path) -> list[str]:
+    """What came out of each part that claims something and has results: the claim, the effect, the verdict."""
+    said = []
+    for part in study.parts.values():
+        record = record_of(study, part, folder)
+        if record is not None and part.section.claims:
+            where = ", ".join(part.section.shows) or part.name
+            claimed = f"{where}, claimed: “{part.section.text}”" if part.section.text else where
+            said.append(f"{claimed} {conclusion(part, record)}")
+    return said
+
+
+def conclusion(part: Part, record: Record) -> str:
+    """The effect with its interval, then the verdict, then what does not count, as sentences.
+
+    Args:
+        part: that claims something.
+        record: its runs, as of :func:`record_of`.
+    """
+    found = claims(part, record)
+    counted = fair(part, found)
+    column, least_pair = column_of(part, record), decisive(counted)
+    text = "No pair can be compared yet." if least_pair is None else f"Found: {effect(least_pair, column)}"
+    if least_pair is not None:
+        most = max((claim for claim in counted if not math.isnan(claim.gap)), key=lambda claim: claim.gap)
+        text += "." if most is least_pair else f"; at most {effect(most, column)}."
+    if part.section.provisional:
+        return f"{text} Nothing follows from it yet: {part.section.provisional}"
+    scope = f", {part.section.scope}" if part.section.scope else ""
+    text += f" Verdict{scope}: {verdict(counted)}"
+    if len(counted) > 1:
+        text += f"; {_told(counted)}, beyond chance"
+    text += "."
+    if left_out := {label: why for label, why in part.section.unfair.items() if _has(label, found)}:
+        because = "; ".join(f"{label} ({why})" for label, why in left_out.items())
+        text += f" Pairs that say nothing of the methods: those with {because}."
+    return text
+
+
+def _told(found: Sequence[Claim]) -> str:
+    """How many pairs are told, and which way."""
+    counts = {way: sum(claim.told == way for claim in found) for way in ("as claimed", "the other way")}
+    return f"of {len(found)} pairs {counts['as claimed']} as claimed and {counts['the other way']} the other way"
+
+
+def _has(label: str, found: Sequence[Claim]) -> bool:
+    return any(label in (claim.better, claim.worse) for claim in found)
+
+
+def write_page(study: Study, folder: Path) -> Path | None:
+    """Draw the page of a study, ``report.html``, from what is there; ``None`` where nothing is."""
+    found = [record_of(study, part, folder) for part in study.parts.values()]
+    records = [record for record in found if record is not None]
+    if not records:
+        return None
+    path = folder / "report.html"
+    write_report(records, path, said=outcome(study, folder))
+    return path

@@ -1,0 +1,104 @@
+"""The codec: what is written of a part is read as the same part."""
+
+import inspect
+
+import pytest
+
+import fedax
+from fedax.algorithms import METHODS
+from fedax.contract.compression import COMPRESSORS
+from fedax.contract.regularizers import REGULARIZERS
+from fedax.experiments import build, read, toml
+from fedax.experiments.config.codec import ADAPTIVE, PARTICIPATIONS, PRIVACY, RUN, SCHEDULES, WORKS, Kinds, setting
+from fedax.federation import PARTICIPATION, WORK
+from fedax.wire import AVERAGES
+
+# Arguments that have to be given.
+GIVEN = {
+    "top-k": {"share": 0.5}, "random-k": {"share": 0.5}, "qsgd": {"levels": 4},
+    "rotated": {"of": {"name": "qsgd", "levels": 4}},
+    "error-feedback": {"of": {"name": "top-k", "share": 0.5}}, "l1": {"weight": 0.1},
+    "elastic-net": {"l1": 0.1, "l2": 0.2}, "l1-ball": {"radius": 2.0}, "l2-ball": {"radius": 2.0},
+    "box": {"low": -1.0, "high": 1.0}, "trimmed-mean": {"share": 0.2}, "steps": {"steps": 3}, "epochs": {"epochs": 2},
+    "random-epochs": {"low": 1, "high": 3}, "random-steps": {"mean": 2.0, "std": 1.0, "low": 1, "high": 4},
+    "geometric-steps": {"mean": 2.0}, "deadline": {"time": 2.0, "speed": [1.0, 2.0]}, "uniform": {"size": 2},
+    "proportional": {"size": 2}, "systematic": {"size": 2}, "uniform-normalized": {"size": 2},
+    "poisson": {"rate": 0.5}, "cyclic": {"groups": 2}, "trace": {"cohorts": [[0, 1], [2]]},
+    "clipped-mean": {"norm": 1.0},
+}  # fmt: skip
+REGISTRIES = {"name": (COMPRESSORS, REGULARIZERS, AVERAGES), "kind": (WORK, PARTICIPATION)}
+CASES = [
+    pytest.param(registry, key, name, id=f"{registry.kind} {name}")
+    for key, registries in REGISTRIES.items()
+    for registry in registries
+    for name in registry
+]
+
+
+def given(registry, name):
+    arguments = registry.get(name).arguments
+    missing = {key for key, default in arguments.items() if default is inspect.Parameter.empty}
+    assert missing <= GIVEN.get(name, {}).keys(), f"{name} takes {arguments}"
+    return GIVEN.get(name, {})
+
+
+@pytest.mark.parametrize(("registry", "key", "name"), CASES)
+def test_registered_parts_are_read_as_they_are_written(registry, key, name):
+    kinds = Kinds(registry, key)
+    part = kinds.read("section", {key: name, **given(registry, name)})
+    table = kinds.write(part)
+    assert table[key] == name
+    again = toml.loads(toml.dumps({"part": table}).encode())["part"]
+    assert again == table and repr(kinds.read("section", again)) == repr(part)
+
+
+@pytest.mark.parametrize(
+    ("codec", "part"),
+    [
+        (RUN["guard"], fedax.Guard(5.0)),
+        (RUN["faults"], fedax.Faults([1], times=-1.0)),
+        (RUN["secure"], fedax.SecureSum(clip=10.0)),
+        (RUN["patience"], fedax.Patience(evaluations=3)),
+        (RUN["aggregate"], fedax.TrimmedMean(0.2)),
+        (RUN["compress"], {"up": fedax.TopK(0.5), "down": fedax.Natural()}),
+        (PRIVACY, fedax.DP(1.0, 0.5, 1e-5, epsilon=3.0, adaptive=fedax.AdaptiveClip(0.6))),
+        (ADAPTIVE, fedax.AdaptiveClip(0.6)),
+        (SCHEDULES, fedax.Piecewise(1.0, {5: 0.1, 7: 0.5})),
+        (SCHEDULES, fedax.PowerDecay(1.0, power=0.5)),
+        (WORKS, fedax.RandomEpochs(2, 5)),
+        (PARTICIPATIONS, fedax.Dropout(fedax.Uniform(4), 0.1)),
+        (PARTICIPATIONS, fedax.Dropout(fedax.Full(), available=[[True, False], [True, True]])),
+    ],
+    ids=repr,
+)
+def test_other_parts_too(codec, part):
+    table = toml.loads(toml.dumps({"part": codec.write(part)}).encode())["part"]
+    found = codec.read("run.part", table)
+    if isinstance(part, dict):
+        found = {"up": found.up, "down": found.down}
+    assert repr(found) == repr(part) and codec.write(found) == table
+
+
+def test_what_stands_alone():
+    assert RUN["guard"].read("run.guard", True) is True and RUN["guard"].write(False) is False
+    assert RUN["patience"].read("run.patience", 3) == fedax.Patience(evaluations=3)
+    assert RUN["aggregate"].read("run.aggregate", "coordinate-median") == fedax.CoordinateMedian()
+    assert setting(lambda row: True) == "python:function" and setting(fedax.FromFunction(abs))[:12] == "FromFunction"
+
+
+@pytest.mark.parametrize("name", [*METHODS])
+def test_every_method_is_written_with_its_defaults(name):
+    """Compressors that a method has by itself among them."""
+    data = {"name": "quadratics", "clients": 3, "dimension": 2}
+    config = {"data": data, "run": {"rounds": 1}, "methods": [{"name": name}]}
+    made = build(config)
+    written = toml.loads(toml.dumps(made.config).encode())
+    assert written == made.config
+    again = build(written)
+    assert again.config == made.config and repr(again.methods) == repr(made.methods)
+
+
+def test_a_comparison_of_secure_sums_is_read_again(tmp_path):
+    data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
+    fedax.compare(["fedavg"], task, data, rounds=1, seeds=1, secure=fedax.SecureSum(clip=10.0), out=tmp_path / "run")
+    assert read(tmp_path / "run").config["run"]["secure"] == {"clip": 10.0, "bits": 32}
