@@ -234,7 +234,7 @@ _DIGESTED = re.compile(r"(data|val|test)\W|sizes and weights|params|program of t
 
 def _problem(record: Record) -> dict[str, str]:
     """What makes a problem: setting -> value, in words."""
-    config, clients = _varied(record.config), record.about["clients"]
+    config, clients = varied(record.config), record.about["clients"]
     asked = ("rounds", "batch_size", "faults", "split_seeds")
     sections = {name: config[name] for name in ("data", "task", "work", "participation")}
     sections["run"] = {name: value for name, value in config["run"].items() if name in asked and value is not False}
@@ -525,7 +525,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         sizes: [N] examples of each client.
         parameters: of the model.
     """
-    config = _varied(config)
+    config = varied(config)
     data, run, who = config["data"], config["run"], config["participation"]
     hidden = ("name", "clients", "seed", "weights")
     dealt = f"by {data['column']}" if "column" in data else None
@@ -554,7 +554,12 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     asked = {name: run[name] for name in ("guard", "aggregate", "faults", "compress", "secure") if run.get(name)}
     uploads = "; ".join(f"{name} {'on' if what is True else short(what)}" for name, what in asked.items())
     private = config.get("privacy", {})
-    hidden_by = f"clip {private['clip']:g}, noise {private['noise']:g}, δ = {private['delta']:g}" if private else ""
+    hidden_by = ""
+    if private:
+        clip, noise = (
+            value if isinstance(value, str) else f"{value:g}" for value in (private["clip"], private["noise"])
+        )
+        hidden_by = f"clip {clip}, noise {noise}, δ = {private['delta']:g}"
     return {
         "Data": f"{where}, {thousands(sum(sizes))} training examples",
         "Partition": dealt + (", all clients weigh the same" if data["weights"] == "uniform" else ""),
@@ -565,13 +570,23 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     } | {name: text for name, text in (("Uploads", uploads), ("Privacy", hidden_by)) if text}
 
 
-def _varied(config: dict[str, Any]) -> dict[str, Any]:
+def varied(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration; of a sweep with the values of its axes in words, but of methods, in the place of the first."""
     config = copy.deepcopy(config)
     for path, values in config.get("sweep", {}).get("grid", {}).items():
         section, _, name = path.partition(".")
         if section != "methods":
-            config[section][name] = axis(values)
+            *above, last = name.split(".")
+            table = config[section]
+            for key in above:  # above it may be an axis too
+                table = table[key] if isinstance(table.get(key), dict) else {}
+            table[last] = axis(values)
     return config
+
+
+def in_words(value: Any) -> str:
+    """A number, or the values of an axis that :func:`varied` has in its place."""
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def axis(values: Any) -> str:
