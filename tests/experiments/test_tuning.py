@@ -444,6 +444,17 @@ DP = {"clip": 1.0, "noise": 1.0, "delta": 0.1, "noise_seed": 4}
 UNIFORM = {"participation": {"kind": "poisson", "rate": 0.5}}
 
 
+def test_the_report_tells_all_noises_and_shares(tmp_path):
+    grid = {"privacy.noise": [0.0, 1.0], "privacy.clip": [0.5, 1.0], "run.compress.up.share": [0.5, 1.0]}
+    compress = {"up": {"name": "random-k", "share": 0.5}}
+    record, *_ = swept(tmp_path, grid, privacy=DP, run=WIRED["run"] | {"compress": compress}, **UNIFORM)
+    page = render([record])
+    facts = summary.facts(record.config, record.about["clients"]["sizes"], 8)
+    assert facts["Privacy"] == "clip 0.5 or 1.0, noise 0.0 or 1.0, δ = 0.1"
+    assert summary.varied(record.config)["run"]["compress"]["up"]["share"] == "0.5 or 1.0"
+    assert "noise of 0.0 or 1.0 times the clip" in page and "ε is infinite" in page
+
+
 def swept(tmp_path, grid, **changes):
     """A sweep: its record, what became sweep.json, and the same points by ``simulate``."""
     tuning = plan(copy.deepcopy(WIRED) | changes | {"sweep": {"grid": grid}})
@@ -524,6 +535,8 @@ def test_another_compressor_is_another_program(tmp_path):
         ({"privacy": [1.0]}, "name one setting, such as privacy.noise"),
         ({"privacy.noize": [1.0]}, "privacy.noize = 'noize': did you mean 'noise'"),
         ({"privacy.noise": [-1.0]}, "privacy.noise = -1.0"),
+        ({"privacy.delta": [0.1, 0.2]}, "ε is told for one δ"),
+        ({"privacy.noise_seed": [1, 2]}, "none is chosen by it"),
         ({"run.compress.share": [2.0]}, "share"),
         ({"run.compres.share": [0.5]}, "only run.batch_size and run.compress may vary"),
     ],

@@ -51,6 +51,8 @@ MOST_POINTS = 10_000  # of all methods together
 _FIXED = {
     "data": "other data are another problem, and losses of two problems cannot be compared; sweep them one by one",
     "task": "another task has another loss, and two losses cannot be compared; sweep them one by one",
+    "privacy.delta": "ε is told for one δ, and at two it cannot be compared; sweep them one by one",
+    "privacy.noise_seed": "the noise of all points is drawn alike, and none is chosen by it; set it in [privacy]",
     "run": "all points have the same budget and measurements; of [run] only run.batch_size and run.compress may vary",
 }
 _SHARED = ("work", "participation", "run", "privacy")
@@ -324,6 +326,8 @@ def _axis(path: str, values: Any) -> Axis:
             raise ConfigError(field, values, "list another method under [[methods]] instead")
     elif first == "run" and (rest == ["batch_size"] or rest[:1] == ["compress"]) and all(rest):
         pass
+    elif path in _FIXED:
+        raise ConfigError(field, values, _FIXED[path])
     elif first not in ("work", "participation", "privacy"):
         if first in _FIXED:
             raise ConfigError(field, values, _FIXED[first])

@@ -14,13 +14,13 @@ _KNOWN_TO_ALL = {
 
 def note(record: Record) -> str:
     """What was done to the uploads."""
-    dp = record.config["privacy"]
-    clip = f"{dp['clip']:g}"
+    dp = summary.varied(record.config)["privacy"]
+    clip, noise = (summary.in_words(dp[name]) for name in ("clip", "noise"))
     if dp.get("adaptive"):
         text = f"Each upload was clipped to a norm that followed the norms of uploads and began with {clip}. "
     else:
         text = f"Each upload was clipped to norm {clip}{', its arrays one by one' * bool(dp.get('by_leaf'))}. "
-    text += f"The sum of a cohort's uploads got Gaussian noise of {dp['noise']:g} times the clip, once an exchange"
+    text += f"The sum of a cohort's uploads got Gaussian noise of {noise} times the clip, once an exchange"
     if (bands := dp.get("bands", 1)) > 1:
         text += f", which is correlated over {bands} rounds"
     return f"{text}. Non-finite uploads counted as zero."
@@ -70,7 +70,8 @@ def _guarantee(record: Record, told: dict[str, dict[str, Any]]) -> list[str]:
     said = [guaranteed(*each) for each in found]
     if record.config["privacy"].get("noise_seed") is not None:
         said.insert(0, summary.NOT_PRIVATE)
-    if not record.config["privacy"]["noise"]:
+    swept = record.config.get("sweep", {}).get("grid", {}).get("privacy.noise", [record.config["privacy"]["noise"]])
+    if 0 in (swept.values() if isinstance(swept, dict) else swept):
         said.append("Without noise there is no guarantee: ε is infinite.")
     return said
 

@@ -16,7 +16,7 @@ from fedax.experiments.summary.compared import (
     table_order,
     wide,
 )
-from fedax.experiments.summary.settings import axis, facts, over, short, telling, thousands
+from fedax.experiments.summary.settings import axis, facts, in_words, over, short, telling, thousands, varied
 from fedax.experiments.summary.words import (
     GONE,
     NOT_PRIVATE,
@@ -32,6 +32,6 @@ from fedax.experiments.summary.words import (
 
 __all__ = [
     "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "Problem", "axes", "axes_of", "axis", "curve_order", "deltas",
-    "described", "facts", "holm", "judged", "legend", "methods", "metrics", "order", "over", "problems", "short",
-    "spending", "spread", "table_order", "telling", "thousands", "verdict", "wide", "with_spread",
+    "described", "facts", "holm", "in_words", "judged", "legend", "methods", "metrics", "order", "over", "problems", "short",
+    "spending", "spread", "table_order", "telling", "thousands", "varied", "verdict", "wide", "with_spread",
 ]  # fmt: skip

@@ -57,7 +57,9 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     asked = {name: run[name] for name in ("guard", "aggregate", "faults", "compress", "secure") if run.get(name)}
     uploads = "; ".join(f"{name} {'on' if what is True else short(what)}" for name, what in asked.items())
     private = config.get("privacy", {})
-    hidden_by = f"clip {private['clip']:g}, noise {private['noise']:g}, δ = {private['delta']:g}" if private else ""
+    hidden_by = ""
+    if private:
+        hidden_by = f"clip {in_words(private['clip'])}, noise {in_words(private['noise'])}, δ = {private['delta']:g}"
     return {
         "Data": f"{where}, {thousands(sum(sizes))} training examples",
         "Partition": dealt + (", all clients weigh the same" if data["weights"] == "uniform" else ""),
@@ -69,13 +71,22 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
 
 
 def varied(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of a sweep, with all values of an axis in words in the place of one."""
+    """A configuration; of a sweep with the values of its axes in words, but of methods, in the place of the first."""
     config = copy.deepcopy(config)
     for path, values in config.get("sweep", {}).get("grid", {}).items():
         section, _, name = path.partition(".")
         if section != "methods":
-            config[section][name] = axis(values)
+            *above, last = name.split(".")
+            table = config[section]
+            for key in above:  # above it may be an axis too
+                table = table[key] if isinstance(table.get(key), dict) else {}
+            table[last] = axis(values)
     return config
+
+
+def in_words(value: Any) -> str:
+    """A number, or the values of an axis that :func:`varied` has in its place."""
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def axis(values: Any) -> str:
