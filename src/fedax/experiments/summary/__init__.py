@@ -31,7 +31,8 @@ from fedax.experiments.summary.words import (
 )
 
 __all__ = [
-    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "Problem", "axes", "axes_of", "axis", "curve_order", "deltas",
-    "described", "facts", "holm", "in_words", "judged", "legend", "methods", "metrics", "order", "over", "problems", "short",
-    "spending", "spread", "table_order", "telling", "thousands", "varied", "verdict", "wide", "with_spread",
+    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "Problem", "axes", "axes_of", "axis", "curve_order",
+    "deltas", "described", "facts", "holm", "in_words", "judged", "legend", "methods", "metrics", "order", "over",
+    "problems", "short", "spending", "spread", "table_order", "telling", "thousands", "varied", "verdict", "wide",
+    "with_spread",
 ]  # fmt: skip
