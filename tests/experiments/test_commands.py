@@ -20,6 +20,7 @@ from fedax.data import fit, plan, summarize
 from fedax.data.tables import read_table
 from fedax.experiments import build, execute, new_folder, read_toml, toml
 from fedax.experiments.study import read_study
+from fedax.experiments.study.results import keep
 from fedax.flower import link
 
 RECIPE = """
@@ -95,7 +96,7 @@ def made(tmp_path_factory):
             execute(build(job.config), new_folder(above / "run", "x"), drawn=False)
             (above / "seconds.txt").write_text("1.0")
             (place / "studies" / "mine" / "results").mkdir()
-            sys.modules[read_study.__module__]._keep(place / "studies" / "mine", job)
+            keep(place / "studies" / "mine", job)
         frames = {}
         for name in SITES:
             (place / f"{name}.csv").write_text("age,ward,ill\n" + "40,A,no\n60,B,yes\n" * 10)
