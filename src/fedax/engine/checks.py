@@ -16,6 +16,7 @@ from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.dry_run import same_structure
 from fedax.engine.layers import Forms
+from fedax.engine.options import Options
 from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
 from fedax.federation.participation import Participation
@@ -30,46 +31,48 @@ from fedax.wire.privacy import DP
 from fedax.wire.secure import SecureSum
 from fedax.wire.sums import is_change
 
+_KINDS: dict[str, tuple[type, str]] = {
+    "work": (Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
+    "participation": (Participation, "give Full, Uniform, Proportional, ... or Trace"),
+    "guard": (Guard, "give True or fedax.Guard(...)"),
+    "aggregate": (Aggregator, "give CoordinateMedian, TrimmedMean, ... or ClippedMean"),
+    "faults": (Faults, "give fedax.Faults(...)"),
+    "privacy": (DP, "give fedax.DP(clip=..., noise=..., delta=...)"),
+    "secure": (SecureSum, "give fedax.SecureSum(...)"),
+}
 _MOST_LISTED = 10_000  # clients of which each row of a history has a figure
 
 
-def check_parts(
-    algorithm: Unknown,
-    task: Unknown,
-    data: Unknown,
-    rounds: Unknown,
-    work: Unknown,
-    participation: Unknown,
-    until: Unknown,
-    guard: Unknown,
-    aggregate: Unknown,
-    faults: Unknown,
-    privacy: Unknown,
-    secure: Unknown,
-) -> None:
-    """Everything that can be wrong with the input and be seen without compiling."""
+def check_parts(algorithm: Unknown, task: Unknown, data: Unknown, options: Options) -> None:
+    """Everything that can be wrong with the input and be seen without data or a trace.
+
+    Args:
+        algorithm, task: as of :func:`fedax.simulate`.
+        data: the census; or what was given in place of data.
+        options: with their defaults.
+
+    Raises:
+        ConfigError: something of another kind, or out of its range.
+    """
     required = (
         ("algorithm", algorithm, Algorithm, "give a method, for instance fedax.create('fedavg', lr=0.1)"),
         ("task", task, Task, _task_of(task)),
         ("data", data, Census, _data_of(data)),
-        ("work", work, Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
-        ("participation", participation, Participation, "give Full, Uniform, Proportional, ... or Trace"),
     )
-    optional = (
-        ("guard", guard, Guard, "give True or fedax.Guard(...)"),
-        ("aggregate", aggregate, Aggregator, "give CoordinateMedian, TrimmedMean, ... or ClippedMean"),
-        ("faults", faults, Faults, "give fedax.Faults(...)"),
-        ("privacy", privacy, DP, "give fedax.DP(clip=..., noise=..., delta=...)"),
-        ("secure", secure, SecureSum, "give fedax.SecureSum(...)"),
-    )
-    for name, value, kind, way_out in (*required, *(each for each in optional if each[1] is not None)):
+    for name, value, kind, way_out in required:
         if not isinstance(value, kind):
             raise ConfigError(name, value, way_out)
-    if until is not None and not callable(until):
-        raise ConfigError("until", until, "give a function of one row of the history that tells whether to stop")
+    for name, (expected, way_out) in _KINDS.items():
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, expected):
+            raise ConfigError(name, value, way_out)
+    if options.until is not None and not callable(options.until):
+        way_out = "give a function of one row of the history that tells whether to stop"
+        raise ConfigError("until", options.until, way_out)
     algorithm.validate()
-    work.validate(data.sizes)
-    participation.validate(data.num_clients, check_count("rounds", rounds, 0, MOST))
+    assert options.work is not None and options.participation is not None
+    options.work.validate(data.sizes)
+    options.participation.validate(data.num_clients, check_count("rounds", options.rounds, 0, MOST))
 
 
 def _task_of(given: Unknown) -> str:

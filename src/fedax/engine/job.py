@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -36,22 +36,17 @@ from fedax.engine.identity import FILES, identity
 from fedax.engine.layers import Forms, inside, known_forms, layered, own_memory, own_state
 from fedax.engine.loop import Federation, Hyper, State
 from fedax.engine.memory import where
+from fedax.engine.options import Options
 from fedax.engine.places.device import first_state
 from fedax.engine.plan import Plan, is_small, make_plan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
-from fedax.federation.participation import Full, Participation
-from fedax.federation.work import Epochs, Work
 from fedax.numbers import check_count, check_number
 from fedax.programs import compiled
 from fedax.tasks.task import Task, check_params
-from fedax.tasks.trainable import LoRA, Patterns, partial
-from fedax.wire.averages import Aggregator
+from fedax.tasks.trainable import partial
 from fedax.wire.compressed import Compression
-from fedax.wire.faults import Faults
-from fedax.wire.guard import Guard
-from fedax.wire.privacy import DP, Private
-from fedax.wire.secure import SecureSum
+from fedax.wire.privacy import Private
 from fedax.wire.wire import Wire
 
 if TYPE_CHECKING:
@@ -176,77 +171,53 @@ def make_job(
     task: Task,
     data: FederatedData | Census,
     *,
-    rounds: int,
-    work: Work | None = None,
-    batch_size: int | None = None,
-    participation: Participation | None = None,
-    seed: int = 0,
-    val: Tree = None,
-    test: Tree = None,
-    per_client: bool = False,
-    evaluate_every: int | Sequence[int] | None = None,
-    params: Tree = None,
-    trainable: Patterns | LoRA | None = None,
-    chunk_size: int | None = None,
-    mesh: Mesh | None = None,
-    client_memory: str = "auto",
-    stream: bool | None = None,
-    grad_norm: bool = False,
-    density: float | None = None,
-    until: Callable[[dict[str, Unknown]], bool] | None = None,
-    guard: Guard | bool | None = None,
-    aggregate: Aggregator | None = None,
-    faults: Faults | None = None,
-    privacy: DP | None = None,
-    compress: Compressor | Mapping[str, Unknown] | None = None,
-    secure: SecureSum | None = None,
     shared: dict[Unknown, Unknown] | None = None,
+    **options: Unknown,
 ) -> Job:
     """Check what :func:`fedax.simulate` is given, and make a job of it.
 
     Args:
+        algorithm, task: as there.
         data: as there; or the census of real clients, whose data are at their nodes. Their uploads may get lost, where
             the method allows that.
         shared: of several jobs, so that what they have in common is checked and made once.
+        options: :class:`fedax.engine.options.Options`.
+
+    Raises:
+        ConfigError, DataError: as of :func:`fedax.simulate`.
     """
+    given = Options(**options).with_defaults()
     shared = {} if shared is None else shared
     # What is shared is named by identity, which another object may have once these are gone.
-    shared.setdefault("alive", []).append((task, data, val, test, params))
-    work = Epochs(1) if work is None else work
-    participation = Full() if participation is None else participation
-    guard = Guard() if guard is True else None if guard is False else guard
+    shared.setdefault("alive", []).append((task, data, given.val, given.test, given.params))
     census = data if isinstance(data, Census) else None if not isinstance(data, FederatedData) else Census.of(data)
-    check_parts(
-        algorithm, task, census or data, rounds, work, participation, until, guard, aggregate, faults, privacy, secure
-    )
-    assert census is not None
-    compression = Compression.of(compress)
+    check_parts(algorithm, task, census or data, given)
+    assert census is not None and given.work is not None and given.participation is not None
+    compression = Compression.of(given.compress)
     here = data if isinstance(data, FederatedData) else None
-    if trainable is not None:
-        task, params = partial(task, trainable, params), None
+    params = given.params
+    if given.trainable is not None:
+        task, params = partial(task, given.trainable, params), None
     form = _once(shared, ("form", id(task)), task.form)
-    given, task = task, task.trained
-    own = processes.own(census)
-    parts = {part: each for part, each in (("val", val), ("test", test)) if each is not None}
-    held_of = ("held", id(task), id(data), id(val), id(test))
+    whole, task = task, task.trained
+    own, parts = processes.own(census), given.parts
+    held_of = ("held", id(task), id(data), id(given.val), id(given.test))
     _once(shared, ("checked", *held_of), lambda: check_examples(task, census, here, own, parts))
-    by_client = by_client_of(per_client, parts)
+    by_client = by_client_of(given.per_client, parts)
     check_host_metrics(task, census, parts)
-    rounds = int(rounds)
-    density = None if density is None else check_number("density", density, 0)
-    batch_size = None if batch_size is None else check_batch_size(batch_size, census)
-    stops = evaluation_rounds(rounds, evaluate_every)
-    given_wire = Wire(faults, guard, aggregate, privacy, compression.down, secure=secure)
-    private.check(given_wire, algorithm, participation, census, until, parts)
-    secured.check(given_wire, algorithm, participation, census)
-    algorithm, up, wire = one_type((algorithm, compression.up, given_wire))
-    key, x = start(task, params, seed, shared)
-    loses = here is None and algorithm.traits().cohorts == "any"
-    sure = dataclasses.replace(wire, lossy=loses)
-    plan = make_plan(census, task, x, work, batch_size, participation, sure, chunk_size, mesh)
+    density = None if given.density is None else check_number("density", given.density, 0)
+    batch_size = None if given.batch_size is None else check_batch_size(given.batch_size, census)
+    stops = evaluation_rounds(int(given.rounds), given.evaluate_every)
+    wire = given.wire(compression)
+    private.check(wire, algorithm, given.participation, census, given.until, parts)
+    secured.check(wire, algorithm, given.participation, census)
+    algorithm, up, wire = one_type((algorithm, compression.up, wire))
+    key, x = start(task, params, given.seed, shared)
+    lossy = dataclasses.replace(wire, lossy=here is None and algorithm.traits().cohorts == "any")
+    plan = make_plan(census, task, x, given.work, batch_size, given.participation, lossy, given.chunk_size, given.mesh)
     plan = dataclasses.replace(plan, mesh=None) if here is None else plan
     algorithm.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
-    stream = here is not None and streamed(stream, here, own, plan.devices)
+    stream = here is not None and streamed(given.stream, here, own, plan.devices)
     fed = _once(
         shared,
         ("data", id(data), plan.mesh, stream),
@@ -260,56 +231,115 @@ def make_job(
     labels = _once(
         shared, ("labels", *held_of), lambda: {part: labels_of(task, examples) for part, examples in pooled.items()}
     )
-    hyper = Hyper(algorithm, work, participation.bind(census.weights), wire)
-    pool = fed._replace(examples=census.examples(2))
-    check_aggregator(aggregate, algorithm, x)
+    check_aggregator(given.aggregate, algorithm, x)
+    hyper = Hyper(algorithm, given.work, given.participation.bind(census.weights), wire)
+    traced = _traced(hyper, up, given, census, fed._replace(examples=census.examples(2)), key, x, plan, stops)
+    row = jax.eval_shape(first_state, traced.method, x)[1]
+    memory = "nodes"
+    if here is not None:
+        on_device = not stream and processes.count() == 1
+        memory = where(given.client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=on_device)
+    asked = Hyper(traced.compressed, given.work, given.participation, wire)
+    settings = functools.cache(
+        lambda: identity(asked, whole, here, census, pooled, plan, given.seed, x, params, traced.program())
+    )
+    rounds, stops = traced.rounds, traced.stops
+    if processes.count() > 1:
+        content = {name: text for name, text in settings().items() if name != FILES}
+        processes.same("job", f"{content} {rounds} {stops} {given.grad_norm} {density} {by_client}")
+        if FILES in settings():  # each host may have a copy of its own
+            settings()[FILES] = processes.text_from_first(settings()[FILES])
+    return Job(
+        hyper=hyper._replace(method=traced.method, wire=lossy),
+        fed=fed,
+        key=key,
+        x=x,
+        data=here if stream else None,
+        census=census,
+        own=own,
+        plan=plan,
+        memory=memory,
+        forms=traced.forms,
+        settings=settings,
+        rounds=rounds,
+        stops=stops,
+        held=held,
+        parts=parts,
+        labels=labels,
+        by_client=by_client,
+        grad_norm=given.grad_norm,
+        density=density,
+        until=given.until,
+        form=form,
+        seed=given.seed,
+        origin=Origin(whole.entire, census.example, _labels(census, here), census.transform),
+        ledger=traced.ledger,
+        spent=rounds < int(given.rounds),
+    )
+
+
+class _Traced(NamedTuple):
+    """A method with the layers of its run, traced; and how many rounds its budget of privacy allows.
+
+    Attributes:
+        method: with all layers.
+        compressed: without noise.
+        forms: of the exchanges, as they are sent.
+        program: gives a digest of what a round is made of.
+        ledger: what the run spends of privacy, or ``None``.
+        rounds, stops: as of :class:`Job`.
+    """
+
+    method: Algorithm
+    compressed: Algorithm
+    forms: Forms
+    program: Callable[[], str]
+    ledger: "Ledger | None"
+    rounds: int
+    stops: tuple[int, ...]
+
+
+def _traced(
+    hyper: Hyper,
+    up: Compressor | None,
+    given: Options,
+    census: Census,
+    fed: Federation,
+    key: Array,
+    x: Vector,
+    plan: Plan,
+    stops: tuple[int, ...],
+) -> _Traced:
+    """Trace a round, with each layer that is put around the method, and check what it sends."""
+    wire, participation = hyper.wire, given.participation
+    assert participation is not None
     # Neither the devices nor how many clients run side by side are part of what a round is. Tracing two at a time shows
     # what cannot have a batch axis; of large models it would take twice as long.
     side_by_side = min(2 if is_small(x.tree) else 1, participation.places(census.num_clients))
     plain = dataclasses.replace(plan, mesh=None, chunk_size=side_by_side)
 
     def trace(method: Algorithm, wire: Wire) -> Made:
-        return dry_run(hyper._replace(method=method, wire=wire), pool, key, x, plain)
+        return dry_run(hyper._replace(method=method, wire=wire), fed, key, x, plain)
 
-    own_forms = trace(algorithm, inside(wire)).forms
-    check_uploads(aggregate, algorithm, own_forms)
-    asked_for, ledger = rounds, None
-    if privacy is not None:
-        drawn = private.numbers_of(privacy, own_forms)
-        ledger = private.ledger(privacy, algorithm, participation, census.num_clients, drawn)
-        rounds, stops = private.within(privacy, ledger, rounds, stops)
+    own_forms = trace(hyper.method, inside(wire)).forms
+    check_uploads(given.aggregate, hyper.method, own_forms)
+    rounds, ledger = int(given.rounds), None
+    if given.privacy is not None:
+        drawn = private.numbers_of(given.privacy, own_forms)
+        ledger = private.ledger(given.privacy, hyper.method, participation, census.num_clients, drawn)
+        rounds, stops = private.within(given.privacy, ledger, rounds, stops)
     if up is not None:
-        check_feedback(aggregate, up)
-    layers = layered(
-        algorithm, up, wire, trace, lambda layer: private.known(layer, census, participation, plan, rounds)
+        check_feedback(given.aggregate, up)
+    with_numbers = functools.partial(
+        private.known, census=census, participation=participation, plan=plan, rounds=rounds
     )
-    hyper, algorithm, made = hyper._replace(method=layers.method), layers.compressed, layers.made
-    more = ""
+    layers = layered(hyper.method, up, wire, trace, with_numbers)
+    noise = ""
     if isinstance(layers.method, Private) and layers.method.privacy.bands > 1:
-        more = f" {layers.method.coefficients.tolist()}"  # another mechanism where it is meant for other rounds
-    forms = known_forms(made.forms, hyper.method, wire)
-    forms = secured.forms(wire, algorithm, participation, census, forms)
-    row = jax.eval_shape(first_state, hyper.method, x)[1]
-    hosted = stream or processes.count() > 1
-    memory = "nodes"
-    if here is not None:
-        memory = where(client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=not hosted)
-    hyper = hyper._replace(wire=sure)
-    asked = Hyper(algorithm, work, participation, wire)
-    settings = functools.cache(
-        lambda: identity(asked, given, here, census, pooled, plan, seed, x, params, made.digest + more)
-    )
-    if processes.count() > 1:
-        content = {name: text for name, text in settings().items() if name != FILES}
-        processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density} {by_client}")
-        if FILES in settings():  # each host may have a copy of its own
-            settings()[FILES] = processes.text_from_first(settings()[FILES])
-    origin = Origin(given.entire, census.example, _labels(census, here), census.transform)
-    return Job(
-        hyper, fed, key, x, here if stream else None, census, own, plan, memory, forms, settings,
-        rounds, stops, held, parts, labels, by_client, grad_norm, density, until, form, seed, origin,
-        ledger, rounds < asked_for,
-    )  # fmt: skip
+        noise = f" {layers.method.coefficients.tolist()}"  # another mechanism where it is meant for other rounds
+    forms = known_forms(layers.made.forms, layers.method, wire)
+    forms = secured.forms(wire, layers.compressed, participation, census, forms)
+    return _Traced(layers.method, layers.compressed, forms, lambda: layers.made.digest + noise, ledger, rounds, stops)
 
 
 def _labels(census: Census, data: FederatedData | None) -> tuple[str | int, ...] | None:

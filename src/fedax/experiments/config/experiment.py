@@ -11,6 +11,7 @@ import jax
 
 import fedax
 from fedax.columns import better, measured_names
+from fedax.engine.options import Options
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.site import Problem
 from fedax.engine.private import is_kept, public
@@ -48,7 +49,6 @@ from fedax.numbers import check_number
 from fedax.registry import within
 from fedax.tracking import Tracker
 from fedax.wire.compressed import Compression
-from fedax.wire.wire import Wire
 
 
 @dataclass(frozen=True)
@@ -218,11 +218,9 @@ def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
     else:
         method, _ = codec.method_of(MethodSection(**table["method"]), table["method"]["label"], code)
     given = {name: part for name, part in codec.options_of(table["run"]).items() if name in codec.WIRE}
-    guard = given.get("guard")
     privacy = _private(PrivacySection(**table["privacy"])).get("privacy") if "privacy" in table else None
-    guard = fedax.Guard() if guard is True else guard or None
     how = Compression.of(given.get("compress"))
-    wire = Wire(given.get("faults"), guard, given.get("aggregate"), privacy, how.down, secure=given.get("secure"))
+    wire = Options(rounds=0, privacy=privacy, **given).with_defaults().wire(how)
     return Problem(method, task, wire, how.up)
 
 

@@ -1,0 +1,68 @@
+"""The options of a run, by name."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from jax.sharding import Mesh
+
+from fedax.contract.compression import Compressor
+from fedax.contract.types import Tree, Unknown
+from fedax.federation.participation import Full, Participation
+from fedax.federation.work import Epochs, Work
+from fedax.tasks.trainable import LoRA, Patterns
+from fedax.wire.averages import Aggregator
+from fedax.wire.compressed import Compression
+from fedax.wire.faults import Faults
+from fedax.wire.guard import Guard
+from fedax.wire.privacy import DP
+from fedax.wire.secure import SecureSum
+from fedax.wire.wire import Wire
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What :func:`fedax.simulate` takes beside method, task and data; there it says what each is."""
+
+    rounds: int
+    work: Work | None = None
+    batch_size: int | None = None
+    participation: Participation | None = None
+    seed: int = 0
+    val: Tree = None
+    test: Tree = None
+    per_client: bool = False
+    evaluate_every: int | Sequence[int] | None = None
+    params: Tree = None
+    trainable: Patterns | LoRA | None = None
+    chunk_size: int | None = None
+    mesh: Mesh | None = None
+    client_memory: str = "auto"
+    stream: bool | None = None
+    grad_norm: bool = False
+    density: float | None = None
+    until: Callable[[dict[str, Unknown]], bool] | None = None
+    guard: Guard | bool | None = None
+    aggregate: Aggregator | None = None
+    faults: Faults | None = None
+    privacy: DP | None = None
+    compress: Compressor | Mapping[str, Unknown] | None = None
+    secure: SecureSum | None = None
+
+    def with_defaults(self) -> "Options":
+        """The same with what stands for an option that was not given."""
+        return dataclasses.replace(
+            self,
+            work=Epochs(1) if self.work is None else self.work,
+            participation=Full() if self.participation is None else self.participation,
+            guard=Guard() if self.guard is True else None if self.guard is False else self.guard,
+        )
+
+    @property
+    def parts(self) -> dict[str, Tree]:
+        """Part of the held-out data, "val" or "test" -> what was given for it."""
+        return {name: part for name, part in (("val", self.val), ("test", self.test)) if part is not None}
+
+    def wire(self, compression: Compression) -> Wire:
+        """What becomes of uploads and downloads, of all options that belong to it."""
+        assert not isinstance(self.guard, bool)  # see with_defaults
+        return Wire(self.faults, self.guard, self.aggregate, self.privacy, compression.down, secure=self.secure)
