@@ -75,7 +75,15 @@ def run(method: str, options: dict[str, Any], rounds: int, folder: str) -> str:
     else:
         work = fedax.Steps(3)
         runs = [
-            fedax.simulate(fedax.create(method, lr=0.05), task, data, work=work, callback=callback, **given, **options)
+            fedax.simulate(
+                fedax.create(method, lr=0.05),
+                task,
+                data,
+                work=work,
+                callback=callback,
+                place=fedax.Place(**options),
+                **given,
+            )
         ]
     sums = hashlib.sha256()
     for run in runs:

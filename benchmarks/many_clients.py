@@ -32,7 +32,7 @@ def measure(method: str, clients: int, repeats: int, place: str) -> dict[str, ob
             participation=fedax.Uniform(100),
             evaluate_every=ROUNDS,
             seed=seed,
-            client_memory=place,
+            place=fedax.Place(client_memory=place),
         )
         seconds.append(run.history["seconds"][-1] / ROUNDS)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

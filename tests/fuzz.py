@@ -915,7 +915,7 @@ def checkpointed(tag: bytes) -> tuple[Any, Callable[[], Any], list[tuple[str, by
 
     data, place = fedax.data.quadratics(clients=5, dimension=2), "host" if tag == b"h" else "device"
     method, task = fedax.create("scaffold", lr=0.1), fedax.tasks.quadratic(2)
-    job = make_job(method, task, data, rounds=6, participation=fedax.Uniform(2), client_memory=place)
+    job = make_job(method, task, data, rounds=6, participation=fedax.Uniform(2), place=fedax.Place(client_memory=place))
     server, row = first_state(method, job.x)
 
     def state() -> State:

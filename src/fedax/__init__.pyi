@@ -39,6 +39,7 @@ from .contract.vector import Vector, zeros_like
 from .data.federated import FederatedData
 from .engine.by_client import evaluate
 from .engine.checkpoint import Checkpoints
+from .engine.devices import Place
 from .engine.history import Run
 from .engine.patience import Patience
 from .engine.saved import Model, load_model
@@ -143,6 +144,7 @@ __all__ = [
     "Participation",
     "Patience",
     "Piecewise",
+    "Place",
     "Plain",
     "Poisson",
     "PowerDecay",

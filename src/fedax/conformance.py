@@ -24,6 +24,7 @@ from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.compression import decoded
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
+from fedax.engine.devices import Place
 from fedax.engine.footprint import footprints
 from fedax.engine.history import Run
 from fedax.engine.identity import digest
@@ -263,7 +264,7 @@ class _Bed:
         who = Full() if self.all_clients else _replay(cohorts, weights, totals)
         work: Work = Steps(3 if self.equal else steps)
         options: dict[str, Any] = {"participation": who, "work": work, "rounds": _ROUNDS, "evaluate_every": _ROUNDS}
-        return options | {"params": _START, "chunk_size": len(weights)}
+        return options | {"params": _START, "place": Place(chunk_size=len(weights))}
 
     def model(self, **options: Any) -> np.ndarray:
         """Where a run ends."""
@@ -502,11 +503,11 @@ def _identical(bed: _Bed) -> str:
 
 def _chunks(bed: _Bed) -> str:
     way_out = "the server must not use how many places there are: empty ones have round.present false"
-    return _compare("two clients at a time", bed.base, bed.model(chunk_size=2), way_out)
+    return _compare("two clients at a time", bed.base, bed.model(place=Place(chunk_size=2)), way_out)
 
 
 def _places(bed: _Bed) -> str:
-    run = bed.run(stream=True, client_memory="host")
+    run = bed.run(place=Place(chunk_size=len(_WEIGHTS), client_memory="host", stream=True))
     way_out = "client() has to use what it is given only"
     return _compare("data and memory on the host", bed.base, _flat(run.params), way_out)
 

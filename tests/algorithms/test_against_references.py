@@ -245,7 +245,7 @@ def test_bfloat16_parameters(name):
     case = CASES[name]
     method = fedax.create(case.method, lr=LR, **case.hyper, **case.own)
     options = {"rounds": ROUNDS, "work": work(case), "params": X0, "evaluate_every": ROUNDS}
-    run = fedax.simulate(method, BFLOAT16, DATA, client_memory="device", **options)
+    run = fedax.simulate(method, BFLOAT16, DATA, place=fedax.Place(client_memory="device"), **options)
     assert run.params.dtype == jnp.bfloat16
     np.testing.assert_allclose(run.params.astype(np.float32), expected(case, lr=LR)[-1], rtol=0, atol=0.02)
     kept = jax.tree.leaves((run.state, run.memory))
@@ -253,7 +253,7 @@ def test_bfloat16_parameters(name):
     if not jax.tree.leaves(run.memory):
         return
     for place in ("host", "file"):
-        other = fedax.simulate(method, BFLOAT16, DATA, client_memory=place, **options)
+        other = fedax.simulate(method, BFLOAT16, DATA, place=fedax.Place(client_memory=place), **options)
         assert other.params.dtype == jnp.bfloat16
         memory = other.memory[np.arange(DATA.num_clients)]
         for a, b in zip(jax.tree.leaves((other.state, memory)), kept, strict=True):

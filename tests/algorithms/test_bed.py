@@ -35,7 +35,11 @@ RUNS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # the method, i
         {},
         {"guard": True, "participation": fedax.Dropout(fedax.Uniform(4), 0.3), "faults": fedax.Faults([2], np.nan)},
     ),
-    "memory on the host": ("scaffold", {}, {"client_memory": "host", "participation": fedax.Trace(COHORTS)}),
+    "memory on the host": (
+        "scaffold",
+        {},
+        {"place": fedax.Place(client_memory="host"), "participation": fedax.Trace(COHORTS)},
+    ),
 }
 
 

@@ -159,7 +159,7 @@ def test_the_real_designs_keep_the_sum_too(where):
             participation=DESIGNS[name],
             guard=True,
             faults=fedax.Faults(BAD, sends=np.inf),
-            client_memory=where,
+            place=fedax.Place(client_memory=where),
         )
         kept = run.memory.tree if where == "device" else run.memory[np.arange(N)].tree
         np.testing.assert_allclose(run.state.c.tree, P @ np.asarray(kept), rtol=0, atol=1e-6)

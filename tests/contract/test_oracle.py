@@ -202,7 +202,7 @@ COUNTED = {
 def test_gradients_and_local_steps_are_counted_as_they_are_done(case, work, batch_size):
     ask, gradients, steps = COUNTED[case]
     sizes = [1, 3, 10, 27]
-    options = {"rounds": 2, "evaluate_every": 1, "chunk_size": 3}
+    options = {"rounds": 2, "evaluate_every": 1, "place": fedax.Place(chunk_size=3)}
     _, run = asked(ask, (), named(41), numbered(sizes), batch_size=batch_size, work=work, **options)
     tau = TAUS if work is UNEQUAL else np.full(N, 3)
     full = np.ceil(np.array(sizes) / 4) if batch_size else np.ones(N)

@@ -39,18 +39,13 @@ def case(method: str, place: str, cohort: str) -> str:
     return f"{method} / {place} / {cohort}"
 
 
-def _place(name: str) -> dict[str, Any]:
-    if name == "2 devices":
-        return {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))}
-    if name.endswith(" on 2 devices"):
-        return _place("2 devices") | _place(name.removesuffix(" on 2 devices"))
-    return {
-        "device": {"client_memory": "device"},
-        "host": {"client_memory": "host"},
-        "file": {"client_memory": tempfile.gettempdir()},
-        "streamed": {"stream": True},
-        "2 processes": {},
-    }[name]
+def _place(name: str) -> fedax.Place:
+    where = name.removesuffix(" on 2 devices")
+    mesh = None if name == where != "2 devices" else Mesh(np.array(jax.devices()[:2]), ("clients",))
+    if where == "streamed":
+        return fedax.Place(chunk_size=2, mesh=mesh, stream=True)
+    memory = {"device": "device", "host": "host", "file": tempfile.gettempdir()}.get(where, "auto")
+    return fedax.Place(chunk_size=2, mesh=mesh, client_memory=memory)
 
 
 def _cohort(name: str) -> dict[str, Any]:
@@ -76,7 +71,7 @@ def outcome(name: str, spy: Any = None) -> np.ndarray | None:
                 run, there = here.together(made, TASK, DATA, NODES, spy, TESTS, work=work, **options)
                 rows = here.memory_of(run, there)
             else:
-                options |= _place(place) | {"test": TEST, "chunk_size": 2}
+                options |= {"place": _place(place), "test": TEST}
                 run = fedax.simulate(made, TASK, DATA, work=work, **options)
                 rows = run.memory[np.arange(DATA.num_clients)] if hasattr(run.memory, "kept") else run.memory
         except fedax.ConfigError:

@@ -69,6 +69,7 @@ def test_good_input_gets_as_far_as_the_run():
         ("batch_size", [0, -4, 2.0, "32", False], "whole number of at least 1"),
         ("evaluate_every", [0, -1, 1.5, "2"], "whole number of at least 1"),
         ("chunk_size", [0, -1, 1.5, "2"], "whole number of at least 1"),
+        ("place", [4, "host", fedax.Place], "fedax.Place"),
         ("callback", [3, "print"], "function"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -76,7 +77,7 @@ def test_good_input_gets_as_far_as_the_run():
 def test_arguments_of_a_wrong_type_or_range(field, values, way_out):
     for value in values:
         with pytest.raises(ConfigError, match=way_out) as caught:
-            run(**{field: value})
+            run(**({"place": fedax.Place(chunk_size=value)} if field == "chunk_size" else {field: value}))
         assert caught.value.field == field and caught.value.value is value
         shown = repr(value) if "\n" not in repr(value) else f"a {type(value).__name__}"
         assert str(caught.value).startswith(f"{field} = {shown}"[:50])

@@ -34,7 +34,7 @@ def test_from_a_memory_map(tmp_path):
         mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
     data = fedax.FederatedData(mapped, DATA.sizes, DATA.weights)
     assert all(np.shares_memory(leaf, mapped[name]) for name, leaf in data.examples.items())
-    same(run("fedavg"), run("fedavg", data, stream=True))
+    same(run("fedavg"), run("fedavg", data, place=fedax.Place(stream=True)))
 
 
 def test_only_what_a_cohort_needs_is_read(monkeypatch):
@@ -42,7 +42,7 @@ def test_only_what_a_cohort_needs_is_read(monkeypatch):
     read = []
     rows_of = blocks._rows
     monkeypatch.setattr(blocks, "_rows", lambda leaf, rows, room: read.append(rows) or rows_of(leaf, rows, room))
-    run("fedavg", stream=True, participation=fedax.Trace([[1], [3], [1]]), rounds=3)
+    run("fedavg", place=fedax.Place(stream=True), participation=fedax.Trace([[1], [3], [1]]), rounds=3)
     # Clients 1 and 3 have one and two examples, from the fourth and the ninth on; x and y are read one after the other.
     # The first round is compiled with its own examples, and reads ahead; so does the last one, where the trace repeats.
     one, three = [3], [8, 9]
@@ -61,7 +61,9 @@ def test_blocks_are_let_go(monkeypatch):
         return found
 
     monkeypatch.setattr(blocks, "_rows", watched)
-    run("mime", stream=True, participation=fedax.Full(), chunk_size=1)  # two exchanges of five blocks of x and y
+    run(
+        "mime", place=fedax.Place(stream=True, chunk_size=1), participation=fedax.Full()
+    )  # two exchanges of five blocks of x and y
     assert len(kept) > 4 * 2 * 5 and max(alive) <= 3 * 2
 
 
@@ -76,11 +78,12 @@ def test_examples_that_have_no_room_stream_by_themselves(monkeypatch):
 
 def test_bad_settings():
     with pytest.raises(ConfigError, match="stream = 'yes'"):
-        run("fedavg", stream="yes")
+        run("fedavg", place=fedax.Place(stream="yes"))
     with pytest.raises(ConfigError, match="client_memory = 'device'"):
-        run("scaffold", stream=True, client_memory="device")
+        run("scaffold", place=fedax.Place(stream=True, client_memory="device"))
 
 
 @pytest.mark.parametrize("where", ["host", "file"])
 def test_examples_that_stream_leave_memory_where_it_is_asked_for(where):
-    same(run("scaffold", stream=True), run("scaffold", stream=True, client_memory=where))
+    elsewhere = fedax.Place(stream=True, client_memory=where)
+    same(run("scaffold", place=fedax.Place(stream=True)), run("scaffold", place=elsewhere))

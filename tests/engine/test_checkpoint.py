@@ -23,8 +23,8 @@ TEST = federation([11], [1.0], seed=5)
 CASES = {
     "fedavg": {"work": fedax.RandomEpochs(1, 4), "participation": fedax.Uniform(3)},
     "scaffold": {"work": UNEQUAL, "participation": fedax.Uniform(2)},
-    "scaffold-m-vr": {"participation": fedax.Uniform(3), "client_memory": "host"},  # warm-up
-    "mime": {"participation": fedax.Uniform(3), "stream": True},  # two exchanges
+    "scaffold-m-vr": {"participation": fedax.Uniform(3), "place": fedax.Place(client_memory="host")},  # warm-up
+    "mime": {"participation": fedax.Uniform(3), "place": fedax.Place(stream=True)},  # two exchanges
     "fedadam": {},  # moments at the server
 }
 
@@ -90,8 +90,8 @@ def test_other_columns_are_refused_before_work_begins(tmp_path):
 def test_memory_may_be_elsewhere_than_before(tmp_path):
     """With several rows at a time, of clients in the order in which they came."""
     with pytest.raises(Killed):
-        run("scaffold", tmp_path, at=8, client_memory="host")
-    one, other = run("scaffold"), run("scaffold", tmp_path, client_memory="device")
+        run("scaffold", tmp_path, at=8, place=fedax.Place(client_memory="host"))
+    one, other = run("scaffold"), run("scaffold", tmp_path, place=fedax.Place(client_memory="device"))
     for column in set(one.history) - {"seconds"}:
         np.testing.assert_allclose(other.history[column], one.history[column], 1e-5, err_msg=column)
     for a, b in zip(jax.tree.leaves(one.memory), jax.tree.leaves(other.memory), strict=True):
@@ -100,9 +100,9 @@ def test_memory_may_be_elsewhere_than_before(tmp_path):
 
 def test_rows_are_read_some_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_ROWS", 1)
-    whole = run("scaffold", client_memory="host")
-    run("scaffold", tmp_path, rounds=4, client_memory="host")
-    identical(whole, run("scaffold", tmp_path, client_memory="host"))
+    whole = run("scaffold", place=fedax.Place(client_memory="host"))
+    run("scaffold", tmp_path, rounds=4, place=fedax.Place(client_memory="host"))
+    identical(whole, run("scaffold", tmp_path, place=fedax.Place(client_memory="host")))
 
 
 def test_callbacks_and_until_get_the_rows_again(tmp_path):

@@ -66,8 +66,8 @@ def test_against_scikit_learn(run):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))},
-        {"stream": True},
+        {"place": fedax.Place(mesh=Mesh(np.array(jax.devices()[:2]), ("clients",)))},
+        {"place": fedax.Place(stream=True)},
     ],
     ids=["2 devices", "streamed"],
 )

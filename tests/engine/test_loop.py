@@ -73,7 +73,7 @@ def close(run: fedax.Run, expected: Any, tolerance: float = 1e-5) -> None:
 )
 def test_rounds_equal_the_loop_and_cost_what_they_cost(name, cohorts):
     case, full = CASES[name], cohorts == "full"
-    got = run(case.method, participation=fedax.Full() if full else TRACE, chunk_size=2)
+    got = run(case.method, participation=fedax.Full() if full else TRACE, place=fedax.Place(chunk_size=2))
     drawn = ALL if full else COHORTS
     close(got, case.loop(drawn, LR, **hyper(case)))
     expected = [case.before] + [case.cost(cohort, full, np.ones(N)) for cohort in drawn]
@@ -85,21 +85,21 @@ def test_rounds_equal_the_loop_and_cost_what_they_cost(name, cohorts):
 @pytest.mark.parametrize(("participation", "chunk_size"), [(fedax.Full(), 1), (TRACE, 5)])
 def test_the_size_of_a_chunk_and_its_padding_change_nothing(participation, chunk_size):
     cohorts = COHORTS if participation is TRACE else ALL
-    got = run(methods.Scaffold(LR, 0.9), participation=participation, chunk_size=chunk_size)
+    got = run(methods.Scaffold(LR, 0.9), participation=participation, place=fedax.Place(chunk_size=chunk_size))
     close(got, methods.scaffold(cohorts, LR, 0.9))
 
 
 def test_equal_steps_and_float64():
     equal = np.full(N, 3)
     with jax.enable_x64(True):
-        got = run(methods.Scaffold(LR, 0.9), participation=TRACE, chunk_size=2, work=fedax.Steps(3))
+        got = run(methods.Scaffold(LR, 0.9), participation=TRACE, place=fedax.Place(chunk_size=2), work=fedax.Steps(3))
         assert flat(got.params).dtype == flat(got.memory).dtype == np.float64
     close(got, methods.scaffold(COHORTS, LR, 0.9, equal), 1e-12)
     assert got.history["local_steps"].tolist() == [0, 6, 15, 18, 30]
 
 
 def test_minibatch_gradients_are_counted_one_by_one():
-    got = run(CASES["mime"].method, batch_size=2, rounds=1, participation=TRACE, chunk_size=2)
+    got = run(CASES["mime"].method, batch_size=2, rounds=1, participation=TRACE, place=fedax.Place(chunk_size=2))
     cost = CASES["mime"].cost(COHORTS[0], False, np.ceil(SIZES / 2))
     assert rows(got).tolist() == [[0, 0, 0, 0], list(cost)]
 
@@ -141,7 +141,7 @@ def test_what_was_sent_to_one_client_still_has_to_be_sent_to_the_others():
 
 def test_the_server_is_told_about_its_cohort():
     for r, cohort in enumerate(COHORTS, 1):
-        got = run(methods.Watching(), participation=TRACE, rounds=r, chunk_size=2)
+        got = run(methods.Watching(), participation=TRACE, rounds=r, place=fedax.Place(chunk_size=2))
         total, work = P[cohort].sum(), TAUS[cohort]
         mean = P[cohort] @ work / total
         expected = [r - 1, (r - 1) * TAUS.max(), N, 1, total, 1, len(cohort), work.sum(), mean, mean]
@@ -202,7 +202,9 @@ def test_relabelling_the_clients_relabels_their_memory_and_nothing_else():
     data = fedax.FederatedData.from_clients([DATA.client(i) for i in order], P[order])
     work, where = fedax.Steps(TAUS[order]), np.argsort(order)
     cohorts = fedax.Trace([[where[i] for i in cohort] for cohort in COHORTS])
-    got = fedax.simulate(methods.Scaffold(LR), TASK, data, rounds=4, work=work, participation=cohorts, chunk_size=2)
+    got = fedax.simulate(
+        methods.Scaffold(LR), TASK, data, rounds=4, work=work, participation=cohorts, place=fedax.Place(chunk_size=2)
+    )
     x, memory = methods.scaffold(COHORTS, LR)
     close(got, (x, memory[order]))
 

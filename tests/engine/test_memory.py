@@ -32,7 +32,8 @@ class Noisy(Scaffold):
 
 def test_the_server_has_the_same_random_numbers():
     one, other = (
-        fedax.simulate(Noisy(0.05), TASK, DATA, client_memory=place, **OPTIONS) for place in ("device", "host")
+        fedax.simulate(Noisy(0.05), TASK, DATA, place=fedax.Place(client_memory=place), **OPTIONS)
+        for place in ("device", "host")
     )
     np.testing.assert_allclose(flat(one.params), flat(other.params), 1e-5)
 
@@ -40,14 +41,14 @@ def test_the_server_has_the_same_random_numbers():
 def test_a_sweep_runs_them_one_after_another():
     make = lambda lr: fedax.create("scaffold", lr=lr)  # noqa: E731
     one, other = (
-        fedax.sweep(make, {"lr": [0.01, 0.05]}, TASK, DATA, client_memory=place, **OPTIONS)
+        fedax.sweep(make, {"lr": [0.01, 0.05]}, TASK, DATA, place=fedax.Place(client_memory=place), **OPTIONS)
         for place in ("auto", "host")
     )
     np.testing.assert_allclose(one.scores(), other.scores(), 1e-6)
 
 
 def test_a_file_has_no_name(tmp_path):
-    kept = scaffold(client_memory=str(tmp_path)).memory
+    kept = scaffold(place=fedax.Place(client_memory=str(tmp_path))).memory
     assert kept.kept()[0].size and not list(tmp_path.iterdir())
 
 
@@ -104,7 +105,7 @@ def test_the_first_place_with_room_is_taken(monkeypatch):
 @pytest.mark.parametrize("place", ["disk", 3, "/nowhere/at/all", None])
 def test_other_places_are_refused(place):
     with pytest.raises(ConfigError, match="client_memory"):
-        scaffold(client_memory=place)
+        scaffold(place=fedax.Place(client_memory=place))
 
 
 def test_a_folder_in_which_no_file_can_be(tmp_path, monkeypatch):
@@ -113,4 +114,4 @@ def test_a_folder_in_which_no_file_can_be(tmp_path, monkeypatch):
 
     monkeypatch.setattr(memory.tempfile, "TemporaryFile", full)
     with pytest.raises(ConfigError, match="No space left"):
-        scaffold(client_memory=str(tmp_path))
+        scaffold(place=fedax.Place(client_memory=str(tmp_path)))

@@ -23,9 +23,9 @@ def mesh(number, axis="clients"):
     return Mesh(np.array(jax.devices()[:number]), (axis,))
 
 
-def run(method, number, **options):
+def run(method, number, memory="auto", **options):
     options = {"rounds": 4, "batch_size": 2, "test": TEST.examples, "grad_norm": True, "evaluate_every": 2} | options
-    return fedax.simulate(method, TASK, DATA, mesh=mesh(number), **options)
+    return fedax.simulate(method, TASK, DATA, place=fedax.Place(mesh=mesh(number), client_memory=memory), **options)
 
 
 def test_clients_with_like_steps_stay_together_and_devices_have_alike():
@@ -49,7 +49,7 @@ def test_a_run_compiles_its_rounds_once_on_a_mesh(compilations):
 
 @FOUR
 def test_so_does_one_with_client_memory_on_the_host(compilations):
-    run(fedax.create("scaffold", lr=0.02), 2, rounds=3, work=fedax.Steps(2), client_memory="host")
+    run(fedax.create("scaffold", lr=0.02), 2, rounds=3, work=fedax.Steps(2), memory="host")
     assert compilations("_contribute") == 1
 
 
@@ -58,7 +58,10 @@ def test_large_evaluations_are_shared_out():
     data = federation([40_000, 9_001], [0.4, 0.6], seed=1)
     method, options = fedax.create("fedavg", lr=0.1), {"rounds": 1, "work": fedax.Steps(1), "batch_size": 2}
     runs = [
-        fedax.simulate(method, TASK, data, mesh=mesh(n), test=data.examples, grad_norm=True, **options) for n in (1, 4)
+        fedax.simulate(
+            method, TASK, data, place=fedax.Place(mesh=mesh(n)), test=data.examples, grad_norm=True, **options
+        )
+        for n in (1, 4)
     ]
     for column in ("train_loss", "grad_norm_sq", "test_loss", "test_error"):
         np.testing.assert_allclose(runs[1].history[column], runs[0].history[column], 1e-5)
@@ -80,7 +83,10 @@ def test_models_that_are_indexed():
     examples = {"word": rng.integers(0, 4, 9000), "y": rng.normal(size=9000)}
     data = fedax.FederatedData(examples, [4000, 3000, 2000])
     options = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 4, "grad_norm": True, "test": examples}
-    one, two = (fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, mesh=mesh(n), **options) for n in (1, 2))
+    one, two = (
+        fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, place=fedax.Place(mesh=mesh(n)), **options)
+        for n in (1, 2)
+    )
     for column in ("train_loss", "grad_norm_sq", "test_loss"):
         np.testing.assert_allclose(two.history[column], one.history[column], 1e-5)
 
@@ -89,7 +95,9 @@ def test_models_that_are_indexed():
 def test_a_sweep_on_a_mesh():
     options = {"rounds": 3, "work": UNEQUAL, "batch_size": 2, "participation": fedax.Uniform(3), "seeds": 2}
     make = lambda lr: fedax.create("scaffold", lr=lr)  # noqa: E731
-    one, two = (fedax.sweep(make, {"lr": [0.01, 0.05]}, TASK, DATA, mesh=mesh(n), **options) for n in (1, 2))
+    one, two = (
+        fedax.sweep(make, {"lr": [0.01, 0.05]}, TASK, DATA, place=fedax.Place(mesh=mesh(n)), **options) for n in (1, 2)
+    )
     np.testing.assert_allclose(one.scores(), two.scores(), 1e-5)
     assert len(np.unique(one.scores())) == 4
 
@@ -98,12 +106,14 @@ def test_a_sweep_on_a_mesh():
 def test_other_meshes():
     method = fedax.create("fedavg", lr=0.05)
     plain = run(method, 1)
-    named = fedax.simulate(method, TASK, DATA, rounds=4, batch_size=2, mesh=jax.make_mesh((2,), ("data",)))
+    named = fedax.simulate(
+        method, TASK, DATA, rounds=4, batch_size=2, place=fedax.Place(mesh=jax.make_mesh((2,), ("data",)))
+    )
     assert named.history["train_loss"][-1] == pytest.approx(plain.history["train_loss"][-1], rel=1e-5)
     square = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
     for bad in (2, "all", square, jax.devices()):
         with pytest.raises(ConfigError, match="mesh"):
-            fedax.simulate(method, TASK, DATA, rounds=4, mesh=bad)
+            fedax.simulate(method, TASK, DATA, rounds=4, place=fedax.Place(mesh=bad))
 
 
 @FOUR

@@ -56,7 +56,12 @@ def test_many_tasks_leave_no_programs_behind(room, memory):
     def maps_after_another_task():
         task = fedax.Task(TASK.init, lambda *given: TASK.loss(*given))
         fedax.simulate(
-            fedax.create("scaffold", lr=0.05), task, DATA, rounds=1, work=fedax.Steps(1), client_memory=memory
+            fedax.create("scaffold", lr=0.05),
+            task,
+            DATA,
+            rounds=1,
+            work=fedax.Steps(1),
+            place=fedax.Place(client_memory=memory),
         )
         gc.collect()
         return MAPS.read_bytes().count(b"\n")

@@ -461,7 +461,7 @@ class Narrow(fedax.Algorithm):
 def test_bfloat16_keeps_its_bits():
     alone = [[i] for i in range(N)]
     found = run(Narrow(), Here(nodes(Narrow(), alone)))
-    expected = simulated(Narrow(), chunk_size=1)
+    expected = simulated(Narrow(), place=fedax.Place(chunk_size=1))
     kept = here.memory_of(found, found.at)
     for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(expected.memory), strict=True):
         assert a.dtype == b.dtype == jnp.bfloat16

@@ -101,12 +101,19 @@ EIGHT = federation([3, 1, 4, 2, 6, 5, 2, 7], None)
 
 @pytest.fixture(scope="module")
 def whole():
-    return run(methods.Scaffold(0.03), data=EIGHT, **UNIFORM, evaluate_every=2, seed=2, chunk_size=8)
+    return run(methods.Scaffold(0.03), data=EIGHT, **UNIFORM, evaluate_every=2, seed=2, place=fedax.Place(chunk_size=8))
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 7])
 def test_the_chunk_size_changes_results_by_rounding_only(whole, chunk_size):
-    got = run(methods.Scaffold(0.03), data=EIGHT, **UNIFORM, evaluate_every=2, seed=2, chunk_size=chunk_size)
+    got = run(
+        methods.Scaffold(0.03),
+        data=EIGHT,
+        **UNIFORM,
+        evaluate_every=2,
+        seed=2,
+        place=fedax.Place(chunk_size=chunk_size),
+    )
     for name in set(got.history) - {"seconds"}:
         np.testing.assert_allclose(got.history[name], whole.history[name], rtol=1e-5)
     np.testing.assert_allclose(flat(got.memory), flat(whole.memory), atol=1e-5)
@@ -120,7 +127,13 @@ HELD_OUT = federation([4500], [1.0], seed=8)
 def test_evaluation_is_exact_over_blocks_weights_and_test_data():
     start = np.array([0.3, -1.0, 2.0, 0.5])
     params = {"w": jnp.asarray(start[:3]), "b": jnp.asarray(start[3])}
-    options = {"rounds": 0, "test": HELD_OUT.examples, "params": params, "grad_norm": True, "chunk_size": 1}
+    options = {
+        "rounds": 0,
+        "test": HELD_OUT.examples,
+        "params": params,
+        "grad_norm": True,
+        "place": fedax.Place(chunk_size=1),
+    }
     got = run(methods.Drawing(), data=LARGE, **options).history
     assert got["train_loss"][0] == pytest.approx(objective(start, LARGE), rel=1e-5)
     assert got["grad_norm_sq"][0] == pytest.approx(np.sum(objective_gradient(start, LARGE) ** 2), rel=1e-5)
@@ -227,10 +240,26 @@ def test_the_rounds_of_a_run_are_compiled_once(compilations):
     assert compilations("some_rounds") == 1
 
 
+@pytest.mark.parametrize("former", [{"chunk_size": 2}, {"client_memory": "host", "stream": True}], ids=repr)
+def test_former_options_of_the_place_still_work_and_warn(former):
+    method, options = fedax.create("scaffold", lr=0.05), {"rounds": 3, "work": fedax.Steps(2)}
+    wanted = fedax.simulate(method, TASK, DATA, place=fedax.Place(**former), **options)
+    with pytest.warns(DeprecationWarning, match=rf"^{next(iter(former))}=….* give place=fedax\.Place\("):
+        runs = [fedax.simulate(method, TASK, DATA, **former, **options)]
+    with pytest.warns(DeprecationWarning):
+        runs += fedax.sweep(lambda: method, [{}], TASK, DATA, **former, **options).runs[0]
+    with pytest.warns(DeprecationWarning):
+        runs += fedax.sweep(lambda: {"algorithm": method, **former}, [{}], TASK, DATA, **options).runs[0]
+    for run in runs:
+        np.testing.assert_array_equal(flat(run.params), flat(wanted.params))
+
+
 def test_other_steps_of_the_clients_compile_nothing(compilations):
-    one = run(work=UNEQUAL, chunk_size=4)  # which nobody else takes: else the program may be there already
+    one = run(
+        work=UNEQUAL, place=fedax.Place(chunk_size=4)
+    )  # which nobody else takes: else the program may be there already
     assert compilations() > 0
-    other = run(work=fedax.Steps(TAUS[::-1].copy()), chunk_size=4)
+    other = run(work=fedax.Steps(TAUS[::-1].copy()), place=fedax.Place(chunk_size=4))
     assert compilations() == 0
     assert one.history["local_steps"].tolist() == other.history["local_steps"].tolist()
     assert (flat(one.params) != flat(other.params)).any()

@@ -52,7 +52,7 @@ def check(make, grid, seeds=(3, 0), **options):
 COHORT = {"participation": fedax.Uniform(3)}
 METHODS = {
     "fedavg": {"work": fedax.RandomEpochs(1, 4), "participation": fedax.Proportional(3)},
-    "fednova-vr": {"work": UNEQUAL, "chunk_size": 2, **COHORT},
+    "fednova-vr": {"work": UNEQUAL, "place": fedax.Place(chunk_size=2), **COHORT},
     "fedadam": {"work": fedax.RandomSteps(3, 2, 1, 6), "participation": fedax.Trace([[4, 1], [0, 3, 2], [2], [3]])},
     "fedpd": {},
     "scaffold-m-vr": COHORT,

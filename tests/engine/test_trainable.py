@@ -50,7 +50,7 @@ def by_hand(learned, rounds=4, steps=2, lr=0.2):
     return x
 
 
-@pytest.mark.parametrize("more", [{}, {"stream": True, "chunk_size": 1}], ids=repr)
+@pytest.mark.parametrize("more", [{}, {"place": fedax.Place(stream=True, chunk_size=1)}], ids=repr)
 def test_the_rest_stays_and_is_sent_once(more):
     run = fedax.simulate(fedax.create("fedavg", lr=0.2), TASK, DATA, trainable="1.*", **OPTIONS, **more)
     wanted = by_hand({"1.w", "1.b"})

@@ -39,7 +39,7 @@ def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
             test=federation([11], [1.0], seed=5).examples,
             grad_norm=True,
             evaluate_every=2,
-            stream=case.get("stream"),
+            place=fedax.Place(stream=case.get("stream")),
             aggregate=fedax.CoordinateMedian() if case.get("median") else None,
             **more,
         )

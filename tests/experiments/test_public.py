@@ -76,7 +76,7 @@ NEIGHBOURS = {
                  {"train_loss", "clients", "local_steps", "gradients", "bytes_up", "bytes_down"}),
 }  # fmt: skip
 GIVEN = {"rounds": 6, "batch_size": 1, "participation": fedax.Poisson(0.5), "privacy": fedax.DP(**DP), "test": HELD}
-GIVEN["chunk_size"] = 1  # else it follows the clients' sizes, and with it the order in which uploads are summed
+GIVEN["place"] = fedax.Place(chunk_size=1)  # else it follows the clients' sizes, and so does the order of the sum
 
 
 @pytest.fixture(params=NEIGHBOURS)

@@ -23,9 +23,9 @@ WITHOUT_1 = fedax.Trace([OTHERS] * ROUNDS)  # ω_i = p_i over their sum, as what
 
 
 ELSEWHERE = {
-    "chunks": {"chunk_size": 2},
-    "streamed": {"stream": True, "chunk_size": 1},
-    "mesh": {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))},
+    "chunks": {"place": fedax.Place(chunk_size=2)},
+    "streamed": {"place": fedax.Place(stream=True, chunk_size=1)},
+    "mesh": {"place": fedax.Place(mesh=Mesh(np.array(jax.devices()[:2]), ("clients",)))},
 }
 
 
@@ -122,7 +122,11 @@ def test_the_others_weigh_more(participation):
 )
 def test_a_round_of_which_nothing_is_left_changes_nothing(name, where):
     """Not even the server's momentum."""
-    options = {"guard": True, "faults": fedax.Faults(range(N), sends=np.inf), "stream": where == "streamed"}
+    options = {
+        "guard": True,
+        "faults": fedax.Faults(range(N), sends=np.inf),
+        "place": fedax.Place(stream=where == "streamed"),
+    }
     start, found = (run(name, rounds, work=fedax.Steps(2), **options) for rounds in (0, ROUNDS))
     warmup = int(name == "ce-lsgd")
     assert found.history["skipped"].tolist() == [warmup + r for r in range(4)]
@@ -162,7 +166,10 @@ class BrokenAt(fedax.Algorithm):
 
 @pytest.mark.parametrize("where", ["device", "streamed"])
 def test_who_is_left_out_stays_out_of_the_round(where):
-    method, options = fedax.create("mime", lr=LR), {"work": fedax.Steps(2), "stream": where == "streamed"}
+    method, options = (
+        fedax.create("mime", lr=LR),
+        {"work": fedax.Steps(2), "place": fedax.Place(stream=where == "streamed")},
+    )
     found = run(BrokenAt(method, 0), guard=True, **options)
     alike(found, run(method, participation=fedax.Trace([[0, 1, 2, 3]] * ROUNDS), work=fedax.Steps(2)))
     assert found.left_out == {4: ROUNDS}
@@ -185,7 +192,11 @@ class Counting(fedax.Algorithm):
 
 @pytest.mark.parametrize("where", ["device", "host", "streamed"])
 def test_what_is_left_out_late_keeps_what_it_had_before_the_round(where):
-    options = {"device": {}, "host": {"client_memory": "host"}, "streamed": {"stream": True}}[where]
+    options = {
+        "device": {},
+        "host": {"place": fedax.Place(client_memory="host")},
+        "streamed": {"place": fedax.Place(stream=True)},
+    }[where]
     found = run(BrokenAt(Counting(), 1), guard=True, work=fedax.Steps(2), **options)
     kept = found.memory if where == "device" else found.memory[np.arange(N)]
     assert np.asarray(kept).tolist() == [[ROUNDS, ROUNDS]] * 4 + [[0, 0]]
@@ -194,7 +205,7 @@ def test_what_is_left_out_late_keeps_what_it_had_before_the_round(where):
 @pytest.mark.parametrize("where", ["device", "streamed"])
 def test_one_client_that_moves_the_model_alone(where):
     """CE-LSGD: the round is lost where it is the bad one, who was heard before."""
-    options = {"rounds": 12, "work": fedax.Steps(2), "stream": where == "streamed"}
+    options = {"rounds": 12, "work": fedax.Steps(2), "place": fedax.Place(stream=where == "streamed")}
     found = run(BrokenAt(fedax.create("ce-lsgd", lr=LR), 1), guard=True, **options)
     times = found.left_out[4]
     assert found.left_out == {4: times}
@@ -215,7 +226,7 @@ def test_a_guard_may_stop_the_run(tmp_path):
 
 def test_a_run_with_losses_goes_on_bit_by_bit(tmp_path):
     options = {"participation": fedax.Dropout(fedax.Uniform(3), 0.4), "guard": True, "faults": NAN}
-    for where in ({}, {"client_memory": "host"}):
+    for where in ({}, {"place": fedax.Place(client_memory="host")}):
         folder = tmp_path / "-".join(["run", *where])
         whole = run("scaffold", rounds=6, **options, **where)
         run("scaffold", rounds=3, checkpoint=folder, **options, **where)

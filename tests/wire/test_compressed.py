@@ -116,7 +116,7 @@ def test_an_array_that_was_sent_in_the_round_is_not_sent_again():
         def exchanges(self):
             return fedax.Exchange(self.client, self.server), fedax.Exchange(self.again, self.last)
 
-    for place in ({}, {"client_memory": "host"}) if LONG else ({},):
+    for place in ({}, {"place": fedax.Place(client_memory="host")}) if LONG else ({},):
         start = jnp.linspace(-1.0, 1.0, 6)
         options = {"rounds": 2, "params": start, "compress": {"down": fedax.QSGD(1)}} | place
         found = fedax.simulate(Twice(), TASK6, DATA6, **options)
@@ -124,9 +124,9 @@ def test_an_array_that_was_sent_in_the_round_is_not_sent_again():
 
 
 PLACES = {
-    "host": {"client_memory": "host"},
-    "chunks": {"chunk_size": 2},
-    "streamed": {"stream": True},
+    "host": {"place": fedax.Place(client_memory="host")},
+    "chunks": {"place": fedax.Place(chunk_size=2)},
+    "streamed": {"place": fedax.Place(stream=True)},
 }
 
 

@@ -33,10 +33,10 @@ DATA = fedax.FederatedData({"x": _X.astype(np.float32), "y": _Y.astype(np.int32)
 CHANCE = {"poisson": 0.7, "uniform": 0.5, "full": 1.0}
 COHORTS = {"poisson": fedax.Poisson(0.7), "uniform": fedax.Uniform(3), "full": fedax.Full()}
 PLACES = {
-    "chunks": {"chunk_size": 2, "client_memory": "device"},
-    "host": {"client_memory": "host", "chunk_size": 1},
-    "streamed": {"stream": True, "chunk_size": 3},
-    "2 devices": {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))},
+    "chunks": {"place": fedax.Place(chunk_size=2, client_memory="device")},
+    "host": {"place": fedax.Place(client_memory="host", chunk_size=1)},
+    "streamed": {"place": fedax.Place(stream=True, chunk_size=3)},
+    "2 devices": {"place": fedax.Place(mesh=Mesh(np.array(jax.devices()[:2]), ("clients",)))},
 }
 WORST = 2  # the client that sends what it should not
 

@@ -173,9 +173,14 @@ def bits(run: fedax.Run) -> list[bytes]:
 @pytest.mark.parametrize("participation", [fedax.Full(), fedax.Uniform(5)])
 def test_the_same_bits_in_every_place(participation):
     """However the cohort is cut: chunks, devices, host memory, examples that are streamed."""
-    devices = {"mesh": Mesh(np.array(jax.devices()[:2]), ("clients",))}
-    expected = simulated(participation=participation, chunk_size=4)
-    for more in ({"chunk_size": 1}, {"chunk_size": N}, {"stream": True}, devices):
+    devices = {"place": fedax.Place(mesh=Mesh(np.array(jax.devices()[:2]), ("clients",)))}
+    expected = simulated(participation=participation, place=fedax.Place(chunk_size=4))
+    for more in (
+        {"place": fedax.Place(chunk_size=1)},
+        {"place": fedax.Place(chunk_size=N)},
+        {"place": fedax.Place(stream=True)},
+        devices,
+    ):
         assert bits(simulated(participation=participation, **more)) == bits(expected), more
     weights = DATA.weights.astype(np.float32)
     if participation == fedax.Full():

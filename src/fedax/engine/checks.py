@@ -14,6 +14,7 @@ from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
+from fedax.engine.devices import Place
 from fedax.engine.dry_run import same_structure
 from fedax.engine.layers import Forms
 from fedax.engine.options import Options
@@ -34,6 +35,7 @@ from fedax.wire.sums import is_change
 _KINDS: dict[str, tuple[type, str]] = {
     "work": (Work, "give Steps, Epochs, RandomEpochs, RandomSteps, GeometricSteps or Deadline"),
     "participation": (Participation, "give Full, Uniform, Proportional, ... or Trace"),
+    "place": (Place, "give fedax.Place(...)"),
     "guard": (Guard, "give True or fedax.Guard(...)"),
     "aggregate": (Aggregator, "give CoordinateMedian, TrimmedMean, ... or ClippedMean"),
     "faults": (Faults, "give fedax.Faults(...)"),

@@ -1,4 +1,6 @@
-"""The devices that a run uses."""
+"""Where the clients of a simulation run: the devices, and where what does not fit on them stays."""
+
+import dataclasses
 
 import jax
 import numpy as np
@@ -9,6 +11,32 @@ from fedax.numbers import host_bytes
 
 AXIS = "clients"
 _WORTH = 2**17  # multiply-adds of a device's share of a round from which on spreading it pays
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where the clients of a simulation run. The results are the same everywhere, up to the order of sums.
+
+    Args:
+        chunk_size: clients that run side by side on a device, at least 1; default: chosen by the model's and the
+            batch's size.
+        mesh: a ``jax.sharding.Mesh`` of one axis, over whose devices each cohort is spread. Default: the machine's
+            cores, where a round has enough work; elsewhere one device.
+        client_memory: where the clients' memory is, of methods that have one: ``"device"``, ``"host"``, ``"file"`` (in
+            the folder for temporary files) or a folder; ``"auto"``: the first of these three that has room for it. A
+            file has no name and goes with the run.
+        stream: whether the examples stay in host memory, or in the file that they are mapped from, and go to the device
+            cohort by cohort; default: where they would take more than half of the device's memory.
+
+    Example:
+        >>> Place(chunk_size=8, client_memory="host")
+        Place(chunk_size=8, mesh=None, client_memory='host', stream=None)
+    """
+
+    chunk_size: int | None = None
+    mesh: Mesh | None = None
+    client_memory: str = "auto"
+    stream: bool | None = None
 
 
 def cores(places: int, work: float) -> Mesh | None:

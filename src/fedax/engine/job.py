@@ -192,7 +192,7 @@ def make_job(
     shared.setdefault("alive", []).append((task, data, given.val, given.test, given.params))
     census = data if isinstance(data, Census) else None if not isinstance(data, FederatedData) else Census.of(data)
     check_parts(algorithm, task, census or data, given)
-    assert census is not None and given.work is not None and given.participation is not None
+    assert census is not None and given.work is not None and given.participation is not None and given.place is not None
     compression = Compression.of(given.compress)
     here = data if isinstance(data, FederatedData) else None
     params = given.params
@@ -214,10 +214,10 @@ def make_job(
     algorithm, up, wire = one_type((algorithm, compression.up, wire))
     key, x = start(task, params, given.seed, shared)
     lossy = dataclasses.replace(wire, lossy=here is None and algorithm.traits().cohorts == "any")
-    plan = make_plan(census, task, x, given.work, batch_size, given.participation, lossy, given.chunk_size, given.mesh)
+    plan = make_plan(census, task, x, given.work, batch_size, given.participation, lossy, given.place)
     plan = dataclasses.replace(plan, mesh=None) if here is None else plan
     algorithm.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
-    stream = here is not None and streamed(given.stream, here, own, plan.devices)
+    stream = here is not None and streamed(given.place.stream, here, own, plan.devices)
     fed = _once(
         shared,
         ("data", id(data), plan.mesh, stream),
@@ -238,7 +238,9 @@ def make_job(
     memory = "nodes"
     if here is not None:
         on_device = not stream and processes.count() == 1
-        memory = where(given.client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=on_device)
+        memory = where(
+            given.place.client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=on_device
+        )
     asked = Hyper(traced.compressed, given.work, given.participation, wire)
     settings = functools.cache(
         lambda: identity(asked, whole, here, census, pooled, plan, given.seed, x, params, traced.program())

@@ -1,12 +1,14 @@
 """The options of a run, by name."""
 
 import dataclasses
+import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-
-from jax.sharding import Mesh
 
 from fedax.contract.compression import Compressor
 from fedax.contract.types import Tree, Unknown
+from fedax.engine.devices import Place
+from fedax.errors import F, caller_level
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
 from fedax.tasks.trainable import LoRA, Patterns
@@ -34,10 +36,7 @@ class Options:
     evaluate_every: int | Sequence[int] | None = None
     params: Tree = None
     trainable: Patterns | LoRA | None = None
-    chunk_size: int | None = None
-    mesh: Mesh | None = None
-    client_memory: str = "auto"
-    stream: bool | None = None
+    place: Place | None = None
     grad_norm: bool = False
     density: float | None = None
     until: Callable[[dict[str, Unknown]], bool] | None = None
@@ -53,6 +52,7 @@ class Options:
         return dataclasses.replace(
             self,
             work=Epochs(1) if self.work is None else self.work,
+            place=Place() if self.place is None else self.place,
             participation=Full() if self.participation is None else self.participation,
             guard=Guard() if self.guard is True else None if self.guard is False else self.guard,
         )
@@ -66,3 +66,30 @@ class Options:
         """What becomes of uploads and downloads, of all options that belong to it."""
         assert not isinstance(self.guard, bool)  # see with_defaults
         return Wire(self.faults, self.guard, self.aggregate, self.privacy, compression.down, secure=self.secure)
+
+
+def with_place(options: Mapping[str, Unknown]) -> dict[str, Unknown]:
+    """Options in which what were options of their own before version 0.9 are fields of ``place``, with a warning.
+
+    Example:
+        >>> with_place({"rounds": 3, "place": Place(chunk_size=2)})
+        {'rounds': 3, 'place': Place(chunk_size=2, mesh=None, client_memory='auto', stream=None)}
+    """
+    found = dict(options)
+    former = {each.name: found.pop(each.name) for each in dataclasses.fields(Place) if each.name in found}
+    if former:
+        names = ", ".join(f"{name}=…" for name in former)
+        text = f"{names} is deprecated: give place=fedax.Place({names})"
+        warnings.warn(text, DeprecationWarning, stacklevel=caller_level())
+        found["place"] = dataclasses.replace(found.get("place") or Place(), **former)
+    return found
+
+
+def place_given(function: F) -> F:
+    """A function of options that takes them as :func:`with_place` does."""
+
+    @functools.wraps(function)
+    def called(*args: Unknown, **options: Unknown) -> Unknown:
+        return function(*args, **with_place(options))
+
+    return called  # type: ignore[return-value]

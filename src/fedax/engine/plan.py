@@ -13,7 +13,7 @@ from fedax.contract.compression import Compressor, is_message
 from fedax.contract.types import Tree
 from fedax.contract.vector import Vector
 from fedax.engine import processes
-from fedax.engine.devices import check_mesh, cores
+from fedax.engine.devices import Place, check_mesh, cores
 from fedax.federation.census import Census
 from fedax.federation.participation import Dropout, Full, Participation
 from fedax.federation.work import Work
@@ -132,8 +132,7 @@ def make_plan(
     batch_size: int | None,
     participation: Participation,
     wire: Wire,
-    chunk_size: int | None = None,
-    mesh: Mesh | None = None,
+    place: Place = Place(),
 ) -> Plan:
     """The plan of a run.
 
@@ -141,7 +140,7 @@ def make_plan(
         census: of the clients.
         task, work, batch_size, participation, wire: as of :func:`fedax.simulate`.
         x: the initial model.
-        chunk_size, mesh: as of :func:`fedax.simulate`; ``None``: chosen here.
+        place: its ``chunk_size`` and ``mesh`` are chosen here where they are ``None``.
 
     Raises:
         ConfigError: ``chunk_size`` or ``mesh`` cannot be used.
@@ -149,10 +148,11 @@ def make_plan(
     places = participation.places(census.num_clients)
     usual = work.usual(census.sizes, batch_size)
     batch = float(np.mean(census.sizes)) if batch_size is None else batch_size
-    if mesh is None:
+    chunk_size = place.chunk_size
+    if place.mesh is None:
         mesh = cores(-(-places // processes.count()), float(np.mean(usual)) * batch * x.size)
     else:
-        mesh = check_mesh(mesh)
+        mesh = check_mesh(place.mesh)
     places = -(-places // (processes.count() * (1 if mesh is None else mesh.size)))
     if chunk_size is None:
         chunk_size = _chunk_size(x, places, usual, batch)

@@ -3,18 +3,18 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from jax.sharding import Mesh
-
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Compressor
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.checkpoint import Checkpoints, Keeper
+from fedax.engine.devices import Place
 from fedax.engine.drive import Program, drive
 from fedax.engine.evaluate import OneJob, measured, public_columns
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
 from fedax.engine.loop import State, Tally
+from fedax.engine.options import place_given
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan
@@ -35,6 +35,7 @@ from fedax.wire.secure import SecureSum
 
 
 @complete
+@place_given
 def simulate(
     algorithm: Algorithm,
     task: Task,
@@ -51,10 +52,7 @@ def simulate(
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
     trainable: Patterns | LoRA | None = None,
-    chunk_size: int | None = None,
-    mesh: Mesh | None = None,
-    client_memory: str = "auto",
-    stream: bool | None = None,
+    place: Place | None = None,
     grad_norm: bool = False,
     density: float | None = None,
     until: Callable[[dict[str, Unknown]], bool] | None = None,
@@ -96,15 +94,8 @@ def simulate(
             ``"head.*"``; a function ``(name, leaf) -> bool``; or :class:`fedax.tasks.LoRA`. The rest is that of
             ``params``, or of ``task.init`` with a key of its own, and is sent to each client once, before round 0.
             Default: all of it. See :func:`fedax.tasks.partial`.
-        chunk_size: clients that run side by side on a device; default: chosen by the model's and the batch's size.
-        mesh: a ``jax.sharding.Mesh`` of one axis, over whose devices each cohort is spread. Default: the machine's
-            cores, where a round has enough work; elsewhere one device.
-        client_memory: where the clients' memory is, of methods that have one: ``"device"``, ``"host"``, ``"file"`` (in
-            the folder for temporary files) or a folder; ``"auto"``: the first of these three that has room for it. A
-            file has no name and goes with the run. The results are the same.
-        stream: whether the examples stay in host memory, or in the file that they are mapped from, and go to the device
-            cohort by cohort; default: where they would take more than half of the device's memory. The results are the
-            same.
+        place: where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their
+            memory and their examples are.
         grad_norm: also record ‖∇F(x)‖², at the cost of a gradient over all data an evaluation.
         density: also record the share of parameters whose size is above this threshold, ≥ 0.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
@@ -161,10 +152,7 @@ def simulate(
         evaluate_every=evaluate_every,
         params=params,
         trainable=trainable,
-        chunk_size=chunk_size,
-        mesh=mesh,
-        client_memory=client_memory,
-        stream=stream,
+        place=place,
         grad_norm=grad_norm,
         density=density,
         until=until,

@@ -22,11 +22,13 @@ from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import processes, secret
 from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
+from fedax.engine.devices import Place
 from fedax.engine.drive import drive
 from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_objective
 from fedax.engine.history import FAILED, Run
 from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
+from fedax.engine.options import place_given, with_place
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, is_small
 from fedax.engine.simulate import program as alone
@@ -217,6 +219,7 @@ class Sweep:
 
 
 @complete
+@place_given
 def sweep(
     make: Callable[..., Tree],
     grid: Mapping[str, Unknown] | Iterable[Point],
@@ -299,7 +302,7 @@ def sweep(
     if not isinstance(task, Task):
         raise ConfigError("task", task, "give a fedax.Task, for instance one of fedax.tasks")
     if (len(points) > 1 or len(chosen) >= len(jax.local_devices())) and is_small(task.form()):
-        options = one_core() | options  # points or seeds are spread instead
+        options = on_one_core(options)  # points or seeds are spread instead
     jobs = _jobs(make, points, chosen, task, data, options, by_seed or {})
     blocks = _blocks(jobs, len(chosen), width)
     places = [[(i, k) for k in block.seeds for i in block.points] for block in blocks]
@@ -436,7 +439,7 @@ def _jobs(
     jobs: list[list[Job]] = []
     for point in points:
         made = make(**point)
-        own = dict(made) if isinstance(made, Mapping) else {"algorithm": made}
+        own = with_place(made) if isinstance(made, Mapping) else {"algorithm": made}
         if "algorithm" not in own:
             raise ConfigError("make", made, "of a dictionary, 'algorithm' is the method")
         given = {"task": task, "data": data} | options | own
@@ -522,7 +525,7 @@ def _width(job: Job) -> int:
 
 
 def worth_lanes(job: Job, seeds: int) -> bool:
-    """Whether so many seeds of a job gain from running side by side; on a CPU on a core each (:func:`one_core`).
+    """Whether so many seeds of a job gain from running side by side; on a CPU on a core each (:func:`on_one_core`).
 
     There they do unless cohorts that are spread over the cores keep these busier: the cores that have one seed less
     wait, and were measured to lose less by that than cohorts lose by waiting for each other, at up to a third.
@@ -535,11 +538,13 @@ def worth_lanes(job: Job, seeds: int) -> bool:
     return cores > 1 and is_small(job.x) and -(-seeds // cores) * job.plan.devices <= _WAITING * seeds
 
 
-def one_core() -> dict[str, Unknown]:
-    """The option that keeps a run's cohorts on one core, of several; on accelerators none."""
-    if jax.default_backend() != "cpu":
-        return {}
-    return {"mesh": Mesh(np.array(jax.local_devices()[:1]), ("clients",))}
+def on_one_core(options: Mapping[str, Unknown]) -> dict[str, Unknown]:
+    """Options that keep a run's cohorts on one core, of several, unless they say where; on accelerators as they are."""
+    place = options.get("place") or Place()
+    if jax.default_backend() != "cpu" or not isinstance(place, Place) or place.mesh is not None:
+        return dict(options)
+    core = Mesh(np.array(jax.local_devices()[:1]), ("clients",))
+    return {**options, "place": dataclasses.replace(place, mesh=core)}
 
 
 class Lanes:

@@ -43,7 +43,7 @@ def train(
         checkpoint: a folder for checkpoints; ``None``: none are made, and a run that is stopped begins anew.
         best: as of :class:`fedax.Checkpoints`.
         callback: as there.
-        options: ``rounds`` and the others of :func:`fedax.simulate`, but ``mesh``, ``client_memory`` and ``stream``.
+        options: ``rounds`` and the others of :func:`fedax.simulate`; nodes choose themselves where their clients run.
 
     Returns:
         :class:`fedax.Run`; its ``memory`` has in the place of client memory where it is: the number of the run and the

@@ -22,6 +22,7 @@ from fedax.contract.types import Tree
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.job import make_job
+from fedax.engine.options import with_place
 from fedax.engine.patience import Patience
 from fedax.engine.saved import Model, load_model
 from fedax.errors import ConfigError, complete, unknown
@@ -129,7 +130,9 @@ def compare(
     """
     if processes.count() > 1:
         raise ConfigError("processes", processes.count(), "compare runs in one process; give each some of the methods")
-    given: dict[str, Any] = {"rounds": rounds, "batch_size": batch_size, "val": val, "test": test} | _allowed(options)
+    given: dict[str, Any] = {"rounds": rounds, "batch_size": batch_size, "val": val, "test": test} | _allowed(
+        with_place(options)
+    )
     given |= {"work": work or Epochs(1), "participation": participation or Full()}
     showing = wanted(progress)
     chosen = seeds_of(

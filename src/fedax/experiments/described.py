@@ -143,8 +143,10 @@ def privacy(given: fedax.DP) -> Table:
 def run(seeds: Sequence[int], options: Mapping[str, Any]) -> Table:
     """The section ``run``, of those arguments of :func:`fedax.simulate` that a configuration has too."""
     told: Table = {"seeds": list(seeds), "split_seeds": False, "grad_norm": False}
-    for name in ("rounds", "batch_size", "evaluate_every", "grad_norm", "density", "chunk_size"):
+    for name in ("rounds", "batch_size", "evaluate_every", "grad_norm", "density"):
         told[name] = setting(options.get(name, told.get(name)))
+    if (place := options.get("place")) is not None:
+        told["chunk_size"] = setting(place.chunk_size)
     for name, codec in RUN.items():
         if (part := options.get(ARGUMENTS.get(name, name))) is not None:
             told[name] = codec.write(part)

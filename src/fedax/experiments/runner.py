@@ -25,7 +25,7 @@ from fedax.engine.places.nodes import Transport
 from fedax.engine.places.side_by_side import side_by_side
 from fedax.engine.private import outlook
 from fedax.engine.saved import read_model
-from fedax.engine.sweep import discard_sweep, one_core, was_begun, worth_lanes
+from fedax.engine.sweep import discard_sweep, on_one_core, was_begun, worth_lanes
 from fedax.engine.train import train
 from fedax.errors import BadClientWarning, ConfigError, DamagedWarning, DataError, DivergedWarning, FedaxError
 from fedax.experiments import clients, examples, own, summary, toml, tracked
@@ -326,7 +326,7 @@ def _train(
             warnings.simplefilter("ignore", said)
         if len(seeds) > 1:
             watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
-            options = one_core() | options | {"progress": False}  # there is that of all runs together
+            options = on_one_core(options) | {"progress": False}  # there is that of all runs together
             own = {}
             if experiment.config["run"]["split_seeds"]:
                 own = {seed: dict(zip(first, parts, strict=True)) for seed, parts in data.items()}

@@ -284,8 +284,10 @@ def _given(part: Any) -> Table:
 
 def options_of(run: Table) -> Table:
     """The section ``run`` as arguments of :func:`fedax.simulate`, without the seeds."""
-    apart = ("seeds", "split_seeds", "judge", "metrics", "patience", "baselines")
+    apart = ("seeds", "split_seeds", "judge", "metrics", "patience", "baselines", "chunk_size")
     options = {name: value for name, value in run.items() if name not in apart}
+    if run.get("chunk_size") is not None:
+        options["place"] = fedax.Place(chunk_size=run["chunk_size"])
     for name, codec in RUN.items():
         if (given := run.get(name)) is not None:
             options[ARGUMENTS.get(name, name)] = codec.read(f"run.{name}", given)

@@ -95,7 +95,7 @@ class RunSection(Section):
     evaluate_every: Count | None = None
     grad_norm: bool = False
     density: pydantic.NonNegativeFloat | None = None
-    chunk_size: Count | None = None
+    chunk_size: Count | None = None  # of the place
     guard: bool | Table | None = None
     aggregate: str | Table | None = None
     faults: Table | None = None
