@@ -15,7 +15,7 @@ from with_fedax import Fedax
 import fedax
 from fedax import programs
 from fedax.engine.job import make_job
-from fedax.engine.sweep import one_core, worth_lanes
+from fedax.engine.sweep import on_one_core, worth_lanes
 from fedax.experiments import build
 from fedax.experiments.defaults import comparison
 
@@ -67,7 +67,7 @@ def main() -> None:
                 for k, m in enumerate(methods):  # noqa: B023
                     kept = {"seeds": SEEDS, "checkpoint": pathlib.Path(folder, str(k))}
                     found.append(
-                        fedax.sweep(lambda m=m: m, [{}], task, data, **kept, **one_core(), **run).runs[0]  # noqa: B023
+                        fedax.sweep(lambda m=m: m, [{}], task, data, **kept, **on_one_core(run)).runs[0]  # noqa: B023
                     )
                 return found
 

@@ -120,7 +120,7 @@ def test_seeds_of_one_point_are_spread_over_the_cores():
     found = check(lambda: fedavg(0.05), {}, seeds=5, **COHORT)
     assert found.programs == 1 and len(np.unique(found.scores())) == 5
     for seed, run in zip(found.seeds, found.runs[0], strict=True):
-        alone = fedax.simulate(fedavg(0.05), TASK, DATA, seed=seed, **OPTIONS, **COHORT, **sweep.one_core())
+        alone = fedax.simulate(fedavg(0.05), TASK, DATA, seed=seed, **sweep.on_one_core(OPTIONS | COHORT))
         if len(jax.local_devices()) > 1:
             assert run.history["train_loss"].tolist() == alone.history["train_loss"].tolist()
 
@@ -399,7 +399,7 @@ def test_seeds_with_data_of_their_own_are_lanes_where_these_have_equal_shapes(si
     found = fedax.sweep(lambda: fedavg(0.05), [{}], task, own[0]["data"], seeds=[*own], by_seed=own, width=8, **options)
     assert found.programs == programs
     for seed, run in zip(found.seeds, found.runs[0], strict=True):
-        alone = fedax.simulate(fedavg(0.05), task, seed=seed, **own[seed], **options, **sweep.one_core())
+        alone = fedax.simulate(fedavg(0.05), task, seed=seed, **own[seed], **sweep.on_one_core(options))
         for column in ("train_loss", "test_loss", "test_auc"):
             assert run.history[column].tolist() == alone.history[column].tolist()
 
