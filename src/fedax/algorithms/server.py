@@ -16,7 +16,7 @@ import optax
 
 from fedax.algorithms.parts import named_part
 from fedax.contract.hyper import check, choice, hyper
-from fedax.contract.local import OfOptax
+from fedax.contract.local import Transformation
 from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector, zeros_like
 from fedax.registry import Registry
@@ -182,7 +182,7 @@ class Adaptive(ServerOptimizer):
         return self.server_lr * m / (v.map(jnp.sqrt) + self.eps), (m, v)
 
 
-class OptaxServer(OfOptax, ServerOptimizer):
+class OptaxServer(ServerOptimizer):
     """Any optax transformation at the server, fed with −⟨Δ⟩ in the place of a gradient.
 
     Args:
@@ -201,14 +201,19 @@ class OptaxServer(OfOptax, ServerOptimizer):
         [1.0]
     """
 
+    of: Transformation
+
     def __init__(self, transformation: Any, **given: Any):
-        super().__init__(transformation, **given)  # type checkers would take the fields for arguments
+        self.of = Transformation(transformation, **given)
+
+    def arguments(self) -> dict[str, Any]:
+        return self.of.arguments()
 
     def init(self, x: Vector) -> Any:
-        return self.made(x).init(x.tree)
+        return self.of.made(x).init(x.tree)
 
     def update(self, state: Any, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, Any]:
-        step, state = self.made(x).update((-dx).tree, state, x.tree)
+        step, state = self.of.made(x).update((-dx).tree, state, x.tree)
         return Vector(step), state
 
 

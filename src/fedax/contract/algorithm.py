@@ -235,7 +235,7 @@ class Algorithm(Settings):
 
 
 class Layer(Algorithm):
-    """Another method, with something between it and the wire; what a layer leaves as it is, is the method's own.
+    """Another method, with something between it and the wire: a layer gives the exchanges, and what else it changes.
 
     Args:
         inner: that method, which may be a layer itself.
@@ -259,10 +259,10 @@ class Layer(Algorithm):
         return self.inner.penalty(x)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        return self.inner.exchanges()
+        raise NotImplementedError
 
     def warmup(self) -> tuple[Exchange, ...]:
-        return self.inner.warmup()
+        raise NotImplementedError
 
     def traits(self) -> Traits:
         return self.inner.traits()

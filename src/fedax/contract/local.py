@@ -190,8 +190,8 @@ class SGD(Solver):
             raise ConfigError("regularizer", self.regularizer, "give a fedax Regularizer, such as fedax.L1(0.01)")
 
 
-class OfOptax(Settings):
-    """What has an optax transformation: ready, or one of optax's functions and its arguments.
+class Transformation(Settings):
+    """An optax transformation: ready, or one of optax's functions and its arguments.
 
     Of a function the floating-point arguments are leaves, as of ``optax.inject_hyperparams``: runs that differ in them
     share a program. A transformation that is ready is compiled in, with its numbers: another one compiles anew.
@@ -226,7 +226,7 @@ class OfOptax(Settings):
         numbers = {name: jnp.asarray(value, kind) for name, value in self.numbers.items()}
         return self.transformation(**numbers, **dict(self.others))
 
-    def validate(self) -> None:
+    def __check_init__(self) -> None:
         given = {**self.numbers, **dict(self.others)}
         if isinstance(self.transformation, optax.GradientTransformation):
             if given:
@@ -242,7 +242,7 @@ class OfOptax(Settings):
             raise ConfigError("transformation", self.transformation, way_out)
 
 
-class Optax(OfOptax, Solver):
+class Optax(Solver):
     """Any optax transformation as the local optimizer, begun anew in every round: y ← y + update.
 
     Its η, where a method needs one, is the length of its first step on the gradient 1; with Nesterov's momentum ρ that
@@ -264,14 +264,19 @@ class Optax(OfOptax, Solver):
         5.61
     """
 
+    of: Transformation
+
     def __init__(self, transformation: Unknown, **given: Unknown):
-        super().__init__(transformation, **given)  # type checkers would take the fields for arguments
+        self.of = Transformation(transformation, **given)
+
+    def arguments(self) -> dict[str, Unknown]:
+        return self.of.arguments()
 
     def init(self, x: Vector) -> Tree:
-        return self.made(x).init(x.tree)
+        return self.of.made(x).init(x.tree)
 
     def step(self, y: Vector, buffer: Tree, g: Vector, k: Number, x: Vector) -> tuple[Vector, Tree]:
-        updates, buffer = self.made(x).update(g.tree, buffer, y.tree)
+        updates, buffer = self.of.made(x).update(g.tree, buffer, y.tree)
         return y + Vector(updates), buffer
 
     def rate(self) -> Number:

@@ -166,7 +166,7 @@ def _filled(section: type[Section], **fields: Any) -> Any:
 WRITTEN: type[ExperimentSection] = _filled(
     ExperimentSection,
     name=str,
-    data=_filled(DataSection, weights=(Literal["sizes", "uniform", "given"], "sizes")),
+    data=_filled(DataSection, weights=Literal["sizes", "uniform", "given"]),
     task=_filled(TaskSection, name=str),
     work=WorkSection,
     participation=_filled(ParticipationSection, kind=str),
