@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.contract.compression import Form
+from fedax.contract.compression import ArrayForm
 from fedax.experiments import build, described
 from fedax.experiments.config import problem_of
 from fedax.wire.compressed import Compression
@@ -81,7 +81,7 @@ def test_error_feedback_against_a_loop():
 def test_bytes_are_those_of_the_messages():
     """An array that an upload holds twice is encoded once; a listening exchange sends nothing."""
     for name, numbers, how in (("scaffold", 12, fedax.ErrorFeedback(fedax.Sign())), ("led", 6, EF)):
-        each = -(-how.bits(Form.of(jnp.zeros(numbers))) // 8)
+        each = -(-how.bits(ArrayForm.of(jnp.zeros(numbers))) // 8)
         assert run(name, how).history["bytes_up"][-1] == 4 * 5 * each
     down = run("scaffold", {"down": fedax.QSGD(7)}).history["bytes_down"][-1]
     assert down == 4 * 5 * 2 * (4 + 3)  # x and c: a norm, and 6 numbers of 4 bits, each

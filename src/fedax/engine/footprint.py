@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedax.contract.algorithm import Algorithm, Round
 from fedax.contract.compression import decoded, is_message
-from fedax.contract.oracle import Asked, Oracle
+from fedax.contract.oracle import Oracle, OracleCalls
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree
 from fedax.contract.vector import Vector
@@ -39,7 +39,7 @@ class Footprint(NamedTuple):
 
     down: Amount = Amount()
     up: Amount = Amount()
-    asked: Asked = Asked()
+    asked: OracleCalls = OracleCalls()
     messages: int = 0
 
     def plus(self, other: "Footprint") -> "Footprint":

@@ -9,8 +9,7 @@ import jax
 import numpy as np
 
 from fedax.contract.algorithm import Algorithm
-from fedax.contract.compression import Form as ArrayForm
-from fedax.contract.compression import decoded
+from fedax.contract.compression import ArrayForm, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedax.contract.compression import Compressor, Form, Message, is_message
+from fedax.contract.compression import ArrayForm, Compressor, Message, is_message
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.plan import sent
 from fedax.errors import NodeError
@@ -23,7 +23,7 @@ class Layout(NamedTuple):
 
     structure: Unknown
     first: tuple[int, ...]
-    forms: tuple[tuple[Form | None, Unknown, tuple[jax.ShapeDtypeStruct, ...]], ...]
+    forms: tuple[tuple[ArrayForm | None, Unknown, tuple[jax.ShapeDtypeStruct, ...]], ...]
     hows: tuple[Compressor | None, ...]
 
     @classmethod
