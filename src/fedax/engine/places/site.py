@@ -465,7 +465,7 @@ class Site:
         wire = Wire(sealed=True) if uploads.messages else ready.problem.wire
         if bits:
             wire = dataclasses.replace(wire, fixed=given["fixed"])
-        wire = dataclasses.replace(wire, own_clip=self.policy.clip)
+        wire = dataclasses.replace(wire, node_clip=self.policy.clip)
         total, answer, done = self._work(ready, wire, stage, number, index, given, memory)
         if head["heard"]:
             self.policy.check_work(given["clients"]["steps"], int(done.local_steps))
