@@ -73,8 +73,8 @@ class Pattern(Compressor):
     def mask(self, column: Any, d: int) -> Any:
         """[d] which coordinates a client with this column of the template sends."""
         first = (jnp.arange(d) % self.clients).astype(jnp.uint32) * self.senders % self.clients
-        behind = (jnp.asarray(column, jnp.uint32) + self.clients - first) % self.clients
-        return behind < self.senders
+        offset = (jnp.asarray(column, jnp.uint32) + self.clients - first) % self.clients
+        return offset < self.senders
 
     def message(self, column: Any, x: Vector) -> Message:
         """The coordinates of ``x`` in this column."""
