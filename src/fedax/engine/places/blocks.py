@@ -8,7 +8,7 @@ import numpy as np
 
 from fedax.contract.types import Array, Tree
 from fedax.data.federated import FederatedData
-from fedax.engine.clients import Answer
+from fedax.engine.clients import ClientResult
 from fedax.engine.loop import Clients, Federation, Tally
 from fedax.engine.memory import ClientMemory
 
@@ -31,7 +31,7 @@ class Block:
         self.positions, self.clients = positions, clients
         self.examples: Tree = None
         self.memory: Tree = None
-        self.answer = Answer((), (), ())
+        self.answer = ClientResult((), (), ())
 
     def now(self, clients: Clients, sliced: bool) -> Clients:
         """What is known of them now: all who count so far; ``sliced``: with offsets into ``examples``."""

@@ -10,32 +10,32 @@ from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree
 from fedax.contract.vector import Vector
-from fedax.engine.clients import Client, Outside, alone, client_program, contribute
+from fedax.engine.clients import Client, SharedInputs, alone, client_program, contribute
 from fedax.engine.loop import (
-    Ask,
     Clients,
     Exclusions,
     Federation,
-    Heard,
     Hyper,
+    Request,
+    Response,
     State,
     Tally,
     conclude,
     converse,
     download_of,
     draw,
+    draw_one,
     exchanges,
-    one_of,
     stage_key,
 )
-from fedax.engine.plan import Form, Plan, sent
+from fedax.engine.plan import ExchangeForm, Plan, sent
 from fedax.errors import ConfigError
 from fedax.federation.participation import Full
 from fedax.wire.sums import along
 
 
 def prepare(
-    hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan, forms: list[Form] | None = None
+    hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan, forms: list[ExchangeForm] | None = None
 ) -> tuple[State, Tally]:
     """Server state and client memory at round 0, after the method's warm-up over all clients."""
     server, row = first_state(hyper.method, x)
@@ -83,7 +83,7 @@ def one_round(
     index: Array,
     plan: Plan,
     stage: str = "exchanges",
-    forms: list[Form] | None = None,
+    forms: list[ExchangeForm] | None = None,
 ) -> tuple[State, Tally]:
     """Round ``index``: draw the cohort, take its memory, run its exchanges, put its memory back.
 
@@ -125,52 +125,56 @@ class Device:
         index: Array,
         memory: Tree,
         plan: Plan,
-        forms: list[Form] | None,
+        forms: list[ExchangeForm] | None,
     ):
         self.memory, self.done = memory, nothing()
         self._hyper, self._method, self._plan, self._forms = hyper, method, plan, forms
-        self._outside = Outside(method, hyper.wire, None, fed, key, index)
+        self._outside = SharedInputs(method, hyper.wire, None, fed, key, index)
         self._sent: list[Tree] = []
         self._messages: list[tuple[Array, Tree]] = []
 
-    def answer(self, ask: Ask) -> Heard:
+    def answer(self, request: Request) -> Response:
         """Run the clients that are asked."""
         plan = self._plan
-        download = download_of(ask.exchange, self._method, ask.server, ask.wire, self._outside.key, self._messages)
-        outside = self._outside._replace(wire=ask.wire, download=decoded(download))
+        download = download_of(
+            request.exchange, self._method, request.server, request.wire, self._outside.key, self._messages
+        )
+        outside = self._outside._replace(wire=request.wire, download=decoded(download))
         seen: list[tuple[Tree, Tree]] = []
 
-        def make(outside: Outside) -> Client:
-            return client_program(ask.stage, ask.number, plan, lambda *given: seen.append(given), outside)
+        def make(outside: SharedInputs) -> Client:
+            return client_program(request.stage, request.number, plan, lambda *given: seen.append(given), outside)
 
-        if ask.at is None:
-            total, answers, done = contribute(make, outside, self.memory, ask.clients, plan)
+        if request.at is None:
+            total, answers, done = contribute(make, outside, self.memory, request.clients, plan)
         else:
-            total, answers, done = alone(make, outside, self.memory, ask.at, ask.clients.alone(ask.at), plan)
+            total, answers, done = alone(
+                make, outside, self.memory, request.at, request.clients.alone(request.at), plan
+            )
         self.memory, self.done = answers.memory, jax.tree.map(jnp.add, self.done, done)
         if self._forms is not None:
-            self._forms.append(self._form(ask, download, *seen[-1]))
-        return Heard(total, answers.upload, answers.accepted)
+            self._forms.append(self._form(request, download, *seen[-1]))
+        return Response(total, answers.upload, answers.accepted)
 
-    def one_of(self, stage: str, clients: Clients) -> Array:
+    def draw_one(self, stage: str, clients: Clients) -> Array:
         """The position of one client."""
-        return one_of(clients, self._outside.key)
+        return draw_one(clients, self._outside.key)
 
-    def conclude(self, ask: Ask, heard: Heard) -> Tree:
+    def conclude(self, request: Request, response: Response) -> Tree:
         """The server's state after the exchange."""
-        return conclude(ask, heard, self._plan)
+        return conclude(request, response, self._plan)
 
-    def _form(self, ask: Ask, download: Tree, upload: Tree, memory: Tree) -> Form:
+    def _form(self, request: Request, download: Tree, upload: Tree, memory: Tree) -> ExchangeForm:
         """Shapes, types, and which arrays are the same."""
-        one, down, up = ask.exchange.who == "one", sent(download), sent(upload)
-        if ask.exchange.server is None and (self._plan.full or ask.stage == "warmup"):
+        one, down, up = request.exchange.who == "one", sent(download), sent(upload)
+        if request.exchange.server is None and (self._plan.full or request.stage == "warmup"):
             fresh = (False,) * len(down)  # what everyone hears now would be sent again in the next round
         else:
             fresh = tuple(not any(leaf is old for old in self._sent) for leaf in down)
         if not one:
             self._sent += [leaf for leaf, new in zip(down, fresh, strict=True) if new]
         first = tuple(next(k for k, other in enumerate(up) if other is leaf) for leaf in up)
-        return Form(one, form_of(download), fresh, form_of(upload), first, form_of(memory))
+        return ExchangeForm(one, form_of(download), fresh, form_of(upload), first, form_of(memory))
 
 
 def form_of(tree: Tree) -> Tree:

@@ -22,25 +22,25 @@ from fedax.contract.compression import Identity, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine import processes
-from fedax.engine.clients import Answer, Outside, alone, client_program, contribute
+from fedax.engine.clients import ClientResult, SharedInputs, alone, client_program, contribute
 from fedax.engine.evaluate import OneJob, measured, model_after, train_sums
 from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
 from fedax.engine.loop import (
-    Ask,
     Clients,
     Federation,
-    Heard,
     Hyper,
+    Request,
+    Response,
     State,
     Tally,
     conclude,
     converse,
     download_of,
     draw,
+    draw_one,
+    empty_place,
     exchanges,
-    nobody,
-    one_of,
     server_key,
     stage_key,
 )
@@ -77,21 +77,21 @@ class HostServer(OneJob):
         super().__init__(job)
         self.index = 0
 
-    def known(self, ask: Ask) -> "Known":
+    def known(self, request: Request) -> "Known":
         """What the programs of an exchange are given."""
-        return self.job.hyper._replace(wire=ask.wire), ask.server, self.job.key, self.index
+        return self.job.hyper._replace(wire=request.wire), request.server, self.job.key, self.index
 
-    def which(self, ask: Ask) -> dict[str, Unknown]:
+    def which(self, request: Request) -> dict[str, Unknown]:
         """By which an exchange has programs of its own."""
-        return {"stage": ask.stage, "number": ask.number, "plan": self.job.plan}
+        return {"stage": request.stage, "number": request.number, "plan": self.job.plan}
 
-    def one_of(self, stage: str, clients: Clients) -> Array:
+    def draw_one(self, stage: str, clients: Clients) -> Array:
         """The position of one client."""
         return int(_position_of_one(clients, self.job.key, self.index, stage=stage))
 
-    def conclude(self, ask: Ask, heard: Heard) -> Tree:
+    def conclude(self, request: Request, response: Response) -> Tree:
         """The server's state after the exchange."""
-        return _conclude(self.known(ask), heard, ask.round, ask.counts, **self.which(ask))
+        return _conclude(self.known(request), response, request.round, request.counts, **self.which(request))
 
 
 class Hosted(HostServer):
@@ -165,43 +165,43 @@ class Hosted(HostServer):
         exclusions = state.exclusions.after(drawn.clients, end) if state.exclusions else ()
         return State(end.server, state.memory, exclusions)
 
-    def answer(self, ask: Ask) -> Heard:
+    def answer(self, request: Request) -> Response:
         """Run the clients of this process, block by block; the sum is that over all processes."""
-        visited, listens = self._now.blocks, ask.exchange.server is None
+        visited, listens = self._now.blocks, request.exchange.server is None
         # The server's step is in the same program where nothing is waited for in between.
-        at_once = ask.at is None and not listens and len(visited) == processes.count() == 1
-        after_it = (ask.round, ask.counts) if at_once else None
+        at_once = request.at is None and not listens and len(visited) == processes.count() == 1
+        after_it = (request.round, request.counts) if at_once else None
         row = None
-        if ask.at is not None:
+        if request.at is not None:
             # Where another process has that client any block runs, and nobody of it.
-            visited = [block for block in visited if ask.at in block.positions] or visited[:1]
-            row = next(iter(np.flatnonzero(visited[0].positions == ask.at)), 0)
+            visited = [block for block in visited if request.at in block.positions] or visited[:1]
+            row = next(iter(np.flatnonzero(visited[0].positions == request.at)), 0)
         total: Tree = None
         for block, after in itertools.zip_longest(visited, visited[1:]):
             fed = self._examples.take(block)
-            clients = block.now(ask.clients, self._examples.streamed)
+            clients = block.now(request.clients, self._examples.streamed)
             if row is not None:
-                clients = clients._replace(present=clients.present & (block.positions == ask.at)).alone(row)
+                clients = clients._replace(present=clients.present & (block.positions == request.at)).alone(row)
             rows = self._to_devices(self._rows.take(block))
             part, block.answer, done = _contribute(
-                self.known(ask), fed, rows, clients, row, after_it=after_it, **self.which(ask)
+                self.known(request), fed, rows, clients, row, after_it=after_it, **self.which(request)
             )
             self._rows.at_work(block, done)
             total = part if total is None else jax.tree.map(jnp.add, total, part)
-            self._look_ahead(ask, after)
-        accepted = self._accepted(visited, ask) if ask.wire.guard is not None else ()
+            self._look_ahead(request, after)
+        accepted = self._accepted(visited, request) if request.wire.guard is not None else ()
         if at_once or listens:
-            return Heard((), (), accepted, total if at_once else None)
+            return Response((), (), accepted, total if at_once else None)
         uploads: Tree = ()
-        if ask.wire.gathers:
+        if request.wire.gathers:
             leaves = zip(*(jax.tree.leaves(block.answer.upload) for block in visited), strict=True)
             form = jax.tree.structure(visited[0].answer.upload)
-            uploads = jax.tree.unflatten(form, [_assembled(visited, each, len(ask.counts)) for each in leaves])
-        return Heard(processes.total(total), uploads, accepted)
+            uploads = jax.tree.unflatten(form, [_assembled(visited, each, len(request.counts)) for each in leaves])
+        return Response(processes.total(total), uploads, accepted)
 
-    def _look_ahead(self, ask: Ask, after: Block | None) -> None:
+    def _look_ahead(self, request: Request, after: Block | None) -> None:
         """Read what the next block needs, of the next round too, while this one is at work."""
-        if after is None and ask.number == self._last and ask.stage == "exchanges":
+        if after is None and request.number == self._last and request.stage == "exchanges":
             after = self._round_drawn(self.index + 1).blocks[0]
             if self._rows.hold:  # what this round leaves in memory is not certain yet
                 self._examples.fetch(after)
@@ -210,11 +210,13 @@ class Hosted(HostServer):
             self._examples.fetch(after)
             self._rows.read(after)
 
-    def _accepted(self, visited: list[Block], ask: Ask) -> np.ndarray:
+    def _accepted(self, visited: list[Block], request: Request) -> np.ndarray:
         """Whose uploads were accepted, by all processes: [S], or [1] of the one client that was asked."""
-        if ask.at is None:
-            return np.asarray(_assembled(visited, [block.answer.accepted for block in visited], len(ask.counts)) > 0)
-        fine = ask.at in visited[0].positions and bool(visited[0].answer.accepted[0])
+        if request.at is None:
+            return np.asarray(
+                _assembled(visited, [block.answer.accepted for block in visited], len(request.counts)) > 0
+            )
+        fine = request.at in visited[0].positions and bool(visited[0].answer.accepted[0])
         return np.array([processes.total(np.int32(fine)) > 0])
 
     def _done(self) -> Tally:
@@ -253,7 +255,7 @@ class Hosted(HostServer):
             step = max(granule, -(-len(clients.ids) // (4 * several)))
             empty = step * max(1, -(-len(positions) // step)) - len(positions)
             positions = np.concatenate([positions, np.full(empty, -1)])
-        there, fill = positions >= 0, nobody(plan.num_clients)
+        there, fill = positions >= 0, empty_place(plan.num_clients)
         mine = [np.where(there, leaf[positions], value) for leaf, value in zip(clients, fill, strict=True)]
         cuts = [slice(at, at + width) for at in range(0, len(positions), width)]
         return [Block(positions[cut], Clients(*(leaf[cut] for leaf in mine))) for cut in cuts]
@@ -301,17 +303,17 @@ def draw_rounds(
 
 @compiled(static=["stage"])
 def _position_of_one(clients: Clients, key: Array, index: Array, *, stage: str) -> Array:
-    return one_of(clients, stage_key(key, index, stage))
+    return draw_one(clients, stage_key(key, index, stage))
 
 
-def _exchange(known: Known, stage: str, number: int) -> tuple[Exchange, Outside]:
+def _exchange(known: Known, stage: str, number: int) -> tuple[Exchange, SharedInputs]:
     """An exchange, and what its clients take from outside, but for the data."""
     hyper, server, key, index = known
     method = resolve(hyper.method, index)
     exchange: Exchange = getattr(method, stage)()[number]
     key = stage_key(key, index, stage)
     download = decoded(download_of(exchange, method, server, hyper.wire, key))
-    return exchange, Outside(method, hyper.wire, download, None, key, index)  # type: ignore[arg-type]
+    return exchange, SharedInputs(method, hyper.wire, download, None, key, index)  # type: ignore[arg-type]
 
 
 @compiled(static=["stage", "number"])
@@ -326,7 +328,7 @@ def downloaded(known: Known, *, stage: str, number: int) -> Tree:
 @compiled(static=["stage", "number", "plan", "layout"])
 def read_letters(
     known: Known, letters: Tree, clients: Clients, *, layout: Layout, stage: str, number: int, plan: Plan
-) -> tuple[Tree, Answer]:
+) -> tuple[Tree, ClientResult]:
     """The weighted sum of uploads that came with messages, as places of clients sum them; and what becomes of each.
 
     ``letters``: parts of the uploads, arrays [S, ...].
@@ -334,23 +336,23 @@ def read_letters(
     _, outside = _exchange(known, stage, number)
     how = compressors_of(outside.method, outside.wire)[1] or Identity()
 
-    def run(parts: Tree, client: Clients) -> tuple[Tree, Answer, Tally]:
+    def run(parts: Tree, client: Clients) -> tuple[Tree, ClientResult, Tally]:
         id_ = jnp.minimum(client.ids, plan.num_clients - 1)
         upload, accepted = outside.wire.sent(layout.whole(parts, how), id_, plan.num_clients, outside.download)
         upload, shown = ((), upload) if outside.wire.gathers else (upload, ())
-        return upload, Answer((), accepted, shown), nothing()
+        return upload, ClientResult((), accepted, shown), nothing()
 
     total, answer, _ = contribute(lambda _: run, outside, letters, clients, plan)
     return total, answer
 
 
 def _concluded(
-    known: Known, heard: Heard, round_: Round, counts: Array, *, stage: str, number: int, plan: Plan
+    known: Known, response: Response, round_: Round, counts: Array, *, stage: str, number: int, plan: Plan
 ) -> Tree:
     exchange, outside = _exchange(known, stage, number)
     round_ = round_._replace(key=server_key(outside.key))
-    ask = Ask(stage, number, exchange, known[1], None, None, round_, counts, outside.wire)  # type: ignore[arg-type]
-    return conclude(ask, heard, plan)
+    request = Request(stage, number, exchange, known[1], None, None, round_, counts, outside.wire)  # type: ignore[arg-type]
+    return conclude(request, response, plan)
 
 
 _conclude = compiled(static=["stage", "number", "plan"])(_concluded)
@@ -360,7 +362,7 @@ _conclude = compiled(static=["stage", "number", "plan"])(_concluded)
 def _contribute(
     known: Known, fed: Federation, memory: Tree, clients: Clients, row: Array, *,
     after_it: tuple[Round, Array] | None, stage: str, number: int, plan: Plan,
-) -> tuple[Tree, Answer, Tally]:  # fmt: skip
+) -> tuple[Tree, ClientResult, Tally]:  # fmt: skip
     """The sum of a block's uploads, what becomes of its clients, what they did.
 
     ``row``: of ``memory``, where ``clients`` is one client that works alone. ``after_it``: if the block is all of the
@@ -373,7 +375,7 @@ def _contribute(
         return alone(make, outside, memory, row, clients, plan)
     total, answer, done = contribute(make, outside, memory, clients, plan)
     if after_it is not None:
-        heard = Heard(total, answer.upload, answer.accepted)
-        total = _concluded(known, heard, *after_it, stage=stage, number=number, plan=plan)
+        response = Response(total, answer.upload, answer.accepted)
+        total = _concluded(known, response, *after_it, stage=stage, number=number, plan=plan)
         answer = answer._replace(upload=())
     return total, answer, done

@@ -26,7 +26,7 @@ from fedax.engine.checks import labels_of
 from fedax.engine.evaluate import columns, held_out, measured, model_after
 from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
-from fedax.engine.loop import Ask, Clients, Heard, Hyper, State, Tally, exchanges
+from fedax.engine.loop import Clients, Hyper, Request, Response, State, Tally, exchanges
 from fedax.engine.places import masks
 from fedax.engine.places.answered import Repeated
 from fedax.engine.places.device import no_exclusions
@@ -51,7 +51,7 @@ from fedax.engine.places.site import (
     program_of,
     question_in_common,
 )
-from fedax.engine.plan import Form
+from fedax.engine.plan import ExchangeForm
 from fedax.errors import NodeError
 from fedax.federation.participation import Full
 from fedax.metrics.base import Metric, added
@@ -301,11 +301,11 @@ class Remote(HostServer):
         self._there = clients.present.copy()  # those that answered so far
         method = resolve(job.hyper.method, index)
         loop = exchanges(stage, method, clients, round_, state.server, job.hyper.wire, plan.watched, self)
-        ask = next(loop)
+        request = next(loop)
         while True:
-            heard = yield from self._answer(ask)
+            heard = yield from self._answer(request)
             try:
-                ask = loop.send(heard)
+                request = loop.send(heard)
             except StopIteration as stop:
                 end = stop.value
                 break
@@ -318,29 +318,29 @@ class Remote(HostServer):
         exclusions = state.exclusions.after(clients, end) if state.exclusions else ()
         return State(end.server, memory, exclusions)
 
-    def _answer(self, ask: Ask) -> Generator[Asked, Answers, Heard]:
+    def _answer(self, request: Request) -> Generator[Asked, Answers, Response]:
         """Ask the nodes of the clients; what is heard is the sum of their answers."""
-        wire, cohort = ask.wire, np.arange(len(ask.counts))
-        if ask.at is not None:  # a cohort of its own
-            ask, cohort = ask._replace(clients=ask.clients.alone(ask.at)), cohort[[ask.at]]
-        form, size, accepted = self._form(ask.stage, ask.number), len(cohort), self._there[cohort]
+        wire, cohort = request.wire, np.arange(len(request.counts))
+        if request.at is not None:  # a cohort of its own
+            request, cohort = request._replace(clients=request.clients.alone(request.at)), cohort[[request.at]]
+        form, size, accepted = self._form(request.stage, request.number), len(cohort), self._there[cohort]
         asked = np.flatnonzero(accepted)
         self._count += 1
-        at_nodes = self._by_node(ask.clients, asked)
-        download = self._download(ask)
+        at_nodes = self._by_node(request.clients, asked)
+        download = self._download(request)
         layout = Layout.of(form.upload, form.first)
         letters = layout.nothing(size) if layout.messages else []
-        if wire.secure is not None and ask.exchange.server is not None:
+        if wire.secure is not None and request.exchange.server is not None:
             try:
-                total, uploads = (yield from self._masked(ask, wire, at_nodes, download)), ()
+                total, uploads = (yield from self._masked(request, wire, at_nodes, download)), ()
             except Repeated:  # over other nodes than before a stop: the round has no sum
-                total, uploads = _zeros(self._summed(ask, 0))
+                total, uploads = _zeros(self._summed(request, 0))
                 self._there[asked] = False
             accepted &= self._there
             at_nodes = {}
         else:
-            total, uploads = ((), ()) if layout.messages else _zeros(self._summed(ask, size))
-        asks = {which: self._asked(ask, download, *at) for which, at in at_nodes.items()}
+            total, uploads = ((), ()) if layout.messages else _zeros(self._summed(request, size))
+        asks = {which: self._asked(request, download, *at) for which, at in at_nodes.items()}
         messages = {which: self.fleet.message(which, head, packed(arrays)) for which, (head, arrays) in asks.items()}
         answers = (yield messages) if messages else {}
         for which in sorted(at_nodes):
@@ -350,8 +350,8 @@ class Remote(HostServer):
                 self._lost(which, None if answer is None else str(answer.head["repeated"]))
                 self._there[cohort[positions]] = accepted[positions] = False
                 continue
-            found = self._read(which, answer, messages[which], ask, len(positions))
-            self._now[ask.clients.ids[positions]] = self._process, self._count
+            found = self._read(which, answer, messages[which], request, len(positions))
+            self._now[request.clients.ids[positions]] = self._process, self._count
             accepted[positions] = found.get("accepted", True) & self._believed(found, len(positions))
             if "total" in found and not accepted[positions].any():
                 continue
@@ -362,33 +362,33 @@ class Remote(HostServer):
             if "letters" in found:
                 who = f"clients {self.fleet.names(which)}: the answer"
                 _put(letters, positions, layout.unpacked(found["letters"], self._up, who))
-        if layout.messages and ask.exchange.server is not None:
-            there = ask.clients.only(accepted)
-            total, answer = read_letters(self.known(ask), letters, there, layout=layout, **self.which(ask))
+        if layout.messages and request.exchange.server is not None:
+            there = request.clients.only(accepted)
+            total, answer = read_letters(self.known(request), letters, there, layout=layout, **self.which(request))
             uploads = answer.upload
             if wire.guard is not None:
                 accepted = accepted & np.asarray(answer.accepted)
-        return Heard(total, uploads, accepted if wire.excludes else ())
+        return Response(total, uploads, accepted if wire.excludes else ())
 
     def _masked(
         self,
-        ask: Ask,
+        request: Request,
         wire: Wire,
         at_nodes: Mapping[int, tuple[np.ndarray, np.ndarray]],
         download: Tree,
     ) -> Generator[Asked, Answers, Tree]:
         """The sum over the nodes that answer; the server learns nothing else (:mod:`fedax.engine.places.masks`)."""
         assert wire.secure is not None and wire.fixed is not None
-        zero, _ = _zeros(self._summed(ask, 0))
+        zero, _ = _zeros(self._summed(request, 0))
         bits, order = wire.secure.bits, sorted(at_nodes)
         if not order:
             return zero
         nodes, least = len(order), masks.least(len(order), wire.secure.threshold)
         self._enough(order, nodes, least)
         # Who has offered masks.
-        keys, about = [self._keys[which]._asdict() for which in order], self._about(ask)
+        keys, about = [self._keys[which]._asdict() for which in order], self._about(request)
         fixed = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.zeros(()).dtype), wire.fixed)
-        asks = {which: self._asked(ask, download, *at_nodes[which]) for which in order}
+        asks = {which: self._asked(request, download, *at_nodes[which]) for which in order}
         question = question_in_common(asks[order[0]][0], download, fixed)
         given = about | {"kind": "offer", "keys": keys, "threshold": least, "question": question}
         parts = {which: list(part_of(arrays["clients"])) for which, (_, arrays) in asks.items()}
@@ -413,7 +413,7 @@ class Remote(HostServer):
         there = self._stay(there, answers, at_nodes, nodes, least)
         for which in there:
             self._count_done(which, answers[which][0])
-            self._now[ask.clients.ids[at_nodes[which][0]]] = self._process, self._count
+            self._now[request.clients.ids[at_nodes[which][0]]] = self._process, self._count
         # That they agree whose sums are added, and what takes the masks off.
         asked = about | {"kind": "agree", "survivors": [order.index(which) for which in there]}
         replies = yield from self._replies(dict.fromkeys(there, (asked, b"")), {})
@@ -477,10 +477,10 @@ class Remote(HostServer):
                 "hides each node; --resume goes on when they are back"
             )
 
-    def _about(self, ask: Ask) -> dict[str, Unknown]:
+    def _about(self, request: Request) -> dict[str, Unknown]:
         """Which exchange it is."""
         return {
-            "run": self._run, "stage": ask.stage, "number": ask.number, "index": self.index,
+            "run": self._run, "stage": request.stage, "number": request.number, "index": self.index,
             "write": [self._process, self._count],
         }  # fmt: skip
 
@@ -494,28 +494,28 @@ class Remote(HostServer):
                 found[which] = positions, np.array([places[int(clients.ids[at])] for at in positions], np.int32)
         return found
 
-    def _download(self, ask: Ask) -> Tree:
+    def _download(self, request: Request) -> Tree:
         """What goes to each client, as it goes over the wire."""
         job, down = self.job, self.job.hyper.wire.down
         if down is None:
             method = resolve(job.hyper.method, self.index)
-            return (ask.exchange.download or method.download)(ask.server)
-        tree = downloaded(self.known(ask), stage=ask.stage, number=ask.number)
-        layout = Layout.of(self._form(ask.stage, ask.number).download)
+            return (request.exchange.download or method.download)(request.server)
+        tree = downloaded(self.known(request), stage=request.stage, number=request.number)
+        layout = Layout.of(self._form(request.stage, request.number).download)
         return layout.packed(jax.tree.map(lambda leaf: np.asarray(leaf)[None], layout.parts(tree)), down, 1)
 
-    def _form(self, stage: str, number: int) -> Form:
+    def _form(self, stage: str, number: int) -> ExchangeForm:
         """Of an exchange, what goes to a client and comes back."""
         return self._forms[0 if stage == "warmup" else 1][number]
 
-    def _summed(self, ask: Ask, size: int) -> tuple[Tree, Tree]:
+    def _summed(self, request: Request, size: int) -> tuple[Tree, Tree]:
         """Of an exchange, the forms of the sum and, where they are looked at one by one, of ``size`` uploads.
 
         They are the same in all rounds; to trace them anew in each took most of the server's time.
         """
-        key = ask.stage, ask.number, size
+        key = request.stage, request.number, size
         if key not in self._sums:
-            self._sums[key] = _summed(self._form(*key[:2]), size, self.job.hyper.wire.of(ask.round))
+            self._sums[key] = _summed(self._form(*key[:2]), size, self.job.hyper.wire.of(request.round))
         return self._sums[key]
 
     @functools.cached_property
@@ -527,25 +527,25 @@ class Remote(HostServer):
         return compressors_of(self.job.hyper.method, self.job.hyper.wire)[1] or Identity()
 
     def _asked(
-        self, ask: Ask, download: Tree, positions: np.ndarray, rows: np.ndarray
+        self, request: Request, download: Tree, positions: np.ndarray, rows: np.ndarray
     ) -> tuple[dict[str, Unknown], dict[str, Tree]]:
         """What a node is asked in an exchange: head and arrays of the message."""
-        clients = ask.clients
+        clients = request.clients
         ids = clients.ids[positions]
         told = {name: getattr(clients, name)[positions] for name in ("ids", "weights", "data_weights", "steps")}
         given = {"clients": told | {"rows": rows}, "base": self._now[ids], "keep": self._kept[ids]}
         form = asked_form(len(positions), self._kept.shape[1])
         given = jax.tree.map(lambda leaf, kind: np.asarray(leaf, kind.dtype), given, form)
         about = {"kind": "exchange", "size": len(positions), "keep": self._kept.shape[1]}
-        head = {"job": self._order} | self._about(ask) | about | {"heard": ask.exchange.server is not None}
+        head = {"job": self._order} | self._about(request) | about | {"heard": request.exchange.server is not None}
         return head, given | {"download": download}
 
-    def _read(self, which: int, answer: Message, message: Message, ask: Ask, size: int) -> dict[str, Tree]:
+    def _read(self, which: int, answer: Message, message: Message, request: Request, size: int) -> dict[str, Tree]:
         """What a node answered in an exchange."""
-        wire, form = self.job.hyper.wire, self._form(ask.stage, ask.number)
+        wire, form = self.job.hyper.wire, self._form(request.stage, request.number)
         wanted: dict[str, Tree] = {}
         layout = Layout.of(form.upload, form.first)
-        total, uploads = ((), ()) if layout.messages else self._summed(ask, size)
+        total, uploads = ((), ()) if layout.messages else self._summed(request, size)
         if message.head["heard"] and layout.messages:
             wanted = {"letters": layout.on_wire(self._up, size)}
         elif message.head["heard"]:
@@ -616,7 +616,7 @@ def _zeros(forms: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
     return total, uploads
 
 
-def _summed(form: Form, size: int, wire: Wire) -> tuple[Tree, Tree]:
+def _summed(form: ExchangeForm, size: int, wire: Wire) -> tuple[Tree, Tree]:
     """The form of a sum of uploads, and of the uploads of ``size`` clients where they are looked at one by one."""
     if wire.gathers:
         return (), jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), form.upload)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fedax.contract.types import Unknown
 from fedax.engine.places.nodes import Failure, Message, Transport, joined, parted
-from fedax.engine.signals import Held
+from fedax.engine.signals import HeldSignals
 from fedax.errors import NodeError
 
 
@@ -120,7 +120,7 @@ def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unk
         ([[{'k': 0}], [{'k': 1}], [{'k': 2}]], 1)
     """
     lanes = [_Lane(transport, work) for work in works]
-    signals = Held()
+    signals = HeldSignals()
     signals.hold()
     try:
         for lane in lanes:

@@ -38,8 +38,8 @@ from fedax.data.split import split
 from fedax.engine import by_client
 from fedax.engine.checkpoint import WRITING, damage, write_tensors
 from fedax.engine.checks import labels_of, pooled_of
-from fedax.engine.clients import Answer, Outside, client_program, contribute
-from fedax.engine.dry_run import Made, dry_run
+from fedax.engine.clients import ClientResult, SharedInputs, client_program, contribute
+from fedax.engine.dry_run import DryRun, dry_run
 from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.identity import versions
 from fedax.engine.job import (
@@ -50,7 +50,7 @@ from fedax.engine.job import (
     streamed,
 )
 from fedax.engine.layers import compressors_of, layered
-from fedax.engine.loop import Clients, Federation, Hyper, Tally, nobody, stage_key
+from fedax.engine.loop import Clients, Federation, Hyper, Tally, empty_place, stage_key
 from fedax.engine.places import masks
 from fedax.engine.places.answered import Answered, Repeated, question_of
 from fedax.engine.places.blocks import Block, Examples
@@ -59,7 +59,7 @@ from fedax.engine.places.letters import Layout
 from fedax.engine.places.nodes import SEVERAL, Message, arrays_of, joined, packed, parted, unpacked
 from fedax.engine.places.policy import Policy
 from fedax.engine.places.roster import Roster
-from fedax.engine.plan import Form, Plan, make_plan
+from fedax.engine.plan import ExchangeForm, Plan, make_plan
 from fedax.errors import ConfigError, DataError, FedaxError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
@@ -113,7 +113,7 @@ def digest_of(tree: Tree) -> str:
     return found.hexdigest()[:32]
 
 
-def client_round(problem: Problem, plan: Plan, example: Tree, x: Vector) -> Made:
+def client_round(problem: Problem, plan: Plan, example: Tree, x: Vector) -> DryRun:
     """A dry run of a job, with the forms of its exchanges; the same at the server and at a node.
 
     Who takes part, and how much work each does, is not in it, for a node does not know that.
@@ -126,7 +126,7 @@ def client_round(problem: Problem, plan: Plan, example: Tree, x: Vector) -> Made
     return dry_run(hyper, fed, jax.random.key(0), x, dataclasses.replace(plan, mesh=None, chunk_size=1))
 
 
-def program_of(made: Made) -> str:
+def program_of(made: DryRun) -> str:
     """The digest of a job's program, by which server and nodes see that they have the same."""
     return hashlib.sha256(made.digest.encode()).hexdigest()[:16]
 
@@ -194,7 +194,7 @@ class _Ready(NamedTuple):
     plan: Plan
     key: Array
     row: Tree
-    forms: tuple[list[Form], list[Form]]
+    forms: tuple[list[ExchangeForm], list[ExchangeForm]]
     program: str
     examples: Examples
     frozen: Tree
@@ -526,7 +526,7 @@ class Site:
         index: int,
         given: dict[str, Tree],
         memory: list[Tree],
-    ) -> tuple[Tree, Answer, Tally]:
+    ) -> tuple[Tree, ClientResult, Tally]:
         """Run the clients; what is answered of each is without padding."""
         own, size = ready.dealt.data, len(memory)
         # Their number is random where not all take part; empty places make it one of few, for each of which a program
@@ -538,7 +538,7 @@ class Site:
             rows, asked["weights"], asked["data_weights"], asked["steps"], np.ones(size, bool),
             np.asarray(ready.examples.fed.offsets)[rows], own.sizes[rows].astype(np.int32),
         )  # fmt: skip
-        fill = nobody(own.num_clients)
+        fill = empty_place(own.num_clients)
         whole = Clients(*(_extended(leaf, width, value) for leaf, value in zip(here, fill, strict=True)))
         block = Block(np.where(whole.present, np.arange(width), -1), whole)
         fed = ready.examples.take(block)
@@ -656,7 +656,7 @@ class Site:
         own = make_plan(dealt.census, task, x, usual, planned["batch_size"], Full(), problem.wire)
         plan = dataclasses.replace(own, **{name: planned[name] for name in _PLANNED})
 
-        def trace(method: Algorithm, wire: Wire) -> Made:
+        def trace(method: Algorithm, wire: Wire) -> DryRun:
             return client_round(Problem(method, task, wire), plan, dealt.census.example, x)
 
         found = layered(problem.method, problem.up, problem.wire, trace)
@@ -987,9 +987,9 @@ def read_rounds(path: pathlib.Path) -> dict[int, int]:
 def _together(
     method: Algorithm, wire: Wire, download: Tree, fed: Federation, key: Array, index: Array, memory: Tree,
     clients: Clients, *, stage: str, number: int, plan: Plan,
-) -> tuple[Tree, Answer, Tally]:  # fmt: skip
+) -> tuple[Tree, ClientResult, Tally]:  # fmt: skip
     """The weighted sum of the clients' uploads, what becomes of each, and what they did."""
-    outside = Outside(resolve(method, index), wire, decoded(download), fed, stage_key(key, index, stage), index)
+    outside = SharedInputs(resolve(method, index), wire, decoded(download), fed, stage_key(key, index, stage), index)
     return contribute(lambda given: client_program(stage, number, plan, None, given), outside, memory, clients, plan)
 
 
