@@ -1,5 +1,4 @@
-"""Differential privacy of a run: refuses what has no guarantee, computes what the run spends of its privacy budget, and
-wraps the method so that the server adds noise.
+"""Differential privacy of a run: refuses what has no guarantee, computes the budget spent, adds the layer of noise.
 
 The noise itself is in :mod:`fedax.wire.privacy`, the accounting in :mod:`fedax.privacy`.
 """

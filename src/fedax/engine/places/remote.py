@@ -36,9 +36,9 @@ from fedax.engine.places.host import (
     downloaded,
     draw_rounds,
     first_states,
-    read_letters,
+    read_encoded,
 )
-from fedax.engine.places.letters import Layout
+from fedax.engine.places.layout import Layout
 from fedax.engine.places.nodes import Message, joined, packed, parted, unpacked
 from fedax.engine.places.site import (
     ECHOED,
@@ -364,7 +364,7 @@ class Remote(HostServer):
                 _put(letters, positions, layout.unpacked(found["letters"], self._up, who))
         if layout.messages and request.exchange.server is not None:
             there = request.clients.only(accepted)
-            total, answer = read_letters(self.known(request), letters, there, layout=layout, **self.which(request))
+            total, answer = read_encoded(self.inputs(request), letters, there, layout=layout, **self.static(request))
             uploads = answer.upload
             if wire.guard is not None:
                 accepted = accepted & np.asarray(answer.accepted)
@@ -500,7 +500,7 @@ class Remote(HostServer):
         if down is None:
             method = resolve(job.hyper.method, self.index)
             return (request.exchange.download or method.download)(request.server)
-        tree = downloaded(self.known(request), stage=request.stage, number=request.number)
+        tree = downloaded(self.inputs(request), stage=request.stage, number=request.number)
         layout = Layout.of(self._form(request.stage, request.number).download)
         return layout.packed(jax.tree.map(lambda leaf: np.asarray(leaf)[None], layout.parts(tree)), down, 1)
 

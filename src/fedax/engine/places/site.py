@@ -55,7 +55,7 @@ from fedax.engine.places import masks
 from fedax.engine.places.answered import Answered, Repeated, question_of
 from fedax.engine.places.blocks import Block, Examples
 from fedax.engine.places.device import first_state
-from fedax.engine.places.letters import Layout
+from fedax.engine.places.layout import Layout
 from fedax.engine.places.nodes import SEVERAL, Message, arrays_of, joined, packed, parted, unpacked
 from fedax.engine.places.policy import Policy
 from fedax.engine.places.roster import Roster
