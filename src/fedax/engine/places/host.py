@@ -144,10 +144,10 @@ class Hosted(HostServer):
         (row,) = measured(job, state.server, index, processes.total(total))
         flat = np.concatenate([np.atleast_1d(np.asarray(value, float)) for value in row.values()])
         bits = flat.view(np.uint32)  # whole, for JAX would halve the floats
-        numbers, total = iter(processes.from_first(bits).view(float).tolist()), {}
+        numbers, figures = iter(processes.from_first(bits).view(float).tolist()), {}
         for name, value in row.items():
-            total[name] = [next(numbers) for _ in value] if isinstance(value, list) else next(numbers)
-        return [total]
+            figures[name] = [next(numbers) for _ in value] if isinstance(value, list) else next(numbers)
+        return [figures]
 
     def _round(self, state: State, index: int, stage: str, drawn: _Drawn) -> State:
         """The state after a round, or the warm-up."""
