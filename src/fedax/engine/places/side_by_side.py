@@ -1,9 +1,9 @@
-"""Several runs over the same nodes, side by side: what they ask a node at a time goes in one message.
+"""Several runs over the same nodes, side by side: their messages to a node are sent as one.
 
 A message to real clients takes a while, however small it is. So the methods and seeds of an experiment share messages,
 as they share a compiled program in simulation. Each run is a function in a thread of its own, but only one of them runs
-at a time: it goes on until it asks nodes something. When all have asked, what they ask is sent, and each gets its
-answers. So runs need not be safe against one another, and each has the numbers that it has alone.
+at a time, until it asks the nodes something. When all runs have asked, the joined messages are sent, and each run gets
+its answers. So runs need not be thread-safe, and each computes the same numbers as alone.
 """
 
 import threading
@@ -17,11 +17,11 @@ from fedax.errors import NodeError
 
 
 class _Ended(BaseException):
-    """Ends a run because another one has failed, or the command is to end."""
+    """Ends a run because another one has failed, or the command has to end."""
 
 
 class _Question(NamedTuple):
-    """What a run asks: messages by the node's number, and in how many seconds."""
+    """The question of a run: messages by the node's number, and the timeout in seconds."""
 
     messages: Mapping[int, Message]
     timeout: float
@@ -82,7 +82,7 @@ class _Lane:
         return self.question is None
 
     def step(self, answers: dict[int, Message | Failure]) -> None:
-        """Go on until it asks again, or is over; raises what it raises."""
+        """Continue the run until it asks again, or is over; raises what it raises."""
         self.answers = answers
         self._go.release()
         self._stopped.acquire()
@@ -97,7 +97,7 @@ class _Lane:
 
 
 def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unknown]]) -> list[Unknown]:
-    """What some functions give that ask the nodes of one transport, each with the transport that it is called with.
+    """Run some functions side by side, each with a transport of its own to the same nodes; returns their results.
 
     An error of one ends all. SIGINT and SIGTERM are handled between two messages; a second one at once.
 
@@ -125,11 +125,11 @@ def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unk
     try:
         for lane in lanes:
             lane.step({})
-        while going := [lane for lane in lanes if not lane.over]:
+        while active := [lane for lane in lanes if not lane.over]:
             signals.deliver()
-            answers = _asked_together(transport, going)
-            for lane, own in zip(going, answers, strict=True):
-                lane.step(own)
+            answers = _ask_together(transport, active)
+            for lane, lane_answers in zip(active, answers, strict=True):
+                lane.step(lane_answers)
     finally:
         for lane in lanes:
             lane.end()
@@ -137,8 +137,8 @@ def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unk
     return [lane.result for lane in lanes]
 
 
-def _asked_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[int, Message | Failure]]:
-    """What each of some lanes is answered; to a node goes one message with what all of them ask it."""
+def _ask_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[int, Message | Failure]]:
+    """The answers for each of some runs, whose messages to a node are joined into one."""
     asked: dict[int, list[int]] = {}
     questions = [lane.question for lane in lanes]
     for k, question in enumerate(questions):
