@@ -132,7 +132,7 @@ class Oracle:
 
     @property
     def gradients(self) -> Number:
-        """Minibatch gradients asked so far; one pass over all data counts as n_i / batch_size of them, rounded up."""
+        """Minibatch gradients so far; one pass over all data counts as n_i / batch_size of them, rounded up."""
         calls, per_pass = self.asked, -(-self._size // (self._batch_size or self._size))
         in_steps = calls.step_batches + calls.step_passes * per_pass
         return calls.batches + calls.passes * per_pass + in_steps * self.steps

@@ -66,8 +66,8 @@ class Patience:
 class PatienceCounter:
     """Counts for how many evaluations a run has waited for a better value."""
 
-    def __init__(self, asked: Patience, upwards: bool):
-        self.asked, self._sign = asked, -1.0 if upwards else 1.0
+    def __init__(self, patience: Patience, upwards: bool):
+        self.asked, self._sign = patience, -1.0 if upwards else 1.0
         self._best, self._waited = math.inf, 0
 
     def __call__(self, row: Mapping[str, Unknown]) -> bool:

@@ -150,13 +150,13 @@ def ledger(dp: DP, method: Algorithm, participation: Participation, num_clients:
 
     drawn: Sampling | None = participation.sampling(num_clients)
     assert drawn is not None
-    heard = {
+    releases = {
         stage: sum(each.server is not None for each in _exchanges(method, stage)) for stage in ("exchanges", "warmup")
     }
     places = None if drawn.rate is None else participation.places(num_clients)
     return Ledger(
         float(dp.noise), num_clients, rate=drawn.rate, cohort=drawn.cohort, apart=drawn.apart, places=places,
-        numbers=numbers, **heard,
+        numbers=numbers, **releases,
     )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ class DP(Settings):
     Args:
         clip: C > 0, the largest Euclidean norm of an upload.
         noise: z ≥ 0, the standard deviation of the noise on the sum in units of the clip; 0: no guarantee, ε = ∞.
-        delta: δ in (0, 1), for which ε is told; below one over the number of clients.
+        delta: δ in (0, 1), for which ε is reported; below one over the number of clients.
         epsilon: a budget: the run ends with the last round within it; ``None``: none.
         adaptive: how the clip follows the uploads, which begin with ``clip``; ``None``: it stays.
         by_leaf: clip each of the L arrays of an upload to C/√L, in place of all together.
@@ -193,7 +193,7 @@ class Private(Layer):
         privacy: the settings.
         clients: N.
         chance: π, that a client is in a cohort and answers.
-        steps: the local steps of each client, as the server is told.
+        steps: the local steps of each client that the server's step is given.
         secret: numbers that the noise depends on besides the run's seed, [4] uint32.
         cohorts: the same for the draw of cohorts; [0] where they are those of the seed alone.
         coefficients: [bands] of the noise's matrix.

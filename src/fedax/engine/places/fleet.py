@@ -215,15 +215,15 @@ class Fleet:
         """
         return self._figures_of_clients({"kind": "figures", "problem": problem, "deal": self.deal}, model)
 
-    def alone(self, asked: dict[str, Unknown], rounds: int, model: Tree) -> "Figures":
+    def alone(self, job: dict[str, Unknown], rounds: int, model: Tree) -> "Figures":
         """:meth:`figures` of models that the clients have trained alone, each on its own examples.
 
         Args:
-            asked: the description of the job in messages.
+            job: the description of the job in messages.
             rounds: the number of passes of each client over its examples.
             model: the initial one, a ``Vector``.
         """
-        return self._figures_of_clients({"kind": "alone", "job": asked, "rounds": rounds}, model)
+        return self._figures_of_clients({"kind": "alone", "job": job, "rounds": rounds}, model)
 
     def _figures_of_clients(self, head: dict[str, Unknown], model: Tree) -> "Figures":
         tensors = packed({"model": model})
@@ -251,12 +251,12 @@ class Fleet:
         return len(self._absent) == len(self)
 
     def check(
-        self, asked: dict[str, Unknown], columns: Sequence[str], rounds: int, frozen: Tree = ()
+        self, job: dict[str, Unknown], columns: Sequence[str], rounds: int, frozen: Tree = ()
     ) -> dict[int, dict[str, Unknown]]:
         """Ask all nodes whether they object to a run.
 
         Args:
-            asked: the description of the job in messages.
+            job: the description of the job in messages.
             columns: the measures to which nodes contribute.
             rounds: the number of coming rounds.
             frozen: the frozen part of the model; nodes are sent it here, and only here.
@@ -267,7 +267,7 @@ class Fleet:
         Raises:
             NodeError: a node objects, or does not answer.
         """
-        head = {"kind": "check", "job": asked, "columns": list(columns), "rounds": rounds}
+        head = {"kind": "check", "job": job, "columns": list(columns), "rounds": rounds}
         tensors, answers = packed({"frozen": frozen}) if jax.tree.leaves(frozen) else b"", {}
         for which, answer in self.ask({which: self.message(which, head, tensors) for which in range(len(self))}):
             if answer is None:
@@ -308,12 +308,12 @@ class Fleet:
         if not absent:
             return []
         online = {*self.transport.nodes()}
-        asked = {number: which for which in absent if (number := self._find(which, online)) in online}
+        by_number = {number: which for which in absent if (number := self._find(which, online)) in online}
         for number, answer in self.transport.ask(
-            dict.fromkeys(asked, Message({"kind": "hello"})), min(_SIGN, self.timeout)
+            dict.fromkeys(by_number, Message({"kind": "hello"})), min(_SIGN, self.timeout)
         ):
             if isinstance(answer, Message):
-                self._absent.discard(asked[number])
+                self._absent.discard(by_number[number])
         return [which for which in absent if which in self._absent]
 
     def _find(self, which: int, online: set[int]) -> int:

@@ -202,7 +202,7 @@ class Received(NamedTuple):
                 raise ValueError("text")
             return cls(public, seal, Part.of(part), signature, shares, share)
         except (TypeError, ValueError) as error:
-            raise NodeError(f"what a node offered is told as nothing of the kind ({error})") from None
+            raise NodeError(f"what came as the offer of a node is no offer ({error})") from None
 
     def text(self, context: str, position: int) -> bytes:
         """The bytes that are signed."""

@@ -341,9 +341,9 @@ class Remote(HostServer):
         if request.at is not None:  # a cohort of its own
             request, cohort = request._replace(clients=request.clients.alone(request.at)), cohort[[request.at]]
         form, size, accepted = self._form(request.stage, request.number), len(cohort), self._answered[cohort]
-        asked = np.flatnonzero(accepted)
+        positions_asked = np.flatnonzero(accepted)
         self._count += 1
-        at_nodes = self._by_node(request.clients, asked)
+        at_nodes = self._by_node(request.clients, positions_asked)
         download = self._download(request)
         layout = Layout.of(form.upload, form.first)
         encoded = layout.nothing(size) if layout.messages else []
@@ -352,7 +352,7 @@ class Remote(HostServer):
                 total, uploads = (yield from self._secure_sum(request, wire, at_nodes, download)), ()
             except Repeated:  # asked over other nodes before the server was stopped: the round has no sum
                 total, uploads = _zeros(self._summed(request, 0))
-                self._answered[asked] = False
+                self._answered[positions_asked] = False
             accepted &= self._answered
             at_nodes = {}
         else:

@@ -139,31 +139,34 @@ def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unk
 
 def _ask_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[int, Message | Failure]]:
     """The answers for each of some runs, whose messages to a node are joined into one."""
-    asked: dict[int, list[int]] = {}
+    askers: dict[int, list[int]] = {}
     questions = [lane.question for lane in lanes]
     for k, question in enumerate(questions):
         assert question is not None
         for number in question.messages:
-            asked.setdefault(number, []).append(k)
-    whole = {number: joined([questions[k].messages[number] for k in who]) for number, who in asked.items()}  # type: ignore[union-attr]
+            askers.setdefault(number, []).append(k)
+    messages = {
+        number: joined([questions[k].messages[number] for k in ks])  # type: ignore[union-attr]
+        for number, ks in askers.items()
+    }
     # A node answers one part after the other, and each may take as long as it may alone.
-    longest = max(map(len, asked.values()))
+    longest = max(map(len, askers.values()))
     timeout = longest * max(question.timeout for question in questions if question is not None)
     sent, received = transport.sent, transport.received
-    found: list[dict[int, Message | Failure]] = [{} for _ in lanes]
+    answers: list[dict[int, Message | Failure]] = [{} for _ in lanes]
     sizes = [[0, 0] for _ in lanes]
-    for number, answer in transport.ask(whole, timeout):
-        who = asked[number]
+    for number, answer in transport.ask(messages, timeout):
+        lane_numbers = askers[number]
         parts: Sequence[Message | Failure]
         if isinstance(answer, Failure) or "error" in answer.head:
-            parts = [answer] * len(who)
+            parts = [answer] * len(lane_numbers)
         else:
             try:
-                parts = parted(answer, len(who), "the answer")
+                parts = parted(answer, len(lane_numbers), "the answer")
             except NodeError as error:
-                parts = [Failure(str(error), False)] * len(who)
-        for k, part in zip(who, parts, strict=True):
-            found[k][number] = part
+                parts = [Failure(str(error), False)] * len(lane_numbers)
+        for k, part in zip(lane_numbers, parts, strict=True):
+            answers[k][number] = part
             question = questions[k]
             assert question is not None
             sizes[k][0] += question.messages[number].size
@@ -172,4 +175,4 @@ def _ask_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[int
         all_ = sum(size[at] for size in sizes)
         for lane, size in zip(lanes, sizes, strict=True):
             setattr(lane, name, getattr(lane, name) + (grew * size[at] // all_ if all_ else 0))
-    return found
+    return answers

@@ -289,10 +289,10 @@ def agree(
         return _ask(transport, nodes_, head, timeout, say)
 
     first = _summaries(ask({"kind": "summarize", "label": label}), keep, "first")
-    asked = planned(first)
-    keep("plan", None, asked)
-    second = _summaries(ask({"kind": "summarize", "plan": asked.to_json()}), keep, "second")
-    transform = fit(asked, second)
+    plan = planned(first)
+    keep("plan", None, plan)
+    second = _summaries(ask({"kind": "summarize", "plan": plan.to_json()}), keep, "second")
+    transform = fit(plan, second)
     for name, about in ask({"kind": "prepare", "transform": transform.to_json()}).items():
         if about.get("digest") != transform.digest:
             raise NodeError(f"client {name!r}: it took another transform than was sent; its fedax may be another")
