@@ -134,9 +134,9 @@ class Compressor(Settings):
     """Makes messages of pytrees of real arrays, all of whose d numbers are one vector x.
 
     C(x) is the decoded message. It is *unbiased*, E C(x) = x and E‖C(x) − x‖² ≤ ω‖x‖², or *contractive*,
-    E‖C(x) − x‖² ≤ (1 − α)‖x‖². A compressor of your own defines :meth:`compress`, :meth:`restore`, :meth:`bits`, and
-    :meth:`omega` or :meth:`alpha`; for real nodes also :meth:`pack` and :meth:`unpack`, unless its parts are sent as
-    they are. Where x has a number that is not finite, C(x) must have one too, so that a guard can see it.
+    E‖C(x) − x‖² ≤ (1 − α)‖x‖². A compressor of your own defines :meth:`compress`, :meth:`restore`, :meth:`bits`,
+    and :meth:`omega` or :meth:`alpha`; for real nodes also :meth:`pack` and :meth:`unpack`, unless its parts are
+    sent as they are. Where x has a number that is not finite, C(x) must have one too, so that a guard can see it.
 
     Example:
         >>> class Signs(Compressor):  # the sign of each number, times the mean of their sizes

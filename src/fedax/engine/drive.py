@@ -32,7 +32,7 @@ class Program(Protocol):
         """The state before round 0, and the tally of the warm-up."""
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        """Run rounds start … stop − 1: the new state and the tally; none where they are equal. ``state`` is donated."""
+        """Run rounds start … stop − 1, if any: the new state, and the tally. ``state`` is donated."""
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         """The figures of an evaluation after ``index`` rounds, for each job."""

@@ -175,7 +175,7 @@ class PrivateState(NamedTuple):
     Attributes:
         inner: the state of the method itself.
         clips: stage -> the clip of each exchange, where it is adaptive; else ``()``.
-        past: for each exchange the noise of the last rounds, leaves [bands − 1, ...], if it is correlated; else ``()``.
+        past: for each exchange the noise of the last rounds, leaves [bands − 1, ...], if correlated; else ``()``.
         secret: the numbers that the noise is drawn from.
     """
 

@@ -134,8 +134,8 @@ def program_of(made: DryRun) -> str:
 def clients_form(size: int, keep: int) -> dict[str, Tree]:
     """The form of a message's arrays for ``size`` clients, each with ``keep`` versions of memory to keep.
 
-    ``clients``: their numbers in the federation, their rows at the node, ω, p and τ. ``base`` and ``keep``: versions of
-    their memory, the one that they start from and those to keep; see :class:`Site`.
+    ``clients``: their numbers in the federation, their rows at the node, ω, p and τ. ``base`` and ``keep``: versions
+    of their memory, the one that they start from and those to keep; see :class:`Site`.
     """
     real = jnp.zeros(()).dtype
     kinds = {"ids": np.int32, "rows": np.int32, "weights": real, "data_weights": real, "steps": np.int32}
@@ -432,13 +432,8 @@ class Site:
 
         ``bits``, ``places``: of a secure sum, the bits of its whole numbers, and the most clients in it.
         """
-        name, stage, number, index, size = (
-            _question_name(head),
-            head["stage"],
-            head["number"],
-            head["index"],
-            int(head["size"]),
-        )
+        name, size = _question_name(head), int(head["size"])
+        stage, number, index = head["stage"], head["number"], head["index"]
         forms = job.forms[0 if stage == "warmup" else 1]
         form, memory_form = forms[number], job.row if number == 0 else forms[number - 1].memory
         if not 0 <= index < 2**31:
@@ -474,19 +469,19 @@ class Site:
         if bits:
             wire = dataclasses.replace(wire, fixed=sent["fixed"])
         wire = dataclasses.replace(wire, node_clip=self.policy.clip)
-        total, results, tally_done = self._run_clients(job, wire, stage, number, index, sent, memory)
+        total, results, done = self._run_clients(job, wire, stage, number, index, sent, memory)
         if head["heard"]:
-            self.policy.check_work(sent["clients"]["steps"], int(tally_done.local_steps))
+            self.policy.check_work(sent["clients"]["steps"], int(done.local_steps))
             text = json.dumps([head["job"], stage, number, index, bits, places], sort_keys=True)
-            parts_asked = {name: each for name, each in sent.items() if name in ("clients", "download", "fixed")}
-            question = question_of(text, [*jax.tree.leaves(parts_asked), *jax.tree.leaves(memory)])
+            question_arrays = {name: each for name, each in sent.items() if name in ("clients", "download", "fixed")}
+            question = question_of(text, [*jax.tree.leaves(question_arrays), *jax.tree.leaves(memory)])
             noise_scale = self.policy.update_noise
             numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(total))
             self._answered.take(name, question, self.policy, 0.0 if noise_scale is None else noise_scale**-2, numbers)
             total = self._noised(total, sent["clients"], question)
         for k, row in enumerate(rows):
-            noise_scale = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], results.memory)
-            self._remember(run, row, write, [bases[k], *sent["keep"][k].tolist()], noise_scale)
+            client_memory = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], results.memory)
+            self._remember(run, row, write, [bases[k], *sent["keep"][k].tolist()], client_memory)
         arrays: dict[str, Tree] = {}
         if head["heard"] and uploads.messages:
             arrays = {"letters": uploads.packed(uploads.parts(results.upload), job.up, size)}
@@ -494,7 +489,7 @@ class Site:
             arrays = {"uploads": results.upload} if wire.gathers else {"total": total}
         if not isinstance(results.accepted, tuple):
             arrays["accepted"] = results.accepted
-        tally = [int(tally_done.local_steps), int(tally_done.gradients)]
+        tally = [int(done.local_steps), int(done.gradients)]
         return _echo(head) | {"tally": tally}, jax.tree.map(np.asarray, arrays) | secure
 
     def _check_problem(self, job: _PreparedJob, head: dict[str, Unknown]) -> None:
