@@ -931,7 +931,7 @@ def checkpointed(tag: bytes) -> tuple[Any, Callable[[], Any], list[tuple[str, by
         begun = state()
         if tag == b"h":
             begun.memory.put(np.array([3, 1]), jax.tree.map(lambda leaf: np.stack([leaf, leaf]), memory))
-        keeper.save(checkpoint.Saved(begun, 4, [checkpoint.Past(rows, costs, "finished")]))
+        keeper.save(checkpoint.Snapshot(begun, 4, [checkpoint.SavedRun(rows, costs, "finished")]))
         (path,) = Path(folder).iterdir()
         content = path.read_bytes()
         files = [(path.name, content)]

@@ -14,7 +14,7 @@ import pytest
 
 import fedax
 from fedax.engine import dry_run
-from fedax.engine.dry_run import Made
+from fedax.engine.dry_run import DryRun
 from fedax.engine.job import make_job
 from fedax.wire import averages
 
@@ -24,7 +24,7 @@ from .bed import BED, DATA, LR, QUADRATIC, UNEQUAL, X0, federation
 def programs(method: fedax.Algorithm, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
     """The jaxprs of the start and of a round; nothing is compiled."""
     found: list[Any] = []
-    monkeypatch.setattr(dry_run, "Made", lambda forms, *traced: found.append(traced) or Made(forms, *traced))
+    monkeypatch.setattr(dry_run, "DryRun", lambda forms, *traced: found.append(traced) or DryRun(forms, *traced))
     dry_run._dry_run.cache_clear()
     with jax.enable_x64(True):
         data = options.pop("data", DATA)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.contract.compression import Form
+from fedax.contract.compression import ArrayForm
 from fedax.contract.compressors import COMPRESSORS, compressor
 from fedax.contract.compressors.sparse import _count
 
@@ -114,7 +114,9 @@ def test_a_message_goes_over_a_real_wire(how):
     upload["b"][0] = -0.0
     message, _ = jax.jit(lambda key: how.encode(key, upload, how.init(upload)))(jax.random.key(7))
     file = how.pack(message.parts, message.form)
-    assert file.dtype == np.uint8 and file.shape == (-(-message.bits // 8),) == (-(-how.bits(Form.of(upload)) // 8),)
+    assert file.dtype == np.uint8 and file.shape == (-(-message.bits // 8),) == (
+        -(-how.bits(ArrayForm.of(upload)) // 8),
+    )
     again = over_the_wire(how, message)
     same = lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes()  # noqa: E731
     assert jax.tree.all(jax.tree.map(same, again.parts, message.parts))
@@ -146,14 +148,14 @@ def test_a_message_goes_over_a_real_wire(how):
     ids=repr,
 )  # fmt: skip
 def test_rubbish_is_refused(how, file):
-    form = Form.of(jnp.zeros(5))
+    form = ArrayForm.of(jnp.zeros(5))
     assert len(file) == -(-how.bits(form) // 8)
     with pytest.raises(ValueError):
         how.unpack(np.array(file, np.uint8), form)
 
 
 def test_any_bytes_are_a_message_or_refused():
-    random, form = np.random.default_rng(2), Form.of(jnp.zeros((5, 4)))
+    random, form = np.random.default_rng(2), ArrayForm.of(jnp.zeros((5, 4)))
     for how in ALL:
         length = -(-how.bits(form) // 8)
         for _ in range(3):
@@ -208,8 +210,8 @@ def test_values_against_numpy():
 
 def test_what_is_no_smaller_in_parts_goes_whole():
     for shape, numbers in (((2, 100), 102), ((100, 2), 102), ((2, 2), 4), ((7,), 7), ((3, 5, 4), 23)):
-        assert fedax.PowerSGD(1).bits(Form.of(jnp.zeros(shape))) == 32 * numbers
-    assert fedax.TopK(1.0).bits(Form.of(jnp.zeros(1))) == 32  # the place of the only number is known
+        assert fedax.PowerSGD(1).bits(ArrayForm.of(jnp.zeros(shape))) == 32 * numbers
+    assert fedax.TopK(1.0).bits(ArrayForm.of(jnp.zeros(1))) == 32  # the place of the only number is known
 
 
 def test_largest_numbers_against_a_stable_sort():

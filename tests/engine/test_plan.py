@@ -7,7 +7,7 @@ import pytest
 
 import fedax
 from fedax.engine.job import make_job
-from fedax.engine.plan import Form, make_plan
+from fedax.engine.plan import ExchangeForm, make_plan
 from fedax.federation.census import Census
 from fedax.wire.wire import Wire
 
@@ -27,7 +27,7 @@ def test_a_server_without_data_makes_the_same_plan(work):
 def test_a_form_counts_each_array_once_and_what_was_sent_before_not_at_all():
     array = jax.ShapeDtypeStruct((3,), jnp.float32)
     half = jax.ShapeDtypeStruct((5,), jnp.bfloat16)
-    form = Form(False, {"x": array, "c": half}, (True, False), (array, array, half), (0, 0, 2), ())
+    form = ExchangeForm(False, {"x": array, "c": half}, (True, False), (array, array, half), (0, 0, 2), ())
     assert form.down == 10 and form.up == 12 + 10  # dictionaries are sorted by name: c comes first
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.contract.compression import Form
+from fedax.contract.compression import ArrayForm
 from fedax.experiments import build, described
 from fedax.experiments.config import problem_of
 from fedax.wire.compressed import Compression
@@ -81,7 +81,7 @@ def test_error_feedback_against_a_loop():
 def test_bytes_are_those_of_the_messages():
     """An array that an upload holds twice is encoded once; a listening exchange sends nothing."""
     for name, numbers, how in (("scaffold", 12, fedax.ErrorFeedback(fedax.Sign())), ("led", 6, EF)):
-        each = -(-how.bits(Form.of(jnp.zeros(numbers))) // 8)
+        each = -(-how.bits(ArrayForm.of(jnp.zeros(numbers))) // 8)
         assert run(name, how).history["bytes_up"][-1] == 4 * 5 * each
     down = run("scaffold", {"down": fedax.QSGD(7)}).history["bytes_down"][-1]
     assert down == 4 * 5 * 2 * (4 + 3)  # x and c: a norm, and 6 numbers of 4 bits, each
@@ -169,7 +169,7 @@ def test_real_clients(name, how, more):
         there, at = here.together(method, TASK, DATA, where, lambda *seen: answers.append(seen) or seen[2], **options)
         near(here_, there, most)
         memory = here.memory_of(there, at)
-        own = memory.own if hasattr(memory, "lacking") else memory
+        own = memory.own if hasattr(memory, "residuals") else memory
         for a, b in zip(jax.tree.leaves(own), jax.tree.leaves(here_.memory), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-6)
         assert there.history["bytes_up"].tolist() == here_.history["bytes_up"].tolist()
@@ -227,9 +227,9 @@ def test_what_a_server_lacks_is_in_the_errors():
     state, _ = going.advance(going.prepare()[0], 0, 5)
     p = DATA6.weights
     kept = p @ np.asarray(state.memory.own.tree)
-    lacking = p @ np.asarray(state.memory.lacking[0][1])
-    assert np.abs(lacking).max() > 1e-3
-    np.testing.assert_allclose(np.asarray(state.server.c.tree) + lacking, kept, atol=1e-6)
+    residuals = p @ np.asarray(state.memory.residuals[0][1])
+    assert np.abs(residuals).max() > 1e-3
+    np.testing.assert_allclose(np.asarray(state.server.c.tree) + residuals, kept, atol=1e-6)
 
 
 def test_a_client_that_is_left_out_keeps_what_its_messages_lacked():

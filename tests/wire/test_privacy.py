@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 import fedax
 from fedax.algorithms import METHODS
-from fedax.contract.compression import Form, decoded
+from fedax.contract.compression import ArrayForm, decoded
 from fedax.engine.private import check as check_private
 from fedax.federation.census import Census
 from fedax.wire.privacy import DP, standard_normal
@@ -103,7 +103,7 @@ def sums(name, cohort, options, times, rounds=1):
     method = fedax.create(name) if "lr" not in fedax.hyperparameters(name) else fedax.create(name, lr=0.3)
     job = fedax.engine.job.make_job(method, TASK, DATA, rounds=1, work=fedax.Steps(2), batch_size=2)
     forms = [jax.eval_shape(decoded, each.upload) for stage in job.forms for each in stage]
-    plain = tuple(Form.of(without_marks(form)) for form in forms)
+    plain = tuple(ArrayForm.of(without_marks(form)) for form in forms)
     run = fedax.simulate(
         Recording(method, plain), TASK, DATA, rounds=rounds, work=fedax.Steps(2), batch_size=2,
         participation=COHORTS[cohort], privacy=private(), faults=fedax.Faults([WORST], times=times),

@@ -26,7 +26,7 @@ import numpy as np
 from fedax.algorithms.led import DualState, common_step
 from fedax.algorithms.parts import OTHERS
 from fedax.contract.algorithm import Algorithm, Exchange, Round, Traits
-from fedax.contract.compression import Compressor, Form, Message
+from fedax.contract.compression import ArrayForm, Compressor, Message
 from fedax.contract.hyper import count, hyper
 from fedax.contract.indices import shuffled
 from fedax.contract.local import local_steps
@@ -73,12 +73,12 @@ class Pattern(Compressor):
     def mask(self, column: Any, d: int) -> Any:
         """[d] which coordinates a client with this column of the template sends."""
         first = (jnp.arange(d) % self.clients).astype(jnp.uint32) * self.senders % self.clients
-        behind = (jnp.asarray(column, jnp.uint32) + self.clients - first) % self.clients
-        return behind < self.senders
+        offset = (jnp.asarray(column, jnp.uint32) + self.clients - first) % self.clients
+        return offset < self.senders
 
     def message(self, column: Any, x: Vector) -> Message:
         """The coordinates of ``x`` in this column."""
-        form = Form.of(x)
+        form = ArrayForm.of(x)
         return Message((jnp.where(self.mask(column, form.size), form.vector(x), 0), column), self, form)
 
     def decode(self, message: Message) -> Masked:
@@ -86,17 +86,17 @@ class Pattern(Compressor):
         tree = message.form.tree
         return Masked(tree(vector), tree(self.mask(column, vector.size).astype(vector.dtype)))
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         return self._most(form) * 8 * form.kind.itemsize + 32
 
-    def pack(self, parts: Any, form: Form) -> np.ndarray:
+    def pack(self, parts: Any, form: ArrayForm) -> np.ndarray:
         vector, column = parts
         numbers = np.zeros(self._most(form), form.kind)
         sent = np.asarray(vector)[np.asarray(self.mask(column, form.size))]
         numbers[: sent.size] = sent
         return packed([np.asarray(column, np.uint32), numbers])
 
-    def unpack(self, file: np.ndarray, form: Form) -> Any:
+    def unpack(self, file: np.ndarray, form: ArrayForm) -> Any:
         (column, numbers), _ = unpacked(file, [((), np.uint32), ((self._most(form),), form.kind)])
         if column >= self.clients:
             raise ValueError(f"a column of a message is {column}, of {self.clients}")
@@ -105,7 +105,7 @@ class Pattern(Compressor):
         vector[mask] = numbers[: mask.sum()]
         return vector, np.int32(column)
 
-    def _most(self, form: Form) -> int:
+    def _most(self, form: ArrayForm) -> int:
         return -(-self.senders * form.size // self.clients)
 
 

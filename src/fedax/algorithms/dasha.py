@@ -38,7 +38,7 @@ class DASHAState(NamedTuple):
     g: Vector
 
 
-class Kept(NamedTuple):
+class DASHAMemory(NamedTuple):
     """A client's memory: its gradient's estimate h, what the server has of it, g, and the last model (MVR only)."""
 
     h: Vector
@@ -81,13 +81,13 @@ class DASHA(Algorithm):
     def init(self, x: Vector) -> DASHAState:
         return DASHAState(x, zeros_like(x))
 
-    def init_client(self, x: Vector) -> Kept:
-        return Kept(zeros_like(x), zeros_like(x), () if self.beta is None else x)
+    def init_client(self, x: Vector) -> DASHAMemory:
+        return DASHAMemory(zeros_like(x), zeros_like(x), () if self.beta is None else x)
 
     def download(self, server: DASHAState) -> Vector:
         return server.x
 
-    def client(self, download: Vector, memory: Kept, oracle: Oracle) -> tuple[Message, Kept]:
+    def client(self, download: Vector, memory: DASHAMemory, oracle: Oracle) -> tuple[Message, DASHAMemory]:
         (h, g, x_last), x = memory, download
         if self.beta is None:
             h_new, x_last = oracle.full_grad(x), ()
@@ -96,7 +96,7 @@ class DASHA(Algorithm):
             h_new, x_last = oracle.grad_batches(x, oracle.steps) + (1 - self.beta) * old, x
         alpha = 1 / (1 + 2 * variance(self.compress, x.size)) if self.alpha is None else self.alpha
         message, _ = self.compress.encode(oracle.key, h_new - h - alpha * (g - h))
-        return message, Kept(h_new, g + message.decode(), x_last)
+        return message, DASHAMemory(h_new, g + message.decode(), x_last)
 
     def server(self, server: DASHAState, mean: Vector, round: Round) -> DASHAState:
         g = server.g + mean
@@ -106,7 +106,7 @@ class DASHA(Algorithm):
         if self.warmup_batches is None:
             return ()
 
-        def client(download: Vector, memory: Kept, oracle: Oracle) -> tuple[Vector, Kept]:
+        def client(download: Vector, memory: DASHAMemory, oracle: Oracle) -> tuple[Vector, DASHAMemory]:
             gradient = oracle.grad_batches(download, self.warmup_batches)
             return gradient, memory._replace(h=gradient, g=gradient)
 

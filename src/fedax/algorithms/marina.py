@@ -24,7 +24,7 @@ import numpy as np
 
 from fedax.algorithms.parts import check_unbiased, variance
 from fedax.contract.algorithm import Algorithm, Round, Traits
-from fedax.contract.compression import Compressor, Form, Message
+from fedax.contract.compression import ArrayForm, Compressor, Message
 from fedax.contract.compressors import Identity, RandomK, compressor
 from fedax.contract.hyper import check, hyper
 from fedax.contract.oracle import Oracle
@@ -57,7 +57,7 @@ class WholeOrNot(Compressor):
         probability: p in (0, 1]; ``None`` is 1/(1 + ω) by the ω of ``of``.
 
     Example:
-        >>> WholeOrNot(RandomK(0.5), 0.25).bits(Form.of(jnp.zeros(100)))  # 0.25 · 3200 + 0.75 · 1664 + 8
+        >>> WholeOrNot(RandomK(0.5), 0.25).bits(ArrayForm.of(jnp.zeros(100)))  # 0.25 · 3200 + 0.75 · 1664 + 8
         2056
     """
 
@@ -70,7 +70,7 @@ class WholeOrNot(Compressor):
 
     def message(self, key: Any, whole: Any, x: Vector, difference: Vector) -> Message:
         """``x`` if ``whole``, else what ``of`` makes of the difference."""
-        form = Form.of(x)
+        form = ArrayForm.of(x)
         parts = (whole, jnp.where(whole, form.vector(x), 0), self.of.encode(key, difference)[0].parts)
         return Message(parts, self, form)
 
@@ -80,7 +80,7 @@ class WholeOrNot(Compressor):
         vector = read.map(lambda a, b: jnp.where(whole, b, a), form.tree(x))
         return Upload(vector, jnp.asarray(whole, form.kind))
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         p = float(self.chance(form.size))
         return 8 + round(p * Identity().bits(form) + (1 - p) * self.of.bits(form))
 
@@ -88,16 +88,16 @@ class WholeOrNot(Compressor):
         check(self)
         check_unbiased("MARINA", self.of)
 
-    def length(self, form: Form) -> int:
+    def length(self, form: ArrayForm) -> int:
         return 1 + max(form.size * form.kind.itemsize, self.of.length(form))
 
-    def pack(self, parts: Any, form: Form) -> np.ndarray:
+    def pack(self, parts: Any, form: ArrayForm) -> np.ndarray:
         whole, x, of = parts
         file = packed([np.asarray(x, form.kind)]) if whole else self.of.pack(of, form)
         file = np.append(np.array([1 if whole else 0], np.uint8), file)
         return np.pad(file, (0, self.length(form) - len(file)))
 
-    def unpack(self, file: np.ndarray, form: Form) -> Any:
+    def unpack(self, file: np.ndarray, form: ArrayForm) -> Any:
         file = np.asarray(file)
         if file.shape != (self.length(form),) or file.dtype != np.uint8 or file[0] > 1:
             raise ValueError(f"a message of {self.length(form)} bytes, the first of which is 1 or 0, is expected")

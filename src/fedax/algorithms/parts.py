@@ -1,4 +1,4 @@
-"""Parts of a method, which may be given by name or as objects."""
+"""Helpers for the parts of a method, which may be given by name or as objects."""
 
 from collections.abc import Mapping
 from typing import Any

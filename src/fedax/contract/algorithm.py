@@ -34,7 +34,7 @@ class Change(eqx.Module):
 
 
 class Traits(NamedTuple):
-    """What a method with its hyper-parameters is, where its functions do not show it.
+    """Properties of a method with its hyper-parameters that its functions do not show.
 
     Attributes:
         name: what its paper calls it.
@@ -235,10 +235,10 @@ class Algorithm(Settings):
 
 
 class Layer(Algorithm):
-    """Another method, with something between it and the wire: a layer gives the exchanges, and what else it changes.
+    """A method that wraps another one, and changes what goes between it and the wire: it gives the exchanges.
 
     Args:
-        inner: that method, which may be a layer itself.
+        inner: the other method, which may be a layer itself.
     """
 
     inner: Algorithm
@@ -271,11 +271,11 @@ class Layer(Algorithm):
         self.inner.validate()
 
     def own_state(self, server: Tree) -> Tree:
-        """The inner method's state, of what the server keeps."""
+        """The inner method's part of the server's state."""
         return server
 
     def own_memory(self, memory: Tree) -> Tree:
-        """The inner method's memory, of what a client keeps, or all of them."""
+        """The inner method's part of a client's memory, or of that of all clients."""
         return memory
 
 
@@ -285,5 +285,5 @@ def layers_of(method: Algorithm) -> tuple[Layer, ...]:
 
 
 def without_layers(method: Algorithm) -> Algorithm:
-    """The method itself."""
+    """The innermost method."""
     return without_layers(method.inner) if isinstance(method, Layer) else method

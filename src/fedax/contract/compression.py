@@ -1,4 +1,4 @@
-"""Compression of uploads: what a client sends in place of its numbers, and what the server reads out of that.
+"""Compression: the messages that clients send in the place of arrays, and the protocol of the compressors.
 
 The compressors are in :mod:`fedax.contract.compressors`, one family a file.
 """
@@ -20,19 +20,19 @@ from fedax.registry import Registry
 COMPRESSORS = Registry("compress")  # by name; fedax.contract.compressors fills it
 
 
-class Form(eqx.Module):
-    """Of which arrays a message stands: structure, shapes and types, hashable. One that is there twice counts once.
+class ArrayForm(eqx.Module):
+    """The structure, shapes and types of a pytree of arrays; hashable. An array that occurs twice counts once.
 
     Attributes:
         structure: of the pytree.
-        places: of each of its leaves, which array it is.
+        places: of each of its leaves, the number of its array.
         shapes, types: of the arrays.
 
     Example:
-        >>> form = Form.of({"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)})
+        >>> form = ArrayForm.of({"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)})
         >>> form.size, form.vector({"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}).tolist()
         (9, [0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-        >>> Form.of((x := jnp.ones(4), {"again": x})).size
+        >>> ArrayForm.of((x := jnp.ones(4), {"again": x})).size
         4
     """
 
@@ -42,13 +42,13 @@ class Form(eqx.Module):
     types: tuple["np.dtype[Unknown]", ...] = eqx.field(static=True)
 
     @classmethod
-    def of(cls, tree: Tree) -> "Form":
+    def of(cls, tree: Tree) -> "ArrayForm":
         """The form of a pytree of arrays, or of their shapes."""
         leaves, structure = jax.tree.flatten(tree)
-        numbers = {id(leaf): number for number, leaf in enumerate({id(leaf): leaf for leaf in leaves}.values())}
-        each = list({id(leaf): leaf for leaf in leaves}.values())
-        types = tuple(np.dtype(jnp.result_type(leaf)) for leaf in each)
-        return cls(structure, tuple(numbers[id(leaf)] for leaf in leaves), tuple(map(jnp.shape, each)), types)
+        positions = {id(leaf): number for number, leaf in enumerate({id(leaf): leaf for leaf in leaves}.values())}
+        arrays = list({id(leaf): leaf for leaf in leaves}.values())
+        types = tuple(np.dtype(jnp.result_type(leaf)) for leaf in arrays)
+        return cls(structure, tuple(positions[id(leaf)] for leaf in leaves), tuple(map(jnp.shape, arrays)), types)
 
     @property
     def size(self) -> int:
@@ -88,16 +88,16 @@ class Form(eqx.Module):
 
 
 class Message(eqx.Module):
-    """What is sent in place of some arrays; :meth:`Compressor.encode` makes it, and the wire reads it.
+    """What is sent in the place of some arrays: :meth:`Compressor.encode` makes it, and the wire decodes it.
 
-    A method may put messages into its upload, inside of a :class:`fedax.Change` too; its server receives what was read
-    out of them. In a simulation the parts are as it is easiest to compute with them; how many bits they take on a real
-    wire is what ``how.bits(form)`` says.
+    A method may put messages into its upload, also inside of a :class:`fedax.Change`; its server receives the decoded
+    arrays. In a simulation the parts are in the form that is easiest to compute with; ``how.bits(form)`` says how many
+    bits they take on a real wire.
 
     Attributes:
         parts: arrays.
         how: the compressor.
-        form: of which arrays it stands.
+        form: the form of the arrays that it stands for.
 
     Example:
         >>> from fedax.contract.compressors import TopK
@@ -108,15 +108,15 @@ class Message(eqx.Module):
 
     parts: Tree
     how: "Compressor"
-    form: Form
+    form: ArrayForm
 
     def decode(self) -> Tree:
-        """What the server reads: a pytree of the message's form."""
+        """The decoded arrays: a pytree of the message's form."""
         return self.how.decode(self)
 
     @property
     def bits(self) -> int:
-        """On a real wire; the compressor's numbers have to be known, not traced."""
+        """Its size on a real wire; the compressor's numbers have to be known, not traced."""
         return self.how.bits(self.form)
 
 
@@ -126,17 +126,17 @@ def is_message(part: Tree) -> bool:
 
 
 def decoded(upload: Tree) -> Tree:
-    """``upload`` with what the server reads in the place of each message."""
+    """``upload`` with each message decoded."""
     return jax.tree.map(lambda part: part.decode() if is_message(part) else part, upload, is_leaf=is_message)
 
 
 class Compressor(Settings):
     """Makes messages of pytrees of real arrays, all of whose d numbers are one vector x.
 
-    C(x) is what is read out of the message. It is *unbiased*, E C(x) = x and E‖C(x) − x‖² ≤ ω‖x‖², or *contractive*,
-    E‖C(x) − x‖² ≤ (1 − α)‖x‖². One of one's own gives :meth:`compress`, :meth:`restore`, :meth:`bits`, and
-    :meth:`omega` or :meth:`alpha`; for real nodes also :meth:`pack` and :meth:`unpack`, unless its parts go as they
-    are. A number that is not finite has to leave its mark: what is read out is not finite either, and a guard sees it.
+    C(x) is the decoded message. It is *unbiased*, E C(x) = x and E‖C(x) − x‖² ≤ ω‖x‖², or *contractive*,
+    E‖C(x) − x‖² ≤ (1 − α)‖x‖². A compressor of your own defines :meth:`compress`, :meth:`restore`, :meth:`bits`,
+    and :meth:`omega` or :meth:`alpha`; for real nodes also :meth:`pack` and :meth:`unpack`, unless its parts are
+    sent as they are. Where x has a number that is not finite, C(x) must have one too, so that a guard can see it.
 
     Example:
         >>> class Signs(Compressor):  # the sign of each number, times the mean of their sizes
@@ -149,40 +149,40 @@ class Compressor(Settings):
         [2.0, -2.0]
     """
 
-    keeps: ClassVar[bool] = False  # whether a client remembers something between two messages
+    keeps: ClassVar[bool] = False  # whether a client has a memory from one message to the next
 
     def init(self, upload: Tree) -> Tree:
-        """What a client remembers before its first message; ``upload``: arrays, or their shapes."""
+        """The client's memory before its first message; ``upload``: arrays, or their shapes."""
         return ()
 
     def encode(self, key: Array, upload: Tree, memory: Tree = ()) -> tuple[Message, Tree]:
-        """The message of an upload, and what the client remembers after it.
+        """The message of an upload, and the client's memory after it.
 
         Args:
             key: random, another one for each message.
             upload: a pytree of real arrays.
-            memory: what the client remembers.
+            memory: the client's.
         """
-        form = Form.of(upload)
+        form = ArrayForm.of(upload)
         return Message(self.compress(key, form.vector(upload)), self, form), memory
 
     def decode(self, message: Message) -> Tree:
-        """What the server reads out of a message."""
+        """The arrays that a message stands for, as the server receives them."""
         return message.form.tree(self.restore(message.parts, message.form))
 
     def compress(self, key: Array, x: Array) -> Tree:
         """The parts of the message of a vector [d]."""
         raise NotImplementedError
 
-    def restore(self, parts: Tree, form: Form) -> Array:
-        """C(x) [d] out of the parts; default: they are C(x)."""
+    def restore(self, parts: Tree, form: ArrayForm) -> Array:
+        """C(x) [d] from the parts; default: they are C(x)."""
         return parts
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         """Bits that a message takes on a real wire."""
         raise NotImplementedError
 
-    def length(self, form: Form) -> int:
+    def length(self, form: ArrayForm) -> int:
         """Bytes of a packed message; default: as many as its bits take."""
         return -(-self.bits(form) // 8)
 
@@ -197,15 +197,15 @@ class Compressor(Settings):
         """α ∈ [0, 1] of a contractive compressor; of an unbiased one, scaled by 1/(1 + ω), it is 1/(1 + ω)."""
         return None
 
-    def pack(self, parts: Tree, form: Form) -> np.ndarray:
+    def pack(self, parts: Tree, form: ArrayForm) -> np.ndarray:
         """The parts of one message as they go over a real wire, bytes [⌈bits/8⌉]; default: as they are."""
         return packed(jax.tree.leaves(parts))
 
-    def unpack(self, file: np.ndarray, form: Form) -> Tree:
-        """The parts out of bytes from elsewhere.
+    def unpack(self, file: np.ndarray, form: ArrayForm) -> Tree:
+        """The parts from received bytes, which may be anything.
 
         Raises:
-            ValueError: they are no such message.
+            ValueError: the bytes are no such message.
         """
 
         def parts(upload: Tree) -> Tree:
@@ -224,13 +224,13 @@ class Identity(Compressor):
     """
 
     def encode(self, key: Array, upload: Tree, memory: Tree = ()) -> tuple[Message, Tree]:
-        form = Form.of(upload)
+        form = ArrayForm.of(upload)
         return Message(form.arrays(upload), self, form), memory
 
     def decode(self, message: Message) -> Tree:
         return message.form.from_arrays(message.parts)
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         return sum(8 * kind.itemsize * math.prod(shape) for shape, kind in zip(form.shapes, form.types, strict=True))
 
     def omega(self, d: int) -> float:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedax.contract.oracle import Counted, Oracle
+from fedax.contract.oracle import CountedFunction, Oracle
 from fedax.contract.regularizers import Regularizer
 from fedax.contract.schedule import resolve
 from fedax.contract.settings import Settings
@@ -39,11 +39,11 @@ def local_steps(step: Callable[[Tree, Tree], Tree], start: Tree, oracle: Oracle)
         ...     y = local_steps(lambda y, k: y - self.lr * oracle.grad(y, k), download, oracle)
         ...     return y - download, memory
     """
-    body = Counted(oracle, step)
+    body = CountedFunction(oracle, step)
     end = _repeat(body, start, oracle.steps)
-    if body.asked.loops:
+    if body.calls.loops:
         raise TypeError("a local step runs no loop over local steps itself")
-    oracle.add(step_batches=body.asked.batches, step_passes=body.asked.passes, loops=1)
+    oracle.add(step_batches=body.calls.batches, step_passes=body.calls.passes, loops=1)
     return end
 
 
@@ -54,11 +54,11 @@ def phases(phase: Callable[[Tree, Tree], Tree], start: Tree, number: Number, ora
         phase: local work that may hold whole loops over local steps; see :func:`local_steps` for ``state``.
         start: the state before phase 0.
         number: how many; a Python int, or drawn from ``oracle.round_key`` for all clients of the round alike.
-        oracle: counts what the phases ask of it.
+        oracle: counts the gradients that the phases ask of it.
     """
-    body = Counted(oracle, phase)
+    body = CountedFunction(oracle, phase)
     end = _repeat(body, start, number)
-    oracle.add(*(number * asked for asked in body.asked))
+    oracle.add(*(number * calls for calls in body.calls))
     return end
 
 
@@ -193,8 +193,8 @@ class SGD(Solver):
 class Transformation(Settings):
     """An optax transformation: ready, or one of optax's functions and its arguments.
 
-    Of a function the floating-point arguments are leaves, as of ``optax.inject_hyperparams``: runs that differ in them
-    share a program. A transformation that is ready is compiled in, with its numbers: another one compiles anew.
+    Floating-point arguments of a function are leaves, as with ``optax.inject_hyperparams``: runs that differ only in
+    them share a program. A ready transformation is compiled in, with its numbers: another one compiles anew.
 
     Args:
         transformation: as of optax, with its learning rate and sign, e.g. ``optax.sgd(0.1, momentum=0.9)``; or a
@@ -299,7 +299,7 @@ def check_linear(solver: Solver) -> None:
         fedax.errors.ConfigError: solver = 'Optax': normalised averaging needs a linear solver, ...
     """
     if isinstance(solver, SGD) and solver.regularizer is None:
-        return  # in all its variants
+        return  # SGD is linear in all its variants
     if isinstance(solver, SGD):
         raise ConfigError("regularizer", solver.regularizer, "normalised averaging needs a linear solver; use fedavg")
     gradients = (0.7, -1.3, 0.2, 2.1)

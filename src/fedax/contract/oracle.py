@@ -30,7 +30,7 @@ class Oracle:
         round_key: a random key that all clients of the round share (a shared coin).
         client: this client's number i, from 0; traced.
         num_clients: N.
-        asked: what was asked so far.
+        asked: the gradients and loops that were asked for so far.
 
     Example:
         >>> def client(self, download, memory, oracle):  # a method's: one step along the gradient of all data
@@ -60,7 +60,7 @@ class Oracle:
         self._task, self._examples = task, examples
         self._offset, self._size, self._max_size = offset, size, max_size
         self._batch_size, self._epochs, self._start = batch_size, epochs, start
-        self.asked = Asked()
+        self.asked = OracleCalls()
         if batch_size is None:
             # Gathered here, outside of any loop over local steps.
             self._all = self._rows(jnp.arange(max_size))
@@ -114,9 +114,9 @@ class Oracle:
 
         Use it outside of the loop over local steps; ``lax.cond`` would count both branches.
         """
-        branches = [Counted(self, yes), Counted(self, no)]
+        branches = [CountedFunction(self, yes), CountedFunction(self, no)]
         out = jax.lax.cond(pred, *branches, operand)
-        taken = (jnp.where(pred, a, b) for a, b in zip(branches[0].asked, branches[1].asked, strict=True))
+        taken = (jnp.where(pred, a, b) for a, b in zip(branches[0].calls, branches[1].calls, strict=True))
         self.add(*taken)
         return out
 
@@ -132,10 +132,10 @@ class Oracle:
 
     @property
     def gradients(self) -> Number:
-        """Minibatch gradients asked so far; one pass over all data counts as n_i / batch_size of them, rounded up."""
-        asked, a_pass = self.asked, -(-self._size // (self._batch_size or self._size))
-        in_steps = asked.step_batches + asked.step_passes * a_pass
-        return asked.batches + asked.passes * a_pass + in_steps * self.steps
+        """Minibatch gradients so far; one pass over all data counts as n_i / batch_size of them, rounded up."""
+        calls, per_pass = self.asked, -(-self._size // (self._batch_size or self._size))
+        in_steps = calls.step_batches + calls.step_passes * per_pass
+        return calls.batches + calls.passes * per_pass + in_steps * self.steps
 
     @property
     def local_steps(self) -> Number:
@@ -143,8 +143,8 @@ class Oracle:
         return self.asked.loops * self.steps
 
     def add(self, *more: Number, **named: Number) -> None:
-        """Count what was asked, by the fields of :class:`Asked`."""
-        self.asked = Asked(*map(operator.add, self.asked, Asked(*more, **named)))
+        """Count more calls, by the fields of :class:`OracleCalls`."""
+        self.asked = OracleCalls(*map(operator.add, self.asked, OracleCalls(*more, **named)))
 
     def _minibatch(self, k: Number) -> tuple[Tree, Tree]:
         """The k-th batch: B independent draws, or the next B of an endless stream of permutations, one an epoch."""
@@ -167,8 +167,8 @@ class Oracle:
         return Vector(self._task.gradient(y.tree, batch, weights, jax.random.fold_in(self.key, k)))
 
 
-class Asked(NamedTuple):
-    """What a client asked: Python integers while tracing, unless a traced predicate decided.
+class OracleCalls(NamedTuple):
+    """How often a client called its oracle: Python integers while tracing, unless a traced predicate decides.
 
     Attributes:
         batches: minibatch gradients.
@@ -184,16 +184,16 @@ class Asked(NamedTuple):
     loops: Number = 0
 
 
-class Counted:
-    """A function of a loop or branch, and what one pass of it asks, however often JAX traces it."""
+class CountedFunction:
+    """The body of a loop or a branch; it counts the oracle calls of one pass, however often JAX traces it."""
 
     def __init__(self, oracle: Oracle, function: Callable[..., Tree]):
-        self._oracle, self._function, self.asked = oracle, function, Asked()
+        self._oracle, self._function, self.calls = oracle, function, OracleCalls()
 
     def __call__(self, *args: Unknown) -> Tree:
-        before, self._oracle.asked = self._oracle.asked, Asked()
+        before, self._oracle.asked = self._oracle.asked, OracleCalls()
         out = self._function(*args)
-        self.asked, self._oracle.asked = self._oracle.asked, before
-        if any(isinstance(number, jax.core.Tracer) for number in self.asked):
+        self.calls, self._oracle.asked = self._oracle.asked, before
+        if any(isinstance(number, jax.core.Tracer) for number in self.calls):
             raise TypeError("oracle.cond is asked outside of loops and other branches: hoist it out")
         return out

@@ -25,7 +25,7 @@ class Settings(eqx.Module):
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def __repr__(self) -> str:
-        defaults = {name: each.default for name, each in inspect.signature(type(self)).parameters.items()}
+        defaults = {name: parameter.default for name, parameter in inspect.signature(type(self)).parameters.items()}
         given = {name: repr(plain(value)) for name, value in self.arguments().items()}
         usual = {name: repr(defaults[name]) for name in given.keys() & defaults.keys()}
         text = ", ".join(f"{name}={value}" for name, value in given.items() if value != usual.get(name))

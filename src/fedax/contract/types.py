@@ -1,4 +1,4 @@
-"""Names for what annotations cannot say more exactly."""
+"""Names for types that annotations cannot express."""
 
 from typing import Any, TypeAlias
 

@@ -1,4 +1,4 @@
-"""Evaluation client by client: what the model answers comes to the host in blocks, and is measured there exactly."""
+"""Evaluation client by client: the model's outputs come to the host in blocks, where metrics are computed exactly."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ from fedax.tasks.task import Task
 _BLOCK_ELEMENTS = 2**19  # numbers of input or output that are evaluated at a time
 
 
-class Answers(NamedTuple):
-    """Of some examples: values of each, by name, and what the model answers; ``None`` where nothing needs it."""
+class ExampleResults(NamedTuple):
+    """The loss and metrics of each of some examples, by name, and the outputs; ``None`` where no metric needs them."""
 
     values: dict[str, np.ndarray]
     outputs: np.ndarray | None
@@ -65,19 +65,19 @@ def evaluate(task: Task, params: Tree, data: FederatedData, params_per_client: T
     if not isinstance(data, FederatedData):
         raise ConfigError("data", data, "give a fedax.FederatedData")
     data.check(task)
-    own = params_per_client is not None
+    several = params_per_client is not None
     n = data.num_clients
-    if own and any(np.shape(leaf)[:1] != (n,) for leaf in jax.tree.leaves(params_per_client)):
+    if several and any(np.shape(leaf)[:1] != (n,) for leaf in jax.tree.leaves(params_per_client)):
         raise ConfigError("params_per_client", n, f"give leaves [{n}, ...], one model for each client")
-    one = jax.tree.map(lambda leaf: leaf[0], params_per_client) if own else params
-    x = start(task.trained, one, 0, {})[1].tree
-    each = None
-    if own:
-        each = jax.tree.map(lambda leaf, like: np.asarray(leaf).astype(like.dtype), params_per_client, x)
-    found = figures(task.trained, x, data, each)
+    first = jax.tree.map(lambda leaf: leaf[0], params_per_client) if several else params
+    x = start(task.trained, first, 0, {})[1].tree
+    models = None
+    if several:
+        models = jax.tree.map(lambda leaf, like: np.asarray(leaf).astype(like.dtype), params_per_client, x)
+    columns = figures(task.trained, x, data, models)
     names = [data.name(i) for i in range(n)]
-    table = pandas.DataFrame({"name": names, "n": data.sizes, **found})
-    table.attrs["mean"] = {name: _mean(np.asarray(values), data.weights) for name, values in found.items()}
+    table = pandas.DataFrame({"name": names, "n": data.sizes, **columns})
+    table.attrs["mean"] = {name: _mean(np.asarray(values), data.weights) for name, values in columns.items()}
     return table
 
 
@@ -86,25 +86,25 @@ def _mean(values: np.ndarray, weights: np.ndarray) -> float:
     return float(np.average(values[known], weights=weights[known])) if known.any() else float("nan")
 
 
-def figures(task: Task, params: Tree, data: FederatedData, each: Tree = None) -> dict[str, list[float]]:
+def figures(task: Task, params: Tree, data: FederatedData, models: Tree = None) -> dict[str, list[float]]:
     """Loss and metrics at each client, by name, [N].
 
     Args:
         task: one that is trained.
-        params: the model; ``None``: see ``each``.
+        params: the model; ``None``: see ``models``.
         data: the clients' examples.
-        each: in place of ``params``, a model for each client, leaves [N, ...].
+        models: in place of ``params``, a model for each client, leaves [N, ...].
     """
-    params = jax.tree.map(lambda leaf: leaf[0], each) if params is None else params
-    found: dict[str, list[float]] = {name: [] for name in ("loss", *task.metrics)}
-    for i, answers in enumerate(_clients(task, params, data, each)):
-        for name, values in answers.values.items():
-            found[name].append(float(np.mean(values, dtype=float)))
-        if answers.outputs is not None:
+    params = jax.tree.map(lambda leaf: leaf[0], models) if params is None else params
+    columns: dict[str, list[float]] = {name: [] for name in ("loss", *task.metrics)}
+    for i, results in enumerate(_clients(task, params, data, models)):
+        for name, values in results.values.items():
+            columns[name].append(float(np.mean(values, dtype=float)))
+        if results.outputs is not None:
             labels = data.client(i)["y"]
             for name in task.whole_metrics:
-                found[name].append(_value(task, name, answers.outputs, labels))
-    return found
+                columns[name].append(_value(task, name, results.outputs, labels))
+    return columns
 
 
 def each_example(task: Task, params: Tree, data: Tree) -> dict[str, np.ndarray]:
@@ -117,10 +117,10 @@ def each_example(task: Task, params: Tree, data: Tree) -> dict[str, np.ndarray]:
 
 
 def whole(task: Task, params: Tree, data: Tree, names: Sequence[str]) -> dict[str, float]:
-    """Metrics of these names of all examples together, a pytree or those of all clients."""
+    """Metrics of these names over all examples together: those of a pytree, or of all clients."""
     examples = data.examples if isinstance(data, FederatedData) else data
     n = len(jax.tree.leaves(examples)[0])
-    parts = [answers.outputs for answers in _blocks(task, params, examples, range(n), _width(task, params, examples))]
+    parts = [results.outputs for results in _blocks(task, params, examples, range(n), _width(task, params, examples))]
     outputs = np.concatenate([part for part in parts if part is not None])
     return {name: _value(task, name, outputs, np.asarray(examples["y"]), alone=False) for name in names}
 
@@ -142,38 +142,38 @@ def _value(task: Task, name: str, outputs: np.ndarray, y: np.ndarray, alone: boo
             raise
 
 
-def _clients(task: Task, params: Tree, data: FederatedData, each: Tree) -> Iterator[Answers]:
-    """The answers of each client's examples, in turn."""
+def _clients(task: Task, params: Tree, data: FederatedData, models: Tree) -> Iterator[ExampleResults]:
+    """The results of each client's examples, in turn."""
     width = _width(task, params, data.examples)
-    if each is not None:
+    if models is not None:
         width = min(width, 1 << (data.max_size - 1).bit_length())
         for i in range(data.num_clients):
-            own = jax.tree.map(lambda leaf, i=i: leaf[i], each)
+            model = jax.tree.map(lambda leaf, i=i: leaf[i], models)
             rows = range(data.offsets[i], data.offsets[i] + data.sizes[i])
-            yield _together(list(_blocks(task, own, data.examples, rows, width)))
+            yield _together(list(_blocks(task, model, data.examples, rows, width)))
         return
     blocks = _blocks(task, params, data.examples, range(data.num_examples), width)
-    left = next(blocks)
+    rest = next(blocks)
     for size in data.sizes:
-        parts = [left]
+        parts = [rest]
         while sum(len(part.values["loss"]) for part in parts) < size:
             parts.append(next(blocks))
-        found = _together(parts)
-        yield _cut(found, slice(0, size))
-        left = _cut(found, slice(size, None))
+        results = _together(parts)
+        yield _cut(results, slice(0, size))
+        rest = _cut(results, slice(size, None))
 
 
-def _together(parts: list[Answers]) -> Answers:
+def _together(parts: list[ExampleResults]) -> ExampleResults:
     if len(parts) == 1:
         return parts[0]
     values = {name: np.concatenate([part.values[name] for part in parts]) for name in parts[0].values}
     outputs = [part.outputs for part in parts if part.outputs is not None]
-    return Answers(values, np.concatenate(outputs) if outputs else None)
+    return ExampleResults(values, np.concatenate(outputs) if outputs else None)
 
 
-def _cut(answers: Answers, rows: slice) -> Answers:
-    values = {name: leaf[rows] for name, leaf in answers.values.items()}
-    return Answers(values, None if answers.outputs is None else answers.outputs[rows])
+def _cut(results: ExampleResults, rows: slice) -> ExampleResults:
+    values = {name: leaf[rows] for name, leaf in results.values.items()}
+    return ExampleResults(values, None if results.outputs is None else results.outputs[rows])
 
 
 def _width(task: Task, params: Tree, examples: Tree) -> int:
@@ -191,21 +191,23 @@ def at_a_time(leaves: Sequence[Array]) -> int:
     return min(int(leaves[0].shape[0]), max(16, min(4096, _BLOCK_ELEMENTS // max(widest, 1))))
 
 
-def _blocks(task: Task, params: Tree, examples: Tree, rows: range, width: int) -> Iterator[Answers]:
-    """The answers of some rows, block by block; the last block is filled with copies of its last row."""
+def _blocks(task: Task, params: Tree, examples: Tree, rows: range, width: int) -> Iterator[ExampleResults]:
+    """The results of some rows, block by block; the last block is padded with copies of its last row."""
     for first in range(rows.start, rows.stop, width):
         last = min(first + width, rows.stop)
-        there = np.minimum(np.arange(first, first + width), last - 1)
-        batch = jax.tree.map(lambda leaf, there=there: np.asarray(leaf)[there], examples)
-        whole = _of_block(params, task.frozen, batch, task=task)
-        found = jax.tree.map(lambda leaf, n=last - first: np.asarray(leaf)[:n], whole)
-        yield Answers(found["values"], found.get("outputs"))
+        indices = np.minimum(np.arange(first, first + width), last - 1)
+        batch = jax.tree.map(lambda leaf, indices=indices: np.asarray(leaf)[indices], examples)
+        padded = _of_block(params, task.frozen, batch, task=task)
+        results = jax.tree.map(lambda leaf, n=last - first: np.asarray(leaf)[:n], padded)
+        yield ExampleResults(results["values"], results.get("outputs"))
 
 
 def _of_batch(params: Tree, frozen: Tree, batch: Array, *, task: Task) -> dict[str, Unknown]:
     task = task.bound(frozen)
-    each = {name: metric for name, metric in task.metrics.items() if not isinstance(metric, Metric)}
-    values = {"loss": task.loss(params, batch, None)} | {name: metric(params, batch) for name, metric in each.items()}
+    per_example = {name: metric for name, metric in task.metrics.items() if not isinstance(metric, Metric)}
+    values = {"loss": task.loss(params, batch, None)} | {
+        name: metric(params, batch) for name, metric in per_example.items()
+    }
     return {"values": values} | ({"outputs": task.answers(params, batch)[0]} if task.whole_metrics else {})
 
 

@@ -1,9 +1,9 @@
-"""Checkpoints of a run, or of several side by side: all that it takes to go on as if they had never stopped.
+"""Checkpoints of a run, or of several side by side: everything that is needed to continue as if they had never stopped.
 
-A checkpoint is a safetensors file, of several processes one each, and holds no code: the server's state, the rows of
-client memory, and as text the histories, the costs and what makes the runs. Of runs side by side the states have the
-axes [seeds, points] before their own, and the models of those that have ended are there too. Files appear whole or not
-at all, and hold a digest of themselves. The best models, where they are asked for, are files of their own.
+A checkpoint is a safetensors file, one for each process, and holds no code: the server's state, the rows of client
+memory, and as text the histories, the costs and the identity of the runs. The states of runs side by side have leading
+axes [seeds, points], and the models of runs that have ended are there too. Files appear whole or not at all, and hold a
+digest of themselves. The best models, where they are asked for, are files of their own.
 """
 
 import contextlib
@@ -35,23 +35,23 @@ from fedax.engine.identity import differences, same_versions, settings_of, versi
 from fedax.engine.job import Job
 from fedax.engine.loop import State
 from fedax.engine.memory import ClientMemory
-from fedax.engine.signals import Held
+from fedax.engine.signals import HeldSignals
 from fedax.errors import CheckpointError, ConfigError, DamagedWarning, caller_level, unknown
 from fedax.numbers import check_count, check_number
 
 _FORMAT, _ONE_RUN, _OLD_FORMAT = "fedax checkpoint 3", "fedax checkpoint 2", "fedax checkpoint 1"
 _ROWS = 2**26  # bytes of client memory that are read at a time
 _BEST = re.compile(r"best(-\d+)?\.safetensors")
-WRITING = ".writing-"  # how the names of files begin that are not whole yet
+WRITING = ".writing-"  # the prefix of files that are not complete yet
 _NAME = re.compile(r"round-(\d{9})\.(\d+)-of-(\d+)\.safetensors")
 _BLOCK = 2**16  # bytes that are hashed at a time
 BLANK = "0" * 64  # stands for the digest while a file is hashed
 _DIGEST = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')  # in a header; quotation marks within texts are escaped there
 _KINDS = {"f": "F", "i": "I", "u": "U"}
 _TENSORS = {"server": "server", "exclusions": "losses", "memory": "memory"}  # part of the state -> its name in files
-_NONE_WHOLE = -2  # no round: there are checkpoints, all of them damaged
+_ALL_DAMAGED = -2  # in the place of a round: there are checkpoints, and all of them are damaged
 _RESTORE = "restore it, or give another folder"
-_ANEW = "remove what is there to begin anew, or give another folder"
+_START_AGAIN = "remove what is there to begin anew, or give another folder"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Best(NamedTuple):
     params: Tree
 
 
-class Past(NamedTuple):
-    """One run so far: the rows of its history, its costs and, once it has ended, its model."""
+class SavedRun(NamedTuple):
+    """A run in a checkpoint: the rows of its history, its costs, its status and, once it has ended, its model."""
 
     rows: list[dict[str, Unknown]]
     costs: dict[str, Unknown]
@@ -139,28 +139,29 @@ class Past(NamedTuple):
     model: Tree = None
 
 
-class Saved(NamedTuple):
-    """What runs side by side go on from, after ``done`` rounds."""
+class Snapshot(NamedTuple):
+    """The content of a checkpoint: the state of runs side by side after ``done`` rounds, and the runs so far."""
 
     state: State
     done: int
-    runs: list[Past]
+    runs: list[SavedRun]
 
 
 class Keeper:
-    """Makes the checkpoints of jobs that run side by side, and finds them again; at its end signals are as before.
+    """Writes and finds the checkpoints of jobs that run side by side; restores the signal handlers when it exits.
 
     Args:
-        wanted: where and when.
+        wanted: where and when to make checkpoints.
         jobs: one, or seeds × points in this order.
         points: how many points there are of each seed.
-        lasting: whether the last checkpoint is one to go on from, with more rounds; else it has the models only.
-        places: of each job, which of those with its seed it is, among all that share a secret; default: the first.
-        key_folder: of the secret of private jobs, see :mod:`fedax.engine.secret`; default: that of the checkpoints.
+        lasting: whether runs can continue from the last checkpoint, with more rounds; else it has the models only.
+        places: the number of each job among those with its seed that share a secret; default: all 0.
+        key_folder: the folder of the secret of private jobs, see :mod:`fedax.engine.secret`; default: that of the
+            checkpoints.
 
     Attributes:
-        jobs: the same, private ones with the secret of the folder.
-        best: of each job, where it is asked for.
+        jobs: the jobs, private ones with the secret of the folder.
+        best: the best model of each job so far, where it is asked for.
 
     Raises:
         CheckpointError: those in the folder are of other jobs, or all are damaged.
@@ -176,10 +177,10 @@ class Keeper:
         key_folder: str | os.PathLike[str] | None = None,
     ):
         self.wanted, self.job, self.lasting = wanted, jobs[0], lasting
-        # The axes that states have before their own; what else is there is padding.
+        # The leading axes of states; what is beyond them is padding.
         self._lanes = (len(jobs) // points, points) if len(jobs) > 1 else ()
         self.folder = pathlib.Path(wanted.folder)
-        self._held = Held()
+        self._held = HeldSignals()
         self._time, self._round = time.monotonic(), 0  # of the last one
         known = [name for name in columns(self.job) if describe(name).kind == "measure"]
         if wanted.best is not None and wanted.best not in known:
@@ -192,20 +193,23 @@ class Keeper:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder, prefix=WRITING):
                 pass
-            self.jobs = self._keyed(jobs, places, pathlib.Path(key_folder or self.folder))
+            self.jobs = self._with_secrets(jobs, places, pathlib.Path(key_folder or self.folder))
         except OSError as error:
             way_out = f"cannot write there ({error.strerror}); give another folder"
             raise ConfigError("checkpoint.folder", str(self.folder), way_out) from error
-        self._settings = _together(self.jobs, points)
-        # Before anything is compiled: what is another job's is refused.
+        self._settings = _settings_of_all(self.jobs, points)
+        # Checkpoints of another job are refused before anything is compiled.
         self.best = [self._find_best(i) for i in range(len(jobs))]
         self._newest = self._find_newest()
 
-    def _keyed(self, jobs: Sequence[Job], places: Sequence[int] | None, folder: pathlib.Path) -> list[Job]:
+    def _with_secrets(self, jobs: Sequence[Job], places: Sequence[int] | None, folder: pathlib.Path) -> list[Job]:
         """The jobs, private ones with the secret of a folder."""
         if secret.is_drawn(jobs[0].hyper.wire.privacy) and not (folder / secret.FILE).exists() and self._complete():
             raise CheckpointError(f"{folder / secret.FILE}: missing, and the noise cannot go on without it; {_RESTORE}")
-        return [secret.keyed(job, folder, place) for job, place in zip(jobs, places or [0] * len(jobs), strict=True)]
+        return [
+            secret.with_folder_secret(job, folder, place)
+            for job, place in zip(jobs, places or [0] * len(jobs), strict=True)
+        ]
 
     def __enter__(self) -> "Keeper":
         return self
@@ -218,11 +222,11 @@ class Keeper:
         """Whether there is a checkpoint to go on from."""
         return self._newest is not None
 
-    def find(self, state: State) -> Saved | None:
+    def find(self, state: State) -> Snapshot | None:
         """The newest checkpoint that all processes have written and that is not damaged.
 
         Args:
-            state: one of these jobs, which is used up.
+            state: a state of these jobs; its arrays are replaced.
 
         Raises:
             CheckpointError: it is of a round after the last of these jobs, or does not fit them.
@@ -233,13 +237,13 @@ class Keeper:
         runs, _ = self._runs(paths[0], index)
         dense = [name for name in _TENSORS if self._lanes or name != "memory"]
         with _opened(paths[0]) as file:
-            found = {name: self._state(paths[0], file, _TENSORS[name], getattr(state, name)) for name in dense}
-        memory = found["memory"] if self._lanes else self._memory(state.memory, paths)
+            parts = {name: self._state(paths[0], file, _TENSORS[name], getattr(state, name)) for name in dense}
+        memory = parts["memory"] if self._lanes else self._memory(state.memory, paths)
         self._time, self._round = time.monotonic(), index
-        return Saved(State(found["server"], memory, found["exclusions"]), index, runs)
+        return Snapshot(State(parts["server"], memory, parts["exclusions"]), index, runs)
 
-    def find_over(self) -> list[Past] | None:
-        """The runs, where all were over and the newest checkpoint has nothing to go on from.
+    def find_over(self) -> list[SavedRun] | None:
+        """The runs, if all were over and the newest checkpoint has no state to continue from.
 
         Raises:
             CheckpointError: they are to have another number of rounds, or it does not fit these jobs.
@@ -255,52 +259,54 @@ class Keeper:
             )
         return runs if over else None
 
-    def _runs(self, path: pathlib.Path, index: int) -> tuple[list[Past], bool]:
-        """The runs of a checkpoint after ``index`` rounds, and whether it has nothing to go on from."""
+    def _runs(self, path: pathlib.Path, index: int) -> tuple[list[SavedRun], bool]:
+        """The runs of a checkpoint after ``index`` rounds, and whether it has no state to continue from."""
         if index > self.job.rounds:
             raise CheckpointError(
                 f"{path}: the run was at round {index} already, and is to have {self.job.rounds}: "
                 "ask for at least as many, or give another folder"
             )
         with _opened(path) as file:
-            meta = self._text(path, file, {"runs", "over"})
+            meta = self._metadata(path, file, {"runs", "over"})
             runs = []
             for i, run in enumerate(meta["runs"]):
                 rows, costs, status = run["rows"], run["costs"], run["status"]
                 last = rows[-1]["round"]
                 if last > index or (last < index and status != "finished" and not self._lanes):
                     raise CheckpointError(f"{path}: {status} with figures up to round {last}; remove it")
-                asked = {"round", *costs, *columns(self.job), *(EXCLUSIONS if self.job.plan.watched else ())}
-                asked |= {"heard"} if self.job.memory == "nodes" else set()
-                asked |= {"epsilon"} if self.job.ledger is not None else set()
-                if differs := asked ^ rows[0].keys():
+                expected = {"round", *costs, *columns(self.job), *(EXCLUSIONS if self.job.plan.watched else ())}
+                expected |= {"heard"} if self.job.memory == "nodes" else set()
+                expected |= {"epsilon"} if self.job.ledger is not None else set()
+                if differs := expected ^ rows[0].keys():
                     raise CheckpointError(
                         f"{self.folder}: only one of this run and the one that wrote it has the columns "
                         f"{', '.join(sorted(differs))}: ask for the same test, grad_norm and density, or give another "
                         "folder"
                     )
                 model = self._model(path, file, f"model.{i}.") if run.get("ended") else None
-                runs.append(Past(rows, costs, status, model))
+                runs.append(SavedRun(rows, costs, status, model))
         return runs, meta["over"]
 
     def _state(self, path: pathlib.Path, file: Unknown, name: str, like: Tree) -> Tree:
-        """A part of the state, where the one that it replaces is; padding is filled with copies of what is last."""
+        """A part of the state, placed like the one that it replaces; padding has copies of the last entry."""
         leaves, form = jax.tree.flatten(like)
-        found = []
+        placed = []
         for k, leaf in enumerate(leaves):
             shape = (*self._lanes, *leaf.shape[len(self._lanes) :])
             values = _read(path, file, f"{name}.{k}", shape, leaf.dtype)
             if leaf.shape != shape:
                 values = np.pad(
-                    values, [(0, there - own) for there, own in zip(leaf.shape, shape, strict=True)], "edge"
+                    values,
+                    [(0, size - stored_size) for size, stored_size in zip(leaf.shape, shape, strict=True)],
+                    "edge",
                 )
-            found.append(jax.device_put(values, leaf.sharding) if isinstance(leaf, jax.Array) else values)
-        return jax.tree.unflatten(form, found)
+            placed.append(jax.device_put(values, leaf.sharding) if isinstance(leaf, jax.Array) else values)
+        return jax.tree.unflatten(form, placed)
 
     def _model(self, path: pathlib.Path, file: Unknown, before: str) -> Tree:
         leaves, form = jax.tree_util.tree_flatten_with_path(self.job.form)
-        found = [_read(path, file, before + tensor_name(at), leaf.shape, leaf.dtype) for at, leaf in leaves]
-        return jax.tree.unflatten(form, found)
+        tensors = [_read(path, file, before + tensor_name(at), leaf.shape, leaf.dtype) for at, leaf in leaves]
+        return jax.tree.unflatten(form, tensors)
 
     def _find_newest(self) -> tuple[int, list[pathlib.Path]] | None:
         """The round that :meth:`find` goes on from, and its files.
@@ -313,14 +319,14 @@ class Keeper:
         index = -1
         if jax.process_index() == 0:
             for index in sorted(complete, reverse=True):
-                found = [f"{path}: {wrong}" for path in complete[index] if (wrong := damage(path)) is not None]
-                if not found:
+                problems = [f"{path}: {wrong}" for path in complete[index] if (wrong := damage(path)) is not None]
+                if not problems:
                     break
-                damaged[index] = found
-            index = _NONE_WHOLE if damaged and index in damaged else index
+                damaged[index] = problems
+            index = _ALL_DAMAGED if damaged and index in damaged else index
         index, names = int(processes.from_first(np.int32(index))), "; ".join(itertools.chain(*damaged.values()))
-        if index == _NONE_WHOLE:
-            raise CheckpointError(f"{names or self.folder}; there is no other one; {_ANEW}")
+        if index == _ALL_DAMAGED:
+            raise CheckpointError(f"{names or self.folder}; there is no other one; {_START_AGAIN}")
         if index < 0:
             return None
         if damaged:
@@ -332,27 +338,27 @@ class Keeper:
         if not paths:
             raise CheckpointError(f"{self.folder}: process 0 has a checkpoint of round {index} there: share the folder")
         with _opened(paths[0]) as file:
-            self._text(paths[0], file, set())
+            self._metadata(paths[0], file, set())
         return index, paths
 
     def hold(self) -> None:
-        """From now on, signals wait for a checkpoint."""
+        """From now on, hold signals back until a checkpoint is made."""
         self._held.hold()
 
     def stop(self, index: int, to: int) -> int:
-        """Up to which round, at most ``to``, to go before one is due."""
+        """The round at which the next checkpoint is due, at most ``to``."""
         rounds = self.wanted.rounds
         return to if rounds is None else min(to, index + rounds - index % rounds)
 
     def due(self, index: int) -> bool:
-        """Whether to make one now, all processes alike: by rounds, by the first one's time, or for any one's signal."""
+        """Whether a checkpoint is due: by rounds, by the time of the first process, or for a signal to any process."""
         by_time = self.wanted.minutes is not None and time.monotonic() - self._time >= self.wanted.minutes * 60
-        asked = np.append(self._held.votes(), np.int32(by_time and jax.process_index() == 0))
+        reasons = np.append(self._held.votes(), np.int32(by_time and jax.process_index() == 0))
         by_rounds = self.wanted.rounds is not None and index % self.wanted.rounds == 0
-        return bool(processes.total(asked).any() or by_rounds) and index > self._round
+        return bool(processes.total(reasons).any() or by_rounds) and index > self._round
 
     def compare(self, which: int, row: Mapping[str, Unknown], model: Callable[[], Tree]) -> None:
-        """Keep the model of job ``which`` that a row is about, if it is the best so far.
+        """Keep the model of job ``which`` at the row, if it is the best so far.
 
         Raises:
             CheckpointError: it cannot be written; the one before is as it was.
@@ -367,40 +373,40 @@ class Keeper:
         self.best[which] = best = Best(row["round"], row[column], jax.tree.map(np.array, model()))
         if jax.process_index() == 0:
             about = {"of": [column, self._upwards], "round": best.round, "value": best.value}
-            self._put(self._best_path(which), _named("", best.params), about)
+            self._write(self._best_path(which), _model_tensors("", best.params), about)
 
-    def save(self, saved: Saved) -> None:
-        """Write a checkpoint, and remove those that are too old; then handle the signals that waited for it.
+    def save(self, saved: Snapshot) -> None:
+        """Write a checkpoint, and remove those that are too old; then handle the signals that were held back.
 
         Raises:
             CheckpointError: it cannot be written; earlier ones are as they were.
         """
         number, process = processes.count(), jax.process_index()
         over = not self.lasting and all(run.model is not None for run in saved.runs)
-        tensors = {} if over else self._of_state(saved.state)
+        tensors = {} if over else self._state_tensors(saved.state)
         runs = []
         for i, run in enumerate(saved.runs):
             ended = run.model is not None and (over or bool(self._lanes))
-            tensors |= _named(f"model.{i}.", run.model) if ended else {}
+            tensors |= _model_tensors(f"model.{i}.", run.model) if ended else {}
             runs.append({"status": run.status, "ended": ended, "rows": run.rows, "costs": run.costs})
         path = self.folder / f"round-{saved.done:09}.{process}-of-{number}.safetensors"
-        self._put(path, tensors, {"over": over, "runs": runs})
+        self._write(path, tensors, {"over": over, "runs": runs})
         with _writing(path):
             if process == 0:
                 self._clean(saved.done)
         self._time, self._round = time.monotonic(), saved.done
         self._held.deliver()
 
-    def _of_state(self, state: State) -> dict[str, np.ndarray]:
-        """The tensors of a state, without padding; of one job client memory by rows, those of this process."""
-        own = tuple(slice(0, number) for number in self._lanes)
+    def _state_tensors(self, state: State) -> dict[str, np.ndarray]:
+        """The tensors of a state, without padding; for a single job client memory by rows, those of this process."""
+        lanes = tuple(slice(0, number) for number in self._lanes)
         tensors: dict[str, np.ndarray] = {}
         for name, stored in _TENSORS.items():
             if name == "memory" and not self._lanes:
                 continue
             if self._lanes or jax.process_index() == 0:
                 leaves = jax.tree.leaves(getattr(state, name))
-                tensors |= {f"{stored}.{k}": np.asarray(leaf)[own] for k, leaf in enumerate(leaves)}
+                tensors |= {f"{stored}.{k}": np.asarray(leaf)[lanes] for k, leaf in enumerate(leaves)}
         if self._lanes:
             return tensors
         if isinstance(state.memory, ClientMemory):
@@ -410,13 +416,13 @@ class Keeper:
             ids = np.arange(self.job.plan.num_clients)
         return tensors | {"ids": ids} | {f"memory.{k}": leaf for k, leaf in enumerate(rows)}
 
-    def _put(self, path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Unknown]) -> None:
+    def _write(self, path: pathlib.Path, tensors: Mapping[str, np.ndarray], about: Mapping[str, Unknown]) -> None:
         meta = {"format": _FORMAT, "versions": versions(), "job": self._settings, **about}
         with _writing(path):
             write_tensors(path, tensors, json.dumps(meta))
 
     def _clean(self, newest: int) -> None:
-        """Remove what is too old, what was damaged, and what a process that was killed has left."""
+        """Remove old and damaged checkpoints, and the unfinished files of a process that was killed."""
         for left in self.folder.glob(f"{WRITING}*"):
             with contextlib.suppress(FileNotFoundError):  # another process is just giving it its name
                 if time.time() - left.stat().st_mtime > 3600:
@@ -424,8 +430,7 @@ class Keeper:
         complete = sorted(index for index in self._complete() if index <= newest)
         oldest = complete[-self.wanted.keep :][0] if complete else 0
         for old in self.folder.iterdir():
-            # Those of later rounds are damaged, or not all processes have written theirs: this run comes from an
-            # earlier one.
+            # Those of later rounds are damaged or incomplete: this run continued from an earlier one.
             if (found := _NAME.fullmatch(old.name)) and not oldest <= int(found[1]) <= newest:
                 old.unlink(missing_ok=True)
 
@@ -440,7 +445,7 @@ class Keeper:
         if (wrong := damage(path)) is not None:
             raise CheckpointError(f"{path}: {wrong}; remove it to go on, with the best model from then on")
         with _opened(path) as file:
-            meta = self._text(path, file, {"of", "round", "value"})
+            meta = self._metadata(path, file, {"of", "round", "value"})
             if meta["of"] != [self.wanted.best, self._upwards]:
                 return None
             if type(meta["round"]) is not int or type(meta["value"]) is not float or not math.isfinite(meta["value"]):
@@ -448,17 +453,17 @@ class Keeper:
             return Best(meta["round"], meta["value"], self._model(path, file, ""))
 
     def _complete(self) -> dict[int, list[pathlib.Path]]:
-        """Round -> the files of its checkpoint, of those that all their processes have written."""
-        found: dict[tuple[int, int], dict[int, pathlib.Path]] = {}
+        """Round -> the files of its checkpoint, for complete ones, which all their processes have written."""
+        files_of: dict[tuple[int, int], dict[int, pathlib.Path]] = {}
         for path in self.folder.iterdir():
             if match := _NAME.fullmatch(path.name):
                 index, process, number = map(int, match.groups())
-                found.setdefault((index, number), {})[process] = path
-        whole = [key for key, files in found.items() if len(files) == key[1] and max(files) < key[1]]
-        return {index: [found[index, number][k] for k in range(number)] for index, number in sorted(whole)}
+                files_of.setdefault((index, number), {})[process] = path
+        whole = [key for key, files in files_of.items() if len(files) == key[1] and max(files) < key[1]]
+        return {index: [files_of[index, number][k] for k in range(number)] for index, number in sorted(whole)}
 
-    def _text(self, path: pathlib.Path, file: Unknown, wanted: set[str]) -> dict[str, Unknown]:
-        """What a checkpoint says about itself, if it is this job's."""
+    def _metadata(self, path: pathlib.Path, file: Unknown, wanted: set[str]) -> dict[str, Unknown]:
+        """The metadata of a checkpoint; raises if it is another job's."""
         try:
             text = (file.metadata() or {})["fedax"]
             if text.count("[") + text.count("{") > 1000 + len(text) // 16:  # each takes 60 bytes and more
@@ -494,8 +499,8 @@ class Keeper:
         return meta
 
     def _memory(self, memory: Tree, paths: list[pathlib.Path]) -> Tree:
-        """Client memory with the rows of a checkpoint in it, as far as they are of this process's clients."""
-        own = self.job.own
+        """Client memory with the rows of a checkpoint for the clients of this process."""
+        clients = self.job.own
         if isinstance(memory, ClientMemory):
             form = [(leaf.shape, leaf.dtype) for leaf in memory.first]
         else:
@@ -507,7 +512,7 @@ class Keeper:
         seen = np.zeros(self.job.plan.num_clients, bool)
         for path in paths:
             with _opened(path) as file:
-                self._text(path, file, set())
+                self._metadata(path, file, set())
                 ids = _read(path, file, "ids", None, np.dtype(np.int64))
                 if ids.ndim != 1 or ((ids < 0) | (ids >= len(seen))).any():
                     raise CheckpointError(f"{path}: its clients are not this run's")
@@ -516,16 +521,16 @@ class Keeper:
                 seen[ids] = True
                 for start in range(0, len(ids), step):
                     rows = slice(start, min(start + step, len(ids)))
-                    mine = (ids[rows] >= own.start) & (ids[rows] < own.stop)
-                    some = [
-                        _read(path, file, f"memory.{k}", (len(ids), *shape), kind, rows)[mine]
+                    here = (ids[rows] >= clients.start) & (ids[rows] < clients.stop)
+                    values = [
+                        _read(path, file, f"memory.{k}", (len(ids), *shape), kind, rows)[here]
                         for k, (shape, kind) in enumerate(form)
                     ]
                     if isinstance(memory, ClientMemory):
-                        memory.put(ids[rows][mine], some)
+                        memory.put(ids[rows][here], values)
                     else:
-                        for leaf, new in zip(whole, some, strict=True):
-                            leaf[ids[rows][mine]] = new
+                        for leaf, new in zip(whole, values, strict=True):
+                            leaf[ids[rows][here]] = new
         if isinstance(memory, ClientMemory):
             return memory
         put = [
@@ -535,28 +540,28 @@ class Keeper:
         return jax.tree.unflatten(structure, put)
 
 
-def _together(jobs: Sequence[Job], points: int) -> dict[str, str]:
-    """What makes jobs that run side by side: of one its settings; where several differ, the texts of all of them."""
-    found = dict(jobs[0].settings())
+def _settings_of_all(jobs: Sequence[Job], points: int) -> dict[str, str]:
+    """The settings of jobs side by side: those of a single job; where several differ, the texts of all, joined."""
+    settings = dict(jobs[0].settings())
     if len(jobs) > 1:
         by_seed = [job.settings() for job in jobs[::points]]  # each may have data of its own
-        for name, text in found.items():
+        for name, text in settings.items():
             texts = [one.get(name, text) for one in by_seed]
-            found[name] = "; ".join(texts) if len({*texts}) > 1 else text
-        each = [settings_of(job.hyper) for job in jobs[:points]]
-        for name in dict.fromkeys(name for one in each for name in one):
-            texts = [one.get(name, "None") for one in each]
-            found |= {name: "; ".join(texts)} if len({*texts}) > 1 else {}
-    return found
+            settings[name] = "; ".join(texts) if len({*texts}) > 1 else text
+        by_point = [settings_of(job.hyper) for job in jobs[:points]]
+        for name in dict.fromkeys(name for one in by_point for name in one):
+            texts = [one.get(name, "None") for one in by_point]
+            settings |= {name: "; ".join(texts)} if len({*texts}) > 1 else {}
+    return settings
 
 
-def _named(before: str, tree: Tree) -> dict[str, np.ndarray]:
+def _model_tensors(before: str, tree: Tree) -> dict[str, np.ndarray]:
     """The tensors of a model, by their paths in it."""
     return {before + tensor_name(at): np.asarray(leaf) for at, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def present(folder: pathlib.Path) -> bool:
-    """Whether a checkpoint is in a folder, or a part of one."""
+    """Whether a folder has a checkpoint, or a part of one."""
     return folder.is_dir() and any(_NAME.fullmatch(path.name) for path in folder.iterdir())
 
 
@@ -564,8 +569,8 @@ def discard(folder: pathlib.Path) -> None:
     """Remove the checkpoints of runs that are over: their own files, and the folder if nothing else is in it."""
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
-            own = path.name == secret.FILE or path.name.startswith(WRITING)
-            if own or _NAME.fullmatch(path.name) or _BEST.fullmatch(path.name):
+            ours = path.name == secret.FILE or path.name.startswith(WRITING)
+            if ours or _NAME.fullmatch(path.name) or _BEST.fullmatch(path.name):
                 path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # something else is in it, or it is gone
         folder.rmdir()
@@ -585,14 +590,14 @@ def damage(path: pathlib.Path) -> str | None:
                 if old:
                     return "of an older version of fedax, which did not keep what its run is made of"
                 return "damaged, or of an older version of fedax (it has no digest)"
-            found = hashlib.sha256(start)
+            hasher = hashlib.sha256(start)
             for block in (head[: digest.start(1)], BLANK.encode(), head[digest.end(1) :]):
-                found.update(block)
+                hasher.update(block)
             while block := file.read(_BLOCK):
-                found.update(block)
+                hasher.update(block)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return None if found.hexdigest().encode() == digest[1] else "damaged (its digest is another)"
+    return None if hasher.hexdigest().encode() == digest[1] else "damaged (its digest is another)"
 
 
 def with_digest(content: bytes) -> bytes:
@@ -611,7 +616,7 @@ def with_digest(content: bytes) -> bytes:
 
 
 def write_atomic(path: pathlib.Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: into a temporary neighbour first, which then takes the name."""
+    """Write a file whole or not at all: first a temporary file in the same folder, which is then renamed."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{WRITING}{path.name}-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -643,11 +648,11 @@ def _opened(path: pathlib.Path) -> Iterator[Unknown]:
         with safetensors.safe_open(path, framework="numpy") as file:
             yield file
     except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path}: broken ({error}); {_ANEW}") from error
+        raise CheckpointError(f"{path}: broken ({error}); {_START_AGAIN}") from error
 
 
 def _check_figures(status: Unknown, rows: Tree, costs: Unknown) -> None:
-    """Refuse a history that no run writes, with a ValueError or what its form leads to."""
+    """Refuse a history that no run writes, with a ValueError, or with the error that its form leads to."""
     if status not in ("finished", "stopped", "diverged", "failed"):
         raise ValueError(f"status {status!r}")
     if costs.keys() - {*TRAFFIC} != {*COSTS} - {"round"} or not {"round", "train_loss", *costs} <= rows[0].keys():
@@ -686,19 +691,19 @@ def _read(
     kind: np.dtype,
     rows: slice | None = None,
 ) -> np.ndarray:
-    """A tensor, or rows of one, of the form that it has to have; ``shape`` None: of one axis, or none."""
-    found = file.get_slice(name)
-    stored, there = stored_kind(kind), found.get_shape()
-    wanted = there[:1] if shape is None else list(shape)  # NumPy has no arrays of more than 64 axes
-    if found.get_dtype() != _label(stored) or there != wanted:
-        should = f"{_label(stored)} {wanted}"
-        raise CheckpointError(f"{path}: {name} should be {should}, and is {found.get_dtype()} {there}")
-    values = file.get_tensor(name) if rows is None else found[rows]
+    """A tensor, or rows of one, of a known shape and type; ``shape`` None: of any length, with one axis or none."""
+    tensor = file.get_slice(name)
+    stored, found_shape = stored_kind(kind), tensor.get_shape()
+    expected = found_shape[:1] if shape is None else list(shape)  # NumPy has no arrays of more than 64 axes
+    if tensor.get_dtype() != _label(stored) or found_shape != expected:
+        should = f"{_label(stored)} {expected}"
+        raise CheckpointError(f"{path}: {name} should be {should}, and is {tensor.get_dtype()} {found_shape}")
+    values = file.get_tensor(name) if rows is None else tensor[rows]
     return np.asarray(values).view(kind) if kind != stored else np.asarray(values)
 
 
 def stored_kind(kind: np.dtype) -> np.dtype:
-    """The type under which a file has numbers: types that NumPy knows by name only go as whole numbers."""
+    """The type in which a file stores numbers: types that are not NumPy's own are stored as whole numbers."""
     return kind if kind.kind in "fiub" and kind.isbuiltin == 1 else np.dtype(f"u{kind.itemsize}")
 
 
@@ -707,7 +712,7 @@ def _label(kind: np.dtype) -> str:
 
 
 def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: str) -> None:
-    """A safetensors file, whole or not at all. The library would hold a second copy of everything in memory."""
+    """Write a safetensors file whole or not at all; the library would hold a second copy of everything in memory."""
     header: dict[str, Unknown] = {"__metadata__": {"sha256": BLANK, "fedax": text}}
     at = 0
     arrays = {name: np.ascontiguousarray(leaf).reshape(leaf.shape) for name, leaf in tensors.items()}
@@ -718,18 +723,18 @@ def write_tensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray], text: s
             "data_offsets": [at, at + leaf.nbytes],
         }
         at += leaf.nbytes
-    words = json.dumps(header).encode()
-    words += b" " * (-len(words) % 8)
-    words = struct.pack("<Q", len(words)) + words
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    head = struct.pack("<Q", len(head)) + head
     digest = hashlib.sha256()
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=WRITING)
     try:
         with os.fdopen(handle, "wb") as file:
-            parts: list[Unknown] = [words, *(leaf.reshape(-1).view(np.uint8).data for leaf in arrays.values())]
+            parts: list[Unknown] = [head, *(leaf.reshape(-1).view(np.uint8).data for leaf in arrays.values())]
             for part in parts:
                 digest.update(part)
                 file.write(part)
-            file.seek(words.index(BLANK.encode()))
+            file.seek(head.index(BLANK.encode()))
             file.write(digest.hexdigest().encode())
             file.flush()
             os.fsync(file.fileno())

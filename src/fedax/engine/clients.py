@@ -1,4 +1,4 @@
-"""What the clients of a round do in one exchange: one client, then all of them in chunks and over the devices."""
+"""The clients' work in one exchange: of one client, and of all of them in chunks and over the devices."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,13 +10,13 @@ from jax.sharding import PartitionSpec as P
 from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.oracle import Oracle
 from fedax.contract.types import Array, Tree
-from fedax.engine.loop import Clients, Federation, Tally, exchange_key, nobody
+from fedax.engine.loop import Clients, Federation, Tally, empty_place, exchange_key
 from fedax.engine.plan import Plan
 from fedax.wire.wire import Wire
 
 
-class Outside(NamedTuple):
-    """All that the clients' work takes from outside, the same on every device; ``key`` is the round's."""
+class SharedInputs(NamedTuple):
+    """The inputs that all clients of an exchange share, the same on every device; ``key`` is the round's."""
 
     method: Algorithm
     wire: Wire
@@ -26,13 +26,13 @@ class Outside(NamedTuple):
     index: Array
 
 
-class Answer(NamedTuple):
-    """What becomes of a client.
+class ClientResult(NamedTuple):
+    """What one client's work gives, besides the upload that is summed.
 
     Attributes:
-        memory: what it keeps.
-        accepted: whether its upload counts; ``()``: it must.
-        upload: what it sent, where the server looks at uploads one by one; else ``()``.
+        memory: its new memory.
+        accepted: whether its upload counts; ``()``: it does.
+        upload: its upload, where the server looks at uploads one by one; else ``()``.
     """
 
     memory: Tree
@@ -40,20 +40,20 @@ class Answer(NamedTuple):
     upload: Tree
 
 
-Client = Callable[[Tree, Clients], tuple[Tree, Answer, Tally]]
+Client = Callable[[Tree, Clients], tuple[Tree, ClientResult, Tally]]
 Watch = Callable[[Tree, Tree], None]
 
 
-def client_program(stage: str, number: int, plan: Plan, watch: Watch | None, outside: Outside) -> Client:
-    """``run(memory, client) -> (upload, answer, tally)`` for one client in exchange ``number`` of a stage.
+def client_program(stage: str, number: int, plan: Plan, watch: Watch | None, shared: SharedInputs) -> Client:
+    """``run(memory, client) -> (upload, result, tally)`` for one client in exchange ``number`` of a stage.
 
     ``watch`` is called with the upload and the memory while JAX traces them.
     """
-    method, wire, download, fed, key, index = outside
+    method, wire, download, fed, key, index = shared
     exchange: Exchange = getattr(method, stage)()[number]
     key = exchange_key(key, number)
 
-    def run(memory: Tree, client: Clients) -> tuple[Tree, Answer, Tally]:
+    def run(memory: Tree, client: Clients) -> tuple[Tree, ClientResult, Tally]:
         id_ = jnp.minimum(client.ids, plan.num_clients - 1)
         oracle = Oracle(
             plan.task.bound(fed.frozen),
@@ -75,69 +75,71 @@ def client_program(stage: str, number: int, plan: Plan, watch: Watch | None, out
         if watch is not None:
             watch(upload, memory)
         upload, accepted = wire.sent(upload, id_, plan.num_clients, download)
-        upload, shown = ((), upload) if wire.gathers else (upload, ())
-        there = client.present.astype(jnp.int32)
-        done = Tally(jnp.zeros_like(there), oracle.local_steps * there, oracle.gradients * there)
-        return upload, Answer(memory, accepted, shown), done
+        upload, gathered = ((), upload) if wire.gathers else (upload, ())
+        present = client.present.astype(jnp.int32)
+        tally = Tally(jnp.zeros_like(present), oracle.local_steps * present, oracle.gradients * present)
+        return upload, ClientResult(memory, accepted, gathered), tally
 
     return run
 
 
 def contribute(
-    make: Callable[[Outside], Client], outside: Outside, memory: Tree, clients: Clients, plan: Plan
-) -> tuple[Tree, Answer, Tally]:
-    """The weighted sum of the clients' uploads, what becomes of each, and what they did: over all devices."""
+    make: Callable[[SharedInputs], Client], shared: SharedInputs, memory: Tree, clients: Clients, plan: Plan
+) -> tuple[Tree, ClientResult, Tally]:
+    """The weighted sum of the clients' uploads, the result of each, and the tally of their work, over all devices."""
     if plan.mesh is None:
-        return _in_chunks(make(outside), outside.wire, memory, clients, plan)
+        return _in_chunks(make(shared), shared.wire, memory, clients, plan)
     size, (axis,) = clients.ids.shape[0], plan.mesh.axis_names
-    at = None if plan.steps is not None else _deal(clients.steps, plan)  # else all stay where they are
-    whole = -(-size // plan.devices) * plan.devices if at is None else at.shape[0]
-    xs = _padded(memory, clients, whole, plan)
-    if at is not None:
-        order = jnp.zeros_like(at).at[at].set(jnp.arange(whole))
+    places = None if plan.steps is not None else _deal(clients.steps, plan)  # else all stay where they are
+    padded_size = -(-size // plan.devices) * plan.devices if places is None else places.shape[0]
+    xs = _padded(memory, clients, padded_size, plan)
+    if places is not None:
+        order = jnp.zeros_like(places).at[places].set(jnp.arange(padded_size))
         xs = jax.tree.map(lambda leaf: leaf[order], xs)
 
-    def local(outside: Outside, memory: Tree, clients: Clients) -> tuple[tuple[Tree, Tally], Answer]:
-        total, answers, done = _in_chunks(make(outside), outside.wire, memory, clients, plan)
-        return jax.lax.psum((total, done), axis), answers
+    def local(shared: SharedInputs, memory: Tree, clients: Clients) -> tuple[tuple[Tree, Tally], ClientResult]:
+        total, results, tally = _in_chunks(make(shared), shared.wire, memory, clients, plan)
+        return jax.lax.psum((total, tally), axis), results
 
     # Without the check of replication: with it, the gradient at a model that all devices have in common would be summed
     # over the devices in every local step.
-    over = jax.shard_map(
+    spread = jax.shard_map(
         local, mesh=plan.mesh, in_specs=(P(), P(axis), P(axis)), out_specs=(P(), P(axis)), check_vma=False
     )
-    (total, done), answers = over(outside, *xs)
-    return total, jax.tree.map(lambda leaf: leaf[:size] if at is None else leaf[at[:size]], answers), done
+    (total, tally), results = spread(shared, *xs)
+    return total, jax.tree.map(lambda leaf: leaf[:size] if places is None else leaf[places[:size]], results), tally
 
 
 def alone(
-    make: Callable[[Outside], Client], outside: Outside, memory: Tree, at: Array, client: Clients, plan: Plan
-) -> tuple[Tree, Answer, Tally]:
+    make: Callable[[SharedInputs], Client], shared: SharedInputs, memory: Tree, at: Array, client: Clients, plan: Plan
+) -> tuple[Tree, ClientResult, Tally]:
     """As :func:`contribute`, of one client, [1], whose row of ``memory`` is at a position; the other rows stay."""
-    total, answer, done = _in_chunks(
-        make(outside), outside.wire, jax.tree.map(lambda leaf: leaf[at][None], memory), client, plan
+    total, result, tally = _in_chunks(
+        make(shared), shared.wire, jax.tree.map(lambda leaf: leaf[at][None], memory), client, plan
     )
-    there = client.present[0]
-    kept = jax.tree.map(lambda all_, own: all_.at[at].set(jnp.where(there, own[0], all_[at])), memory, answer.memory)
-    return total, answer._replace(memory=kept), done
+    present = client.present[0]
+    kept = jax.tree.map(lambda all_, new: all_.at[at].set(jnp.where(present, new[0], all_[at])), memory, result.memory)
+    return total, result._replace(memory=kept), tally
 
 
-def _in_chunks(client: Client, wire: Wire, memory: Tree, clients: Clients, plan: Plan) -> tuple[Tree, Answer, Tally]:
+def _in_chunks(
+    client: Client, wire: Wire, memory: Tree, clients: Clients, plan: Plan
+) -> tuple[Tree, ClientResult, Tally]:
     """All clients of one device: chunk after chunk, those of a chunk side by side."""
     size = clients.ids.shape[0]
     chunk = min(plan.chunk_size, size)
     chunks = -(-size // chunk)
     xs = _padded(memory, clients, chunks * chunk, plan)
 
-    def one(memory: Tree, client_: Clients) -> tuple[Tree, Answer, Tally]:
-        upload, answer, done = client(memory, client_)
-        return wire.weighted(upload, client_.weights, client_.data_weights), answer, done
+    def one(memory: Tree, client_: Clients) -> tuple[Tree, ClientResult, Tally]:
+        upload, result, tally = client(memory, client_)
+        return wire.weighted(upload, client_.weights, client_.data_weights), result, tally
 
-    def many(memory: Tree, clients: Clients) -> tuple[Tree, Answer, Tally]:
-        upload, answers, done = jax.vmap(client)(memory, clients)
+    def many(memory: Tree, clients: Clients) -> tuple[Tree, ClientResult, Tally]:
+        upload, results, tally = jax.vmap(client)(memory, clients)
         total = wire.weighted(upload, clients.weights, clients.data_weights)
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), total)
-        return total, answers, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), done)
+        return total, results, jax.tree.map(lambda leaf: jnp.sum(leaf, dtype=jnp.int32), tally)
 
     if chunks == 1 and chunk > 1:
         return many(*xs)
@@ -147,36 +149,36 @@ def _in_chunks(client: Client, wire: Wire, memory: Tree, clients: Clients, plan:
     if chunk > 1:
         xs = jax.tree.map(lambda leaf: leaf.reshape(chunks, chunk, *leaf.shape[1:]), xs)
 
-    def step(total: Tree, x: Tree) -> tuple[Tree, Answer]:
-        part, answers, done = run(*x)
-        return jax.tree.map(jnp.add, total, (part, done)), answers
+    def step(total: Tree, x: Tree) -> tuple[Tree, ClientResult]:
+        part, results, tally = run(*x)
+        return jax.tree.map(jnp.add, total, (part, tally)), results
 
-    part, _, done = jax.eval_shape(run, *jax.tree.map(lambda leaf: leaf[0], xs))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (part, done))
-    (total, done), answers = jax.lax.scan(step, zero, xs)
+    part, _, tally = jax.eval_shape(run, *jax.tree.map(lambda leaf: leaf[0], xs))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (part, tally))
+    (total, tally), results = jax.lax.scan(step, zero, xs)
     if chunk > 1:
-        answers = jax.tree.map(lambda leaf: leaf.reshape(chunks * chunk, *leaf.shape[2:]), answers)
-    return total, jax.tree.map(lambda leaf: leaf[:size], answers), done
+        results = jax.tree.map(lambda leaf: leaf.reshape(chunks * chunk, *leaf.shape[2:]), results)
+    return total, jax.tree.map(lambda leaf: leaf[:size], results), tally
 
 
 def _deal(steps: Array, plan: Plan) -> Array:
-    """Where each client goes, one device after another; [n] with n ≥ S, for the last may be empty.
+    """The place of each client, counted over the devices in turn; [n] with n ≥ S, as the last places may be empty.
 
     Clients are sorted by their steps, the most first. Chunks of neighbours, whose steps are alike, go one by one to the
-    device that has the least to do yet; all get as many.
+    device with the least work so far; all devices get equally many.
     """
-    each = -(-steps.shape[0] // plan.devices)
-    width = min(plan.chunk_size, each)
-    number = -(-each // width)
-    slowest = jnp.zeros(number * width * plan.devices, steps.dtype).at[: steps.shape[0]].set(steps)[::width]
+    per_device = -(-steps.shape[0] // plan.devices)
+    width = min(plan.chunk_size, per_device)
+    quota = -(-per_device // width)
+    slowest = jnp.zeros(quota * width * plan.devices, steps.dtype).at[: steps.shape[0]].set(steps)[::width]
 
-    def give(given: tuple[Array, Array], slow: Array) -> tuple[tuple[Array, Array], Array]:
-        load, chunks = given
-        to = jnp.argmin(jnp.where(chunks < number, load, jnp.iinfo(load.dtype).max))
-        return (load.at[to].add(slow), chunks.at[to].add(1)), to * number + chunks[to]
+    def assign(so_far: tuple[Array, Array], steps_: Array) -> tuple[tuple[Array, Array], Array]:
+        load, chunks = so_far
+        device = jnp.argmin(jnp.where(chunks < quota, load, jnp.iinfo(load.dtype).max))
+        return (load.at[device].add(steps_), chunks.at[device].add(1)), device * quota + chunks[device]
 
     nothing = jnp.zeros(plan.devices, steps.dtype)
-    _, chunk = jax.lax.scan(give, (nothing, nothing), slowest)
+    _, chunk = jax.lax.scan(assign, (nothing, nothing), slowest)
     return (chunk[:, None] * width + jnp.arange(width)[None]).reshape(-1)
 
 
@@ -186,5 +188,7 @@ def _padded(memory: Tree, clients: Clients, size: int, plan: Plan) -> tuple[Tree
     if not extra:
         return memory, clients
     last = lambda leaf: jnp.concatenate([leaf, jnp.broadcast_to(leaf[-1:], (extra, *leaf.shape[1:]))])  # noqa: E731
-    fill = [jnp.full(extra, value, leaf.dtype) for leaf, value in zip(clients, nobody(plan.num_clients), strict=True)]
+    fill = [
+        jnp.full(extra, value, leaf.dtype) for leaf, value in zip(clients, empty_place(plan.num_clients), strict=True)
+    ]
     return jax.tree.map(last, memory), Clients(*map(jnp.concatenate, zip(clients, fill, strict=True)))

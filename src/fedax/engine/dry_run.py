@@ -19,43 +19,43 @@ from fedax.contract.vector import Vector, spelled
 from fedax.engine.identity import digest
 from fedax.engine.loop import Federation, Hyper
 from fedax.engine.places.device import first_state, one_round, prepare
-from fedax.engine.plan import Form, Plan
+from fedax.engine.plan import ExchangeForm, Plan
 from fedax.errors import CodeError, call, of_a_library, place_of
 from fedax.metrics import Metric
 
 _USUAL_BATCH = 32
 
 
-class Made:
-    """What a dry run found.
+class DryRun:
+    """The result of a dry run.
 
     Args:
-        forms: of the exchanges of the warm-up, and of those of a round.
-        programs: what JAX traced of the start and of a round. They are kept until their digest is asked for.
+        forms: the forms of the exchanges of the warm-up, and of those of a round.
+        programs: the traced programs of the start and of a round. They are kept until their digest is computed.
     """
 
-    def __init__(self, forms: tuple[list[Form], list[Form]], *programs: ClosedJaxpr):
+    def __init__(self, forms: tuple[list[ExchangeForm], list[ExchangeForm]], *programs: ClosedJaxpr):
         self.forms = forms
         self._programs = programs
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of both programs. Few ask for it, and it takes about as long as to trace them."""
+        """A digest of both programs, computed when it is first needed: it takes about as long as tracing them."""
         found = " ".join(map(digest, self._programs))
         self._programs = ()
         return found
 
 
-def dry_run(hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan) -> Made:
+def dry_run(hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan) -> DryRun:
     """Trace the start and a round.
 
     Args:
         hyper: the method, the work, the participation and the wire.
-        fed: the data, of which shapes and types are enough.
+        fed: the data, or their shapes and types.
         key, x, plan: as of the run.
 
     Raises:
-        CodeError, ConfigError: the task or the method does not do what it should.
+        CodeError, ConfigError: a function of the task or of the method does not return what it should.
     """
     return _dry_run(*_signature((hyper, fed, key, x)), plan, jax.config.read("jax_enable_x64"))
 
@@ -67,7 +67,7 @@ def _signature(arguments: Unknown) -> tuple[Unknown, tuple[Tree, ...]]:
 
 
 @functools.lru_cache(maxsize=256)
-def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: Plan, x64: bool) -> Made:
+def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: Plan, x64: bool) -> DryRun:
     hyper, fed, key, x = jax.tree.unflatten(structure, leaves)
     algorithm = hyper.method
     _check_task(plan, fed.examples, x)
@@ -75,8 +75,8 @@ def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: Plan, x64: bool
     if any(not of_a_library(each.__module__) for each in kind.__mro__):
         algorithm = _checked(algorithm, x)
     hyper = hyper._replace(method=algorithm)
-    warmup: list[Form] = []
-    forms: list[Form] = []
+    warmup: list[ExchangeForm] = []
+    forms: list[ExchangeForm] = []
     prepared = functools.partial(prepare, plan=plan, forms=warmup)
     start, (before, _) = jax.make_jaxpr(prepared, return_shape=True)(hyper, fed, key, x)
     rounds = functools.partial(one_round, plan=plan, forms=forms)
@@ -98,7 +98,7 @@ def _dry_run(structure: Unknown, leaves: tuple[Tree, ...], plan: Plan, x64: bool
             "server() and client() have to return the form that init() and init_client() return",
             place_of(kind if kind.server is Algorithm.server else kind.server),
         )
-    return Made((warmup, forms), start, program)
+    return DryRun((warmup, forms), start, program)
 
 
 def _leaves(tree: Tree) -> list[tuple[Tree, Tree]]:
@@ -106,7 +106,7 @@ def _leaves(tree: Tree) -> list[tuple[Tree, Tree]]:
 
 
 def _check_task(plan: Plan, examples: Tree, x: Vector) -> None:
-    """Trace the loss and the metrics on a batch; they check themselves what they return."""
+    """Trace the loss and the metrics on a batch; the task checks what they return."""
     # No other axis has this length, so that it cannot be mistaken for the number of examples.
     others = {n for leaf in jax.tree.leaves((examples, x)) for n in leaf.shape[1:]} | {
         leaf.shape[0] for leaf in jax.tree.leaves(x) if leaf.ndim
@@ -123,21 +123,21 @@ def _check_task(plan: Plan, examples: Tree, x: Vector) -> None:
 
 
 def _checked(algorithm: Algorithm, x: Vector) -> Algorithm:
-    """The user's method, whose functions are checked as they are traced; errors name the user's own line."""
+    """The user's method with checks of its functions while they are traced; errors name the user's own line."""
     kind = type(algorithm)
     for name, alone in (("init", True), ("client", False), ("server", False)):
         if getattr(kind, name) is getattr(Algorithm, name) and (alone or kind.exchanges is Algorithm.exchanges):
-            raise CodeError(kind.__name__, f"has no {name}()", f"define {_CALLED_AS[name]}", place_of(kind))
+            raise CodeError(kind.__name__, f"has no {name}()", f"define {_SIGNATURES[name]}", place_of(kind))
     named: Unknown = type(
-        kind.__name__, (_Checked,), {"__module__": __name__}
+        kind.__name__, (_CheckedMethod,), {"__module__": __name__}
     )  # what the engine says calls it by this name
     server, row = jax.eval_shape(first_state, named(algorithm, None), x)
     _check_model(named(algorithm, None), server, x)
-    checked: Algorithm = named(algorithm, _form(row))
+    checked: Algorithm = named(algorithm, _structure_of(row))
     return checked
 
 
-def _check_model(algorithm: "_Checked", server: Tree, x: Vector) -> None:
+def _check_model(algorithm: "_CheckedMethod", server: Tree, x: Vector) -> None:
     name, inner = type(algorithm).__name__, algorithm.inner
     if type(inner).model is Algorithm.model and not hasattr(server, "x"):
         raise CodeError(
@@ -148,24 +148,24 @@ def _check_model(algorithm: "_Checked", server: Tree, x: Vector) -> None:
         )
     # The hyper-parameters are shapes here; in a trace they are values, of which schedules make rates.
     model = jax.eval_shape(lambda method, server: resolve(method, 0).model(server), algorithm, server)
-    if not isinstance(model, Vector) or _form(model) != _form(x):
+    if not isinstance(model, Vector) or _structure_of(model) != _structure_of(x):
         place = place_of(inner.init if type(inner).model is Algorithm.model else inner.model)
         way_out = f"it has to be a Vector like the initial model, {spelled(x)}"
         raise CodeError(f"{name}.model", f"returned {spelled(model)}", way_out, place)
 
 
-def _form(tree: Tree) -> tuple[Tree, ...]:
+def _structure_of(tree: Tree) -> tuple[Tree, ...]:
     """The structure of a pytree, and the shapes and types of its leaves."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
 
 
-class _Checked(Algorithm):
-    """Another method; each of its functions is checked.
+class _CheckedMethod(Algorithm):
+    """A method whose functions are checked.
 
     Attributes:
-        inner: that method.
-        memory: the form of what a client keeps; ``None``: not known yet.
+        inner: the method itself.
+        memory: the form of a client's memory; ``None``: not known yet.
     """
 
     inner: Algorithm
@@ -191,7 +191,7 @@ class _Checked(Algorithm):
         return self._stage("warmup")
 
     def _call(self, name: str, *args: Unknown) -> Tree:
-        return call(f"{type(self).__name__}.{name}", _CALLED_AS[name], getattr(self.inner, name), *args)
+        return call(f"{type(self).__name__}.{name}", _SIGNATURES[name], getattr(self.inner, name), *args)
 
     def _stage(self, name: str) -> tuple[Exchange, ...]:
         found = self._call(name)
@@ -205,19 +205,19 @@ class _Checked(Algorithm):
         return tuple(self._exchange(each, k + 1 == len(found)) for k, each in enumerate(found))
 
     def _exchange(self, exchange: Exchange, last: bool) -> Exchange:
-        def ask(kind: str, function: Unknown, *args: Unknown) -> Tree:
-            return call(self._name(kind, function), _CALLED_AS[kind], function, *args)
+        def checked_call(kind: str, function: Unknown, *args: Unknown) -> Tree:
+            return call(self._name(kind, function), _SIGNATURES[kind], function, *args)
 
         def download(server: Tree) -> Tree:
-            return ask("download", exchange.download or self.inner.download, server)
+            return checked_call("download", exchange.download or self.inner.download, server)
 
         def client(download: Tree, memory: Tree, oracle: Unknown) -> Tree:
-            answer = ask("client", exchange.client, download, memory, oracle)
+            answer = checked_call("client", exchange.client, download, memory, oracle)
             self._check_answer(exchange, answer, last)
             return answer
 
         def server(server: Tree, mean: Tree, round: Unknown) -> Tree:
-            state = ask("server", exchange.server, server, mean, round)
+            state = checked_call("server", exchange.server, server, mean, round)
             if state is None:
                 name, place = self._name("server", exchange.server), place_of(exchange.server)
                 raise CodeError(name, "returned None", "return the new server state", place)
@@ -240,14 +240,14 @@ class _Checked(Algorithm):
             if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float):
                 way_out = "uploads and memory are pytrees of arrays and numbers"
                 raise CodeError(name, f"returned {type(leaf).__name__}", way_out, place)
-        if last and _form(memory) != self.memory:
+        if last and _structure_of(memory) != self.memory:
             structure, leaves = self.memory
             own = spelled(jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
             way_out = f"init_client() returns {own}, and the last exchange has to return memory of this form"
             raise CodeError(name, f"returned the memory {spelled(memory)}", way_out, place)
 
 
-_CALLED_AS = {
+_SIGNATURES = {
     "init": "init(self, x) -> server state",
     "init_client": "init_client(self, x) -> memory",
     "model": "model(self, server) -> Vector",

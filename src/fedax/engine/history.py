@@ -13,7 +13,7 @@ from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
 from fedax.engine.job import Origin
 from fedax.engine.loop import State, Tally
-from fedax.engine.plan import Form
+from fedax.engine.plan import ExchangeForm
 from fedax.engine.private import of_public
 from fedax.engine.saved import Model, model_of
 from fedax.errors import ConfigError, unknown
@@ -78,7 +78,7 @@ class Run:
         self.params = params
         self.state = None if state is None else state.server
         self.memory = None if state is None else state.memory
-        self.left_out = None if state is None else _often(state.exclusions)
+        self.left_out = None if state is None else _times_left_out(state.exclusions)
         self.history = {name: column_of([row[name] for row in rows]) for name in rows[0]}
         self.status, self.compile_seconds = status, compile_seconds
         self.public_columns = public_columns
@@ -134,9 +134,9 @@ class Run:
         history = of_public(self.history, self.public_columns)
         rows = [dict(zip(history, values, strict=True)) for values in zip(*history.values(), strict=True)]
         origin = self._origin._replace(labels=None, transform=None)
-        found = Run(rows, None, self.params, self.status, math.nan, origin, self.public_columns)
-        found.best = self.best
-        return found
+        run = Run(rows, None, self.params, self.status, math.nan, origin, self.public_columns)
+        run.best = self.best
+        return run
 
     def to_pandas(self) -> Unknown:
         """The history as a ``pandas.DataFrame``; needs pandas."""
@@ -218,7 +218,7 @@ def tail_of(evaluations: int) -> int:
 
 
 def column_of(values: Sequence[Unknown]) -> np.ndarray:
-    """A column of the history; of lists, an array of objects."""
+    """A column of the history as an array; lists become an array of objects."""
     if not isinstance(values[0], list):
         return np.asarray(values)
     column = np.empty(len(values), object)
@@ -226,8 +226,8 @@ def column_of(values: Sequence[Unknown]) -> np.ndarray:
     return column
 
 
-def _often(exclusions: Tree) -> dict[int, int]:
-    """Client -> how often its uploads were left out."""
+def _times_left_out(exclusions: Tree) -> dict[int, int]:
+    """Client -> the number of its uploads that were left out."""
     times = np.asarray(exclusions.left_out) if exclusions else np.zeros(0, np.int32)
     ids = np.flatnonzero(times)
     return dict(zip(ids.tolist(), times[ids].tolist(), strict=True))
@@ -238,7 +238,7 @@ class History:
 
     def __init__(
         self,
-        forms: tuple[list[Form], list[Form]],
+        forms: tuple[list[ExchangeForm], list[ExchangeForm]],
         sent_once: int = 0,
         epsilon: Callable[[int], float] | None = None,
     ):
@@ -248,33 +248,33 @@ class History:
         self.costs.bytes_down += sent_once
 
     def add(self, index: int, figures: dict[str, Unknown], exclusions: Tree) -> dict[str, Unknown]:
-        """The row after ``index`` rounds, of what was measured then, and left out so far."""
+        """Add the row after ``index`` rounds: the figures of the evaluation, exclusions and costs so far."""
         spent = {} if self._epsilon is None else {"epsilon": float(self._epsilon(index))}
         self.rows.append({"round": index} | figures | spent | excluded(exclusions) | self.costs.row())
         return self.rows[-1]
 
     def take(self, rows: list[dict[str, Unknown]], costs: dict[str, Unknown]) -> None:
-        """Go on from those of a checkpoint."""
+        """Restore rows and costs from a checkpoint."""
         self.rows = list(rows)
         self.costs.take(costs)
 
 
 class Costs:
-    """The cost so far, in whole numbers of any size."""
+    """The costs so far, in whole numbers of any size."""
 
-    def __init__(self, forms: tuple[list[Form], list[Form]]):
+    def __init__(self, forms: tuple[list[ExchangeForm], list[ExchangeForm]]):
         self.warmup, self.round = forms
         self.clients = self.local_steps = self.gradients = self.bytes_down = self.bytes_up = 0
         self.seconds = 0.0
         self.traffic: dict[str, Unknown] = {}  # of real clients
 
-    def add_traffic(self, found: dict[str, Unknown]) -> None:
-        """Add what went over a network."""
-        self.traffic |= {name: value + self.traffic.get(name, 0) for name, value in found.items()}
+    def add_traffic(self, traffic: dict[str, Unknown]) -> None:
+        """Add network traffic."""
+        self.traffic |= {name: value + self.traffic.get(name, 0) for name, value in traffic.items()}
 
-    def add(self, done: Tally, rounds: int, warmup: bool) -> None:
-        """Add what some rounds did; ``rounds``: how many they were."""
-        clients, local_steps, gradients = done
+    def add(self, tally: Tally, rounds: int, warmup: bool) -> None:
+        """Add the tally of some rounds; ``rounds``: how many they were."""
+        clients, local_steps, gradients = tally
         self.clients += clients
         self.local_steps += local_steps
         self.gradients += gradients
@@ -284,7 +284,7 @@ class Costs:
             self.bytes_up += answered * exchange.up
 
     def take(self, row: dict[str, Unknown]) -> None:
-        """Go on from what :meth:`row` gave."""
+        """Restore the costs from a :meth:`row`."""
         self.traffic = {name: row[name] for name in TRAFFIC if name in row}
         for name in row.keys() - self.traffic.keys():
             setattr(self, name, row[name])
@@ -294,7 +294,7 @@ class Costs:
 
 
 def count(histories: Sequence[History], tally: Tally, rounds: int, warmup: bool = False) -> None:
-    """Add to the costs of runs side by side what some rounds did; leaves of ``tally``: one number, or one a run."""
+    """Add the tally of some rounds to the costs of runs side by side; leaves of ``tally``: one number, or one a run."""
     columns = [np.asarray(leaf).ravel().tolist() for leaf in tally]
-    for each, done in zip(histories, zip(*columns, strict=True), strict=True):
-        each.costs.add(Tally(*done), rounds, warmup)
+    for history, counts in zip(histories, zip(*columns, strict=True), strict=True):
+        history.costs.add(Tally(*counts), rounds, warmup)

@@ -1,8 +1,8 @@
-"""What makes a run, as text that is the same in every process: a run goes on from its own checkpoints only.
+"""The identity of a run, as text that is the same in every process: a run continues from its own checkpoints only.
 
-Programs are told apart by what JAX traces of them, the constants that they close over included. Two things cannot be
-told: what a function does when Python calls it rather than JAX, such as ``until`` or a callback from compiled code, and
-changes of a large memory-mapped file that keep its size and time and miss the samples.
+Programs are compared by what JAX traces, including the constants that they close over. Two things go unnoticed: a
+change of a function that Python calls rather than JAX, such as ``until`` or a callback from compiled code, and changes
+of a large memory-mapped file that keep its size and time and miss the samples.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ def identity(
     params: Tree,
     round_program: str,
 ) -> dict[str, str]:
-    """Name -> text of all that makes a run.
+    """Name -> text of everything that defines a run.
 
     Args:
         hyper: method, work, participation and wire.
@@ -63,7 +63,7 @@ def identity(
         x: the initial model.
         round_program: :func:`digest` of a round.
     """
-    found = {
+    texts = {
         "data": f"{census.num_clients} clients, {int(census.sizes.sum())} examples",
         "sizes and weights": f"{_hashed(census.sizes)} {_hashed(census.weights)}",
         "model": f"{jax.tree.map(lambda leaf: f'{leaf.dtype}{list(leaf.shape)}', x.tree)}",
@@ -72,21 +72,21 @@ def identity(
         "seed": str(seed),
         "task": _task(task),
     }
-    found |= {f"task.metrics[{name!r}]": _without_addresses(repr(each)) for name, each in task.whole_metrics.items()}
+    texts |= {f"task.metrics[{name!r}]": _without_addresses(repr(each)) for name, each in task.whole_metrics.items()}
     if frozen := jax.tree_util.tree_leaves_with_path(task.frozen):
         names = ", ".join(jax.tree_util.keystr(at) for at, _ in frozen)
-        found["frozen"] = f"{names} {_hashed(*(leaf for _, leaf in frozen))}"
-    found |= {f"client {name}": text for name, text in zip(census.names, census.digests, strict=False)}
+        texts["frozen"] = f"{names} {_hashed(*(leaf for _, leaf in frozen))}"
+    texts |= {f"client {name}": text for name, text in zip(census.names, census.digests, strict=False)}
     files: list[str] = []
     for name, tree in (("data", None if data is None else data.examples), *held.items()):
         for at, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            array, file = np.asarray(leaf), _file_of(leaf)
+            array, file = np.asarray(leaf), _file_stamp(leaf)
             content = _hashed(array) if file is None else f"{_sampled(array)} (sampled)"
-            found[f"{name}{jax.tree_util.keystr(at)}"] = f"{array.dtype}{list(array.shape[1:])} {content}"
+            texts[f"{name}{jax.tree_util.keystr(at)}"] = f"{array.dtype}{list(array.shape[1:])} {content}"
             files += [] if file is None else [file]
-    found |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
-    found |= settings_of(hyper)
-    return found | _task_programs(task.trained, x.tree, census.examples(2)) | {f"{_PROGRAM}a round": round_program}
+    texts |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
+    texts |= settings_of(hyper)
+    return texts | _task_programs(task.trained, x.tree, census.examples(2)) | {f"{_PROGRAM}a round": round_program}
 
 
 def _task(task: Task) -> str:
@@ -96,7 +96,7 @@ def _task(task: Task) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what a run depends on."""
+    """The versions of the packages that a run depends on."""
     return {"fedax": fedax.__version__, "jax": jax.__version__, "numpy": np.__version__}
 
 
@@ -107,7 +107,7 @@ def same_versions(was: Mapping[str, str]) -> bool:
 
 
 def differences(was: Mapping[str, Unknown], now: Mapping[str, str], same_versions: bool) -> list[str]:
-    """What two runs differ in.
+    """The entries in which two runs differ.
 
     Args:
         was, now: each an :func:`identity`, or a part of one.
@@ -120,11 +120,11 @@ def differences(was: Mapping[str, Unknown], now: Mapping[str, str], same_version
     names = [name for name in dict.fromkeys([*now, *was]) if was.get(name) != now.get(name)]
     programs = [name for name in names if name.startswith(_PROGRAM)]
     # Where settings differ the programs often do too, and tell the user nothing new.
-    told = [name for name in names if name not in programs] or (programs if same_versions else [])
-    if programs and not told:
+    reported = [name for name in names if name not in programs] or (programs if same_versions else [])
+    if programs and not reported:
         text = "the run was begun with another version of JAX or fedax, so that its programs cannot be compared"
         warnings.warn(f"{text}; that loss, metrics and method are still the same is for you to know", stacklevel=2)
-    return [f"{name} was {was.get(name)}, is {now.get(name)}" for name in told]
+    return [f"{name} was {was.get(name)}, is {now.get(name)}" for name in reported]
 
 
 # ---- data
@@ -132,16 +132,16 @@ def differences(was: Mapping[str, Unknown], now: Mapping[str, str], same_version
 
 def _hashed(*arrays: Array) -> str:
     """A digest of all bytes of some arrays."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for array in map(np.asarray, arrays):
         rows = max(1, _BLOCK * len(array) // max(1, array.nbytes)) if array.ndim else 1
         for start in range(0, len(array) if array.ndim else 1, rows):
-            found.update(_bytes(array[start : start + rows] if array.ndim else array))
-    return found.hexdigest()[:16]
+            hasher.update(_bytes(array[start : start + rows] if array.ndim else array))
+    return hasher.hexdigest()[:16]
 
 
 def _sampled(array: np.ndarray) -> str:
-    """A digest of some rows of a memory-mapped array, evenly spread; of all of them where they are few."""
+    """A digest of evenly spread rows of a memory-mapped array, or of all its rows where they are few."""
     rows = max(1, _SAMPLE * len(array) // max(1, array.nbytes))
     if len(array) <= _SAMPLES * rows:
         return _hashed(array)
@@ -153,7 +153,7 @@ def _bytes(array: np.ndarray) -> Unknown:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _file_of(leaf: Array) -> str | None:
+def _file_stamp(leaf: Array) -> str | None:
     """Size and time of the file that an array is mapped from, or ``None``."""
     while leaf is not None:
         if isinstance(leaf, np.memmap) and leaf.filename is not None:
@@ -170,27 +170,27 @@ def _file_of(leaf: Array) -> str | None:
 
 def settings_of(hyper: Tree) -> dict[str, str]:
     """Name -> text of the settings of method, work, participation and, where there are any, of the wire."""
-    given, work, participation, wire = hyper
-    up = next((layer.up for layer in layers_of(given) if isinstance(layer, Compressed)), None)
-    found = {"method": without_layers(given), "work": work, "participation": participation}
-    wanted = {"guard": wire.guard, "aggregate": wire.aggregate, "faults": wire.faults, "privacy": wire.privacy}
-    wanted |= {"compress.up": up, "compress.down": wire.down, "secure": wire.secure}
-    found |= {name: part for name, part in wanted.items() if part is not None}
+    method, work, participation, wire = hyper
+    up = next((layer.up for layer in layers_of(method) if isinstance(layer, Compressed)), None)
+    parts = {"method": without_layers(method), "work": work, "participation": participation}
+    optional = {"guard": wire.guard, "aggregate": wire.aggregate, "faults": wire.faults, "privacy": wire.privacy}
+    optional |= {"compress.up": up, "compress.down": wire.down, "secure": wire.secure}
+    parts |= {name: part for name, part in optional.items() if part is not None}
     if wire.privacy is not None and wire.privacy.noise_seed is None:
-        found["privacy.noise_seed"] = "none: a secret"
-    return {key: text for name, part in found.items() for key, text in _spelled(name, part).items()}
+        parts["privacy.noise_seed"] = "none: a secret"
+    return {key: text for name, part in parts.items() for key, text in _texts(name, part).items()}
 
 
-def _spelled(name: str, value: Unknown) -> dict[str, str]:
+def _texts(name: str, value: Unknown) -> dict[str, str]:
     """A part of the settings and, where it is a dataclass, its fields."""
     if dataclasses.is_dataclass(value):
         fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
         parts = value.arguments() if isinstance(value, Settings) else fields
-        inner = [_spelled(f"{name}.{key}", part) for key, part in parts.items()]
-        found = {name: type(value).__name__} | {key: text for each in inner for key, text in each.items()}
+        inner = [_texts(f"{name}.{key}", part) for key, part in parts.items()]
+        texts = {name: type(value).__name__} | {key: text for each in inner for key, text in each.items()}
         if isinstance(value, Schedule) and not isinstance(value, Piecewise | PowerDecay):  # these are their numbers
-            found[f"{_PROGRAM}{name}"] = digest(jax.make_jaxpr(value)(jax.ShapeDtypeStruct((), jnp.int32)))
-        return found
+            texts[f"{_PROGRAM}{name}"] = digest(jax.make_jaxpr(value)(jax.ShapeDtypeStruct((), jnp.int32)))
+        return texts
     if isinstance(value, np.ndarray | jax.Array):
         array = np.asarray(value)
         return {name: f"{array.tolist()}" if array.size < 10 else f"{_hashed(array)}{array.shape}"}
@@ -201,19 +201,19 @@ def _spelled(name: str, value: Unknown) -> dict[str, str]:
 
 
 def _without_addresses(text: str) -> str:
-    """Where functions lie in memory is elsewhere in another process."""
+    """The text without addresses of functions, which are others in another process."""
     return re.sub(r" at 0x[0-9a-f]+", "", text) if " at 0x" in text else text
 
 
 # ---- programs
 
-_of_tasks: weakref.WeakKeyDictionary[Task, dict[Unknown, dict[str, str]]] = weakref.WeakKeyDictionary()
+_known_programs: weakref.WeakKeyDictionary[Task, dict[Unknown, dict[str, str]]] = weakref.WeakKeyDictionary()
 
 
 def _task_programs(task: Task, params: Tree, examples: Tree) -> dict[str, str]:
-    """The programs of a task. They are traced once: JAX too takes a task's functions for what they were at first."""
+    """The digests of a task's programs, traced once: JAX, too, assumes that a task's functions do not change."""
     leaves, structure = jax.tree.flatten((params, examples))
-    known = _of_tasks.setdefault(task, {})
+    known = _known_programs.setdefault(task, {})
     at = (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
     if at not in known:
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -230,9 +230,9 @@ def _task_programs(task: Task, params: Tree, examples: Tree) -> dict[str, str]:
 
 
 def digest(program: ClosedJaxpr) -> str:
-    """A digest of what JAX has traced: operations, their parameters, and constants.
+    """A digest of a traced program: its operations, their parameters, and constants.
 
-    Names of variables, places in the source and addresses are no part of it, so it is the same in another process.
+    Names of variables, source locations and addresses do not enter, so it is the same in another process.
 
     Example:
         >>> trace = lambda factor: jax.make_jaxpr(lambda x: factor * jnp.sin(x))(1.0)
@@ -243,17 +243,17 @@ def digest(program: ClosedJaxpr) -> str:
 
 
 def _digest(program: Unknown, known: dict[int, str]) -> str:
-    """``known``: digests of inner programs by identity, for one may occur many times."""
+    """``known``: digests of inner programs by their ids, as one may occur many times."""
     if id(program) not in known:
-        found = hashlib.sha256()
-        for word in _words(program, known):
-            found.update(word if isinstance(word, bytes) else word.encode())
-            found.update(b"\0")
-        known[id(program)] = found.hexdigest()[:16]
+        hasher = hashlib.sha256()
+        for piece in _pieces(program, known):
+            hasher.update(piece if isinstance(piece, bytes) else piece.encode())
+            hasher.update(b"\0")
+        known[id(program)] = hasher.hexdigest()[:16]
     return known[id(program)]
 
 
-def _words(program: Unknown, known: dict[int, str]) -> Iterator[str | bytes]:
+def _pieces(program: Unknown, known: dict[int, str]) -> Iterator[str | bytes]:
     if isinstance(program, ClosedJaxpr):
         apart = program.jaxpr is not program  # since JAX 0.12 they are one
         if apart:

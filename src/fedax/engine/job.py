@@ -31,7 +31,7 @@ from fedax.engine.checks import (
     pooled_of,
 )
 from fedax.engine.devices import device_bytes
-from fedax.engine.dry_run import Made, dry_run
+from fedax.engine.dry_run import DryRun, dry_run
 from fedax.engine.identity import FILES, identity
 from fedax.engine.layers import Forms, inside, known_forms, layered, own_memory, own_state
 from fedax.engine.loop import Federation, Hyper, State
@@ -320,7 +320,7 @@ def _traced(
     side_by_side = min(2 if is_small(x.tree) else 1, participation.places(census.num_clients))
     plain = dataclasses.replace(plan, mesh=None, chunk_size=side_by_side)
 
-    def trace(method: Algorithm, wire: Wire) -> Made:
+    def trace(method: Algorithm, wire: Wire) -> DryRun:
         return dry_run(hyper._replace(method=method, wire=wire), fed, key, x, plain)
 
     own_forms = trace(hyper.method, inside(wire)).forms

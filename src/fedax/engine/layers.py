@@ -1,4 +1,4 @@
-"""What a run puts around a method: messages in the place of its uploads, then noise on their sums."""
+"""The layers that a run puts around a method: compression of its uploads, then noise on their sums."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,44 +10,44 @@ from fedax.contract.algorithm import Algorithm, layers_of
 from fedax.contract.compression import Compressor, is_message
 from fedax.contract.types import Array, Tree
 from fedax.engine import private
-from fedax.engine.dry_run import Made
+from fedax.engine.dry_run import DryRun
 from fedax.engine.memory import ClientMemory
-from fedax.engine.plan import Form, sent
+from fedax.engine.plan import ExchangeForm, sent
 from fedax.wire.compressed import Compressed, check_compressible
 from fedax.wire.privacy import Private
 from fedax.wire.wire import Wire
 
-Forms = tuple[list[Form], list[Form]]  # of the exchanges of the warm-up, and of a round
+Forms = tuple[list[ExchangeForm], list[ExchangeForm]]  # of the exchanges of the warm-up, and of a round
 
 
 class Layered(NamedTuple):
     """A method with its layers.
 
     Attributes:
-        method: as the rounds run it.
-        compressed: the same without noise.
+        method: with all layers, as the rounds run it.
+        compressed: without the layer of noise.
         made: the dry run of ``method``.
     """
 
     method: Algorithm
     compressed: Algorithm
-    made: Made
+    made: DryRun
 
 
 def layered(
     method: Algorithm,
     up: Compressor | None,
     wire: Wire,
-    trace: Callable[[Algorithm, Wire], Made],
-    known: Callable[[Private], Private] = lambda layer: layer,
+    trace: Callable[[Algorithm, Wire], DryRun],
+    complete: Callable[[Private], Private] = lambda layer: layer,
 ) -> Layered:
-    """Put the layers of a run around a method, each of which needs the forms of what is inside it.
+    """Put the layers of a run around its method. Each layer is made for the forms of the exchanges inside of it.
 
     Args:
-        method, wire: of the run.
-        up: what uploads are compressed by; ``None``: they are not.
-        trace: gives the dry run of a method and a wire.
-        known: gives the layer of noise the numbers of a run.
+        method, wire: those of the run.
+        up: the compressor of uploads; ``None``: they are not compressed.
+        trace: makes the dry run of a method and a wire.
+        complete: puts the numbers of a run into the layer of noise.
 
     Raises:
         ConfigError: the uploads cannot be compressed.
@@ -58,25 +58,25 @@ def layered(
         made = trace(method, inside(wire))
     if wire.privacy is None:
         return Layered(method, method, made)
-    behind = known(private.around(method, wire.privacy, made.forms))
-    return Layered(behind, method, trace(behind, wire))
+    noisy_method = complete(private.noise_layer(method, wire.privacy, made.forms))
+    return Layered(noisy_method, method, trace(noisy_method, wire))
 
 
 def inside(wire: Wire) -> Wire:
-    """The wire as a method has it within the layer of noise, by whose clip secure sums are made."""
+    """The wire inside of the layer of noise; secure sums need that layer's clip, and are left out with it."""
     return wire if wire.privacy is None else dataclasses.replace(wire, privacy=None, secure=None)
 
 
 def _compressed(method: Algorithm, up: Compressor, forms: Forms) -> Compressed:
-    """The method with uploads that are compressed; ``forms``: of its own exchanges."""
-    answered = [form for stage in forms for form in stage if jax.tree.leaves(form.upload, is_leaf=is_message)]
-    check_compressible(method, up, [form.upload for form in answered])
+    """The method with compressed uploads; ``forms``: those of its own exchanges."""
+    with_uploads = [form for stage in forms for form in stage if jax.tree.leaves(form.upload, is_leaf=is_message)]
+    check_compressible(method, up, [form.upload for form in with_uploads])
     arrays = [[leaf for leaf, new in zip(sent(form.upload), form.distinct, strict=True) if new] for form in forms[1]]
     return Compressed(method, up, tuple(map(tuple, arrays)))
 
 
 def compressors_of(method: Algorithm, wire: Wire) -> tuple[Compressor | None, Compressor | None]:
-    """Those of a run's downloads, and of its uploads."""
+    """The compressors of a run's downloads, and of its uploads."""
     parts = jax.tree.leaves(method, is_leaf=is_compressor)
     return wire.down, next((part for part in parts if is_compressor(part)), None)
 
@@ -87,14 +87,14 @@ def is_compressor(part: Tree) -> bool:
 
 
 def known_forms(forms: Forms, method: Algorithm, wire: Wire) -> Forms:
-    """Forms whose messages tell their bits, by the compressors of the method and of the wire."""
+    """Forms whose messages have the compressors of the method and of the wire, so that their bits are known."""
     down, up = compressors_of(method, wire)
     warmup, exchanges = ([form.by(down, up) for form in stage] for stage in forms)
     return warmup, exchanges
 
 
 def own_state(method: Algorithm, server: Tree) -> Tree:
-    """The method's own state, of what the server keeps."""
+    """The method's own part of the server's state."""
     for layer in layers_of(method):
         server = layer.own_state(server)
     return server
@@ -110,7 +110,7 @@ def own_memory(method: Algorithm, memory: Tree) -> Tree:
 
 
 class OwnMemory:
-    """The method's own part of what clients keep, where they keep more; rows are given as by :class:`ClientMemory`."""
+    """The method's own part of client memory that holds more; gives rows as :class:`ClientMemory` does."""
 
     def __init__(self, method: Algorithm, memory: ClientMemory):
         self._method, self._memory = method, memory

@@ -1,7 +1,7 @@
-"""The loop over the exchanges of a round: it asks, and the place where the clients are answers.
+"""The loop over the exchanges of a round: it makes requests, and the place where the clients are answers them.
 
-There is one such loop. The device drives it while JAX traces a round, the host block by block of clients. What does not
-depend on where the clients are is here: who is asked, which uploads still count, the server's step after an exchange.
+There is one such loop. The device drives it while JAX traces a round, the host block by block of clients. Here is what
+does not depend on where the clients are: who is asked, which uploads still count, the server's step of an exchange.
 """
 
 from collections.abc import Generator
@@ -26,7 +26,7 @@ _DOWNLOAD = 2**30  # far from those of the exchanges
 
 
 class Hyper(NamedTuple):
-    """All of a run that is numbers to the compiler: other values compile nothing anew."""
+    """The values of a run that are traced: other values need no new compilation."""
 
     method: Algorithm
     work: Work
@@ -37,8 +37,8 @@ class Hyper(NamedTuple):
 class Federation(NamedTuple):
     """The data of all clients on the device: pooled examples, and [N] offsets, sizes and weights.
 
-    ``examples`` is ``None`` where they come to the device cohort by cohort. ``frozen``: of a task of which a part is
-    learned, the rest.
+    ``examples`` is ``None`` where they come to the device cohort by cohort. ``frozen``: the part of a model that is not
+    learned.
     """
 
     examples: Tree
@@ -52,10 +52,10 @@ class Clients(NamedTuple):
     """The clients of a round, [S] each; the most steps come first.
 
     Attributes:
-        ids: who they are; N where nobody is.
-        weights, data_weights: ω_i and p_i; 0 where nobody is, and for those that no longer count.
+        ids: their numbers; N at an empty place.
+        weights, data_weights: ω_i and p_i; 0 at an empty place, and for clients that no longer count.
         steps: τ_i.
-        present: whether somebody is there.
+        present: whether the place holds a client.
         offsets, sizes: where in the pool a client's examples are.
     """
 
@@ -68,7 +68,7 @@ class Clients(NamedTuple):
     sizes: Array
 
     def only(self, counts: Array) -> "Clients":
-        """The same with no weight for those that do not count; [S] truth values."""
+        """The same with weight 0 for the clients that do not count; ``counts``: [S] booleans."""
         return self._replace(weights=self.weights * counts, data_weights=self.data_weights * counts)
 
     def alone(self, at: Array) -> "Clients":
@@ -77,8 +77,8 @@ class Clients(NamedTuple):
         return one._replace(weights=one.present.astype(one.weights.dtype))
 
 
-def nobody(num_clients: int) -> Clients:
-    """What stands where there is no client."""
+def empty_place(num_clients: int) -> Clients:
+    """An empty place in a cohort."""
     return Clients(num_clients, 0, 0, 0, False, 0, 1)
 
 
@@ -88,19 +88,19 @@ class Exclusions(NamedTuple):
     left_out: Array
     skipped: Array
 
-    def after(self, clients: Clients, end: "End") -> "Exclusions":
-        """With those of another round."""
-        gone = clients.present & ~end.counts
+    def after(self, clients: Clients, end: "RoundResult") -> "Exclusions":
+        """The exclusions with those of another round."""
+        excluded = clients.present & ~end.counts
         if isinstance(end.skipped, jax.Array):
-            times = self.left_out.at[clients.ids].add(gone.astype(jnp.int32), mode="drop")
+            times = self.left_out.at[clients.ids].add(excluded.astype(jnp.int32), mode="drop")
         else:
             times = self.left_out.copy()
-            times[clients.ids[gone]] += 1
+            times[clients.ids[excluded]] += 1
         return Exclusions(times, self.skipped + end.skipped)
 
 
 class State(NamedTuple):
-    """What goes from round to round: the server's state, and the memory of all N clients, leaves [N, ...].
+    """The state between rounds: the server's, and the memory of all N clients, leaves [N, ...].
 
     ``exclusions`` is :class:`Exclusions`, or ``()`` where every upload counts.
     """
@@ -111,25 +111,25 @@ class State(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What was done: clients that took part, local steps, minibatch gradients."""
+    """The amount of work done: clients that took part, local steps, minibatch gradients."""
 
     clients: Array
     local_steps: Array
     gradients: Array
 
 
-class Ask(NamedTuple):
-    """What the server asks of the clients of a round in one exchange.
+class Request(NamedTuple):
+    """The server's request to the clients of a round in one exchange.
 
     Attributes:
         stage, number: which exchange: of ``"exchanges"`` or of ``"warmup"``, and its position there.
-        exchange: what the method says about it.
-        server: the server's state before it, of which the clients receive a download.
-        clients: those of the round; no longer those whose weight is 0.
+        exchange: the method's functions for it.
+        server: the server's state before it, from which the download is made.
+        clients: the clients of the round; those of weight 0 are not asked any more.
         at: the position of the one client that is asked alone, with ω = 1; ``None``: all are asked.
         round: what the server knows about the round.
         counts: [S] whose uploads count so far.
-        wire: of the round.
+        wire: the wire of the round.
     """
 
     stage: str
@@ -143,13 +143,13 @@ class Ask(NamedTuple):
     wire: Wire
 
 
-class Heard(NamedTuple):
-    """What the clients answered.
+class Response(NamedTuple):
+    """The clients' response to a request.
 
     Attributes:
-        total: Σ ω_i v_i and Σ p_i change_i over those that count.
+        total: Σ ω_i v_i and Σ p_i change_i over the clients that count.
         uploads: leaves [S, ...], where the server looks at them one by one; else ``()``.
-        accepted: whose uploads were accepted, [S], or [1] of one client that was asked alone; ``()``: all.
+        accepted: whose uploads were accepted, [S], or [1] for a client that was asked alone; ``()``: all.
         server: the server's state after the exchange, where its step was part of the same program; else ``None``.
     """
 
@@ -160,23 +160,23 @@ class Heard(NamedTuple):
 
 
 class Server(Protocol):
-    """What the server computes in a round: a part of the round's program, or programs of its own on the host."""
+    """The server's computations in a round: a part of the round's program, or programs of their own on the host."""
 
-    def one_of(self, stage: str, clients: Clients) -> Array:
-        """The position of one client, as :func:`one_of` draws it."""
+    def draw_one(self, stage: str, clients: Clients) -> Array:
+        """The position of one client, as :func:`draw_one` draws it."""
 
-    def conclude(self, ask: Ask, heard: Heard) -> Tree:
+    def conclude(self, request: Request, response: Response) -> Tree:
         """The server's state after the exchange, as :func:`conclude` makes it."""
 
 
 class Place(Server, Protocol):
-    """A server with the clients at hand."""
+    """A server together with the place where the clients are."""
 
-    def answer(self, ask: Ask) -> Heard:
-        """Let the clients that are asked do their work."""
+    def answer(self, request: Request) -> Response:
+        """Run the clients that are asked."""
 
 
-class End(NamedTuple):
+class RoundResult(NamedTuple):
     """The end of a round: the server's state, [S] whose uploads counted, and whether the round was skipped."""
 
     server: Tree
@@ -193,62 +193,62 @@ def exchanges(
     wire: Wire,
     watched: bool,
     place: Server,
-) -> Generator[Ask, Heard, End]:
-    """The exchanges of a round, or of the warm-up; yields what it asks, and is sent what was heard.
+) -> Generator[Request, Response, RoundResult]:
+    """The exchanges of a round, or of the warm-up; yields requests, and is sent the responses.
 
     A round is skipped, and changes nothing, if none of its clients counts, or if the client that was to work alone is
-    left out. With privacy a round of nobody is one like any other, of noise alone: that nobody came is private.
+    left out. With privacy a round without clients is like any other, of noise alone: that nobody came is private.
     """
     before, counts, failed, wire = server, clients.present, False, wire.of(round_)
     for number, exchange in enumerate(getattr(method, stage)()):
         if exchange.who not in ("cohort", "one"):
             raise ConfigError("who", exchange.who, "an exchange is with 'cohort' or with 'one'")
-        asked = clients.only(counts) if wire.excludes else clients
-        at = place.one_of(stage, asked) if exchange.who == "one" else None
-        ask = Ask(stage, number, exchange, server, asked, at, round_, counts, wire)
-        heard = yield ask
+        remaining = clients.only(counts) if wire.excludes else clients
+        at = place.draw_one(stage, remaining) if exchange.who == "one" else None
+        request = Request(stage, number, exchange, server, remaining, at, round_, counts, wire)
+        response = yield request
         if wire.excludes and at is not None:
-            failed = failed | ~heard.accepted.all()
-            heard = heard._replace(accepted=(np.arange(len(counts)) != at) | heard.accepted)
-        if heard.server is not None:
-            server = heard.server
+            failed = failed | ~response.accepted.all()
+            response = response._replace(accepted=(np.arange(len(counts)) != at) | response.accepted)
+        if response.server is not None:
+            server = response.server
         elif exchange.server is not None:
-            server = place.conclude(ask, heard)
+            server = place.conclude(request, response)
         if wire.excludes:
-            counts = counts & heard.accepted
+            counts = counts & response.accepted
     if not watched:
-        return End(server, counts, False)
+        return RoundResult(server, counts, False)
     skipped = failed | (~counts.any() & (wire.privacy is None))
-    return End(chosen_state(skipped, before, server), counts, skipped)
+    return RoundResult(chosen_state(skipped, before, server), counts, skipped)
 
 
-def converse(loop: Generator[Ask, Heard, End], place: Place) -> End:
-    """Let a place answer all that a loop asks."""
-    ask = next(loop)
+def converse(loop: Generator[Request, Response, RoundResult], place: Place) -> RoundResult:
+    """Run a loop to its end, with a place that answers its requests."""
+    request = next(loop)
     while True:
         try:
-            ask = loop.send(place.answer(ask))
+            request = loop.send(place.answer(request))
         except StopIteration as stop:
-            end: End = stop.value
+            end: RoundResult = stop.value
             return end
 
 
 def chosen_state(skipped: Array, before: Tree, after: Tree) -> Tree:
-    """The state before a round that was skipped, else that after it."""
+    """``before`` if the round was skipped, else ``after``."""
     if not isinstance(skipped, jax.Array):
         return before if skipped else after
     return jax.tree.map(lambda old, new: jnp.where(skipped, old, new), before, after)
 
 
-def conclude(ask: Ask, heard: Heard, plan: Plan) -> Tree:
-    """The server's state after an exchange."""
-    counts = ask.counts & heard.accepted if ask.wire.excludes else ask.counts
-    mean, round_ = ask.wire.received(
-        heard.total, heard.uploads, ask.round, counts, plan.by_number, ask.exchange.who == "one"
+def conclude(request: Request, response: Response, plan: Plan) -> Tree:
+    """The server's state after an exchange: the response becomes a mean, and the method's server takes its step."""
+    counts = request.counts & response.accepted if request.wire.excludes else request.counts
+    mean, round_ = request.wire.received(
+        response.total, response.uploads, request.round, counts, plan.by_number, request.exchange.who == "one"
     )
-    assert ask.exchange.server is not None
+    assert request.exchange.server is not None
     # In a program of its own the round's static fields came as arrays.
-    return ask.exchange.server(ask.server, mean, round_._replace(num_clients=plan.num_clients))
+    return request.exchange.server(request.server, mean, round_._replace(num_clients=plan.num_clients))
 
 
 def download_of(
@@ -262,7 +262,7 @@ def download_of(
     """What goes to each client in an exchange, with messages where downloads are compressed.
 
     Args:
-        exchange, method, server, wire: whose it is.
+        exchange, method, server, wire: those of the exchange.
         key: the round's.
         known: arrays that were sent in the round, as of :meth:`Wire.download`.
     """
@@ -271,9 +271,9 @@ def download_of(
 
 
 def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) -> tuple[Clients, Round]:
-    """Who comes to a round and how much each works; and what the server knows about it. ``key`` is the round's."""
+    """The clients of a round with their steps, and what the server knows about the round. ``key`` is the round's."""
     cohort_key = jax.random.fold_in(key, _COHORT)
-    if isinstance(hyper.method, Private):  # what is sampled is private only as long as nobody knows who was drawn
+    if isinstance(hyper.method, Private):  # sampling amplifies privacy only if nobody knows who was drawn
         cohort_key = salted(cohort_key, hyper.method.cohorts)
     ids, weights = hyper.participation.draw(cohort_key, fed.weights, index)
     present = ids < plan.num_clients
@@ -306,21 +306,21 @@ def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) ->
     )
 
 
-def one_of(clients: Clients, key: Array) -> Array:
-    """The position of the one client that an exchange is with, drawn by weight; ``key`` is the round's."""
+def draw_one(clients: Clients, key: Array) -> Array:
+    """The position of the client that works alone in an exchange, drawn by weight; ``key`` is the round's."""
     return jax.random.categorical(jax.random.fold_in(key, _ONE), jnp.log(clients.weights))
 
 
 def stage_key(key: Array, index: Array, stage: str) -> Array:
-    """The key of a round, of the run's ``key``; the warm-up's is folded with a number that no round has."""
+    """The key of a round, from the run's ``key``; that of the warm-up is folded with a number that no round has."""
     return jax.random.fold_in(key, jnp.iinfo(jnp.int32).max if stage == "warmup" else index)
 
 
 def exchange_key(key: Array, number: int) -> Array:
-    """The key of an exchange, of its round's ``key``."""
+    """The key of an exchange, from its round's ``key``."""
     return jax.random.fold_in(key, _EXCHANGE + number)
 
 
 def server_key(key: Array) -> Array:
-    """The server's, of its round's ``key``."""
+    """The server's key, from its round's ``key``."""
     return jax.random.fold_in(key, _SERVER)

@@ -19,7 +19,7 @@ _RESIDENT = 2**27  # bytes of a file's rows that may be resident before they are
 
 
 class ClientMemory:
-    """What all clients keep, leaves [N, ...], outside of the device.
+    """The memory of all clients, leaves [N, ...], outside of the device.
 
     ``memory[ids]`` gives the rows of some clients as NumPy arrays. A client that never took part has the first row, and
     takes no space: rows lie in the order in which their clients first came, so that what is written lies together.
@@ -27,8 +27,8 @@ class ClientMemory:
     Args:
         number: N.
         row: the memory of a client before its first round, a pytree.
-        folder: where a file is to be, which has no name and goes with the object; ``None``: in host memory.
-        room: of how many clients rows can be put, at most; default: all.
+        folder: the folder of the file, which has no name and is gone with the object; ``None``: in host memory.
+        room: the most clients whose rows can be written; default: all.
     """
 
     def __init__(self, number: int, row: Tree, folder: str | None = None, room: int | None = None):
@@ -38,7 +38,7 @@ class ClientMemory:
         self.first, self._slots, self._used = leaves, np.full(number, -1), 0
         self._files: list[int | None] = []
         self._maps: list[mmap.mmap] = []
-        self._seen = 0
+        self._touched = 0
         self._room = number if room is None else room
         self._arrays = [self._array((self._room, *leaf.shape), leaf.dtype, folder) for leaf in leaves]
 
@@ -51,9 +51,9 @@ class ClientMemory:
             with tempfile.TemporaryFile(dir=folder, prefix="fedax-memory-") as file:
                 file.truncate(size)  # holes take no space until they are written
                 self._maps.append(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
-                again = os.dup(file.fileno())
-            self._files.append(again)
-            weakref.finalize(self, os.close, again)
+                descriptor = os.dup(file.fileno())
+            self._files.append(descriptor)
+            weakref.finalize(self, os.close, descriptor)
         except OSError as error:
             raise ConfigError("client_memory", folder, f"no file can be made there ({error.strerror})") from error
         return np.ndarray(shape, dtype, self._maps[-1])
@@ -63,20 +63,20 @@ class ClientMemory:
 
     def __getitem__(self, ids: Array) -> Tree:
         slots = self._slots[np.asarray(ids)]
-        seen = slots >= 0
+        written = slots >= 0
 
         def rows(array: np.ndarray, first: np.ndarray) -> np.ndarray:
-            if seen.all():
+            if written.all():
                 return np.asarray(array[slots])
             out = np.empty((*slots.shape, *first.shape), first.dtype)
-            out[seen], out[~seen] = array[slots[seen]], first
+            out[written], out[~written] = array[slots[written]], first
             return out
 
-        found = [rows(array, first) for array, first in zip(self._arrays, self.first, strict=True)]
-        return jax.tree.unflatten(self._structure, found)
+        leaves = [rows(array, first) for array, first in zip(self._arrays, self.first, strict=True)]
+        return jax.tree.unflatten(self._structure, leaves)
 
     def put(self, ids: np.ndarray, rows: Tree) -> None:
-        """Keep the rows of some clients, each named once."""
+        """Write the rows of some clients, each named once."""
         new = ids[self._slots[ids] < 0]
         self._slots[new] = self._used + np.arange(len(new))
         self._used += len(new)
@@ -87,12 +87,12 @@ class ClientMemory:
                     array[slots] = part
                 else:
                     self._write(file, slots, part)
-            self._seen += leaf.nbytes
-        if self._maps and self._seen > _RESIDENT:
-            # The pages stay in the system's cache as long as there is room, but are this process's no more.
-            for each in self._maps:
-                each.madvise(mmap.MADV_DONTNEED)
-            self._seen = 0
+            self._touched += leaf.nbytes
+        if self._maps and self._touched > _RESIDENT:
+            # The pages stay in the system's cache as long as there is room, but no longer belong to this process.
+            for map_ in self._maps:
+                map_.madvise(mmap.MADV_DONTNEED)
+            self._touched = 0
 
     def _write(self, file: int, slots: np.ndarray, rows: np.ndarray) -> None:
         """Write rows by ``pwrite``: through the map, a full disk would kill the process, and new pages be zeroed."""
@@ -108,7 +108,7 @@ class ClientMemory:
                 content, at = content[written:], at + written
 
     def kept(self) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The clients of which rows were put, in the order in which they first came, and their rows leaf by leaf."""
+        """The clients whose rows were written, in the order of their first writing, and their rows leaf by leaf."""
         (seen,) = np.nonzero(self._slots >= 0)
         return seen[np.argsort(self._slots[seen])], [array[: self._used] for array in self._arrays]
 
@@ -119,41 +119,41 @@ class ClientMemory:
         return bool(structure == self._structure) and forms == [(leaf.shape, leaf.dtype) for leaf in self.first]
 
     def blank(self) -> "ClientMemory":
-        """Another one like it, of clients before their first round."""
+        """Another memory like it, of clients before their first round."""
         return ClientMemory(len(self), self.row, self._folder, self._room)
 
 
 def _parts(leaf: Array) -> list[tuple[Unknown, np.ndarray]]:
-    """Rows of an array, and what they hold: device by device, as to bring them together would copy them once more."""
+    """The parts of an array: which rows, and their values; device by device, as joining them would copy them again."""
     if isinstance(leaf, np.ndarray):
         return [(slice(None), leaf)]
     return [(part.index[0], np.asarray(part.data)) for part in leaf.addressable_shards if part.replica_id == 0]
 
 
-def where(asked: str, number: int, row: Tree, devices: int, full: bool, on_device: bool = True) -> str:
+def where(setting: str, number: int, row: Tree, devices: int, full: bool, on_device: bool = True) -> str:
     """Where client memory is to be: "device", "host", or the folder of a file.
 
     Args:
-        asked: ``"auto"``, ``"device"``, ``"host"``, ``"file"`` (in the folder for temporary files) or a folder.
+        setting: ``"auto"``, ``"device"``, ``"host"``, ``"file"`` (in the folder for temporary files) or a folder.
         number: N.
         row: a client's memory, or its shapes.
-        devices: over how many the cohort is spread; each has all memory, unless every client takes part.
-        full: whether it does.
+        devices: the number over which the cohort is spread; each holds all memory, unless every client takes part.
+        full: whether every client takes part.
         on_device: whether it can be on the device.
     """
-    if asked not in ("auto", "device", "host", "file"):
-        if not isinstance(asked, str | os.PathLike) or not os.path.isdir(asked):
+    if setting not in ("auto", "device", "host", "file"):
+        if not isinstance(setting, str | os.PathLike) or not os.path.isdir(setting):
             raise ConfigError(
-                "client_memory", asked, "give 'auto', 'device', 'host', 'file', or a folder that is there"
+                "client_memory", setting, "give 'auto', 'device', 'host', 'file', or a folder that is there"
             )
-        return str(asked)
-    if asked == "device" and not on_device:
+        return str(setting)
+    if setting == "device" and not on_device:
         raise ConfigError(
-            "client_memory", asked, "examples that stream, and several processes, leave it 'host', 'file' or a folder"
+            "client_memory", setting, "examples that stream, and several processes, leave it 'host', 'file' or a folder"
         )
     size = number * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(row))
-    if asked == "auto":
+    if setting == "auto":
         copies = 1 if full or jax.default_backend() != "cpu" else devices
         fits = on_device and size * copies <= device_bytes() / 4
-        asked = "device" if fits else "host" if size <= host_bytes() / 2 else "file"
-    return tempfile.gettempdir() if asked == "file" else asked
+        setting = "device" if fits else "host" if size <= host_bytes() / 2 else "file"
+    return tempfile.gettempdir() if setting == "file" else setting

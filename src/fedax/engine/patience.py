@@ -12,7 +12,7 @@ from fedax.numbers import check_count, check_number
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """Stops a run where a column did not improve in so many evaluations; given as ``until`` of a run.
+    """Stops a run when a column has not improved for some evaluations; give it as ``until`` of a run.
 
     Each run counts by itself, of runs side by side each one, and one that goes on from a checkpoint as if it had never
     stopped. The model in the end is that of the last round; :class:`fedax.Checkpoints` with ``best`` of the same column
@@ -48,24 +48,26 @@ class Patience:
             raise ConfigError("patience.higher", self.higher, "give True or False")
 
     def __call__(self, row: Mapping[str, Unknown]) -> bool:
-        """Never true: what counts is one that is :meth:`fresh`."""
+        """Never true: the counter that :meth:`fresh` makes for each run decides."""
         return False
 
-    def fresh(self, metrics: Mapping[str, Unknown] | None = None) -> "Waiting":
-        """One that has counted nothing yet, for a single run; ``metrics``: of its task.
+    def fresh(self, metrics: Mapping[str, Unknown] | None = None) -> "PatienceCounter":
+        """A new counter for a single run; ``metrics``: those of its task.
 
         Raises:
             ConfigError: the name of the column does not tell which way is better.
         """
         higher = self.higher
-        return Waiting(self, higher_is_better(self.column, "patience.higher", metrics) if higher is None else higher)
+        return PatienceCounter(
+            self, higher_is_better(self.column, "patience.higher", metrics) if higher is None else higher
+        )
 
 
-class Waiting:
-    """How long a run has waited for a better value."""
+class PatienceCounter:
+    """Counts for how many evaluations a run has waited for a better value."""
 
-    def __init__(self, asked: Patience, upwards: bool):
-        self.asked, self._sign = asked, -1.0 if upwards else 1.0
+    def __init__(self, patience: Patience, upwards: bool):
+        self.asked, self._sign = patience, -1.0 if upwards else 1.0
         self._best, self._waited = math.inf, 0
 
     def __call__(self, row: Mapping[str, Unknown]) -> bool:

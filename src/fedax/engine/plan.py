@@ -69,7 +69,7 @@ class Plan:
         return 1 if self.mesh is None else self.mesh.size
 
 
-class Form(NamedTuple):
+class ExchangeForm(NamedTuple):
     """Shapes and types of what one exchange sends and leaves, trees of ``jax.ShapeDtypeStruct``.
 
     Attributes:
@@ -89,7 +89,7 @@ class Form(NamedTuple):
     first: tuple[int, ...]
     memory: Tree
 
-    def by(self, down: Compressor | None, up: Compressor | None) -> "Form":
+    def by(self, down: Compressor | None, up: Compressor | None) -> "ExchangeForm":
         """The same with these compressors, whose numbers are known, in its messages."""
 
         def made(tree: Tree, how: Compressor | None) -> Tree:

@@ -1,4 +1,7 @@
-"""Privacy of a run: what has no guarantee is refused, what is spent is told, and the method is put behind noise."""
+"""Differential privacy of a run: refuses what has no guarantee, computes the budget spent, adds the layer of noise.
+
+The noise itself is in :mod:`fedax.wire.privacy`, the accounting in :mod:`fedax.privacy`.
+"""
 
 import dataclasses
 import math
@@ -9,14 +12,13 @@ import jax
 import numpy as np
 
 from fedax.contract.algorithm import Algorithm
-from fedax.contract.compression import Form as ArrayForm
-from fedax.contract.compression import decoded
+from fedax.contract.compression import ArrayForm, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import secret
 from fedax.engine.patience import Patience
-from fedax.engine.plan import Form, Plan
+from fedax.engine.plan import ExchangeForm, Plan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.federation.participation import Participation, Sampling
@@ -30,15 +32,15 @@ _EQUAL = 1e-6  # relative, of weights
 
 
 def is_kept(dp: DP | None) -> bool:
-    """Whether a run has a guarantee to keep: with noise, and of a secret."""
+    """Whether a run has a privacy guarantee: it has noise, and that is drawn from a secret."""
     return dp is not None and secret.is_drawn(dp) and float(dp.noise) > 0
 
 
 def public(names: Collection[str], parts: Mapping[str, Unknown], held: Mapping[str, int]) -> tuple[str, ...]:
-    """Those of some columns of a private run in which nothing is that its ε does not cover.
+    """The public columns of a private run: its ε covers all that is in them.
 
     Args:
-        names: of the columns.
+        names: the columns to choose from.
         parts: "val" and "test" -> held-out examples; those of no client, which count as public, or those of clients.
         held: part -> how many held-out examples are at the nodes of real clients.
     """
@@ -48,7 +50,7 @@ def public(names: Collection[str], parts: Mapping[str, Unknown], held: Mapping[s
 
 
 def of_public(row: Mapping[str, Unknown], columns: Collection[str] | None) -> dict[str, Unknown]:
-    """What is public of a row, or of a history: all of a run that is not private.
+    """The public part of a row, or of a history; everything, if the run is not private.
 
     Args:
         row: column -> value.
@@ -62,28 +64,28 @@ def of_public(row: Mapping[str, Unknown], columns: Collection[str] | None) -> di
 
 
 def judged(names: Collection[str], known: Collection[str] | None) -> str | None:
-    """The column that tells whether a run ended worse than it began; ``None``: none may.
+    """The column that shows whether a run ended worse than it began; ``None``: no public column does.
 
     Args:
-        names: the columns that it has.
-        known: of a private run those that are public, else ``None``.
+        names: the columns of the run.
+        known: the public columns of a private run, else ``None``.
     """
     if known is None:
         return "objective" if "objective" in names else "train_loss"
     return next((name for name in ("val_loss", "test_loss") if name in known and name in names), None)
 
 
-def seen(figures: dict[str, Unknown], model: Tree) -> dict[str, Unknown]:
-    """The figures of a private run, whose training loss is finite where its model is, and not where that is not.
+def limited_losses(figures: dict[str, Unknown], model: Tree) -> dict[str, Unknown]:
+    """The figures of a private run, with a training loss that is finite if and only if the model is.
 
-    All that follows a run takes one whose loss is not finite for one that has diverged, and ends it. Of a private run
-    that must follow from the model alone, for a loss on clients' data that no noise hides would tell of them.
+    A run whose loss is not finite counts as diverged, and ends. For a private run this must depend on the model alone:
+    a loss on clients' data, which no noise hides, would tell of them.
     """
     finite = all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(model))
     most = float(np.finfo(np.float32).max)
-    given = {name: figures[name] for name in ("train_loss", "objective") if name in figures}
-    limited = {name: float(np.nan_to_num(value, nan=most, posinf=most, neginf=-most)) for name, value in given.items()}
-    return figures | (limited if finite else dict.fromkeys(given, math.nan))
+    losses = {name: figures[name] for name in ("train_loss", "objective") if name in figures}
+    limited = {name: float(np.nan_to_num(value, nan=most, posinf=most, neginf=-most)) for name, value in losses.items()}
+    return figures | (limited if finite else dict.fromkeys(losses, math.nan))
 
 
 def check(
@@ -94,10 +96,10 @@ def check(
     until: Callable[..., bool] | None,
     parts: Mapping[str, Unknown] | None = None,
 ) -> None:
-    """Refuse what has no guarantee; ``parts``: held-out examples, as of :func:`public`.
+    """Refuse settings for which no guarantee is known; ``parts``: held-out examples, as of :func:`public`.
 
     Raises:
-        ConfigError: it says what to do in its place.
+        ConfigError: it says what to do instead.
     """
     if (dp := wire.privacy) is None:
         return
@@ -124,7 +126,7 @@ def check(
     if dp.bands > 1 and (sampling.rate or sampling.cohort or sampling.apart < dp.bands):
         way_out = f"correlated noise needs each client in at most one of {dp.bands} rounds: fedax.Cyclic({dp.bands})"
         raise ConfigError("privacy.bands", dp.bands, way_out)
-    for exchange in (*_of(method, "warmup"), *_of(method, "exchanges")):
+    for exchange in (*_exchanges(method, "warmup"), *_exchanges(method, "exchanges")):
         if exchange.who == "one":
             way_out = f"{type(method).__name__} hears one client of a cohort alone; take a method that hears sums only"
             raise ConfigError("privacy", dp, way_out)
@@ -135,32 +137,34 @@ def check(
         raise ConfigError("privacy.adaptive.noise", None, way_out)
 
 
-def numbers_of(dp: DP, forms: tuple[list[Form], list[Form]]) -> int:
-    """The numbers that the largest release has."""
+def numbers_of(dp: DP, forms: tuple[list[ExchangeForm], list[ExchangeForm]]) -> int:
+    """How many numbers the largest release has."""
     uploads = [jax.eval_shape(decoded, form.upload) for stage in forms for form in stage]
-    sizes: list[int] = [sum(leaf.size for leaf in jax.tree.leaves(each)) for each in uploads]
+    sizes: list[int] = [sum(leaf.size for leaf in jax.tree.leaves(upload)) for upload in uploads]
     return max(sizes) + (dp.adaptive is not None)
 
 
 def ledger(dp: DP, method: Algorithm, participation: Participation, num_clients: int, numbers: int) -> "Ledger":
-    """What the run spends; ``numbers``: in a release."""
+    """The ledger of a run; ``numbers``: in a release."""
     from fedax.privacy import Ledger
 
     drawn: Sampling | None = participation.sampling(num_clients)
     assert drawn is not None
-    heard = {stage: sum(each.server is not None for each in _of(method, stage)) for stage in ("exchanges", "warmup")}
+    releases = {
+        stage: sum(each.server is not None for each in _exchanges(method, stage)) for stage in ("exchanges", "warmup")
+    }
     places = None if drawn.rate is None else participation.places(num_clients)
     return Ledger(
         float(dp.noise), num_clients, rate=drawn.rate, cohort=drawn.cohort, apart=drawn.apart, places=places,
-        numbers=numbers, **heard,
+        numbers=numbers, **releases,
     )  # fmt: skip
 
 
 def within(dp: DP, spending: "Ledger", rounds: int, stops: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """The rounds that the budget allows, at most those that were asked for, and those after which to evaluate.
+    """The rounds that the budget allows, at most ``rounds``, and those after which to evaluate.
 
     Raises:
-        ConfigError: not even one.
+        ConfigError: it does not allow a single round.
     """
     if dp.epsilon is None or rounds == 0:
         return rounds, stops
@@ -174,12 +178,12 @@ def within(dp: DP, spending: "Ledger", rounds: int, stops: tuple[int, ...]) -> t
 
 
 def outlook(dp: DP, spending: "Ledger", rounds: int) -> dict[str, Unknown]:
-    """What is known of a run's privacy before it, in plain values.
+    """The privacy of a run, computed before it begins, in plain values.
 
     Args:
-        dp: of the run.
-        spending: of its method.
-        rounds: that are asked for.
+        dp: the run's settings.
+        spending: its ledger.
+        rounds: the rounds that are asked for.
 
     Returns:
         ``relation`` and ``accountant``, as of :class:`fedax.privacy.Ledger`; ``exchanges`` of a round, ``warmup`` and
@@ -189,24 +193,24 @@ def outlook(dp: DP, spending: "Ledger", rounds: int) -> dict[str, Unknown]:
     """
     most, _ = within(dp, spending, rounds, ())
     one = dataclasses.replace(spending, exchanges=1, warmup=0)
-    told = {name: getattr(spending, name) for name in ("relation", "accountant", "exchanges", "warmup", "numbers")}
-    told["drawn"] = {name: getattr(spending, name) for name in ("rate", "places", "cohort", "apart")}
-    spent = {name: each.epsilon(most, dp.delta) for name, each in (("epsilon", spending), ("one", one))}
-    return told | {"rounds": most} | spent
+    facts = {name: getattr(spending, name) for name in ("relation", "accountant", "exchanges", "warmup", "numbers")}
+    facts["drawn"] = {name: getattr(spending, name) for name in ("rate", "places", "cohort", "apart")}
+    spent = {name: ledger_.epsilon(most, dp.delta) for name, ledger_ in (("epsilon", spending), ("one", one))}
+    return facts | {"rounds": most} | spent
 
 
-def around(method: Algorithm, dp: DP, forms: tuple[list[Form], list[Form]]) -> Private:
-    """The method behind noise; its numbers that only a server knows are those of no run yet.
+def noise_layer(method: Algorithm, dp: DP, forms: tuple[list[ExchangeForm], list[ExchangeForm]]) -> Private:
+    """The method with a layer that adds noise; :func:`known` puts in the numbers of a run.
 
     Args:
-        forms: of the method's own exchanges.
+        forms: the forms of the method's own exchanges.
     """
     uploads = tuple(ArrayForm.of(jax.eval_shape(decoded, form.upload)) for form in forms[1]) if dp.bands > 1 else ()
     return Private(method, dp, 1.0, 1.0, 1.0, *secret.blank(dp), np.ones(dp.bands), uploads)
 
 
 def known(private: Private, census: Census, participation: Participation, plan: Plan, rounds: int) -> Private:
-    """With the numbers of a run, and a secret of its own."""
+    """The layer of noise with the numbers of a run, and with a secret of its own."""
     dp = private.privacy
     drawn = participation.sampling(census.num_clients)
     assert drawn is not None
@@ -227,5 +231,5 @@ def known(private: Private, census: Census, participation: Participation, plan: 
     )
 
 
-def _of(method: Algorithm, stage: str) -> tuple[Unknown, ...]:
+def _exchanges(method: Algorithm, stage: str) -> tuple[Unknown, ...]:
     return tuple(getattr(resolve(method, 0), stage)())

@@ -32,16 +32,16 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
     Args:
         coordinator: ``"host:port"`` of process 0; default, of all three: as SLURM, MPI or Kubernetes tell JAX.
         number: how many processes there are.
-        index: which this is, from 0.
+        index: the number of this process, from 0.
 
     Raises:
-        ConfigError: nothing tells about the others, or they cannot be reached.
+        ConfigError: the other processes are not known, or cannot be reached.
     """
     try:
         jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
         jax.distributed.initialize(coordinator, number, index, heartbeat_timeout_seconds=_HEARTBEAT)
-        with _library_words_aside():
-            multihost_utils.sync_global_devices("fedax")  # who cannot talk to the others fails here
+        with _stdout_to_stderr():
+            multihost_utils.sync_global_devices("fedax")  # a process that cannot reach the others fails here
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigError(
             "distributed",
@@ -52,13 +52,13 @@ def connect(coordinator: str | None = None, number: int | None = None, index: in
 
 
 def part() -> None:
-    """Take leave of the others, who do so too: none is missed then, however long the first goes on."""
+    """Disconnect from the other processes, which do so too: then none counts as lost, however long one still runs."""
     if count() > 1:
         jax.distributed.shutdown()
 
 
 def count() -> int:
-    """How many there are."""
+    """The number of processes."""
     return int(jax.process_count())
 
 
@@ -80,16 +80,16 @@ def share(sizes: np.ndarray, process: int, of: int) -> slice:
 
 
 @contextlib.contextmanager
-def _library_words_aside() -> Iterator[None]:
-    """What libraries print on the standard output, below Python, goes to the error output."""
+def _stdout_to_stderr() -> Iterator[None]:
+    """Redirect what libraries print on the standard output, below Python, to the error output."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def own(data: Unknown) -> slice:
@@ -113,42 +113,42 @@ def total(tree: Tree) -> Tree:
         ]
         summed = [np.asarray(part.addressable_data(0)) for part in _summed()(spread)]
     except Exception as error:  # the backends have errors of their own
-        raise _lost(error) from error
+        raise _lost_processes(error) from error
     return _unpack(tree, summed)
 
 
 def from_first(tree: Tree) -> Tree:
-    """Numbers as the first process has them: what is decided by them is decided alike."""
+    """The first process's numbers, so that all processes decide alike."""
     if count() == 1:
         return tree
     try:
         return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
     except Exception as error:
-        raise _lost(error) from error
+        raise _lost_processes(error) from error
 
 
 def text_from_first(text: str) -> str:
-    """A text of at most 4,096 bytes, as the first process has it."""
+    """The first process's text, of at most 4,096 bytes."""
     if count() == 1:
         return text
-    given = np.frombuffer(text.encode().ljust(4096, b"\0"), np.uint8)
-    return bytes(from_first(given).astype(np.uint8)).rstrip(b"\0").decode()
+    padded = np.frombuffer(text.encode().ljust(4096, b"\0"), np.uint8)
+    return bytes(from_first(padded).astype(np.uint8)).rstrip(b"\0").decode()
 
 
 def same(what: str, description: str) -> None:
-    """Raise ConfigError in all processes where one was given something else than the first."""
+    """Raise a ConfigError in all processes if one was given something else than the first."""
     if count() == 1:
         return
-    mine = np.frombuffer(hashlib.sha256(description.encode()).digest()[:4], np.uint32)
+    digest = np.frombuffer(hashlib.sha256(description.encode()).digest()[:4], np.uint32)
     try:
-        found = np.asarray(multihost_utils.process_allgather(mine)).reshape(count())
+        digests = np.asarray(multihost_utils.process_allgather(digest)).reshape(count())
     except Exception as error:
-        raise _lost(error) from error
-    if others := np.flatnonzero(found != found[0]).tolist():
+        raise _lost_processes(error) from error
+    if others := np.flatnonzero(digests != digests[0]).tolist():
         raise ConfigError(what, f"processes {others}", "they were given another job than process 0: give all the same")
 
 
-def _lost(error: Exception) -> ProcessError:
+def _lost_processes(error: Exception) -> ProcessError:
     return ProcessError(
         f"process {jax.process_index()} of {count()} lost the others ({_line(error)}): one of them has died, or the "
         "network; start the run again"

@@ -1,4 +1,4 @@
-"""A model as a file: its parameters, and what it takes to predict with them anywhere."""
+"""A model as a file: its parameters, and what is needed to predict with them anywhere."""
 
 import json
 import os
@@ -33,22 +33,22 @@ Label = str | int
 Path = str | os.PathLike[str]
 
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
-_WHOLE = {f"{sign}{8 * size}": np.dtype(f"{sign.lower()}{size}") for sign in "IU" for size in (1, 2, 4, 8)}
-_KINDS = {**_FLOATS, **_WHOLE, "BOOL": np.bool_}
-_CONSTANT = "constant/"  # how tensors are called that are not parameters
+_INTEGERS = {f"{sign}{8 * size}": np.dtype(f"{sign.lower()}{size}") for sign in "IU" for size in (1, 2, 4, 8)}
+_KINDS = {**_FLOATS, **_INTEGERS, "BOOL": np.bool_}
+_CONSTANT = "constant/"  # the prefix of tensors that are not parameters
 _NUMBERS = 2**22  # numbers of input that are predicted at a time
-_LONGEST = 1 << 26  # bytes of a file's own description
+_LONGEST = 1 << 26  # bytes of a file's description
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A trained model, and what it takes to predict with it.
+    """A trained model, and what is needed to predict with it.
 
     Attributes:
         task: what was learned.
         params: the parameters, a pytree as the task's ``init`` gives it.
-        labels: [C] what the classes are called, in the order of the outputs; ``None``: by their numbers from 0 on, or
-            there are none.
+        labels: [C] the names of the classes, in the order of the outputs; ``None``: their numbers from 0 on, or there
+            are no classes.
         transform: makes examples of tables, as at the training; ``None`` where the training had none.
         example: the columns that the outputs are made of: name -> shape and type of one example's; ``None`` where
             examples were no dictionary of arrays.
@@ -78,12 +78,12 @@ class Model:
     versions: Mapping[str, str] | None = None
 
     def outputs(self, x: Unknown, strict: bool = False) -> np.ndarray:
-        """What the model answers: logits [n, C], log-odds of the second of two classes [n], or predictions.
+        """The outputs of the model: logits [n, C], log-odds of the second of two classes [n], or predictions.
 
         Args:
             x: [n, ...] examples; a dictionary of arrays where they have several columns; or a table (pandas), where the
-                model was trained on tables. A :class:`fedax.DoubtfulWarning` says where a table has what training had
-                nothing like: see :meth:`doubts`.
+                model was trained on tables. A :class:`fedax.DoubtfulWarning` reports cells unlike any in training: see
+                :meth:`doubts`.
             strict: whether such a table is refused.
 
         Raises:
@@ -98,20 +98,20 @@ class Model:
                 warnings.warn(said_of(doubts), DoubtfulWarning, stacklevel=caller_level())
         batch = self._batch(x)
         n = len(jax.tree.leaves(batch)[0])
-        each = max(1, max(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(batch)))
-        step = min(n, max(1, _NUMBERS // each))
-        found = []
+        numbers_per_example = max(1, max(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(batch)))
+        step = min(n, max(1, _NUMBERS // numbers_per_example))
+        parts = []
         for start in range(0, n, step):
             rows = np.minimum(np.arange(start, start + step), n - 1)  # of one shape, so that it compiles once
             block = jax.tree.map(lambda leaf: leaf[rows], batch)  # noqa: B023  (called at once)
-            found.append(np.asarray(_outputs(self.params, block, task=self.task.trained))[: n - start])
-        return np.concatenate(found)
+            parts.append(np.asarray(_outputs(self.params, block, task=self.task.trained))[: n - start])
+        return np.concatenate(parts)
 
     def doubts(self, x: Unknown) -> Doubts:
-        """Cells of a table that training had nothing like: the model answers them with confidence all the same.
+        """Cells of a table that are unlike any in training, on which the model predicts with confidence all the same.
 
-        Those that cannot be read as the number or date that is due; numbers and dates far outside of training;
-        categories that it did not have; and missing values in columns where it had none.
+        These are cells that cannot be read as the number or date of their column; numbers and dates far outside of
+        those in training; categories that it did not have; and missing values in columns where it had none.
 
         Args:
             x: a table (pandas).
@@ -141,10 +141,10 @@ class Model:
         Args:
             x, strict: as of :meth:`outputs`.
         """
-        found = self.outputs(x, strict)
+        outputs = self.outputs(x, strict)
         if self.task.kind != "classification":
-            return found
-        chosen = (found > 0).astype(np.int64) if found.ndim == 1 else found.argmax(-1)
+            return outputs
+        chosen = (outputs > 0).astype(np.int64) if outputs.ndim == 1 else outputs.argmax(-1)
         return np.asarray(chosen if self.labels is None else np.asarray(self.labels)[chosen])
 
     def predict_proba(self, x: Unknown, strict: bool = False) -> np.ndarray:
@@ -158,14 +158,14 @@ class Model:
         """
         if self.task.kind != "classification":
             raise ConfigError("task", self.task.name, "this is no classification; take predict")
-        found = self.outputs(x, strict).astype(np.float64)
-        if found.ndim == 1:
-            found = np.stack([np.zeros_like(found), found], axis=-1)
-        found = np.exp(found - found.max(-1, keepdims=True))
-        return np.asarray(found / found.sum(-1, keepdims=True))
+        outputs = self.outputs(x, strict).astype(np.float64)
+        if outputs.ndim == 1:
+            outputs = np.stack([np.zeros_like(outputs), outputs], axis=-1)
+        outputs = np.exp(outputs - outputs.max(-1, keepdims=True))
+        return np.asarray(outputs / outputs.sum(-1, keepdims=True))
 
     def to_torch_state_dict(self, tensors: bool = False) -> dict[str, Unknown]:
-        """What ``module.load_state_dict`` takes, of a model that came from PyTorch.
+        """The state dict for ``module.load_state_dict``, of a model that came from PyTorch.
 
         Args:
             tensors: PyTorch's tensors in place of NumPy arrays; needs PyTorch.
@@ -179,7 +179,7 @@ class Model:
     def save(self, path: Path) -> None:
         """Write it again, as :meth:`fedax.Run.save` does."""
         fixed = pytorch.constants(self.task) if pytorch.is_of(self.task) else {}
-        write_model(path, self.params, json.dumps(self._about(), allow_nan=False), fixed)
+        write_model(path, self.params, json.dumps(self._description(), allow_nan=False), fixed)
 
     def _batch(self, x: Unknown) -> Tree:
         if self.task.outputs is None:
@@ -188,7 +188,7 @@ class Model:
         if _is_table(x):
             if self.transform is None:
                 raise DataError("x: a table, but the model was trained on arrays; give an array")
-            x = self.transform.apply(x)  # the labels, if there are any, have no say
+            x = self.transform.apply(x)  # labels, if there are any, are not used
         if self.example is None:
             if not all(np.ndim(leaf) for leaf in jax.tree.leaves(x)) or not jax.tree.leaves(x):
                 raise DataError("x: give arrays [n, …], as the examples were at the training")
@@ -215,7 +215,7 @@ class Model:
             raise DataError(f"x: {' and '.join(map(str, sorted(lengths)))} examples; give at least one, in all columns")
         return batch
 
-    def _about(self) -> dict[str, Unknown]:
+    def _description(self) -> dict[str, Unknown]:
         return {
             "task": made_as(self.task),
             "pytorch": pytorch.describe(self.task) if pytorch.is_of(self.task) else None,
@@ -247,11 +247,11 @@ def _outputs(params: Tree, batch: Tree, *, task: Task) -> Tree:
 def model_of(origin: Origin, params: Tree) -> Model:
     """The model of a run, as :func:`load_model` gives it."""
     versions = {"fedax": fedax.__version__, "jax": jax.__version__}
-    return Model(origin.task, params, origin.labels, origin.transform, _taken(origin), versions)
+    return Model(origin.task, params, origin.labels, origin.transform, _input_columns(origin), versions)
 
 
-def _taken(origin: Origin) -> dict[str, tuple[tuple[int, ...], str]] | None:
-    """The columns of examples that the outputs depend on: labels are none of them."""
+def _input_columns(origin: Origin) -> dict[str, tuple[tuple[int, ...], str]] | None:
+    """The columns of examples on which the outputs depend; labels are not among them."""
     example, outputs = origin.example, origin.task.outputs
     if (
         outputs is None
@@ -274,8 +274,8 @@ class _Column(pydantic.BaseModel):
     dtype: str = pydantic.Field(pattern=r"^((bfloat|float|int|uint)(8|16|32|64)|bool)$")
 
 
-class _About(pydantic.BaseModel):
-    """What a model's file says of itself."""
+class _Description(pydantic.BaseModel):
+    """The description in a model's file."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
@@ -315,7 +315,7 @@ def load_model(path: Path, task: Task | None = None) -> Model:
     tensors, text = _read(path)
     transform = None
     try:
-        about = _About.model_validate(parse_json(text)) if text else None
+        about = _Description.model_validate(parse_json(text)) if text else None
         form = {} if about is None else about.example or {}
         example = {name: (tuple(column.shape), np.dtype(column.dtype).name) for name, column in form.items()}
         if about is not None and about.transform is not None:
@@ -341,7 +341,7 @@ def load_model(path: Path, task: Task | None = None) -> Model:
     else:
         form = task.form()
     labels = None if about is None or about.labels is None else tuple(about.labels)
-    params = _shaped(path, tensors, form)
+    params = _checked_params(path, tensors, form)
     if example and task.outputs is not None:
         batch = {name: jax.ShapeDtypeStruct((1, *shape), np.dtype(kind)) for name, (shape, kind) in example.items()}
         try:
@@ -393,7 +393,7 @@ def write_model(path: Path, params: Tree, about: str = "", constants: Mapping[st
     Args:
         path: the file; one that is there is replaced.
         params: the parameters.
-        about: what :func:`load_model` needs besides.
+        about: the description that :func:`load_model` needs.
         constants: arrays of the model that are no parameters, by name.
 
     Example:
@@ -411,9 +411,9 @@ def write_model(path: Path, params: Tree, about: str = "", constants: Mapping[st
     start = 8 + int.from_bytes(content[:8], "little")
     # The library writes metadata in any order, and the same model has to be the same file.
     head = {"__metadata__": {"sha256": BLANK} | ({"fedax": about} if about else {})} | json.loads(content[8:start])
-    words = json.dumps(head).encode()
-    words += b" " * (-len(words) % 8)
-    write_atomic(pathlib.Path(path), with_digest(len(words).to_bytes(8, "little") + words + content[start:]))
+    header = json.dumps(head).encode()
+    header += b" " * (-len(header) % 8)
+    write_atomic(pathlib.Path(path), with_digest(len(header).to_bytes(8, "little") + header + content[start:]))
 
 
 def read_model(path: pathlib.Path, like: Tree) -> Tree:
@@ -435,11 +435,11 @@ def read_model(path: pathlib.Path, like: Tree) -> Tree:
         [array([0., 0.]), {'b': array(1.)}]
     """
     tensors = {name: leaf for name, leaf in _read(path)[0].items() if not name.startswith(_CONSTANT)}
-    return _shaped(path, tensors, like)
+    return _checked_params(path, tensors, like)
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], bytes]:
-    """The tensors of a file by name, and what it says of itself."""
+    """The tensors of a file by name, and its description."""
     try:
         if path.exists():
             regular(path)
@@ -462,13 +462,13 @@ def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], bytes]:
     return tensors, str(head.get("__metadata__", {}).get("fedax", "")).encode()[:_LONGEST]
 
 
-def _shaped(path: pathlib.Path, tensors: Mapping[str, np.ndarray], like: Tree) -> Tree:
+def _checked_params(path: pathlib.Path, tensors: Mapping[str, np.ndarray], like: Tree) -> Tree:
     leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     wanted = {tensor_name(at): leaf.shape for at, leaf in leaves}
-    found = {name: tensor.shape for name, tensor in tensors.items()}
-    if wanted != found:
-        name = min(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if wanted != shapes:
+        name = min(name for name in {*wanted, *shapes} if wanted.get(name) != shapes.get(name))
         raise DataError(
-            f"{path}: another model: {name} is {found.get(name)} in it, and {wanted.get(name)} in the task's"
+            f"{path}: another model: {name} is {shapes.get(name)} in it, and {wanted.get(name)} in the task's"
         )
     return jax.tree.unflatten(structure, [tensors[name] for name in wanted])

@@ -1,4 +1,4 @@
-"""The secret of private runs, from which their noise and their cohorts are drawn: who has it can undo both.
+"""The secret of private runs, from which their noise and their cohorts are drawn; whoever has it can undo both.
 
 A run without a folder has a secret of its own, in the memory of its process alone. A folder of checkpoints, or of runs,
 has a file ``noise.key``, which its owner alone can read, of 128 random bits for the noise and 128 for the cohorts. The
@@ -35,9 +35,9 @@ _WORDS = 4  # of 32 bits
 
 
 def drawn(dp: DP) -> tuple[np.ndarray, np.ndarray]:
-    """What the noise of a run without a folder, and its cohorts, depend on besides the run's seed.
+    """The secrets of the noise and of the cohorts of a run without a folder; both depend on the run's seed besides.
 
-    The cohorts of all runs of this process depend on the same, so that those with one seed have the same clients.
+    All runs of this process have the same secret of cohorts, so that runs with one seed have the same clients.
     """
     if dp.noise_seed is not None:
         return _words(dp.noise_seed.to_bytes(_BYTES, "little")), np.zeros(0, np.uint32)
@@ -52,72 +52,72 @@ def blank(dp: DP) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_drawn(dp: DP | None) -> bool:
-    """Whether noise and cohorts of a run with this privacy are those of a secret."""
+    """Whether noise and cohorts of a run with these settings are drawn from a secret."""
     return dp is not None and dp.noise_seed is None
 
 
 def of(hyper: "Hyper") -> np.ndarray:
-    """What the noise of a private run depends on besides its seed, [4] uint32; [0] of another run."""
+    """The secret of the noise of a private run, [4] uint32; empty, [0], for another run."""
     return hyper.method.secret if isinstance(hyper.method, Private) else np.zeros(0, np.uint32)
 
 
-def with_noise(hyper: "Hyper", own: Array) -> "Hyper":
-    """A private run with another secret of its noise; another run as it is."""
+def with_noise(hyper: "Hyper", noise: Array) -> "Hyper":
+    """A private run with another secret of its noise; any other run as it is."""
     method = hyper.method
-    return hyper._replace(method=dataclasses.replace(method, secret=own)) if isinstance(method, Private) else hyper
+    return hyper._replace(method=dataclasses.replace(method, secret=noise)) if isinstance(method, Private) else hyper
 
 
 def anew(job: "Job") -> "Job":
-    """A job like another one, with noise of its own."""
+    """The same job with a new secret, so with other noise."""
     dp = job.hyper.wire.privacy
-    return job if dp is None else _with(job, *drawn(dp))
+    return job if dp is None else _with_secret(job, *drawn(dp))
 
 
-def keyed(job: "Job", folder: pathlib.Path, place: int = 0) -> "Job":
-    """A private job with the secret that a folder keeps for it; another job as it is.
+def with_folder_secret(job: "Job", folder: pathlib.Path, place: int = 0) -> "Job":
+    """A private job with the secret that a folder keeps for it; any other job as it is.
 
     Args:
-        job: which.
-        folder: its checkpoints' own, or of those of several jobs; ``noise.key`` is made where it is missing.
-        place: which of several jobs with its seed.
+        job: the job.
+        folder: the folder of its checkpoints, or of several jobs; ``noise.key`` is created where it is missing.
+        place: the number of the job among those with its seed.
 
     Raises:
         CheckpointError: as :func:`root`.
     """
     if not is_drawn(job.hyper.wire.privacy):
         return job
-    (noise, cohorts), before = root(folder), job.settings
-    own = _derived(noise, f"{place} {job.seed} {sorted(settings_of(job.hyper).items())}")
-    told = {"privacy.secret": f"that of {FILE} {_derived(noise + cohorts, 'name').hex()}"}
-    kept = _with(job, _words(own), _words(cohorts))
-    return kept._replace(settings=functools.cache(lambda: before() | told))
+    (noise, cohorts), settings = root(folder), job.settings
+    derived = _derived(noise, f"{place} {job.seed} {sorted(settings_of(job.hyper).items())}")
+    entry = {"privacy.secret": f"that of {FILE} {_derived(noise + cohorts, 'name').hex()}"}
+    keyed_job = _with_secret(job, _words(derived), _words(cohorts))
+    return keyed_job._replace(settings=functools.cache(lambda: settings() | entry))
 
 
 def root(folder: pathlib.Path, made: tuple[bytes, bytes] | None = None) -> tuple[bytes, bytes]:
-    """What is in a folder's file, for noise and for cohorts; the first of several processes reads it, or makes it.
+    """The secrets of noise and of cohorts in a folder's file; the first of several processes reads or creates it.
 
     Args:
-        folder: which.
-        made: what is in it where it is made; default: random bits.
+        folder: the folder.
+        made: the content of a file that is created; default: random bits.
 
     Raises:
         CheckpointError: it is damaged, or others than its owner can read it.
     """
     words = np.zeros(2 * _WORDS, np.uint32)
     if jax.process_index() == 0:
-        words = _words(_of_file(folder / FILE, made))
+        words = _words(_read_or_create(folder / FILE, made))
     content = np.asarray(processes.from_first(words)).tobytes()
     return content[:_BYTES], content[_BYTES:]
 
 
 def derive(folder: pathlib.Path, place: pathlib.Path, name: str) -> None:
-    """Give a folder within another one a file of its own: for noise what follows from the other's and a name."""
+    """Give a folder inside of another one its own file; its secret of noise follows from the outer one and a name."""
     noise, cohorts = root(folder)
     place.mkdir(parents=True, exist_ok=True)
     root(place, (_derived(noise, name), cohorts))
 
 
-def _with(job: "Job", noise: np.ndarray, cohorts: np.ndarray) -> "Job":
+def _with_secret(job: "Job", noise: np.ndarray, cohorts: np.ndarray) -> "Job":
     assert isinstance(job.hyper.method, Private)
     method = dataclasses.replace(job.hyper.method, secret=noise, cohorts=cohorts)
     return job._replace(hyper=job.hyper._replace(method=method))
@@ -136,7 +136,7 @@ def _words(content: bytes) -> np.ndarray:
     return np.frombuffer(content, np.uint32).copy()
 
 
-def _of_file(path: pathlib.Path, made: tuple[bytes, bytes] | None) -> bytes:
+def _read_or_create(path: pathlib.Path, made: tuple[bytes, bytes] | None) -> bytes:
     if not path.exists() and not path.is_symlink():
         lines = made or (secrets.token_bytes(_BYTES), secrets.token_bytes(_BYTES))
         write_private(path, "".join(f"{each.hex()}\n" for each in lines).encode())

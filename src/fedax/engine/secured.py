@@ -1,4 +1,7 @@
-"""Secure sums of a run: what a server that sees sums alone cannot do is refused, and the bytes of uploads are told."""
+"""Secure sums of a run: refuses what a server that sees only sums cannot do, and counts the bytes of uploads.
+
+The arithmetic is in :mod:`fedax.wire.secure`, the masks of real nodes in :mod:`fedax.engine.places.masks`.
+"""
 
 import functools
 
@@ -9,7 +12,7 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import is_message
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree
-from fedax.engine.plan import Form
+from fedax.engine.plan import ExchangeForm
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.federation.participation import Participation
@@ -17,10 +20,10 @@ from fedax.wire.wire import Wire
 
 
 def check(wire: Wire, method: Algorithm, participation: Participation, census: Census) -> None:
-    """Refuse what needs single uploads, and sums that are none.
+    """Refuse what needs single uploads, and sums over a single client.
 
     Raises:
-        ConfigError: it says what to do in its place.
+        ConfigError: it says what to do instead.
     """
     if (secure := wire.secure) is None:
         return
@@ -45,9 +48,13 @@ def check(wire: Wire, method: Algorithm, participation: Participation, census: C
 
 
 def forms(
-    wire: Wire, method: Algorithm, participation: Participation, census: Census, plain: tuple[list[Form], list[Form]]
-) -> tuple[list[Form], list[Form]]:
-    """Forms of exchanges whose uploads are whole numbers, byte by byte as they are sent, if they are so.
+    wire: Wire,
+    method: Algorithm,
+    participation: Participation,
+    census: Census,
+    plain: tuple[list[ExchangeForm], list[ExchangeForm]],
+) -> tuple[list[ExchangeForm], list[ExchangeForm]]:
+    """The forms of exchanges; with secure sums those whose uploads are whole numbers, byte by byte as they are sent.
 
     Raises:
         ConfigError: uploads are compressed, or their numbers need more bits.
@@ -55,7 +62,7 @@ def forms(
     if (secure := wire.secure) is None:
         return plain
 
-    def sent(form: Form, places: int) -> Form:
+    def sent(form: ExchangeForm, places: int) -> ExchangeForm:
         parts = jax.tree.leaves(form.upload, is_leaf=is_message)
         if any(map(is_message, parts)):
             way_out = f"what {method.traits().name} sends is compressed, and read one by one; leave one of them out"

@@ -1,4 +1,4 @@
-"""Signals that ask a run to end, held back until it has made a checkpoint."""
+"""Signals that end a run, held back until it has made a checkpoint."""
 
 import signal
 import threading
@@ -9,22 +9,22 @@ import numpy as np
 from fedax.contract.types import Unknown
 from fedax.engine import processes
 
-# Of several at once the last of these counts. Windows has no SIGHUP, which comes when a terminal is closed.
+# Of several at once the last one here counts. Windows has no SIGHUP, which comes when a terminal is closed.
 _ENDING = (signal.SIGINT, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []), signal.SIGTERM)
-ONE = 0.5  # seconds within which two signals are one: timeout(1) and others signal a process and its group too
+ONE = 0.5  # seconds within which two signals count as one: timeout(1) signals both a process and its group
 
-_KEPT = "a checkpoint was made before; the same call goes on from it"
+_NOTE = "a checkpoint was made before; the same call goes on from it"
 
 
 def kept(error: KeyboardInterrupt) -> bool:
     """Whether a checkpoint was made before; if so, by all processes, which end alike."""
-    return _KEPT in getattr(error, "__notes__", ())
+    return _NOTE in getattr(error, "__notes__", ())
 
 
-class Held:
-    """SIGINT, SIGHUP, SIGTERM between :meth:`hold` and :meth:`release`: noted, and handled as ever when that is safe.
+class HeldSignals:
+    """Holds SIGINT, SIGHUP and SIGTERM back between :meth:`hold` and :meth:`release`, until it is safe to handle them.
 
-    What is ignored stays so, and outside of the main thread, which alone may handle signals, nothing is held.
+    Ignored signals stay ignored. Outside of the main thread, which alone may handle signals, nothing is held back.
     """
 
     def __init__(self) -> None:
@@ -35,29 +35,29 @@ class Held:
         """From now on, note the first signal; a second one is handled at once."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for each in _ENDING:
-            if (before := signal.getsignal(each)) not in (None, signal.SIG_IGN):
-                self._before[each] = before
-                signal.signal(each, self._note)
+        for number in _ENDING:
+            if (before := signal.getsignal(number)) not in (None, signal.SIG_IGN):
+                self._before[number] = before
+                signal.signal(number, self._note)
 
     def votes(self) -> np.ndarray:
         """Whether each of the signals was noted by this process, 0 or 1."""
-        return np.array([self._noted is not None and self._noted[0] == each for each in _ENDING], np.int32)
+        return np.array([self._noted is not None and self._noted[0] == number for number in _ENDING], np.int32)
 
     def deliver(self) -> None:
-        """Handle what was noted, by any process in all: of several signals the last of the list."""
-        asked = [each for each, votes in zip(_ENDING, processes.total(self.votes()), strict=True) if votes]
-        if asked:
+        """Handle, in all processes, the signal that any of them noted; of several the last of the list."""
+        signals_ = [number for number, votes in zip(_ENDING, processes.total(self.votes()), strict=True) if votes]
+        if signals_:
             try:
-                self._handle(asked[-1])
+                self._handle(signals_[-1])
             except KeyboardInterrupt as error:
-                error.add_note(_KEPT)
+                error.add_note(_NOTE)
                 raise
 
     def release(self) -> None:
-        """Handle signals as before; first what was noted and not delivered."""
-        for each, before in self._before.items():
-            signal.signal(each, before)
+        """Restore the handlers; then handle a signal that was noted and not delivered."""
+        for number, before in self._before.items():
+            signal.signal(number, before)
         if self._noted is not None:
             self._handle(self._noted[0])
 
@@ -72,7 +72,7 @@ class Held:
         before = self._before.get(signum, signal.getsignal(signum))
         if callable(before):
             before(signum, None)
-        else:  # the system's way, which is the end
+        else:  # the system's default, which ends the process
             if signum in self._before:
                 signal.signal(signum, before)
             signal.raise_signal(signum)

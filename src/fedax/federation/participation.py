@@ -29,14 +29,14 @@ class Cohort(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How a client comes to be in cohorts, whatever its data: what a guarantee of privacy is computed from.
+    """How cohorts are sampled, as far as a guarantee of privacy depends on it; the same for all clients.
 
     Attributes:
-        chance: that a client is in a cohort and answers, π in (0, 1]; the same for all clients. With equal p the
-            weights of a cohort are p/π.
+        chance: the probability π in (0, 1] that a client is in a cohort and answers. With equal p the weights of a
+            cohort are p/π.
         rate: Poisson sampling with this probability; ``None``: another design.
-        cohort: so many of N uniformly without replacement; ``None``: another design.
-        apart: where neither: a client is in at most one of ``apart`` rounds that follow one another.
+        cohort: the size of a cohort that is drawn uniformly without replacement; ``None``: another design.
+        apart: for other designs: a client is in at most one of ``apart`` consecutive rounds.
     """
 
     chance: float
@@ -72,7 +72,7 @@ class Participation(Settings):
         raise NotImplementedError
 
     def bind(self, weights: np.ndarray) -> "Participation":
-        """The same for a run on data with weights p [N], with what can be computed once for all rounds."""
+        """The same, prepared for data with weights p [N]: what can be computed once for all rounds is."""
         return self
 
     def sampling(self, num_clients: int) -> Sampling | None:
@@ -387,14 +387,14 @@ class _Systematic(Participation):
     Attributes:
         size: S.
         one: the length that stands for π = 1.
-        each: ω of the clients that are not in every cohort; the others' weights p_i are larger.
+        weight: ω of the clients that are not in every cohort; the others' weights p_i are larger.
         ids: [B, W] clients in a fixed random order, B blocks of W; N where there is none.
         ends: [B, W] where their lengths end, from the start of the block.
     """
 
     size: int = eqx.field(static=True)
     one: int = eqx.field(static=True)
-    each: Any
+    weight: Any
     ids: Any
     ends: Any
 
@@ -413,7 +413,7 @@ class _Systematic(Participation):
         self.size, self.one = size, (2**31 - 1) // size
         places = size - int(always.sum())
         rest = float(weights[~always].sum())
-        self.each = np.asarray(rest / places if places else 0.0)
+        self.weight = np.asarray(rest / places if places else 0.0)
         exact = np.where(always, self.one, weights / (rest or 1.0) * places * self.one)
         lengths = np.floor(exact).astype(np.int64)
         short = size * self.one - int(lengths.sum())
@@ -445,7 +445,7 @@ class _Systematic(Participation):
             beyond = ends[block, middle] > within
             place, high = jnp.where(beyond, place, middle + 1), jnp.where(beyond, middle, high)
         drawn = ids[block, place]
-        return Cohort(drawn, jnp.maximum(weights[drawn], jnp.asarray(self.each, weights.dtype)))
+        return Cohort(drawn, jnp.maximum(weights[drawn], jnp.asarray(self.weight, weights.dtype)))
 
     def places(self, num_clients: int) -> int:
         return self.size
@@ -517,7 +517,7 @@ class Dropout(Participation):
     nothing is known in advance, the weights of those who are there are scaled as for clients that a
     :class:`fedax.Guard` leaves out, and the estimate is biased toward who is there often.
 
-    What a client does in vain is not in the costs.
+    The work of clients that drop out is not in the costs.
 
     Args:
         of: who is drawn.
@@ -566,12 +566,12 @@ class Dropout(Participation):
         drawn, n = self.of.draw(key, weights, index), weights.shape[0]
         here, known = drawn.ids < n, jnp.minimum(drawn.ids, n - 1)
         if self.available is not None:
-            return _without(drawn, here & jnp.asarray(self.available)[index, known], here, n, self.counts)
+            return _reduced(drawn, here & jnp.asarray(self.available)[index, known], here, n, self.counts)
         rate = jnp.asarray(self.rate, weights.dtype)
         stays = 1 - (rate[known] if rate.ndim else rate)
         kept = here & (jax.random.uniform(jax.random.fold_in(key, n), known.shape) < stays)
         if isinstance(self.of, UniformNormalized | Trace):
-            return _without(drawn, kept, here, n, counts=False)
+            return _reduced(drawn, kept, here, n, counts=False)
         return Cohort(jnp.where(kept, drawn.ids, n), jnp.where(kept, drawn.weights / stays, 0))
 
     def sampling(self, num_clients: int) -> Sampling | None:
@@ -594,8 +594,8 @@ class Dropout(Participation):
             raise ConfigError("dropout.rate", f"{len(self.rate)} rates", f"give one for each of {num_clients} clients")
 
 
-def left(weights: Any, kept: Any, present: Any, counts: bool) -> Any:
-    """By how much the weights of those clients grow that are ``kept`` of those that were ``present``; 1 if none is."""
+def weight_growth(weights: Any, kept: Any, present: Any, counts: bool) -> Any:
+    """The factor for the weights of the clients that are ``kept`` of those that were ``present``; 1 if none is kept."""
     before, after = [jnp.sum(there if counts else jnp.where(there, weights, 0)) for there in (present, kept)]
     return jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 1.0).astype(weights.dtype)
 
@@ -605,8 +605,8 @@ def _without_replacement(key: Any, n: int, size: int) -> jax.Array:
     return shuffled(jnp.arange(size), n, key, max_size=n)
 
 
-def _without(cohort: Cohort, kept: Any, present: Any, n: int, counts: bool) -> Cohort:
-    grow = left(cohort.weights, kept, present, counts)
+def _reduced(cohort: Cohort, kept: Any, present: Any, n: int, counts: bool) -> Cohort:
+    grow = weight_growth(cohort.weights, kept, present, counts)
     weights = jnp.where(kept, cohort.weights * grow, 0)
     return Cohort(jnp.where(kept, cohort.ids, n), weights)
 
@@ -618,7 +618,7 @@ def _normalized(ids: Any, weights: Any) -> Cohort:
 
 
 def _array(given: Any) -> np.ndarray:
-    """An array; of lists of unlike lengths one of no dimension, which no check lets pass."""
+    """An array; for lists of unequal lengths an array of no dimension, which the checks refuse."""
     try:
         return np.asarray(given)
     except ValueError:

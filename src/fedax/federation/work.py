@@ -40,7 +40,7 @@ class Work(Settings):
         raise NotImplementedError
 
     def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
-        """[N] about how many steps each client takes, in some order: the engine cuts chunks by it."""
+        """[N] about how many steps each client takes, in some order: the engine chooses the size of chunks by it."""
         raise NotImplementedError
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:

@@ -16,7 +16,7 @@ from fedax.engine.places.nodes import Message, Transport
 from fedax.engine.places.policy import Policy
 from fedax.engine.places.roster import Roster
 from fedax.engine.places.site import Problem, Site
-from fedax.engine.places.tables import Desk, Said, decide
+from fedax.engine.places.tables import Decision, Desk, decide
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own
 from fedax.experiments.config.experiment import check_settings, problem_of
@@ -205,12 +205,12 @@ def _listen(state: pathlib.Path, say: Say) -> None:
             continue
         yes = word.lower() == "yes"
         for file in (found := decide(state, yes, why.strip())):
-            say(spoken(file, Said(yes, why.strip())))
+            say(spoken(file, Decision(yes, why.strip())))
         if not found:
             say("nothing waits")
 
 
-def spoken(file: pathlib.Path, said: Said | None) -> str:
+def spoken(file: pathlib.Path, said: Decision | None) -> str:
     """What the owner of a node said of a summary, as a line for people."""
     if said is None:
         return f"{file}: waits"

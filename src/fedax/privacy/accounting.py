@@ -19,9 +19,9 @@ from fedax.privacy import losses
 # grid below _FULL: the number of points then stays the same, and epsilon the same to one part in a million.
 _GRID = 1e-4
 _FULL = 0.7
-_COARSE = 10  # a search begins on a grid that is coarser by so much; epsilon is then a little too large
+_COARSE = 10  # how much coarser the grid is on which a search begins; epsilon is then a little too large
 _LARGE = 200.0  # an epsilon above which a grid of losses takes too much memory, and no digit matters
-_MANY = 10**6  # rounds above which it does, too
+_MANY = 10**6  # a number of rounds above which it takes too much memory, too
 _WITHIN = 2e-5  # of the logarithm of the noise
 _SMALLEST, _LARGEST = 1e-6, 1e6  # of noises
 _LEAST_DELTA = 1e-12  # what both accountants resolve
@@ -116,7 +116,7 @@ class Ledger:
 
     @property
     def accountant(self) -> Literal["PLD", "RDP"]:
-        """By which privacy is accounted: privacy loss distributions, or Rényi differential privacy."""
+        """The accountant: privacy loss distributions, or Rényi differential privacy."""
         return "PLD" if self.cohort is None else "RDP"
 
     def epsilon(self, rounds: int, delta: float) -> float:
@@ -211,11 +211,11 @@ class Ledger:
 
     @property
     def _grids(self) -> tuple[int, ...]:
-        """What a search goes through: how much coarser each grid is."""
+        """How much coarser each grid of a search is, in order."""
         return (_COARSE, 1) if self.rate is not None else (1,)
 
 
-def noise_for(epsilon: float, delta: float, rounds: int, clients: int, **how: Any) -> float:
+def noise_for(epsilon: float, delta: float, rounds: int, clients: int, **design: Any) -> float:
     """The least noise with which a run stays within its budget, to one part in ten thousand.
 
     Args:
@@ -223,11 +223,11 @@ def noise_for(epsilon: float, delta: float, rounds: int, clients: int, **how: An
         delta: δ, from 1e-12, below 1; less than 1/clients is customary.
         rounds: ≥ 0.
         clients: number of clients.
-        how: ``rate``, ``places``, ``cohort``, ``apart``, ``exchanges``, ``warmup``, as :class:`Ledger` has them.
+        design: ``rate``, ``places``, ``cohort``, ``apart``, ``exchanges``, ``warmup``, as :class:`Ledger` has them.
 
     Returns:
-        Standard deviation of the noise of a sum, in units of the clip. ``Ledger(noise, clients, **how)`` spends at
-        most ε, never more.
+        Standard deviation of the noise of a sum, in units of the clip. ``Ledger(noise, clients, **design)``
+        spends at most ε.
 
     Raises:
         ConfigError: numbers out of range, or dp-accounting is not installed.
@@ -242,7 +242,7 @@ def noise_for(epsilon: float, delta: float, rounds: int, clients: int, **how: An
     check_number("epsilon", epsilon, 0, open_low=True, fixed=True)
     check_count("rounds", rounds, 0, MOST)
     delta = _delta(delta)
-    ledger = Ledger(1.0, clients, **how)
+    ledger = Ledger(1.0, clients, **design)
     if rounds == ledger.warmup == 0:
         return 0.0
 
@@ -256,7 +256,7 @@ def noise_for(epsilon: float, delta: float, rounds: int, clients: int, **how: An
                 raise ConfigError(
                     "epsilon", epsilon, f"no noise from {_SMALLEST:g} to {_LARGEST:g} spends about so much"
                 )
-            spent = _epsilon(Ledger(math.exp(log_noise), clients, **how), int(rounds), delta, grid)
+            spent = _epsilon(Ledger(math.exp(log_noise), clients, **design), int(rounds), delta, grid)
             return math.log(min(max(spent, 1e-15), 1e15) / epsilon)
 
         low, high = _around(too_much, guess, step)
@@ -299,38 +299,39 @@ def _epsilon(ledger: Ledger, rounds: int, delta: float, coarser: int) -> float:
     if ledger.noise == 0 or delta <= 0:
         return math.inf
     with _quietly() as dp:
-        each = ledger.noise / math.sqrt(ledger.exchanges)  # of a round's exchanges together
-        first = ledger.noise / math.sqrt(ledger.warmup) if ledger.warmup else math.inf
+        noise = ledger.noise / math.sqrt(ledger.exchanges)  # of a round's exchanges together
+        warmup_noise = ledger.noise / math.sqrt(ledger.warmup) if ledger.warmup else math.inf
         if ledger.cohort is not None:
             # dp-accounting has the noise in units of how far a sum can move; replacing a client moves it by two clips.
-            sampled = _by_rdp(dp, (each / 2, ledger.clients, ledger.cohort), rounds, first / 2, delta)
-            return min(sampled, _plain(dp, rounds, each / 2, first / 2, delta))  # RDP is loose for large cohorts
+            sampled = _by_rdp(dp, (noise / 2, ledger.clients, ledger.cohort), rounds, warmup_noise / 2, delta)
+            # RDP is loose for large cohorts.
+            return min(sampled, _plain(dp, rounds, noise / 2, warmup_noise / 2, delta))
         if ledger.rate is None:
-            return _plain(dp, -(-rounds // ledger.apart), each, first, delta)
-        return _by_pld(dp, ledger, each, rounds, first, delta, coarser)
+            return _plain(dp, -(-rounds // ledger.apart), noise, warmup_noise, delta)
+        return _by_pld(dp, ledger, noise, rounds, warmup_noise, delta, coarser)
 
 
-def _plain(dp: types.ModuleType, rounds: int, each: float, first: float, delta: float) -> float:
-    """Of a client that is in every round: one Gaussian mechanism, in closed form."""
-    return float(dp.get_epsilon_gaussian((rounds / each**2 + 1 / first**2) ** -0.5, delta))
+def _plain(dp: types.ModuleType, rounds: int, noise: float, warmup_noise: float, delta: float) -> float:
+    """ε of a client that is in every round: one Gaussian mechanism, in closed form."""
+    return float(dp.get_epsilon_gaussian((rounds / noise**2 + 1 / warmup_noise**2) ** -0.5, delta))
 
 
 def _by_pld(
-    dp: types.ModuleType, ledger: Ledger, each: float, rounds: int, first: float, delta: float, coarser: int
+    dp: types.ModuleType, ledger: Ledger, noise: float, rounds: int, warmup_noise: float, delta: float, coarser: int
 ) -> float:
-    """Of Poisson sampling."""
+    """ε under Poisson sampling, by privacy loss distributions."""
     cut = ledger._is_cut
-    above = _by_rdp(dp, (each, ledger.rate), rounds, first, delta)
+    above = _by_rdp(dp, (noise, ledger.rate), rounds, warmup_noise, delta)
     if above > _LARGE or rounds > _MANY:
         if not cut:
             return above
         # A client in a full cohort takes another's place: a sum moves by up to two clips.
-        return _plain(dp, rounds, each / 2, first, delta)
-    grid = _GRID * max(1.0, (_FULL / min(each, first)) ** 2) * coarser
-    rest = [(_one_round(first, 1.0, None, None, grid)[0], 1)] if math.isfinite(first) else []
+        return _plain(dp, rounds, noise / 2, warmup_noise, delta)
+    grid = _GRID * max(1.0, (_FULL / min(noise, warmup_noise)) ** 2) * coarser
+    rest = [(_one_round(warmup_noise, 1.0, None, None, grid)[0], 1)] if math.isfinite(warmup_noise) else []
     if not rounds:
         return losses.epsilon(rest, delta)
-    one = _one_round(each, ledger.rate, *((ledger.clients, ledger.places) if cut else (None, None)), grid)
+    one = _one_round(noise, ledger.rate, *((ledger.clients, ledger.places) if cut else (None, None)), grid)
     return max(losses.epsilon([(direction, rounds), *rest], delta) for direction in one)
 
 
@@ -338,7 +339,7 @@ def _by_pld(
 def _one_round(
     noise: float, rate: float | None, clients: int | None, places: int | None, grid: float
 ) -> tuple[losses.Losses, ...]:
-    """Of Poisson sampling; with numbers of clients and places, of one that leaves clients out."""
+    """Privacy losses of one round of Poisson sampling; with ``places``, of a cohort that leaves clients out."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     if clients is None:
@@ -350,15 +351,15 @@ def _one_round(
     return losses.of_round(made)
 
 
-def _by_rdp(dp: types.ModuleType, each: tuple[Any, ...], rounds: int, first: float, delta: float) -> float:
-    orders, one = _renyi(*each)
-    spent = rounds * one + orders / (2 * first**2)
+def _by_rdp(dp: types.ModuleType, mechanism: tuple[Any, ...], rounds: int, warmup_noise: float, delta: float) -> float:
+    orders, one = _renyi(*mechanism)
+    spent = rounds * one + orders / (2 * warmup_noise**2)
     return float(dp.rdp.compute_epsilon(orders, spent, delta)[0])
 
 
 @functools.lru_cache(maxsize=1024)
 def _renyi(noise: float, *sampled: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Orders, and the Rényi differential privacy of one round: of a sampling rate, or N and a cohort's size."""
+    """Orders, and the Rényi divergences of one round, for a sampling rate, or for N and the size of a cohort."""
     import dp_accounting as dp
 
     gaussian = dp.GaussianDpEvent(noise)
@@ -373,7 +374,7 @@ def _renyi(noise: float, *sampled: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[types.ModuleType]:
-    """dp-accounting, whose remarks on single orders and on numbers too large say nothing to a user."""
+    """dp-accounting without its log messages and warnings, which say nothing to a user."""
     try:
         import dp_accounting
     except ImportError as error:

@@ -38,7 +38,7 @@ class Losses:
 
 
 def of_round(pld: Any) -> tuple[Losses, ...]:
-    """Those of dp-accounting's distribution of one round: when a client is removed, and where it differs, added."""
+    """The losses of dp-accounting's distribution of one round: for removing a client and, if other, for adding one."""
     directions = (pld._pmf_remove,) if pld._symmetric else (pld._pmf_remove, pld._pmf_add)
     dense = [each.to_dense_pmf() for each in directions]
     return tuple(Losses(d._discretization, d._lower_loss, np.asarray(d._probs), d._infinity_mass) for d in dense)

@@ -1,4 +1,8 @@
-"""The wire: what becomes of an upload between a client and the server's step."""
+"""The wire: what happens to an upload between a client and the server's step.
+
+``wire`` has the stages in order. One module a stage: ``faults``, ``guard``, ``compressed`` (compression), ``privacy``
+(clipping and noise), ``secure`` (sums as whole numbers), ``sums`` (weighted sums) and ``averages`` (robust averages).
+"""
 
 from fedax.registry import Registry
 from fedax.wire.averages import ClippedMean, CoordinateMedian, GeometricMedian, TrimmedMean

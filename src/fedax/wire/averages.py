@@ -1,4 +1,4 @@
-"""Robust averages: what a server may take in the place of the weighted mean of the uploads."""
+"""Robust averages, which a server may take in the place of the weighted mean of the uploads."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ _ROUNDING = 1e-6  # of sums of weights in float32
 
 
 class Aggregator(Settings):
-    """What stands in the place of the weighted mean Σ ω_i v_i of the uploads.
+    """An average of uploads in the place of the weighted mean Σ ω_i v_i.
 
     A robust average estimates Σ ω_i v_i / Σ ω_i, and is then multiplied by Σ ω_i. All of them are for methods whose
     clients keep nothing between rounds: what clients keep assumes that their uploads entered a mean.
@@ -31,7 +31,7 @@ class Aggregator(Settings):
     gathers: ClassVar[bool] = True  # whether it needs the uploads of a cohort at once; they have to fit in memory
 
     def each(self, upload: Tree) -> Array:
-        """What counts of one client's upload."""
+        """One client's upload as the average takes it, such as a clipped one; default: as it is."""
         return upload
 
     def average(self, uploads: Tree, weights: Array) -> Array:
@@ -83,8 +83,8 @@ class TrimmedMean(Aggregator):
         check_number("share", self.share, 0, 0.5, open_low=True, open_high=True)
 
     def average(self, uploads: Tree, weights: Array) -> Array:
-        def mean(values: Array, own: Array, ends: Array) -> Array:
-            counts = jnp.minimum(ends, 1 - self.share) - jnp.maximum(ends - own, self.share)
+        def mean(values: Array, shares: Array, ends: Array) -> Array:
+            counts = jnp.minimum(ends, 1 - self.share) - jnp.maximum(ends - shares, self.share)
             counts = jnp.where(counts > _ROUNDING, counts, 0)
             return jnp.sum(jnp.where(counts > 0, counts * values, 0), axis=0) / jnp.sum(counts, axis=0)
 
@@ -134,14 +134,16 @@ class GeometricMedian(Aggregator):
 class ClippedMean(Aggregator):
     """The weighted mean of updates none of which is longer than ``norm``: longer ones are shortened.
 
-    Bounds what a client can do, and does nothing to direction. For methods whose upload is one update of the model.
+    This bounds the influence of a client, but not the direction of its update. For methods whose upload is one update
+    of the model.
+
+    Args:
+        norm: the longest Euclidean norm, > 0.
+
     Raises:
         ConfigError: numbers out of range.
 
     Source: Sun et al. 2019, "Can you really backdoor federated learning?", norm thresholding.
-
-    Args:
-        norm: the longest Euclidean norm, > 0.
 
     Example:
         >>> ClippedMean(2.5).each(jnp.array([3.0, 4.0])).tolist()
@@ -161,9 +163,9 @@ class ClippedMean(Aggregator):
 
 
 def _in_order(leaf: Array, weights: Array) -> tuple[Array, Array, Array]:
-    """Values of clients in order, number by number; the weight of each, and the sum up to and with it, of 1 in all."""
+    """The clients' values sorted, number by number; their weights, which sum to 1, and the cumulative weights."""
     values = jnp.asarray(leaf, jnp.result_type(leaf, jnp.float32))
     order = jnp.argsort(values, axis=0)  # NaN is last
-    own = jnp.asarray(weights, values.dtype) / jnp.sum(weights)
-    own = own[order]
-    return jnp.take_along_axis(values, order, axis=0), own, jnp.cumsum(own, axis=0)
+    shares = jnp.asarray(weights, values.dtype) / jnp.sum(weights)
+    shares = shares[order]
+    return jnp.take_along_axis(values, order, axis=0), shares, jnp.cumsum(shares, axis=0)

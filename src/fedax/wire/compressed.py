@@ -1,4 +1,4 @@
-"""A method whose uploads are compressed, without its knowing."""
+"""Compression of the uploads of any method: a layer around it, of which the method itself does not know."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -52,30 +52,32 @@ class Compression(Settings):
 
     @classmethod
     def of(cls, given: Unknown) -> "Compression":
-        """Of a compressor for uploads, of ``{"up": …, "down": …}``, or of the same as tables; ``None``: nothing."""
+        """From a compressor of uploads, from ``{"up": …, "down": …}``, or from tables of these; ``None``: none."""
         if given is None or isinstance(given, cls):
             return given or cls()
         if isinstance(given, Mapping) and given and set(given) <= {"up", "down"}:
-            return cls(**{way: compressor(each, f"compress.{way}") for way, each in given.items() if each is not None})
+            return cls(
+                **{way: compressor(table, f"compress.{way}") for way, table in given.items() if table is not None}
+            )
         return cls(compressor(given))
 
 
-class Kept(NamedTuple):
-    """What a client keeps: the method's own; and by exchange, what its messages lacked."""
+class CompressedMemory(NamedTuple):
+    """A client's memory: the method's own, and for each exchange the compressor's, the error of the messages so far."""
 
     own: Tree
-    lacking: tuple[Tree, ...]
+    residuals: tuple[Tree, ...]
 
 
 class Compressed(Layer):
-    """Another method; what its clients upload goes as one message an exchange.
+    """A method whose clients send each upload as one message.
 
-    Where the compressor keeps something, the warm-up goes whole: what it lacked could never be sent.
+    Where the compressor has a memory, the uploads of the warm-up are sent whole: their error could never be sent later.
 
     Args:
-        inner: that method.
+        inner: the method itself.
         up: the compressor.
-        forms: of each exchange of a round, the arrays of its upload; of one to which clients only listen, none.
+        forms: for each exchange of a round, the arrays of its upload; none where clients only receive.
     """
 
     up: Compressor
@@ -83,7 +85,7 @@ class Compressed(Layer):
 
     def init_client(self, x: Vector) -> Tree:
         own = self.inner.init_client(x)
-        return Kept(own, tuple(map(self.up.init, self.forms))) if self.up.keeps else own
+        return CompressedMemory(own, tuple(map(self.up.init, self.forms))) if self.up.keeps else own
 
     def own_memory(self, memory: Tree) -> Tree:
         return memory.own if self.up.keeps else memory
@@ -95,28 +97,28 @@ class Compressed(Layer):
         return tuple(self._exchange(exchange, None) for exchange in self.inner.warmup())
 
     def _exchange(self, exchange: Exchange, number: int | None) -> Exchange:
-        """``number``: of a round's; ``None``: of the warm-up."""
+        """``number``: of an exchange of a round; ``None``: it is one of the warm-up."""
 
         def client(download: Tree, memory: Tree, oracle: Unknown) -> tuple[Tree, Tree]:
-            kept = memory if self.up.keeps else Kept(memory, ())
+            kept = memory if self.up.keeps else CompressedMemory(memory, ())
             upload, own = exchange.client(download, kept.own, oracle)
-            lacking = kept.lacking
+            residuals = kept.residuals
             if exchange.server is not None and not (self.up.keeps and number is None):
                 key = jax.random.fold_in(oracle.key, _MESSAGE)
-                before = lacking[number] if self.up.keeps and number is not None else ()
+                before = residuals[number] if self.up.keeps and number is not None else ()
                 upload, after = self.up.encode(key, upload, before)
                 if self.up.keeps and number is not None:
-                    lacking = (*lacking[:number], after, *lacking[number + 1 :])
-            return upload, Kept(own, lacking) if self.up.keeps else own
+                    residuals = (*residuals[:number], after, *residuals[number + 1 :])
+            return upload, CompressedMemory(own, residuals) if self.up.keeps else own
 
         return exchange._replace(client=client)
 
 
 def check_compressible(method: Algorithm, up: Compressor, uploads: list[Tree]) -> None:
-    """Raise a ConfigError for a method whose uploads this compressor cannot take the place of.
+    """Raise a ConfigError for a method whose uploads this compressor cannot compress.
 
     Args:
-        method: whose they are.
+        method: the method.
         uploads: pytrees of ``jax.ShapeDtypeStruct``, of all its exchanges.
     """
     name = method.traits().name or type(method).__name__
@@ -143,8 +145,8 @@ def encoded(down: Compressor, download: Tree, key: Array, known: list[tuple[Arra
     Args:
         down: the compressor.
         download: a pytree.
-        key: the round's own. All messages of a round have it, so that an array that is sent once more is the same.
-        known: arrays of the round and their messages; these are found again, and new ones added.
+        key: the round's, the same for all messages of the round, so that an array that is sent twice has one message.
+        known: the arrays of the round so far, and their messages; new ones are added.
     """
 
     def message(leaf: Array) -> Tree:

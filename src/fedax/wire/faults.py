@@ -1,4 +1,4 @@
-"""Faults: clients that send something else than they should, for studies of what that does."""
+"""Faults: clients that send wrong uploads, to study the effect."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from fedax.numbers import check_count, check_number
 
 
 class Faults(Settings):
-    """Some clients send something else than what the method computes.
+    """Some clients send something else than the method computes.
 
     Args:
         clients: their numbers; or their share of all N, in (0, 1], of which ⌈share·N⌉ are then drawn by ``seed``.
@@ -53,7 +53,7 @@ class Faults(Settings):
         self.sends, self.times, self.seed = sends, times, check_count("seed", seed, 0)
 
     def of(self, num_clients: int) -> tuple[int, ...]:
-        """Who they are among N clients, in order.
+        """The numbers of the faulty clients among N, in order.
 
         Raises:
             ConfigError: a client's number is N or more.
@@ -67,15 +67,15 @@ class Faults(Settings):
         return tuple(sorted(drawn.tolist()))
 
     def send(self, upload: Tree) -> Tree:
-        """What such a client sends in place of ``upload``."""
+        """What a faulty client sends in the place of ``upload``."""
         if (number := self.sends) is not None:
             return jax.tree.map(lambda leaf: jnp.full_like(leaf, number), upload)
         return jax.tree.map(lambda leaf: leaf * jnp.asarray(self.times, jnp.result_type(leaf)), upload)
 
     def applied(self, upload: Tree, client: Array, num_clients: int) -> Tree:
-        """What client number ``client`` of N sends: ``upload``, unless it is one of these."""
-        if not (there := self.of(num_clients)):  # an empty list, or a share of 0
+        """What client number ``client`` of N sends: ``upload``, unless the client is faulty."""
+        if not (numbers := self.of(num_clients)):  # an empty list, or a share of 0
             return upload
-        ids = jnp.asarray(there, jnp.int32)
+        ids = jnp.asarray(numbers, jnp.int32)
         faulty = ids.at[jnp.searchsorted(ids, client)].get(mode="clip") == client
-        return jax.tree.map(lambda bad, own: jnp.where(faulty, bad, own), self.send(upload), upload)
+        return jax.tree.map(lambda bad, good: jnp.where(faulty, bad, good), self.send(upload), upload)

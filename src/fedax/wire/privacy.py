@@ -1,4 +1,8 @@
-"""Differential privacy of clients: uploads are clipped, and noise is added to their sum, whatever the method."""
+"""Differential privacy of clients: the settings, clipping of uploads, and noise on their sums, for any method.
+
+:mod:`fedax.privacy` accounts for what a run spends of its privacy budget; :mod:`fedax.engine.private` checks a run and
+puts the layer :class:`Private` around its method; :mod:`fedax.engine.secret` keeps the key of the noise.
+"""
 
 import math
 from typing import NamedTuple
@@ -70,7 +74,7 @@ class DP(Settings):
     Args:
         clip: C > 0, the largest Euclidean norm of an upload.
         noise: z ≥ 0, the standard deviation of the noise on the sum in units of the clip; 0: no guarantee, ε = ∞.
-        delta: δ in (0, 1), for which ε is told; below one over the number of clients.
+        delta: δ in (0, 1), for which ε is reported; below one over the number of clients.
         epsilon: a budget: the run ends with the last round within it; ``None``: none.
         adaptive: how the clip follows the uploads, which begin with ``clip``; ``None``: it stays.
         by_leaf: clip each of the L arrays of an upload to C/√L, in place of all together.
@@ -130,12 +134,12 @@ class DP(Settings):
         return jax.tree.map(lambda leaf: jnp.where(finite, leaf, 0), cut), finite & (norm_of(leaves) <= clip)
 
     def entering(self, upload: Tree, download: Tree) -> Tree:
-        """What of an upload enters the sum; ``download``: what its client received of :class:`Private`."""
+        """The clipped upload, as it enters the sum; ``download``: what the client received from :class:`Private`."""
         if self.adaptive is None:
             return self.clipped(upload, self.clip)[0]
         value, below = self.clipped(upload, download.clip)
         # ± ½, by which one client moves the count less than by 0 or 1.
-        return Counted(value, jnp.where(below, 0.5, -0.5))
+        return UploadAndBit(value, jnp.where(below, 0.5, -0.5))
 
     def noise_of_sum(self, expected: Number) -> Array:
         """z of the uploads' sum, in units of the clip; ``expected``: clients of a cohort."""
@@ -145,34 +149,34 @@ class DP(Settings):
         return jnp.where(jnp.asarray(self.noise) > 0, left**-0.5, 0)
 
     def noise_of_count(self, expected: Number) -> Number:
-        """σ of the count of those that are no longer than the clip."""
+        """σ of the noise on the count of uploads that are no longer than the clip."""
         assert self.adaptive is not None
         given = self.adaptive.noise
         return jnp.where(jnp.asarray(self.noise) > 0, expected / 20 if given is None else given, 0)
 
 
-class Counted(NamedTuple):
-    """An upload, or their mean, and what tells how many are no longer than the clip."""
+class UploadAndBit(NamedTuple):
+    """A clipped upload, and its bit: ½ if it was no longer than the clip, else −½; or the means of both."""
 
     value: Tree
     below: Array
 
 
-class Download(NamedTuple):
-    """What a client receives: what the method sends, and the clip."""
+class DownloadAndClip(NamedTuple):
+    """What a client receives under an adaptive clip: the method's download, and the clip."""
 
     value: Tree
     clip: Array
 
 
 class PrivateState(NamedTuple):
-    """What the server keeps.
+    """The server's state.
 
     Attributes:
-        inner: the method's own.
-        clips: stage -> the clip of each exchange, where it follows the uploads; else ``()``.
-        past: of each exchange the noise of the last rounds, leaves [bands − 1, ...], if it is correlated; else ``()``.
-        secret: of the noise.
+        inner: the state of the method itself.
+        clips: stage -> the clip of each exchange, where it is adaptive; else ``()``.
+        past: for each exchange the noise of the last rounds, leaves [bands − 1, ...], if correlated; else ``()``.
+        secret: the numbers that the noise is drawn from.
     """
 
     inner: Tree
@@ -182,18 +186,18 @@ class PrivateState(NamedTuple):
 
 
 class Private(Layer):
-    """A method whose server hears sums with noise, and knows of a round what everyone may know.
+    """A method whose server receives sums with noise, and of a round only what is public.
 
     Attributes:
-        inner: the method.
-        privacy: how.
+        inner: the method itself.
+        privacy: the settings.
         clients: N.
         chance: π, that a client is in a cohort and answers.
-        steps: the local steps of each client, as the server is told.
+        steps: the local steps of each client that the server's step is given.
         secret: numbers that the noise depends on besides the run's seed, [4] uint32.
         cohorts: the same for the draw of cohorts; [0] where they are those of the seed alone.
         coefficients: [bands] of the noise's matrix.
-        forms: of each exchange what a client uploads, where the noise is correlated; static.
+        forms: for each exchange the form of an upload, where the noise is correlated; static.
     """
 
     privacy: DP
@@ -230,24 +234,24 @@ class Private(Layer):
         return tuple(self._exchange(stage, k, each) for k, each in enumerate(getattr(self.inner, stage)()))
 
     def _exchange(self, stage: str, number: int, exchange: Exchange) -> Exchange:
-        given = exchange.download or self.inner.download
+        inner_download = exchange.download or self.inner.download
         adaptive = self.privacy.adaptive is not None
 
         def download(server: PrivateState) -> Tree:
-            value = given(server.inner)
-            return Download(value, server.clips[stage][number]) if adaptive else value
+            value = inner_download(server.inner)
+            return DownloadAndClip(value, server.clips[stage][number]) if adaptive else value
 
         def client(download: Tree, memory: Tree, oracle: Tree) -> tuple[Tree, Tree]:
             answer: tuple[Tree, Tree] = exchange.client(download.value if adaptive else download, memory, oracle)
             return answer
 
         def server(server: PrivateState, mean: Tree, round: Round) -> PrivateState:
-            heard = exchange.server
-            assert heard is not None
+            inner_server = exchange.server
+            assert inner_server is not None
             key = salted(jax.random.fold_in(jax.random.fold_in(round.key, _NOISE), number), server.secret)
             chance = 1.0 if stage == "warmup" else self.chance
             after, noised = self._noised(server, mean, key, chance, stage, number)
-            return after._replace(inner=heard(after.inner, without_marks(noised), self._known(round, chance)))
+            return after._replace(inner=inner_server(after.inner, without_marks(noised), self._public(round, chance)))
 
         return Exchange(client, None if exchange.server is None else server, download, exchange.who)
 
@@ -280,8 +284,8 @@ class Private(Layer):
                         lambda leaf: leaf * (scale / self.clients).astype(leaf.dtype), noise)  # fmt: skip
         return server, jax.tree.map(jnp.add, mean, noise)
 
-    def _known(self, round: Round, chance: Number) -> Round:
-        """What everyone may know of a round: how many clients are expected, not who came and what they have."""
+    def _public(self, round: Round, chance: Number) -> Round:
+        """The public facts of a round: how many clients are expected, not who came and what data they have."""
         size, kind = round.weights.shape[0], round.weights.dtype
 
         def each(total: Number) -> Array:
@@ -297,7 +301,7 @@ class Private(Layer):
 
 
 def salted(key: Array, secret: Array) -> Array:
-    """The random key that follows from another one, which may be known, and from the numbers of a secret."""
+    """A random key derived from another one, which may be public, and from the numbers of a secret."""
     for k in range(secret.shape[0]):
         key = jax.random.fold_in(key, secret[k])
     return key
@@ -312,14 +316,14 @@ def gaussian(key: Array, like: Tree) -> Tree:
 
 
 def standard_normal(key: Array, shape: tuple[int, ...], dtype: Unknown) -> Array:
-    """Independent standard normal numbers, with a tail that accounts of privacy may rely on.
+    """Independent standard normal numbers, with a tail on which privacy accounting can rely.
 
     ``jax.random.normal`` makes a float32 number of 23 bits: none is beyond 5.42, where one of 8 million should be, and
     an upload whose noised sum lies further out was certainly there. (In float64 none is beyond 8.2.) Here two numbers
     have a radius of 96 bits and an angle of 32, in float64 of 128 and 64. A radius is larger than r with probability
-    exp(−r²/2). Up to 9.99, beyond which lie 2⁻⁷² of all, radii are as dense as float32 can hold them. What the rest
-    takes of δ: :meth:`fedax.privacy.Ledger.tail`. Source: Box and Muller 1958, "A note on the generation of random
-    normal deviates".
+    exp(−r²/2). Up to 9.99, beyond which lie 2⁻⁷² of all, radii are as dense as float32 can hold them.
+    :meth:`fedax.privacy.Ledger.tail` says how much of δ the rest costs. Source: Box and Muller 1958, "A note on the
+    generation of random normal deviates".
 
     Example:
         >>> drawn = standard_normal(jax.random.key(0), (3, 1000), jnp.float32)

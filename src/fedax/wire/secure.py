@@ -1,4 +1,8 @@
-"""Secure aggregation: uploads as whole numbers of a modular group, of which the server learns nothing but the sum."""
+"""Secure aggregation, the arithmetic: uploads as whole numbers modulo 2^bits, so that masks cancel in their sum.
+
+:mod:`fedax.engine.secured` checks a run with secure sums; :mod:`fedax.engine.places.masks` is the protocol by which
+real nodes mask their sums.
+"""
 
 import math
 from collections.abc import Callable
@@ -59,13 +63,13 @@ class SecureSum(Settings):
             check_count("threshold", self.threshold, 2)
 
     def of(self, round_: Round, clip: Number = None) -> "FixedPoint":
-        """What whole numbers stand for in a round; ``clip``: that of ``privacy``."""
+        """The fixed-point format of a round; ``clip``: that of ``privacy``."""
         largest = jnp.stack([jnp.max(round_.weights), jnp.max(round_.data_weights)])
         clip = jnp.asarray(self.clip if clip is None else clip, largest.dtype)
         return FixedPoint(clip, largest, round_.weights.shape[0], self.bits)
 
     def check(self, places: int, size: int) -> None:
-        """That uploads of ``size`` numbers keep their length when they are rounded, to a quarter.
+        """Check that rounding changes the length of uploads of ``size`` numbers by a quarter at most.
 
         Args:
             places: the most clients of a round.
@@ -85,12 +89,12 @@ class SecureSum(Settings):
             raise ConfigError("secure.bits", self.bits, f"{size} numbers of {places} clients need more; {way_out}")
 
 
-class Whole(eqx.Module):
+class WholeNumbers(eqx.Module):
     """An array as whole numbers.
 
     Attributes:
         value: uint32; they count modulo 2^32, and where fewer bits are sent modulo 2^bits.
-        kind: the type of the numbers for which they stand.
+        kind: the type of the numbers that they stand for.
     """
 
     value: Array
@@ -98,7 +102,7 @@ class Whole(eqx.Module):
 
 
 class FixedPoint(eqx.Module):
-    """What whole numbers stand for in a round.
+    """A fixed-point format: the real numbers that whole numbers stand for in a round.
 
     Args:
         clip: the longest norm of an upload.
@@ -120,7 +124,7 @@ class FixedPoint(eqx.Module):
     bits: int = eqx.field(static=True)
 
     def integers(self, upload: Tree, weight: Array, data_weight: Array) -> Tree:
-        """ω v of the estimates of one client's upload, p v of the changes, in units; a pytree of :class:`Whole`."""
+        """ω v of the estimates of one upload, p v of its changes, in units: a pytree of :class:`WholeNumbers`."""
         leaves = jax.tree.leaves(upload)
         if not leaves:  # of a client that only listens
             return upload
@@ -137,13 +141,13 @@ class FixedPoint(eqx.Module):
         apart: Callable[[Array], Array] = jax.lax.optimization_barrier
         shorten = apart(jnp.minimum(apart(1 / self.clip), room / (scale * norm)))  # of a norm of 0, 1 / clip
 
-        def whole(weight: Array, largest: Array, leaf: Array) -> Whole:
+        def whole(weight: Array, largest: Array, leaf: Array) -> WholeNumbers:
             kind = _wide(leaf)
             share = apart(apart(weight) * apart(jnp.where(largest > 0, 1 / largest, 0)))
             factor = apart(apart(shorten * share) * m)
             units = jnp.clip(jnp.round(leaf.astype(kind) * factor.astype(kind)), -m, m)
             units = jnp.where(fine & (share > 0), units, 0).astype(jnp.int32)
-            return Whole(jax.lax.bitcast_convert_type(units, jnp.uint32), kind)
+            return WholeNumbers(jax.lax.bitcast_convert_type(units, jnp.uint32), kind)
 
         of_estimates, of_changes = self.largest
         return by_kind(
@@ -151,10 +155,10 @@ class FixedPoint(eqx.Module):
         )
 
     def numbers(self, total: Tree) -> Tree:
-        """A sum of :meth:`integers` as numbers."""
+        """A sum of :meth:`integers` as real numbers."""
         unused, m = 32 - self.bits, most(self.places, self.bits)
 
-        def number(largest: Array, whole: Whole) -> Array:
+        def number(largest: Array, whole: WholeNumbers) -> Array:
             signed = jax.lax.bitcast_convert_type(whole.value << unused, jnp.int32) >> unused
             return signed.astype(whole.kind) * (largest * self.clip / m).astype(whole.kind)
 
@@ -165,8 +169,8 @@ class FixedPoint(eqx.Module):
 
 
 def is_whole(part: Tree) -> bool:
-    """Whether a part of a sum is a :class:`Whole`."""
-    return isinstance(part, Whole)
+    """Whether a part of a sum is a :class:`WholeNumbers`."""
+    return isinstance(part, WholeNumbers)
 
 
 def most(places: int, bits: int) -> int:

@@ -26,7 +26,7 @@ def by_kind(
 
 
 def without_marks(upload: Tree) -> Tree:
-    """``upload`` with the value of each ``Change`` in its place, as a method's server receives it."""
+    """``upload`` with the value of each ``Change`` in its place: what a method's server receives."""
     return jax.tree.map(lambda part: part.value if is_change(part) else part, upload, is_leaf=is_change)
 
 

@@ -1,4 +1,4 @@
-"""The wire as a whole: the parts that an upload goes through, in order."""
+"""The wire as a whole: the stages that an upload goes through, in order."""
 
 import dataclasses
 
@@ -9,34 +9,35 @@ import jax.numpy as jnp
 from fedax.contract.algorithm import Round
 from fedax.contract.compression import Compressor, decoded
 from fedax.contract.types import Array, Number, Tree
-from fedax.federation.participation import left
+from fedax.federation.participation import weight_growth
 from fedax.wire.averages import Aggregator
 from fedax.wire.compressed import encoded
 from fedax.wire.faults import Faults
 from fedax.wire.guard import Guard
-from fedax.wire.privacy import DP, Download
+from fedax.wire.privacy import DP, DownloadAndClip
 from fedax.wire.secure import FixedPoint, SecureSum
 from fedax.wire.sums import by_kind, clipped, weighted, without_marks
 
 
 class Wire(eqx.Module):
-    """What becomes of an upload between a client and the server's step.
+    """The stages between a client's upload and the server's step.
 
-    What messages say is read. At the client: ``faults``, then ``guard``, then the clip of ``privacy``, or what the
-    average takes of one upload. Then the weighted sum, or the uploads one by one where the average is robust. At the
-    server: the sum, or the average, for the clients that count. All numbers are traced: another clip compiles nothing.
+    Messages are decoded. At the client follow ``faults``, then ``guard``, then the clip of ``privacy`` or that of the
+    average. Then the uploads are summed with their weights, or gathered one by one where the average is robust. The
+    server takes the sum, or the average, over the clients that count. All numbers are traced: another clip needs no new
+    compilation.
 
     Args:
-        faults: clients that send something else; ``None``: none do.
+        faults: clients that send wrong uploads; ``None``: none do.
         guard: which uploads count; ``None``: all.
-        aggregate: what stands in the place of the mean; ``None``: the mean.
+        aggregate: the robust average in the place of the mean; ``None``: the mean.
         privacy: how uploads are clipped before they are summed; :class:`fedax.wire.privacy.Private` adds the noise.
-        down: what downloads are compressed by; ``None``: they are not.
+        down: the compressor of downloads; ``None``: they are not compressed.
         lossy: whether uploads may get lost on their way, as those of real clients may.
-        sealed: whether uploads go on as they are, one by one, their messages unread.
+        sealed: whether uploads are passed on one by one as they are, with their messages not decoded.
         secure: how uploads are summed as whole numbers; ``None``: as they are.
-        fixed: in a round, what its whole numbers stand for; see :meth:`of`.
-        own_clip: the longest norm of an upload that the node of a real client lets leave; ``None``: any.
+        fixed: the fixed-point format of the round; see :meth:`of`.
+        node_clip: the norm to which the node of a real client clips uploads before they leave it; ``None``: no clip.
 
     Example:
         >>> upload, accepted = Wire(guard=Guard()).sent(jnp.array([jnp.nan, 1.0]), client=0, num_clients=5)
@@ -53,7 +54,7 @@ class Wire(eqx.Module):
     sealed: bool = eqx.field(static=True, default=False)
     secure: SecureSum | None = None
     fixed: FixedPoint | None = None
-    own_clip: Number = None
+    node_clip: Number = None
 
     @property
     def excludes(self) -> bool:
@@ -66,25 +67,25 @@ class Wire(eqx.Module):
         return self.sealed or (self.aggregate is not None and self.aggregate.gathers)
 
     def download(self, download: Tree, key: Array, known: list[tuple[Array, Tree]] | None = None) -> Tree:
-        """What goes to a client, with messages where it is compressed; see :func:`fedax.wire.compressed.encoded`."""
+        """A download as it is sent, compressed if it is to be; see :func:`fedax.wire.compressed.encoded`."""
         if self.down is None:
             return download
         known = [] if known is None else known
-        if isinstance(download, Download):  # the clip goes as it is: noise is for this one
+        if isinstance(download, DownloadAndClip):  # the clip is not compressed: the noise is scaled by it
             return download._replace(value=encoded(self.down, download.value, key, known))
         return encoded(self.down, download, key, known)
 
     def of(self, round_: Round) -> "Wire":
-        """The wire of a round."""
+        """The wire of a round, whose weights set the fixed-point format of secure sums."""
         if self.secure is None:
             return self
         clip = None if self.privacy is None else self.privacy.clip
         return dataclasses.replace(self, fixed=self.secure.of(round_, clip))
 
     def sent(self, upload: Tree, client: Array, num_clients: int, download: Tree = ()) -> tuple[Tree, Array]:
-        """What is left of the upload of client number ``client`` of N, and whether it counts; ``()``: it must.
+        """The stages at a client, number ``client`` of N: its upload, and whether that counts; ``()``: it does.
 
-        ``download``: what the client had received.
+        ``download``: what the client received.
         """
         accepted: Array = ()
         if self.sealed:
@@ -99,12 +100,12 @@ class Wire(eqx.Module):
             upload = self.privacy.entering(upload, download)
         if self.aggregate is not None:
             upload = self.aggregate.each(upload)
-        if self.own_clip is not None:
-            upload = clipped(upload, self.own_clip)[0]
+        if self.node_clip is not None:
+            upload = clipped(upload, self.node_clip)[0]
         return upload, accepted
 
     def weighted(self, upload: Tree, weights: Array, data_weights: Array) -> Tree:
-        """What is summed of an upload; of several along the first axis, as are their weights."""
+        """An upload times its weights, ready to be summed; or several uploads and weights along the first axis."""
         if self.fixed is None:
             return weighted(upload, weights, data_weights)
         each = self.fixed.integers
@@ -113,7 +114,7 @@ class Wire(eqx.Module):
     def received(
         self, total: Tree, uploads: Tree, round_: Round, counts: Array, by_number: bool, alone: bool
     ) -> tuple[Tree, Round]:
-        """What the server's step is given: the mean, and the round with the clients that count.
+        """The stages at the server: the mean, and the round with the clients that count, for the server's step.
 
         Args:
             total: the sum of what :meth:`weighted` gives, over the clients that count.
@@ -127,7 +128,7 @@ class Wire(eqx.Module):
         if self.privacy is not None:
             return mean, round_  # whoever came: weights that grow would tell of it
         if self.excludes:
-            grow = left(round_.weights, counts, round_.present, by_number)
+            grow = weight_growth(round_.weights, counts, round_.present, by_number)
             weights = jnp.where(counts, round_.weights * grow, 0)
             if not alone:
                 mean = by_kind(lambda leaf: leaf * grow.astype(leaf.dtype), lambda leaf: leaf, total)

@@ -1,4 +1,4 @@
-"""A compressor out of a table."""
+"""A compressor from a table of a configuration."""
 
 from collections.abc import Mapping
 

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from fedax.contract.compression import Compressor, Form, Message
+from fedax.contract.compression import ArrayForm, Compressor, Message
 from fedax.contract.types import Array, Tree
 from fedax.numbers import check_count
 
@@ -39,7 +39,7 @@ class PowerSGD(Compressor):
         check_count("rank", self.rank)
 
     def encode(self, key: Array, upload: Tree, memory: Tree = ()) -> tuple[Message, Tree]:
-        form = Form.of(upload)
+        form = ArrayForm.of(upload)
         parts = [self._factors(jax.random.fold_in(key, at), leaf) for at, leaf in enumerate(form.arrays(upload))]
         return Message(parts, self, form), memory
 
@@ -51,7 +51,7 @@ class PowerSGD(Compressor):
         ]
         return form.from_arrays(leaves)
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         numbers = [
             self.rank * (shape[0] + math.prod(shape[1:])) if self._splits(shape) else math.prod(shape)
             for shape in form.shapes

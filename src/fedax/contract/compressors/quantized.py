@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.compression import Compressor, Form
+from fedax.contract.compression import ArrayForm, Compressor
 from fedax.contract.compressors.traced import is_known
 from fedax.contract.packing import codes_of, numbers_of, packed, unpacked
 from fedax.contract.types import Array, Number, Tree
@@ -51,22 +51,22 @@ class QSGD(Compressor):
         level = low + (jax.random.uniform(key, x.shape, x.dtype) < size - low)
         return {"norm": norm, "levels": jnp.where(x < 0, -level, level).astype(jnp.int32)}
 
-    def restore(self, parts: Tree, form: Form) -> Array:
+    def restore(self, parts: Tree, form: ArrayForm) -> Array:
         norm = parts["norm"]
         return norm * (parts["levels"].astype(norm.dtype) / jnp.asarray(self.levels, norm.dtype))
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         return form.size * self._width + 8 * form.kind.itemsize
 
     def omega(self, d: int) -> Number:
         least = min if is_known(self.levels) else jnp.minimum
         return least(d / (4 * self.levels**2), math.sqrt(d) / self.levels)
 
-    def pack(self, parts: Tree, form: Form) -> np.ndarray:
+    def pack(self, parts: Tree, form: ArrayForm) -> np.ndarray:
         codes = np.asarray(parts["levels"], np.int64) + int(self.levels)
         return packed([np.asarray(parts["norm"], form.kind)], codes, self._width)
 
-    def unpack(self, file: np.ndarray, form: Form) -> Tree:
+    def unpack(self, file: np.ndarray, form: ArrayForm) -> Tree:
         (norm,), codes = unpacked(file, [((), form.kind)], form.size, self._width)
         if norm < 0 or (codes > 2 * int(self.levels)).any():
             raise ValueError("the norm of a message is below 0, or there is no such level")
@@ -99,17 +99,17 @@ class Natural(Compressor):
         power = jax.lax.bitcast_convert_type(jnp.where(size >= infinite, infinite, rounded), x.dtype)
         return jnp.where(jnp.signbit(x), -power, power)
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         return form.size * _sign_and_exponent(form)
 
     def omega(self, d: int) -> float:
         return 1 / 8
 
-    def pack(self, parts: Tree, form: Form) -> np.ndarray:
+    def pack(self, parts: Tree, form: ArrayForm) -> np.ndarray:
         codes = codes_of(np.asarray(parts, form.kind)) >> jnp.finfo(form.kind).nmant
         return packed([], codes, _sign_and_exponent(form))
 
-    def unpack(self, file: np.ndarray, form: Form) -> Tree:
+    def unpack(self, file: np.ndarray, form: ArrayForm) -> Tree:
         _, codes = unpacked(file, [], form.size, _sign_and_exponent(form))
         return numbers_of(codes.astype(np.uint64) << np.uint64(jnp.finfo(form.kind).nmant), form.kind)
 
@@ -130,19 +130,19 @@ class Sign(Compressor):
     def compress(self, key: Array, x: Array) -> Tree:
         return {"size": jnp.mean(jnp.abs(x)), "negative": x < 0}
 
-    def restore(self, parts: Tree, form: Form) -> Array:
+    def restore(self, parts: Tree, form: ArrayForm) -> Array:
         return jnp.where(parts["negative"], -parts["size"], parts["size"])
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         return form.size + 8 * form.kind.itemsize
 
     def alpha(self, d: int) -> float:
         return 1 / d
 
-    def pack(self, parts: Tree, form: Form) -> np.ndarray:
+    def pack(self, parts: Tree, form: ArrayForm) -> np.ndarray:
         return packed([np.asarray(parts["size"], form.kind)], parts["negative"], 1)
 
-    def unpack(self, file: np.ndarray, form: Form) -> Tree:
+    def unpack(self, file: np.ndarray, form: ArrayForm) -> Tree:
         (size,), codes = unpacked(file, [((), form.kind)], form.size, 1)
         if size < 0:
             raise ValueError("the size in a message is below 0")
@@ -177,17 +177,17 @@ class Cast(Compressor):
         kind = jnp.finfo(self.to)
         return jax.lax.reduce_precision(x, kind.nexp, kind.nmant).astype(self.to)
 
-    def restore(self, parts: Tree, form: Form) -> Array:
+    def restore(self, parts: Tree, form: ArrayForm) -> Array:
         return parts.astype(form.kind)
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         return 16 * form.size
 
     def alpha(self, d: int) -> float:
         return 1 - 2.0 ** (-2 * (jnp.finfo(self.to).nmant + 1))
 
 
-def _sign_and_exponent(form: Form) -> int:
+def _sign_and_exponent(form: ArrayForm) -> int:
     return 8 * form.kind.itemsize - int(jnp.finfo(form.kind).nmant)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.compression import Compressor, Form
+from fedax.contract.compression import ArrayForm, Compressor
 from fedax.contract.compressors.traced import SEED_BITS, is_known, key_of, seed_of
 from fedax.contract.indices import shuffled
 from fedax.contract.packing import codes_of, packed, unpacked
@@ -40,20 +40,20 @@ class TopK(Compressor):
     def compress(self, key: Array, x: Array) -> Tree:
         return jnp.where(_largest(x, _count(self.share, x.size)), x, 0)
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         return int(_count(self.share, form.size)) * (8 * form.kind.itemsize + _place_bits(form.size))
 
     def alpha(self, d: int) -> Number:
         return _ratio(_count(self.share, d), d)
 
-    def pack(self, parts: Tree, form: Form) -> np.ndarray:
+    def pack(self, parts: Tree, form: ArrayForm) -> np.ndarray:
         x = np.asarray(parts, form.kind)
         # Those that are not +0; were there fewer than k, zeros are among the largest.
         places = np.argsort(codes_of(x) == 0, kind="stable")[: _count(self.share, form.size)]
         places = np.sort(places)
         return packed([x[places]], places, _place_bits(form.size))
 
-    def unpack(self, file: np.ndarray, form: Form) -> Tree:
+    def unpack(self, file: np.ndarray, form: ArrayForm) -> Tree:
         k = int(_count(self.share, form.size))
         (numbers,), places = unpacked(file, [((k,), form.kind)], k, _place_bits(form.size))
         if (np.diff(places) <= 0).any() or (places >= form.size).any():
@@ -64,8 +64,8 @@ class TopK(Compressor):
 class RandomK(Compressor):
     """k = ⌈share·d⌉ numbers at random places, times d/k, and 0 for the others: unbiased, ω = d/k − 1.
 
-    A message has k numbers, and 64 bits out of which their places are drawn again. If any of the d numbers is not
-    finite, none of the k is.
+    A message has k numbers, and a seed of 64 bits from which their places are drawn again. If any of the d numbers is
+    not finite, none of the k is.
 
     Args:
         share: of all numbers, in (0, 1]; it counts in millionths, and k is at least 1.
@@ -90,20 +90,20 @@ class RandomK(Compressor):
         scale = jnp.where(jnp.all(jnp.isfinite(x)), _ratio(x.size, _count(self.share, x.size)), jnp.nan)
         return {"numbers": jnp.where(self._drawn(seed, x.size), x * scale.astype(x.dtype), 0), "seed": seed}
 
-    def restore(self, parts: Tree, form: Form) -> Array:
+    def restore(self, parts: Tree, form: ArrayForm) -> Array:
         return parts["numbers"]
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         return int(_count(self.share, form.size)) * 8 * form.kind.itemsize + SEED_BITS
 
     def omega(self, d: int) -> Number:
         return _ratio(d, _count(self.share, d)) - 1
 
-    def pack(self, parts: Tree, form: Form) -> np.ndarray:
+    def pack(self, parts: Tree, form: ArrayForm) -> np.ndarray:
         places = np.flatnonzero(self._drawn(parts["seed"], form.size))
         return packed([np.asarray(parts["seed"], np.uint32), np.asarray(parts["numbers"], form.kind)[places]])
 
-    def unpack(self, file: np.ndarray, form: Form) -> Tree:
+    def unpack(self, file: np.ndarray, form: ArrayForm) -> Tree:
         k = int(_count(self.share, form.size))
         (seed, numbers), _ = unpacked(file, [((2,), np.uint32), ((k,), form.kind)])
         return {"numbers": _at(np.flatnonzero(self._drawn(seed, form.size)), numbers, form), "seed": seed}
@@ -137,7 +137,7 @@ def _place_bits(d: int) -> int:
     return (d - 1).bit_length()
 
 
-def _at(places: np.ndarray, numbers: np.ndarray, form: Form) -> np.ndarray:
+def _at(places: np.ndarray, numbers: np.ndarray, form: ArrayForm) -> np.ndarray:
     """[d] with numbers at places, and zeros."""
     x = np.zeros(form.size, form.kind)
     x[places] = numbers

@@ -1,4 +1,4 @@
-"""What compressors share: numbers that may be traced, and the seed in a message of which places or signs are drawn."""
+"""What compressors share: numbers that may be traced, and seeds that travel in messages."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ SEED_BITS = 64
 
 
 def is_known(number: Number) -> bool:
-    """Whether a number has a value yet."""
+    """Whether a number has a value, and is not traced by JAX."""
     return not isinstance(number, jax.core.Tracer)
 
 

@@ -1,4 +1,4 @@
-"""Compressors around another one: of the vector rotated, and with the error added to the next message."""
+"""Compressors around another one: random rotation, and error feedback."""
 
 import math
 from typing import ClassVar
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.compression import Compressor, Form, Message
+from fedax.contract.compression import ArrayForm, Compressor, Message
 from fedax.contract.compressors.from_table import compressor
 from fedax.contract.compressors.traced import SEED_BITS, key_of, seed_of
 from fedax.contract.indices import independent
@@ -21,7 +21,7 @@ class Rotated(Compressor):
     """Another compressor's message of the vector rotated at random, which makes its numbers of one size; its ω and α.
 
     Signs are turned around at random, then a Hadamard transform mixes all numbers; d is filled up with zeros to a power
-    of two. A message is one of ``of``, and 64 bits out of which the signs are drawn again.
+    of two. A message is one of ``of``, and a seed of 64 bits from which the signs are drawn again.
 
     Args:
         of: a compressor without memory, such as ``QSGD(4)``, or a table of one.
@@ -49,11 +49,11 @@ class Rotated(Compressor):
         rotated = _hadamard(self._signs(seed, filled) * filled)
         return {"of": self.of.encode(jax.random.fold_in(key, 0), rotated)[0].parts, "seed": seed}
 
-    def restore(self, parts: Tree, form: Form) -> Array:
+    def restore(self, parts: Tree, form: ArrayForm) -> Array:
         rotated = _hadamard(self.of.decode(Message(parts["of"], self.of, _filled(form))))
         return (self._signs(parts["seed"], rotated) * rotated)[: form.size]
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         return self.of.bits(_filled(form)) + SEED_BITS
 
     def omega(self, d: int) -> Number | None:
@@ -62,10 +62,10 @@ class Rotated(Compressor):
     def alpha(self, d: int) -> Number | None:
         return self.of.alpha(_power_of_two(d))
 
-    def pack(self, parts: Tree, form: Form) -> np.ndarray:
+    def pack(self, parts: Tree, form: ArrayForm) -> np.ndarray:
         return np.concatenate([packed([parts["seed"]]), self.of.pack(parts["of"], _filled(form))])
 
-    def unpack(self, file: np.ndarray, form: Form) -> Tree:
+    def unpack(self, file: np.ndarray, form: ArrayForm) -> Tree:
         (seed,), _ = unpacked(file[: SEED_BITS // 8], [((2,), np.uint32)])
         return {"of": self.of.unpack(file[SEED_BITS // 8 :], _filled(form)), "seed": seed}
 
@@ -106,11 +106,11 @@ class ErrorFeedback(Compressor):
         _check_of(self, "of")
 
     def init(self, upload: Tree) -> Tree:
-        form = Form.of(upload)
+        form = ArrayForm.of(upload)
         return [jnp.zeros(shape, kind) for shape, kind in zip(form.shapes, form.types, strict=True)]
 
     def encode(self, key: Array, upload: Tree, memory: Tree = ()) -> tuple[Message, Tree]:
-        form = Form.of(upload)
+        form = ArrayForm.of(upload)
         given = list(map(jnp.add, form.arrays(upload), memory))
         message = Message(self.of.encode(key, form.from_arrays(given))[0].parts, self, form)
         rest = list(map(jnp.subtract, given, form.arrays(self.decode(message))))
@@ -123,7 +123,7 @@ class ErrorFeedback(Compressor):
             return read
         return jax.tree.map(lambda leaf: leaf * jnp.asarray(self.alpha(d), leaf.dtype), read)
 
-    def bits(self, form: Form) -> int:
+    def bits(self, form: ArrayForm) -> int:
         return self.of.bits(form)
 
     def alpha(self, d: int) -> Number | None:
@@ -131,10 +131,10 @@ class ErrorFeedback(Compressor):
         alpha, omega = self.of.alpha(d), self.of.omega(d)
         return 1 / (1 + omega) if alpha is None and omega is not None else alpha
 
-    def pack(self, parts: Tree, form: Form) -> np.ndarray:
+    def pack(self, parts: Tree, form: ArrayForm) -> np.ndarray:
         return self.of.pack(parts, form)
 
-    def unpack(self, file: np.ndarray, form: Form) -> Tree:
+    def unpack(self, file: np.ndarray, form: ArrayForm) -> Tree:
         return self.of.unpack(file, form)
 
 
@@ -142,9 +142,9 @@ def _power_of_two(d: int) -> int:
     return 1 << max(0, d - 1).bit_length()
 
 
-def _filled(form: Form) -> Form:
+def _filled(form: ArrayForm) -> ArrayForm:
     """Of the vector that is filled up to a power of two."""
-    return Form.of(jax.ShapeDtypeStruct((_power_of_two(form.size),), form.kind))
+    return ArrayForm.of(jax.ShapeDtypeStruct((_power_of_two(form.size),), form.kind))
 
 
 def _hadamard(x: Array) -> Array:

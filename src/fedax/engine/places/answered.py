@@ -1,9 +1,9 @@
-"""What a node has answered, on its disk: each exchange once, so many questions, and what its noise has spent.
+"""The record of a node's answers, on its disk: each exchange once, the number of questions, the privacy budget spent.
 
-A server that asks one exchange of a run for two cohorts, or over two sets of nodes, learns from the difference of two
-sums what neither tells. One that asks a noisy figure again and again, each time a little differently, averages the
-noise away. So a node keeps, in a file that is only added to, what it has answered in all runs. A line is on the disk
-before the answer leaves.
+A server that requests one exchange of a run for two cohorts, or over two sets of nodes, learns more from the difference
+of the two sums than from either. One that asks for a noisy figure again and again, each time a little differently,
+averages the noise away. So a node records its answers in all runs in a file that is only appended to. A line is on the
+disk before the answer leaves.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ FILE = "answered.jsonl"
 
 
 class Repeated(NodeError):
-    """What is asked was answered before, to another question of the same name."""
+    """Another question of the same name was answered before."""
 
 
 class Answered:
@@ -58,7 +58,7 @@ class Answered:
                 raise ConfigError("folder", str(self.path), text) from error
 
     def _lines(self) -> list[bytes]:
-        """Those that were written whole; the answer of one that was not has not left."""
+        """The lines that were written whole; the answer of an incomplete one has not left."""
         if not self.path.exists():
             return []
         content = self.path.read_bytes()
@@ -83,19 +83,19 @@ class Answered:
     def take(
         self, name: str, digest: str, policy: Policy, loss: float = 0.0, numbers: int = 0, counts: bool = True
     ) -> None:
-        """Take down that a question is answered; one that was answered before changes nothing.
+        """Record that a question is answered; one that was answered before changes nothing.
 
         Args:
-            name: of what is answered once; of a question that may be asked in many ways, its digest.
-            digest: of the question.
-            policy: of the owner.
+            name: the name of something that is answered once; for questions that may be asked in many ways, the digest.
+            digest: the digest of the question.
+            policy: the owner's.
             loss: Σ 1/z² of the noise on what leaves.
-            numbers: with noise that leave.
-            counts: whether it is one of the questions that the policy limits.
+            numbers: how many numbers leave with noise.
+            counts: whether the policy's limits count it as a question.
 
         Raises:
             Repeated: another question of this name was answered.
-            NodeError: the owner does not allow so many, or the budget is spent.
+            NodeError: the owner does not allow so many questions, or the budget is spent.
         """
         known = self._known.get(name)
         if known is not None:
@@ -120,9 +120,9 @@ class Answered:
 
 
 def counted(folder: str | os.PathLike[str], day: str) -> tuple[int, int]:
-    """How many of the questions that a policy limits were answered, in all and on a day; the record stays as it is.
+    """How many questions that a policy limits were answered, in all and on a day, without changing the record.
 
-    Lines that cannot be read are none.
+    Lines that cannot be read do not count.
     """
     path, days = pathlib.Path(folder) / FILE, list[Unknown]()
     for text in path.read_bytes().splitlines() if path.exists() else ():
@@ -136,17 +136,17 @@ def counted(folder: str | os.PathLike[str], day: str) -> tuple[int, int]:
 
 
 def _tail(loss: float, numbers: int) -> float:
-    """The part of δ that the end of the noise of an answer takes."""
+    """The part of δ that the tail of an answer's noise costs."""
     from fedax.privacy import Ledger
 
     return Ledger(loss**-0.5, 1, numbers=numbers).tail(1) if loss else 0.0
 
 
 def question_of(text: str, arrays: Iterable[Unknown]) -> str:
-    """Of a question: its text, and the bytes of its arrays."""
-    found = hashlib.sha256(text.encode())
-    for each in arrays:
-        array = np.ascontiguousarray(each)
-        found.update(f"\n{array.dtype} {array.shape}\n".encode())
-        found.update(array.reshape(-1).view(np.uint8).data)
-    return found.hexdigest()[:32]
+    """The digest of a question: of its text, and of the bytes of its arrays."""
+    hasher = hashlib.sha256(text.encode())
+    for leaf in arrays:
+        array = np.ascontiguousarray(leaf)
+        hasher.update(f"\n{array.dtype} {array.shape}\n".encode())
+        hasher.update(array.reshape(-1).view(np.uint8).data)
+    return hasher.hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Blocks of clients on their way to the device and back: their examples, and the rows of their memory."""
+"""Blocks of clients and what moves to the device and back with them: examples, and rows of client memory."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,41 +8,41 @@ import numpy as np
 
 from fedax.contract.types import Array, Tree
 from fedax.data.federated import FederatedData
-from fedax.engine.clients import Answer
+from fedax.engine.clients import ClientResult
 from fedax.engine.loop import Clients, Federation, Tally
 from fedax.engine.memory import ClientMemory
 
-MOST_BYTES = 2**28  # of client memory, or of examples, that go to the device at a time
+MOST_BYTES = 2**28  # the most bytes of client memory, or of examples, that go to the device at a time
 
 
 class Block:
     """Some clients of a round that go to the device together.
 
     Attributes:
-        positions: [b] where they are among the round's clients; −1 where nobody is.
-        clients: who they are, as at the beginning of the round.
-        examples: theirs, where not all are on the device, from when they are fetched until they are at work.
-        memory: theirs, while it cannot be in the store: between two exchanges it has another form, or it is not yet
-            certain that the round counts.
-        answer: what became of them in their last exchange.
+        positions: [b] their positions among the round's clients; −1 at an empty place.
+        clients: the clients, as at the beginning of the round.
+        examples: their examples from when they are fetched until the block runs; unless all are on the device.
+        memory: their memory, while it cannot be in the store: between two exchanges it has another form, or it is not
+            yet certain that the round counts.
+        result: their results in their last exchange.
     """
 
     def __init__(self, positions: np.ndarray, clients: Clients):
         self.positions, self.clients = positions, clients
         self.examples: Tree = None
         self.memory: Tree = None
-        self.answer = Answer((), (), ())
+        self.result = ClientResult((), (), ())
 
     def now(self, clients: Clients, sliced: bool) -> Clients:
-        """What is known of them now: all who count so far; ``sliced``: with offsets into ``examples``."""
-        there = self.positions >= 0
-        weights, data_weights = (np.where(there, leaf[self.positions], 0) for leaf in clients[1:3])
-        found = self.clients._replace(weights=weights, data_weights=data_weights)
+        """The block's clients, with the weights in ``clients``; ``sliced``: with offsets into the block's examples."""
+        present = self.positions >= 0
+        weights, data_weights = (np.where(present, leaf[self.positions], 0) for leaf in clients[1:3])
+        block_clients = self.clients._replace(weights=weights, data_weights=data_weights)
         if not sliced:
-            return found
-        sizes = np.where(found.present, found.sizes, 0)
+            return block_clients
+        sizes = np.where(block_clients.present, block_clients.sizes, 0)
         starts = np.cumsum(sizes) - sizes
-        return found._replace(offsets=np.where(found.present, starts, 0).astype(np.int32))
+        return block_clients._replace(offsets=np.where(block_clients.present, starts, 0).astype(np.int32))
 
 
 class Examples:
@@ -51,10 +51,10 @@ class Examples:
     def __init__(self, data: FederatedData | None, fed: Federation, own: slice):
         self.data, self.fed, self.own, self.streamed = data, fed, own, data is not None
         self.bytes_a_client = _example_bytes(data) * float(np.mean(np.asarray(fed.sizes)))
-        self._room = 0  # examples of the largest block so far: another number is another program
+        self._room = 0  # examples of the largest block so far: another size would be another program
 
     def fetch(self, block: Block) -> None:
-        """Fetch a block's examples, unless all are on the device, or these are here."""
+        """Fetch a block's examples, unless all are on the device, or they are here already."""
         data, clients = self.data, block.clients
         if data is None or block.examples is not None:
             return
@@ -69,13 +69,13 @@ class Examples:
         """The data for a block's work."""
         self.fetch(block)
         fed = self.fed if block.examples is None else self.fed._replace(examples=block.examples)
-        block.examples = None  # or a round would gather all data
+        block.examples = None  # else a round would gather all data
         return fed
 
     def pieces(self, weights: Array = None) -> Iterator[Federation]:
-        """The data of this process's clients, for evaluation: on the device as they are, or piece by piece.
+        """The data of this process's clients, for evaluation: at once if on the device, else piece by piece.
 
-        ``weights``: of these clients, in the place of their own.
+        ``weights``: other weights for these clients.
         """
         fed, data, own = self.fed, self.data, self.own
         if data is None:
@@ -94,7 +94,7 @@ class Examples:
         for a, b in itertools.pairwise(cuts):
             rows = slice(data.offsets[a], ends[b - 1])
             examples = jax.tree.map(lambda leaf, rows=rows: _padded(leaf[rows], room), data.examples)
-            # Clients that are not there have the rows that are not, and no weight.
+            # Empty places have padding rows, and weight 0.
             fill = np.full(clients - (b - a) + 1, room)
             yield Federation(
                 examples,
@@ -105,31 +105,31 @@ class Examples:
             )
 
 
-class Rows:
-    """Rows of client memory on their way: one block's read ahead, another's still at work and to be written.
+class MemoryRows:
+    """Rows of client memory in transfer: those of one block read ahead, those of the running one still to be written.
 
     Attributes:
-        store: where all rows are.
-        hold: whether rows are kept with their blocks until the end of the round.
+        store: the memory of all clients.
+        hold: whether rows stay with their blocks until the end of the round.
         done: local steps and gradients of all blocks that were written.
     """
 
     def __init__(self, store: ClientMemory):
         self.store, self.hold, self.done = store, False, [0, 0]
-        self._at_work: tuple[Block, Tally] | None = None
+        self._running: tuple[Block, Tally] | None = None
         self._ready: tuple[Block, Tree, np.ndarray] | None = None
 
     def read(self, block: Block) -> None:
-        """Read a block's rows; those that the block at work will change have to be read again."""
+        """Read a block's rows; those that the running block will change have to be read again."""
         ids = block.clients.ids
         stale = np.zeros(len(ids), bool)
-        if self._at_work is not None and jax.tree.leaves(self._at_work[0].answer.memory):
-            working = self._at_work[0].clients
+        if self._running is not None and jax.tree.leaves(self._running[0].result.memory):
+            working = self._running[0].clients
             stale = np.isin(ids, working.ids[working.present])
         self._ready = block, self.store[np.minimum(ids, len(self.store) - 1)], stale
 
     def take(self, block: Block) -> Tree:
-        """A block's rows as they are now."""
+        """A block's current rows."""
         if self._ready is None or self._ready[0] is not block:
             self.read(block)
         assert self._ready is not None
@@ -142,17 +142,17 @@ class Rows:
             rows, block.memory = block.memory, None
         return rows
 
-    def at_work(self, block: Block, done: Tally) -> None:
-        """Note the block that is at work now; write the rows of the one before."""
+    def running(self, block: Block, done: Tally) -> None:
+        """Note the block that now runs; write the rows of the one before."""
         self.write()
-        self._at_work = block, done
+        self._running = block, done
 
     def write(self) -> None:
-        """Wait for the block at work, and write its rows, or keep them with it."""
-        if self._at_work is None:
+        """Wait for the running block, and write its rows, or keep them with it."""
+        if self._running is None:
             return
-        (block, done), self._at_work = self._at_work, None
-        memory = block.answer.memory
+        (block, done), self._running = self._running, None
+        memory = block.result.memory
         if self.hold or not self.store.fits(memory):
             block.memory = jax.tree.map(np.asarray, memory)
         else:
@@ -162,28 +162,28 @@ class Rows:
         self.done[1] += int(done.gradients)
 
     def release(self, blocks: list[Block], counts: np.ndarray) -> None:
-        """Write the rows that were held back: of the clients that count, [S] of the round."""
+        """Write the rows that were held back, for the clients that count; ``counts``: [S] of the round."""
         self.write()
         for block in blocks:
             self.put(block, counts)
 
     def finish(self) -> list[int]:
-        """Write all, and forget what was read ahead; what was done since the last time."""
+        """Write all rows and drop those read ahead; returns the work done since the last call."""
         self.write()
         done, self.done, self._ready = self.done, [0, 0], None
         return done
 
     def put(self, block: Block, counts: np.ndarray | None = None) -> None:
-        """Write a block's rows: of the clients that count, [S] of the round; default: as it was answered."""
+        """Write a block's rows for the clients that count, [S] of the round; default: those that were accepted."""
         memory, block.memory = block.memory, None
-        there = block.clients.present
+        kept = block.clients.present
         if counts is not None:
-            there = there & counts[block.positions]
-        elif not isinstance(accepted := block.answer.accepted, tuple):
-            there = there & np.asarray(accepted)
+            kept = kept & counts[block.positions]
+        elif not isinstance(accepted := block.result.accepted, tuple):
+            kept = kept & np.asarray(accepted)
         if memory is not None and self.store.row_bytes:
-            rows = memory if there.all() else jax.tree.map(lambda leaf: np.asarray(leaf)[there], memory)
-            self.store.put(block.clients.ids[there], rows)
+            rows = memory if kept.all() else jax.tree.map(lambda leaf: np.asarray(leaf)[kept], memory)
+            self.store.put(block.clients.ids[kept], rows)
 
 
 def _example_bytes(data: FederatedData | None) -> int:
@@ -191,7 +191,7 @@ def _example_bytes(data: FederatedData | None) -> int:
 
 
 def _rounded_up(n: int) -> int:
-    """To three binary digits."""
+    """``n`` rounded up to three binary digits."""
     unit = 1 << max(0, n.bit_length() - 3)
     return max(1, -(-n // unit) * unit)
 

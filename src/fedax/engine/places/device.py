@@ -10,45 +10,45 @@ from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree
 from fedax.contract.vector import Vector
-from fedax.engine.clients import Client, Outside, alone, client_program, contribute
+from fedax.engine.clients import Client, SharedInputs, alone, client_program, contribute
 from fedax.engine.loop import (
-    Ask,
     Clients,
     Exclusions,
     Federation,
-    Heard,
     Hyper,
+    Request,
+    Response,
     State,
     Tally,
     conclude,
     converse,
     download_of,
     draw,
+    draw_one,
     exchanges,
-    one_of,
     stage_key,
 )
-from fedax.engine.plan import Form, Plan, sent
+from fedax.engine.plan import ExchangeForm, Plan, sent
 from fedax.errors import ConfigError
 from fedax.federation.participation import Full
 from fedax.wire.sums import along
 
 
 def prepare(
-    hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan, forms: list[Form] | None = None
+    hyper: Hyper, fed: Federation, key: Array, x: Vector, plan: Plan, forms: list[ExchangeForm] | None = None
 ) -> tuple[State, Tally]:
-    """Server state and client memory at round 0, after the method's warm-up over all clients."""
+    """Server state and client memory at round 0, after the method's warm-up over all clients; and its tally."""
     server, row = first_state(hyper.method, x)
     memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (plan.num_clients, *leaf.shape)), row)
-    state, done = State(server, memory, no_exclusions(plan)), nothing()
+    state, tally = State(server, memory, no_exclusions(plan)), nothing()
     if resolve(hyper.method, 0).warmup():
         everyone = hyper._replace(participation=Full())
-        state, done = one_round(everyone, fed, key, state, 0, plan, "warmup", forms)
-    return settle(state, plan), done
+        state, tally = one_round(everyone, fed, key, state, 0, plan, "warmup", forms)
+    return settle(state, plan), tally
 
 
 def first_state(algorithm: Algorithm, x: Vector) -> tuple[Tree, Tree]:
-    """The server's state, and the memory of any one client, before everything."""
+    """The initial state of the server, and the initial memory of a client."""
     method = resolve(algorithm, 0)
     # Strong types: a Python number's weak one would change after the first rounds, and compile them a second time.
     state = (method.init(x), method.init_client(x))
@@ -57,22 +57,22 @@ def first_state(algorithm: Algorithm, x: Vector) -> tuple[Tree, Tree]:
 
 
 def no_exclusions(plan: Plan) -> Exclusions | tuple[()]:
-    """What was exclusions before the first round."""
+    """No exclusions yet: the state before the first round."""
     return Exclusions(jnp.zeros(plan.num_clients, jnp.int32), jnp.zeros((), jnp.int32)) if plan.watched else ()
 
 
 def some_rounds(
     hyper: Hyper, fed: Federation, key: Array, state: State, start: Array, stop: Array, plan: Plan
 ) -> tuple[State, Tally]:
-    """Rounds start … stop − 1, and what they did in all. Their number is no part of the program."""
+    """Run rounds start … stop − 1: the new state, and the tally. Their number is traced, not compiled in."""
 
     def body(index: Array, carry: tuple[State, Tally]) -> tuple[State, Tally]:
         state, before = carry
-        state, done = one_round(hyper, fed, key, state, index, plan)
-        return state, jax.tree.map(jnp.add, before, done)
+        state, tally = one_round(hyper, fed, key, state, index, plan)
+        return state, jax.tree.map(jnp.add, before, tally)
 
-    state, done = jax.lax.fori_loop(start, stop, body, (state, nothing()))
-    return settle(state, plan), done
+    state, tally = jax.lax.fori_loop(start, stop, body, (state, nothing()))
+    return settle(state, plan), tally
 
 
 def one_round(
@@ -83,16 +83,16 @@ def one_round(
     index: Array,
     plan: Plan,
     stage: str = "exchanges",
-    forms: list[Form] | None = None,
+    forms: list[ExchangeForm] | None = None,
 ) -> tuple[State, Tally]:
-    """Round ``index``: draw the cohort, take its memory, run its exchanges, put its memory back.
+    """Run round ``index``: draw the cohort, gather its memory, run its exchanges, write its memory back.
 
     ``key`` is the run's: every random number is a function of it, the round, the exchange, the client and the step.
     While JAX traces, the form of each exchange is appended to ``forms``.
     """
     method, key = resolve(hyper.method, index), stage_key(key, index, stage)
     clients, round_ = draw(hyper, fed, key, index, plan)
-    # Under full participation memory is taken and put back whole, in the clients' order.
+    # Under full participation memory is gathered and written back whole, in the clients' order.
     before = jax.tree.map(lambda leaf: leaf.at[clients.ids].get(mode="clip"), state.memory)
     place = Device(hyper, method, fed, key, index, before, plan, forms)
     loop = exchanges(stage, method, clients, round_, state.server, hyper.wire, plan.watched, place)
@@ -109,11 +109,11 @@ def one_round(
 
 
 class Device:
-    """The place: what is asked is traced.
+    """The place on the device, whose answers are traced.
 
     Attributes:
-        memory: what the clients of the round keep, leaves [S, ...].
-        done: what they did so far.
+        memory: the memory of the round's clients, leaves [S, ...].
+        done: the tally of their work so far.
     """
 
     def __init__(
@@ -125,52 +125,56 @@ class Device:
         index: Array,
         memory: Tree,
         plan: Plan,
-        forms: list[Form] | None,
+        forms: list[ExchangeForm] | None,
     ):
         self.memory, self.done = memory, nothing()
         self._hyper, self._method, self._plan, self._forms = hyper, method, plan, forms
-        self._outside = Outside(method, hyper.wire, None, fed, key, index)
+        self._shared = SharedInputs(method, hyper.wire, None, fed, key, index)
         self._sent: list[Tree] = []
         self._messages: list[tuple[Array, Tree]] = []
 
-    def answer(self, ask: Ask) -> Heard:
+    def answer(self, request: Request) -> Response:
         """Run the clients that are asked."""
         plan = self._plan
-        download = download_of(ask.exchange, self._method, ask.server, ask.wire, self._outside.key, self._messages)
-        outside = self._outside._replace(wire=ask.wire, download=decoded(download))
-        seen: list[tuple[Tree, Tree]] = []
+        download = download_of(
+            request.exchange, self._method, request.server, request.wire, self._shared.key, self._messages
+        )
+        shared = self._shared._replace(wire=request.wire, download=decoded(download))
+        traced: list[tuple[Tree, Tree]] = []
 
-        def make(outside: Outside) -> Client:
-            return client_program(ask.stage, ask.number, plan, lambda *given: seen.append(given), outside)
+        def make(shared: SharedInputs) -> Client:
+            return client_program(request.stage, request.number, plan, lambda *arrays: traced.append(arrays), shared)
 
-        if ask.at is None:
-            total, answers, done = contribute(make, outside, self.memory, ask.clients, plan)
+        if request.at is None:
+            total, results, tally = contribute(make, shared, self.memory, request.clients, plan)
         else:
-            total, answers, done = alone(make, outside, self.memory, ask.at, ask.clients.alone(ask.at), plan)
-        self.memory, self.done = answers.memory, jax.tree.map(jnp.add, self.done, done)
+            total, results, tally = alone(
+                make, shared, self.memory, request.at, request.clients.alone(request.at), plan
+            )
+        self.memory, self.done = results.memory, jax.tree.map(jnp.add, self.done, tally)
         if self._forms is not None:
-            self._forms.append(self._form(ask, download, *seen[-1]))
-        return Heard(total, answers.upload, answers.accepted)
+            self._forms.append(self._form(request, download, *traced[-1]))
+        return Response(total, results.upload, results.accepted)
 
-    def one_of(self, stage: str, clients: Clients) -> Array:
-        """The position of one client."""
-        return one_of(clients, self._outside.key)
+    def draw_one(self, stage: str, clients: Clients) -> Array:
+        """The position of a client that is drawn by weight."""
+        return draw_one(clients, self._shared.key)
 
-    def conclude(self, ask: Ask, heard: Heard) -> Tree:
+    def conclude(self, request: Request, response: Response) -> Tree:
         """The server's state after the exchange."""
-        return conclude(ask, heard, self._plan)
+        return conclude(request, response, self._plan)
 
-    def _form(self, ask: Ask, download: Tree, upload: Tree, memory: Tree) -> Form:
-        """Shapes, types, and which arrays are the same."""
-        one, down, up = ask.exchange.who == "one", sent(download), sent(upload)
-        if ask.exchange.server is None and (self._plan.full or ask.stage == "warmup"):
-            fresh = (False,) * len(down)  # what everyone hears now would be sent again in the next round
+    def _form(self, request: Request, download: Tree, upload: Tree, memory: Tree) -> ExchangeForm:
+        """The form of an exchange, from traced arrays: shapes, types, and which arrays are the same."""
+        single, down, up = request.exchange.who == "one", sent(download), sent(upload)
+        if request.exchange.server is None and (self._plan.full or request.stage == "warmup"):
+            fresh = (False,) * len(down)  # all clients get this again at the start of the next round, where it counts
         else:
             fresh = tuple(not any(leaf is old for old in self._sent) for leaf in down)
-        if not one:
+        if not single:
             self._sent += [leaf for leaf, new in zip(down, fresh, strict=True) if new]
         first = tuple(next(k for k, other in enumerate(up) if other is leaf) for leaf in up)
-        return Form(one, form_of(download), fresh, form_of(upload), first, form_of(memory))
+        return ExchangeForm(single, form_of(download), fresh, form_of(upload), first, form_of(memory))
 
 
 def form_of(tree: Tree) -> Tree:
@@ -179,27 +183,27 @@ def form_of(tree: Tree) -> Tree:
 
 
 def nothing() -> Tally:
-    """Before anything was done."""
+    """A tally of no work."""
     return Tally(*(jnp.zeros((), jnp.int32) for _ in Tally._fields))
 
 
 def settle(state: State, plan: Plan) -> State:
-    """Where the state lives between rounds: the server's on every device; memory where its client's work is, if known.
+    """Fix the sharding of the state between rounds: the server's on every device; memory with its client, if known.
 
-    Left to the compiler, it might be elsewhere after the first rounds, and the next ones be compiled anew.
+    Left to the compiler it might change after the first rounds, and the next ones would be compiled again.
     """
     if plan.mesh is None:
         return state
     everywhere = NamedSharding(plan.mesh, P())
     by_client = NamedSharding(plan.mesh, P(*plan.mesh.axis_names))
-    own = by_client if plan.full and plan.num_clients % plan.devices == 0 else everywhere
-    where = State(everywhere, own, everywhere)
-    place = lambda tree, there: jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: there, tree))  # noqa: E731
-    return State(*map(place, state, where))
+    memory_sharding = by_client if plan.full and plan.num_clients % plan.devices == 0 else everywhere
+    shardings = State(everywhere, memory_sharding, everywhere)
+    place = lambda tree, sharding: jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: sharding, tree))  # noqa: E731
+    return State(*map(place, state, shardings))
 
 
 def _check_memory(method: Algorithm, before: Tree, after: Tree) -> None:
-    """What the clients keep has the form in which they found it."""
+    """Raise a ConfigError where a round changes the form of client memory."""
     was, became = (
         [(jax.tree_util.keystr(path), leaf.shape[1:], leaf.dtype) for path, leaf in jax.tree.leaves_with_path(memory)]
         for memory in (before, after)

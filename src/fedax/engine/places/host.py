@@ -1,9 +1,9 @@
 """Clients whose memory, or examples, are in host memory or in a file; with several processes, each has its own clients.
 
-The rounds are a loop on the host, which takes to the device what a cohort needs, block of clients by block. While a
-block is at work, the rows of the one before it are written, and what the next one needs is read, over the end of a
-round too. With several processes each runs the clients that belong to it, and the uploads are summed over all. The
-random numbers are those of the compiled program of many rounds.
+The rounds are a loop on the host, which moves to the device what a cohort needs, block of clients by block. While a
+block runs, the rows of the one before it are written, and what the next one needs is read, also across the end of a
+round. With several processes each runs the clients that belong to it, and the uploads are summed over all. The random
+numbers are those of the compiled program of many rounds.
 """
 
 import functools
@@ -22,39 +22,39 @@ from fedax.contract.compression import Identity, decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine import processes
-from fedax.engine.clients import Answer, Outside, alone, client_program, contribute
+from fedax.engine.clients import ClientResult, SharedInputs, alone, client_program, contribute
 from fedax.engine.evaluate import OneJob, measured, model_after, train_sums
 from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
 from fedax.engine.loop import (
-    Ask,
     Clients,
     Federation,
-    Heard,
     Hyper,
+    Request,
+    Response,
     State,
     Tally,
     conclude,
     converse,
     download_of,
     draw,
+    draw_one,
+    empty_place,
     exchanges,
-    nobody,
-    one_of,
     server_key,
     stage_key,
 )
 from fedax.engine.memory import ClientMemory
 from fedax.engine.places import blocks
-from fedax.engine.places.blocks import Block, Examples, Rows
+from fedax.engine.places.blocks import Block, Examples, MemoryRows
 from fedax.engine.places.device import first_state, no_exclusions, nothing
-from fedax.engine.places.letters import Layout
+from fedax.engine.places.layout import Layout
 from fedax.engine.plan import Plan
 from fedax.federation.participation import Full
 from fedax.programs import compiled
 
 _AHEAD = 16  # rounds whose cohorts are drawn at a time, if they are small
-_DRAWN = 2**18  # clients of all of these, at most
+_DRAWN = 2**18  # the most clients that are drawn at a time
 
 
 class _Drawn(NamedTuple):
@@ -69,49 +69,49 @@ class HostServer(OneJob):
     """A server on the host: its part of the rounds of one job, exchange by exchange in programs of their own.
 
     Attributes:
-        job: whose rounds they are.
-        index: of the round under way.
+        job: the job.
+        index: the number of the current round.
     """
 
     def __init__(self, job: Job):
         super().__init__(job)
         self.index = 0
 
-    def known(self, ask: Ask) -> "Known":
-        """What the programs of an exchange are given."""
-        return self.job.hyper._replace(wire=ask.wire), ask.server, self.job.key, self.index
+    def inputs(self, request: Request) -> "ExchangeInputs":
+        """The traced inputs of the programs of an exchange."""
+        return self.job.hyper._replace(wire=request.wire), request.server, self.job.key, self.index
 
-    def which(self, ask: Ask) -> dict[str, Unknown]:
-        """By which an exchange has programs of its own."""
-        return {"stage": ask.stage, "number": ask.number, "plan": self.job.plan}
+    def static(self, request: Request) -> dict[str, Unknown]:
+        """The static arguments of the programs of an exchange."""
+        return {"stage": request.stage, "number": request.number, "plan": self.job.plan}
 
-    def one_of(self, stage: str, clients: Clients) -> Array:
-        """The position of one client."""
+    def draw_one(self, stage: str, clients: Clients) -> Array:
+        """The position of a client that is drawn by weight."""
         return int(_position_of_one(clients, self.job.key, self.index, stage=stage))
 
-    def conclude(self, ask: Ask, heard: Heard) -> Tree:
+    def conclude(self, request: Request, response: Response) -> Tree:
         """The server's state after the exchange."""
-        return _conclude(self.known(ask), heard, ask.round, ask.counts, **self.which(ask))
+        return _conclude(self.inputs(request), response, request.round, request.counts, **self.static(request))
 
 
 class Hosted(HostServer):
-    """The program of one job whose rounds are a loop on the host, and the place that answers in them."""
+    """The program of one job whose rounds are a loop on the host, and the place that answers their requests."""
 
     def __init__(self, job: Job):
         super().__init__(job)
         self._examples = Examples(job.data, job.fed, job.own)
-        self._clients = 0  # that took part since the costs were last asked for
-        self._draws: dict[int, tuple[Clients, Round]] = {}  # of the rounds to come
-        self._drawn: dict[int, _Drawn] = {}  # of the round under way, and the next one
-        self._last = 0  # the number of the last exchange of the round under way
+        self._clients = 0  # the clients that took part since the last tally
+        self._draws: dict[int, tuple[Clients, Round]] = {}  # of the coming rounds
+        self._drawn: dict[int, _Drawn] = {}  # of the current round, and the next one
+        self._last = 0  # the number of the last exchange of the current round
 
     def prepare(self) -> tuple[State, Tally]:
-        """The state before round 0, and what the warm-up did."""
+        """The state before round 0, and the tally of the warm-up."""
         job = self.job
         server, row = first_states(job.hyper.method, job.x)
         folder = None if job.memory == "host" else job.memory
         store = ClientMemory(job.plan.num_clients, row, folder, room=job.own.stop - job.own.start)
-        state, self._rows = State(server, store, jax.tree.map(np.array, no_exclusions(job.plan))), Rows(store)
+        state, self._rows = State(server, store, jax.tree.map(np.array, no_exclusions(job.plan))), MemoryRows(store)
         if resolve(job.hyper.method, 0).warmup():
             everyone = job.hyper._replace(participation=Full())
             (drawn,) = self._draw(everyone, np.zeros(1, np.int32), "warmup")
@@ -119,13 +119,13 @@ class Hosted(HostServer):
         return state, self._done()
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        """Rounds start … stop − 1, and what they did; with none, programs are compiled and nothing changes."""
+        """Run rounds start … stop − 1; if there are none, only compile. The new state, and the tally."""
         if self.job.plan.mesh is not None:
-            # Where a round leaves it: else the second one would be compiled anew.
+            # Where a round leaves it: else the second one would be compiled again.
             everywhere = NamedSharding(self.job.plan.mesh, P())
             state = state._replace(server=jax.device_put(state.server, everywhere))
         if start == stop:  # a round whose memory and costs are thrown away
-            rows, self._rows = self._rows, Rows(state.memory.blank())
+            rows, self._rows = self._rows, MemoryRows(state.memory.blank())
             self._round(state, 0, "exchanges", self._round_drawn(0))
             self._done()
             self._rows = rows
@@ -134,20 +134,20 @@ class Hosted(HostServer):
         return state, self._done()
 
     def measure(self, state: State, index: int) -> list[dict[str, Array]]:
-        """What evaluation gives after ``index`` rounds."""
+        """The figures of an evaluation after ``index`` rounds."""
         job, model = self.job, model_after(self.job.hyper.method, state.server, index)[0]
-        asked = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
-        found: Tree = None
+        options = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
+        total: Tree = None
         for piece in self._examples.pieces():
-            part = jax.block_until_ready(sums_of(model, piece, **asked))
-            found = part if found is None else jax.tree.map(jnp.add, found, part)
-        (row,) = measured(job, state.server, index, processes.total(found))
+            part = jax.block_until_ready(sums_of(model, piece, **options))
+            total = part if total is None else jax.tree.map(jnp.add, total, part)
+        (row,) = measured(job, state.server, index, processes.total(total))
         flat = np.concatenate([np.atleast_1d(np.asarray(value, float)) for value in row.values()])
-        words = flat.view(np.uint32)  # whole, for JAX would halve the floats
-        given, found = iter(processes.from_first(words).view(float).tolist()), {}
+        bits = flat.view(np.uint32)  # whole, for JAX would halve the floats
+        numbers, figures = iter(processes.from_first(bits).view(float).tolist()), {}
         for name, value in row.items():
-            found[name] = [next(given) for _ in value] if isinstance(value, list) else next(given)
-        return [found]
+            figures[name] = [next(numbers) for _ in value] if isinstance(value, list) else next(numbers)
+        return [figures]
 
     def _round(self, state: State, index: int, stage: str, drawn: _Drawn) -> State:
         """The state after a round, or the warm-up."""
@@ -155,7 +155,7 @@ class Hosted(HostServer):
         method = resolve(job.hyper.method, index)
         last = len(getattr(method, stage)()) - 1
         self.index, self._last, self._now = index, last, drawn
-        # What clients keep is written when it is certain that they are not left out of a later exchange.
+        # Client memory is written when it is certain that the client is not left out of a later exchange.
         self._rows.hold = watched and last > 0
         loop = exchanges(stage, method, drawn.clients, drawn.round, state.server, job.hyper.wire, watched, self)
         end = converse(loop, self)
@@ -165,66 +165,70 @@ class Hosted(HostServer):
         exclusions = state.exclusions.after(drawn.clients, end) if state.exclusions else ()
         return State(end.server, state.memory, exclusions)
 
-    def answer(self, ask: Ask) -> Heard:
+    def answer(self, request: Request) -> Response:
         """Run the clients of this process, block by block; the sum is that over all processes."""
-        visited, listens = self._now.blocks, ask.exchange.server is None
-        # The server's step is in the same program where nothing is waited for in between.
-        at_once = ask.at is None and not listens and len(visited) == processes.count() == 1
-        after_it = (ask.round, ask.counts) if at_once else None
+        visited, only_receive = self._now.blocks, request.exchange.server is None
+        # The server's step is in the same program if it waits for nothing else.
+        fused = request.at is None and not only_receive and len(visited) == processes.count() == 1
+        conclude_with = (request.round, request.counts) if fused else None
         row = None
-        if ask.at is not None:
-            # Where another process has that client any block runs, and nobody of it.
-            visited = [block for block in visited if ask.at in block.positions] or visited[:1]
-            row = next(iter(np.flatnonzero(visited[0].positions == ask.at)), 0)
+        if request.at is not None:
+            # If another process has that client, a block with empty places runs here.
+            visited = [block for block in visited if request.at in block.positions] or visited[:1]
+            row = next(iter(np.flatnonzero(visited[0].positions == request.at)), 0)
         total: Tree = None
-        for block, after in itertools.zip_longest(visited, visited[1:]):
+        for block, following in itertools.zip_longest(visited, visited[1:]):
             fed = self._examples.take(block)
-            clients = block.now(ask.clients, self._examples.streamed)
+            clients = block.now(request.clients, self._examples.streamed)
             if row is not None:
-                clients = clients._replace(present=clients.present & (block.positions == ask.at)).alone(row)
+                clients = clients._replace(present=clients.present & (block.positions == request.at)).alone(row)
             rows = self._to_devices(self._rows.take(block))
-            part, block.answer, done = _contribute(
-                self.known(ask), fed, rows, clients, row, after_it=after_it, **self.which(ask)
+            part, block.result, tally = _contribute(
+                self.inputs(request), fed, rows, clients, row, conclude_with=conclude_with, **self.static(request)
             )
-            self._rows.at_work(block, done)
+            self._rows.running(block, tally)
             total = part if total is None else jax.tree.map(jnp.add, total, part)
-            self._look_ahead(ask, after)
-        accepted = self._accepted(visited, ask) if ask.wire.guard is not None else ()
-        if at_once or listens:
-            return Heard((), (), accepted, total if at_once else None)
+            self._look_ahead(request, following)
+        accepted = self._accepted(visited, request) if request.wire.guard is not None else ()
+        if fused or only_receive:
+            return Response((), (), accepted, total if fused else None)
         uploads: Tree = ()
-        if ask.wire.gathers:
-            leaves = zip(*(jax.tree.leaves(block.answer.upload) for block in visited), strict=True)
-            form = jax.tree.structure(visited[0].answer.upload)
-            uploads = jax.tree.unflatten(form, [_assembled(visited, each, len(ask.counts)) for each in leaves])
-        return Heard(processes.total(total), uploads, accepted)
+        if request.wire.gathers:
+            leaves = zip(*(jax.tree.leaves(block.result.upload) for block in visited), strict=True)
+            form = jax.tree.structure(visited[0].result.upload)
+            uploads = jax.tree.unflatten(
+                form, [_assembled(visited, leaf_parts, len(request.counts)) for leaf_parts in leaves]
+            )
+        return Response(processes.total(total), uploads, accepted)
 
-    def _look_ahead(self, ask: Ask, after: Block | None) -> None:
-        """Read what the next block needs, of the next round too, while this one is at work."""
-        if after is None and ask.number == self._last and ask.stage == "exchanges":
-            after = self._round_drawn(self.index + 1).blocks[0]
+    def _look_ahead(self, request: Request, following: Block | None) -> None:
+        """Read what the next block needs, also that of the next round, while this one runs."""
+        if following is None and request.number == self._last and request.stage == "exchanges":
+            following = self._round_drawn(self.index + 1).blocks[0]
             if self._rows.hold:  # what this round leaves in memory is not certain yet
-                self._examples.fetch(after)
+                self._examples.fetch(following)
                 return
-        if after is not None:
-            self._examples.fetch(after)
-            self._rows.read(after)
+        if following is not None:
+            self._examples.fetch(following)
+            self._rows.read(following)
 
-    def _accepted(self, visited: list[Block], ask: Ask) -> np.ndarray:
-        """Whose uploads were accepted, by all processes: [S], or [1] of the one client that was asked."""
-        if ask.at is None:
-            return np.asarray(_assembled(visited, [block.answer.accepted for block in visited], len(ask.counts)) > 0)
-        fine = ask.at in visited[0].positions and bool(visited[0].answer.accepted[0])
+    def _accepted(self, visited: list[Block], request: Request) -> np.ndarray:
+        """Whose uploads were accepted, over all processes: [S], or [1] for the one client that was asked."""
+        if request.at is None:
+            return np.asarray(
+                _assembled(visited, [block.result.accepted for block in visited], len(request.counts)) > 0
+            )
+        fine = request.at in visited[0].positions and bool(visited[0].result.accepted[0])
         return np.array([processes.total(np.int32(fine)) > 0])
 
     def _done(self) -> Tally:
-        """What was done by all processes since the last time, when all is written."""
+        """Write all rows; the tally of all processes since the last call."""
         done = np.array([self._clients, *self._rows.finish()], np.int32)
         self._clients = 0
         return Tally(*np.asarray(processes.total(done)).tolist())
 
     def _round_drawn(self, index: int) -> _Drawn:
-        """Round ``index``, drawn; many are drawn at a time, for so small a program waits for the clients at work."""
+        """The cohort of round ``index``; many are drawn at a time, as each call has to wait for the running clients."""
         if index not in self._draws:
             ahead = max(1, min(_AHEAD, _DRAWN // self.job.hyper.participation.places(self.job.plan.num_clients)))
             indices = range(index, index + ahead)
@@ -253,13 +257,13 @@ class Hosted(HostServer):
             step = max(granule, -(-len(clients.ids) // (4 * several)))
             empty = step * max(1, -(-len(positions) // step)) - len(positions)
             positions = np.concatenate([positions, np.full(empty, -1)])
-        there, fill = positions >= 0, nobody(plan.num_clients)
-        mine = [np.where(there, leaf[positions], value) for leaf, value in zip(clients, fill, strict=True)]
+        present, fill = positions >= 0, empty_place(plan.num_clients)
+        padded = [np.where(present, leaf[positions], value) for leaf, value in zip(clients, fill, strict=True)]
         cuts = [slice(at, at + width) for at in range(0, len(positions), width)]
-        return [Block(positions[cut], Clients(*(leaf[cut] for leaf in mine))) for cut in cuts]
+        return [Block(positions[cut], Clients(*(leaf[cut] for leaf in padded))) for cut in cuts]
 
     def _to_devices(self, rows: Tree) -> Tree:
-        """To each device the rows of its own clients alone, where these are known."""
+        """Send each device the rows of its own clients only, where it is known which these are."""
         plan = self.job.plan
         if plan.mesh is None or plan.steps is None or any(len(leaf) % plan.devices for leaf in jax.tree.leaves(rows)):
             return rows
@@ -267,19 +271,19 @@ class Hosted(HostServer):
 
 
 def _assembled(blocks: Sequence[Block], parts: Sequence[Array], size: int) -> np.ndarray:
-    """What blocks of all processes have of each client, in the order of the cohort."""
+    """Arrays with an entry for each client, from the blocks of all processes, in the order of the cohort."""
     whole: Array = None
     for block, part in zip(blocks, map(np.asarray, parts), strict=True):
         kind = np.int32 if part.dtype == bool else part.dtype
         whole = np.zeros((size, *part.shape[1:]), kind) if whole is None else whole
-        there = block.clients.present
-        whole[block.positions[there]] = part[there]
+        present = block.clients.present
+        whole[block.positions[present]] = part[present]
     return np.asarray(processes.total(whole))
 
 
 # ---- programs
 
-Known = tuple[Hyper, Tree, Array, Array]  # numbers of the run, server state, the run's key, the round's index
+ExchangeInputs = tuple[Hyper, Tree, Array, Array]  # the run's values, server state, the run's key, the round's index
 
 first_states = compiled()(first_state)
 sums_of = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
@@ -289,7 +293,7 @@ sums_of = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
 def draw_rounds(
     hyper: Hyper, fed: Federation, key: Array, indices: Array, *, plan: Plan, stage: str
 ) -> tuple[Clients, Round]:
-    """:func:`draw` of some rounds, leaves [rounds, ...]; without the server's keys."""
+    """:func:`draw` for some rounds, leaves [rounds, ...]; without the server's keys."""
 
     def one(index: Array) -> tuple[Clients, Round]:
         clients, round_ = draw(hyper, fed, stage_key(key, index, stage), index, plan)
@@ -301,56 +305,56 @@ def draw_rounds(
 
 @compiled(static=["stage"])
 def _position_of_one(clients: Clients, key: Array, index: Array, *, stage: str) -> Array:
-    return one_of(clients, stage_key(key, index, stage))
+    return draw_one(clients, stage_key(key, index, stage))
 
 
-def _exchange(known: Known, stage: str, number: int) -> tuple[Exchange, Outside]:
-    """An exchange, and what its clients take from outside, but for the data."""
-    hyper, server, key, index = known
+def _exchange(inputs: ExchangeInputs, stage: str, number: int) -> tuple[Exchange, SharedInputs]:
+    """An exchange, and the inputs that its clients share, without the data."""
+    hyper, server, key, index = inputs
     method = resolve(hyper.method, index)
     exchange: Exchange = getattr(method, stage)()[number]
     key = stage_key(key, index, stage)
     download = decoded(download_of(exchange, method, server, hyper.wire, key))
-    return exchange, Outside(method, hyper.wire, download, None, key, index)  # type: ignore[arg-type]
+    return exchange, SharedInputs(method, hyper.wire, download, None, key, index)  # type: ignore[arg-type]
 
 
 @compiled(static=["stage", "number"])
-def downloaded(known: Known, *, stage: str, number: int) -> Tree:
-    """What goes to each client in an exchange, with messages."""
-    hyper, server, key, index = known
+def downloaded(inputs: ExchangeInputs, *, stage: str, number: int) -> Tree:
+    """The download of an exchange, with its messages."""
+    hyper, server, key, index = inputs
     method = resolve(hyper.method, index)
     exchange = getattr(method, stage)()[number]
     return download_of(exchange, method, server, hyper.wire, stage_key(key, index, stage))
 
 
 @compiled(static=["stage", "number", "plan", "layout"])
-def read_letters(
-    known: Known, letters: Tree, clients: Clients, *, layout: Layout, stage: str, number: int, plan: Plan
-) -> tuple[Tree, Answer]:
-    """The weighted sum of uploads that came with messages, as places of clients sum them; and what becomes of each.
+def read_encoded(
+    inputs: ExchangeInputs, parts: Tree, clients: Clients, *, layout: Layout, stage: str, number: int, plan: Plan
+) -> tuple[Tree, ClientResult]:
+    """Decode uploads that have messages: their weighted sum, as places of clients make it, and the result of each.
 
-    ``letters``: parts of the uploads, arrays [S, ...].
+    ``parts``: the parts of the uploads, arrays [S, ...].
     """
-    _, outside = _exchange(known, stage, number)
-    how = compressors_of(outside.method, outside.wire)[1] or Identity()
+    _, shared = _exchange(inputs, stage, number)
+    compressor = compressors_of(shared.method, shared.wire)[1] or Identity()
 
-    def run(parts: Tree, client: Clients) -> tuple[Tree, Answer, Tally]:
+    def run(parts: Tree, client: Clients) -> tuple[Tree, ClientResult, Tally]:
         id_ = jnp.minimum(client.ids, plan.num_clients - 1)
-        upload, accepted = outside.wire.sent(layout.whole(parts, how), id_, plan.num_clients, outside.download)
-        upload, shown = ((), upload) if outside.wire.gathers else (upload, ())
-        return upload, Answer((), accepted, shown), nothing()
+        upload, accepted = shared.wire.sent(layout.whole(parts, compressor), id_, plan.num_clients, shared.download)
+        upload, gathered = ((), upload) if shared.wire.gathers else (upload, ())
+        return upload, ClientResult((), accepted, gathered), nothing()
 
-    total, answer, _ = contribute(lambda _: run, outside, letters, clients, plan)
-    return total, answer
+    total, result, _ = contribute(lambda _: run, shared, parts, clients, plan)
+    return total, result
 
 
 def _concluded(
-    known: Known, heard: Heard, round_: Round, counts: Array, *, stage: str, number: int, plan: Plan
+    inputs: ExchangeInputs, response: Response, round_: Round, counts: Array, *, stage: str, number: int, plan: Plan
 ) -> Tree:
-    exchange, outside = _exchange(known, stage, number)
-    round_ = round_._replace(key=server_key(outside.key))
-    ask = Ask(stage, number, exchange, known[1], None, None, round_, counts, outside.wire)  # type: ignore[arg-type]
-    return conclude(ask, heard, plan)
+    exchange, shared = _exchange(inputs, stage, number)
+    round_ = round_._replace(key=server_key(shared.key))
+    request = Request(stage, number, exchange, inputs[1], None, None, round_, counts, shared.wire)  # type: ignore[arg-type]
+    return conclude(request, response, plan)
 
 
 _conclude = compiled(static=["stage", "number", "plan"])(_concluded)
@@ -358,22 +362,22 @@ _conclude = compiled(static=["stage", "number", "plan"])(_concluded)
 
 @compiled(static=["stage", "number", "plan"])
 def _contribute(
-    known: Known, fed: Federation, memory: Tree, clients: Clients, row: Array, *,
-    after_it: tuple[Round, Array] | None, stage: str, number: int, plan: Plan,
-) -> tuple[Tree, Answer, Tally]:  # fmt: skip
-    """The sum of a block's uploads, what becomes of its clients, what they did.
+    inputs: ExchangeInputs, fed: Federation, memory: Tree, clients: Clients, row: Array, *,
+    conclude_with: tuple[Round, Array] | None, stage: str, number: int, plan: Plan,
+) -> tuple[Tree, ClientResult, Tally]:  # fmt: skip
+    """The sum of a block's uploads, the results of its clients, and the tally.
 
-    ``row``: of ``memory``, where ``clients`` is one client that works alone. ``after_it``: if the block is all of the
-    cohort, what the server knows of the round, and who counts so far. Then the server's new state stands in the place
-    of the sum.
+    ``row``: that of ``memory``, if ``clients`` is one client that works alone. ``conclude_with``: if the block is the
+    whole cohort, what the server knows of the round, and who counts so far; then the server's new state is returned in
+    the place of the sum.
     """
-    _, outside = _exchange(known, stage, number)
-    outside, make = outside._replace(fed=fed), functools.partial(client_program, stage, number, plan, None)
+    _, shared = _exchange(inputs, stage, number)
+    shared, make = shared._replace(fed=fed), functools.partial(client_program, stage, number, plan, None)
     if row is not None:
-        return alone(make, outside, memory, row, clients, plan)
-    total, answer, done = contribute(make, outside, memory, clients, plan)
-    if after_it is not None:
-        heard = Heard(total, answer.upload, answer.accepted)
-        total = _concluded(known, heard, *after_it, stage=stage, number=number, plan=plan)
-        answer = answer._replace(upload=())
-    return total, answer, done
+        return alone(make, shared, memory, row, clients, plan)
+    total, result, tally = contribute(make, shared, memory, clients, plan)
+    if conclude_with is not None:
+        response = Response(total, result.upload, result.accepted)
+        total = _concluded(inputs, response, *conclude_with, stage=stage, number=number, plan=plan)
+        result = result._replace(upload=())
+    return total, result, tally

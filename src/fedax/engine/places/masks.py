@@ -1,4 +1,4 @@
-"""Masks of nodes' sums, which cancel in the sum over the nodes: secure aggregation, Bonawitz et al. 2017, Figure 4.
+"""Secure aggregation, the protocol: masks on nodes' sums that cancel in the total (Bonawitz et al. 2017, Figure 4).
 
 In an exchange each node i draws a seed b_i and a pair of keys (s_i, S_i). It sends S_i and, encrypted for each other
 node, a share of b_i and one of s_i. Its sum x_i, whole numbers modulo 2^bits, then goes as
@@ -39,7 +39,7 @@ from fedax.errors import ConfigError, NodeError
 _SEED = 16  # bytes of b_i; Shamir's shares are of so many
 _KEY = 32  # bytes of s_i
 _NONCE = 12
-_TURNS = 8  # exchanges whose secrets a node has, at most
+_TURNS = 8  # the most exchanges whose secrets a node keeps
 
 
 def require() -> None:
@@ -66,7 +66,7 @@ def least(nodes: int, threshold: int | None) -> int:
 
 
 class Key(NamedTuple):
-    """A node as the others know it in a run.
+    """The signed public key of a node in a run.
 
     Attributes:
         name: in the roster.
@@ -96,17 +96,17 @@ class Key(NamedTuple):
 
     @property
     def text(self) -> bytes:
-        """What is signed."""
+        """The bytes that are signed."""
         return f"fedax secure aggregation: the key of {self.name} is {self.public}".encode()
 
 
 class Part(NamedTuple):
-    """What a node is to add to a sum.
+    """A node's part in a sum.
 
     Attributes:
-        clients: how many.
-        weight: Σ ω of them.
-        data_weight: Σ p of them.
+        clients: the number of its clients in it.
+        weight: their Σ ω.
+        data_weight: their Σ p.
     """
 
     clients: int
@@ -133,9 +133,9 @@ class Offer(NamedTuple):
 
     Attributes:
         public: S_i.
-        seal: of b_i, by which the server sees that it was put together rightly.
-        part: what the node is to add to the sum.
-        signature: of the node, of all that and of what is asked.
+        seal: a digest of b_i, by which the server checks that it was put together correctly.
+        part: the node's part in the sum.
+        signature: the node's signature of all that, and of the question.
         shares: for each other node, by its position, its shares of b_i and s_i, encrypted.
     """
 
@@ -146,7 +146,7 @@ class Offer(NamedTuple):
     shares: dict[str, str]
 
     def to(self, position: int) -> "Received":
-        """What another node is told of it."""
+        """The form in which another node receives it."""
         return Received(
             self.public, self.seal, self.part, self.signature, _digest(self.shares),
             self.shares.get(str(position), ""),
@@ -171,12 +171,12 @@ class Offer(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a node is told of the offer of another one, or of its own.
+    """The offer of another node, or of its own, as a node receives it.
 
     Attributes:
         public: S_j.
         seal: of b_j.
-        part: what node j is to add.
+        part: node j's part in the sum.
         signature: of node j.
         shares: the digest of all its shares.
         share: encrypted, for this node.
@@ -191,7 +191,7 @@ class Received(NamedTuple):
 
     @classmethod
     def of(cls, given: Unknown) -> "Received":
-        """What came as JSON.
+        """A received offer that came as JSON.
 
         Raises:
             NodeError: it is not of this form.
@@ -202,15 +202,15 @@ class Received(NamedTuple):
                 raise ValueError("text")
             return cls(public, seal, Part.of(part), signature, shares, share)
         except (TypeError, ValueError) as error:
-            raise NodeError(f"what a node offered is told as nothing of the kind ({error})") from None
+            raise NodeError(f"what came as the offer of a node is no offer ({error})") from None
 
     def text(self, context: str, position: int) -> bytes:
-        """What is signed."""
-        told = [context, position, self.public, self.seal, list(self.part), self.shares]
-        return f"fedax secure aggregation: offer {json.dumps(told)}".encode()
+        """The bytes that are signed."""
+        signed = [context, position, self.public, self.seal, list(self.part), self.shares]
+        return f"fedax secure aggregation: offer {json.dumps(signed)}".encode()
 
 
-class _Turn:
+class _ExchangeSecrets:
     """A node's secrets in one exchange."""
 
     def __init__(self, name: str, position: int, keys: Sequence[Key], threshold: int, context: str):
@@ -218,27 +218,27 @@ class _Turn:
         self.context = context
         self.seed, self.secret = secrets.token_bytes(_SEED), secrets.token_bytes(_KEY)
         self.offer: Offer | None = None
-        self.held: dict[int, bytes] = {}  # the shares of others, and the own
-        self.asked: str | None = None  # what the one message is whose answer was masked
+        self.held: dict[int, bytes] = {}  # the shares of all nodes' secrets that this node holds
+        self.asked: str | None = None  # the digest of the one message whose answer was masked
         self.answer: Unknown = None
-        self.parts: dict[int, Part] = {}  # of those whose masks are in the sum
+        self.parts: dict[int, Part] = {}  # of the nodes whose masks are in the sum
         self.survivors: tuple[int, ...] | None = None
-        self.agreed = ""  # the signature of that
+        self.agreed = ""  # this node's signature of the survivors
 
 
 class Masks:
-    """A node's side: the secrets of the exchanges under way, in memory only.
+    """The node's side: the secrets of the current exchanges, in memory only.
 
     Args:
-        key: the node's own private key, 32 random bytes, which outlives its process.
+        key: the node's private key, 32 random bytes, which outlives its process.
         roster: the nodes that may take part; it signs for this one.
-        colluding: how many other nodes may work with the server, ≥ 0.
-        share: of a sum this node has no more than this share of the weight, in (0, 1].
+        colluding: how many other nodes may collude with the server, ≥ 0.
+        share: the largest share of this node in the weight of a sum, in (0, 1].
     """
 
     def __init__(self, key: bytes, roster: Roster, colluding: int = 1, share: float = 0.9):
         self._key, self._roster, self._colluding, self._share = key, roster, colluding, share
-        self._turns: dict[str, _Turn] = {}
+        self._turns: dict[str, _ExchangeSecrets] = {}
         self._checked: set[Key] = set()  # keys are the same in all exchanges of a run
 
     @property
@@ -248,7 +248,7 @@ class Masks:
         return bare._replace(signature=self._roster.signed(bare.text))
 
     def knows(self, name: str) -> bool:
-        """Whether the secrets of an exchange are here: not of one before which the node was started again."""
+        """Whether the secrets of an exchange are here; they are lost when the node is started again."""
         return name in self._turns
 
     def names(self, name: str, positions: Collection[int]) -> list[str]:
@@ -256,26 +256,30 @@ class Masks:
         return [self._turns[name].keys[k].name for k in positions]
 
     def offer(self, name: str, position: int, keys: Sequence[Key], threshold: int, question: str, part: Part) -> Offer:
-        """Draw the secrets of an exchange; asked again, the same.
+        """Draw the secrets of an exchange; a repeated call gives the same.
 
         Args:
-            name: of the exchange, of which there is one only.
-            position: of this node among those that take part.
-            keys: of all of them.
+            name: the unique name of the exchange.
+            position: the position of this node among those that take part.
+            keys: the keys of all of them.
             threshold: how many have to stay.
-            question: a digest of what all of them are asked alike.
-            part: what this node is to add.
+            question: a digest of the question that all of them have in common.
+            part: this node's part in the sum.
 
         Raises:
             NodeError: a node that is not in the roster; too few nodes, too low a threshold, or another question than
                 the first time.
         """
         context = _context(name, keys, threshold, question)
-        turn = self._turns.get(name)
-        if turn is not None:
-            if turn.offer is None or (turn.position, turn.context, turn.offer.part) != (position, context, part):
+        state = self._turns.get(name)
+        if state is not None:
+            if state.offer is None or (state.position, state.context, state.offer.part) != (
+                position,
+                context,
+                part,
+            ):
                 raise NodeError("the masks of this exchange were asked for before, in another way")
-            return turn.offer
+            return state.offer
         if not 2 <= threshold <= len(keys) or 2 * threshold <= len(keys) + self._colluding:
             raise NodeError(
                 f"{threshold} of {len(keys)} nodes are to stay, and of {self._colluding} that may work with the server "
@@ -287,38 +291,38 @@ class Masks:
         for key in {*keys} - self._checked:
             self._roster.check(key.name, key.text, key.signature)
         self._checked = {*keys}
-        turn = _Turn(name, position, keys, threshold, context)
+        state = _ExchangeSecrets(name, position, keys, threshold, context)
         seed, first, second = (
-            _split(threshold, len(keys), part) for part in (turn.seed, turn.secret[:16], turn.secret[16:])
+            _split(threshold, len(keys), part) for part in (state.seed, state.secret[:16], state.secret[16:])
         )
         shares = [b"".join(each) for each in zip(seed, first, second, strict=True)]
-        turn.held[position] = shares[position]
+        state.held[position] = shares[position]
         sealed = {
-            str(k): _text(_encrypted(self._between(turn, position, k), share, name))
+            str(k): _text(_encrypted(self._between(state, position, k), share, name))
             for k, share in enumerate(shares)
             if k != position
         }
-        bare = Offer(_text(_public(turn.secret)), _seal(turn.seed), part, "", sealed)
-        turn.offer = bare._replace(signature=self._roster.signed(bare.to(position).text(context, position)))
-        self._turns = dict(list(self._turns.items())[1 - _TURNS :]) | {name: turn}
-        return turn.offer
+        bare = Offer(_text(_public(state.secret)), _seal(state.seed), part, "", sealed)
+        state.offer = bare._replace(signature=self._roster.signed(bare.to(position).text(context, position)))
+        self._turns = dict(list(self._turns.items())[1 - _TURNS :]) | {name: state}
+        return state.offer
 
-    def once(self, name: str, asked: bytes) -> Unknown:
-        """What :meth:`keep` kept for the same message; ``None``: this is the first.
+    def once(self, name: str, message: bytes) -> Unknown:
+        """The answer that :meth:`keep` kept for the same message; ``None``: the message is new.
 
-        Two sums under one mask would tell their difference.
+        Two sums under one mask would reveal their difference.
 
         Raises:
             NodeError: another message was answered in this exchange.
         """
-        turn, digest = self._turns[name], hashlib.sha256(asked).hexdigest()
-        if turn.asked not in (None, digest):
+        state, digest = self._turns[name], hashlib.sha256(message).hexdigest()
+        if state.asked not in (None, digest):
             raise NodeError("this exchange was asked for before, in another message")
-        turn.asked = digest
-        return turn.answer
+        state.asked = digest
+        return state.answer
 
     def keep(self, name: str, answer: Unknown) -> None:
-        """Keep the answer of an exchange, for it may be asked for again."""
+        """Keep the answer of an exchange, as it may be requested again."""
         self._turns[name].answer = answer
 
     def masked(
@@ -331,61 +335,67 @@ class Masks:
             sums: x_i.
             bits: of the group.
             offers: of the nodes that are still there, this one among them, by position.
-            question: what x_i answers, as :meth:`offer` was told.
-            part: what x_i is a sum of.
+            question: the question that x_i answers, as in :meth:`offer`.
+            part: the part of this node that x_i is.
 
         Raises:
             NodeError: they are too few, or one has not signed what this one has, or this one's weight is all there is;
                 something was not meant for this node in this exchange; x_i answers another question.
         """
-        turn = self._turns[name]
-        me = turn.position
-        if len(offers) < turn.threshold or me not in offers or not {*offers} <= {*range(len(turn.keys))}:
-            raise NodeError(f"{len(offers)} nodes are left, and {turn.threshold} have to stay")
-        assert turn.offer is not None
-        if offers[me][:4] != turn.offer.to(me)[:4]:
+        state = self._turns[name]
+        me = state.position
+        if len(offers) < state.threshold or me not in offers or not {*offers} <= {*range(len(state.keys))}:
+            raise NodeError(f"{len(offers)} nodes are left, and {state.threshold} have to stay")
+        assert state.offer is not None
+        if offers[me][:4] != state.offer.to(me)[:4]:
             raise NodeError("the masks that this node offered came back as others")
-        if (turn.context, turn.offer.part) != (_context(name, turn.keys, turn.threshold, question), part):
+        if (state.context, state.offer.part) != (
+            _context(name, state.keys, state.threshold, question),
+            part,
+        ):
             raise NodeError("another question is asked than the one for which the nodes have offered masks")
         for k, offer in offers.items():
-            self._roster.check(turn.keys[k].name, offer.text(turn.context, k), offer.signature)
-        turn.parts = {k: offer.part for k, offer in offers.items()}
-        self._outdone(turn, offers)
+            self._roster.check(state.keys[k].name, offer.text(state.context, k), offer.signature)
+        state.parts = {k: offer.part for k, offer in offers.items()}
+        self._check_own_share(state, offers)
         for k, offer in offers.items():
             if k != me:
-                share = _decrypted(self._between(turn, k, me), _bytes(offer.share), name)
+                share = _decrypted(self._between(state, k, me), _bytes(offer.share), name)
                 if len(share) != _SEED + _KEY:
                     raise NodeError("shares of another size than they have")
-                turn.held[k] = share
-        found = sums + _stream(_derived(turn.seed, f"own {name}"), sums.size, bits)
+                state.held[k] = share
+        result = sums + _stream(_derived(state.seed, f"own {name}"), sums.size, bits)
         for k, offer in offers.items():
             if k != me:
-                found += _sign(me, k) * _pair(turn.secret, offer.public, name, sums.size, bits)
-        return packed(found, bits)
+                result += _sign(me, k) * _pair(state.secret, offer.public, name, sums.size, bits)
+        return packed(result, bits)
 
     def agree(self, name: str, survivors: Collection[int]) -> str:
-        """This node's signature of whose sums are added; of one set only.
+        """Sign the set of nodes whose sums are added; one set only.
 
         Raises:
-            NodeError: too few survived, or the rest is outdone by this node; or another set was told before.
+            NodeError: too few survived, or this node's share is too large; or it has signed another set before.
         """
-        turn, told = self._turns[name], tuple(sorted({*survivors}))
-        if turn.survivors not in (None, told):
+        state, nodes = self._turns[name], tuple(sorted({*survivors}))
+        if state.survivors not in (None, nodes):
             raise NodeError("this node has agreed to the sum over another set of nodes in this exchange")
-        if len(told) < max(len([*survivors]), turn.threshold) or not {turn.position} <= {*told} <= turn.held.keys():
+        if (
+            len(nodes) < max(len([*survivors]), state.threshold)
+            or not {state.position} <= {*nodes} <= state.held.keys()
+        ):
             raise NodeError(
-                f"the sum over nodes {[*told]} is asked for, and at least {turn.threshold} of {sorted(turn.held)}, "
-                f"with {turn.position} among them, may be summed"
+                f"the sum over nodes {[*nodes]} is asked for, and at least {state.threshold} of {sorted(state.held)}, "
+                f"with {state.position} among them, may be summed"
             )
-        if not turn.parts:
+        if not state.parts:
             raise NodeError("this node has not answered this exchange, and is to be among those that have")
-        self._outdone(turn, told)
-        if turn.survivors is None:
-            turn.survivors, turn.agreed = told, self._roster.signed(_agreement(turn.context, told))
-        return turn.agreed
+        self._check_own_share(state, nodes)
+        if state.survivors is None:
+            state.survivors, state.agreed = nodes, self._roster.signed(_agreement(state.context, nodes))
+        return state.agreed
 
     def unmask(self, name: str, agreed: Mapping[int, str]) -> dict[str, str]:
-        """Of each node, by position, this node's share of b_k if it survived, and of s_k if it did not.
+        """For each node, by position, this node's share of b_k if that node survived, else of s_k.
 
         Args:
             name: of the exchange.
@@ -394,37 +404,39 @@ class Masks:
         Raises:
             NodeError: fewer than the threshold have agreed to the same set as this node.
         """
-        turn = self._turns[name]
-        if turn.survivors is None:
+        state = self._turns[name]
+        if state.survivors is None:
             raise NodeError("this node has not agreed whose sums are added in this exchange")
-        if len(agreed) < turn.threshold or not {*agreed} <= {*turn.survivors}:
-            raise NodeError(f"{len(agreed)} nodes have agreed whose sums are added, and {turn.threshold} have to")
+        if len(agreed) < state.threshold or not {*agreed} <= {*state.survivors}:
+            raise NodeError(f"{len(agreed)} nodes have agreed whose sums are added, and {state.threshold} have to")
         for k, signature in agreed.items():
-            self._roster.check(turn.keys[k].name, _agreement(turn.context, turn.survivors), signature)
-        turn.answer = None
-        told = {*turn.survivors}
-        return {str(k): _text(share[:_SEED] if k in told else share[_SEED:]) for k, share in sorted(turn.held.items())}
+            self._roster.check(state.keys[k].name, _agreement(state.context, state.survivors), signature)
+        state.answer = None
+        survivors = {*state.survivors}
+        return {
+            str(k): _text(share[:_SEED] if k in survivors else share[_SEED:]) for k, share in sorted(state.held.items())
+        }
 
-    def _outdone(self, turn: _Turn, positions: Collection[int]) -> None:
-        """Refuse a sum that is this node's own but for a rest."""
+    def _check_own_share(self, state: _ExchangeSecrets, positions: Collection[int]) -> None:
+        """Refuse a sum in which this node has too large a share."""
         for which in ("weight", "data_weight"):
-            own = getattr(turn.parts[turn.position], which)
-            if own > self._share * sum(getattr(turn.parts[k], which) for k in positions):
+            own = getattr(state.parts[state.position], which)
+            if own > self._share * sum(getattr(state.parts[k], which) for k in positions):
                 raise NodeError(
                     f"this node would have more than {self._share:g} of the weight of a secure sum (secure.share)"
                 )
 
-    def _between(self, turn: _Turn, sender: int, receiver: int) -> bytes:
-        """The key of what one node sends to another one, one of whom is this."""
-        other = turn.keys[receiver if sender == turn.position else sender]
-        return _derived(_agreed(self._key, other.public), f"shares {turn.name} {sender} {receiver}")
+    def _between(self, state: _ExchangeSecrets, sender: int, receiver: int) -> bytes:
+        """The key for what one node sends to another; this node is one of the two."""
+        other = state.keys[receiver if sender == state.position else sender]
+        return _derived(_agreed(self._key, other.public), f"shares {state.name} {sender} {receiver}")
 
 
 def total(
     name: str,
     masked: Mapping[int, np.ndarray],
     offers: Mapping[int, Offer],
-    told: Mapping[int, Unknown],
+    revealed: Mapping[int, Unknown],
     threshold: int,
     bits: int,
 ) -> np.ndarray:
@@ -433,33 +445,33 @@ def total(
     Args:
         name: of the exchange.
         masked: of :meth:`Masks.masked`, by position.
-        offers: those that the nodes were told of.
-        told: of :meth:`Masks.unmask`, from at least ``threshold`` nodes.
+        offers: those that the nodes received.
+        revealed: the shares of :meth:`Masks.unmask`, from at least ``threshold`` nodes.
         threshold, bits: as there.
 
     Raises:
         NodeError: a share is not of its form, or the shares do not make up what they are shares of.
     """
     parts = {k: unpacked(each, bits) for k, each in masked.items()}
-    found = np.zeros_like(next(iter(parts.values())))
+    result = np.zeros_like(next(iter(parts.values())))
     for part in parts.values():
-        found += part
+        result += part
     for k, offer in offers.items():
         try:
-            shares = {at: _bytes(each[str(k)], _SEED if k in masked else _KEY) for at, each in told.items()}
+            shares = {at: _bytes(each[str(k)], _SEED if k in masked else _KEY) for at, each in revealed.items()}
         except (LookupError, TypeError, ValueError) as error:
             raise NodeError(f"node {k}: a share of its secrets is none ({type(error).__name__}: {error})") from None
         secret = _joined(dict(list(shares.items())[:threshold]))
         if k in masked:
             if _seal(secret) != offer.seal:
                 raise NodeError(f"node {k}: the shares of its seed do not fit together")
-            found -= _stream(_derived(secret, f"own {name}"), found.size, bits)
+            result -= _stream(_derived(secret, f"own {name}"), result.size, bits)
         else:
             if _text(_public(secret)) != offer.public:
                 raise NodeError(f"node {k}: the shares of its key do not fit together")
             for other in masked:
-                found += _sign(k, other) * _pair(secret, offers[other].public, name, found.size, bits)
-    return found & np.uint32(2**bits - 1)
+                result += _sign(k, other) * _pair(secret, offers[other].public, name, result.size, bits)
+    return result & np.uint32(2**bits - 1)
 
 
 def flat(sums: Tree) -> np.ndarray:
@@ -468,7 +480,7 @@ def flat(sums: Tree) -> np.ndarray:
 
 
 def tree_of(sums: np.ndarray, form: Tree) -> Tree:
-    """Of whole numbers [d] the pytree of this form."""
+    """The pytree of this form, from whole numbers [d]."""
     leaves, structure = jax.tree.flatten(form)
     ends = np.cumsum([math.prod(leaf.shape) for leaf in leaves])[:-1]
     parts = zip(np.split(sums, ends), leaves, strict=True)
@@ -486,7 +498,7 @@ def packed(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpacked(file: np.ndarray, bits: int) -> np.ndarray:
-    """uint32 [d] out of what :func:`packed` made.
+    """uint32 [d] from the bytes of :func:`packed`.
 
     Example:
         >>> unpacked(np.array([1, 0, 2, 0], np.uint8), 16).tolist()
@@ -497,17 +509,17 @@ def unpacked(file: np.ndarray, bits: int) -> np.ndarray:
     return whole.reshape(-1).view("<u4").astype(np.uint32)
 
 
-def _digest(told: Unknown) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+def _digest(content: Unknown) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _context(name: str, keys: Sequence[Key], threshold: int, question: str) -> str:
-    """A digest of what all nodes of an exchange have in common."""
+    """A digest of what all nodes of an exchange share."""
     return _digest([name, [[key.name, key.public] for key in keys], threshold, question])
 
 
 def _agreement(context: str, survivors: Sequence[int]) -> bytes:
-    """What nodes sign when they agree whose sums are added."""
+    """The bytes that nodes sign when they agree whose sums are added."""
     return f"fedax secure aggregation: agreed {json.dumps([context, list(survivors)])}".encode()
 
 
@@ -578,7 +590,7 @@ def _split(threshold: int, nodes: int, secret: bytes) -> list[bytes]:
 
 
 def _joined(shares: Mapping[int, bytes]) -> bytes:
-    """What shares are of, by the positions of those who had them."""
+    """The secret of shares, by the positions of the nodes that held them."""
     from Crypto.Protocol.SecretSharing import Shamir
 
     size = len(next(iter(shares.values())))
@@ -595,7 +607,7 @@ def _text(file: bytes) -> str:
 
 
 def _bytes(text: Unknown, size: int | None = None) -> bytes:
-    """Bytes out of a text from elsewhere.
+    """Bytes from a received text.
 
     Raises:
         ValueError: it is none, or of another size.

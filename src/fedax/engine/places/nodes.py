@@ -1,7 +1,7 @@
-"""What goes between a server and the nodes of real clients: messages of JSON and arrays, and who carries them.
+"""Messages between a server and the nodes of real clients, of JSON and arrays, and the transport that carries them.
 
-Arrays go as a safetensors file, by the names of their places in the tree, and are checked against the form that the
-receiver expects. Nothing in a message is code.
+Arrays are sent as a safetensors file, named by their paths in the tree, and are checked against the form that the
+receiver expects. No message contains code.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ class Message(NamedTuple):
     """A question, or an answer.
 
     Attributes:
-        head: plain JSON; of an answer that could not be given ``{"error": why}``.
+        head: plain JSON; ``{"error": why}`` in place of an answer that could not be given.
         tensors: a safetensors file, or nothing.
     """
 
@@ -40,7 +40,7 @@ class Message(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What comes in the place of an answer.
+    """A failure in the place of an answer.
 
     Attributes:
         text: what happened.
@@ -51,8 +51,8 @@ class Failure(NamedTuple):
     gone: bool
 
 
-_LARGE = 4096  # bytes, from which on zeros are left out
-_WHERE, _WHAT = " where", " what"  # behind the name of an array: the places of what is not zero, and that
+_LARGE = 4096  # the size in bytes from which on zeros are left out
+_WHERE, _WHAT = " where", " what"  # suffixes of an array's name: the places of its nonzero numbers, and these
 
 
 class Transport(Protocol):
@@ -60,11 +60,11 @@ class Transport(Protocol):
 
     @property
     def sent(self) -> int:
-        """Bytes so far on the wire as it is, to the nodes."""
+        """Bytes sent to the nodes so far, as measured on the wire."""
 
     @property
     def received(self) -> int:
-        """The same, from the nodes."""
+        """Bytes received from the nodes so far."""
 
     def nodes(self) -> list[int]:
         """The nodes that are there now."""
@@ -91,15 +91,15 @@ def packed(trees: Mapping[str, Tree]) -> bytes:
     for name, leaf in arrays_of(trees).items():
         array = np.ascontiguousarray(leaf).reshape(np.shape(leaf))
         array = array.view(stored_kind(array.dtype))
-        if (few := _nonzero(array)) is None:
+        if (places := _nonzero(array)) is None:
             arrays[name] = array
         else:
-            arrays[name + _WHERE], arrays[name + _WHAT] = few, array.reshape(-1)[few]
+            arrays[name + _WHERE], arrays[name + _WHAT] = places, array.reshape(-1)[places]
     return safetensors.numpy.save(arrays) if arrays else b""
 
 
 def _nonzero(array: np.ndarray) -> np.ndarray | None:
-    """The places of what is not zero, where they and the rest are much less than the whole; -0.0 is not zero."""
+    """The places of the nonzero numbers, if that saves much space, else ``None``; -0.0 counts as nonzero."""
     size = array.dtype.itemsize
     if array.nbytes < _LARGE or array.size >= 2**32 or size not in (1, 2, 4, 8):
         return None
@@ -110,22 +110,22 @@ def _nonzero(array: np.ndarray) -> np.ndarray | None:
 
 
 def _whole(array: np.ndarray, where: np.ndarray, form: Tree, what: str) -> np.ndarray:
-    """An array that came as what is not zero in it."""
-    found = np.zeros(math.prod(form.shape), array.dtype)
+    """The array that was sent as its nonzero numbers."""
+    whole = np.zeros(math.prod(form.shape), array.dtype)
     at = where.astype(np.int64)
-    good = where.dtype == np.uint32 and where.ndim == 1 and array.shape == where.shape
-    if not good or (at.size and (at[-1] >= found.size or (np.diff(at) <= 0).any())):
+    valid = where.dtype == np.uint32 and where.ndim == 1 and array.shape == where.shape
+    if not valid or (at.size and (at[-1] >= whole.size or (np.diff(at) <= 0).any())):
         raise NodeError(f"{what} has places that cannot be")
-    found[at] = array
-    return found.reshape(form.shape)
+    whole[at] = array
+    return whole.reshape(form.shape)
 
 
 def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tree]:
-    """The pytrees of a file that :func:`packed` made, of the forms that they have to have.
+    """The pytrees of a file that :func:`packed` made, after a check of their forms.
 
     Args:
-        file: from elsewhere, so it may hold anything.
-        forms: pytrees of arrays or of ``jax.ShapeDtypeStruct``.
+        file: received bytes, which may be anything.
+        forms: the expected pytrees, of arrays or of ``jax.ShapeDtypeStruct``.
         what: what the file should be, for errors.
 
     Raises:
@@ -138,8 +138,8 @@ def unpacked(file: bytes, forms: Mapping[str, Tree], what: str) -> dict[str, Tre
     wanted = arrays_of(forms)
     for name in wanted.keys() - found.keys():
         if name + _WHERE in found and name + _WHAT in found:
-            few = found.pop(name + _WHAT), found.pop(name + _WHERE)
-            found[name] = _whole(*few, wanted[name], f"{what}: {name}")
+            sparse = found.pop(name + _WHAT), found.pop(name + _WHERE)
+            found[name] = _whole(*sparse, wanted[name], f"{what}: {name}")
     if differ := sorted(wanted.keys() ^ found.keys()):
         there = "is missing" if differ[0] in wanted else "is there and should not be"
         raise NodeError(f"{what}: {differ[0]} {there} ({len(found)} arrays, expected {len(wanted)})")
@@ -160,7 +160,7 @@ def arrays_of(trees: Mapping[str, Tree]) -> dict[str, Tree]:
 
 
 def joined(messages: Sequence[Message]) -> Message:
-    """Several messages as one, to one node: of kind ``several``. An array that several have goes once.
+    """Several messages to one node as one, of kind ``several``. An array that several of them have is sent once.
 
     Example:
         >>> model = packed({"model": np.ones(3)})
@@ -177,8 +177,8 @@ def joined(messages: Sequence[Message]) -> Message:
         names = {}
         arrays_in = safetensors.numpy.load(message.tensors) if message.tensors else {}
         for name, array in sorted(arrays_in.items()):  # the library gives them in any order
-            this = (array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest())
-            names[name] = known.setdefault(this, str(len(known)))
+            content = (array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest())
+            names[name] = known.setdefault(content, str(len(known)))
             arrays[names[name]] = array
         parts.append({"head": message.head, "arrays": names})
     return Message({"kind": SEVERAL, "parts": parts}, safetensors.numpy.save(arrays) if arrays else b"")
@@ -192,13 +192,13 @@ def heads_of(message: Message) -> list[dict[str, Unknown]]:
         >>> heads_of(both), heads_of(Message({"kind": "hello"}))
         ([{'kind': 'evaluate'}, {'kind': 'hello'}, {'run': 1}], [{'kind': 'hello'}])
     """
-    found, left = [], [message.head]
-    while left:
-        head = left.pop(0)
+    found, pending = [], [message.head]
+    while pending:
+        head = pending.pop(0)
         parts = head.get("parts") if head.get("kind") == SEVERAL else None
         if isinstance(parts, list):
-            own = [part.get("head") for part in parts if isinstance(part, dict)]
-            left = [each for each in own if isinstance(each, dict)] + left
+            inner = [part.get("head") for part in parts if isinstance(part, dict)]
+            pending = [each for each in inner if isinstance(each, dict)] + pending
         else:
             found.append(head)
     return found
@@ -208,8 +208,8 @@ def parted(message: Message, number: int, what: str = "the message") -> list[Mes
     """The messages that :func:`joined` made one of.
 
     Args:
-        message: from elsewhere, so it may hold anything.
-        number: how many there have to be; 0: as many as there are.
+        message: a received message, which may be anything.
+        number: how many messages there have to be; 0: any number.
         what: what it should be, for errors.
 
     Raises:
@@ -224,10 +224,10 @@ def parted(message: Message, number: int, what: str = "the message") -> list[Mes
         arrays = safetensors.numpy.load(message.tensors) if message.tensors else {}
         found = []
         for part in parts:
-            own = {str(name): arrays[at] for name, at in part["arrays"].items()}
+            part_arrays = {str(name): arrays[at] for name, at in part["arrays"].items()}
             if not isinstance(part["head"], dict):
                 raise ValueError("a part of it has no head")
-            found.append(Message(part["head"], safetensors.numpy.save(own) if own else b""))
+            found.append(Message(part["head"], safetensors.numpy.save(part_arrays) if part_arrays else b""))
         if not found or len(found) != (number or len(found)):
             raise ValueError(f"it has {len(found)} parts, expected {number}")
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""The rules of a node's owner, which the node keeps whatever a server asks."""
+"""The policy of a node's owner: rules that the node enforces, whatever a server requests."""
 
 import dataclasses
 import math
@@ -84,7 +84,7 @@ columns = [
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What the owner of a node allows. Each rule that is left out allows everything.
+    """The rules of a node's owner. A rule that is left out allows everything.
 
     Args:
         methods: the names of the methods that a run may use; ``None``: all.
@@ -218,7 +218,7 @@ class Policy:
     # ---- what a run may be
 
     def check_problem(self, problem: Mapping[str, Unknown], batch_size: int | None, sizes: Sequence[int]) -> None:
-        """Refuse what a run learns with, and how.
+        """Refuse methods, tasks or batch sizes of a run.
 
         Args:
             problem: the configuration of the job in plain JSON.
@@ -226,16 +226,16 @@ class Policy:
             sizes: how many examples each client has.
 
         Raises:
-            NodeError: a rule is against it.
+            NodeError: a rule forbids it.
         """
         for rule, allowed, part in (("methods", self.methods, "method"), ("tasks", self.tasks, "task")):
             if allowed is not None and part in problem and (name := problem[part]["name"]) not in allowed:
-                raise _against(rule, sorted(allowed), f"a run with the {part} {str(name)[:80]!r}")
+                raise _refusal(rule, sorted(allowed), f"a run with the {part} {str(name)[:80]!r}")
         if batch_size is not None and batch_size < min(self.batch, max(sizes)):
-            raise _against("batch", self.batch, f"local steps of {batch_size} examples")
+            raise _refusal("batch", self.batch, f"local steps of {batch_size} examples")
 
     def refused(self, columns: Sequence[str]) -> list[str]:
-        """Those of some columns that may not leave."""
+        """The columns among ``columns`` that may not leave."""
         return [] if self.columns is None else [name for name in columns if name not in self.columns]
 
     def why(self, columns: Sequence[str], task: Task) -> str | None:
@@ -251,11 +251,11 @@ class Policy:
     # ---- what an answer may be
 
     def check_sum(self, what: str, weights: np.ndarray, sizes: np.ndarray) -> None:
-        """Refuse a sum over clients that tells too much of one of them, or of one example.
+        """Refuse a sum over clients that reveals too much of one of them, or of one example.
 
         Args:
-            what: it is a sum of, for the error.
-            weights: [k] of the clients.
+            what: what is summed, for the error.
+            weights: [k] the weights of the clients.
             sizes: [k] how many examples each has.
 
         Raises:
@@ -268,10 +268,10 @@ class Policy:
             return
         share = weights / total
         if share.max() > (1 + _EQUAL) / self.clients:
-            raise _against("clients", self.clients, f"{what} in which one client has {share.max():.0%} of the weight")
+            raise _refusal("clients", self.clients, f"{what} in which one client has {share.max():.0%} of the weight")
         each = float((share / np.maximum(sizes, 1)).max())
         if each > (1 + _EQUAL) / self.examples:
-            raise _against("examples", self.examples, f"{what} in which an example counts as one of {1 / each:.0f}")
+            raise _refusal("examples", self.examples, f"{what} in which an example counts as one of {1 / each:.0f}")
 
     def check_held(self, what: str, number: int) -> None:
         """Refuse figures of too few held-out examples.
@@ -280,7 +280,7 @@ class Policy:
             NodeError: they are.
         """
         if number < self.examples:
-            raise _against("examples", self.examples, f"{what} over {number} held-out examples")
+            raise _refusal("examples", self.examples, f"{what} over {number} held-out examples")
 
     def check_upload(self, single: bool, guarded: bool, secure: bool) -> None:
         """Refuse an upload in a form in which it may not leave.
@@ -294,12 +294,12 @@ class Policy:
             NodeError: a rule is against it.
         """
         if self.nodes is not None and not secure:
-            raise _against("nodes", self.nodes, "an update that is not in a secure sum: set run.secure")
+            raise _refusal("nodes", self.nodes, "an update that is not in a secure sum: set run.secure")
         if single and not self.single:
-            raise _against("single", False, "an upload of a single client: leave out robust averages and compression")
+            raise _refusal("single", False, "an upload of a single client: leave out robust averages and compression")
         if self.clip is not None and (single or guarded or secure):
             how = "in a secure sum" if secure else "with a guard" if guarded else "one by one"
-            raise _against("clip", self.clip, f"uploads {how}, to which this node cannot add its noise")
+            raise _refusal("clip", self.clip, f"uploads {how}, to which this node cannot add its noise")
 
     def check_work(self, steps: np.ndarray, done: int) -> None:
         """Refuse an upload after too few local steps.
@@ -312,7 +312,7 @@ class Policy:
             NodeError: they are too few.
         """
         if min(int(steps.min()), done // len(steps)) < self.steps:
-            raise _against("steps", self.steps, f"an upload after {min(int(steps.min()), done // len(steps))} steps")
+            raise _refusal("steps", self.steps, f"an upload after {min(int(steps.min()), done // len(steps))} steps")
 
     def check_nodes(self, number: int) -> None:
         """Refuse a secure sum over so many nodes, this one among them.
@@ -321,7 +321,7 @@ class Policy:
             NodeError: they are too few.
         """
         if self.nodes is not None and number - 1 < self.nodes:
-            raise _against("nodes", self.nodes, f"a secure sum over this node and {number - 1} others")
+            raise _refusal("nodes", self.nodes, f"a secure sum over this node and {number - 1} others")
 
     # ---- where it is from
 
@@ -387,9 +387,9 @@ _PLACES = {field: f"{section}.{rule}" for section, rules in _SECTIONS.items() fo
 
 
 def _place(field: str) -> str:
-    """Where a rule is in the file."""
+    """The section and the name of a rule in the file."""
     return _PLACES[field]
 
 
-def _against(field: str, value: Unknown, what: str) -> NodeError:
+def _refusal(field: str, value: Unknown, what: str) -> NodeError:
     return NodeError(f"its owner's policy ({_place(field)} = {value}) is against {what}")

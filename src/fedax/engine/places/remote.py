@@ -1,11 +1,12 @@
-"""Real clients: each is at a node, which answers for its clients with one weighted sum; the server has no examples.
+"""Real clients, the server's side: each client is at a node, which answers for its clients with one weighted sum.
 
-What a node does is in :mod:`fedax.engine.places.site`; who carries the messages is a transport of
-:mod:`fedax.engine.places.nodes`. Between rounds the state has, in the place of client memory, its version at the node.
+The server has no examples. The node's side is :mod:`fedax.engine.places.site`; a transport of
+:mod:`fedax.engine.places.nodes` carries the messages. Between rounds the state has, in the place of client memory, its
+version at the node.
 
-A round is a generator that yields what it asks the nodes and is sent what they answer. So the first messages of a round
-can travel with the evaluation of the model that the round begins with: a message to real clients takes a while, however
-small it is.
+A round is a generator that yields messages to the nodes and is sent their answers. So the first messages of a round can
+travel together with the evaluation of the model that the round begins with: a message to real clients takes a while,
+however small it is.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from fedax.engine.checks import labels_of
 from fedax.engine.evaluate import columns, held_out, measured, model_after
 from fedax.engine.job import Job
 from fedax.engine.layers import compressors_of
-from fedax.engine.loop import Ask, Clients, Heard, Hyper, State, Tally, exchanges
+from fedax.engine.loop import Clients, Hyper, Request, Response, State, Tally, exchanges
 from fedax.engine.places import masks
 from fedax.engine.places.answered import Repeated
 from fedax.engine.places.device import no_exclusions
@@ -36,86 +37,86 @@ from fedax.engine.places.host import (
     downloaded,
     draw_rounds,
     first_states,
-    read_letters,
+    read_encoded,
 )
-from fedax.engine.places.letters import Layout
+from fedax.engine.places.layout import Layout
 from fedax.engine.places.nodes import Message, joined, packed, parted, unpacked
 from fedax.engine.places.site import (
     ECHOED,
     Problem,
-    asked_form,
     client_round,
+    clients_form,
+    common_question,
+    contribution_of,
     exchange_name,
     order,
-    part_of,
     program_of,
-    question_in_common,
 )
-from fedax.engine.plan import Form
+from fedax.engine.plan import ExchangeForm
 from fedax.errors import NodeError
 from fedax.federation.participation import Full
 from fedax.metrics.base import Metric, added
 from fedax.tasks.task import Task
 from fedax.wire.wire import Wire
 
-_PARTING = 30.0  # seconds that nodes have to hear that a run is over
+_PARTING = 30.0  # seconds to wait for nodes when a run is over
 
-Asked = dict[int, Message]  # by node
-Answers = dict[int, Message | None]  # by node; None of one that does not answer in time
+NodeMessages = dict[int, Message]  # by node
+NodeAnswers = dict[int, Message | None]  # by node; None of one that does not answer in time
 
 
-class _Ahead(NamedTuple):
+class _Prefetched(NamedTuple):
     """A round whose first messages went with the evaluation before it.
 
     Attributes:
         start: the number of the round.
         server: the server's state that it begins with.
         round: the generator, which has yielded these messages.
-        answers: to them.
-        wire: the bytes that they took on it, down and up; they count when the round is run.
+        answers: the answers to them.
+        wire: their bytes on the wire, down and up; they count when the round is run.
     """
 
     start: int
     server: Tree
-    round: Generator[Asked, Answers, State]
-    answers: Answers
+    round: Generator[NodeMessages, NodeAnswers, State]
+    answers: NodeAnswers
     wire: tuple[int, int]
 
 
 def _held_out_form(job: Job) -> dict[str, Tree]:
-    """What a node answers of its held-out examples: means and sums, and sums of the labels alone."""
+    """The form of a node's answer for its held-out examples: means and sums, and sums of the labels alone."""
     task, examples = job.plan.task, job.census.examples(1)
     found = jax.eval_shape(lambda x, examples: held_out(task, x, examples, None), job.x, examples)
     labels = labels_of(task, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), examples))
     return {"figures": found, "labels": labels}
 
 
-def _together(task: Task, tested: Sequence[tuple[int, Mapping[str, Tree]]]) -> dict[str, Tree]:
-    """The figures of a part of the held-out examples of all nodes; of each how many it has, and what it answered."""
-    number = sum(n for n, _ in tested)
-    labels = functools.reduce(added, [answer["labels"] for _, answer in tested])
+def _together(task: Task, results: Sequence[tuple[int, Mapping[str, Tree]]]) -> dict[str, Tree]:
+    """The figures of a held-out part over all nodes; ``results``: each node's number of examples, and its answer."""
+    number = sum(n for n, _ in results)
+    labels = functools.reduce(added, [answer["labels"] for _, answer in results])
     figures: dict[str, Tree] = {}
-    for name in tested[0][1]["figures"]:
+    for name in results[0][1]["figures"]:
         if isinstance(task.metrics.get(name), Metric):
-            figures[name] = functools.reduce(added, [answer["figures"][name] for _, answer in tested])
+            figures[name] = functools.reduce(added, [answer["figures"][name] for _, answer in results])
         else:
-            figures[name] = sum(n * float(answer["figures"][name]) for n, answer in tested) / number
+            figures[name] = sum(n * float(answer["figures"][name]) for n, answer in results) / number
     return {"figures": figures, "labels": labels}
 
 
-def _at_nodes(job: Job) -> list[str]:
+def _parts_at_nodes(job: Job) -> list[str]:
     """The parts of the held-out data that are at the nodes, and not here."""
     return [part for part, number in job.census.held.items() if number and part not in job.held]
 
 
-def _leaving(job: Job) -> list[str]:
+def _columns_from_nodes(job: Job) -> list[str]:
     """The measures of a job to which nodes contribute."""
-    parts = tuple(f"{part}_" for part in _at_nodes(job))
+    parts = tuple(f"{part}_" for part in _parts_at_nodes(job))
     return [name for name in columns(job) if name in ("train_loss", "grad_norm_sq") or name.startswith(parts)]
 
 
 class Remote(HostServer):
-    """The program of one job whose clients are at nodes, and the place that answers in its rounds.
+    """The program of one job whose clients are at nodes, and the place that answers its requests.
 
     Between two rounds ``state.memory`` is [N, 3]: the number of the run, which is random, and the version of each
     client's memory: the number of the process of the server that asked for it, random too, and a count.
@@ -124,33 +125,35 @@ class Remote(HostServer):
         job: made from the fleet's census.
         fleet: the nodes.
         problem: the configuration in plain JSON, from which nodes make the method, the task and the wire.
-        number: of the run, below 2^62, random; a run that was stopped goes on under the same.
+        number: the number of the run, random, below 2^62; a run that continues has the same.
         resumes: whether there is a checkpoint to go on from.
 
     Raises:
-        NodeError: something speaks against the run at a node.
+        NodeError: a node objects to the run.
     """
 
     def __init__(self, job: Job, fleet: Fleet, problem: dict[str, Unknown], number: int, resumes: bool = False):
         super().__init__(job)
         self.fleet, self._resumes = fleet, resumes
-        made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
-        found = client_round(made, job.plan, job.census.example, job.x)
-        self._forms = found.forms
-        self._order = order(job.plan, problem, job.seed, program_of(found), fleet.deal)
+        problem_ = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
+        traced = client_round(problem_, job.plan, job.census.example, job.x)
+        self._forms = traced.forms
+        self._job_head = order(job.plan, problem, job.seed, program_of(traced), fleet.deal)
         self._process, self._count, self._run, self._number = secrets.randbits(62), 0, 0, number
-        self._before: list[np.ndarray] = []  # the versions at the two checkpoints before the last
-        self._ahead: _Ahead | None = None
+        self._older_versions: list[np.ndarray] = []  # at the two checkpoints before the last
+        self._prefetched: _Prefetched | None = None
         self._sums: dict[tuple[str, int, int], tuple[Tree, Tree]] = {}
         self._done = np.zeros(3, np.int64)
-        self._seen = (fleet.transport.sent, fleet.transport.received, fleet.waited)
-        # Of a run that goes on nodes have counted some rounds; whether they allow the others shows then.
-        told = fleet.check(self._order, _leaving(job), 0 if resumes else job.rounds, job.plan.task.frozen)
+        self._traffic_before = (fleet.transport.sent, fleet.transport.received, fleet.waited)
+        # Of a run that continues the nodes have counted some rounds; whether they allow the rest shows in each round.
+        checked = fleet.check(
+            self._job_head, _columns_from_nodes(job), 0 if resumes else job.rounds, job.plan.task.frozen
+        )
         self._keys: dict[int, masks.Key] = {}
         if job.hyper.wire.secure is not None:
             masks.require()
-            self._enough(told, len(told), masks.least(len(told), job.hyper.wire.secure.threshold))
-            for which, head in told.items():
+            self._check_enough_nodes(checked, len(checked), masks.least(len(checked), job.hyper.wire.secure.threshold))
+            for which, head in checked.items():
                 try:
                     self._keys[which] = masks.Key.of(head.get("key"))
                 except NodeError as error:
@@ -159,7 +162,7 @@ class Remote(HostServer):
     # ---- what drive() asks
 
     def prepare(self) -> tuple[State, Tally]:
-        """The state before round 0, and what the warm-up did; where a checkpoint is to come, only its form."""
+        """The state before round 0, and the tally of the warm-up; only its form, if a checkpoint replaces it."""
         job = self.job
         server, _ = first_states(job.hyper.method, job.x)
         versions = np.zeros((job.plan.num_clients, 3), np.int64)
@@ -167,93 +170,99 @@ class Remote(HostServer):
         state = State(server, versions, jax.tree.map(np.array, no_exclusions(job.plan)))
         if not self._resumes and resolve(job.hyper.method, 0).warmup():
             everyone = job.hyper._replace(participation=Full())
-            state = self._asking(self._round(state, 0, "warmup", everyone))
+            state = self._run_round(self._round(state, 0, "warmup", everyone))
         return state, self._tally()
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        """Rounds start … stop − 1, and what they did."""
+        """Run rounds start … stop − 1: the new state, and the tally."""
         for index in range(start, stop):
-            ahead, self._ahead = self._ahead, None
-            if ahead is not None and ahead.start == index and ahead.server is state.server:
-                state = self._asking(ahead.round, ahead.answers)
-                self._seen = (self._seen[0] - ahead.wire[0], self._seen[1] - ahead.wire[1], self._seen[2])
+            prefetched, self._prefetched = self._prefetched, None
+            if prefetched is not None and prefetched.start == index and prefetched.server is state.server:
+                state = self._run_round(prefetched.round, prefetched.answers)
+                self._traffic_before = (
+                    self._traffic_before[0] - prefetched.wire[0],
+                    self._traffic_before[1] - prefetched.wire[1],
+                    self._traffic_before[2],
+                )
             else:
-                state = self._asking(self._round(state, index, "exchanges", self.job.hyper))
+                state = self._run_round(self._round(state, index, "exchanges", self.job.hyper))
         return state, self._tally()
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
-        """What evaluation gives after ``index`` rounds, of the clients whose nodes answer.
+        """The figures of an evaluation after ``index`` rounds, over the clients whose nodes answer.
 
         ``heard`` is their share of the weight. Where it is not 1, F is the mean over them. The first messages of the
-        next round go to the nodes together with the question, where it is known that there is one.
+        next round are sent together with the evaluation, if it is certain that there is a next round.
         """
         job, census = self.job, self.job.census
         model = model_after(job.hyper.method, state.server, index)[0]
-        parts = _at_nodes(job)
-        given = {"kind": "evaluate", "job": self._order, "index": index, "run": int(state.memory[0, 0]),
+        parts = _parts_at_nodes(job)
+        head = {"kind": "evaluate", "job": self._job_head, "index": index, "run": int(state.memory[0, 0]),
                  "grad_norm": job.grad_norm, "parts": parts}  # fmt: skip
         weights = np.asarray(job.fed.weights)
         messages = {
             which: self.fleet.message(
-                which, given, packed({"model": model, "weights": weights[self.fleet.clients(which)]})
+                which, head, packed({"model": model, "weights": weights[self.fleet.clients(which)]})
             )
             for which in range(len(self.fleet))
         }
         real = jax.ShapeDtypeStruct((), weights.dtype)
-        found: dict[int, dict[str, Tree]] = {}
-        form = {"train": [real, job.x.tree] if job.grad_norm else [real]}
+        arrays: dict[int, dict[str, Tree]] = {}
+        forms = {"train": [real, job.x.tree] if job.grad_norm else [real]}
         held_form = self._held_out_form if parts else {}
-        for which, answer in self._with_the_next(messages, state, index, model).items():
+        for which, answer in self._evaluate_and_prefetch(messages, state, index, model).items():
             if answer is not None:
-                wanted = form | {part: held_form for part in parts if part in self.fleet.held(which)}
-                found[which] = self._opened(which, answer, messages[which], wanted)
-        if not found:
+                wanted = forms | {part: held_form for part in parts if part in self.fleet.held(which)}
+                arrays[which] = self._opened(which, answer, messages[which], wanted)
+        if not arrays:
             raise NodeError(f"no node answered in {self.fleet.timeout:g} s, to evaluate the model of round {index}")
-        share = sum(float(census.weights[self.fleet.clients(which)].sum()) for which in found)
-        heard = share if len(found) < len(self.fleet) else 1.0
-        sums = [found[which]["train"] for which in sorted(found)]
+        share = sum(float(census.weights[self.fleet.clients(which)].sum()) for which in arrays)
+        heard_share = share if len(arrays) < len(self.fleet) else 1.0
+        sums = [arrays[which]["train"] for which in sorted(arrays)]
         train = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums)
-        train = jax.tree.map(lambda leaf: leaf / np.asarray(heard, leaf.dtype), train)
+        train = jax.tree.map(lambda leaf: leaf / np.asarray(heard_share, leaf.dtype), train)
         held = {}
         for part in parts:
-            answers = {which: found[which][part] for which in sorted(found) if part in found[which]}
-            tested = [(self.fleet.held(which)[part], answer) for which, answer in answers.items()]
-            if tested:
-                held[part] = _together(job.plan.task, tested)
+            answers = {which: arrays[which][part] for which in sorted(arrays) if part in arrays[which]}
+            results = [(self.fleet.held(which)[part], answer) for which, answer in answers.items()]
+            if results:
+                held[part] = _together(job.plan.task, results)
         (row,) = measured(job, state.server, index, train, held)
-        return [row | {"heard": heard}]
+        return [row | {"heard": heard_share}]
 
     def traffic(self) -> dict[str, Unknown]:
-        """Bytes on the wire, and seconds of waiting, since the last time."""
+        """Bytes on the wire, and seconds of waiting, since the last call."""
         now = (self.fleet.transport.sent, self.fleet.transport.received, self.fleet.waited)
-        down, up, waited = (new - old for new, old in zip(now, self._seen, strict=True))
-        self._seen = now
+        down, up, waited = (new - old for new, old in zip(now, self._traffic_before, strict=True))
+        self._traffic_before = now
         return {"wire_down": int(down), "wire_up": int(up), "waited": float(waited)}
 
     def forget(self) -> None:
-        """Tell the nodes that the run is over, and its memory not needed any more."""
-        given = {"kind": "forget", "run": self._run}
-        messages = {which: self.fleet.message(which, given) for which in range(len(self.fleet))}
+        """Tell the nodes that the run is over, and that they can delete its memory."""
+        head = {"kind": "forget", "run": self._run}
+        messages = {which: self.fleet.message(which, head) for which in range(len(self.fleet))}
         with contextlib.suppress(NodeError):  # the run is over, whatever a node says now
             for _ in self.fleet.ask(messages, min(self.fleet.timeout, _PARTING)):
                 pass
 
     # ---- a round
 
-    def _asking(self, round_: Generator[Asked, Answers, State], answers: Answers | None = None) -> State:
-        """Ask the nodes all that a round asks; ``answers``: to what it has asked already."""
+    def _run_round(
+        self, round_: Generator[NodeMessages, NodeAnswers, State], answers: NodeAnswers | None = None
+    ) -> State:
+        """Send a round's messages to the nodes until it ends; ``answers``: those to messages that were sent already."""
         try:
-            asked = next(round_) if answers is None else round_.send(answers)
+            messages = next(round_) if answers is None else round_.send(answers)
             while True:
-                asked = round_.send(dict(self.fleet.ask(asked)))
-        except StopIteration as stop:
-            end: State = stop.value
-            return end
+                messages = round_.send(dict(self.fleet.ask(messages)))
+        except StopIteration as finished:
+            state: State = finished.value
+            return state
 
-    def _with_the_next(self, messages: Asked, state: State, index: int, model: Tree) -> Answers:
-        """The answers to an evaluation's messages, with which those go that the next round begins with.
+    def _evaluate_and_prefetch(self, messages: NodeMessages, state: State, index: int, model: Tree) -> NodeAnswers:
+        """The answers to the messages of an evaluation; the first messages of the next round are sent with them.
 
-        Not where the figures, or a guard, may end the run: nobody should work, or be heard, for a round that is none.
+        Not if the figures, or a guard, may end the run: clients should not work for a round that does not take place.
         """
         job = self.job
         certain = index < job.rounds and job.until is None and not job.plan.stops
@@ -264,167 +273,184 @@ class Remote(HostServer):
             first = next(round_)
         except StopIteration:  # nobody takes part
             return dict(self.fleet.ask(messages))
-        asked = {which: joined([messages[which], *([first[which]] if which in first else [])]) for which in messages}
+        joined_messages = {
+            which: joined([messages[which], *([first[which]] if which in first else [])]) for which in messages
+        }
         sent, received = self.fleet.transport.sent, self.fleet.transport.received
-        answers: Answers = {}
-        of_round: Answers = {}
-        share = [0.0, 0.0]  # of the bytes, what the round's part is
-        whole = [0, 0]
-        for which, answer in self.fleet.ask(asked):
-            who = f"clients {self.fleet.names(which)}: the answer"
-            parts = [None] * 2 if answer is None else parted(answer, 1 + (which in first), who)
+        answers: NodeAnswers = {}
+        of_round: NodeAnswers = {}
+        round_bytes = [0.0, 0.0]  # of the bytes, what the round's part is
+        all_bytes = [0, 0]
+        for which, answer in self.fleet.ask(joined_messages):
+            answer_name = f"clients {self.fleet.names(which)}: the answer"
+            parts = [None] * 2 if answer is None else parted(answer, 1 + (which in first), answer_name)
             answers[which] = parts[0]
             if which in first:
                 of_round[which] = parts[1]
-                share[0] += first[which].size
-                share[1] += 0 if parts[1] is None else parts[1].size
-            whole[0] += asked[which].size
-            whole[1] += 0 if answer is None else answer.size
-        grew = self.fleet.transport.sent - sent, self.fleet.transport.received - received
-        later = [int(n * part / all_) if all_ else 0 for n, part, all_ in zip(grew, share, whole, strict=True)]
-        self._seen = (self._seen[0] + later[0], self._seen[1] + later[1], self._seen[2])
-        self._ahead = _Ahead(index, state.server, round_, of_round, (later[0], later[1]))
+                round_bytes[0] += first[which].size
+                round_bytes[1] += 0 if parts[1] is None else parts[1].size
+            all_bytes[0] += joined_messages[which].size
+            all_bytes[1] += 0 if answer is None else answer.size
+        traffic = self.fleet.transport.sent - sent, self.fleet.transport.received - received
+        prefetched = [
+            int(n * part / all_) if all_ else 0 for n, part, all_ in zip(traffic, round_bytes, all_bytes, strict=True)
+        ]
+        self._traffic_before = (
+            self._traffic_before[0] + prefetched[0],
+            self._traffic_before[1] + prefetched[1],
+            self._traffic_before[2],
+        )
+        self._prefetched = _Prefetched(index, state.server, round_, of_round, (prefetched[0], prefetched[1]))
         return answers
 
-    def _round(self, state: State, index: int, stage: str, hyper: Hyper) -> Generator[Asked, Answers, State]:
-        """A round, or the warm-up; yields what it asks the nodes, and is sent their answers."""
+    def _round(self, state: State, index: int, stage: str, hyper: Hyper) -> Generator[NodeMessages, NodeAnswers, State]:
+        """A round, or the warm-up; yields messages to the nodes, and is sent their answers."""
         job, plan = self.job, self.job.plan
         indices = np.array([index], np.int32)
         drawn = jax.tree.map(np.asarray, draw_rounds(hyper, job.fed, job.key, indices, plan=plan, stage=stage))
         clients, round_ = jax.tree.map(lambda leaf: leaf[0], drawn)
         self.index, self._run, versions = index, int(state.memory[0, 0]), state.memory[:, 1:]
-        # A checkpoint is made after every round, and two of them stay: this round's start, and that of the one before.
-        # That of the start may still have to be written, so a third version stays.
-        older = [*self._before, versions, versions][:2]
-        self._kept = np.stack([versions, *older], axis=1)
-        self._now = versions.copy()
-        self._there = clients.present.copy()  # those that answered so far
+        # A checkpoint is made after every round, and two are kept: at the start of this round, and of the one before.
+        # That of the start may still have to be written, so a third version is kept.
+        older = [*self._older_versions, versions, versions][:2]
+        self._kept_versions = np.stack([versions, *older], axis=1)
+        self._versions = versions.copy()
+        self._answered = clients.present.copy()  # those that answered so far
         method = resolve(job.hyper.method, index)
         loop = exchanges(stage, method, clients, round_, state.server, job.hyper.wire, plan.watched, self)
-        ask = next(loop)
+        request = next(loop)
         while True:
-            heard = yield from self._answer(ask)
+            response = yield from self._answer(request)
             try:
-                ask = loop.send(heard)
-            except StopIteration as stop:
-                end = stop.value
+                request = loop.send(response)
+            except StopIteration as finished:
+                end = finished.value
                 break
-        stays = clients.present & (np.asarray(end.counts) & ~np.asarray(end.skipped))
-        ids = clients.ids[stays]
+        counted = clients.present & (np.asarray(end.counts) & ~np.asarray(end.skipped))
+        ids = clients.ids[counted]
         memory = state.memory.copy()
-        memory[ids, 1:] = self._now[ids]
-        self._before = [versions, *self._before[:1]]
-        self._done[0] += int(self._there.sum())
+        memory[ids, 1:] = self._versions[ids]
+        self._older_versions = [versions, *self._older_versions[:1]]
+        self._done[0] += int(self._answered.sum())
         exclusions = state.exclusions.after(clients, end) if state.exclusions else ()
         return State(end.server, memory, exclusions)
 
-    def _answer(self, ask: Ask) -> Generator[Asked, Answers, Heard]:
-        """Ask the nodes of the clients; what is heard is the sum of their answers."""
-        wire, cohort = ask.wire, np.arange(len(ask.counts))
-        if ask.at is not None:  # a cohort of its own
-            ask, cohort = ask._replace(clients=ask.clients.alone(ask.at)), cohort[[ask.at]]
-        form, size, accepted = self._form(ask.stage, ask.number), len(cohort), self._there[cohort]
-        asked = np.flatnonzero(accepted)
+    def _answer(self, request: Request) -> Generator[NodeMessages, NodeAnswers, Response]:
+        """Ask the nodes of the clients; the response is the sum of their answers."""
+        wire, cohort = request.wire, np.arange(len(request.counts))
+        if request.at is not None:  # a cohort of its own
+            request, cohort = request._replace(clients=request.clients.alone(request.at)), cohort[[request.at]]
+        form, size, accepted = self._form(request.stage, request.number), len(cohort), self._answered[cohort]
+        positions_asked = np.flatnonzero(accepted)
         self._count += 1
-        at_nodes = self._by_node(ask.clients, asked)
-        download = self._download(ask)
+        at_nodes = self._by_node(request.clients, positions_asked)
+        download = self._download(request)
         layout = Layout.of(form.upload, form.first)
-        letters = layout.nothing(size) if layout.messages else []
-        if wire.secure is not None and ask.exchange.server is not None:
+        encoded = layout.nothing(size) if layout.messages else []
+        if wire.secure is not None and request.exchange.server is not None:
             try:
-                total, uploads = (yield from self._masked(ask, wire, at_nodes, download)), ()
-            except Repeated:  # over other nodes than before a stop: the round has no sum
-                total, uploads = _zeros(self._summed(ask, 0))
-                self._there[asked] = False
-            accepted &= self._there
+                total, uploads = (yield from self._secure_sum(request, wire, at_nodes, download)), ()
+            except Repeated:  # asked over other nodes before the server was stopped: the round has no sum
+                total, uploads = _zeros(self._summed(request, 0))
+                self._answered[positions_asked] = False
+            accepted &= self._answered
             at_nodes = {}
         else:
-            total, uploads = ((), ()) if layout.messages else _zeros(self._summed(ask, size))
-        asks = {which: self._asked(ask, download, *at) for which, at in at_nodes.items()}
-        messages = {which: self.fleet.message(which, head, packed(arrays)) for which, (head, arrays) in asks.items()}
+            total, uploads = ((), ()) if layout.messages else _zeros(self._summed(request, size))
+        exchange_messages = {which: self._exchange_message(request, download, *at) for which, at in at_nodes.items()}
+        messages = {
+            which: self.fleet.message(which, head, packed(arrays))
+            for which, (head, arrays) in exchange_messages.items()
+        }
         answers = (yield messages) if messages else {}
         for which in sorted(at_nodes):
             positions, _ = at_nodes[which]
             answer = answers[which]
             if answer is None or "repeated" in answer.head:
-                self._lost(which, None if answer is None else str(answer.head["repeated"]))
-                self._there[cohort[positions]] = accepted[positions] = False
+                self._node_lost(which, None if answer is None else str(answer.head["repeated"]))
+                self._answered[cohort[positions]] = accepted[positions] = False
                 continue
-            found = self._read(which, answer, messages[which], ask, len(positions))
-            self._now[ask.clients.ids[positions]] = self._process, self._count
-            accepted[positions] = found.get("accepted", True) & self._believed(found, len(positions))
-            if "total" in found and not accepted[positions].any():
+            arrays = self._read(which, answer, messages[which], request, len(positions))
+            self._versions[request.clients.ids[positions]] = self._process, self._count
+            accepted[positions] = arrays.get("accepted", True) & self._plausible(arrays, len(positions))
+            if "total" in arrays and not accepted[positions].any():
                 continue
-            if "total" in found:
-                total = jax.tree.map(np.add, total, found["total"])
-            if "uploads" in found:
-                _put(uploads, positions, found["uploads"])
-            if "letters" in found:
-                who = f"clients {self.fleet.names(which)}: the answer"
-                _put(letters, positions, layout.unpacked(found["letters"], self._up, who))
-        if layout.messages and ask.exchange.server is not None:
-            there = ask.clients.only(accepted)
-            total, answer = read_letters(self.known(ask), letters, there, layout=layout, **self.which(ask))
+            if "total" in arrays:
+                total = jax.tree.map(np.add, total, arrays["total"])
+            if "uploads" in arrays:
+                _write_rows(uploads, positions, arrays["uploads"])
+            if "letters" in arrays:
+                answer_name = f"clients {self.fleet.names(which)}: the answer"
+                _write_rows(encoded, positions, layout.unpacked(arrays["letters"], self._up, answer_name))
+        if layout.messages and request.exchange.server is not None:
+            accepted_clients = request.clients.only(accepted)
+            total, answer = read_encoded(
+                self.inputs(request), encoded, accepted_clients, layout=layout, **self.static(request)
+            )
             uploads = answer.upload
             if wire.guard is not None:
                 accepted = accepted & np.asarray(answer.accepted)
-        return Heard(total, uploads, accepted if wire.excludes else ())
+        return Response(total, uploads, accepted if wire.excludes else ())
 
-    def _masked(
+    def _secure_sum(
         self,
-        ask: Ask,
+        request: Request,
         wire: Wire,
         at_nodes: Mapping[int, tuple[np.ndarray, np.ndarray]],
         download: Tree,
-    ) -> Generator[Asked, Answers, Tree]:
-        """The sum over the nodes that answer; the server learns nothing else (:mod:`fedax.engine.places.masks`)."""
+    ) -> Generator[NodeMessages, NodeAnswers, Tree]:
+        """The masked sum over the nodes that answer; the server learns only that (:mod:`fedax.engine.places.masks`)."""
         assert wire.secure is not None and wire.fixed is not None
-        zero, _ = _zeros(self._summed(ask, 0))
+        zero, _ = _zeros(self._summed(request, 0))
         bits, order = wire.secure.bits, sorted(at_nodes)
         if not order:
             return zero
         nodes, least = len(order), masks.least(len(order), wire.secure.threshold)
-        self._enough(order, nodes, least)
-        # Who has offered masks.
-        keys, about = [self._keys[which]._asdict() for which in order], self._about(ask)
+        self._check_enough_nodes(order, nodes, least)
+        # First, the nodes offer masks.
+        keys, exchange_id = [self._keys[which]._asdict() for which in order], self._exchange_id(request)
         fixed = jax.tree.map(lambda leaf: np.asarray(leaf, jnp.zeros(()).dtype), wire.fixed)
-        asks = {which: self._asked(ask, download, *at_nodes[which]) for which in order}
-        question = question_in_common(asks[order[0]][0], download, fixed)
-        given = about | {"kind": "offer", "keys": keys, "threshold": least, "question": question}
-        parts = {which: list(part_of(arrays["clients"])) for which, (_, arrays) in asks.items()}
-        heads = {which: (given | {"position": k, "part": parts[which]}, b"") for k, which in enumerate(order)}
+        exchange_messages = {which: self._exchange_message(request, download, *at_nodes[which]) for which in order}
+        question = common_question(exchange_messages[order[0]][0], download, fixed)
+        offer_head = exchange_id | {"kind": "offer", "keys": keys, "threshold": least, "question": question}
+        contributions = {
+            which: list(contribution_of(arrays["clients"])) for which, (_, arrays) in exchange_messages.items()
+        }
+        heads = {
+            which: (offer_head | {"position": k, "part": contributions[which]}, b"") for k, which in enumerate(order)
+        }
         offers = {}
-        for which, (answer, _) in (yield from self._replies(heads, {})).items():
+        for which, (answer, _) in (yield from self._ask_survivors(heads, {})).items():
             try:
                 offers[which] = masks.Offer.of(answer["offer"], order.index(which), nodes)
             except (LookupError, TypeError, ValueError) as error:
                 text = f"{type(error).__name__}: {error}"
                 raise NodeError(f"clients {self.fleet.names(which)}: its masks are none ({text})") from error
-        there = self._stay(order, offers, at_nodes, nodes, least)
-        # Whose masked sum has come.
+        survivors = self._survivors(order, offers, at_nodes, nodes, least)
+        # Second, they send masked sums.
         heads = {}
-        for which in there:
-            head, arrays = asks[which]
-            told = {str(order.index(other)): offers[other].to(order.index(which)) for other in there}
-            secure = {"offers": told, "places": wire.fixed.places}
+        for which in survivors:
+            head, arrays = exchange_messages[which]
+            received = {str(order.index(other)): offers[other].to(order.index(which)) for other in survivors}
+            secure = {"offers": received, "places": wire.fixed.places}
             heads[which] = (head | {"secure": secure}, packed(arrays | {"fixed": fixed}))
         size = masks.flat(zero).size * bits // 8
-        answers = yield from self._replies(heads, {"masked": jax.ShapeDtypeStruct((size,), np.uint8)})
-        there = self._stay(there, answers, at_nodes, nodes, least)
-        for which in there:
+        answers = yield from self._ask_survivors(heads, {"masked": jax.ShapeDtypeStruct((size,), np.uint8)})
+        survivors = self._survivors(survivors, answers, at_nodes, nodes, least)
+        for which in survivors:
             self._count_done(which, answers[which][0])
-            self._now[ask.clients.ids[at_nodes[which][0]]] = self._process, self._count
-        # That they agree whose sums are added, and what takes the masks off.
-        asked = about | {"kind": "agree", "survivors": [order.index(which) for which in there]}
-        replies = yield from self._replies(dict.fromkeys(there, (asked, b"")), {})
-        self._enough(replies, nodes, least)
+            self._versions[request.clients.ids[at_nodes[which][0]]] = self._process, self._count
+        # Third, they agree whose sums are added, and reveal the shares that remove the masks.
+        reveal_head = exchange_id | {"kind": "agree", "survivors": [order.index(which) for which in survivors]}
+        replies = yield from self._ask_survivors(dict.fromkeys(survivors, (reveal_head, b"")), {})
+        self._check_enough_nodes(replies, nodes, least)
         agreed = {str(order.index(which)): answer.get("agreed") for which, (answer, _) in replies.items()}
-        asked = about | {"kind": "unmask", "agreed": agreed}
-        replies = yield from self._replies(dict.fromkeys(replies, (asked, b"")), {})
-        self._enough(replies, nodes, least)
+        reveal_head = exchange_id | {"kind": "unmask", "agreed": agreed}
+        replies = yield from self._ask_survivors(dict.fromkeys(replies, (reveal_head, b"")), {})
+        self._check_enough_nodes(replies, nodes, least)
         summed = masks.total(
-            exchange_name(about),
-            {order.index(which): answers[which][1]["masked"] for which in there},
+            exchange_name(exchange_id),
+            {order.index(which): answers[which][1]["masked"] for which in survivors},
             {order.index(which): offer for which, offer in offers.items()},
             {order.index(which): answer.get("told") for which, (answer, _) in replies.items()},
             least,
@@ -432,15 +458,15 @@ class Remote(HostServer):
         )
         return masks.tree_of(summed, zero)
 
-    def _replies(
-        self, asked: Mapping[int, tuple[dict[str, Unknown], bytes]], wanted: Mapping[str, Tree]
-    ) -> Generator[Asked, Answers, dict[int, tuple[dict[str, Unknown], dict[str, Tree]]]]:
-        """What nodes answer, of those that do and still have the secrets of the exchange."""
-        messages = {which: self.fleet.message(which, *each) for which, each in asked.items()}
+    def _ask_survivors(
+        self, heads: Mapping[int, tuple[dict[str, Unknown], bytes]], wanted: Mapping[str, Tree]
+    ) -> Generator[NodeMessages, NodeAnswers, dict[int, tuple[dict[str, Unknown], dict[str, Tree]]]]:
+        """The answers of the nodes that do answer, and still have the secrets of the exchange."""
+        messages = {which: self.fleet.message(which, *each) for which, each in heads.items()}
         answers = yield messages
         for which, answer in answers.items():
             if answer is not None and "repeated" in answer.head:
-                self._lost(which, str(answer.head["repeated"]))
+                self._node_lost(which, str(answer.head["repeated"]))
                 raise Repeated(str(answer.head["repeated"]))
         return {
             which: (answer.head, self._opened(which, answer, messages[which], wanted))
@@ -448,74 +474,74 @@ class Remote(HostServer):
             if answer is not None and answer.head.get("lost") is not True
         }
 
-    def _stay(
+    def _survivors(
         self,
         asked: Sequence[int],
-        there: Collection[int],
+        answered: Collection[int],
         at_nodes: Mapping[int, tuple[np.ndarray, np.ndarray]],
         nodes: int,
         least: int,
     ) -> list[int]:
-        """Those of some nodes that are still there; the clients of the others are left out."""
+        """The nodes that are still there; the clients of the others are left out."""
         for which in asked:
-            if which not in there:
-                self._lost(which)
-                self._there[at_nodes[which][0]] = False
-        self._enough(there, nodes, least)
-        return [which for which in asked if which in there]
+            if which not in answered:
+                self._node_lost(which)
+                self._answered[at_nodes[which][0]] = False
+        self._check_enough_nodes(answered, nodes, least)
+        return [which for which in asked if which in answered]
 
-    def _enough(self, there: Collection[int], nodes: int, least: int) -> None:
-        """Raise where so few nodes are there that their sum would tell of single ones."""
+    def _check_enough_nodes(self, left: Collection[int], nodes: int, least: int) -> None:
+        """Raise a NodeError where too few nodes are left for a sum that hides each of them."""
         if nodes < least:
             raise NodeError(
                 f"in round {self.index} clients are asked at {nodes} nodes, and at {least} they have to be for a sum "
                 "that hides each node: take more nodes, or a larger cohort"
             )
-        if len(there) < least:
+        if len(left) < least:
             raise NodeError(
-                f"{len(there)} of {nodes} nodes are left in round {self.index}, and {least} have to be for a sum that "
+                f"{len(left)} of {nodes} nodes are left in round {self.index}, and {least} have to be for a sum that "
                 "hides each node; --resume goes on when they are back"
             )
 
-    def _about(self, ask: Ask) -> dict[str, Unknown]:
-        """Which exchange it is."""
+    def _exchange_id(self, request: Request) -> dict[str, Unknown]:
+        """The entries of a message that identify the exchange."""
         return {
-            "run": self._run, "stage": ask.stage, "number": ask.number, "index": self.index,
+            "run": self._run, "stage": request.stage, "number": request.number, "index": self.index,
             "write": [self._process, self._count],
         }  # fmt: skip
 
-    def _by_node(self, clients: Clients, asked: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """Node -> the positions of its clients in the cohort, and their places at the node."""
-        found = {}
+    def _by_node(self, clients: Clients, positions_asked: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """Node -> the positions of its clients in the cohort, and their rows at the node."""
+        by_node = {}
         for which in range(len(self.fleet)):
             places = {int(id_): k for k, id_ in enumerate(self.fleet.clients(which))}
-            positions = np.array([at for at in asked if int(clients.ids[at]) in places], np.int64)
+            positions = np.array([at for at in positions_asked if int(clients.ids[at]) in places], np.int64)
             if len(positions):
-                found[which] = positions, np.array([places[int(clients.ids[at])] for at in positions], np.int32)
-        return found
+                by_node[which] = positions, np.array([places[int(clients.ids[at])] for at in positions], np.int32)
+        return by_node
 
-    def _download(self, ask: Ask) -> Tree:
-        """What goes to each client, as it goes over the wire."""
+    def _download(self, request: Request) -> Tree:
+        """The download, as it is sent over the wire."""
         job, down = self.job, self.job.hyper.wire.down
         if down is None:
             method = resolve(job.hyper.method, self.index)
-            return (ask.exchange.download or method.download)(ask.server)
-        tree = downloaded(self.known(ask), stage=ask.stage, number=ask.number)
-        layout = Layout.of(self._form(ask.stage, ask.number).download)
+            return (request.exchange.download or method.download)(request.server)
+        tree = downloaded(self.inputs(request), stage=request.stage, number=request.number)
+        layout = Layout.of(self._form(request.stage, request.number).download)
         return layout.packed(jax.tree.map(lambda leaf: np.asarray(leaf)[None], layout.parts(tree)), down, 1)
 
-    def _form(self, stage: str, number: int) -> Form:
-        """Of an exchange, what goes to a client and comes back."""
+    def _form(self, stage: str, number: int) -> ExchangeForm:
+        """The form of an exchange."""
         return self._forms[0 if stage == "warmup" else 1][number]
 
-    def _summed(self, ask: Ask, size: int) -> tuple[Tree, Tree]:
-        """Of an exchange, the forms of the sum and, where they are looked at one by one, of ``size`` uploads.
+    def _summed(self, request: Request, size: int) -> tuple[Tree, Tree]:
+        """The forms of an exchange's sum and, where uploads are looked at one by one, of ``size`` uploads.
 
-        They are the same in all rounds; to trace them anew in each took most of the server's time.
+        They are the same in all rounds, and are kept: tracing them in each round took most of the server's time.
         """
-        key = ask.stage, ask.number, size
+        key = request.stage, request.number, size
         if key not in self._sums:
-            self._sums[key] = _summed(self._form(*key[:2]), size, self.job.hyper.wire.of(ask.round))
+            self._sums[key] = _summed(self._form(*key[:2]), size, self.job.hyper.wire.of(request.round))
         return self._sums[key]
 
     @functools.cached_property
@@ -526,68 +552,73 @@ class Remote(HostServer):
     def _up(self) -> Compressor:
         return compressors_of(self.job.hyper.method, self.job.hyper.wire)[1] or Identity()
 
-    def _asked(
-        self, ask: Ask, download: Tree, positions: np.ndarray, rows: np.ndarray
+    def _exchange_message(
+        self, request: Request, download: Tree, positions: np.ndarray, rows: np.ndarray
     ) -> tuple[dict[str, Unknown], dict[str, Tree]]:
-        """What a node is asked in an exchange: head and arrays of the message."""
-        clients = ask.clients
+        """The message to a node in an exchange: its head, and its arrays."""
+        clients = request.clients
         ids = clients.ids[positions]
-        told = {name: getattr(clients, name)[positions] for name in ("ids", "weights", "data_weights", "steps")}
-        given = {"clients": told | {"rows": rows}, "base": self._now[ids], "keep": self._kept[ids]}
-        form = asked_form(len(positions), self._kept.shape[1])
-        given = jax.tree.map(lambda leaf, kind: np.asarray(leaf, kind.dtype), given, form)
-        about = {"kind": "exchange", "size": len(positions), "keep": self._kept.shape[1]}
-        head = {"job": self._order} | self._about(ask) | about | {"heard": ask.exchange.server is not None}
-        return head, given | {"download": download}
+        columns_ = {name: getattr(clients, name)[positions] for name in ("ids", "weights", "data_weights", "steps")}
+        arrays = {"clients": columns_ | {"rows": rows}, "base": self._versions[ids], "keep": self._kept_versions[ids]}
+        form = clients_form(len(positions), self._kept_versions.shape[1])
+        arrays = jax.tree.map(lambda leaf, kind: np.asarray(leaf, kind.dtype), arrays, form)
+        sizes_ = {"kind": "exchange", "size": len(positions), "keep": self._kept_versions.shape[1]}
+        head = (
+            {"job": self._job_head}
+            | self._exchange_id(request)
+            | sizes_
+            | {"heard": request.exchange.server is not None}
+        )
+        return head, arrays | {"download": download}
 
-    def _read(self, which: int, answer: Message, message: Message, ask: Ask, size: int) -> dict[str, Tree]:
-        """What a node answered in an exchange."""
-        wire, form = self.job.hyper.wire, self._form(ask.stage, ask.number)
+    def _read(self, which: int, answer: Message, message: Message, request: Request, size: int) -> dict[str, Tree]:
+        """The arrays of a node's answer in an exchange."""
+        wire, form = self.job.hyper.wire, self._form(request.stage, request.number)
         wanted: dict[str, Tree] = {}
         layout = Layout.of(form.upload, form.first)
-        total, uploads = ((), ()) if layout.messages else self._summed(ask, size)
+        total, uploads = ((), ()) if layout.messages else self._summed(request, size)
         if message.head["heard"] and layout.messages:
             wanted = {"letters": layout.on_wire(self._up, size)}
         elif message.head["heard"]:
             wanted = {"uploads": uploads} if wire.gathers else {"total": total}
         if wire.guard is not None and not layout.messages:
             wanted["accepted"] = jax.ShapeDtypeStruct((size,), bool)
-        found = self._opened(which, answer, message, wanted)
+        arrays = self._opened(which, answer, message, wanted)
         self._count_done(which, answer.head)
-        return found
+        return arrays
 
     def _count_done(self, which: int, head: dict[str, Unknown]) -> None:
-        """Count what a node says that its clients did."""
+        """Count the work that a node reports for its clients."""
         tally = head.get("tally")
         if not isinstance(tally, list) or len(tally) != 2 or not all(type(n) is int and 0 <= n < 2**31 for n in tally):
             raise NodeError(f"clients {self.fleet.names(which)}: the answer counts {tally!r} steps and gradients")
         self._done[1:] += tally
 
     def _opened(self, which: int, answer: Message, message: Message, wanted: Mapping[str, Tree]) -> dict[str, Tree]:
-        """The arrays of an answer, if it is one to this message."""
-        who = f"clients {self.fleet.names(which)}: the answer"
+        """The arrays of an answer; raises if it does not belong to the message."""
+        answer_name = f"clients {self.fleet.names(which)}: the answer"
         for name in ECHOED:
             if answer.head.get(name) != message.head.get(name):
-                raise NodeError(f"{who} is to another question: {name} is {answer.head.get(name)!r}")
-        return unpacked(answer.tensors, wanted, who)
+                raise NodeError(f"{answer_name} is to another question: {name} is {answer.head.get(name)!r}")
+        return unpacked(answer.tensors, wanted, answer_name)
 
-    def _believed(self, found: dict[str, Tree], size: int) -> np.ndarray:
-        """[size] whether uploads, or their sum, can be what the guard accepts; a node need not be as it says."""
+    def _plausible(self, arrays: dict[str, Tree], size: int) -> np.ndarray:
+        """[size] whether uploads, or their sum, are within the guard's limits, whatever the node says of them."""
         guard = self.job.hyper.wire.guard
         fine = np.ones(size, bool)
         if guard is None:
             return fine
         most = float(guard.largest) * size * self.job.plan.num_clients
-        for leaf in jax.tree.leaves(found.get("total")):
+        for leaf in jax.tree.leaves(arrays.get("total")):
             fine &= bool(np.all(np.abs(leaf) <= most))
-        for leaf in jax.tree.leaves(found.get("uploads")):
+        for leaf in jax.tree.leaves(arrays.get("uploads")):
             fine &= np.all(np.abs(leaf.reshape(size, -1)) <= float(guard.largest), axis=1)
         return fine
 
-    def _lost(self, which: int, repeated: str | None = None) -> None:
-        """A node did not answer in time; raise unless the round can go on without its clients, or be skipped.
+    def _node_lost(self, which: int, repeated: str | None = None) -> None:
+        """Handle a node that did not answer in time: raise unless the round can continue without it, or be skipped.
 
-        ``repeated``: why it does not answer this exchange again, as it did before the server was stopped.
+        ``repeated``: why it refuses to answer this exchange again, after it did before the server was stopped.
         """
         text = f"clients {self.fleet.names(which)}: no answer in {self.fleet.timeout:g} s, in round {self.index}"
         way_on = "--resume goes on when they are back"
@@ -600,28 +631,28 @@ class Remote(HostServer):
             raise NodeError(f"{text}, nor of any other; {way_on}")
 
     def _tally(self) -> Tally:
-        """What was done since the last time."""
-        done, self._done = Tally(*self._done.tolist()), np.zeros(3, np.int64)
-        return done
+        """The work done since the last call."""
+        tally, self._done = Tally(*self._done.tolist()), np.zeros(3, np.int64)
+        return tally
 
 
-def _put(all_: Tree, positions: np.ndarray, own: Tree) -> None:
+def _write_rows(all_: Tree, positions: np.ndarray, part: Tree) -> None:
     """Write the rows of some clients of the cohort."""
-    jax.tree.map(lambda whole, rows: whole.__setitem__(positions, rows), all_, own)
+    jax.tree.map(lambda whole, rows: whole.__setitem__(positions, rows), all_, part)
 
 
 def _zeros(forms: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-    """Arrays of these forms to add to, or to write into."""
+    """Zero arrays of these forms, to add to, or to write into."""
     total, uploads = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), forms)
     return total, uploads
 
 
-def _summed(form: Form, size: int, wire: Wire) -> tuple[Tree, Tree]:
-    """The form of a sum of uploads, and of the uploads of ``size`` clients where they are looked at one by one."""
+def _summed(form: ExchangeForm, size: int, wire: Wire) -> tuple[Tree, Tree]:
+    """The forms of a sum of uploads and, where they are looked at one by one, of the uploads of ``size`` clients."""
     if wire.gathers:
         return (), jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), form.upload)
     none = jnp.zeros(())
-    usual = dataclasses.replace(wire, faults=None)  # which change no form
+    usual = dataclasses.replace(wire, faults=None)  # faults do not change a form
     entering = lambda upload, download: usual.sent(upload, 0, 1, download)[0]  # noqa: E731
     upload = jax.eval_shape(entering, form.upload, form.download)
     return jax.eval_shape(lambda upload: wire.weighted(upload, none, none), upload), ()

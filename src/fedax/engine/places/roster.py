@@ -1,4 +1,4 @@
-"""Who the nodes of a federation are, as their owners have agreed: public keys, by which nodes know one another."""
+"""The roster: the public keys of a federation's nodes, on which their owners have agreed."""
 
 import base64
 import binascii
@@ -18,7 +18,7 @@ _WAY_OUT = "each owner gives the node's file KEY.pub to all others, and starts i
 class Roster:
     """The registered keys of the nodes, and the private one of this node, with which it signs.
 
-    The same keys by which nodes are known at the link; a node trusts those in its own folder alone.
+    These are the keys by which the link knows the nodes; a node trusts only those in its own folder.
 
     Args:
         folder: has ``KEY.pub`` of each node, this one among them: public keys of elliptic curves, in OpenSSH's form. It
@@ -36,12 +36,12 @@ class Roster:
 
     @property
     def digest(self) -> str:
-        """Of all keys: it is the same at all nodes whose owners have agreed on the same nodes."""
+        """A digest of all keys: it is the same at all nodes whose owners have agreed on the same nodes."""
         return hashlib.sha256("\n".join(sorted(self.names)).encode()).hexdigest()[:16]
 
     @property
     def names(self) -> dict[str, str]:
-        """The name of each node -> its file's, for people."""
+        """The name of each node -> the name of its file, for people."""
         return {name: each.file for name, each in self._known.items()}
 
     def signed(self, text: bytes) -> str:
@@ -52,10 +52,10 @@ class Roster:
         return base64.b64encode(self._private.sign(text, ec.ECDSA(hashes.SHA256()))).decode()
 
     def check(self, name: str, text: bytes, signature: Unknown) -> None:
-        """That a node of the roster has signed a text.
+        """Check that a node of the roster has signed a text.
 
         Raises:
-            NodeError: there is no such node, or it has not.
+            NodeError: there is no such node, or the signature is not its.
         """
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives import hashes
@@ -74,17 +74,17 @@ class Roster:
         return private_key(self.key)
 
     @cached_property
-    def _known(self) -> "dict[str, _Node]":
+    def _known(self) -> "dict[str, _RegisteredNode]":
         found = {}
         for path in sorted(self.folder.glob("*.pub")):
             public = public_key(path, "roster")
-            found[_name(public)] = _Node(path.stem, public)
+            found[_name(public)] = _RegisteredNode(path.stem, public)
         if self.name not in found:
             raise ConfigError("roster", str(self.folder), f"the key of this node, {self.key}.pub, is not in it")
         return found
 
 
-class _Node(NamedTuple):
+class _RegisteredNode(NamedTuple):
     """A node of a roster: its file's name, and its public key."""
 
     file: str

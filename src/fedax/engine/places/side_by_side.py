@@ -1,9 +1,9 @@
-"""Several runs over the same nodes, side by side: what they ask a node at a time goes in one message.
+"""Several runs over the same nodes, side by side: their messages to a node are sent as one.
 
 A message to real clients takes a while, however small it is. So the methods and seeds of an experiment share messages,
 as they share a compiled program in simulation. Each run is a function in a thread of its own, but only one of them runs
-at a time: it goes on until it asks nodes something. When all have asked, what they ask is sent, and each gets its
-answers. So runs need not be safe against one another, and each has the numbers that it has alone.
+at a time, until it asks the nodes something. When all runs have asked, the joined messages are sent, and each run gets
+its answers. So runs need not be thread-safe, and each computes the same numbers as alone.
 """
 
 import threading
@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 from fedax.contract.types import Unknown
 from fedax.engine.places.nodes import Failure, Message, Transport, joined, parted
-from fedax.engine.signals import Held
+from fedax.engine.signals import HeldSignals
 from fedax.errors import NodeError
 
 
 class _Ended(BaseException):
-    """Ends a run because another one has failed, or the command is to end."""
+    """Ends a run because another one has failed, or the command has to end."""
 
 
 class _Question(NamedTuple):
-    """What a run asks: messages by the node's number, and in how many seconds."""
+    """The question of a run: messages by the node's number, and the timeout in seconds."""
 
     messages: Mapping[int, Message]
     timeout: float
@@ -82,7 +82,7 @@ class _Lane:
         return self.question is None
 
     def step(self, answers: dict[int, Message | Failure]) -> None:
-        """Go on until it asks again, or is over; raises what it raises."""
+        """Continue the run until it asks again, or is over; raises what it raises."""
         self.answers = answers
         self._go.release()
         self._stopped.acquire()
@@ -97,7 +97,7 @@ class _Lane:
 
 
 def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unknown]]) -> list[Unknown]:
-    """What some functions give that ask the nodes of one transport, each with the transport that it is called with.
+    """Run some functions side by side, each with a transport of its own to the same nodes; returns their results.
 
     An error of one ends all. SIGINT and SIGTERM are handled between two messages; a second one at once.
 
@@ -120,16 +120,16 @@ def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unk
         ([[{'k': 0}], [{'k': 1}], [{'k': 2}]], 1)
     """
     lanes = [_Lane(transport, work) for work in works]
-    signals = Held()
+    signals = HeldSignals()
     signals.hold()
     try:
         for lane in lanes:
             lane.step({})
-        while going := [lane for lane in lanes if not lane.over]:
+        while active := [lane for lane in lanes if not lane.over]:
             signals.deliver()
-            answers = _asked_together(transport, going)
-            for lane, own in zip(going, answers, strict=True):
-                lane.step(own)
+            answers = _ask_together(transport, active)
+            for lane, lane_answers in zip(active, answers, strict=True):
+                lane.step(lane_answers)
     finally:
         for lane in lanes:
             lane.end()
@@ -137,33 +137,36 @@ def side_by_side(transport: Transport, works: Sequence[Callable[[Transport], Unk
     return [lane.result for lane in lanes]
 
 
-def _asked_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[int, Message | Failure]]:
-    """What each of some lanes is answered; to a node goes one message with what all of them ask it."""
-    asked: dict[int, list[int]] = {}
+def _ask_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[int, Message | Failure]]:
+    """The answers for each of some runs, whose messages to a node are joined into one."""
+    askers: dict[int, list[int]] = {}
     questions = [lane.question for lane in lanes]
     for k, question in enumerate(questions):
         assert question is not None
         for number in question.messages:
-            asked.setdefault(number, []).append(k)
-    whole = {number: joined([questions[k].messages[number] for k in who]) for number, who in asked.items()}  # type: ignore[union-attr]
+            askers.setdefault(number, []).append(k)
+    messages = {
+        number: joined([questions[k].messages[number] for k in ks])  # type: ignore[union-attr]
+        for number, ks in askers.items()
+    }
     # A node answers one part after the other, and each may take as long as it may alone.
-    longest = max(map(len, asked.values()))
+    longest = max(map(len, askers.values()))
     timeout = longest * max(question.timeout for question in questions if question is not None)
     sent, received = transport.sent, transport.received
-    found: list[dict[int, Message | Failure]] = [{} for _ in lanes]
+    answers: list[dict[int, Message | Failure]] = [{} for _ in lanes]
     sizes = [[0, 0] for _ in lanes]
-    for number, answer in transport.ask(whole, timeout):
-        who = asked[number]
+    for number, answer in transport.ask(messages, timeout):
+        lane_numbers = askers[number]
         parts: Sequence[Message | Failure]
         if isinstance(answer, Failure) or "error" in answer.head:
-            parts = [answer] * len(who)
+            parts = [answer] * len(lane_numbers)
         else:
             try:
-                parts = parted(answer, len(who), "the answer")
+                parts = parted(answer, len(lane_numbers), "the answer")
             except NodeError as error:
-                parts = [Failure(str(error), False)] * len(who)
-        for k, part in zip(who, parts, strict=True):
-            found[k][number] = part
+                parts = [Failure(str(error), False)] * len(lane_numbers)
+        for k, part in zip(lane_numbers, parts, strict=True):
+            answers[k][number] = part
             question = questions[k]
             assert question is not None
             sizes[k][0] += question.messages[number].size
@@ -172,4 +175,4 @@ def _asked_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[i
         all_ = sum(size[at] for size in sizes)
         for lane, size in zip(lanes, sizes, strict=True):
             setattr(lane, name, getattr(lane, name) + (grew * size[at] // all_ if all_ else 0))
-    return found
+    return answers

@@ -1,7 +1,7 @@
-"""A site: the clients of one node, with their data, their memory and the programs that work on them.
+"""A site, the node's side of a run: the clients of one node, with their data, their memory and their programs.
 
-It answers the messages of a server (:mod:`fedax.engine.places.remote`). A message has all that its answer depends on
-but for data and memory, so that a site that was stopped and started again answers as if nothing had been.
+It answers the messages of a server (:mod:`fedax.engine.places.remote`). A message has everything on which its answer
+depends, except data and memory, so that a site that was stopped and started again answers as if it had not been.
 """
 
 import dataclasses
@@ -38,8 +38,8 @@ from fedax.data.split import split
 from fedax.engine import by_client
 from fedax.engine.checkpoint import WRITING, damage, write_tensors
 from fedax.engine.checks import labels_of, pooled_of
-from fedax.engine.clients import Answer, Outside, client_program, contribute
-from fedax.engine.dry_run import Made, dry_run
+from fedax.engine.clients import ClientResult, SharedInputs, client_program, contribute
+from fedax.engine.dry_run import DryRun, dry_run
 from fedax.engine.evaluate import held_out, train_sums
 from fedax.engine.identity import versions
 from fedax.engine.job import (
@@ -50,16 +50,16 @@ from fedax.engine.job import (
     streamed,
 )
 from fedax.engine.layers import compressors_of, layered
-from fedax.engine.loop import Clients, Federation, Hyper, Tally, nobody, stage_key
+from fedax.engine.loop import Clients, Federation, Hyper, Tally, empty_place, stage_key
 from fedax.engine.places import masks
 from fedax.engine.places.answered import Answered, Repeated, question_of
 from fedax.engine.places.blocks import Block, Examples
 from fedax.engine.places.device import first_state
-from fedax.engine.places.letters import Layout
+from fedax.engine.places.layout import Layout
 from fedax.engine.places.nodes import SEVERAL, Message, arrays_of, joined, packed, parted, unpacked
 from fedax.engine.places.policy import Policy
 from fedax.engine.places.roster import Roster
-from fedax.engine.plan import Form, Plan, make_plan
+from fedax.engine.plan import ExchangeForm, Plan, make_plan
 from fedax.errors import ConfigError, DataError, FedaxError, NodeError
 from fedax.federation.census import Census
 from fedax.federation.participation import Full
@@ -74,14 +74,14 @@ from fedax.wire.wire import Wire
 
 _PLANNED = ("num_clients", "max_size", "batch_size", "epochs", "steps", "max_steps", "full", "missing", "by_number",
             "watched", "stops")  # fmt: skip
-_READY = 128  # jobs, at most
-_DEEPEST = 2  # the runs of a message, and the questions of a run
+_READY = 128  # the most jobs that are kept prepared
+_DEEPEST = 2  # levels of a joined message: the runs, and the questions of a run
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _VERSION = re.compile(r"(\d+)-(\d+)-(\d+)\.safetensors")  # a client's place, and a version of its memory
 
 
 class Problem(NamedTuple):
-    """What a configuration stands for, at the server and at a node alike; ``up``: what uploads are compressed by."""
+    """The objects that a configuration describes, at the server and at a node; ``up``: the compressor of uploads."""
 
     method: Algorithm
     task: Task
@@ -92,31 +92,31 @@ class Problem(NamedTuple):
 def order(
     plan: Plan, problem: dict[str, Unknown], seed: int, program: str, deal: str | None = None
 ) -> dict[str, Unknown]:
-    """What a message says of the job: the problem in plain JSON, the plan, the seed, and a digest of the program.
+    """The description of a job in messages: the problem in plain JSON, the plan, the seed, a digest of the program.
 
-    Where a part of the model is frozen, also a digest of that, which nodes are sent once; where nodes have dealt their
+    If a part of the model is frozen, also a digest of that part, which nodes are sent once; if nodes have dealt their
     own rows, the name of the deal.
     """
-    plain = {name: getattr(plan, name) for name in _PLANNED}
-    found = {"problem": problem, "plan": plain, "seed": seed, "program": program}
-    found |= {} if deal is None else {"deal": deal}
-    return found | ({"frozen": digest_of(plan.task.frozen)} if jax.tree.leaves(plan.task.frozen) else {})
+    planned = {name: getattr(plan, name) for name in _PLANNED}
+    head = {"problem": problem, "plan": planned, "seed": seed, "program": program}
+    head |= {} if deal is None else {"deal": deal}
+    return head | ({"frozen": digest_of(plan.task.frozen)} if jax.tree.leaves(plan.task.frozen) else {})
 
 
 def digest_of(tree: Tree) -> str:
-    """Of the names and the bytes of some arrays."""
-    found = hashlib.sha256()
+    """A digest of the names and the bytes of some arrays."""
+    hasher = hashlib.sha256()
     for name, leaf in sorted(arrays_of({"": tree}).items()):
         array = np.asarray(leaf)
-        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return found.hexdigest()[:32]
+        hasher.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return hasher.hexdigest()[:32]
 
 
-def client_round(problem: Problem, plan: Plan, example: Tree, x: Vector) -> Made:
+def client_round(problem: Problem, plan: Plan, example: Tree, x: Vector) -> DryRun:
     """A dry run of a job, with the forms of its exchanges; the same at the server and at a node.
 
-    Who takes part, and how much work each does, is not in it, for a node does not know that.
+    Participation and work are not in it, as a node does not know them.
     """
     n = plan.num_clients
     census = Census(np.ones(n, np.int64), np.full(n, 1 / n), example)
@@ -126,16 +126,16 @@ def client_round(problem: Problem, plan: Plan, example: Tree, x: Vector) -> Made
     return dry_run(hyper, fed, jax.random.key(0), x, dataclasses.replace(plan, mesh=None, chunk_size=1))
 
 
-def program_of(made: Made) -> str:
-    """The digest of a job's program, by which server and nodes see that they have the same."""
+def program_of(made: DryRun) -> str:
+    """The digest of a job's program, by which server and nodes check that they have the same."""
     return hashlib.sha256(made.digest.encode()).hexdigest()[:16]
 
 
-def asked_form(size: int, keep: int) -> dict[str, Tree]:
-    """The form of what a message tells of ``size`` clients, of each of which ``keep`` versions of memory are to stay.
+def clients_form(size: int, keep: int) -> dict[str, Tree]:
+    """The form of a message's arrays for ``size`` clients, each with ``keep`` versions of memory to keep.
 
-    ``clients``: their numbers in the federation, their places at the node, ω, p and τ. ``base`` and ``keep``: versions
-    of their memory, that which they start from and those that stay; see :class:`Site`.
+    ``clients``: their numbers in the federation, their rows at the node, ω, p and τ. ``base`` and ``keep``: versions
+    of their memory, the one that they start from and those to keep; see :class:`Site`.
     """
     real = jnp.zeros(()).dtype
     kinds = {"ids": np.int32, "rows": np.int32, "weights": real, "data_weights": real, "steps": np.int32}
@@ -144,34 +144,34 @@ def asked_form(size: int, keep: int) -> dict[str, Tree]:
     return {"clients": clients} | {name: jax.ShapeDtypeStruct(shape, np.int64) for name, shape in shapes.items()}
 
 
-def fixed_form(bits: int, places: int) -> FixedPoint:
-    """The form of what a message tells of the whole numbers of a round."""
+def fixed_point_form(bits: int, places: int) -> FixedPoint:
+    """The form of a message's fixed-point format."""
     real = jnp.zeros(()).dtype
     return FixedPoint(jax.ShapeDtypeStruct((), real), jax.ShapeDtypeStruct((2,), real), places, bits)
 
 
-def question_in_common(head: dict[str, Unknown], download: Tree, fixed: FixedPoint) -> str:
-    """A digest of what all nodes of a secure sum are asked alike, at the server and at a node."""
+def common_question(head: dict[str, Unknown], download: Tree, fixed: FixedPoint) -> str:
+    """A digest of the question that all nodes of a secure sum have in common; at the server and at a node."""
     about = {name: head[name] for name in ("job", "run", "stage", "number", "index", "heard")}
     text = json.dumps([about, fixed.places, fixed.bits], sort_keys=True)
     return question_of(text, map(np.asarray, jax.tree.leaves((download, fixed))))
 
 
-def part_of(clients: Mapping[str, np.ndarray]) -> masks.Part:
-    """What a node adds to a secure sum, of the clients that are asked."""
+def contribution_of(clients: Mapping[str, np.ndarray]) -> masks.Part:
+    """What a node contributes to a secure sum, by the clients that are asked."""
     weights = (float(np.sum(clients[name], dtype=np.float64)) for name in ("weights", "data_weights"))
     return masks.Part(len(clients["rows"]), *weights)
 
 
-class Dealt(NamedTuple):
-    """The examples of a site's clients as a run uses them.
+class SplitData(NamedTuple):
+    """The examples of a site's clients, split into training and held-out parts.
 
     Attributes:
-        data: to learn from.
-        held: part, "val" or "test" -> held-out examples: by client where the site has dealt them, else a pytree, or
+        data: the training examples.
+        held: part, "val" or "test" -> held-out examples: by client if the site has dealt them, else a pytree, or
             ``None``.
-        places: [k] of each client in the federation, where they are dealt.
-        census: of ``data``.
+        places: [k] the number of each client in the federation, if they are dealt.
+        census: that of ``data``.
     """
 
     data: FederatedData
@@ -184,50 +184,50 @@ class Dealt(NamedTuple):
         return {part: pooled_of(tree) for part, tree in self.held.items() if tree is not None}
 
 
-class _Ready(NamedTuple):
-    """A job with all that its answers need.
+class _PreparedJob(NamedTuple):
+    """A job with everything that answers need.
 
-    ``row`` is the memory of a client before everything, ``frozen`` on the device what is not learned.
+    ``row``: the initial memory of a client; ``frozen``: on the device, the part of the model that is not learned.
     """
 
     problem: Problem
     plan: Plan
     key: Array
     row: Tree
-    forms: tuple[list[Form], list[Form]]
+    forms: tuple[list[ExchangeForm], list[ExchangeForm]]
     program: str
     examples: Examples
     frozen: Tree
-    dealt: Dealt
+    split_data: SplitData
 
     @property
     def down(self) -> Compressor:
-        """What downloads are compressed by, if they are."""
+        """The compressor of downloads; the identity, if they are not compressed."""
         return compressors_of(self.problem.method, self.problem.wire)[0] or Identity()
 
     @property
     def up(self) -> Compressor:
-        """What uploads are compressed by, if they are."""
+        """The compressor of uploads; the identity, if they are not compressed."""
         return compressors_of(self.problem.method, self.problem.wire)[1] or Identity()
 
 
 class Site:
     """The clients of one node.
 
-    Memory has versions: each exchange starts from one and writes another, as the server says, and those that the server
-    may still come back to stay. So an exchange that is asked twice changes nothing, and a run that goes on from an
-    older checkpoint finds the memory of that time. A version that should be there and is not is an error, never zero.
+    Memory has versions: each exchange starts from one version and writes another, as the server says; versions to which
+    the server may return are kept. So a repeated exchange changes nothing, and a run that continues from an older
+    checkpoint finds the memory of that time. A version that is missing is an error, never zero.
 
     Args:
         data: the clients' examples, a dict of arrays.
         make: gives the :class:`Problem` of a configuration in plain JSON.
-        folder: where the site keeps what has to outlive its process: the memory of its clients, how many rounds it took
-            part in, its log. One process at a time.
+        folder: for what has to outlive the process: the memory of the clients, the number of rounds, the log. One
+            process at a time.
         names: of the clients; no two clients of a federation have the same.
         test: held-out examples, like ``data.examples``, or ``None``.
         policy: what the node's owner allows; default: everything.
-        val: held-out examples to choose by, like ``test``.
-        roster: the nodes that its owner knows, with whom it may take part in secure sums; ``None``: in none.
+        val: held-out examples for validation, like ``test``.
+        roster: the nodes that the owner knows, with which it may take part in secure sums; ``None``: none.
 
     Raises:
         ConfigError, DataError: names that do not fit the data; another process has the folder, or it cannot be written.
@@ -258,14 +258,14 @@ class Site:
             self._digests = _digests(data, self.folder / "secret")
         except OSError as error:
             raise ConfigError("folder", str(folder), f"cannot write there ({error.strerror})") from error
-        self._whole = Dealt(data, self.held, (), Census.of(data))
-        self._deals: dict[str, Dealt] = {}
-        # Of what is here: other clients, or other examples, or another version, is another mark.
+        self._whole = SplitData(data, self.held, (), Census.of(data))
+        self._deals: dict[str, SplitData] = {}
+        # Other clients, other examples or another version give another mark.
         marks = [*self.names, *self._digests, json.dumps(precise_versions(), sort_keys=True)]
         self.mark = hashlib.sha256("\n".join(marks).encode()).hexdigest()[:16]
-        self._ready: dict[str, _Ready] = {}
-        self._asked: list[str] = []  # the clients of the message at hand, for the log
-        self._noisy: list[str] = []  # the figures that left with noise, likewise
+        self._ready: dict[str, _PreparedJob] = {}
+        self._asked_clients: list[str] = []  # the clients of the current message, for the log
+        self._noisy_columns: list[str] = []  # the figures that left with noise, for the log
         self._masks: masks.Masks | None = None
 
     def open(self) -> None:
@@ -286,7 +286,7 @@ class Site:
         self._lock.release()
 
     def answer(self, message: Message, deep: int = 0) -> Message:
-        """The answer to a message; ``{"error": why}`` where there is none. To several in one, their answers in one."""
+        """The answer to a message; ``{"error": why}`` if there is none. Joined messages get a joined answer."""
         if message.head.get("kind") == SEVERAL:
             try:
                 if deep == _DEEPEST:
@@ -294,7 +294,7 @@ class Site:
                 return joined([self.answer(part, deep + 1) for part in parted(message, 0)])
             except NodeError as error:
                 return Message({"error": str(error)})
-        began, head, self._asked, self._noisy = time.perf_counter(), message.head, [], []
+        began, head, self._asked_clients, self._noisy_columns = time.perf_counter(), message.head, [], []
         kinds = {"hello": self._hello, "check": self._check, "exchange": self._exchange, "evaluate": self._evaluate,
                  "forget": self._forget, "offer": self._offer, "agree": self._agree, "unmask": self._unmask,
                  "deal": self._deal,
@@ -306,19 +306,19 @@ class Site:
                 raise NodeError(
                     "the clients at this node, their examples, or its versions, are others than when the run began"
                 )
-            found = kinds[kind](head, message.tensors)
+            answer_ = kinds[kind](head, message.tensors)
         except Repeated as error:  # the server may go on without this node's clients
-            found = Message(_echo(head) | {"repeated": str(error)})
+            answer_ = Message(_echo(head) | {"repeated": str(error)})
         except FedaxError as error:
-            found = Message({"error": str(error)})
-        except Exception as error:  # the server has to hear of it, and its text is at the node
+            answer_ = Message({"error": str(error)})
+        except Exception as error:  # the server gets the message, the node has the traceback
             traceback.print_exc(file=sys.stderr)
-            found = Message({"error": f"{type(error).__name__}: {str(error)[:500]}"})
-        self._log(message, found, time.perf_counter() - began)
-        return found
+            answer_ = Message({"error": f"{type(error).__name__}: {str(error)[:500]}"})
+        self._log(message, answer_, time.perf_counter() - began)
+        return answer_
 
     def _hello(self, head: dict[str, Unknown], tensors: bytes) -> Message:
-        """Who is here, and what their examples look like."""
+        """The clients of this node, and the form of their examples."""
         labels = self.data.examples.get("y")
         whole = labels is not None and labels.ndim == 1 and labels.dtype.kind in "iu"
         about = {
@@ -334,167 +334,170 @@ class Site:
         return Message(about | {"versions": precise_versions()})
 
     def _check(self, head: dict[str, Unknown], tensors: bytes) -> Message:
-        """What speaks against a run, before its first round."""
+        """The objections to a run, before its first round."""
         if "frozen" in head["job"]:
             self._keep_frozen(head["job"], tensors)
-        ready, problems = self._job(head["job"]), []
+        job, problems = self._prepared(head["job"]), []
         try:
-            ready.dealt.data.check(ready.problem.task)
+            job.split_data.data.check(job.problem.task)
         except DataError as error:
             problems.append(str(error))
-        wire = ready.problem.wire
+        wire = job.problem.wire
         try:
-            self._check_problem(ready, head["job"])
+            self._check_problem(job, head["job"])
             self.policy.check_upload(wire.gathers, wire.guard is not None, wire.secure is not None)
         except NodeError as error:
             problems.append(str(error))
-        if (why := self.policy.why(head["columns"], ready.plan.task)) is not None:
+        if (why := self.policy.why(head["columns"], job.plan.task)) is not None:
             problems.append(why)
-        done, asked = sum(self._rounds.values()), head["rounds"]
-        if self.policy.rounds is not None and done + asked > self.policy.rounds:
+        done, rounds = sum(self._rounds.values()), head["rounds"]
+        if self.policy.rounds is not None and done + rounds > self.policy.rounds:
             text = f"its owner allows {self.policy.rounds} rounds (--max-rounds)"
-            problems.append(f"{text}: other runs had {done}, and this one is to have {asked}")
-        if ready.problem.wire.secure is None:
+            problems.append(f"{text}: other runs had {done}, and this one is to have {rounds}")
+        if job.problem.wire.secure is None:
             return Message({"problems": problems})
         return Message({"problems": problems, "key": self._masking().public._asdict()})
 
     def _masking(self) -> masks.Masks:
-        """The masks of this node, whose key is in its folder; their secrets go with the process."""
+        """The masks of this node; its key is in the folder, the secrets of exchanges are in memory only."""
         if self._masks is None:
             masks.require()
             if self._roster is None:
                 raise NodeError("secure sums need the keys of the other nodes: its owner gives --roster FOLDER")
-            own = (self.policy.colluding, self.policy.share)
-            self._masks = masks.Masks(_secret(self.folder / "key"), self._roster, *own)
+            limits = (self.policy.colluding, self.policy.share)
+            self._masks = masks.Masks(_secret(self.folder / "key"), self._roster, *limits)
         return self._masks
 
     def _offer(self, head: dict[str, Unknown], tensors: bytes) -> Message:
-        """The secrets of an exchange that is to come, in shares for the other nodes."""
-        keys, part = [masks.Key.of(each) for each in head["keys"]], masks.Part.of(head["part"])
+        """Draw the secrets of a coming exchange, and give shares of them to the other nodes."""
+        keys, contribution = [masks.Key.of(each) for each in head["keys"]], masks.Part.of(head["part"])
         self.policy.check_nodes(len(keys))
         offer = self._masking().offer(
-            exchange_name(head), head["position"], keys, head["threshold"], str(head["question"]), part
+            exchange_name(head), head["position"], keys, head["threshold"], str(head["question"]), contribution
         )
         return Message(_echo(head) | {"offer": offer._asdict()})
 
     def _agree(self, head: dict[str, Unknown], tensors: bytes) -> Message:
-        """This node's signature of whose sums are added."""
-        mine, name, survivors = self._masking(), exchange_name(head), head["survivors"]
-        if not mine.knows(name):
+        """Sign the set of nodes whose sums are added."""
+        masking, name, survivors = self._masking(), exchange_name(head), head["survivors"]
+        if not masking.knows(name):
             return Message(_echo(head) | {"lost": True})
         self.policy.check_nodes(len({*survivors}))
-        signature = mine.agree(name, survivors)
+        signature = masking.agree(name, survivors)
         # The masks of a run that goes on after a stop are others, and the difference of two sums has none.
-        over = json.dumps(sorted(mine.names(name, survivors)))
-        self._answered.take(f"the sum over nodes of {_once(head)}", question_of(over, []), self.policy, counts=False)
+        names = json.dumps(sorted(masking.names(name, survivors)))
+        self._answered.take(
+            f"the sum over nodes of {_question_name(head)}", question_of(names, []), self.policy, counts=False
+        )
         return Message(_echo(head) | {"agreed": signature})
 
     def _unmask(self, head: dict[str, Unknown], tensors: bytes) -> Message:
-        """Shares of the secrets of an exchange, which show the sum over the nodes that answered it."""
-        mine, name = self._masking(), exchange_name(head)
-        if not mine.knows(name):
+        """Reveal shares of the secrets of an exchange, which unmask the sum over the nodes that answered it."""
+        masking, name = self._masking(), exchange_name(head)
+        if not masking.knows(name):
             return Message(_echo(head) | {"lost": True})
         agreed = {int(k): signature for k, signature in head["agreed"].items()}
-        return Message(_echo(head) | {"told": mine.unmask(name, agreed)})
+        return Message(_echo(head) | {"told": masking.unmask(name, agreed)})
 
-    def _masked(self, head: dict[str, Unknown], tensors: bytes, ready: _Ready, bits: int) -> Message:
-        """Some clients take part in an exchange, of whose sum only a masked one leaves; once."""
-        mine, name = self._masking(), exchange_name(head)
-        if not mine.knows(name):
+    def _secure_sum(self, head: dict[str, Unknown], tensors: bytes, job: _PreparedJob, bits: int) -> Message:
+        """Run an exchange of some clients, once, and answer with their masked sum."""
+        masking, name = self._masking(), exchange_name(head)
+        if not masking.knows(name):
             return Message(_echo(head) | {"lost": True})
-        if (known := mine.once(name, json.dumps(head, sort_keys=True).encode() + tensors)) is not None:
-            found: Message = known
-            return found
-        told = head["secure"]
-        offers = {int(k): masks.Received.of(each) for k, each in told["offers"].items()}
-        about, arrays = self._taken(head, tensors, ready, bits, int(told["places"]))
-        question, part = arrays["question"], arrays["part"]
-        masked = mine.masked(name, masks.flat(arrays["total"]), bits, offers, question, part)
-        found = Message(about, packed({"masked": masked}))
-        mine.keep(name, found)
-        return found
+        if (kept := masking.once(name, json.dumps(head, sort_keys=True).encode() + tensors)) is not None:
+            answer: Message = kept
+            return answer
+        received = head["secure"]
+        offers = {int(k): masks.Received.of(each) for k, each in received["offers"].items()}
+        about, arrays = self._take_part(head, tensors, job, bits, int(received["places"]))
+        question, contribution = arrays["question"], arrays["part"]
+        masked = masking.masked(name, masks.flat(arrays["total"]), bits, offers, question, contribution)
+        answer = Message(about, packed({"masked": masked}))
+        masking.keep(name, answer)
+        return answer
 
     def _exchange(self, head: dict[str, Unknown], tensors: bytes) -> Message:
-        """Some clients take part in an exchange."""
-        ready = self._job(head["job"])
-        self._check_problem(ready, head["job"])
-        if (secure := ready.problem.wire.secure) is not None and head["heard"]:
-            return self._masked(head, tensors, ready, secure.bits)
-        about, arrays = self._taken(head, tensors, ready)
+        """Run an exchange of some clients."""
+        job = self._prepared(head["job"])
+        self._check_problem(job, head["job"])
+        if (secure := job.problem.wire.secure) is not None and head["heard"]:
+            return self._secure_sum(head, tensors, job, secure.bits)
+        about, arrays = self._take_part(head, tensors, job)
         return Message(about, packed(arrays))
 
-    def _taken(
-        self, head: dict[str, Unknown], tensors: bytes, ready: _Ready, bits: int = 0, places: int = 0
+    def _take_part(
+        self, head: dict[str, Unknown], tensors: bytes, job: _PreparedJob, bits: int = 0, places: int = 0
     ) -> tuple[dict[str, Unknown], dict[str, Tree]]:
-        """What is answered after some clients have taken part in an exchange, and their arrays.
+        """Run the clients of an exchange; the head and the arrays of the answer.
 
-        ``bits``, ``places``: where the arrays are to be whole numbers, of how many bits, and of how many clients.
+        ``bits``, ``places``: of a secure sum, the bits of its whole numbers, and the most clients in it.
         """
-        name, stage, number, index, size = _once(head), head["stage"], head["number"], head["index"], int(head["size"])
-        forms = ready.forms[0 if stage == "warmup" else 1]
-        form, before = forms[number], ready.row if number == 0 else forms[number - 1].memory
+        name, size = _question_name(head), int(head["size"])
+        stage, number, index = head["stage"], head["number"], head["index"]
+        forms = job.forms[0 if stage == "warmup" else 1]
+        form, memory_form = forms[number], job.row if number == 0 else forms[number - 1].memory
         if not 0 <= index < 2**31:
             raise NodeError(f"round {index} is asked, and there is no such round")
         if not 0 < size <= self.data.num_clients:
             raise NodeError(f"{size} clients are asked, and {self.data.num_clients} are here")
         received = Layout.of(form.download)
-        download = received.on_wire(ready.down, 1) if received.messages else form.download
-        wanted = {"download": download} | asked_form(size, int(head["keep"]))
+        download = received.on_wire(job.down, 1) if received.messages else form.download
+        wanted = {"download": download} | clients_form(size, int(head["keep"]))
         if bits:
-            wanted["fixed"] = fixed_form(bits, places)
-        given = unpacked(tensors, wanted, "the message")
+            wanted["fixed"] = fixed_point_form(bits, places)
+        sent = unpacked(tensors, wanted, "the message")
         secure: dict[str, Tree] = {}
         if bits:  # what nodes have signed
-            question = question_in_common(head, given["download"], given["fixed"])
-            secure = {"question": question, "part": part_of(given["clients"])}
+            question = common_question(head, sent["download"], sent["fixed"])
+            secure = {"question": question, "part": contribution_of(sent["clients"])}
         if received.messages:
-            came = jax.tree.map(lambda leaf: leaf[0], received.unpacked(given["download"], ready.down, "the message"))
-            given["download"] = received.whole(came, ready.down)
-        rows = given["clients"]["rows"].tolist()
+            parts = jax.tree.map(lambda leaf: leaf[0], received.unpacked(sent["download"], job.down, "the message"))
+            sent["download"] = received.whole(parts, job.down)
+        rows = sent["clients"]["rows"].tolist()
         if min(rows) < 0 or max(rows) >= self.data.num_clients or len({*rows}) < size:
             raise NodeError(f"clients {rows} are asked, and {self.data.num_clients} are here")
-        self._asked = [self.names[row] for row in rows]
+        self._asked_clients = [self.names[row] for row in rows]
         uploads = Layout.of(form.upload, form.first)
         if head["heard"]:
-            self._check_upload(ready, given["clients"], uploads.messages or form.one, bool(bits))
+            self._check_upload(job, sent["clients"], uploads.messages or form.one, bool(bits))
         run, write = int(head["run"]), (int(head["write"][0]), int(head["write"][1]))
         self._count_round(run, stage, index)
-        bases = given["base"].tolist()
-        memory = [self._recall(run, row, base, before, ready) for row, base in zip(rows, bases, strict=True)]
-        # What has messages goes on unread: the server reads them, for it alone knows all clients.
-        wire = Wire(sealed=True) if uploads.messages else ready.problem.wire
+        bases = sent["base"].tolist()
+        memory = [self._recall(run, row, base, memory_form, job) for row, base in zip(rows, bases, strict=True)]
+        # Messages are not decoded here: only the server knows all clients.
+        wire = Wire(sealed=True) if uploads.messages else job.problem.wire
         if bits:
-            wire = dataclasses.replace(wire, fixed=given["fixed"])
-        wire = dataclasses.replace(wire, own_clip=self.policy.clip)
-        total, answer, done = self._work(ready, wire, stage, number, index, given, memory)
+            wire = dataclasses.replace(wire, fixed=sent["fixed"])
+        wire = dataclasses.replace(wire, node_clip=self.policy.clip)
+        total, results, done = self._run_clients(job, wire, stage, number, index, sent, memory)
         if head["heard"]:
-            self.policy.check_work(given["clients"]["steps"], int(done.local_steps))
+            self.policy.check_work(sent["clients"]["steps"], int(done.local_steps))
             text = json.dumps([head["job"], stage, number, index, bits, places], sort_keys=True)
-            asked = {name: each for name, each in given.items() if name in ("clients", "download", "fixed")}
-            question = question_of(text, [*jax.tree.leaves(asked), *jax.tree.leaves(memory)])
-            own = self.policy.update_noise
-            drawn = sum(np.size(leaf) for leaf in jax.tree.leaves(total))
-            self._answered.take(name, question, self.policy, 0.0 if own is None else own**-2, drawn)
-            total = self._noised(total, given["clients"], question)
+            question_arrays = {name: each for name, each in sent.items() if name in ("clients", "download", "fixed")}
+            question = question_of(text, [*jax.tree.leaves(question_arrays), *jax.tree.leaves(memory)])
+            noise_scale = self.policy.update_noise
+            numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(total))
+            self._answered.take(name, question, self.policy, 0.0 if noise_scale is None else noise_scale**-2, numbers)
+            total = self._noised(total, sent["clients"], question)
         for k, row in enumerate(rows):
-            own = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], answer.memory)
-            self._remember(run, row, write, [bases[k], *given["keep"][k].tolist()], own)
-        found: dict[str, Tree] = {}
+            client_memory = jax.tree.map(lambda leaf, k=k: np.asarray(leaf)[k], results.memory)
+            self._remember(run, row, write, [bases[k], *sent["keep"][k].tolist()], client_memory)
+        arrays: dict[str, Tree] = {}
         if head["heard"] and uploads.messages:
-            found = {"letters": uploads.packed(uploads.parts(answer.upload), ready.up, size)}
+            arrays = {"letters": uploads.packed(uploads.parts(results.upload), job.up, size)}
         elif head["heard"]:
-            found = {"uploads": answer.upload} if wire.gathers else {"total": total}
-        if not isinstance(answer.accepted, tuple):
-            found["accepted"] = answer.accepted
+            arrays = {"uploads": results.upload} if wire.gathers else {"total": total}
+        if not isinstance(results.accepted, tuple):
+            arrays["accepted"] = results.accepted
         tally = [int(done.local_steps), int(done.gradients)]
-        return _echo(head) | {"tally": tally}, jax.tree.map(np.asarray, found) | secure
+        return _echo(head) | {"tally": tally}, jax.tree.map(np.asarray, arrays) | secure
 
-    def _check_problem(self, ready: _Ready, asked: dict[str, Unknown]) -> None:
-        self.policy.check_problem(asked["problem"], ready.plan.batch_size, ready.dealt.data.sizes.tolist())
+    def _check_problem(self, job: _PreparedJob, head: dict[str, Unknown]) -> None:
+        self.policy.check_problem(head["problem"], job.plan.batch_size, job.split_data.data.sizes.tolist())
 
-    def _check_upload(self, ready: _Ready, clients: dict[str, np.ndarray], single: bool, secure: bool) -> None:
-        """Refuse what the policy is against, before any work."""
-        wire, sizes = ready.problem.wire, ready.dealt.data.sizes[clients["rows"]]
+    def _check_upload(self, job: _PreparedJob, clients: dict[str, np.ndarray], single: bool, secure: bool) -> None:
+        """Refuse an upload that the policy forbids, before any work."""
+        wire, sizes = job.problem.wire, job.split_data.data.sizes[clients["rows"]]
         single = single or wire.gathers
         if secure and int(clients["steps"].min()) < 1:
             raise NodeError("a client is to add to a secure sum without a local step, and would hide nobody")
@@ -507,57 +510,57 @@ class Site:
         clip, noise, places = self.policy.clip, self.policy.update_noise, itertools.count()
         if clip is None or noise is None:
             return total
-        most = noise * clip  # per unit of weight
+        scale = noise * clip  # per unit of weight
 
         def noised(leaf: Array, weight: float) -> Array:
             value = np.asarray(leaf)
             drawn = self._normals(f"update {next(places)}", question, value.shape)
-            return np.asarray(value + most * weight * drawn, value.dtype)
+            return np.asarray(value + scale * weight * drawn, value.dtype)
 
         of_estimates, of_changes = (float(clients[name].max()) for name in ("weights", "data_weights"))
         return by_kind(lambda leaf: noised(leaf, of_estimates), lambda leaf: noised(leaf, of_changes), total)
 
-    def _work(
+    def _run_clients(
         self,
-        ready: _Ready,
+        job: _PreparedJob,
         wire: Wire,
         stage: str,
         number: int,
         index: int,
-        given: dict[str, Tree],
+        sent: dict[str, Tree],
         memory: list[Tree],
-    ) -> tuple[Tree, Answer, Tally]:
-        """Run the clients; what is answered of each is without padding."""
-        own, size = ready.dealt.data, len(memory)
+    ) -> tuple[Tree, ClientResult, Tally]:
+        """Run the clients; results are without padding."""
+        data, size = job.split_data.data, len(memory)
         # Their number is random where not all take part; empty places make it one of few, for each of which a program
         # is compiled.
-        width = min(1 << (size - 1).bit_length(), own.num_clients)
-        asked = given["clients"]
-        rows = asked["rows"]
-        here = Clients(
-            rows, asked["weights"], asked["data_weights"], asked["steps"], np.ones(size, bool),
-            np.asarray(ready.examples.fed.offsets)[rows], own.sizes[rows].astype(np.int32),
+        width = min(1 << (size - 1).bit_length(), data.num_clients)
+        clients_sent = sent["clients"]
+        rows = clients_sent["rows"]
+        unpadded = Clients(
+            rows, clients_sent["weights"], clients_sent["data_weights"], clients_sent["steps"], np.ones(size, bool),
+            np.asarray(job.examples.fed.offsets)[rows], data.sizes[rows].astype(np.int32),
         )  # fmt: skip
-        fill = nobody(own.num_clients)
-        whole = Clients(*(_extended(leaf, width, value) for leaf, value in zip(here, fill, strict=True)))
-        block = Block(np.where(whole.present, np.arange(width), -1), whole)
-        fed = ready.examples.take(block)
-        clients = block.now(whole, ready.examples.streamed)
-        clients = clients._replace(ids=_extended(asked["ids"], width, ready.plan.num_clients))
+        fill = empty_place(data.num_clients)
+        padded = Clients(*(_padded(leaf, width, value) for leaf, value in zip(unpadded, fill, strict=True)))
+        block = Block(np.where(padded.present, np.arange(width), -1), padded)
+        fed = job.examples.take(block)
+        clients = block.now(padded, job.examples.streamed)
+        clients = clients._replace(ids=_padded(clients_sent["ids"], width, job.plan.num_clients))
         rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
-        total, answer, done = _together(
-            ready.problem.method, wire, given["download"],
-            fed._replace(weights=None, frozen=ready.frozen), ready.key,
-            np.int32(index), rows_of, clients, stage=stage, number=number, plan=ready.plan,
+        total, results, tally = _together(
+            job.problem.method, wire, sent["download"],
+            fed._replace(weights=None, frozen=job.frozen), job.key,
+            np.int32(index), rows_of, clients, stage=stage, number=number, plan=job.plan,
         )  # fmt: skip
-        return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], answer), done
+        return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), tally
 
     def _evaluate(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Σ p_i F_i over the clients that are here, its gradient where asked, and figures of the held-out examples."""
-        ready = self._job(head["job"])
-        self._check_problem(ready, head["job"])
-        parts = {part: tree for part, tree in ready.dealt.pooled().items() if part in head["parts"]}
-        task, mesh = ready.plan.task, ready.plan.mesh
+        job = self._prepared(head["job"])
+        self._check_problem(job, head["job"])
+        parts = {part: tree for part, tree in job.split_data.pooled().items() if part in head["parts"]}
+        task, mesh = job.plan.task, job.plan.mesh
         leaving = measured_names(
             task.metrics,
             val="val" in parts,
@@ -566,61 +569,61 @@ class Site:
             objective=False,
             density=False,
         )
-        if (why := self.policy.why(leaving, task)) is not None:
-            raise NodeError(why)
+        if (reason := self.policy.why(leaving, task)) is not None:
+            raise NodeError(reason)
         x = jax.eval_shape(lambda: Vector(task.init(jax.random.key(0))))
         weights = jax.ShapeDtypeStruct((self.data.num_clients,), jnp.zeros(()).dtype)
-        given = unpacked(tensors, {"model": x, "weights": weights}, "the message")
-        asked = {"task": task, "grad_norm": bool(head["grad_norm"]), "mesh": mesh}
-        self.policy.check_sum("train_loss", given["weights"], ready.dealt.data.sizes)
+        sent = unpacked(tensors, {"model": x, "weights": weights}, "the message")
+        options = {"task": task, "grad_norm": bool(head["grad_norm"]), "mesh": mesh}
+        self.policy.check_sum("train_loss", sent["weights"], job.split_data.data.sizes)
         for part, tree in parts.items():
             self.policy.check_held(f"an evaluation ({part})", _count(tree))
-        text = json.dumps([head["job"], asked["grad_norm"], sorted(parts)], sort_keys=True)
-        question = question_of(text, jax.tree.leaves(given))
+        text = json.dumps([head["job"], options["grad_norm"], sorted(parts)], sort_keys=True)
+        question = question_of(text, jax.tree.leaves(sent))
         figures = 1 + sum(len(task.metrics) + 1 for _ in parts)
         loss = figures * self.policy.noise**-2 if self.policy.noise else 0.0
         self._answered.take(f"evaluation {question}", question, self.policy, loss, figures)
         if self.policy.noise:
-            noisy = self._with_noise(ready, question, given["model"], given["weights"], parts)
+            noisy = self._noisy_figures(job, question, sent["model"], sent["weights"], parts)
             return Message(_echo(head), packed(noisy))
         train: Tree = None
-        for piece in ready.examples.pieces(given["weights"]):
-            part = jax.block_until_ready(_train_sums(given["model"], piece._replace(frozen=ready.frozen), **asked))
+        for piece in job.examples.pieces(sent["weights"]):
+            part = jax.block_until_ready(_train_sums(sent["model"], piece._replace(frozen=job.frozen), **options))
             train = part if train is None else jax.tree.map(jnp.add, train, part)
-        found: dict[str, Tree] = {"train": list(train)}
+        arrays: dict[str, Tree] = {"train": list(train)}
         for part, tree in parts.items():
-            figures = _held_out(given["model"], tree, ready.frozen, task=task)
-            found[part] = {"figures": figures, "labels": labels_of(task, tree)}
-        return Message(_echo(head), packed(jax.tree.map(np.asarray, found)))
+            figures = _held_out(sent["model"], tree, job.frozen, task=task)
+            arrays[part] = {"figures": figures, "labels": labels_of(task, tree)}
+        return Message(_echo(head), packed(jax.tree.map(np.asarray, arrays)))
 
-    def _with_noise(self, ready: _Ready, question: str, model: Vector, weights: Array, parts: Tree) -> Tree:
-        """What an evaluation tells where figures leave with noise only."""
-        task, bound, noise = ready.plan.task, self.policy.bound, self.policy.noise
+    def _noisy_figures(self, job: _PreparedJob, question: str, model: Vector, weights: Array, parts: Tree) -> Tree:
+        """The figures of an evaluation, with noise."""
+        task, bound, noise = job.plan.task, self.policy.bound, self.policy.noise
         assert bound is not None and noise is not None
         p = np.asarray(weights, float)
         real = jnp.zeros(()).dtype
 
-        def noised(name: str, value: float, most: float) -> np.ndarray:
-            """``most``: how far one client can move it."""
-            self._noisy.append(name)
-            return np.asarray(value + noise * most * self._normals(name, question, ()), real)
+        def noised(name: str, value: float, sensitivity: float) -> np.ndarray:
+            """``sensitivity``: how far one client can move it."""
+            self._noisy_columns.append(name)
+            return np.asarray(value + noise * sensitivity * self._normals(name, question, ()), real)
 
-        losses = by_client.figures(task, model.tree, ready.dealt.data)["loss"]
-        total = float(p @ np.array([_within(each, bound) for each in losses]))
-        found: dict[str, Tree] = {"train": [noised("train_loss", total, bound * float(p.max()))]}
+        losses = by_client.figures(task, model.tree, job.split_data.data)["loss"]
+        total = float(p @ np.array([_clipped_figure(each, bound) for each in losses]))
+        arrays: dict[str, Tree] = {"train": [noised("train_loss", total, bound * float(p.max()))]}
         for part, tree in parts.items():
             figures = {}
-            for name, value in _held_out(model, tree, ready.frozen, task=task).items():
+            for name, value in _held_out(model, tree, job.frozen, task=task).items():
                 column = f"{part}_{name}"
                 top = 1.0 if describe(column).unit == "%" else bound
-                figures[name] = noised(column, _within(float(value), top), top).astype(value.dtype)
-            found[part] = {"figures": figures, "labels": {}}
-        return found
+                figures[name] = noised(column, _clipped_figure(float(value), top), top).astype(value.dtype)
+            arrays[part] = {"figures": figures, "labels": {}}
+        return arrays
 
     def _normals(self, name: str, question: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Standard normal numbers of the node's own: the same for the same question, and else others.
+        """Standard normal numbers from the node's secret: the same for the same question.
 
-        Made as those of :func:`fedax.wire.privacy.standard_normal`, in float64.
+        Made like those of :func:`fedax.wire.privacy.standard_normal`, in float64.
         """
         seed = hmac.digest((self.folder / "secret").read_bytes(), f"noise {name} {question}".encode(), "sha256")
         drawn, number = np.random.default_rng(int.from_bytes(seed, "big")), math.prod(shape)
@@ -631,150 +634,158 @@ class Site:
         return np.asarray(both[:number].reshape(shape))
 
     def _forget(self, head: dict[str, Unknown], tensors: bytes) -> Message:
-        """A run is over: its memory is not needed any more."""
+        """Delete the memory of a run that is over."""
         shutil.rmtree(self.folder / "memory" / str(int(head["run"])), ignore_errors=True)
         return Message({})
 
-    def _job(self, asked: dict[str, Unknown]) -> _Ready:
-        text = json.dumps(asked, sort_keys=True)
+    def _prepared(self, head: dict[str, Unknown]) -> _PreparedJob:
+        text = json.dumps(head, sort_keys=True)
         if text not in self._ready:
             self._ready = dict(list(self._ready.items())[1 - _READY :])
-            self._ready[text] = self._made(asked)
-        if self._ready[text].program != asked["program"]:
+            self._ready[text] = self._prepare(head)
+        if self._ready[text].program != head["program"]:
             raise NodeError("its code makes another program of this configuration than the server's")
         return self._ready[text]
 
-    def _made(self, asked: dict[str, Unknown]) -> _Ready:
-        made, dealt = self._make(asked["problem"]), self._dealt(asked.get("deal"))
-        if "frozen" in asked:
-            made = made._replace(task=made.task.with_frozen(self._frozen(asked, made.task.frozen)))
-        problem = made._replace(method=one_type(made.method), wire=one_type(made.wire), up=one_type(made.up))
-        task, planned = problem.task.trained, asked["plan"]
-        key, x = start(task, None, asked["seed"], {})
-        # How many run side by side, and on which devices, is the node's own affair.
+    def _prepare(self, head: dict[str, Unknown]) -> _PreparedJob:
+        configured, split_data = self._make(head["problem"]), self._split(head.get("deal"))
+        if "frozen" in head:
+            configured = configured._replace(
+                task=configured.task.with_frozen(self._frozen(head, configured.task.frozen))
+            )
+        problem = configured._replace(
+            method=one_type(configured.method), wire=one_type(configured.wire), up=one_type(configured.up)
+        )
+        task, planned = problem.task.trained, head["plan"]
+        key, x = start(task, None, head["seed"], {})
+        # The node itself chooses how many clients run side by side, and on which devices.
         usual = Steps(max(1, planned["max_steps"]))
-        own = make_plan(dealt.census, task, x, usual, planned["batch_size"], Full(), problem.wire)
-        plan = dataclasses.replace(own, **{name: planned[name] for name in _PLANNED})
+        own_plan = make_plan(split_data.census, task, x, usual, planned["batch_size"], Full(), problem.wire)
+        plan = dataclasses.replace(own_plan, **{name: planned[name] for name in _PLANNED})
 
-        def trace(method: Algorithm, wire: Wire) -> Made:
-            return client_round(Problem(method, task, wire), plan, dealt.census.example, x)
+        def trace(method: Algorithm, wire: Wire) -> DryRun:
+            return client_round(Problem(method, task, wire), plan, split_data.census.example, x)
 
-        found = layered(problem.method, problem.up, problem.wire, trace)
-        problem = problem._replace(method=found.method)
+        layers = layered(problem.method, problem.up, problem.wire, trace)
+        problem = problem._replace(method=layers.method)
         every = slice(0, self.data.num_clients)
-        stream = streamed(None, dealt.data, every, plan.devices)
-        known = [
-            ready.examples for ready in self._ready.values() if ready.plan.mesh == plan.mesh and ready.dealt is dealt
+        stream = streamed(None, split_data.data, every, plan.devices)
+        same_data = [
+            ready.examples
+            for ready in self._ready.values()
+            if ready.plan.mesh == plan.mesh and ready.split_data is split_data
         ]
-        examples = known[0] if known else None
+        examples = same_data[0] if same_data else None
         if examples is None:
-            fed = on_devices(federation_of(dealt.census, None if stream else dealt.data, every), plan.mesh)
-            examples = Examples(dealt.data if stream else None, fed, every)
+            fed = on_devices(federation_of(split_data.census, None if stream else split_data.data, every), plan.mesh)
+            examples = Examples(split_data.data if stream else None, fed, every)
         row = jax.tree.map(np.asarray, jax.jit(first_state)(problem.method, x)[1])
-        same = [
-            self._ready[text].frozen for text in self._ready if json.loads(text).get("frozen") == asked.get("frozen")
+        same_frozen = [
+            self._ready[text].frozen for text in self._ready if json.loads(text).get("frozen") == head.get("frozen")
         ]
-        frozen = same[0] if same and known else on_devices(task.frozen, plan.mesh)
-        return _Ready(problem, plan, key, row, found.made.forms, program_of(found.made), examples, frozen, dealt)
+        frozen = same_frozen[0] if same_frozen and same_data else on_devices(task.frozen, plan.mesh)
+        return _PreparedJob(
+            problem, plan, key, row, layers.made.forms, program_of(layers.made), examples, frozen, split_data
+        )
 
     # ---- rows that the site deals
 
     def _deal(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Deal the rows of each client to training, validation and test, by the configuration's ``[data.split]``."""
-        given = dict(head["split"])
+        settings = dict(head["split"])
         if not self.policy.split:
             raise NodeError(
                 "its owner does not let a run deal its rows (--no-split): --set data.split={} runs without held-out "
                 "rows, or ask the owner for --test and --val"
             )
         for part in ("val", "test"):
-            if given[part] and self.held[part] is not None:
+            if settings[part] and self.held[part] is not None:
                 way_out = "none can be split off: give data.split." + part + " = 0"
                 raise NodeError(f"its owner has given held-out examples for {part} (--{part}), and {way_out}")
-        path, text = self._deal_path(head["deal"]), json.dumps({"split": given, "places": list(head["places"])})
+        path, text = self._split_path(head["deal"]), json.dumps({"split": settings, "places": list(head["places"])})
         if not path.exists() or path.read_text() != text:
-            self._dealt_from(text)  # before it is kept
+            self._split_from(text)  # before it is kept
             path.parent.mkdir(exist_ok=True)
             scratch = path.with_name(f"{WRITING}{path.name}")
             scratch.write_text(text)
             os.replace(scratch, path)
             self._deals.pop(head["deal"], None)
             self._ready = {}
-        dealt = self._dealt(head["deal"])
+        split_data = self._split(head["deal"])
         held: dict[str, Unknown] = {}
-        for part, tree in dealt.held.items():
+        for part, tree in split_data.held.items():
             sizes: Unknown = {}
             if isinstance(tree, FederatedData):
                 sizes = {tree.name(i): int(tree.sizes[i]) for i in range(tree.num_clients)}
             held[part] = [sizes.get(name, 0) for name in self.names] if sizes else 0 if tree is None else _count(tree)
-        return Message({"sizes": dealt.data.sizes.tolist(), "held": held})
+        return Message({"sizes": split_data.data.sizes.tolist(), "held": held})
 
-    def _deal_path(self, deal: Unknown) -> pathlib.Path:
+    def _split_path(self, deal: Unknown) -> pathlib.Path:
         if not _DIGEST.fullmatch(str(deal)):
             raise NodeError(f"{str(deal)[:50]!r} is no name of a deal of rows")
         return self.folder / "deals" / f"{deal}.json"
 
-    def _dealt(self, deal: str | None) -> Dealt:
-        """The examples as a deal has them; ``None``: as they are."""
+    def _split(self, deal: str | None) -> SplitData:
+        """The examples, split by a deal; ``None``: not split."""
         if deal is None:
             return self._whole
         if deal not in self._deals:
-            path = self._deal_path(deal)
+            path = self._split_path(deal)
             if not path.exists():
                 raise NodeError(f"how its rows are dealt, {path}, is not there: --resume sends it again")
             self._deals = dict(list(self._deals.items())[1 - _READY :])
-            self._deals[deal] = self._dealt_from(path.read_text())
+            self._deals[deal] = self._split_from(path.read_text())
         return self._deals[deal]
 
-    def _dealt_from(self, text: str) -> Dealt:
-        told = json.loads(text)
-        mine = FederatedData(self.data.examples, self.data.sizes, names=self.names, transform=self.data.transform)
-        parts = split(mine, **told["split"], places=told["places"])
+    def _split_from(self, text: str) -> SplitData:
+        stored = json.loads(text)
+        named = FederatedData(self.data.examples, self.data.sizes, names=self.names, transform=self.data.transform)
+        parts = split(named, **stored["split"], places=stored["places"])
         held = {part: getattr(parts, part) if self.held[part] is None else self.held[part] for part in self.held}
-        return Dealt(parts.train, held, tuple(told["places"]), Census.of(parts.train))
+        return SplitData(parts.train, held, tuple(stored["places"]), Census.of(parts.train))
 
     def _figures(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """The figures of a model on each client's own test examples."""
         task = whole_task(self._make(head["problem"]).task).trained
         model = jax.eval_shape(lambda: Vector(task.init(jax.random.key(0))))
-        given = unpacked(tensors, {"model": model}, "the message")["model"]
+        model_sent = unpacked(tensors, {"model": model}, "the message")["model"]
         self.policy.check_problem({"task": head["problem"].get("task")}, None, [1])
-        test, why = self._testing(head)
+        test, reason = self._test_examples(head)
         if test is None:
-            return Message({"withheld": why})
+            return Message({"withheld": reason})
         question = question_of(json.dumps(["figures", head["problem"], head.get("deal")], sort_keys=True), [tensors])
         self._answered.take(f"figures {question}", question, self.policy)
-        return self._told(by_client.figures(task, given.tree, test))
+        return self._figures_answer(by_client.figures(task, model_sent.tree, test))
 
     def _alone(self, head: dict[str, Unknown], tensors: bytes) -> Message:
         """Train each client alone, and give the figures of its model on its own test examples."""
-        ready, rounds = self._job(head["job"]), check_count("rounds", head["rounds"])
+        job, rounds = self._prepared(head["job"]), check_count("rounds", head["rounds"])
         self.policy.check_problem({"task": head["job"]["problem"].get("task")}, None, [1])
-        test, why = self._testing(head["job"])
+        test, reason = self._test_examples(head["job"])
         if test is None:
-            return Message({"withheld": why})
+            return Message({"withheld": reason})
         question = question_of(json.dumps(["alone", head["job"], rounds], sort_keys=True), [tensors])
         self._answered.take(f"figures {question}", question, self.policy)
-        model = unpacked(tensors, {"model": ready.row}, "the message")["model"]
-        places, data = ready.dealt.places, ready.dealt.data
+        model = unpacked(tensors, {"model": job.row}, "the message")["model"]
+        places, data = job.split_data.places, job.split_data.data
         ids, sizes = np.array(places, np.int32), data.sizes.astype(np.int32)
-        steps = Epochs(1).draw(ready.key, jnp.asarray(ids), jnp.asarray(sizes), ready.plan.batch_size)
+        steps = Epochs(1).draw(job.key, jnp.asarray(ids), jnp.asarray(sizes), job.plan.batch_size)
         ones = np.ones(len(ids), jnp.zeros(()).dtype)
         rows = np.arange(len(ids), dtype=np.int32)
-        asked = {"ids": ids, "rows": rows, "weights": ones, "data_weights": ones, "steps": np.asarray(steps)}
-        form = ready.forms[1][0]
+        clients_sent = {"ids": ids, "rows": rows, "weights": ones, "data_weights": ones, "steps": np.asarray(steps)}
+        form = job.forms[1][0]
         memory: list[Tree] = [model] * len(ids)
         for index in range(rounds):
-            given = {"clients": asked, "download": form.download}
-            _, answer, _ = self._work(ready, ready.problem.wire, "exchanges", 0, index, given, memory)
-            memory = [jax.tree.map(lambda leaf, k=k: leaf[k], answer.memory) for k in range(len(ids))]
-        there = [k for k, name in enumerate(self.names) if name in (test.names or ())]
-        each = jax.tree.map(lambda *leaves: np.stack(leaves), *(memory[k] for k in there))
-        return self._told(by_client.figures(ready.problem.task.trained, None, test, each.tree))
+            sent = {"clients": clients_sent, "download": form.download}
+            _, results, _ = self._run_clients(job, job.problem.wire, "exchanges", 0, index, sent, memory)
+            memory = [jax.tree.map(lambda leaf, k=k: leaf[k], results.memory) for k in range(len(ids))]
+        tested = [k for k, name in enumerate(self.names) if name in (test.names or ())]
+        models = jax.tree.map(lambda *leaves: np.stack(leaves), *(memory[k] for k in tested))
+        return self._figures_answer(by_client.figures(job.problem.task.trained, None, test, models.tree))
 
-    def _testing(self, asked: dict[str, Unknown]) -> tuple[FederatedData | None, str | None]:
-        """The test examples by client; or why no figures of single clients leave."""
-        test = self._dealt(asked.get("deal")).held["test"]
+    def _test_examples(self, head: dict[str, Unknown]) -> tuple[FederatedData | None, str | None]:
+        """The test examples by client; or the reason why figures of single clients may not leave."""
+        test = self._split(head.get("deal")).held["test"]
         if self.policy.noise:
             return None, "its owner lets figures leave it with noise only (--noise)"
         if self.policy.refused(["test_loss"]):
@@ -787,28 +798,28 @@ class Site:
             return None, f"its owner's policy (sums.examples = {self.policy.examples}): a client has {fewest} of them"
         return test, None
 
-    def _told(self, figures: dict[str, list[float]]) -> Message:
-        there = {name: values for name, values in figures.items() if not self.policy.refused([f"test_{name}"])}
-        return Message({"columns": [*there]}, packed({name: np.array(values) for name, values in there.items()}))
+    def _figures_answer(self, figures: dict[str, list[float]]) -> Message:
+        allowed = {name: values for name, values in figures.items() if not self.policy.refused([f"test_{name}"])}
+        return Message({"columns": [*allowed]}, packed({name: np.array(values) for name, values in allowed.items()}))
 
     # ---- what outlives the process
 
-    def _frozen_path(self, asked: dict[str, Unknown]) -> pathlib.Path:
-        if not _DIGEST.fullmatch(str(asked["frozen"])):
-            raise NodeError(f"{str(asked['frozen'])[:50]!r} is no digest of what is frozen of a model")
-        return self.folder / "frozen" / f"{asked['frozen']}.safetensors"
+    def _frozen_path(self, head: dict[str, Unknown]) -> pathlib.Path:
+        if not _DIGEST.fullmatch(str(head["frozen"])):
+            raise NodeError(f"{str(head['frozen'])[:50]!r} is no digest of what is frozen of a model")
+        return self.folder / "frozen" / f"{head['frozen']}.safetensors"
 
-    def _keep_frozen(self, asked: dict[str, Unknown], tensors: bytes) -> None:
-        """Write what is frozen of the model, which comes with the first message of a run and with no other."""
-        path, form = self._frozen_path(asked), self._make(asked["problem"]).task.frozen
-        found = unpacked(tensors, {"frozen": form}, "the message")["frozen"]
-        if digest_of(found) != asked["frozen"]:
+    def _keep_frozen(self, head: dict[str, Unknown], tensors: bytes) -> None:
+        """Write the frozen part of the model, which comes with the first message of a run only."""
+        path, form = self._frozen_path(head), self._make(head["problem"]).task.frozen
+        frozen = unpacked(tensors, {"frozen": form}, "the message")["frozen"]
+        if digest_of(frozen) != head["frozen"]:
             raise NodeError("what is frozen of the model is not what the message says")
         path.parent.mkdir(exist_ok=True)
-        write_tensors(path, arrays_of({"frozen": found}), "frozen")
+        write_tensors(path, arrays_of({"frozen": frozen}), "frozen")
 
-    def _frozen(self, asked: dict[str, Unknown], form: Tree) -> Tree:
-        path = self._frozen_path(asked)
+    def _frozen(self, head: dict[str, Unknown], form: Tree) -> Tree:
+        path = self._frozen_path(head)
         if not path.exists() or (wrong := damage(path)) is not None:
             state = "not there" if not path.exists() else wrong
             raise NodeError(f"what is frozen of the model, {path}, is {state}: --resume sends it again")
@@ -817,38 +828,38 @@ class Site:
     def _version(self, run: int, row: int, version: Sequence[int]) -> pathlib.Path:
         return self.folder / "memory" / str(run) / f"{row}-{version[0]}-{version[1]}.safetensors"
 
-    def _recall(self, run: int, row: int, version: Sequence[int], form: Tree, ready: _Ready) -> Tree:
-        """A client's memory at a version; (0, 0) is that before everything."""
+    def _recall(self, run: int, row: int, version: Sequence[int], form: Tree, job: _PreparedJob) -> Tree:
+        """A client's memory at a version; (0, 0) is the initial one."""
         if not jax.tree.leaves(form):
             return form
         if tuple(version) == (0, 0):
-            return ready.row
+            return job.row
         path, who = self._version(run, row, version), f"client {self.names[row]!r}"
         if not path.exists():
             raise NodeError(f"{who}: its memory is lost: {path.name} is not at its node any more; begin a new run")
         if (wrong := damage(path)) is not None:
             raise NodeError(f"{who}: its memory, {path}, is {wrong}; restore it, or begin a new run")
-        found: Tree = unpacked(path.read_bytes(), {"memory": form}, f"{who}: its memory, {path}")["memory"]
-        return found
+        memory: Tree = unpacked(path.read_bytes(), {"memory": form}, f"{who}: its memory, {path}")["memory"]
+        return memory
 
     def _remember(
         self, run: int, row: int, version: Sequence[int], keep: Sequence[Sequence[int]], memory: Tree
     ) -> None:
-        """Write a client's memory as a version; of the older ones only those stay that are to be kept.
+        """Write a version of a client's memory, and remove older ones except those to keep.
 
-        A message that comes late, after others, removes nothing that these wrote.
+        A message that arrives late removes nothing that later messages wrote.
         """
         if not jax.tree.leaves(memory):
             return
         path = self._version(run, row, version)
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, arrays_of({"memory": memory}), "memory")
-        stay = {path.name} | {self._version(run, row, each).name for each in keep}
+        kept = {path.name} | {self._version(run, row, each).name for each in keep}
         for old in path.parent.iterdir():
-            own = _VERSION.fullmatch(old.name)
-            mine = own is not None and int(own[1]) == row and old.name not in stay
-            newer = own is not None and int(own[2]) == version[0] and int(own[3]) > version[1]
-            if (mine and not newer) or old.name.startswith(WRITING):
+            match = _VERSION.fullmatch(old.name)
+            stale = match is not None and int(match[1]) == row and old.name not in kept
+            newer = match is not None and int(match[2]) == version[0] and int(match[3]) > version[1]
+            if (stale and not newer) or old.name.startswith(WRITING):
                 old.unlink(missing_ok=True)
 
     def _count_round(self, run: int, stage: str, index: int) -> None:
@@ -867,10 +878,10 @@ class Site:
         os.replace(scratch, path)
 
     def _log(self, message: Message, answer: Message, seconds: float) -> None:
-        """One line for each message: who asked what, and what left."""
-        more: dict[str, Unknown] = {"clients": self._asked} if self._asked else {}
-        if self._noisy:
-            more["noise"] = {"on": sorted(self._noisy), "noise": self.policy.noise, "bound": self.policy.bound}
+        """Log a message: who asked what, and what left."""
+        more: dict[str, Unknown] = {"clients": self._asked_clients} if self._asked_clients else {}
+        if self._noisy_columns:
+            more["noise"] = {"on": sorted(self._noisy_columns), "noise": self.policy.noise, "bound": self.policy.bound}
         if self._answered.loss:
             more["epsilon"] = round(self.policy.spent(self._answered.loss, self._answered.tail), 4)
         write_line(self.folder, message, answer, seconds, more)
@@ -879,12 +890,12 @@ class Site:
 def write_line(
     folder: pathlib.Path, message: Message, answer: Message, seconds: float, more: Mapping[str, Unknown] | None = None
 ) -> None:
-    """A line of a node's log: a message that came, what left, and what else is to be said."""
-    told = ("kind", "server", "run", "stage", "index", "number", "columns", "grad_norm", "parts")
+    """Write a line of a node's log: a message, the size of its answer, and further entries."""
+    logged = ("kind", "server", "run", "stage", "index", "number", "columns", "grad_norm", "parts")
     line: dict[str, Unknown] = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    line |= {name: message.head[name] for name in told if name in message.head}
-    for name, each in (("came", message), ("left", answer)):
-        line[name] = len(each.tensors) + len(json.dumps(each.head))
+    line |= {name: message.head[name] for name in logged if name in message.head}
+    for name, message_ in (("came", message), ("left", answer)):
+        line[name] = len(message_.tensors) + len(json.dumps(message_.head))
     line |= {"seconds": round(seconds, 3), **(more or {})}
     for name in ("error", "repeated"):
         if name in answer.head:
@@ -894,7 +905,7 @@ def write_line(
         file.write(json.dumps(line) + "\n")
 
 
-ECHOED = ("run", "stage", "number", "index", "write")  # of a message, by which its answer is known
+ECHOED = ("run", "stage", "number", "index", "write")  # entries of a message that its answer repeats
 
 
 def _echo(head: dict[str, Unknown]) -> dict[str, Unknown]:
@@ -902,15 +913,15 @@ def _echo(head: dict[str, Unknown]) -> dict[str, Unknown]:
 
 
 def exchange_name(head: dict[str, Unknown]) -> str:
-    """The name of an exchange, the same in all of its messages, of which there is one only."""
+    """The unique name of an exchange, the same in all of its messages."""
     return "/".join(str(head[name]) for name in ("run", "write", "stage", "index", "number"))
 
 
-def _once(head: dict[str, Unknown]) -> str:
-    """The name of what of a run is answered once, whatever process of the server asks for it.
+def _question_name(head: dict[str, Unknown]) -> str:
+    """The name of an exchange that is answered once, whichever process of the server asks for it.
 
     Raises:
-        NodeError: it is in another form than servers have it: −1 would be a second name of the last exchange.
+        NodeError: its form is not that of a server: −1 would be a second name of the last exchange.
     """
     run, stage, index, number = (head[name] for name in ("run", "stage", "index", "number"))
     numbers = all(type(each) is int and each >= 0 for each in (run, index, number))
@@ -920,16 +931,16 @@ def _once(head: dict[str, Unknown]) -> str:
 
 
 def precise_versions() -> dict[str, Unknown]:
-    """What has to be the same at the server and at all nodes."""
-    found = versions()
-    return {"fedax": found["fedax"], "jax": found["jax"], "float64": bool(jax.config.read("jax_enable_x64"))}
+    """The versions that have to be the same at the server and at all nodes."""
+    known = versions()
+    return {"fedax": known["fedax"], "jax": known["jax"], "float64": bool(jax.config.read("jax_enable_x64"))}
 
 
-def _within(value: float, most: float) -> float:
-    """A figure in [0, most]; what is not finite is the most.
+def _clipped_figure(value: float, most: float) -> float:
+    """A figure clipped to [0, most]; one that is not finite becomes ``most``.
 
     Example:
-        >>> _within(-1.0, 2.0), _within(float("nan"), 2.0)
+        >>> _clipped_figure(-1.0, 2.0), _clipped_figure(float("nan"), 2.0)
         (0.0, 2.0)
     """
     return min(max(value, 0.0), most) if math.isfinite(value) else most
@@ -944,12 +955,12 @@ def _count(examples: Tree) -> int:
     return len(jax.tree.leaves(pooled_of(examples))[0])
 
 
-def _extended(leaf: np.ndarray, width: int, value: Unknown) -> np.ndarray:
+def _padded(leaf: np.ndarray, width: int, value: Unknown) -> np.ndarray:
     return np.concatenate([leaf, np.full(width - len(leaf), value, leaf.dtype)])
 
 
 def _secret(file: pathlib.Path) -> bytes:
-    """32 random bytes of the node, which are made when they are first needed."""
+    """32 random bytes of the node, drawn when they are first needed."""
     if not file.exists():
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "wb") as written:
@@ -958,19 +969,19 @@ def _secret(file: pathlib.Path) -> bytes:
 
 
 def _digests(data: FederatedData, file: pathlib.Path) -> list[str]:
-    """Of each client's examples, under a secret of the node: they tell others that data changed, and nothing else."""
-    key, found = _secret(file), []
+    """Digests of each client's examples, keyed by a secret of the node: they show that data changed, and no more."""
+    key, digests = _secret(file), []
     for i in range(data.num_clients):
         digest = hmac.new(key, digestmod=hashlib.sha256)
         for name, leaf in sorted(data.client(i).items()):
             digest.update(f"{name} {leaf.dtype} {leaf.shape}\n".encode())
             digest.update(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
-        found.append(digest.hexdigest()[:16])
-    return found
+        digests.append(digest.hexdigest()[:16])
+    return digests
 
 
 def read_rounds(path: pathlib.Path) -> dict[int, int]:
-    """Run -> in how many rounds it was answered."""
+    """Run -> the number of its rounds that were answered."""
     try:
         found = parse_json(path.read_bytes()) if path.exists() else {}
         if any(type(count) is not int or count < 0 for count in found.values()):
@@ -987,10 +998,10 @@ def read_rounds(path: pathlib.Path) -> dict[int, int]:
 def _together(
     method: Algorithm, wire: Wire, download: Tree, fed: Federation, key: Array, index: Array, memory: Tree,
     clients: Clients, *, stage: str, number: int, plan: Plan,
-) -> tuple[Tree, Answer, Tally]:  # fmt: skip
-    """The weighted sum of the clients' uploads, what becomes of each, and what they did."""
-    outside = Outside(resolve(method, index), wire, decoded(download), fed, stage_key(key, index, stage), index)
-    return contribute(lambda given: client_program(stage, number, plan, None, given), outside, memory, clients, plan)
+) -> tuple[Tree, ClientResult, Tally]:  # fmt: skip
+    """The weighted sum of the clients' uploads, the result of each, and the tally of their work."""
+    shared = SharedInputs(resolve(method, index), wire, decoded(download), fed, stage_key(key, index, stage), index)
+    return contribute(lambda inputs: client_program(stage, number, plan, None, inputs), shared, memory, clients, plan)
 
 
 _train_sums = compiled(static=["task", "grad_norm", "mesh"])(train_sums)

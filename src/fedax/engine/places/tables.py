@@ -1,7 +1,7 @@
-"""Tables of real clients: from a table at each node to the same transform at all of them.
+"""Tables of real clients: how all nodes get the same transform of their tables.
 
-A :class:`Desk` answers for one table at a node: with a first summary, with the second that answers a plan, and it takes
-the transform that :func:`agree` fits at the server. No row leaves, and what leaves stays readable at the node.
+A :class:`Desk` answers for the table of a node: with a first summary, with a second one that a plan asks for; then it
+takes the transform that :func:`agree` fits at the server. No row leaves the node, and what leaves can be read there.
 """
 
 import json
@@ -27,11 +27,11 @@ from fedax.engine.places.nodes import Failure, Message, Transport
 from fedax.engine.places.site import Site, precise_versions, write_line
 from fedax.errors import DataError, FedaxError, NodeError
 
-_MOST = 100  # different summaries that leave a table before its owner has to look
-_WAITS = "its table is not transformed yet: fedax deploy tables"
-_PAUSE = 0.3  # seconds before nodes that are not there are looked for again
-_LONGEST = 10.0  # the same of those that wait for their owner
-_REMIND = 30.0  # seconds between lines that say who is waited for
+_MOST = 100  # the most summaries that leave a table before its owner has to look
+_NO_TRANSFORM = "its table is not transformed yet: fedax deploy tables"
+_PAUSE = 0.3  # seconds before missing nodes are looked for again
+_LONGEST = 10.0  # the longest such pause, for nodes that wait for their owner
+_REMIND = 30.0  # seconds between lines that name the nodes still waited for
 
 
 class Desk:
@@ -64,7 +64,7 @@ class Desk:
         self.review, self.drop_missing_labels, self._make = review, drop_missing_labels, make
         self._site: Site | None = None
         self._transform: Transform | None = None
-        self._why = _WAITS
+        self._why = _NO_TRANSFORM
         (self.folder / "left").mkdir(parents=True, exist_ok=True)
         (self.folder / "site").mkdir(exist_ok=True)
         file = self.folder / "transform.json"
@@ -72,7 +72,9 @@ class Desk:
             try:
                 self._serve(Transform.load(file))
             except DataError as error:  # its table is another one now
-                self._why = f"the transform that it has does not fit its table: {_WAITS.partition(': ')[2]} again"
+                self._why = (
+                    f"the transform that it has does not fit its table: {_NO_TRANSFORM.partition(': ')[2]} again"
+                )
                 say(f"{name}: {file} does not fit the table ({error}); waiting for `fedax deploy tables`")
         else:
             say(f"{name}: {len(table)} rows, {len(table.columns)} columns; waiting for `fedax deploy tables`")
@@ -98,7 +100,7 @@ class Desk:
         return found
 
     def _hello(self, message: Message) -> Message:
-        """Who is here, and how far the table is."""
+        """The node's description, with the state of its table."""
         digest = None if self._transform is None else self._transform.digest
         table = {"name": self.name, "rows": len(self.table), "transform": digest}
         if self._site is not None:
@@ -106,46 +108,46 @@ class Desk:
         return Message({"error": f"{self.name}: {self._why}", "table": table, "versions": precise_versions()})
 
     def _summarize(self, head: dict[str, Unknown]) -> dict[str, Unknown]:
-        """The first summary, or the second that answers a plan."""
-        asked = None if head.get("plan") is None else Plan.from_json(head["plan"])
-        label = str(head["label"]) if asked is None else asked.label
+        """The first summary, or the second one that a plan asks for."""
+        plan = None if head.get("plan") is None else Plan.from_json(head["plan"])
+        label = str(head["label"]) if plan is None else plan.label
         if label is None:
             raise NodeError("the plan has no label, and nothing is learned without one")
         rows = self._labelled(label)
-        why = None if asked is None else refused(rows, asked)
+        why = None if plan is None else refused(rows, plan)
         if why and not self.review:
             raise NodeError(f"{why}, and leave this site only if its owner agrees: fedax deploy node … --review")
-        summary = summarize(rows, asked)
-        which = "first" if asked is None else "second"
+        summary = summarize(rows, plan)
+        which = "first" if plan is None else "second"
         file = f"{which}-{summary.digest[:12]}.json"
         if self.review and not self._reviewed(file, which, summary, str(head.get("server", "")), why):
             return {"waits": "its owner"}
-        left = self.folder / "left" / file
-        if not left.exists():
-            if len([*left.parent.iterdir()]) >= _MOST:
-                raise NodeError(f"{_MOST} summaries have left this site; its owner has to look into {left.parent.name}")
-            summary.save(left)
-            self.say(f"{self.name}: the {which} summary has left, as in {left}")
+        copy = self.folder / "left" / file
+        if not copy.exists():
+            if len([*copy.parent.iterdir()]) >= _MOST:
+                raise NodeError(f"{_MOST} summaries have left this site; its owner has to look into {copy.parent.name}")
+            summary.save(copy)
+            self.say(f"{self.name}: the {which} summary has left, as in {copy}")
         return {"summary": summary.to_json()}
 
     def _reviewed(self, file: str, which: str, summary: Summary, server: str, why: str | None) -> bool:
-        """Whether the owner has agreed; the first time it is asked for, the summary is laid before the owner."""
-        place = self.folder / "review" / file
-        if place.exists():
-            said = _said(place)
-            if said is not None and not said.yes:
+        """Whether the owner has agreed; at the first request the summary is written for the owner to review."""
+        file_ = self.folder / "review" / file
+        if file_.exists():
+            decision = _decision(file_)
+            if decision is not None and not decision.yes:
                 raise NodeError(
-                    f"its owner does not let the {which} summary leave" + (f": {said.why}" if said.why else "")
+                    f"its owner does not let the {which} summary leave" + (f": {decision.why}" if decision.why else "")
                 )
-            return said is not None
-        place.parent.mkdir(exist_ok=True)
-        for old in place.parent.glob(f"{which}-*.json"):
-            if _said(old) is None:
+            return decision is not None
+        file_.parent.mkdir(exist_ok=True)
+        for old in file_.parent.glob(f"{which}-*.json"):
+            if _decision(old) is None:
                 old.unlink()  # nobody asks for it any more
-        summary.save(place)
+        summary.save(file_)
         columns = len(summary.facts or summary.counts)
         self.say(f"{self.name}: {shown(server)} asks for the {which} summary of the table: {columns} columns, no row.")
-        self.say(f"Read it: {place}" + (f" (look at {why})" if why else ""))
+        self.say(f"Read it: {file_}" + (f" (look at {why})" if why else ""))
         self.say(f"May it leave? Type yes, or no and why. From elsewhere: fedax deploy review --state {self.folder}")
         return False
 
@@ -156,14 +158,14 @@ class Desk:
         return found
 
     def _prepare(self, head: dict[str, Unknown]) -> dict[str, Unknown]:
-        """Take a transform, with which nothing is done before all sites have it."""
+        """Store a transform; it is not used before all sites have it."""
         found = Transform.from_json(head["transform"])
         self._examples(found)
         found.save(self.folder / "next.json")
         return {"digest": found.digest}
 
     def _commit(self, head: dict[str, Unknown]) -> dict[str, Unknown]:
-        """Serve the examples that the transform makes, which was taken before."""
+        """Serve the examples made by the transform that was stored before."""
         if self._transform is None or self._transform.digest != head["digest"]:
             place = self.folder / "next.json"
             found = Transform.load(place) if place.exists() else None
@@ -175,7 +177,7 @@ class Desk:
         return {"digest": head["digest"]}
 
     def _examples(self, transform: Transform) -> FederatedData:
-        """What the transform makes of the table; an error has no value of a cell in it, for it goes to the server."""
+        """The examples that the transform makes of the table; errors go to the server, and quote no value of a cell."""
         if transform.label is None:
             raise NodeError("the transform has no label, and nothing is learned without one")
         label, rows = transform.label, self._labelled(transform.label.name)
@@ -196,41 +198,41 @@ class Desk:
         self.say(f"{self.name}: {shape}, by the transform {transform.digest}")
 
 
-# ---- what an owner says
+# ---- the owner's decisions
 
 
-class Said(NamedTuple):
-    """What the owner of a node said of a summary: whether it may leave, and why not."""
+class Decision(NamedTuple):
+    """The decision of a node's owner on a summary: whether it may leave, and why not."""
 
     yes: bool
     why: str
 
 
-def _said(file: pathlib.Path) -> Said | None:
+def _decision(file: pathlib.Path) -> Decision | None:
     place = file.with_suffix(".answer")
     try:
-        found = parse_json(place.read_bytes())
+        answer = parse_json(place.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{place}: cannot be read ({error}); remove it, and say it again") from error
-    match found:
+    match answer:
         case {"yes": bool(yes), "why": str(why)}:
-            return Said(yes, why)
+            return Decision(yes, why)
     raise DataError(f"{place}: this is no answer of an owner; remove it, and say it again")
 
 
-def reviews(state: pathlib.Path) -> dict[pathlib.Path, Said | None]:
-    """The summaries that a node has laid before its owner, and what the owner said of each.
+def reviews(state: pathlib.Path) -> dict[pathlib.Path, Decision | None]:
+    """The summaries that a node has given to its owner to review, and the decision on each.
 
     Args:
         state: the node's folder.
     """
-    return {file: _said(file) for file in sorted((state / "review").glob("*.json"))}
+    return {file: _decision(file) for file in sorted((state / "review").glob("*.json"))}
 
 
 def decide(state: pathlib.Path, yes: bool, why: str = "") -> list[pathlib.Path]:
-    """Let the summaries of a node leave that wait for its owner, or do not.
+    """Decide whether the summaries of a node that wait for its owner may leave.
 
     Args:
         state: the node's folder.
@@ -238,15 +240,15 @@ def decide(state: pathlib.Path, yes: bool, why: str = "") -> list[pathlib.Path]:
         why: goes to the coordinator with a no.
 
     Returns:
-        The summaries of which this was said.
+        The summaries that this decided on.
     """
-    found = [file for file, said in reviews(state).items() if said is None or (yes and not said.yes)]
-    for file in found:
-        place = file.with_suffix(".answer")
-        scratch = place.with_suffix(".writing")
+    files = [file for file, decision in reviews(state).items() if decision is None or (yes and not decision.yes)]
+    for file in files:
+        answer_file = file.with_suffix(".answer")
+        scratch = answer_file.with_suffix(".writing")
         scratch.write_text(json.dumps({"yes": yes, "why": why}), encoding="utf-8")
-        os.replace(scratch, place)
-    return found
+        os.replace(scratch, answer_file)
+    return files
 
 
 # ---- the server
@@ -262,9 +264,9 @@ def agree(
     timeout: float = 600.0,
     say: Callable[[str], None] = print,
 ) -> Transform:
-    """The transform of the tables at all nodes, which all of them have then.
+    """Fit one transform for the tables at all nodes, and give it to all of them.
 
-    It is that of the summaries by files, byte for byte (:func:`fedax.data.plan`, :func:`fedax.data.fit`).
+    It is the same, byte for byte, as with summaries in files (:func:`fedax.data.plan`, :func:`fedax.data.fit`).
 
     Args:
         transport: carries the messages.
@@ -281,16 +283,16 @@ def agree(
             answer, or whose owner refuses. No node has the new transform then, unless the message says so.
         DataError: the tables do not go together.
     """
-    there = _gather(transport, nodes, timeout, say)
+    nodes_ = _gather(transport, nodes, timeout, say)
 
     def ask(head: dict[str, Unknown]) -> dict[str, dict[str, Unknown]]:
-        return _ask(transport, there, head, timeout, say)
+        return _ask(transport, nodes_, head, timeout, say)
 
     first = _summaries(ask({"kind": "summarize", "label": label}), keep, "first")
-    asked = planned(first)
-    keep("plan", None, asked)
-    second = _summaries(ask({"kind": "summarize", "plan": asked.to_json()}), keep, "second")
-    transform = fit(asked, second)
+    plan = planned(first)
+    keep("plan", None, plan)
+    second = _summaries(ask({"kind": "summarize", "plan": plan.to_json()}), keep, "second")
+    transform = fit(plan, second)
     for name, about in ask({"kind": "prepare", "transform": transform.to_json()}).items():
         if about.get("digest") != transform.digest:
             raise NodeError(f"client {name!r}: it took another transform than was sent; its fedax may be another")
@@ -303,7 +305,7 @@ def agree(
 
 
 def _gather(transport: Transport, nodes: int | None, wait: float, say: Callable[[str], None]) -> dict[int, str]:
-    """Number -> name of the nodes that are there, by name."""
+    """Number -> name of the nodes that are there, sorted by name."""
     found: dict[int, str] = {}
     end, remind = time.monotonic() + wait, time.monotonic() + 2.0
     while True:
@@ -332,64 +334,66 @@ def _gather(transport: Transport, nodes: int | None, wait: float, say: Callable[
 
 def _present(number: int, about: dict[str, Unknown]) -> tuple[str, int]:
     """The name and the rows of a node with a table."""
-    table, versions, mine = about.get("table"), about.get("versions"), precise_versions()
+    table, versions, own_versions = about.get("table"), about.get("versions"), precise_versions()
     names = about.get("names")
-    whose = table.get("name") if isinstance(table, dict) else names[0] if isinstance(names, list) and names else None
-    place = f"client {whose!r}" if isinstance(whose, str) else f"node {number}"
-    if isinstance(versions, dict) and (other := [name for name in mine if versions.get(name) != mine[name]]):
-        differ = "; ".join(f"{name} {versions.get(name)}, and the server has {mine[name]}" for name in other)
+    name = table.get("name") if isinstance(table, dict) else names[0] if isinstance(names, list) and names else None
+    place = f"client {name!r}" if isinstance(name, str) else f"node {number}"
+    if isinstance(versions, dict) and (
+        other := [name for name in own_versions if versions.get(name) != own_versions[name]]
+    ):
+        differ = "; ".join(f"{name} {versions.get(name)}, and the server has {own_versions[name]}" for name in other)
         raise NodeError(f"{place}: its node has {differ}")
     if not isinstance(table, dict):
-        said = f" ({about['error']})" if "error" in about else ""
-        raise NodeError(f"{place}: its node has no table, but a folder of arrays{said}; start it with --data TABLE.csv")
+        note = f" ({about['error']})" if "error" in about else ""
+        raise NodeError(f"{place}: its node has no table, but a folder of arrays{note}; start it with --data TABLE.csv")
     rows = table.get("rows")
-    if not isinstance(whose, str) or not whose.isprintable() or not whose.strip() or type(rows) is not int or rows < 1:
+    if not isinstance(name, str) or not name.isprintable() or not name.strip() or type(rows) is not int or rows < 1:
         raise NodeError(f"{place}: it does not say who is there")
-    return whose, rows
+    return name, rows
 
 
 def _ask(
-    transport: Transport, there: Mapping[int, str], head: dict[str, Unknown], timeout: float, say: Callable[[str], None]
+    transport: Transport, names: Mapping[int, str], head: dict[str, Unknown], timeout: float, say: Callable[[str], None]
 ) -> dict[str, dict[str, Unknown]]:
     """The answers of all nodes by name; nodes that are gone, or wait for their owners, are asked again.
 
-    All that are there are heard before the error, so that it names every one that cannot answer.
+    An error is raised after all nodes have answered, so that it names every one that cannot.
     """
-    left, found, errors = dict(there), dict[str, dict[str, Unknown]](), list[str]()
+    pending, found, errors = dict(names), dict[str, dict[str, Unknown]](), list[str]()
     end, remind, pause = time.monotonic() + timeout, 0.0, _PAUSE
     message = Message(head | {"server": who()})
-    while left:
-        owners = []
+    while pending:
+        with_owners = []
         online = {*transport.nodes()}
-        asked = {number: message for number in left if number in online}
-        rest = max(1.0, end - time.monotonic())
-        for number, answer in transport.ask(asked, rest) if asked else ():
-            name = left[number]
+        messages = {number: message for number in pending if number in online}
+        remaining = max(1.0, end - time.monotonic())
+        for number, answer in transport.ask(messages, remaining) if messages else ():
+            name = pending[number]
             if isinstance(answer, Failure) and answer.gone:
                 continue
             if isinstance(answer, Message) and "waits" in answer.head:
-                owners.append(name)
+                with_owners.append(name)
                 continue
-            del left[number]
+            del pending[number]
             wrong = answer.text if isinstance(answer, Failure) else answer.head.get("error")
             if wrong is not None:
                 errors.append(f"client {name!r}: {str(wrong).removeprefix(f'{name}: ')}")
             elif isinstance(answer, Message):
                 found[name] = answer.head
-        if owners:  # people take their time
+        if with_owners:  # people take their time
             end = time.monotonic() + timeout
-        elif left and time.monotonic() > end:
-            errors += [f"client {name!r}: no answer in {timeout:g} s" for name in left.values()]
+        elif pending and time.monotonic() > end:
+            errors += [f"client {name!r}: no answer in {timeout:g} s" for name in pending.values()]
         if errors:
             raise NodeError("; ".join(errors))
-        if left and time.monotonic() > remind:
+        if pending and time.monotonic() > remind:
             remind = time.monotonic() + _REMIND
-            for name in left.values():
-                say(f"waiting for {name}" + (": its owner looks at what is to leave" if name in owners else ""))
-        if left:
+            for name in pending.values():
+                say(f"waiting for {name}" + (": its owner looks at what is to leave" if name in with_owners else ""))
+        if pending:
             time.sleep(pause)
             pause = min(1.5 * pause, _LONGEST)
-    return {name: found[name] for name in there.values()}
+    return {name: found[name] for name in names.values()}
 
 
 def _summaries(
