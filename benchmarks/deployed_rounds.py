@@ -59,7 +59,7 @@ def rounds_of(federation: Federation, out: Path) -> tuple[list[float], float]:
             seen += [now] * (done - len(seen))
             used = cpu(federation.superlink())
             first = first or (used if len(seen) >= 3 else 0.0)
-    assert command.returncode == 0, federation.said("run")
+    assert command.returncode == 0, federation.output("run")
     gaps = [after - before for before, after in itertools.pairwise(seen[2:])]
     return gaps, (used - first) / len(gaps)
 

@@ -133,7 +133,7 @@ def of_fedax(folder: Path, nodes: int, rounds: int, poll: float) -> list[float]:
         commands.append([*ours, "fedax.flower.node", *given])
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     with running(commands, folder, PYTHONPATH=path):
-        while certificates.greet(f"127.0.0.1:{port}", folder / "link" / "ca.pem") is not None:
+        while certificates.connection_problem(f"127.0.0.1:{port}", folder / "link" / "ca.pem") is not None:
             time.sleep(0.2)
         secret = (folder / "link" / "secret").read_text()
         with connect(f"127.0.0.1:{port}", folder / "link" / "ca.pem", secret) as transport:

@@ -81,7 +81,7 @@ def main() -> None:
         federation, until = Federation(Path(folder), CONFIG), threading.Event()
         try:
             federation.start_link()
-            wait_for(lambda: certificates.greet(federation.address, federation.link / "ca.pem") is None)
+            wait_for(lambda: certificates.connection_problem(federation.address, federation.link / "ca.pem") is None)
             names = [f"idle{k}" for k in range(given.nodes)]
             for name in names:
                 federation.make_key(name)

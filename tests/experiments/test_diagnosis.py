@@ -7,15 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedax
-from fedax.cli import app
 from fedax.engine.saved import read_model, write_model
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, read
 from fedax.experiments.diagnosis import _after, rows, verdict, where
 from fedax.experiments.report import render
+from tests.experiments import run_cli
 
 CONFIG = """
 data = {name = "digits", clients = 3, partition = "dirichlet", alpha = 0.5}
@@ -25,16 +24,12 @@ methods = [{name = "fedavg", lr = 0.1, label = "a <b> & c"}, {name = "scaffold",
 """
 
 
-def fedax_(*arguments):
-    return CliRunner().invoke(app, arguments)
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A configuration, diagnosed: its folder and what was printed."""
     here = tmp_path_factory.mktemp("diagnosis")
     (here / "small.toml").write_text(CONFIG)
-    result = fedax_("diagnose", str(here / "small.toml"), "--rounds", "2", "--out", str(here / "run"))
+    result = run_cli("diagnose", str(here / "small.toml"), "--rounds", "2", "--out", str(here / "run"))
     assert result.exit_code == 0, result.output
     return here / "run", result.stdout
 
@@ -79,7 +74,7 @@ def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
     config = CONFIG.replace("seeds = [7, 8]", f"seeds = {seeds}").replace("rounds = 40", "rounds = 1")
     config = config.replace("scaffold", names[1])
     (tmp_path / "two.toml").write_text(config.replace("a <b> & c", "fedavg"))
-    assert fedax_("run", str(tmp_path / "two.toml"), "--out", str(tmp_path / "run")).exit_code == 0
+    assert run_cli("run", str(tmp_path / "two.toml"), "--out", str(tmp_path / "run")).exit_code == 0
     record = read(tmp_path / "run")
     for label, values in zip(names, losses, strict=True):
         for run, value in zip(record.of(label), values, strict=True):
@@ -182,7 +177,7 @@ def test_a_run_folder_is_diagnosed_as_it_is(done, tmp_path):
     bad = folder / "models/scaffold-seed7.safetensors"
     like = fedax.tasks.softmax_regression(64, 10).init(None)
     write_model(bad, jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, np.float32), like))
-    result = fedax_("diagnose", str(folder))
+    result = run_cli("diagnose", str(folder))
     assert result.exit_code == 0, result.output
     assert (folder / "metrics.jsonl").read_bytes() == before
     again = json.loads((folder / "diagnosis.json").read_text())
@@ -190,13 +185,13 @@ def test_a_run_folder_is_diagnosed_as_it_is(done, tmp_path):
     assert again["methods"][1]["models"] == ["the initial model"]
     assert "scaffold has no finite final model of seed 7" in result.stdout
     bad.unlink()
-    assert "scaffold has no finite final model of seed 7" in fedax_("diagnose", str(folder)).stdout
+    assert "scaffold has no finite final model of seed 7" in run_cli("diagnose", str(folder)).stdout
     for arguments, message in (
         (["--rounds", "3"], "rounds = 3: a run folder is diagnosed as it is"),
         (["--set", "run.rounds=3"], "set = "),
         (["--out", "x"], "out = "),
     ):
-        result = fedax_("diagnose", str(folder), *arguments)
+        result = run_cli("diagnose", str(folder), *arguments)
         assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
 
 
@@ -212,19 +207,19 @@ def test_a_run_folder_is_diagnosed_as_it_is(done, tmp_path):
 def test_bad_input_is_exit_code_2_and_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(CONFIG)
-    result = fedax_("diagnose", *arguments)
+    result = run_cli("diagnose", *arguments)
     assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
 def test_help_has_examples():
-    assert "fedax diagnose runs/digits-1" in fedax_("diagnose", "--help").stdout
+    assert "fedax diagnose runs/digits-1" in run_cli("diagnose", "--help").stdout
 
 
 def test_a_method_that_diverges_is_exit_code_1(tmp_path):
     (tmp_path / "small.toml").write_text(CONFIG)
     arguments = ["--rounds", "1", "--out", str(tmp_path / "run"), "--set", "methods.scaffold.lr=1e38"]
-    result = fedax_("diagnose", str(tmp_path / "small.toml"), *arguments)
+    result = run_cli("diagnose", str(tmp_path / "small.toml"), *arguments)
     assert result.exit_code == 1 and "scaffold has no finite final model" in result.stdout
     assert read(tmp_path / "run").diagnosis
 

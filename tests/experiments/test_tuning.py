@@ -9,15 +9,14 @@ import types
 import jax
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedax
-from fedax.cli import app
 from fedax.engine.saved import read_model
 from fedax.errors import ConfigError
 from fedax.experiments import MethodRun, Record, build, new_folder, plan, read, read_toml, summary, sweeps, tune
 from fedax.experiments.report import render
 from fedax.privacy import Ledger
+from tests.experiments import run_cli
 
 CONFIG = """
 data = {name = "digits", clients = 3, partition = "dirichlet", alpha = 0.5}
@@ -35,16 +34,12 @@ run.batch_size = [8, 16]
 """
 
 
-def fedax_(*arguments):
-    return CliRunner().invoke(app, arguments)
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """A sweep: its folder and what was printed."""
     here = tmp_path_factory.mktemp("sweep")
     (here / "small.toml").write_text(CONFIG)
-    result = fedax_("sweep", str(here / "small.toml"), "--out", str(here / "run"))
+    result = run_cli("sweep", str(here / "small.toml"), "--out", str(here / "run"))
     assert result.exit_code == 1, result.output  # one method diverges wherever it is tried
     return here / "run", result.stdout
 
@@ -160,7 +155,7 @@ def test_run_leaves_the_sweep_aside_and_diagnose_refuses_one(done, tmp_path):
     (tmp_path / "small.toml").write_text(CONFIG)
     config = build(read_toml(tmp_path / "small.toml")).config
     assert "sweep" not in config and "batch_size" not in config["run"]
-    result = fedax_("diagnose", str(done[0]))
+    result = run_cli("diagnose", str(done[0]))
     assert result.exit_code == 2 and "best.toml" in result.stderr
 
 
@@ -330,15 +325,15 @@ def test_the_command_takes_axes_and_refuses_bad_ones(tmp_path, monkeypatch):
     (tmp_path / "small.toml").write_text(CONFIG.partition("[sweep]")[0])
     axes = ["methods.*.lr=0.01, 0.1", "methods.*.momentum = 0.5", "run.batch_size=[8]", "work.kind=steps,epochs",
             "methods.*.prox={low = 0.1, high = 1.0}", "task.l2=1"]  # fmt: skip
-    result = fedax_("sweep", "small.toml", *(part for axis in axes for part in ("--grid", axis)))
+    result = run_cli("sweep", "small.toml", *(part for axis in axes for part in ("--grid", axis)))
     assert result.exit_code == 2 and "sweep.grid.task.l2 = [1]" in result.stderr and result.stderr.count("\n") == 1
     assert seen == [
         {"methods.*.lr": [0.01, 0.1], "methods.*.momentum": [0.5], "run.batch_size": [8],
          "work.kind": ["steps", "epochs"], "methods.*.prox": {"low": 0.1, "high": 1.0}, "task.l2": [1]}
     ]  # fmt: skip
-    assert "fedax sweep experiment.toml" in fedax_("sweep", "--help").stdout
+    assert "fedax sweep experiment.toml" in run_cli("sweep", "--help").stdout
     for arguments, message in ([["--grid", "lr"], "give KEY=VALUES"], [[], "sweep.grid = None"]):
-        result = fedax_("sweep", "small.toml", *arguments)
+        result = run_cli("sweep", "small.toml", *arguments)
         assert result.exit_code == 2 and message in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 

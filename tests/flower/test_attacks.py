@@ -102,7 +102,7 @@ def test_a_request_is_taken_once_and_for_what_it_is(link: Link) -> None:
 
     def again(**other: Any) -> tuple[int, bytes]:
         """Another request with its signature, as if the link had not taken that yet."""
-        link.guard._taken.clear()
+        link.access._seen.clear()
         return link.again(beat, **other)
 
     path = "/v1/fleet/pull-messages"
@@ -125,22 +125,22 @@ def test_old_requests_and_those_of_before_a_restart(link: Link, monkeypatch: pyt
     now = time.time()
     pull = PullMessagesRequest(node=link.at("a"))
     for clock, status, why in ((now + 70, 401, "s ago"), (now - 70, 401, "s ago"), (now, 0, "")):
-        monkeypatch.setattr(link.guard, "_clock", lambda clock=clock: clock)
+        monkeypatch.setattr(link.access, "_clock", lambda clock=clock: clock)
         found = refused(link.node("a").PullMessages, pull)
         assert found[0] == status and why in found[1]
-    monkeypatch.setattr(link.guard, "_clock", time.time)
-    monkeypatch.setattr(link.guard, "_began", time.time() + 1)
+    monkeypatch.setattr(link.access, "_clock", time.time)
+    monkeypatch.setattr(link.access, "_began", time.time() + 1)
     assert refused(link.node("a").PullMessages, pull)[0] == 503  # nodes ask again
 
 
 def test_what_was_taken_is_forgotten_when_it_is_too_old() -> None:
     made = Link()
     made.pull("a")
-    guard = made.guard
-    assert len(guard._taken) == len(guard._ages) > 1
-    guard._ages = type(guard._ages)((when - 100, what) for when, what in guard._ages)
+    access = made.access
+    assert len(access._seen) == len(access._expiry) > 1
+    access._expiry = type(access._expiry)((when - 100, what) for when, what in access._expiry)
     made.pull("a")
-    assert len(guard._taken) == len(guard._ages) == 1
+    assert len(access._seen) == len(access._expiry) == 1
     made.close()
 
 
@@ -168,7 +168,7 @@ def test_large_requests_are_refused_before_they_are_read(link: Link) -> None:
         async def send(event: Any) -> None:
             found.append(event)
 
-        link._loop.run_until_complete(link.guard(scope, receive, send))
+        link._loop.run_until_complete(link.access(scope, receive, send))
         return found[0]["status"], found[1]["body"].decode()
 
     host, bearer = (b"host", b"127.0.0.1"), (b"authorization", f"Bearer {SECRET}".encode())

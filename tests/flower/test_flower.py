@@ -42,9 +42,9 @@ from fedax.flower import app, certificates, client_app, link, processes, records
 from fedax.flower import node as nodes
 
 from . import LONG, echo
+from .federation import SOON, children, is_running, wait_for
 
 PATH = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])  # of processes; it has the module echo
-SOON = 90.0  # seconds in which anything happens, on a busy machine too
 
 FOREIGN = """\
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -100,7 +100,7 @@ class Network:
     def number(self, name: str) -> int:
         return int((self.folder / f"{name}.state" / "number").read_text())
 
-    def said(self, name: str) -> str:
+    def output(self, name: str) -> str:
         return (self.folder / f"{name}.txt").read_text()
 
     @contextlib.contextmanager
@@ -110,13 +110,6 @@ class Network:
 
     def connect(self) -> contextlib.AbstractContextManager[transport.FlowerTransport]:
         return transport.connect(self.address, self.ca, self.secret, say=lambda line: None)
-
-
-def wait_for(what: Any, seconds: float = SOON) -> None:
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.1)
 
 
 def answer_of(carrier: transport.FlowerTransport, node: int) -> Message:
@@ -132,22 +125,6 @@ def answer_of(carrier: transport.FlowerTransport, node: int) -> Message:
     return found[0]
 
 
-def children(process: int, module: str) -> list[int]:
-    found = []
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == process and module.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
-
-
-def there(process: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     made = Network(tmp_path_factory.mktemp("flower"))
@@ -160,7 +137,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         made.start_link()
         made.start_node("n0")
         made.start_node("n1", trusted=app.app_hash(foreign_app()))
-        wait_for(lambda: certificates.greet(made.address, made.ca) is None)
+        wait_for(lambda: certificates.connection_problem(made.address, made.ca) is None)
         with made.connect() as first:
             wait_for(lambda: len(first.nodes()) == 2)
         yield made
@@ -168,7 +145,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         for command in made.commands.values():
             command.send_signal(signal.SIGTERM)
         ends = {name: command.wait(SOON) for name, command in made.commands.items()}
-        assert not any(ends.values()), {name: made.said(name)[-500:] for name in ends if ends[name]}
+        assert not any(ends.values()), {name: made.output(name)[-500:] for name in ends if ends[name]}
 
 
 @pytest.fixture
@@ -317,11 +294,11 @@ def test_a_link_that_is_killed_and_started_again(network: Network, monkeypatch: 
         numbers = made.nodes()
         network.commands["link"].kill()
         network.commands["link"].wait()
-        wait_for(lambda: not there(process))  # it ends with its supervisor
+        wait_for(lambda: not is_running(process))  # it ends with its supervisor
         list(made.ask({node: Message({}) for node in numbers}, SOON))
     network.start_link()
     monkeypatch.setattr(transport, "_PATIENCE", 30.0)
-    wait_for(lambda: certificates.greet(network.address, network.ca) is None)
+    wait_for(lambda: certificates.connection_problem(network.address, network.ca) is None)
     with network.commanding() as commands:  # the run of before counts as under way for a minute
         runs = commands.ListRuns(transport.ListRunsRequest()).run_dict
         (run,) = [number for number, run in runs.items() if run.status.status == "running"]
@@ -359,7 +336,7 @@ def test_nothing_but_the_nodes_part_without_the_secret(network: Network) -> None
 def test_a_node_whose_worker_cannot_work_says_why_and_ends(network: Network) -> None:
     network.start_node("bad", key=network.folder / "n0")
     assert network.commands.pop("bad").wait(SOON) == 2
-    assert "data = 'bad': give a folder" in network.said("bad") and "Traceback" not in network.said("bad")
+    assert "data = 'bad': give a folder" in network.output("bad") and "Traceback" not in network.output("bad")
 
 
 def test_a_node_that_cannot_work(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +366,7 @@ def test_a_certificate_that_is_over_or_for_another_host(tmp_path: Path) -> None:
     for hosts, days, line in ((["127.0.0.1"], -1, "has expired"), (["elsewhere"], 1, "is not for 127.0.0.1")):
         make_server_anew(tmp_path, hosts, days)
         with listening(tmp_path) as address, pytest.raises(NodeError, match=line):
-            certificates.greet(address, tmp_path / "ca.pem")
+            certificates.connection_problem(address, tmp_path / "ca.pem")
 
 
 def make_server_anew(folder: Path, hosts: list[str], days: float) -> None:
@@ -423,9 +400,9 @@ def test_a_removed_key_is_no_longer_known(network: Network) -> None:
     text = key.read_bytes()
     key.unlink()
     assert network.commands.pop("n1").wait(SOON) == 2
-    assert "does not know the key" in network.said("n1")
+    assert "does not know the key" in network.output("n1")
     key.write_bytes(text)
-    wait_for(lambda: "a key that was removed cannot come back" in network.said("link"))
+    wait_for(lambda: "a key that was removed cannot come back" in network.output("link"))
     (network.folder / "n1").unlink()
     certificates.make_node_key(network.folder / "n1")
     (network.folder / "n1.pub").rename(key)
@@ -441,11 +418,11 @@ def test_nothing_is_left_of_a_node_that_was_killed(network: Network) -> None:
     assert len(left) == 2
     command.kill()
     command.wait()
-    wait_for(lambda: not any(there(process) for process in left))
+    wait_for(lambda: not any(is_running(process) for process in left))
     line = f"this is node {node} at"
-    before = network.said("n1").count(line)
+    before = network.output("n1").count(line)
     network.start_node("n1")
-    wait_for(lambda: network.said("n1").count(line) > before)  # not after the minute in which Flower believes it there
+    wait_for(lambda: network.output("n1").count(line) > before)  # well before Flower notices that it is gone
     with network.connect() as made:
         wait_for(lambda: node in made.nodes())
         assert answers(made, {node: Message({})})[node].head["pid"] not in left
@@ -618,20 +595,20 @@ def test_the_guard_takes_one_header_only() -> None:
     async def send(event: Any) -> None:
         found.append(event.get("status"))
 
-    guard = superlink.Guard(inner, "s", lambda key: None)
+    access = superlink.AccessControl(inner, "s", lambda key: None)
     header, host = (b"authorization", b"Bearer s"), (b"host", b"localhost")
     for headers in ([host, header], [host, header, header], [host, host, header]):
         scope = {"type": "http", "method": "POST", "path": "/v1/control/list-nodes", "headers": headers}
-        asyncio.run(guard(scope, receive, send))
+        asyncio.run(access(scope, receive, send))
     assert went == ["/v1/control/list-nodes"] and found == [403, None, 400, None]
 
 
 def test_requests_pass_the_middleware_that_concerns_them() -> None:
-    """What guards the nodes' part or the commands' part of a link still sees every request to it."""
+    """Access control of the nodes' part or the commands' part of a link still sees every request to it."""
     from flwr.superlink.main import _get_middleware
 
     given = _get_middleware()
-    found = superlink.spared(given)
+    found = superlink.selective(given)
     assert [each.args[0].cls for each in found] == [
         each.cls for each in given if each.cls.__name__ != "RuntimeTracingMiddleware"
     ]
@@ -655,14 +632,14 @@ def test_requests_pass_the_middleware_that_concerns_them() -> None:
     async def past(scope: Any, receive: Any, send: Any) -> None:
         went.append("app")
 
-    only = superlink.Spared(past, Middleware(Inner), "/v1/fleet/")
+    only = superlink.SelectiveMiddleware(past, Middleware(Inner), "/v1/fleet/")
     for path in ("/v1/fleet/pull", "/v1/control/x", "/v1/fleets"):
         asyncio.run(only({"type": "http", "path": path}, None, None))  # type: ignore[arg-type]
     assert went == ["/v1/fleet/pull", "app", "app", "app"]
     for each in found:  # a link's start and end go through all of them
         went.clear()
         (kind, *given), asked = each.args, {"type": "lifespan"}
-        asyncio.run(superlink.Spared(past, kind, *given)(asked, None, None))  # type: ignore[arg-type]
+        asyncio.run(superlink.SelectiveMiddleware(past, kind, *given)(asked, None, None))  # type: ignore[arg-type]
         assert went == ["app"]
 
 
@@ -696,7 +673,7 @@ def test_a_link_answers_with_its_middleware_spared_as_it_does_with_all_of_it() -
         return [(each.status_code, each.content, each.headers.get("content-type")) for each in found]
 
     apps = [create_app(), create_app()]
-    apps[1].user_middleware = superlink.spared(apps[1].user_middleware)
+    apps[1].user_middleware = superlink.selective(apps[1].user_middleware)
     plain, spared = (asyncio.run(answers(each)) for each in apps)
     assert spared == plain
     assert [status for status, _, _ in plain] == [200, 405, 404, 415, 400, 401, 401, 401, 401, 200]

@@ -48,17 +48,17 @@ def test_the_log_of_a_process_is_rotated_while_it_writes(tmp_path: Path, monkeyp
     (tmp_path / "chatty.py").write_text(
         "import time\nfor k in range(10_000):\n    print(f'{k:09}', flush=True)\n    time.sleep(0.001)\n"
     )
-    kept = processes.Kept("chatty", [], log=(log := tmp_path / "chatty.log"))
-    kept.start()
+    process = processes.SupervisedProcess("chatty", [], log=(log := tmp_path / "chatty.log"))
+    process.start()
     try:
 
         def turned() -> bool:
-            kept.ended()
+            process.ended()
             return (tmp_path / "chatty.log.2").exists() and log.stat().st_size > 0
 
         wait_for(turned)
     finally:
-        kept.stop(0)
+        process.stop(0)
     found = rotated(log)
     assert [path.name for path in found][-3:] == ["chatty.log.2", "chatty.log.1", "chatty.log"]
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in found)
@@ -75,14 +75,14 @@ def test_the_level_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_the_page_says_of_limits() -> None:
-    from fedax.flower import guard
+    from fedax.flower import access
     from fedax.flower.connections import Limits
 
     text, usual = (ROOT / "docs" / "it.md").read_text(), Limits()
     for said in (
         f"{usual.total} connections, {usual.each} from one address", f"{usual.head:.0f} seconds for a handshake",
         f"{usual.body:.0f} seconds and {usual.rate / 1000:.0f} kB/s", f"{usual.largest >> 20} MB for a body",
-        f"{guard._PIECES} pieces for a message",
+        f"{access._PIECES} pieces for a message",
     ):  # fmt: skip
         assert said in text.replace("\n  ", " "), said
 

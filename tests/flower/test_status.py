@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedax.cli import app
 from fedax.engine.places.nodes import Failure, Message, joined
 from fedax.errors import ConfigError, NodeError
-from fedax.flower.metrics import exposed
+from fedax.flower.metrics import prometheus_text
 from fedax.flower.status import FILE, Status, read_file
 from fedax.flower.status import joined as status_of
 from fedax.flower.status_page import server
@@ -232,7 +232,7 @@ def test_the_page_is_for_its_own_machine_and_runs_no_text_of_others(tmp_path: Pa
             assert text.count("<script") == 1 and "default-src 'none'" in policy and "unsafe-inline" not in policy[:100]
             assert get("/now")[2] in text and json.loads(get("/status.json")[2]) == of_a_run(tmp_path)
             assert get("/health")[0::2] == (503, EVERYTHING)
-            assert get("/metrics")[2] == exposed(of_a_run(tmp_path))
+            assert get("/metrics")[2] == prometheus_text(of_a_run(tmp_path))
             assert get("/page.js")[0] == get("/page.css")[0] == 200 and get("/secret")[0] == 404
             assert running.server_address[0] == "127.0.0.1"
             for host in ("evil.example", f"evil.example:{running.server_port}", "127.0.0.1"):
@@ -251,7 +251,7 @@ def test_metrics() -> None:
     one = {"method": "fedavg", "seed": 3, "round": 1, "of": 2, "train_loss": 0.25}
     run = {"state": "running", "runs": [one], "sent": 5, "received": 2**60}
     about = {"there": True, "problem": None, "certificates": {"server.pem": 3.0}}
-    found = exposed({"time": 2.5, "link": about, "nodes": [node, gone], "run": run})
+    found = prometheus_text({"time": 2.5, "link": about, "nodes": [node, gone], "run": run})
     samples = [line for line in found.splitlines() if not line.startswith("#")]
     assert samples == [
         "fedax_link_up 1",

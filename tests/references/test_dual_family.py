@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from . import close
 from . import dual_family as dual
 from . import fedavg_family as fed
 from . import momentum_family as mom
@@ -29,11 +30,6 @@ each_psi_or_none = pytest.mark.parametrize("psi", [None, *PSI], ids=lambda psi: 
 
 def run(method, grads=NOISY, taus=EQUAL, cohorts=ALL, rounds=12, **hyper):
     return method(grads, BED.p, taus, cohorts, X0, rounds, **{"lr": LR, **hyper})
-
-
-def close(a, b, tol=1e-12):
-    a, b = (v.iterates if isinstance(v, fed.Reference) else v for v in (a, b))
-    np.testing.assert_allclose(a, b, rtol=0, atol=tol)
 
 
 def linear(points, slopes=SLOPES):
