@@ -1,4 +1,4 @@
-"""Make small changes to the source, one at a time, and see which of them the tests notice.
+"""Mutation testing: make small changes to the source, one at a time, and see which of them the tests notice.
 
 ``pip install coverage && python -m tests.mutants --changes 400`` makes so many changes in the packages of ``FOLDERS``,
 in proportion to their lines: another operator or comparison, another number, a ``not`` or a minus less, ``min`` for
@@ -36,7 +36,7 @@ import coverage
 import pytest
 
 FOLDERS = ("metrics", "privacy", "contract", "theory", "wire", "algorithms", "engine")
-BUDGET = 20.0  # seconds of the processor for the tests of one change
+BUDGET = 20.0  # CPU seconds for the tests of one change
 DEPENDENCIES = """equinox flax.nnx hypothesis jax.experimental.multihost_utils matplotlib.pyplot optax pandas
 pydantic rich scipy.optimize scipy.stats sklearn.datasets sklearn.linear_model typer"""
 
@@ -165,7 +165,7 @@ class Child(Exception):
 
 
 def clock() -> float:
-    """Seconds of the processor, of this process and of those that it has started."""
+    """CPU seconds of this process and its children."""
     return sum(os.times()[:4])
 
 
@@ -251,7 +251,7 @@ def digest(file: str) -> str:
 
 
 def mapped(file: str, server: Server) -> dict[str, Any]:
-    """Which test of a file runs which lines of the source, without those of processes that it starts."""
+    """The lines of the source that each test of a file runs, without child processes."""
 
     def prepare() -> None:
         tracer = coverage.Coverage(data_file=None, source=["src/fedax"], config_file=False)
@@ -304,7 +304,7 @@ def codes(code: types.CodeType) -> Iterator[tuple[tuple[str, int], types.CodeTyp
 
 
 def tried(change: dict[str, Any], maps: list[dict[str, Any]], server: Server) -> dict[str, Any]:
-    """What becomes of one change."""
+    """Run the tests on one change, and return the outcome."""
     path = Path(change["path"]).resolve()
     imported = not server.imported[str(path)].isdisjoint(range(*change["run"])) or change["run"] == [0, 0]
     tests = reads(change, maps, imported)
@@ -364,7 +364,7 @@ def add(path: Path, record: dict[str, Any]) -> None:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """By package: what became of the changes."""
+    """The outcomes of the changes, by package."""
     kinds = ("caught", "did not import", "timed out", "survived", "not run")
     rows = [f"| package | changes | {' | '.join(kinds)} |", "|---" * (len(kinds) + 2) + "|"]
     for folder in (*FOLDERS, "all"):

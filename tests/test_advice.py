@@ -74,13 +74,13 @@ def problem(**losses):
 
 
 def test_regret_is_what_is_lost_of_what_training_gains():
-    found = problem(FedAvg=0.7, SCAFFOLD=0.5, FedDyn=0.9)
-    assert trial.regret(found, "SCAFFOLD") == 0
-    assert trial.regret(found, "FedAvg") == trial.regret(found, "FedNova") == pytest.approx(0.1, rel=1e-2)
+    one_problem = problem(FedAvg=0.7, SCAFFOLD=0.5, FedDyn=0.9)
+    assert trial.regret(one_problem, "SCAFFOLD") == 0
+    assert trial.regret(one_problem, "FedAvg") == trial.regret(one_problem, "FedNova") == pytest.approx(0.1, rel=1e-2)
     ways = trial.strategies({})
-    assert ways["a random method, tuned"](found) == pytest.approx(0.1, rel=1e-2)  # the mean of 0.1, 0 and 0.2
+    assert ways["a random method, tuned"](one_problem) == pytest.approx(0.1, rel=1e-2)  # the mean of 0.1, 0 and 0.2
     for take, text, label in (("scaffold", "", "SCAFFOLD"), ("", "let lr decay", "FedAvg, decay"), ("", "", "FedAvg")):
-        assert trial.advised(found | {"advice": {"take": take, "verdict": text}}) == label
+        assert trial.advised(one_problem | {"advice": {"take": take, "verdict": text}}) == label
 
 
 @pytest.mark.parametrize("kind", trial.KINDS)

@@ -73,19 +73,19 @@ def test_halves_are_fixed_and_equal():
 
 
 def test_a_win_is_more_than_noise():
-    found = problem(**{"SCAFFOLD": 0.2, "FedAvg, decay": -0.2, "FedNova": 0.0})
-    assert choosing.wins(found) == {"SCAFFOLD": True, "FedAvg, decay": False, "FedNova": False}
-    assert choosing.best_of(found) == ("SCAFFOLD", {"SCAFFOLD"})
-    assert choosing.regret(found, "FedAvg") == pytest.approx(0.2 / 2.1, rel=0.02)
-    assert choosing.regret(found, "SCAFFOLD") == 0
+    one_problem = problem(**{"SCAFFOLD": 0.2, "FedAvg, decay": -0.2, "FedNova": 0.0})
+    assert choosing.wins(one_problem) == {"SCAFFOLD": True, "FedAvg, decay": False, "FedNova": False}
+    assert choosing.best_of(one_problem) == ("SCAFFOLD", {"SCAFFOLD"})
+    assert choosing.regret(one_problem, "FedAvg") == pytest.approx(0.2 / 2.1, rel=0.02)
+    assert choosing.regret(one_problem, "SCAFFOLD") == 0
 
 
 def test_a_method_that_fails_is_never_right():
-    found = problem(SCAFFOLD=0.2)
-    found["test"]["SCAFFOLD"][2] = None
-    assert not choosing.wins(found)["SCAFFOLD"]
-    best, tied = choosing.best_of(found)
-    assert best != "SCAFFOLD" and "SCAFFOLD" not in tied and choosing.regret(found, "SCAFFOLD") == 1
+    one_problem = problem(SCAFFOLD=0.2)
+    one_problem["test"]["SCAFFOLD"][2] = None
+    assert not choosing.wins(one_problem)["SCAFFOLD"]
+    best, tied = choosing.best_of(one_problem)
+    assert best != "SCAFFOLD" and "SCAFFOLD" not in tied and choosing.regret(one_problem, "SCAFFOLD") == 1
 
 
 def test_the_quantity_that_decides_is_found(made):
@@ -180,11 +180,11 @@ def test_verdicts_are_read_as_they_are_written(noise, cohorts, label):
     run = fedax.simulate(
         fedax.create("fedavg", lr=lr), task, data, rounds=60, work=fedax.Steps(2), batch_size=2, participation=cohort
     )
-    found = fedax.theory.diagnose(
+    diagnosis = fedax.theory.diagnose(
         fedax.create("fedavg", lr=lr), task, data, work=fedax.Steps(2), batch_size=2, participation=cohort,
         points=[None, run.params],
     )  # fmt: skip
-    assert choosing.named(found.take, found.verdict) == label, found.verdict
+    assert choosing.named(diagnosis.take, diagnosis.verdict) == label, diagnosis.verdict
 
 
 def test_the_study_is_as_the_page_says():
@@ -235,11 +235,13 @@ def test_always_each_method_has_a_row_the_least_regret_first(made):
 
 
 def test_regret_at_equal_gradients_leaves_out_the_costly_method_until_its_losses_are_kept():
-    found = problem(SCAFFOLD=0.1, Mime=0.2)
-    bound = choosing.at_equal_gradients(found)
-    assert "Mime" not in bound["test"] and choosing.regret(bound, "SCAFFOLD") == 0 < choosing.regret(found, "SCAFFOLD")
-    assert choosing._equal([found], lambda problem: "Mime") == "–"
-    kept = found | {"equal": found["test"] | {"Mime": found["test"]["FedAvg"]}}
+    one_problem = problem(SCAFFOLD=0.1, Mime=0.2)
+    bound = choosing.at_equal_gradients(one_problem)
+    assert "Mime" not in bound["test"] and choosing.regret(bound, "SCAFFOLD") == 0 < choosing.regret(
+        one_problem, "SCAFFOLD"
+    )
+    assert choosing._equal([one_problem], lambda problem: "Mime") == "–"
+    kept = one_problem | {"equal": one_problem["test"] | {"Mime": one_problem["test"]["FedAvg"]}}
     assert choosing.regret(choosing.at_equal_gradients(kept), "SCAFFOLD") == 0
     assert choosing._equal([kept], lambda problem: "Mime") == choosing._equal([kept], lambda problem: "FedAvg") != "–"
 

@@ -78,8 +78,8 @@ def test_a_method_of_ones_own_has_no_paper_here():
 
 
 def test_the_command_prints_what_a_file_takes():
-    found = CliRunner().invoke(app, ["cite", "scaffold", "fedcm"])
-    assert found.exit_code == 0 and found.stdout == fedax.cite("scaffold", "fedcm")
+    result = CliRunner().invoke(app, ["cite", "scaffold", "fedcm"])
+    assert result.exit_code == 0 and result.stdout == fedax.cite("scaffold", "fedcm")
     assert CliRunner().invoke(app, ["cite"]).stdout == fedax.cite()
     wrong = CliRunner().invoke(app, ["cite", "fednva"])
     assert wrong.exit_code == 2 and wrong.stderr.startswith("error: method = 'fednva': did you mean")

@@ -229,8 +229,8 @@ def free_port() -> int:
 def words(line: str) -> list[str]:
     """What a shell makes of a line that begins with fedax: quotes, comments and patterns."""
     script = f"fedax() {{ printf '%s\\0' \"$@\" >&3; }}; exec 3>&1; {line}"
-    found = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True).stdout
-    return found.split("\0")[:-1]
+    result = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True).stdout
+    return result.split("\0")[:-1]
 
 
 @pytest.fixture

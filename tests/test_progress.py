@@ -26,8 +26,8 @@ def sweep(**options):
 
 def compare(**options):
     methods = {"[bold]a[/]": fedax.create("fedavg", lr=0.05), "b": "scaffold"}
-    found = fedax.compare(methods, TASK, DATA, rounds=6, seeds=1, **options)
-    return found.records[0].of("b")[0]
+    comparison = fedax.compare(methods, TASK, DATA, rounds=6, seeds=1, **options)
+    return comparison.records[0].of("b")[0]
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def test_nothing_is_shown_where_nobody_asked(capfd):
 
 def test_lines_of_a_comparison_on_the_errors_stream(capfd, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    found = compare(progress=True)
+    comparison = compare(progress=True)
     out, err = capfd.readouterr()
-    figures = f"Train loss {found.history['train_loss'][-1]:.4g}"
+    figures = f"Train loss {comparison.history['train_loss'][-1]:.4g}"
     assert out == "" and err.splitlines()[-1] == f"b, seed 0: round 6, {figures}"
     assert err.splitlines()[0].startswith("[bold]a[/], seed 0: round 6, ")
 

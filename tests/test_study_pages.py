@@ -36,11 +36,11 @@ def test_tables_are_those_of_the_results():
 
 def test_a_change_of_the_results_shows():
     name, part = min(blocks())
-    found = study.load(name)
-    before = study.block(found, name, part)
-    for line in found.results.values():
+    loaded = study.load(name)
+    before = study.block(loaded, name, part)
+    for line in loaded.results.values():
         line["history"] = {column: [-1.0] * len(values) for column, values in line.get("history", {}).items()}
-    assert study.block(found, name, part) != before
+    assert study.block(loaded, name, part) != before
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -50,14 +50,14 @@ def test_no_choice_breaks_the_rules(name):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_parts_from_which_nothing_follows_have_a_reason_and_no_verdict(name):
-    found = study.load(name)
-    for part in found.parts.values():
+    loaded = study.load(name)
+    for part in loaded.parts.values():
         if part.section.provisional:
-            assert unsure(found, part), f"{part.name} is called provisional, and nothing is wrong with it"
-            assert {f"{part.name}-again", f"{part.name.removesuffix('-tuned')}-again"} & {*found.parts}
-            text = study.block(found, name, part.name)
+            assert unsure(loaded, part), f"{part.name} is called provisional, and nothing is wrong with it"
+            assert {f"{part.name}-again", f"{part.name.removesuffix('-tuned')}-again"} & {*loaded.parts}
+            text = study.block(loaded, name, part.name)
             assert "Verdict" not in text and "beyond chance" not in text and "Nothing follows from it yet" in text
-            assert study.said(found, name, part.name) == "none yet: to be tuned again"
+            assert study.said(loaded, name, part.name) == "none yet: to be tuned again"
 
 
 def test_the_findings_on_what_was_first_done_are_named():

@@ -75,7 +75,7 @@ def made(method: str) -> fedax.Algorithm:
 def ends(method: str, start: np.ndarray, rounds: int) -> dict[str, np.ndarray]:
     """Where the method ends by each design, in float64; all clients are the same."""
     with jax.enable_x64(True):
-        found = fedax.sweep(
+        sweep = fedax.sweep(
             lambda design: {"algorithm": made(method), "participation": replayed(design)},
             {"design": list(DESIGNS)},
             TASK,
@@ -85,8 +85,8 @@ def ends(method: str, start: np.ndarray, rounds: int) -> dict[str, np.ndarray]:
             evaluate_every=rounds,
             params=start,
         )
-    assert found.programs == 1
-    return {design: np.asarray(runs[0].params) for design, runs in zip(DESIGNS, found.runs, strict=True)}
+    assert sweep.programs == 1
+    return {design: np.asarray(runs[0].params) for design, runs in zip(DESIGNS, sweep.runs, strict=True)}
 
 
 ALL_CLIENTS = [name for name in fedax.available() if fedax.create(name).traits().cohorts == "all"]

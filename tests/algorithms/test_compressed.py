@@ -19,7 +19,7 @@ from fedax.contract.oracle import Oracle
 from tests.references import compressed_family as com
 
 from .. import LONG
-from .bed import BED, DATA, GRADS, LR, QUADRATIC, ROUNDS, X0, federation, going, noisy, path, transcribed
+from .bed import BED, DATA, GRADS, LR, QUADRATIC, ROUNDS, X0, federation, noisy, path, programs_of, reference_path
 from .cases import Unbiased
 from .test_identities import EQUAL, descent, differ, same
 
@@ -132,7 +132,7 @@ def test_compressed_scaffnew_with_its_patterns(senders):
     pattern = Pattern(senders, 7)
     masks = drawn(lambda o: pattern.mask(shuffled(o.client, 7, o.round_key, max_size=7), 4).astype(float))
     hyper = {"lr": LR, "probability": 0.3}
-    expected = transcribed(com.compressed_scaffnew, taus=3, masks=masks, **hyper)
+    expected = reference_path(com.compressed_scaffnew, taus=3, masks=masks, **hyper)
     same(path(fedax.create("compressed-scaffnew", senders=senders, **hyper), work=EQUAL), expected, 1e-5)
     assert (masks.sum(axis=1) == senders).all() and len(np.unique(masks, axis=0)) == ROUNDS  # other ones each round
 
@@ -141,7 +141,9 @@ def test_marina_with_its_coins():
     coins = drawn(lambda o: jax.random.bernoulli(o.round_key, 0.4).astype(float))[:, :, 0]
     assert (coins == coins[:, :1]).all() and 0 < coins[1:, 0].sum() < ROUNDS - 1  # all clients share them
     method = fedax.create("marina", lr=LR, probability=0.4, compress=Unbiased(0.5))
-    same(path(method, work=EQUAL), transcribed(com.marina, lr=LR, coins=coins[:, 0] > 0, compress=com.top_k(2)), 1e-5)
+    same(
+        path(method, work=EQUAL), reference_path(com.marina, lr=LR, coins=coins[:, 0] > 0, compress=com.top_k(2)), 1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ def runs(method: fedax.Algorithm, rounds: int, seeds: int = SEEDS, work: Any = 1
     found = []
     with jax.enable_x64(True):
         for seed in range(seeds):
-            programs = going(method, TASK, UNIFORM, rounds, START, work, seed=seed)
+            programs = programs_of(method, TASK, UNIFORM, rounds, START, work, seed=seed)
             state, done = programs.advance(programs.prepare()[0], 0, rounds)
             found.append((trees(state.server), trees(state.memory), int(done.local_steps)))
     return found

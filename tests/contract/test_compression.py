@@ -181,8 +181,8 @@ def test_numbers_that_are_not_finite_leave_their_mark(how, bad):
 
 
 def test_large_numbers_have_a_norm():
-    found = drawn(fedax.QSGD(10), np.array([3e30, -4e30], np.float32), 5)
-    np.testing.assert_allclose(found, np.tile([3e30, -4e30], (5, 1)), 1e-6)
+    values = drawn(fedax.QSGD(10), np.array([3e30, -4e30], np.float32), 5)
+    np.testing.assert_allclose(values, np.tile([3e30, -4e30], (5, 1)), 1e-6)
 
 
 def test_values_against_numpy():
@@ -196,8 +196,8 @@ def test_values_against_numpy():
     up = np.asarray(jax.random.uniform(jax.random.key(5), x.shape)) < (a := np.abs(x) / norm * s) % 1
     np.testing.assert_allclose(read(fedax.QSGD(s)), np.sign(x) * (np.floor(a) + up) * norm / s, 1e-5)
     powers = 2.0 ** np.floor(np.log2(np.abs(x), where=x != 0, out=np.zeros(6)))
-    found = np.abs(read(fedax.Natural()))
-    assert ((found == powers) | (found == 2 * powers) | (x == 0)).all() and found[3] == 0 and found[4] == 2
+    values = np.abs(read(fedax.Natural()))
+    assert ((values == powers) | (values == 2 * powers) | (x == 0)).all() and values[3] == 0 and values[4] == 2
     assert np.count_nonzero(read(fedax.RandomK(0.5))) in (2, 3)
     matrix = np.random.default_rng(0).normal(size=(9, 8)).astype(np.float32)
     q = np.asarray(jax.random.normal(jax.random.fold_in(jax.random.key(5), 0), (8, 2)))
@@ -217,9 +217,9 @@ def test_largest_numbers_against_a_stable_sort():
     random = np.random.default_rng(6)
     x = np.r_[random.integers(-3, 4, 36), [np.inf, -np.inf, -0.0, 1e-30]].astype(np.float32)
     read = jax.jit(jax.vmap(lambda share: fedax.TopK(share).encode(None, x)[0].decode()))
-    found = np.asarray(read((np.arange(40) + 1) / 40))
+    values = np.asarray(read((np.arange(40) + 1) / 40))
     order = np.argsort(-np.abs(x), kind="stable")
-    for k, row in enumerate(found, 1):
+    for k, row in enumerate(values, 1):
         wanted = np.zeros(40, np.float32)
         wanted[order[:k]] = x[order[:k]]
         assert row.tolist() == wanted.tolist()

@@ -102,11 +102,11 @@ def test_real_dates_and_numbers_are_as_their_texts(model):
         age=[40.0, 9999, 41, np.nan, -300, 50, 97, 18],
         admitted=pandas.to_datetime(["2024-05-01"] * 4 + ["2124-01-01"] + ["2024-05-01"] * 3),
     )
-    found = found_in(model.doubts(table))
-    assert found["age", "far"] == [1, 4] and found["age", "missing"] == [3] and found["admitted", "far"] == [4]
-    assert ("age", "unread") not in found and ("admitted", "unread") not in found
-    found = found_in(model.doubts(table.assign(admitted=20240501, age=pandas.Timestamp("2024-05-01"))))
-    assert found["admitted", "unread"] == found["age", "unread"] == [*range(8)]
+    doubts = found_in(model.doubts(table))
+    assert doubts["age", "far"] == [1, 4] and doubts["age", "missing"] == [3] and doubts["admitted", "far"] == [4]
+    assert ("age", "unread") not in doubts and ("admitted", "unread") not in doubts
+    doubts = found_in(model.doubts(table.assign(admitted=20240501, age=pandas.Timestamp("2024-05-01"))))
+    assert doubts["admitted", "unread"] == doubts["age", "unread"] == [*range(8)]
 
 
 def test_nothing_of_training_is_in_doubt(model):
@@ -117,9 +117,9 @@ def test_nothing_of_training_is_in_doubt(model):
 
 def test_swapped_columns(model):
     table = TABLES["north"].rename(columns={"age": "ward", "ward": "age", "admitted": "crp", "crp": "admitted"})
-    found = found_in(model.doubts(table))
-    assert len(found["age", "unread"]) == len(found["ward", "category"]) == len(found["crp", "unread"]) == 60
-    assert len(found["admitted", "unread"]) == TABLES["north"]["crp"].notna().sum()
+    doubts = found_in(model.doubts(table))
+    assert len(doubts["age", "unread"]) == len(doubts["ward", "category"]) == len(doubts["crp", "unread"]) == 60
+    assert len(doubts["admitted", "unread"]) == TABLES["north"]["crp"].notna().sum()
 
 
 @pytest.mark.parametrize("scale", ["standard", "none"])
@@ -135,8 +135,8 @@ def test_far_is_twice_what_training_reaches(scale):
     transform = data.fit(asked, second)
     (column,) = transform.columns
     assert (column.low, column.high) == pytest.approx((30, 130))
-    found = transform.doubts(pandas.DataFrame({"v": [29.9, 30.1, 129.9, 130.1, np.inf, 1e300]}))
-    assert found_in(found) == {("v", "far"): [0, 3], ("v", "missing"): [4, 5]}
+    doubts = transform.doubts(pandas.DataFrame({"v": [29.9, 30.1, 129.9, 130.1, np.inf, 1e300]}))
+    assert found_in(doubts) == {("v", "far"): [0, 3], ("v", "missing"): [4, 5]}
     assert data.Transform.from_json(transform.to_json()) == transform
 
 
@@ -197,18 +197,18 @@ def test_the_command(model, tmp_path, monkeypatch):
     model.save("m.safetensors")
     NEW.to_csv("new.csv", index=False)
     run = lambda *words: typer_testing.CliRunner().invoke(app, ["predict", "m.safetensors", *words])  # noqa: E731
-    said = run("new.csv", "--out", "strict.csv", "--strict")
-    assert said.exit_code == 2 and not (tmp_path / "strict.csv").exists()
-    assert "new.csv: 7 of 8 rows have cells" in " ".join(said.output.split())
-    said = run("new.csv", "--out", "p.csv")
-    assert said.exit_code == 0, said.output
-    assert "7 of 8 rows have cells that training had nothing like (column doubts):" in said.output
-    assert "  age: 2 are far outside of training, beyond" in said.output
+    result = run("new.csv", "--out", "strict.csv", "--strict")
+    assert result.exit_code == 2 and not (tmp_path / "strict.csv").exists()
+    assert "new.csv: 7 of 8 rows have cells" in " ".join(result.output.split())
+    result = run("new.csv", "--out", "p.csv")
+    assert result.exit_code == 0, result.output
+    assert "7 of 8 rows have cells that training had nothing like (column doubts):" in result.output
+    assert "  age: 2 are far outside of training, beyond" in result.output
     table = pandas.read_csv("p.csv", keep_default_na=False)
     assert table["doubts"].tolist() == model.doubts(NEW).by_row() and list(table.columns)[-1] == "doubts"
     TABLES["north"].to_csv("old.csv", index=False)
-    said = run("old.csv", "--out", "q.csv", "--strict")
-    assert said.exit_code == 0 and "training" not in said.output
+    result = run("old.csv", "--out", "q.csv", "--strict")
+    assert result.exit_code == 0 and "training" not in result.output
     np.save("x.npy", np.zeros((2, 9), np.float32))
-    said = run("x.npy", "--out", "r.csv", "--strict")
-    assert said.exit_code == 2 and "strict" in said.output
+    result = run("x.npy", "--out", "r.csv", "--strict")
+    assert result.exit_code == 2 and "strict" in result.output

@@ -86,9 +86,9 @@ def test_all_have_what_the_way_by_files_and_one_process_give(folder, tmp_path):
     found, kept = desks.agree()
     frames = {name: pandas.read_csv(folder / f"{name}.csv") for name in ROWS}
     first = {name: summarize(frame) for name, frame in frames.items()}
-    asked = plan(first, "ill")
-    second = {name: summarize(frame, asked) for name, frame in frames.items()}
-    wanted = {("plan", None): asked, ("transform", None): fit(asked, second)}
+    column_plan = plan(first, "ill")
+    second = {name: summarize(frame, column_plan) for name, frame in frames.items()}
+    wanted = {("plan", None): column_plan, ("transform", None): fit(column_plan, second)}
     wanted |= {("first", name): each for name, each in first.items()}
     wanted |= {("second", name): each for name, each in second.items()}
     assert kept == wanted and found == wanted["transform", None]
@@ -341,11 +341,11 @@ def test_a_no_and_its_reason_reach_the_coordinator_until_it_becomes_a_yes(folder
 def test_only_a_yes_is_a_yes(text, folder, tmp_path):
     """An answer that is damaged, or written by hand in another way, lets nothing leave."""
     desks = Desks(folder, tmp_path, review=True)
-    asked = Message({"kind": "summarize", "label": "ill"})
-    assert desks.desks[101].answer(asked).head == {"waits": "its owner"}
+    request = Message({"kind": "summarize", "label": "ill"})
+    assert desks.desks[101].answer(request).head == {"waits": "its owner"}
     (file,) = reviews(tmp_path / "hospital-7")
     file.with_suffix(".answer").write_text(text)
-    assert "remove it, and say it again" in desks.desks[101].answer(asked).head["error"]
+    assert "remove it, and say it again" in desks.desks[101].answer(request).head["error"]
     with pytest.raises(DataError, match="remove it, and say it again"):
         reviews(tmp_path / "hospital-7")
 

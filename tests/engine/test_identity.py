@@ -172,6 +172,6 @@ def test_it_is_the_same_in_another_process_and_on_other_devices():
     script = "import json; from tests.engine.test_identity import everything; print(json.dumps(everything()))"
     number = "1" if len(jax.devices()) > 1 else "2"
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": number, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT / "src")}
-    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert json.loads(found.stdout.splitlines()[-1]) == everything()
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert json.loads(result.stdout.splitlines()[-1]) == everything()

@@ -195,14 +195,14 @@ def test_a_resumed_server_has_no_second_sum(kept, monkeypatch, tmp_path):
     assert who == [0, 1, 2] and len(sums) == 1
     sums.clear()
     at.spy = test_secure.gone("exchange", SECOND, 0)
-    found = test_secure.run(transport=at, checkpoint=tmp_path, timeout=0.05, secure=secure)
+    run = test_secure.run(transport=at, checkpoint=tmp_path, timeout=0.05, secure=secure)
     if kept:
         assert [who for who, _ in sums] == [[0, 1, 2]]  # of round 1 alone
-        assert set(found.left_out.values()) == {1} and len(found.left_out) == secure_problem.DATA.num_clients
+        assert set(run.left_out.values()) == {1} and len(run.left_out) == secure_problem.DATA.num_clients
         x0 = secure_problem.TASK.init(jax.random.key(0))
-        assert jax.tree.structure(found.params) == jax.tree.structure(x0)
-        assert found.history["train_loss"][1] == found.history["train_loss"][0]  # the round has no sum
-        assert found.history["train_loss"][2] < found.history["train_loss"][1]
+        assert jax.tree.structure(run.params) == jax.tree.structure(x0)
+        assert run.history["train_loss"][1] == run.history["train_loss"][0]  # the round has no sum
+        assert run.history["train_loss"][2] < run.history["train_loss"][1]
     else:
         assert sums[0][0] == [1, 2]
         assert (whole - sums[0][1]).tolist() == second.tolist()  # the second node's own, bit for bit

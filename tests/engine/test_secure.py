@@ -306,9 +306,9 @@ def restarted(old: Site) -> Site:
 def run(method: Any = FEDAVG, transport: Any = None, spy: Any = None, **options: Any) -> fedax.Run:
     options = OPTIONS | {"secure": SECURE} | options
     at = transport or Here(sites(method, options["secure"]), spy)
-    found = here.trained(method, TASK, DATA, at, **options)
-    found.at = at
-    return found
+    run = here.trained(method, TASK, DATA, at, **options)
+    run.at = at
+    return run
 
 
 def simulated(method: Any = FEDAVG, **options: Any) -> fedax.Run:
@@ -342,9 +342,9 @@ class Watch:
 def test_the_bits_of_the_simulation(secure):
     """Estimates and changes; nodes with several clients each; nothing but masked numbers leaves."""
     watch = Watch()
-    found = run(Tells(), spy=watch, secure=secure)
+    result = run(Tells(), spy=watch, secure=secure)
     expected = plain() if secure is SECURE else simulated(Tells(), secure=secure)
-    assert bits(found) == bits(expected)
+    assert bits(result) == bits(expected)
     assert [len(watch.of(kind)) for kind in ("offer", "exchange", "agree", "unmask")] == [6, 6, 6, 6]
     for _, _, answer in watch.of("exchange"):
         arrays = safetensors.numpy.load(answer.tensors)
@@ -388,16 +388,16 @@ def gone(kind: str, number: int, index: int = 1) -> Callable[[int, Message, Any]
 @pytest.mark.parametrize("kind", ["offer", "exchange", "agree", "unmask"])
 def test_a_node_that_is_gone(kind):
     """Before its shares, after them, after its masked sum: without it or with it, and to the simulation's bits."""
-    found = run(Tells(), spy=gone(kind, SECOND), timeout=0.05, secure=TWO)
+    result = run(Tells(), spy=gone(kind, SECOND), timeout=0.05, secure=TWO)
     late = kind in ("agree", "unmask")
     there = np.array([[not (r == 1 and not late and i in NODES[1]) for i in range(11)] for r in range(2)])
     expected = simulated(Tells(), participation=fedax.Dropout(fedax.Full(), available=there))
     if late:
-        assert bits(found) == bits(plain())
-        assert found.left_out == {}
+        assert bits(result) == bits(plain())
+        assert result.left_out == {}
     else:
-        np.testing.assert_allclose(found.params, expected.params, rtol=1e-6, atol=1e-7)
-        assert found.left_out == dict.fromkeys(NODES[1], 1)
+        np.testing.assert_allclose(result.params, expected.params, rtol=1e-6, atol=1e-7)
+        assert result.left_out == dict.fromkeys(NODES[1], 1)
 
 
 def test_two_of_three_nodes_are_gone():
@@ -429,11 +429,11 @@ def test_a_node_that_is_started_again(kind):
         return answer
 
     at.spy = spy
-    found = run(Tells(), at, secure=TWO)
+    result = run(Tells(), at, secure=TWO)
     if kind == "offer":
-        assert found.left_out == dict.fromkeys(NODES[1], 1)
+        assert result.left_out == dict.fromkeys(NODES[1], 1)
     else:
-        assert bits(found) == bits(plain())
+        assert bits(result) == bits(plain())
 
 
 def test_one_node_is_refused():

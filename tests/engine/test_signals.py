@@ -158,11 +158,11 @@ def test_calls_are_bounded_by_the_pace(whole, monkeypatch):
 
     monkeypatch.setattr(simulate, "Alone", Watched)
     monkeypatch.setattr(drive.time, "perf_counter", lambda: now[0])
-    found = run(rounds=20, evaluate_every=20)
+    result = run(rounds=20, evaluate_every=20)
     assert calls == [1, 8, 8, 3]  # two seconds each, once the pace is known
     monkeypatch.setattr(drive, "_CALL", 1e9)
     calls.clear()
-    identical(run(rounds=20, evaluate_every=20), found)
+    identical(run(rounds=20, evaluate_every=20), result)
     assert calls == [1, 19]
 
 

@@ -289,8 +289,8 @@ def test_a_bfloat16_run_goes_on_from_a_checkpoint(mixed, tmp_path):
 
 def test_a_bfloat16_task_in_a_sweep_and_in_a_diagnosis(mixed):
     options = {"rounds": 7, "work": fedax.Steps(2), "batch_size": 2, "test": TEST.examples}
-    found = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.05, 0.02]}, MIXED, DATA, **options)
-    first = found.runs[0][0]
+    sweep = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.05, 0.02]}, MIXED, DATA, **options)
+    first = sweep.runs[0][0]
     assert types(first.params) == {"w": "bfloat16", "b": "float32"}
     np.testing.assert_allclose(first.history["train_loss"], mixed[0].history["train_loss"], rtol=1e-5)
     points = [None, mixed[0].params]

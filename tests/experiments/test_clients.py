@@ -58,12 +58,12 @@ def test_tables_are_those_of_the_models(done):
     experiment, record = done
     names = {f"{label}-seed{seed}.csv" for label in ("fedavg", "slow") for seed in (0, 1)}
     assert {path.name for path in (record.folder / "clients").iterdir()} == names
-    found = read_table(table_path(record.folder, "fedavg", 1))
+    table = read_table(table_path(record.folder, "fedavg", 1))
     model = fedax.load_model(record.folder / "models" / "fedavg-seed1.safetensors")
     due = fedax.evaluate(experiment.task, model.params, experiment.split(1)[2])  # each seed has its own
-    assert found.names == list(NAMES) == due["name"].tolist() and found.sizes.tolist() == due["n"].tolist()
-    assert list(found.values) == ["loss", "accuracy", "auc", "f1", "recall", "f1_macro"]
-    for name, values in found.values.items():
+    assert table.names == list(NAMES) == due["name"].tolist() and table.sizes.tolist() == due["n"].tolist()
+    assert list(table.values) == ["loss", "accuracy", "auc", "f1", "recall", "f1_macro"]
+    for name, values in table.values.items():
         np.testing.assert_allclose(values, due[name], rtol=1e-6, err_msg=name)
 
 

@@ -101,13 +101,13 @@ def made(tmp_path_factory):
             (place / f"{name}.csv").write_text("age,ward,ill\n" + "40,A,no\n60,B,yes\n" * 10)
             frames[name] = read_table(place / f"{name}.csv")
         first = {name: summarize(frame) for name, frame in frames.items()}
-        asked = plan(first, label="ill")
-        second = {name: summarize(frame, asked) for name, frame in frames.items()}
+        column_plan = plan(first, label="ill")
+        second = {name: summarize(frame, column_plan) for name, frame in frames.items()}
         for name in SITES:
             first[name].save(f"{name}-first.json")
             second[name].save(f"{name}-second.json")
-        asked.save("plan.json")
-        transform = fit(asked, second)
+        column_plan.save("plan.json")
+        transform = fit(column_plan, second)
         transform.save("transform.json")
         data = fedax.data.from_frames(frames, transform=transform)
         task = fedax.tasks.softmax_regression(data.examples["x"].shape[1], 2)

@@ -54,18 +54,18 @@ def test_the_figures_are_those_of_the_function(done):
         folder / "models/a-b-c-seed7.safetensors", jax.eval_shape(experiment.task.init, jax.random.key(0))
     )
     options = {"work": experiment.work, "batch_size": 64, "seed": 7, "points": [None, model]}
-    found = fedax.theory.diagnose(experiment.methods[label], experiment.task, experiment.data, **options)
+    diagnosis = fedax.theory.diagnose(experiment.methods[label], experiment.task, experiment.data, **options)
     stored = json.loads((folder / "diagnosis.json").read_text())["methods"][0]
     assert stored == record.diagnosis[0] and stored["label"] == label
-    assert stored["chi2"] == pytest.approx(found.chi2) and stored["advice"] == list(found.advice)
+    assert stored["chi2"] == pytest.approx(diagnosis.chi2) and stored["advice"] == list(diagnosis.advice)
     losses = record.of(label)[0].history["train_loss"]
     assert [point["loss"] for point in stored["points"]] == pytest.approx([losses[0], losses[-1]], rel=1e-5)
     assert where(record.diagnosis) == "the initial model and the final one of seed 7"
     table = dict(rows(record.diagnosis))
-    assert table["L, a client's largest curvature"][0] == " → ".join(f"{p.smoothness:.3g}" for p in found.points)
-    assert table["Theorems' largest lr, β² as measured"] == [f"{found.max_lr:.3g}", "–"]
-    assert table["with β² = 1, the loosest case"] == [f"{found.loosest_lr:.3g}", "–"] and table["χ²(p‖w)"][1] == "0"
-    assert table["Cost of another objective"][1] == "0" and stored["verdict"] == found.verdict
+    assert table["L, a client's largest curvature"][0] == " → ".join(f"{p.smoothness:.3g}" for p in diagnosis.points)
+    assert table["Theorems' largest lr, β² as measured"] == [f"{diagnosis.max_lr:.3g}", "–"]
+    assert table["with β² = 1, the loosest case"] == [f"{diagnosis.loosest_lr:.3g}", "–"] and table["χ²(p‖w)"][1] == "0"
+    assert table["Cost of another objective"][1] == "0" and stored["verdict"] == diagnosis.verdict
 
 
 def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
@@ -141,15 +141,15 @@ def test_no_verdict_contradicts_itself(name, work, cohort):
     try:
         method = fedax.create(name, lr=0.01)
         points = [{"x": np.ones(2)}["x"], np.zeros(2)]
-        found = fedax.theory.diagnose(method, task, data, work=work, participation=cohort, points=points)
+        diagnosis = fedax.theory.diagnose(method, task, data, work=work, participation=cohort, points=points)
     except fedax.ConfigError:
         pytest.skip("the method is not defined for this")
-    sentences = re.split(r"(?<=[a-z)%])\. (?=[A-Z])", found.verdict.rstrip("."))
-    assert len(sentences) <= 2, found.verdict
-    assert not (found.take and "Keep " in found.verdict)
-    useless = re.search(r"so (.*) would gain nothing", found.verdict)
-    assert useless is None or f"({name})" not in useless[1], found.verdict
-    said = _after(found.verdict, found.method)
+    sentences = re.split(r"(?<=[a-z)%])\. (?=[A-Z])", diagnosis.verdict.rstrip("."))
+    assert len(sentences) <= 2, diagnosis.verdict
+    assert not (diagnosis.take and "Keep " in diagnosis.verdict)
+    useless = re.search(r"so (.*) would gain nothing", diagnosis.verdict)
+    assert useless is None or f"({name})" not in useless[1], diagnosis.verdict
+    said = _after(diagnosis.verdict, diagnosis.method)
     assert not said.startswith("Keep ")
 
 
@@ -172,7 +172,7 @@ def test_the_report_has_it(done):
 def test_a_run_folder_is_diagnosed_as_it_is(done, tmp_path):
     folder, _ = done
     before = (folder / "metrics.jsonl").read_bytes()
-    found = json.loads((folder / "diagnosis.json").read_text())
+    content = json.loads((folder / "diagnosis.json").read_text())
     (folder / "diagnosis.json").unlink()
     bad = folder / "models/scaffold-seed7.safetensors"
     like = fedax.tasks.softmax_regression(64, 10).init(None)
@@ -181,7 +181,7 @@ def test_a_run_folder_is_diagnosed_as_it_is(done, tmp_path):
     assert result.exit_code == 0, result.output
     assert (folder / "metrics.jsonl").read_bytes() == before
     again = json.loads((folder / "diagnosis.json").read_text())
-    assert again["methods"][0] == found["methods"][0]
+    assert again["methods"][0] == content["methods"][0]
     assert again["methods"][1]["models"] == ["the initial model"]
     assert "scaffold has no finite final model of seed 7" in result.stdout
     bad.unlink()

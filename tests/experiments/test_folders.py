@@ -61,10 +61,10 @@ def test_a_run(written):
 
 def test_a_comparison(written):
     folder, expected = written
-    found = fedax.load(folder / "comparison")
-    assert found.verdict == expected["comparison"]["verdict"]
-    assert found.records[0].config == expected["comparison"]["config"]
-    same_rows(found.records[0], expected["comparison"]["rows"])
+    record = fedax.load(folder / "comparison")
+    assert record.verdict == expected["comparison"]["verdict"]
+    assert record.records[0].config == expected["comparison"]["config"]
+    same_rows(record.records[0], expected["comparison"]["rows"])
 
 
 def test_a_sweep_and_what_it_chose(written):

@@ -400,9 +400,9 @@ def test_side_by_side_or_one_by_one_the_figures_are_the_same(whole, together, tm
 def test_a_sweep_goes_on(tmp_path, together):
     """Killed at every fifth row, and between the methods; what is over is not run again."""
     grid = {"methods.*.lr": [0.1, 0.2], "work.steps": [1, 2]}
-    found = plan(TABLES, grid)
+    column_plan = plan(TABLES, grid)
     expected, folder = (new_folder(tmp_path / name, "small") for name in ("whole", "part"))
-    tune(found, expected)
+    tune(column_plan, expected)
     number = 0
     while True:
         seen = iter(range(number))
@@ -412,7 +412,7 @@ def test_a_sweep_goes_on(tmp_path, together):
                 raise Stopped
 
         try:
-            tune(found, folder, watch, rounds=1)
+            tune(column_plan, folder, watch, rounds=1)
             break
         except Stopped:
             number += 5
@@ -424,16 +424,18 @@ def test_a_sweep_goes_on(tmp_path, together):
     assert told == again
     assert not list((folder / "checkpoints").iterdir())
     before = (folder / "metrics.jsonl").read_bytes()
-    assert tune(found, folder)[1]["best"] == again["best"] and (folder / "metrics.jsonl").read_bytes() == before
+    assert tune(column_plan, folder)[1]["best"] == again["best"] and (folder / "metrics.jsonl").read_bytes() == before
     experiments = {
         label: [dataclasses.replace(each, data=each.data.with_weights([0.1, 0.2, 0.3, 0.4])) for each in several]
-        for label, several in found.experiments.items()
+        for label, several in column_plan.experiments.items()
     }
     part = new_folder(tmp_path / "other", "small")
     with pytest.raises(Stopped):
-        tune(found, part, lambda *row: (_ for _ in ()).throw(Stopped) if row[-1]["round"] == 4 else None, rounds=1)
+        tune(
+            column_plan, part, lambda *row: (_ for _ in ()).throw(Stopped) if row[-1]["round"] == 4 else None, rounds=1
+        )
     with pytest.raises(fedax.errors.CheckpointError, match="sizes and weights was"):
-        tune(dataclasses.replace(found, experiments=experiments), part)
+        tune(dataclasses.replace(column_plan, experiments=experiments), part)
 
 
 def test_the_command_goes_on_with_a_sweep(here, at_sweep):

@@ -80,9 +80,9 @@ def at_nodes(config: dict[str, Any], here: Here) -> Experiment:
 
 
 def ran(experiment: Experiment, folder: pathlib.Path) -> Record:
-    found = execute(experiment, new_folder(folder, "sites"), drawn=False)
-    assert found is not None
-    return found
+    record = execute(experiment, new_folder(folder, "sites"), drawn=False)
+    assert record is not None
+    return record
 
 
 @pytest.fixture(scope="module")
@@ -220,8 +220,10 @@ def test_a_site_keeps_the_test_examples_that_it_has(tables: pathlib.Path, tmp_pa
     config["data"]["split"] = {"val": 0.2}
     experiment = at_nodes(config, sites(tables, tmp_path, test=own))
     assert experiment.data.held == {"val": 14 + 12 + 10 + 8 + 7, "test": len(own["y"])}
-    found = ran(experiment, tmp_path / "run")
-    assert {"val_loss", "test_loss"} <= found.runs[0].history.keys() and not list((found.folder / "clients").iterdir())
+    record = ran(experiment, tmp_path / "run")
+    assert {"val_loss", "test_loss"} <= record.runs[0].history.keys() and not list(
+        (record.folder / "clients").iterdir()
+    )
 
 
 def test_nodes_that_say_nonsense_of_their_parts(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -104,14 +104,14 @@ def test_new_patients(story, tmp_path):
     assert found["prediction"].tolist() == np.where(shares[:, 1] > 0.5, "yes", "no").tolist()
     with_labels = new.assign(readmitted=pool["readmitted"].iloc[:50])
     with_labels.assign(readmitted=[None, "yes"] * 25).to_csv(tmp_path / "some.csv", index=False)
-    said = command("predict", model, tmp_path / "some.csv", "--out", tmp_path / "r.csv")
-    assert "accuracy" not in said and (tmp_path / "r.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
+    result = command("predict", model, tmp_path / "some.csv", "--out", tmp_path / "r.csv")
+    assert "accuracy" not in result and (tmp_path / "r.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
     with pytest.warns(fedax.DoubtfulWarning):
         assert (fedax.load_model(model).predict(with_labels.assign(readmitted=None)) == found["prediction"]).all()
     with_labels.to_csv(tmp_path / "labels.csv", index=False)
-    said = command("predict", model, tmp_path / "labels.csv", "--out", tmp_path / "q.csv")
+    result = command("predict", model, tmp_path / "labels.csv", "--out", tmp_path / "q.csv")
     accuracy = (found["prediction"] == with_labels["readmitted"]).mean()
-    assert f"accuracy {100 * accuracy:.2f} %" in said
+    assert f"accuracy {100 * accuracy:.2f} %" in result
 
 
 @pytest.mark.parametrize(

@@ -483,9 +483,9 @@ def test_a_conclusion_gives_the_effect_first_and_says_what_does_not_count():
 
 def test_the_pair_that_decides_is_one_that_is_told_the_other_way():
     values = {"a": [0.50, 0.51, 0.53], "b": [0.55, 0.56, 0.58], "wild": [0.9, 0.2, 0.9]}
-    found = claims(part_with(("a", "wild"), ("a", "b")), record(**values))
-    assert found[0].gap < found[1].gap < 0 and found[0].told == "not told"
-    assert studies.decisive(found) is found[1] and studies.decisive(found[:1]) is found[0]
+    wild, close = claims(part_with(("a", "wild"), ("a", "b")), record(**values))
+    assert wild.gap < close.gap < 0 and wild.told == "not told"
+    assert studies.decisive([wild, close]) is close and studies.decisive([wild]) is wild
     assert studies.decisive([]) is None
 
 

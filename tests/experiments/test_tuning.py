@@ -243,10 +243,10 @@ def test_random_points_are_as_many_for_each_method_and_all_different():
 def test_many_values_of_a_range_stay_apart(points):
     """Four digits are not enough of ten thousand."""
     config = {"data": {"name": "quadratics", "clients": 2, "dimension": 1}, "run": {"rounds": 1}}
-    found = plan(
+    column_plan = plan(
         config | {"methods": [{"name": "fedavg"}]}, {"methods.*.lr": {"low": 0.01, "high": 0.011, "points": points}}
     )
-    values = [point["lr"] for point in found.points["fedavg"]]
+    values = [point["lr"] for point in column_plan.points["fedavg"]]
     assert len({*values}) == points and values == sorted(values) and (values[0], values[-1]) == (0.01, 0.011)
     assert points > 5 or values[1] == 0.01024
 
@@ -495,9 +495,9 @@ def test_noise_of_a_secret_is_another_in_each_lane():
     def make(noise):
         return {"algorithm": fedax.create("fedavg", lr=0.1), "privacy": fedax.DP(clip=1.0, noise=noise, delta=0.1)}
 
-    found = fedax.sweep(make, {"noise": [1.0, 1.0 + 1e-6]}, task, data, rounds=1, participation=fedax.Poisson(0.5))
-    first, second = (runs[0].history for runs in found.runs)
-    assert found.programs == 1 and abs(first["train_loss"][1] - second["train_loss"][1]) > 1e-4
+    sweep = fedax.sweep(make, {"noise": [1.0, 1.0 + 1e-6]}, task, data, rounds=1, participation=fedax.Poisson(0.5))
+    first, second = (runs[0].history for runs in sweep.runs)
+    assert sweep.programs == 1 and abs(first["train_loss"][1] - second["train_loss"][1]) > 1e-4
     assert first["epsilon"][1] > second["epsilon"][1]
 
 

@@ -47,8 +47,8 @@ def link() -> Iterator[Link]:
 
 
 def test_changed_requests_do_not_come_through(link: Link) -> None:
-    found = attack(link, 3000, seed=1)
-    assert found[200] > 50 and min(found[400], found[401], found[403], found[404]) > 100
+    outcomes = attack(link, 3000, seed=1)
+    assert outcomes[200] > 50 and min(outcomes[400], outcomes[401], outcomes[403], outcomes[404]) > 100
     tracemalloc.start()
     sizes = []
     for seed in (2, 3):
@@ -126,8 +126,8 @@ def test_old_requests_and_those_of_before_a_restart(link: Link, monkeypatch: pyt
     pull = PullMessagesRequest(node=link.at("a"))
     for clock, status, why in ((now + 70, 401, "s ago"), (now - 70, 401, "s ago"), (now, 0, "")):
         monkeypatch.setattr(link.access, "_clock", lambda clock=clock: clock)
-        found = refused(link.node("a").PullMessages, pull)
-        assert found[0] == status and why in found[1]
+        outcome = refused(link.node("a").PullMessages, pull)
+        assert outcome[0] == status and why in outcome[1]
     monkeypatch.setattr(link.access, "_clock", time.time)
     monkeypatch.setattr(link.access, "_began", time.time() + 1)
     assert refused(link.node("a").PullMessages, pull)[0] == 503  # nodes ask again

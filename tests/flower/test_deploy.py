@@ -66,8 +66,8 @@ class Seen:
             if message.has_error():
                 return size(message)
             inside = records.unpack(message.content)
-            found = safetensors.numpy.load(inside.tensors) if inside.tensors else {}
-            self.over.append(size(message) - sum(array.nbytes for array in found.values()))
+            tensors = safetensors.numpy.load(inside.tensors) if inside.tensors else {}
+            self.over.append(size(message) - sum(array.nbytes for array in tensors.values()))
             if not message.metadata.reply_to_message_id:
                 self.asked.update(head["kind"] for head in heads_of(inside))
             return size(message)

@@ -168,11 +168,11 @@ def test_messages_come_back_bit_for_bit(carrier: transport.FlowerTransport, size
     file = packed(tree) if size else b""
     head = {"k": [1, 2.5, None, True, "ä"], "nested": {"a": {}}}
     numbers = carrier.nodes()
-    found = answers(carrier, {node: Message(head, file) for node in numbers})
+    replies = answers(carrier, {node: Message(head, file) for node in numbers})
     for node in numbers:
-        assert found[node].tensors == file
-        assert {name: found[node].head[name] for name in head} == head
-    assert sorted(found[node].head["name"] for node in numbers) == ["n0", "n1"]
+        assert replies[node].tensors == file
+        assert {name: replies[node].head[name] for name in head} == head
+    assert sorted(replies[node].head["name"] for node in numbers) == ["n0", "n1"]
     for way, total in (("sent", carrier.sent), ("received", carrier.received)):
         over = total / len(numbers) - len(file)
         record_property(f"bytes {way} over the payload", over)
@@ -198,10 +198,10 @@ def test_an_exception_is_an_answer_with_an_error(carrier: transport.FlowerTransp
 def test_a_node_that_does_not_answer_in_time(network: Network, carrier: transport.FlowerTransport) -> None:
     slow, quick = network.number("n0"), network.number("n1")
     began = time.monotonic()
-    found = answers(carrier, {slow: Message({"do": "sleep", "seconds": 3}), quick: Message({})}, 1.5)
+    replies = answers(carrier, {slow: Message({"do": "sleep", "seconds": 3}), quick: Message({})}, 1.5)
     assert time.monotonic() - began < 2.5
-    assert found[slow] == Failure("no answer in 1.5 s", True)
-    assert found[quick].head["name"] == "n1"
+    assert replies[slow] == Failure("no answer in 1.5 s", True)
+    assert replies[quick].head["name"] == "n1"
 
 
 def test_a_node_that_no_one_knows(carrier: transport.FlowerTransport) -> None:
@@ -250,11 +250,11 @@ def test_only_trusted_apps_run(network: Network, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(transport, "build", foreign_app)
     careful, trusting = network.number("n0"), network.number("n1")
     with network.connect() as made:
-        found = answers(made, {careful: Message({}), trusting: Message({})})
+        replies = answers(made, {careful: Message({}), trusting: Message({})})
         rubbish = answers(made, {trusting: Message({"say": "rubbish"})})[trusting]
-    assert not found[careful].gone
-    assert f"--trusted {app.app_hash(foreign_app())}" in found[careful].text
-    assert found[trusting] == Message({"foreign": True})
+    assert not replies[careful].gone
+    assert f"--trusted {app.app_hash(foreign_app())}" in replies[careful].text
+    assert replies[trusting] == Message({"foreign": True})
     assert not rubbish.gone and "no message of fedax" in rubbish.text
 
 
@@ -262,8 +262,8 @@ def test_a_killed_worker_comes_back(network: Network, carrier: transport.FlowerT
     node = network.number("n0")
     before = answers(carrier, {node: Message({})})[node].head["pid"]
     began = time.monotonic()
-    found = answers(carrier, {node: Message({"do": "die"})})[node]
-    assert isinstance(found, Failure) and found.gone
+    replies = answers(carrier, {node: Message({"do": "die"})})[node]
+    assert isinstance(replies, Failure) and replies.gone
     assert time.monotonic() - began < SOON - 10  # it is noticed, not waited for
     assert answer_of(carrier, node).head["pid"] != before
 
@@ -273,8 +273,8 @@ def test_a_killed_supernode_comes_back_as_the_same_node(network: Network, carrie
     before = answers(carrier, {node: Message({})})[node].head["pid"]
     (process,) = children(network.commands["n1"].pid, "fedax.flower.supernode")
     threading.Timer(1.0, os.kill, (process, signal.SIGKILL)).start()
-    found = answers(carrier, {node: Message({"do": "sleep", "seconds": 3})})[node]
-    assert isinstance(found, Failure) and found.gone
+    replies = answers(carrier, {node: Message({"do": "sleep", "seconds": 3})})[node]
+    assert isinstance(replies, Failure) and replies.gone
     assert answer_of(carrier, node).head["pid"] == before  # the worker stayed warm
     assert network.number("n1") == node
 
@@ -282,8 +282,8 @@ def test_a_killed_supernode_comes_back_as_the_same_node(network: Network, carrie
 def test_a_link_that_comes_back_soon_is_waited_for(network: Network, carrier: transport.FlowerTransport) -> None:
     (process,) = children(network.commands["link"].pid, "fedax.flower.superlink")
     threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
-    found = answers(carrier, {node: Message({"do": "sleep", "seconds": 1.5}) for node in carrier.nodes()})
-    assert sorted(reply.head["name"] for reply in found.values()) == ["n0", "n1"]
+    replies = answers(carrier, {node: Message({"do": "sleep", "seconds": 1.5}) for node in carrier.nodes()})
+    assert sorted(reply.head["name"] for reply in replies.values()) == ["n0", "n1"]
 
 
 @LONG
@@ -608,11 +608,11 @@ def test_requests_pass_the_middleware_that_concerns_them() -> None:
     from flwr.superlink.main import _get_middleware
 
     given = _get_middleware()
-    found = superlink.selective(given)
-    assert [each.args[0].cls for each in found] == [
+    middleware = superlink.selective(given)
+    assert [each.args[0].cls for each in middleware] == [
         each.cls for each in given if each.cls.__name__ != "RuntimeTracingMiddleware"
     ]
-    paths = {each.args[0].cls.__name__: each.args[1] for each in found}
+    paths = {each.args[0].cls.__name__: each.args[1] for each in middleware}
     control = ("ControlSensitiveResponse", "ControlAuthentication", "ControlLicense", "ControlEventLog")
     fleet = ("NodeAuth", "FleetEventLog")
     assert {name: path for name, path in paths.items() if path != "/"} == {
@@ -636,7 +636,7 @@ def test_requests_pass_the_middleware_that_concerns_them() -> None:
     for path in ("/v1/fleet/pull", "/v1/control/x", "/v1/fleets"):
         asyncio.run(only({"type": "http", "path": path}, None, None))  # type: ignore[arg-type]
     assert went == ["/v1/fleet/pull", "app", "app", "app"]
-    for each in found:  # a link's start and end go through all of them
+    for each in middleware:  # a link's start and end go through all of them
         went.clear()
         (kind, *given), asked = each.args, {"type": "lifespan"}
         asyncio.run(superlink.SelectiveMiddleware(past, kind, *given)(asked, None, None))  # type: ignore[arg-type]

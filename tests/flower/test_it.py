@@ -59,10 +59,10 @@ def test_the_log_of_a_process_is_rotated_while_it_writes(tmp_path: Path, monkeyp
         wait_for(turned)
     finally:
         process.stop(0)
-    found = rotated(log)
-    assert [path.name for path in found][-3:] == ["chatty.log.2", "chatty.log.1", "chatty.log"]
-    assert all(path.stat().st_mode & 0o777 == 0o600 for path in found)
-    text = "".join(path.read_text() for path in found)
+    files = rotated(log)
+    assert [path.name for path in files][-3:] == ["chatty.log.2", "chatty.log.1", "chatty.log"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
+    text = "".join(path.read_text() for path in files)
     assert "\0" not in text and all(len(line) == 9 for line in text.splitlines()[1:-1])
 
 

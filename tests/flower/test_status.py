@@ -87,8 +87,8 @@ def test_what_a_node_says_moves_no_cursor(tmp_path: Path) -> None:
 def test_how_a_run_ended(tmp_path: Path) -> None:
     with pytest.raises(NodeError), Status(tmp_path, "127.0.0.1:1", Wire()):
         raise NodeError("no more nodes")
-    found = read_file(tmp_path)
-    assert found is not None and (found["state"], found["why"]) == ("failed", "no more nodes")
+    status = read_file(tmp_path)
+    assert status is not None and (status["state"], status["why"]) == ("failed", "no more nodes")
 
 
 def test_a_killed_run_is_not_running(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_a_file_that_says_nonsense(tmp_path: Path, change: dict[str, object]) ->
 def test_what_the_file_says_moves_no_cursor_either(tmp_path: Path) -> None:
     table = Status(tmp_path, "127.0.0.1:1", Wire()).table()
     (tmp_path / FILE).write_text(json.dumps(table | {"state": EVIL, "why": EVIL}))
-    found = read_file(tmp_path)
-    assert found is not None and found["state"] == found["why"] == "a?[2J b"
+    status = read_file(tmp_path)
+    assert status is not None and status["state"] == status["why"] == "a?[2J b"
 
 
 def test_the_link_and_the_file_together(tmp_path: Path) -> None:
@@ -173,13 +173,13 @@ def test_a_node_tells_its_owner(tmp_path: Path) -> None:
     answers = [question, question | {"counts": False}, question | {"day": today[:10]}, {"name": 3}]
     record = "".join(json.dumps(each) + "\n" for each in answers) + '{"half'
     (site / "answered.jsonl").write_text(record)
-    found = json.loads(CliRunner().invoke(app, [*given, "--format", "json"]).stdout)
-    assert {name: found[name] for name in ("rounds", "messages", "came", "left", "unreadable")} == {
+    content = json.loads(CliRunner().invoke(app, [*given, "--format", "json"]).stdout)
+    assert {name: content[name] for name in ("rounds", "messages", "came", "left", "unreadable")} == {
         "rounds": 3, "messages": 3, "came": 7, "left": 70, "unreadable": 1,
     }  # fmt: skip
-    assert (found["questions"], found["questions_today"], found["epsilon"]) == (2, 1, 0.5)
+    assert (content["questions"], content["questions_today"], content["epsilon"]) == (2, 1, 0.5)
     assert (site / "answered.jsonl").read_text() == record  # a node may be writing it
-    assert found["left_today"] == {"updates": 20, "figures": 40} and found["runs"]["6"]["servers"] == ["a?[2J b"]
+    assert content["left_today"] == {"updates": 20, "figures": 40} and content["runs"]["6"]["servers"] == ["a?[2J b"]
     shown = CliRunner().invoke(app, given)
     assert shown.exit_code == 0 and "\x1b" not in shown.stdout and "a?[2J b" in shown.stdout
     assert "2 questions answered, 1 of them today\nthe noise of its answers has spent ε = 0.5" in shown.stdout
@@ -251,8 +251,8 @@ def test_metrics() -> None:
     one = {"method": "fedavg", "seed": 3, "round": 1, "of": 2, "train_loss": 0.25}
     run = {"state": "running", "runs": [one], "sent": 5, "received": 2**60}
     about = {"there": True, "problem": None, "certificates": {"server.pem": 3.0}}
-    found = prometheus_text({"time": 2.5, "link": about, "nodes": [node, gone], "run": run})
-    samples = [line for line in found.splitlines() if not line.startswith("#")]
+    text = prometheus_text({"time": 2.5, "link": about, "nodes": [node, gone], "run": run})
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
     assert samples == [
         "fedax_link_up 1",
         'fedax_certificate_end_seconds{file="server.pem"} 3',
@@ -269,7 +269,7 @@ def test_metrics() -> None:
         "fedax_run_sent_bytes_total 5",
         f"fedax_run_received_bytes_total {2**60}",
     ]
-    names = [line.split()[2] for line in found.splitlines() if line.startswith("# TYPE")]
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names)) == len({line.split("{")[0].split()[0] for line in samples})
 
 
@@ -285,5 +285,5 @@ def test_a_node_tells_of_logs_that_were_rotated_too(tmp_path: Path) -> None:
         line = {"time": f"2020-01-0{left}T00:00:00+0000", "kind": "exchange", "came": 0, "left": left}
         (site / f"log.jsonl{ending}").write_text(json.dumps(line) + "\n")
     given = ["deploy", "node", "status", "--key", str(tmp_path / "n"), "--format", "json"]
-    found = json.loads(CliRunner().invoke(app, given).stdout)
-    assert (found["messages"], found["left"], found["last"]) == (4, 10, "2020-01-04T00:00:00+0000")
+    content = json.loads(CliRunner().invoke(app, given).stdout)
+    assert (content["messages"], content["left"], content["last"]) == (4, 10, "2020-01-04T00:00:00+0000")

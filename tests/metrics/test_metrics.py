@@ -195,9 +195,9 @@ def test_bins_are_a_monotone_function_with_the_same_values_everywhere():
     score = np.concatenate([score, np.nextafter(score, np.float32(np.inf))])
     score.sort()
     for bits in (1, 9, 14):
-        found = bin_of(score, bits)
-        assert (np.diff(found) >= 0).all() and found.min() >= 0 and found.max() < 22 << bits
-        assert (np.asarray(jax.jit(bin_of, static_argnums=1)(score, bits)) == found).all()
+        bins = bin_of(score, bits)
+        assert (np.diff(bins) >= 0).all() and bins.min() >= 0 and bins.max() < 22 << bits
+        assert (np.asarray(jax.jit(bin_of, static_argnums=1)(score, bits)) == bins).all()
 
 
 def outputs_of(params, batch):
@@ -215,9 +215,9 @@ def test_sums_of_twenty_million_examples():
         "classification",
     )  # fmt: skip
     program = jax.jit(lambda p, b: held_out(task, fedax.Vector(p), b, None))
-    found = program(jnp.ones(()), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
+    sums = program(jnp.ones(()), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
     said = np.int8(x > 0)
-    assert int(found["accuracy"]["right"]) == np.count_nonzero(said == y)
+    assert int(sums["accuracy"]["right"]) == np.count_nonzero(said == y)
     exactly = (
         np.bincount(x.astype(int) + 128, weights=y, minlength=256),
         np.bincount(x.astype(int) + 128, minlength=256),
@@ -225,8 +225,8 @@ def test_sums_of_twenty_million_examples():
     score = np.arange(256) - 128
     p = sigmoid(score.astype(float).clip(-700))
     brier = (exactly[0] * (p - 1) ** 2 + (exactly[1] - exactly[0]) * p**2).sum() / n
-    assert made["brier"].of_run(found["brier"]) == pytest.approx(brier, rel=1e-6)
-    assert float(found["loss"]) == pytest.approx(0.1, rel=1e-6)
+    assert made["brier"].of_run(sums["brier"]) == pytest.approx(brier, rel=1e-6)
+    assert float(sums["loss"]) == pytest.approx(0.1, rel=1e-6)
 
 
 def two_numbers(y, said):

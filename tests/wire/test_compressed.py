@@ -68,14 +68,14 @@ def test_error_feedback_against_a_loop():
     """FedAvg, one local step of full gradients: e ← dx + e − C(dx + e), and the server adds the mean of C(dx + e)."""
     h, e, p = gradients()
     x, kept = np.zeros(6), np.zeros((5, 6))
-    found = run(compress=EF, work=fedax.Steps(1), rounds=6, params=jnp.zeros(6))
+    result = run(compress=EF, work=fedax.Steps(1), rounds=6, params=jnp.zeros(6))
     for _ in range(6):
         given = -0.02 * (h @ x - e) + kept
         sent = np.where(np.argsort(np.argsort(-np.abs(given), axis=1), axis=1) < 3, given, 0)  # ⌈0.4 · 6⌉ = 3
         kept, x = given - sent, x + p @ sent
-    np.testing.assert_allclose(found.params, x, atol=1e-6)
+    np.testing.assert_allclose(result.params, x, atol=1e-6)
     # Three numbers of 32 bits and their places of 3 bits are 14 bytes.
-    assert found.history["bytes_up"][-1] == 6 * 5 * 14
+    assert result.history["bytes_up"][-1] == 6 * 5 * 14
 
 
 def test_bytes_are_those_of_the_messages():
@@ -119,8 +119,8 @@ def test_an_array_that_was_sent_in_the_round_is_not_sent_again():
     for place in ({}, {"client_memory": "host"}) if LONG else ({},):
         start = jnp.linspace(-1.0, 1.0, 6)
         options = {"rounds": 2, "params": start, "compress": {"down": fedax.QSGD(1)}} | place
-        found = fedax.simulate(Twice(), TASK6, DATA6, **options)
-        assert seen and found.params.tolist() == start.tolist()
+        result = fedax.simulate(Twice(), TASK6, DATA6, **options)
+        assert seen and result.params.tolist() == start.tolist()
 
 
 PLACES = {
@@ -235,8 +235,8 @@ def test_what_a_server_lacks_is_in_the_errors():
 def test_a_client_that_is_left_out_keeps_what_its_messages_lacked():
     """A guard that leaves it out leaves all that it keeps as it was."""
     faults = {"guard": True, "faults": fedax.Faults([2], sends=np.nan)}
-    found = run("scaffold", EF, **faults)
-    assert found.left_out == {2: 4} and not found.memory.tree[2].any() and np.isfinite(found.params).all()
+    result = run("scaffold", EF, **faults)
+    assert result.left_out == {2: 4} and not result.memory.tree[2].any() and np.isfinite(result.params).all()
 
 
 class OwnMessages(fedax.Algorithm):
@@ -286,8 +286,8 @@ def test_what_cannot_be_compressed_is_refused(make, field, match):
 
 
 def test_messages_of_a_method_count_their_bits():
-    found = fedax.simulate(OwnMessages(), TASK6, DATA6, rounds=2)
-    assert found.history["bytes_up"][-1] == 2 * 5 * (4 + 1) and found.history["train_loss"][-1] < 0
+    run = fedax.simulate(OwnMessages(), TASK6, DATA6, rounds=2)
+    assert run.history["bytes_up"][-1] == 2 * 5 * (4 + 1) and run.history["train_loss"][-1] < 0
 
 
 def test_in_a_configuration(tmp_path):

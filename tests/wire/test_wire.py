@@ -80,12 +80,12 @@ def test_a_sweep_over_a_number_of_the_wire_compiles_once(part):
         return {"algorithm": fedax.create("fedavg", lr=0.05), **part(number)}
 
     options = {"rounds": 3, "work": fedax.Steps(2), "batch_size": 2}
-    found = fedax.sweep(make, {"number": [0.02, 0.4]}, TASK, DATA, **options)
-    assert found.programs == 1
-    for number, (run,) in zip((0.02, 0.4), found.runs, strict=True):
+    sweep = fedax.sweep(make, {"number": [0.02, 0.4]}, TASK, DATA, **options)
+    assert sweep.programs == 1
+    for number, (run,) in zip((0.02, 0.4), sweep.runs, strict=True):
         alone = fedax.simulate(task=TASK, data=DATA, **options, **make(number))
         np.testing.assert_allclose(run.history["train_loss"], alone.history["train_loss"], 1e-5)
-    assert len({run.history["train_loss"][-1] for (run,) in found.runs}) == 2
+    assert len({run.history["train_loss"][-1] for (run,) in sweep.runs}) == 2
 
 
 def test_another_number_of_the_wire_compiles_nothing(compilations):

@@ -128,13 +128,13 @@ def _comparison(folder):
     methods = {"plain": fedax.create("fedavg", lr=0.1), "own server": fedax.create("fedavg-m", lr=0.1, beta=0.5)}
     options = {"work": fedax.RandomEpochs(1, 2), "participation": fedax.Dropout(fedax.Uniform(3), 0.1)}
     options |= {"guard": fedax.Guard(), "compress": fedax.QSGD(4), "faults": fedax.Faults([1], times=-1.0)}
-    found = fedax.compare(
+    comparison = fedax.compare(
         methods, task, data, rounds=2, seeds=2, evaluate_every=1, out=folder / "comparison", **options
     )
     shutil.rmtree(folder / "comparison" / "plots")  # these are drawn anew
     for name in ("report.html", ".lock"):
         (folder / "comparison" / name).unlink()
-    return {"rows": _rows(found.records[0]), "verdict": found.verdict, "config": found.records[0].config}
+    return {"rows": _rows(comparison.records[0]), "verdict": comparison.verdict, "config": comparison.records[0].config}
 
 
 def _sweep(folder):
