@@ -199,12 +199,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("false_stars.json"))
     parser.add_argument("--comparisons", type=int, default=80, help="of each data set")
-    asked = parser.parse_args()
-    measured = json.loads(asked.json.read_text()) if asked.json.exists() else {}
+    arguments = parser.parse_args()
+    measured = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     for name, (data, lr) in problems().items():
         if name not in measured:
-            measured[name] = compared(data, lr, asked.comparisons)
-            asked.json.write_text(json.dumps(measured))
+            measured[name] = compared(data, lr, arguments.comparisons)
+            arguments.json.write_text(json.dumps(measured))
             print(f"{name}: measured", flush=True)
     print(report(measured))
 

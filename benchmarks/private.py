@@ -68,7 +68,7 @@ def accuracies(experiment: Experiment, data: Any, test: Any, points: list[dict[s
         privacy = None if clip is None else fedax.DP(clip, noise, delta)
         return {"algorithm": fedax.create(method, lr=lr, **METHODS[method]), "privacy": privacy}
 
-    found = fedax.sweep(
+    sweep = fedax.sweep(
         run,
         points,
         experiment.task,
@@ -81,7 +81,7 @@ def accuracies(experiment: Experiment, data: Any, test: Any, points: list[dict[s
         test=test,
         evaluate_every=rounds,
     )
-    return np.array([[run.history["test_accuracy"][-1] for run in runs] for runs in found.runs])
+    return np.array([[run.history["test_accuracy"][-1] for run in runs] for runs in sweep.runs])
 
 
 def choose(recipe: str, experiment: Experiment, noise: float) -> None:

@@ -166,7 +166,9 @@ def test_real_clients(name, how, more):
     answers = []
     for where, most in (([[0, 1, 2, 3, 4]], 0.0), ([[3, 0], [1], [4, 2]], 2e-6)):
         answers.clear()
-        there, at = here.together(method, TASK, DATA, where, lambda *seen: answers.append(seen) or seen[2], **options)
+        there, at = here.run_at_sites(
+            method, TASK, DATA, where, lambda *seen: answers.append(seen) or seen[2], **options
+        )
         near(here_, there, most)
         memory = here.memory_of(there, at)
         own = memory.own if hasattr(memory, "lacking") else memory
@@ -190,7 +192,7 @@ def test_rubbish_from_a_node_is_refused():
 
     options = {"rounds": 1, "compress": fedax.Natural()}  # 15 numbers of 9 bits, and one bit that has to be 0
     with pytest.raises(fedax.NodeError, match="after the end"):
-        here.together(method, TASK, DATA, [[0, 1, 2, 3, 4]], spoilt, **options)
+        here.run_at_sites(method, TASK, DATA, [[0, 1, 2, 3, 4]], spoilt, **options)
 
 
 def test_a_run_goes_on_with_what_messages_lacked(tmp_path):
