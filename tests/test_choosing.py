@@ -1,4 +1,4 @@
-"""The study of the choice of a method: what is made of its results, on results whose answer is known, and its page."""
+"""The study of the choice of a method: its analysis, on results whose answer is known, and its page."""
 
 import importlib.util
 import math
@@ -168,7 +168,7 @@ def test_the_tree_asks_in_its_order():
     ("noise", "cohorts", "label"), [(0.0, None, "FedAvg"), (3.0, None, "FedAvg, decay"), (0.0, 1, "FedAvg, decay")]
 )
 def test_verdicts_are_read_as_they_are_written(noise, cohorts, label):
-    """Quadratics that differ in their optimum alone, at it: there is no drift, and noise is what it is made to be."""
+    """Quadratics that differ in their optimum alone, diagnosed there: no drift, and noise of a known size."""
     rng = np.random.default_rng(0)
     clients, each, lr = 40, 20, 0.1
     b = rng.normal(size=(clients, 1, 2)) * (1.0 if cohorts else 0.0) + noise * rng.normal(size=(clients, each, 2))

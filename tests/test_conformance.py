@@ -1,4 +1,4 @@
-"""fedax.check: what fedax's own methods hold, and that it finds what a faulty one does not."""
+"""fedax.check: fedax's own methods pass all checks, and each fault of a faulty method is found."""
 
 import os
 from typing import Any, NamedTuple
@@ -99,7 +99,7 @@ class StaleMemory(Control):
 
 
 class OtherMemory(Control):
-    """What is sent is not the change of what is kept."""
+    """The upload is not the change of the client's memory."""
 
     def keep(self, c_new, c_i):
         return 0.9 * c_new + 0.1 * c_new.map(jnp.tanh)

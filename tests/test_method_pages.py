@@ -1,4 +1,4 @@
-"""The pages of methods: what is generated is current, nothing is left out, and the examples do what they show."""
+"""The pages of methods: generated parts are current, all methods have one, and the examples work."""
 
 import doctest
 import inspect
@@ -72,7 +72,7 @@ def test_every_parameter_is_on_the_page_or_on_that_of_fedavg(name):
 
 
 class _Traced:
-    """In the place of a run: the method is traced, and the work is asked whether it suits."""
+    """Replaces a run: the method is traced, and the work is validated."""
 
     status = "finished"
 

@@ -1,4 +1,4 @@
-"""Progress: bars and lines, asked for or in notebooks, and never in the numbers."""
+"""Progress: bars and lines, on request or in notebooks, without an effect on the numbers."""
 
 import io
 import sys
@@ -32,7 +32,7 @@ def compare(**options):
 
 @pytest.fixture
 def cells(monkeypatch):
-    """A notebook: what each cell's display showed, one after another."""
+    """A notebook: the successive states of each cell's display."""
     shown = []
 
     class Handle:
@@ -57,7 +57,7 @@ def cells(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes only when it is told to."""
+    """A clock that the test advances."""
     now = [100.0]
     monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     return now

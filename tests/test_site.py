@@ -13,7 +13,7 @@ from docs.website import build, experiments, formulas, links, notebooks, pages, 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """All versions, of which this is one, and what is wrong with its links. The tutorials are executed here."""
+    """A folder of versions with the built site, and its broken links. The tutorials are executed here."""
     out = tmp_path_factory.mktemp("site")
     for version in ("0.0.9", "0.0.10"):
         (out / version).mkdir()

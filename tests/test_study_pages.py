@@ -1,4 +1,4 @@
-"""The pages of the study say what its results say."""
+"""The pages of the studies agree with the results."""
 
 import importlib.util
 import math

@@ -1,4 +1,4 @@
-"""Compressors: what each declares of itself, by drawing; the bytes of a real wire; and numbers that are not finite."""
+"""Compressors: their declared constants, by sampling; their bytes in real messages; and values that are not finite."""
 
 import functools
 import math
@@ -64,7 +64,7 @@ def drawn(how, upload, draws=2000, seed=0):
 
 @each
 def test_a_compressor_is_what_it_declares(how):
-    """E C(x) = x within what drawing explains, and E‖C(x) − x‖² ≤ ω‖x‖², or (1 − α)‖x‖²."""
+    """E C(x) = x within the sampling error, and E‖C(x) − x‖² ≤ ω‖x‖², or (1 − α)‖x‖²."""
     random = np.random.default_rng(0)
     for trial in range(3):
         upload = tree_of(random, 10.0**trial)
@@ -109,7 +109,7 @@ def test_what_is_declared_is_reached(how, x, least):
 
 @each
 def test_a_message_goes_over_a_real_wire(how):
-    """Bytes are ⌈bits/8⌉; what is read out of them is the same to the last bit; another length is refused."""
+    """A message has ⌈bits/8⌉ bytes and is decoded to the same bits; another length is refused."""
     upload = tree_of(np.random.default_rng(1))
     upload["b"][0] = -0.0
     message, _ = jax.jit(lambda key: how.encode(key, upload, how.init(upload)))(jax.random.key(7))

@@ -1,4 +1,4 @@
-"""The oracle: which examples a gradient sees, and how many gradients were asked."""
+"""The oracle: which examples a gradient sees, and how many gradients are counted."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Cells of new rows that training had nothing like are counted and named, whatever reads them."""
+"""Cells of new rows unlike anything in training are counted and named, by every function that reads rows."""
 
 import numpy as np
 import pandas

@@ -1,4 +1,4 @@
-"""Notes on columns, from summaries alone: what looks odd is said, and true measurements are not."""
+"""Notes on columns, from summaries alone: odd columns get one, and true measurements do not."""
 
 import json
 

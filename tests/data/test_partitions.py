@@ -1,4 +1,4 @@
-"""Partitions: what every one of them promises, and the law of each."""
+"""Partitions: the properties of all of them, and the distribution of each."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Readers of clients' own tables and pictures: what they give, and the one error for what they cannot read."""
+"""Readers of clients' own tables and pictures: their results, and one clear error for each bad file."""
 
 import datetime
 import io

@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint is the run that never stopped, bit by bit; and what is refused."""
+"""A run resumed from a checkpoint equals the run that never stopped, bit for bit; bad checkpoints are refused."""
 
 import json
 import os
@@ -209,7 +209,7 @@ def test_files_of_an_older_version_are_refused(prolonged, tmp_path):
 
 
 def test_what_is_left_of_later_rounds_goes(prolonged, tmp_path):
-    """Part of a checkpoint of two processes; it must not push out what this run writes."""
+    """A part of a checkpoint of two processes must not replace the checkpoints that this run writes."""
     shutil.copytree(prolonged[0], tmp_path / "run")
     (tmp_path / "run" / "round-000000099.0-of-2.safetensors").write_bytes(b"")
     (tmp_path / "run" / "mine.safetensors").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Tables at nodes: both exchanges, what leaves and what does not, and what happens when a node fails in between."""
+"""Tables at nodes: both exchanges, which values leave, and failures of nodes in between."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""Held-out data: the same figures wherever they are made, by client too, and what is chosen by validation."""
+"""Held-out data: the same figures in every place, also by client, and the choice by validation."""
 
 import jax
 import numpy as np

@@ -35,7 +35,7 @@ def task(scale=1.0, penalty=0.0, start=1.0, error=1.0, tables=TABLE):
 
 
 def own(factor):
-    """A participation of one's own, whose body is not told by its name and fields."""
+    """A user's participation, whose code is not determined by its name and fields."""
 
     class Own(fedax.Uniform):
         def draw(self, key, weights, index):

@@ -1,4 +1,4 @@
-"""Client memory on the device, in host memory and in a file: what is kept where, and who gets which."""
+"""Client memory on the device, in host memory and in a file: where it is stored, and which rows a client gets."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Every method in every place: what earlier versions of the engine gave, whose loops were others.
+"""Every method in every place gives the results of earlier versions of the engine, whose loops were different.
 
 The numbers were written by commit e76a8a7; those of the cohorts that later changed on purpose, by b42655b.
 """

@@ -1,4 +1,4 @@
-"""The rules of a node's owner, kept against servers that ask for more: each rule is a server's attack."""
+"""The rules of a node's owner, each enforced against a server's attack."""
 
 import json
 import pathlib
@@ -64,7 +64,7 @@ def of(at: Here, kind: str) -> Message:
 
 
 def changed(message: Message, head: dict[str, Any] | None = None, **arrays: Any) -> Message:
-    """Another message; ``arrays``: a part of a name -> what is done with the array."""
+    """A message with changes; ``arrays``: a part of a name -> a function of the array."""
     found = safetensors.numpy.load(message.tensors)
     for part, change in arrays.items():
         names = [name for name in found if part in name]
@@ -209,7 +209,7 @@ def test_a_resumed_server_has_no_second_sum(kept, monkeypatch, tmp_path):
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_is_the_same_run(tmp_path):
-    """Else its first round would be asked anew under another number."""
+    """Otherwise its first round would be requested anew under another number."""
     at = nodes()
 
     def stop(number: int, message: Message, answer: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Several processes that run one job: the same histories, whatever their number; and one that dies ends the others."""
+"""Several processes that run one job: the same histories, whatever their number; and if one dies the others end."""
 
 import itertools
 import json
@@ -76,7 +76,7 @@ def kept(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, kept):
-    """Of two processes, then of three: their number -> what each found. Case "a" goes from two over one to three."""
+    """The histories by number of processes. Case "a" is resumed by one process after two, and then by three."""
     folder = tmp_path_factory.mktemp("checkpoints")
     case = MORE["scaffold-m-vr"] | {"checkpoint": str(folder)}
     secrets = {"memory": SECRET, "folder": SECRET | {"checkpoint": str(kept)}}

@@ -1,4 +1,4 @@
-"""Clients at nodes: every method there, what leaves a node, and all that nodes and the way to them can do wrong."""
+"""Clients at nodes: every method, what leaves a node, and failures of nodes and of the network."""
 
 import functools
 import itertools
@@ -52,7 +52,7 @@ def apart(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    """Nodes that are gone are looked for at once; and a transport knows what is asked next."""
+    """Lost nodes are looked for without a pause, and a transport gets the head of the next message."""
     monkeypatch.setattr(fleets, "_PAUSE", 0.01)
     message = Fleet.message
 
@@ -117,14 +117,14 @@ def files(at: Here) -> dict[str, bytes]:
 
 
 class Watcher:
-    """A spy that keeps all that is sent, and what clients remember; ``leaks`` says what should have stayed there."""
+    """A spy that records messages and the clients' memory; ``leaks`` gives values that should not have left a node."""
 
     def __init__(self, monkeypatch: Any, data: fedax.FederatedData = DATA):
         self.sent: list[Message] = []
         self.secrets: dict[bytes, str] = {}
         for i in range(data.num_clients):
             for name, leaf in data.client(i).items():
-                for row in [leaf] if leaf.ndim == 1 else [*leaf, leaf]:  # labels are told by all of a client's together
+                for row in [leaf] if leaf.ndim == 1 else [*leaf, leaf]:  # labels only as a whole array
                     for kind in (np.float32, np.float64):
                         self._keep(row.astype(kind), f"{name} of client {i}")
         write = sites.write_tensors
@@ -137,7 +137,7 @@ class Watcher:
         monkeypatch.setattr(sites, "write_tensors", noted)
 
     def _keep(self, array: np.ndarray, what: str) -> None:
-        """Of constants, and of less than eight bytes, nobody can tell where they come from."""
+        """Whether an array can be traced to its origin: constants and less than eight bytes cannot."""
         if array.nbytes >= 8 and len(np.unique(array)) > 1:
             self.secrets.setdefault(np.ascontiguousarray(array).tobytes(), what)
 
@@ -214,7 +214,7 @@ def test_the_watcher_sees_what_leaves(kind, what, monkeypatch):
 
 
 class Telling(fedax.Algorithm):
-    """Clients upload what they keep, and it is not weighted."""
+    """Clients upload their memory, without weights."""
 
     def init(self, x):
         return Server(x)
@@ -253,7 +253,7 @@ def test_what_a_client_alone_tells(monkeypatch):
 
 
 def spoiled(change: Callable[[Message], Any], number: int = FIRST, kind: str = "exchange") -> Spy:
-    """A spy that changes what a node answers."""
+    """A spy that changes the answer of a node."""
     return lambda n, message, answer: change(answer) if (n, message.head["kind"]) == (number, kind) else answer
 
 
@@ -343,7 +343,7 @@ def test_without_a_guard_a_node_can_spoil_all():
 
 
 def lying(value: float, number: int = FIRST) -> Spy:
-    """A node whose sums are nonsense, and that says that its clients' uploads are fine."""
+    """A node that sends wrong sums and declares its clients' uploads as good."""
     return spoiled(each(lambda leaf: np.ones_like(leaf) if leaf.dtype == bool else np.full_like(leaf, value)), number)
 
 
@@ -438,7 +438,7 @@ def test_half_of_an_array_without_its_zeros():
 
 
 class Narrow(fedax.Algorithm):
-    """All that goes over the wire, and what clients keep, is bfloat16."""
+    """All arrays in messages and in the clients' memory are bfloat16."""
 
     def init(self, x):
         return Server(x)
@@ -482,7 +482,7 @@ def test_a_task_of_bfloat16():
 
 
 def refused(text: str, method: Any = FEDAVG, transport: Any = None, spy: Spy | None = None, **options: Any) -> None:
-    """The run is refused, and no client was asked to work before."""
+    """The run is refused before any client is asked to work."""
     asked = []
 
     def noting(number: int, message: Message, answer: Any) -> Any:
@@ -689,7 +689,7 @@ def test_an_owner_allows_so_many_rounds():
 
 @pytest.mark.usefixtures("apart")
 def test_a_round_counts_once():
-    """Also where it is asked twice, and others before it were not asked at all."""
+    """Also if a client is asked twice, and others before it were not asked at all."""
     at = Twice(nodes(FEDAVG))
     run(FEDAVG, at, participation=fedax.Uniform(1), rounds=5)
     counted = [sum(site._rounds.values()) for site in at.sites.values()]
@@ -742,7 +742,7 @@ def test_a_message_that_no_version_knows():
 
 @functools.cache
 def asked_of(number: int, name: str) -> tuple[Site, Message]:
-    """A site, and what it was asked in round 0."""
+    """A site, and its request in round 0."""
     seen: list[Message] = []
 
     def spy(n: int, message: Message, answer: Any) -> Any:
@@ -842,7 +842,7 @@ class Twice(Each):
 
 
 class Echoing(Each):
-    """After every exchange the one before is asked again, late, and nobody waits for its answer."""
+    """After every exchange the request of the one before is sent once more, and its answer is ignored."""
 
     def __init__(self, *given: Any):
         super().__init__(*given)
@@ -905,7 +905,7 @@ TWO = [[3, 0, 1], [4, 2]]
 
 @pytest.mark.parametrize("name", always(KEEPING, "one exchange", "listening", "one walks"))
 def test_a_run_that_was_killed_goes_on(name, tmp_path):
-    """At any message; the nodes too are started again."""
+    """A run is killed at any message; the nodes are restarted, too."""
     method, options = KEEPING[name], {"rounds": 2, "participation": fedax.Uniform(3), "evaluate_every": 2}
     whole = run(method, at := Killed(nodes(method, TWO), math.inf), checkpoint=tmp_path / "whole", **options)
     assert at.count >= 2 + 2 + 2
@@ -984,7 +984,7 @@ def at_round(index: int, do: Callable[[Here], None]) -> Here:
 
 
 def test_memory_that_is_lost():
-    """The message names the client, and never stands zero in its place."""
+    """The error names the client; its row is never replaced by zeros."""
     at = at_round(2, lambda at: [path.unlink() for path in memory_files(at.sites[THIRD])])
     with pytest.raises(
         fedax.NodeError, match=r"^clients '4', '2': client '4': its memory is lost: 0-.*; begin a new run"
@@ -1042,7 +1042,7 @@ def test_a_run_that_is_over_is_forgotten():
 
 
 def test_a_run_that_is_over_is_no_beginning(tmp_path):
-    """What its clients kept is gone; asked for as many rounds as before, it is over still."""
+    """The memory of the clients is gone; for the same number of rounds the run is still finished."""
     method = KEEPING["one exchange"]
     there = nodes(method)
     whole = run(method, Here(there, forgets=True), checkpoint=tmp_path)
@@ -1054,7 +1054,7 @@ def test_a_run_that_is_over_is_no_beginning(tmp_path):
 
 @pytest.mark.usefixtures("apart")
 def test_two_runs_at_the_same_nodes(tmp_path):
-    """One is killed, another one begins, ends, and is forgotten; the first one goes on."""
+    """One run is killed; another one begins, ends, and is forgotten; then the first one is resumed."""
     method = KEEPING["one exchange"]
     there = nodes(method)
     with pytest.raises(Broken):
@@ -1121,7 +1121,7 @@ def without(rounds: Mapping[int, int], number: int = ROUNDS) -> np.ndarray:
 )
 @pytest.mark.usefixtures("apart")
 def test_a_node_that_does_not_answer(name, participation, hangs):
-    """The round goes on as if its clients had not come, and they keep the memory that they had."""
+    """The round goes on as if its clients did not take part, and they keep their old memory."""
     method, gone = fedax.create(name, lr=LR), {0: FIRST, 1: THIRD}
     options = {"participation": participation} | ({} if name == "scaffold" else {"work": fedax.Steps(2)})
     at = Away(nodes(method), absent(gone), hangs)
@@ -1268,7 +1268,7 @@ def test_a_round_whose_clients_are_all_at_a_node_that_is_gone_is_skipped():
 
 @pytest.mark.usefixtures("apart")
 def test_the_one_that_works_alone_is_gone():
-    """The round is skipped, and nobody keeps anything of it."""
+    """The round is skipped, and no memory changes."""
 
     def gone(number: int, head: dict[str, Any]) -> bool:
         return head.get("number") == 1 and head["index"] == 1 and head["kind"] == "exchange"
@@ -1405,7 +1405,7 @@ def test_a_private_run_at_nodes():
 
 
 def test_a_private_round_of_nobody_is_a_round():
-    """A model that does not change would say that nobody came. Every round has noise, at nodes as in simulation."""
+    """An unchanged model would reveal that no client took part. So every round has noise, as in simulation."""
     pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
     data = federation(weights=np.full(N, 1 / N))
     private = {"privacy": fedax.DP(0.3, 1.0, 1e-3, noise_seed=0), "participation": fedax.Poisson(0.1), "seed": 3}
@@ -1419,7 +1419,7 @@ def test_a_private_round_of_nobody_is_a_round():
 
 
 def asked_figures(at: Here, **changes: Any) -> dict[str, Any]:
-    """The figures that a node tells when it is asked once more, by name."""
+    """The figures, by name, that a node answers when the evaluation is requested once more."""
     message = at.asked
     if changes:
         tensors = safetensors.numpy.load(message.tensors)
@@ -1430,7 +1430,7 @@ def asked_figures(at: Here, **changes: Any) -> dict[str, Any]:
 
 
 def evaluated(limits: Policy) -> Here:
-    """A run of no round; ``asked`` is what the first node was asked to evaluate."""
+    """A run of no round; ``asked`` is the request for evaluation that the first node got."""
     at = Here(nodes(FEDAVG, tests=TESTS))
 
     def spy(number: int, message: Message, answer: Any) -> Any:
@@ -1534,7 +1534,7 @@ def test_what_comes_late_removes_nothing_newer(tmp_path):
 
 
 def test_traffic_of_a_round_is_counted_in_that_round():
-    """An evaluation brings the next round's first messages with it, whose bytes are the next round's."""
+    """An evaluation is sent together with the next round's first messages, whose bytes count for that round."""
     result = run(FEDAVG, rounds=6)
     for name in TRAFFIC[:2]:
         each = np.diff(result.history[name])

@@ -1,4 +1,4 @@
-"""Masked sums of nodes: the simulation's bits come out, the server sees nothing else, and nodes that are gone."""
+"""Masked sums of nodes: the simulation's bits, nothing else visible to the server, and nodes that are lost."""
 
 import dataclasses
 import functools
@@ -60,7 +60,7 @@ class Parties:
         return {k: self.nodes[k].masked("0", self.sums[k], self.bits, self.told(k), "?", PART) for k in who}
 
     def told(self, k: int, **more: Offer) -> dict[int, Received]:
-        """What node ``k`` is told of the offers; ``more``: others in their place."""
+        """The offers that node ``k`` gets; ``more``: forged ones that replace them."""
         return {j: offer.to(k) for j, offer in (self.offers | {int(j[1:]): each for j, each in more.items()}).items()}
 
     def shares(self, survivors: Any, tell: Any) -> dict[int, dict[str, str]]:
@@ -103,7 +103,7 @@ def test_too_few_shares_show_nothing():
 
 
 def test_a_masked_sum_looks_uniform():
-    """Chi-square of the bytes that the server sees of one node, whose own sum is zero in all places."""
+    """Chi-square of the bytes that the server gets from a node whose sum is zero."""
     size, found = 4096, []
     for seed in range(8):
         parties = Parties(3, 2, 24, size)
@@ -130,7 +130,7 @@ def test_the_same_sum_is_masked_anew_in_each_exchange():
 
 
 def test_masks_of_two_alone_do_not_show_a_sum():
-    """The server knows the seed b of a node that stayed: its sum is still masked by what it has with the others."""
+    """The server knows the seed b of a node that stayed: its sum is still masked by the pairwise masks."""
     parties = Parties(3, 2)
     (y,) = parties.masked([0]).values()
     own = masks._stream(masks._derived(parties.nodes[0]._turns["0"].seed, "own 0"), 5, 32)
@@ -325,7 +325,7 @@ def plain() -> fedax.Run:
 
 
 class Watch:
-    """Keeps what goes between server and nodes."""
+    """Records the messages between server and nodes."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, Message, Message]] = []
@@ -354,7 +354,7 @@ def test_the_bits_of_the_simulation(secure):
 
 
 def test_a_method_with_two_exchanges_and_a_listening_one():
-    """Mime gathers gradients first; VRL-SGD's clients listen in the end, and send nothing that could be masked."""
+    """Mime collects gradients first; VRL-SGD's clients only receive in the last exchange: no sum to mask."""
     for name in ("mime", "vrl-sgd"):
         method, watch = fedax.create(name, lr=0.05), Watch()
         found, expected = run(method, spy=watch), simulated(method)
@@ -364,7 +364,7 @@ def test_a_method_with_two_exchanges_and_a_listening_one():
 
 
 def test_cohorts():
-    """Few clients, of few nodes; the others are not asked."""
+    """A cohort of few clients at few nodes; the other nodes are not asked."""
     cohorts = fedax.Trace([[3, 1], [4, 2, 7, 5]])
     assert bits(run(Tells(), participation=cohorts)) == bits(simulated(Tells(), participation=cohorts))
     with pytest.raises(fedax.NodeError, match="in round 1 clients are asked at 1 nodes, and at 2 they have to be"):
@@ -387,7 +387,7 @@ def gone(kind: str, number: int, index: int = 1) -> Callable[[int, Message, Any]
 
 @pytest.mark.parametrize("kind", ["offer", "exchange", "agree", "unmask"])
 def test_a_node_that_is_gone(kind):
-    """Before its shares, after them, after its masked sum: without it or with it, and to the simulation's bits."""
+    """A node is lost before its shares, after them, or after its masked sum: the sum has the simulation's bits."""
     result = run(Tells(), spy=gone(kind, SECOND), timeout=0.05, secure=TWO)
     late = kind in ("agree", "unmask")
     there = np.array([[not (r == 1 and not late and i in NODES[1]) for i in range(11)] for r in range(2)])
@@ -483,7 +483,7 @@ def test_no_plain_sum_leaves_a_node():
 
 
 class Active(Here):
-    """A server, or a link, that asks all nodes but the first for something else; or changes what it passes on."""
+    """A server or link that sends all nodes but the first another request, or changes the messages it passes on."""
 
     def __init__(self, sites: Any, change: Callable[[int, Message], Message]):
         super().__init__(sites)
@@ -496,7 +496,7 @@ class Active(Here):
 
 
 def others(arrays: dict[str, Callable[[np.ndarray], np.ndarray]], **head: Any) -> Callable[[int, Message], Message]:
-    """Changes what the others are asked, in the offer and in the exchange alike."""
+    """Changes the requests to the other nodes, in the offer and in the exchange alike."""
 
     def change(number: int, message: Message) -> Message:
         if number == FIRST or message.head["kind"] not in ("offer", "exchange"):
@@ -610,7 +610,7 @@ def _usual() -> dict[int, Site]:
 
 
 def test_a_run_goes_on(tmp_path):
-    """From a checkpoint, with nodes that were all started again in between."""
+    """A run is resumed from a checkpoint, after all nodes were restarted."""
     at = Here(sites(Tells()))
     stopped = run(Tells(), at, rounds=1, checkpoint=tmp_path)
     assert len(stopped.history["round"]) == 2

@@ -1,4 +1,4 @@
-"""Runs over nodes that share messages: what each gives, how many messages there are, and how they end together."""
+"""Runs over nodes that share messages: their results, the number of messages, and how they end together."""
 
 import functools
 import os

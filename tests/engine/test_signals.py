@@ -1,4 +1,4 @@
-"""SIGINT, SIGHUP and SIGTERM while a run is at work: they wait for a checkpoint, and then do what they do elsewhere."""
+"""SIGINT, SIGHUP and SIGTERM during a run: they wait for a checkpoint, and then have their usual effect."""
 
 import importlib.util
 import pathlib
@@ -167,7 +167,7 @@ def test_calls_are_bounded_by_the_pace(whole, monkeypatch):
 
 
 def test_runs_that_are_killed_or_terminated(tmp_path, monkeypatch):
-    """Some of what benchmarks/kills.py does by the hundred."""
+    """A few of the kills of benchmarks/kills.py."""
     spec = importlib.util.spec_from_file_location("kills", ROOT / "benchmarks" / "kills.py")
     kills = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(kills)

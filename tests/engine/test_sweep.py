@@ -116,7 +116,7 @@ def test_blocks_of_any_width_give_the_same(width, programs):
 
 
 def test_seeds_of_one_point_are_spread_over_the_cores():
-    """To the bit what a core alone gives, whatever their number; and compiled in no more programs for more of them."""
+    """The same bits for any number of cores, and no more compiled programs for more cores."""
     swept = check(lambda: fedavg(0.05), {}, seeds=5, **COHORT)
     assert swept.programs == 1 and len(np.unique(swept.scores())) == 5
     for seed, run in zip(swept.seeds, swept.runs[0], strict=True):

@@ -324,7 +324,7 @@ def test_help_has_examples_and_the_version_is_told():
     "command", [train.run, train.compare, train.sweep, train.study, reading.diagnose, lookup.list_, reading.report]
 )
 def test_help_says_all_that_is_written(command):
-    """Also what stands in square brackets, which rich takes for its markup."""
+    """Also text in square brackets, which rich would take for markup."""
     said = " ".join(run_cli(command.__name__.strip("_"), "--help").stdout.split())
     for line in inspect.getdoc(command).splitlines():
         assert " ".join(line.strip("\b").split()) in said, line
@@ -399,7 +399,7 @@ def test_a_run_that_ends_for_want_of_patience_is_over():
 
 
 def started(*arguments, **environment):
-    """The command as a process of its own, with a cache of its own: JAX 0.10.0 complains where it reads programs."""
+    """The command in a separate process with its own cache: JAX 0.10.0 warns when it reads cached programs."""
     own = {"XDG_CACHE_HOME": os.getcwd() + "-cache"}
     kept = {"env": os.environ | own | environment, "text": True, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-m", "fedax", *arguments], stdout=subprocess.PIPE, **kept)

@@ -1,4 +1,4 @@
-"""The codec: what is written of a part is read as the same part."""
+"""The codec: each part of a configuration is read back as it was written."""
 
 import inspect
 

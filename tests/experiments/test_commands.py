@@ -134,7 +134,7 @@ def here(made, tmp_path, monkeypatch):
 
 @pytest.fixture
 def called(monkeypatch):
-    """``called(arguments, output)``: the exit code and what is on stderr; the output is a descriptor."""
+    """``called(arguments, output)``: the exit code and stderr; ``output`` is a file descriptor."""
 
     def call(arguments, output=None, encoding="utf-8"):
         read, write = os.pipe()

@@ -1,4 +1,4 @@
-"""fedax.compare: own methods, tasks and clients, in a run folder that goes on, is read again, and shows itself."""
+"""fedax.compare: the user's methods, tasks and clients, in a run folder that can be resumed, read and displayed."""
 
 import gc
 import html.parser
@@ -320,7 +320,7 @@ def test_of_other_data_and_losses_the_problems_are_others(tmp_path, quick):
 
 
 class Page(html.parser.HTMLParser):
-    """Which elements a piece of HTML has; it refuses what is not closed."""
+    """The elements of a piece of HTML; unclosed ones are an error."""
 
     def __init__(self, text):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A configuration: what it fills in, and what it says of mistakes."""
+"""A configuration: its defaults, and its errors on mistakes."""
 
 import copy
 import functools

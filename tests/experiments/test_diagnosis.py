@@ -1,4 +1,4 @@
-"""The diagnosis of a run folder or a configuration: what is written, shown, and refused."""
+"""The diagnosis of a run folder or a configuration: its file, its output, and errors."""
 
 import json
 import re
@@ -26,7 +26,7 @@ methods = [{name = "fedavg", lr = 0.1, label = "a <b> & c"}, {name = "scaffold",
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A configuration, diagnosed: its folder and what was printed."""
+    """A configuration, diagnosed: its folder and the output."""
     here = tmp_path_factory.mktemp("diagnosis")
     (here / "small.toml").write_text(CONFIG)
     result = run_cli("diagnose", str(here / "small.toml"), "--rounds", "2", "--out", str(here / "run"))
@@ -136,7 +136,7 @@ METHODS = ["fedavg", "fedprox", "fednova", "scaffold", "mime", "feddyn", "fedavg
 @pytest.mark.parametrize("work", [fedax.Steps(3), fedax.Steps(np.array([1, 9, 4]))])
 @pytest.mark.parametrize("cohort", [fedax.Full(), fedax.Uniform(2)])
 def test_no_verdict_contradicts_itself(name, work, cohort):
-    """Two sentences, that recommend one thing, and never call what the method has itself useless."""
+    """Two sentences that recommend one method, and never call a feature of the method itself useless."""
     data, task = fedax.data.quadratics(clients=3, dimension=2, seed=1), fedax.tasks.quadratic(2)
     try:
         method = fedax.create(name, lr=0.01)

@@ -22,7 +22,7 @@ WRITTEN = sorted(path.parent.name for path in HERE.glob("*/expected.json"))
 
 @pytest.fixture(scope="module", params=WRITTEN)
 def written(request, tmp_path_factory):
-    """A copy of what one version wrote, and what it is expected to say."""
+    """A copy of the folders that one version wrote, and their expected figures."""
     folder = tmp_path_factory.mktemp("written") / request.param
     shutil.copytree(HERE / request.param, folder)
     return folder, json.loads((folder / "expected.json").read_text())

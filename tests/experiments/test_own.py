@@ -1,4 +1,4 @@
-"""Own methods and tasks in configurations: what runs, what is refused, and that a run goes on by the same code only."""
+"""The user's methods and tasks in configurations: which run, which are refused, and resuming with the same code."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The error that methods share: who shares it, what it is, how often it misleads, and what a design can tell."""
+"""The pooled error of methods: which methods share it, its value, its false positives, and the power of a design."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from fedax.experiments.pooled import Pool, compare, least, pool_of
 
 
 def drawn(rng, spreads, seeds, **gaps):
-    """Methods a, b, … with residuals of these standard deviations, and what the seeds do to all."""
+    """Methods a, b, … with residuals of these standard deviations, and an effect of the seed that all share."""
     shared = rng.normal(scale=3.0, size=seeds)
     return {
         label: gaps.get(label, 0.0) + shared + rng.normal(size=seeds) * spread

@@ -1,4 +1,4 @@
-"""Private runs in a folder: what they spent, where a budget ended them, and what the report says of that."""
+"""Private runs in a folder: the epsilon that they spent, the end at a budget, and the report."""
 
 import html
 import json
@@ -158,7 +158,7 @@ def test_a_sweep_that_its_budget_ends(tmp_path):
 
 
 def test_clipping_alone_from_python(tmp_path):
-    """No noise is no privacy, and said so."""
+    """A run without noise is reported as not private."""
     data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
     given = {"rounds": 2, "seeds": 1, "privacy": fedax.DP(0.5, 0.0, DELTA), "out": tmp_path / "run"}
     comparison = fedax.compare(["fedavg"], task, data.with_weights(np.full(3, 1 / 3)), **given)
@@ -176,7 +176,7 @@ def test_a_checkpoint_whose_epsilon_cannot_be():
 
 
 def test_a_folder_keeps_its_secret(tmp_path):
-    """Methods of a comparison have noise of their own, and a run whose model is lost is made again, bit for bit."""
+    """The methods of a comparison have independent noise, and a run whose model is lost is repeated bit for bit."""
     folder = new_folder(tmp_path / "run", "private")
     config = CONFIG | {"methods": [{"name": "fedavg", "lr": 0.01}, {"name": "fedavg", "lr": 0.01, "label": "twin"}]}
     execute(build(config), folder, drawn=False)

@@ -189,7 +189,7 @@ def test_what_was_counted_in_tables_stays_out(tmp_path):
 
 
 class Told:
-    """A tracker that keeps what it is told."""
+    """A tracker that records its calls."""
 
     def __init__(self):
         self.said = []
@@ -389,7 +389,7 @@ def test_a_log_of_simulate_gets_public_columns_only(tmp_path, neighbours):
 
 
 def test_parameters_of_a_private_run_name_no_client(tmp_path):
-    """Neither those of the federation, nor what is set for each."""
+    """Neither names of the federation's clients, nor settings of single clients."""
     told, data = Told(), NEIGHBOURS["losses"][0][0][0]
     work = fedax.Steps([3] * N)
     compared(tmp_path / "run", data, b"c", track=told, work=work, seeds=1, rounds=1)

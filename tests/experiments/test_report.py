@@ -1,4 +1,4 @@
-"""The report: that it says what happened, and needs nothing but itself."""
+"""The report: it agrees with the runs, and is a single file without references to others."""
 
 import json
 import re
@@ -251,7 +251,7 @@ def places(d):
 
 
 def frames_of(page):
-    """Label -> what is in each picture."""
+    """Label -> the content of each picture."""
     return dict(re.findall(r'<svg class="frame".*?aria-label="(.*?)".*?>(.*?)</figure>', page))
 
 

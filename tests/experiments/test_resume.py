@@ -1,4 +1,4 @@
-"""A run folder whose run was stopped: the same command goes on with it, and ends with the same figures."""
+"""A run folder whose run was stopped: the same command resumes it, and ends with the same figures."""
 
 import dataclasses
 import json
@@ -58,7 +58,7 @@ def stopped(experiment, folder, at):
 
 @pytest.fixture(scope="module", autouse=True, params=[False, True], ids=["one by one", "side by side"])
 def together(request):
-    """Whether the seeds of a method run side by side, whatever the machine."""
+    """Whether the seeds of a method run side by side, set for any machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "worth_lanes", lambda job, seeds: request.param)
         yield request.param
@@ -319,7 +319,7 @@ def test_without_about_json_it_is_refused(whole, tmp_path):
 
 
 def test_a_run_of_another_problem_is_refused(whole, tmp_path):
-    """Of the same configuration, whose data file, say, is another one; also where every run is over."""
+    """The configuration is the same, but for instance its data file is another one; also if every run is finished."""
     folder = copied(whole, tmp_path / "run")
     data = whole[0].data
     other = fedax.FederatedData(data.examples | {"e": data.examples["e"] + 1}, data.sizes, data.weights)
@@ -398,7 +398,7 @@ def test_side_by_side_or_one_by_one_the_figures_are_the_same(whole, together, tm
 
 
 def test_a_sweep_goes_on(tmp_path, together):
-    """Killed at every fifth row, and between the methods; what is over is not run again."""
+    """Killed at every fifth row, and between the methods; finished runs are not repeated."""
     grid = {"methods.*.lr": [0.1, 0.2], "work.steps": [1, 2]}
     column_plan = plan(TABLES, grid)
     expected, folder = (new_folder(tmp_path / name, "small") for name in ("whole", "part"))
@@ -439,7 +439,7 @@ def test_a_sweep_goes_on(tmp_path, together):
 
 
 def test_the_command_goes_on_with_a_sweep(here, at_sweep):
-    """Ended by a signal; the line that it leaves goes on."""
+    """Ended by a signal; the command that it prints resumes the run."""
     given = ["sweep", "small.toml", "--grid", "methods.*.lr=0.1,0.2"]
     assert command(*given, "--out", "expected").exit_code == 0
     at_sweep("scaffold", 0, 2, lambda: signal.raise_signal(signal.SIGINT))
@@ -551,7 +551,7 @@ def full(*arguments, **options):
     [(runner, "append_metrics"), (saved, "write_model"), (runner, "finish"), (checkpoint, "write_tensors")],
 )
 def test_a_disk_that_is_full(module, name, whole, here, monkeypatch):
-    """One line, and what there is goes on as if nothing had been."""
+    """One line of an error, and the run can still be resumed."""
     with monkeypatch.context() as patch:
         patch.setattr(module, name, full)
         result = command("run", "small.toml", "--out", "run")

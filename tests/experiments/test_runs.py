@@ -1,4 +1,4 @@
-"""A run folder: what it holds, and that it is never half written."""
+"""A run folder: its content, and that it is never half written."""
 
 import json
 import os

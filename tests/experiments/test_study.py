@@ -1,4 +1,4 @@
-"""Studies: what they choose, what they run, and what they make of it."""
+"""Studies: their choices, their jobs, and their conclusions."""
 
 import json
 import math
@@ -446,7 +446,7 @@ def test_that_all_hold_needs_no_correction_and_that_one_does_not_needs_it():
 
 
 def test_methods_that_spread_alike_share_their_error():
-    """Three seeds: a difference of three standard deviations is told by six methods together, and not by the pair."""
+    """Three seeds: a difference of three standard deviations is significant with six methods' error only."""
     rng = np.random.default_rng(0)
     seed = rng.normal(scale=0.1, size=3)
     values = {label: 0.5 + seed + rng.normal(scale=0.01, size=3) for label in "bcdef"}

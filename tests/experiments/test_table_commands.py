@@ -1,4 +1,4 @@
-"""fedax data: what sites and coordinator type, in order, and what each command refuses."""
+"""fedax data: the commands of sites and coordinator, in order, and their errors."""
 
 import glob
 import itertools

@@ -1,4 +1,4 @@
-"""Tracking: what a tracker is told of an experiment's runs, whole, stopped and gone on with, and when it fails."""
+"""Tracking: a tracker's calls for whole, stopped and resumed runs, and errors of the tracker."""
 
 import json
 
@@ -18,7 +18,7 @@ TABLES = {
 
 
 class Told:
-    """A tracker that keeps what it is told."""
+    """A tracker that records its calls."""
 
     def __init__(self):
         self.params, self.rows, self.ends = {}, {}, {}

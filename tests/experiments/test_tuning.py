@@ -1,4 +1,4 @@
-"""Sweeps: the points of a configuration, what is found among them, the folder, the report, the command, bad input."""
+"""Sweeps: the points of a configuration, the best ones, the folder, the report, the command, bad input."""
 
 import copy
 import json
@@ -36,7 +36,7 @@ run.batch_size = [8, 16]
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A sweep: its folder and what was printed."""
+    """A sweep: its folder and the output."""
     here = tmp_path_factory.mktemp("sweep")
     (here / "small.toml").write_text(CONFIG)
     result = run_cli("sweep", str(here / "small.toml"), "--out", str(here / "run"))
@@ -451,7 +451,7 @@ def test_the_report_tells_all_noises_and_shares(tmp_path):
 
 
 def swept(tmp_path, grid, **changes):
-    """A sweep: its record, what became sweep.json, and the same points by ``simulate``."""
+    """A sweep: its record, the content of sweep.json, and the same points by ``simulate``."""
     tuning = plan(copy.deepcopy(WIRED) | changes | {"sweep": {"grid": grid}})
     record, content = tune(tuning, new_folder(tmp_path / "run", "run"), drawn=False)
     (label,) = tuning.points

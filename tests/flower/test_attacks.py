@@ -1,4 +1,4 @@
-"""What somebody tries at a link: requests of nobody, of one node in another's name, again, too large, too slow."""
+"""Attacks on a link: requests that are unsigned, in another node's name, replayed, too large or too slow."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""The commands `fedax deploy`: a link, nodes and runs as processes of their own, against the simulation of the same."""
+"""The commands `fedax deploy`: a link, nodes and runs as real processes, compared with the same simulation."""
 
 import base64
 import collections

@@ -113,7 +113,7 @@ class Network:
 
 
 def answer_of(carrier: transport.FlowerTransport, node: int) -> Message:
-    """The first answer of a node that comes back: until its link has noticed that it left, it is asked in vain."""
+    """The first answer of a restarted node: requests fail until the link has noticed that the old one is gone."""
     found: list[Any] = []
 
     def answered() -> bool:
@@ -644,7 +644,7 @@ def test_requests_pass_the_middleware_that_concerns_them() -> None:
 
 
 def test_a_link_answers_with_its_middleware_spared_as_it_does_with_all_of_it() -> None:
-    """What Flower refuses stays refused, in the same words; what it answers is answered, byte for byte."""
+    """All responses, refusals among them, are the same as with Flower's own middleware, byte for byte."""
     from flwr.proto.fleet_pb2 import PullMessagesRequest, RegisterNodeFleetRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.node_pb2 import Node

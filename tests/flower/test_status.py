@@ -27,7 +27,7 @@ LARGE = 2**64 - 1  # a number as Flower may give to a node
 
 
 class Wire:
-    """A transport that gives what it was given to give."""
+    """A transport with prepared answers."""
 
     sent, received = 5, 7
 

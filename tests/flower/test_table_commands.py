@@ -1,4 +1,4 @@
-"""What sites and the coordinator type for tables at nodes, and what is refused before anything starts."""
+"""The commands of sites and coordinator for tables at nodes, and errors before anything starts."""
 
 import io
 import pathlib

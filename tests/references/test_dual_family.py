@@ -33,7 +33,7 @@ def run(method, grads=NOISY, taus=EQUAL, cohorts=ALL, rounds=12, **hyper):
 
 
 def linear(points, slopes=SLOPES):
-    """Gradients that are slopes[i] everywhere; the points asked for are noted by (client, step, round)."""
+    """Gradients that are slopes[i] everywhere; the points of evaluation are recorded by (client, step, round)."""
     return [lambda x, k, r, e=0, i=i: (points.setdefault((i, k, r), []).append(x), slopes[i])[1] for i in range(7)]
 
 
