@@ -700,9 +700,9 @@ def luck(measured: dict[str, Table]) -> str:
     )
 
 
-def costs(found: dict[str, Table]) -> str:
+def costs(result: dict[str, Table]) -> str:
     """How many gradients Mime took, in a sentence."""
-    times = [problem["gradients"] for problem in found.values()]
+    times = [problem["gradients"] for problem in result.values()]
     low, middle, high = (f"{value:.1f}" for value in np.quantile(times, [0, 0.5, 1]))
     return f"{COSTLY} took {low} to {high} times as many gradients as FedAvg, {middle} times in the median.\n"
 
@@ -711,10 +711,10 @@ def _mean(values: np.ndarray, k: np.ndarray) -> float:
     return float(values[k].mean())
 
 
-def answers_table(found: dict[str, Table]) -> str:
+def answers_table(result: dict[str, Table]) -> str:
     """For each problem the best method, and what each way names."""
     rows, where = [], halves(names())
-    for name, problem in found.items():
+    for name, problem in result.items():
         best, tied = best_of(problem)
         cells = []
         for key in ("verdict", "short", "compared", "tree"):
@@ -742,10 +742,10 @@ def _range(ends: tuple[float, float], digits: int = 0) -> str:
 
 def _put(text: str, part: str, new: str) -> str:
     begin, end = _BEGIN.format(part), _END.format(part)
-    found = re.search(re.escape(begin) + "(.*?)" + re.escape(end), text, re.DOTALL)
-    if found is None:
+    result = re.search(re.escape(begin) + "(.*?)" + re.escape(end), text, re.DOTALL)
+    if result is None:
         raise SystemExit(f"{PAGE.name} has no place for: {part}")
-    return text[: found.start(1)] + new + text[found.end(1) :]
+    return text[: result.start(1)] + new + text[result.end(1) :]
 
 
 # ---- figure
@@ -758,7 +758,7 @@ PANELS = (
 )
 
 
-def figure(found: dict[str, Table]) -> Drawing:
+def figure(result: dict[str, Table]) -> Drawing:
     """What diagnose says that a fault costs, against what its remedy gained in test loss; a point a problem."""
     from fedax.figures.drawing import legend, style
 
@@ -769,7 +769,7 @@ def figure(found: dict[str, Table]) -> Drawing:
     with style():
         for place, (label, quantity) in zip(axes, PANELS, strict=True):
             for k, half in enumerate(("rule", "held out")):
-                there = [found[name] for name in found if where[name] == half and label in found[name]["test"]]
+                there = [result[name] for name in result if where[name] == half and label in result[name]["test"]]
                 x = [100 * quantities(problem)[quantity] for problem in there]
                 y = [100 * gain(problem, label) for problem in there]
                 handles[half] = place.plot(x, y, marker(k), color=colour(k), markersize=3.5, clip_on=False)[0]
@@ -798,29 +798,29 @@ def gain(problem: Table, label: str) -> float:
 
 def measured() -> dict[str, Table]:
     """Part -> what was measured of it."""
-    found: dict[str, Table] = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
-    return {name: found[name] for name in names() if name in found}
+    result: dict[str, Table] = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    return {name: result[name] for name in names() if name in result}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=pathlib.Path, help="of the study; default: only write the page anew")
-    folder, found = parser.parse_args().folder, measured()
+    folder, result = parser.parse_args().folder, measured()
     if folder is not None:
         study = read_study("choosing")
         study.results = results_of(folder)
         for name, part in study.parts.items():
-            problem = None if name in found else measure(study, part, folder)
+            problem = None if name in result else measure(study, part, folder)
             if problem is not None:
-                found[name] = problem
-                text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+                result[name] = problem
+                text = json.dumps(result, ensure_ascii=False, separators=(",", ":"))
                 MEASURED.write_text(text + "\n", encoding="utf-8")
                 print(name, problem["advice"], best_of(problem), flush=True)
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    if found:
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+    if result:
         from fedax.figures import write
 
-        write(figure(found), FIGURE)
+        write(figure(result), FIGURE)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ DESIGNS = {
 def losses(method: str, design: fedax.Participation, data: fedax.FederatedData, rounds: int, seeds: int) -> np.ndarray:
     """[seeds] the training loss after the last round; infinite where the run diverged."""
     hyper = {"lr": LR} | HYPER.get(method, {})
-    found = fedax.sweep(
+    result = fedax.sweep(
         lambda: fedax.create(method, **hyper),
         [{}],
         TASK,
@@ -49,7 +49,7 @@ def losses(method: str, design: fedax.Participation, data: fedax.FederatedData, 
         participation=design,
         evaluate_every=rounds,
     )
-    last = np.array([run.history["train_loss"][-1] for run in found.runs[0]])
+    last = np.array([run.history["train_loss"][-1] for run in result.runs[0]])
     return np.where(np.isfinite(last), last, np.inf)
 
 

@@ -74,20 +74,20 @@ def rounds(scratch: pathlib.Path, number: int, every: int) -> None:
     config = scratch / "rounds.toml"
     config.write_text(ROUNDS.format(rounds=number, every=every), encoding="utf-8")
     folder = scratch / f"rounds-{every}"
-    found = command(["run", str(config), "--out", str(folder)], folder / "metrics.jsonl", number // every)
-    show(f"fedax run, {number} rounds, evaluated every {every}", found)
+    result = command(["run", str(config), "--out", str(folder)], folder / "metrics.jsonl", number // every)
+    show(f"fedax run, {number} rounds, evaluated every {every}", result)
     size = (folder / "metrics.jsonl").stat().st_size / 1e6
-    found = command(["report", str(folder)])
+    result = command(["report", str(folder)])
     page = (folder / "report.html").stat().st_size / 1e6
-    show(f"fedax report of it: metrics.jsonl {size:.1f} MB, report.html {page:.1f} MB", found)
+    show(f"fedax report of it: metrics.jsonl {size:.1f} MB, report.html {page:.1f} MB", result)
 
 
 def points(scratch: pathlib.Path, number: int) -> None:
     config = scratch / "sweep.toml"
     config.write_text(SWEEP.format(points=number), encoding="utf-8")
     folder = scratch / "sweep"
-    found = command(["sweep", str(config), "--out", str(folder)], folder / "metrics.jsonl", 3 * number)
-    show(f"fedax sweep, {number} points", found)
+    result = command(["sweep", str(config), "--out", str(folder)], folder / "metrics.jsonl", 3 * number)
+    show(f"fedax sweep, {number} points", result)
     show("fedax report of it", command(["report", str(folder)]))
     page = (folder / "report.html").stat().st_size / 1e6
     print(f"  report.html {page:.1f} MB", flush=True)

@@ -88,17 +88,17 @@ def compared(data: fedax.FederatedData, lr: float, comparisons: int) -> dict[str
         "a tenth of η": (fedax.create("fedavg", lr=lr / 10), 0),
     }
     # Of the runs k = 0, 1, … of a method run k has split k // SEEDS where the split is one, else its own.
-    found: dict[str, dict[str, list[Any]]] = {}
+    results: dict[str, dict[str, list[Any]]] = {}
     for kind, number in (("one", SEEDS), ("ten", SPLITS)):
         for label, (method, stream) in methods.items():
             runs = list(_runs(data, task, method, kind, comparisons * number, stream))
-            found.setdefault(kind, {})[label] = [runs[k : k + number] for k in range(0, len(runs), number)]
+            results.setdefault(kind, {})[label] = [runs[k : k + number] for k in range(0, len(runs), number)]
     overlap = SHARES["test"] / SHARES["train"]
     table: dict[str, Any] = {}
     for other in OTHERS:
         rows: dict[str, list[Any]] = {rule: [] for rule in RULES}
         for kind in ("one", "ten"):
-            for one, two in zip(found[kind]["FedAvg"], found[kind][other], strict=True):
+            for one, two in zip(results[kind]["FedAvg"], results[kind][other], strict=True):
                 ends, others = (np.array([run["test"] for run in each]) for each in (one, two))
                 better = min(one, two, key=lambda each: np.mean([run["test"] for run in each]))
                 gained = float(np.mean([run["start"] - run["test"] for run in better]))

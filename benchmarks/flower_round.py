@@ -137,14 +137,14 @@ def of_fedax(folder: Path, nodes: int, rounds: int, poll: float) -> list[float]:
             time.sleep(0.2)
         secret = (folder / "link" / "secret").read_text()
         with connect(f"127.0.0.1:{port}", folder / "link" / "ca.pem", secret) as transport:
-            while len(found := transport.nodes()) < nodes:
+            while len(result := transport.nodes()) < nodes:
                 time.sleep(0.2)
-            list(transport.ask({node: Message({}) for node in found}, 60))  # the app itself goes to the nodes once
+            list(transport.ask({node: Message({}) for node in result}, 60))  # the app itself goes to the nodes once
             taken = []
             for k in range(rounds):
                 time.sleep(0.37 * k)  # so that rounds begin at different moments of the nodes' pauses
                 began = time.perf_counter()
-                answers = list(transport.ask({node: Message({}) for node in found}, 60))
+                answers = list(transport.ask({node: Message({}) for node in result}, 60))
                 taken.append(time.perf_counter() - began)
                 assert all(isinstance(answer, Message) for _, answer in answers)
     return taken

@@ -81,11 +81,11 @@ def main() -> None:
 
 
 def _tables(folder: pathlib.Path) -> None:
-    found = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
-    found["benign"] = np.where(found.pop("target") == 1, "yes", "no")
+    result = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
+    result["benign"] = np.where(result.pop("target") == 1, "yes", "no")
     (folder / "tables").mkdir()
-    for name, rows in zip(NAMES, np.array_split(np.arange(len(found)), 3), strict=True):
-        found.iloc[rows].to_csv(folder / "tables" / f"{name}.csv", index=False)
+    for name, rows in zip(NAMES, np.array_split(np.arange(len(result)), 3), strict=True):
+        result.iloc[rows].to_csv(folder / "tables" / f"{name}.csv", index=False)
 
 
 def _open(typed: Typed, folder: pathlib.Path, address: str) -> None:

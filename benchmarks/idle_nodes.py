@@ -92,15 +92,15 @@ def main() -> None:
                 time.sleep(POLL / given.nodes * (k < given.nodes))  # not all at once
             time.sleep(5)
             watched = [federation.superlink(), federation.commands["link"].pid]
-            before, asked = [cpu(each) for each in watched], sum(node.asked for node in nodes)
+            before, request = [cpu(each) for each in watched], sum(node.asked for node in nodes)
             time.sleep(given.seconds)
             used = [(cpu(each) - then) / given.seconds for each, then in zip(watched, before, strict=True)]
-            asked, failed = sum(node.asked for node in nodes) - asked, sum(node.failed for node in nodes)
+            request, failed = sum(node.asked for node in nodes) - request, sum(node.failed for node in nodes)
         finally:
             until.set()
             federation.end()
     print(
-        f"{given.nodes} idle nodes, {asked / given.seconds:.1f} questions a second, {failed} failed: the SuperLink "
+        f"{given.nodes} idle nodes, {request / given.seconds:.1f} questions a second, {failed} failed: the SuperLink "
         f"{used[0]:.3f}, its supervisor {used[1]:.3f} seconds of CPU a second"
     )
 

@@ -98,17 +98,19 @@ def choose(recipe: str, experiment: Experiment, noise: float) -> None:
 
 def table(recipe: str, experiment: Experiment, noises: dict[float, float], seeds: int) -> None:
     """Print mean and standard deviation over seeds, and p of paired t-tests against FedAvg, with Holm's correction."""
-    found = {}
+    results = {}
     for method, (lr, clip) in CHOSEN[recipe].items():
         points = [{"method": method, "lr": lr, "clip": clip, "noise": noise} for noise in noises.values()]
         private = accuracies(experiment, experiment.data, experiment.test, points, seeds)
         open_ = accuracies(experiment, experiment.data, experiment.test, [{"method": method, "lr": lr}], seeds)
-        found[method] = 100 * np.concatenate([private, open_])
+        results[method] = 100 * np.concatenate([private, open_])
     print("| method | lr, clip | " + " | ".join(f"ε = {e:g}" if e < math.inf else "clip only" for e in noises), end="")
     print(" | neither |\n|---|---|" + "---|" * (len(noises) + 1))
-    others = [values for method, values in found.items() if method != "fedavg"]
-    corrected = [_holm(np.array([_p(base, values[k]) for values in others])) for k, base in enumerate(found["fedavg"])]
-    for number, (method, values) in enumerate(found.items()):
+    others = [values for method, values in results.items() if method != "fedavg"]
+    corrected = [
+        _holm(np.array([_p(base, values[k]) for values in others])) for k, base in enumerate(results["fedavg"])
+    ]
+    for number, (method, values) in enumerate(results.items()):
         cells = []
         for k, row in enumerate(values):
             p = "" if method == "fedavg" else f" (p = {corrected[k][number - 1]:.2g})"

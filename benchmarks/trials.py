@@ -67,9 +67,9 @@ def check(what: str, good: bool, *said: object) -> bool:
 
 def pairs() -> list[bool]:
     """The second is refused in one line, and the first ends as if it had been alone; readers disturb nobody."""
-    found = []
+    results = []
     alone = started("run", "long.toml", "--out", "alone")
-    found.append(check("a run alone", ended(alone)[0] == 0))
+    results.append(check("a run alone", ended(alone)[0] == 0))
     for first, second in (
         (["run", "long.toml", "--out", "x"], ["run", "long.toml", "--out", "x"]),
         (["run", "long.toml", "--out", "x"], ["run", "long.toml", "--out", "x", "--resume"]),
@@ -85,7 +85,7 @@ def pairs() -> list[bool]:
             begun(Path("x"), one)
         code, said = ended(started(*second))
         good = code == 2 and one_line(said) and "another process is writing" in said
-        found.append(
+        results.append(
             check(f"{first[0]}, and {' '.join(second[:1] + second[4:])} beside it is refused", good, code, said)
         )
         if first[:2] == second[:2] and first == second and first[0] == "run":
@@ -94,17 +94,17 @@ def pairs() -> list[bool]:
             for reader in readers:
                 code, said = ended(started(*reader))
                 good = (code == 0 or one_line(said)) and "Traceback" not in said
-                found.append(check(f"fedax {' '.join(reader[:1])} beside it: exit code {code}", good, said))
+                results.append(check(f"fedax {' '.join(reader[:1])} beside it: exit code {code}", good, said))
         code, said = ended(one)
-        found.append(check(f"the first {first[0]} ends as it should", code == 0, code, said))
+        results.append(check(f"the first {first[0]} ends as it should", code == 0, code, said))
         if first[0] == "run":
-            found.append(check("with the rows of a run alone", rows(Path("x")) == rows(Path("alone"))))
+            results.append(check("with the rows of a run alone", rows(Path("x")) == rows(Path("alone"))))
     both = [started("run", "short.toml") for _ in range(2)]
     codes = [ended(each)[0] for each in both]
-    found.append(
+    results.append(
         check("two that name their folders themselves", codes == [0, 0] and len(os.listdir("runs")) == 2, codes)
     )
-    return found
+    return results
 
 
 # ---- another number of devices
@@ -116,9 +116,9 @@ def figure(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def devices() -> list[bool]:
     """Killed with two devices, and gone on with one and with three: the figures differ by the order of sums at most."""
-    found = []
+    results = []
     process = started("run", "long.toml", "--out", "whole", env=os.environ | {"JAX_NUM_CPU_DEVICES": "2"})
-    found.append(check("a run with two devices", ended(process)[0] == 0))
+    results.append(check("a run with two devices", ended(process)[0] == 0))
     expected = rows(Path("whole"))
     for number in ("1", "3"):
         folder = Path(f"with-{number}")
@@ -134,8 +134,8 @@ def devices() -> list[bool]:
             pairs_of = zip(sorted(map(figure, rows(folder))), sorted(map(figure, expected)), strict=True)
             gap = max(abs(a[-1] - b[-1]) / max(abs(b[-1]), 1e-3) for a, b in pairs_of)
         what = f"killed with two devices, gone on with {number}: losses within {gap:.1g}"
-        found.append(check(what, same and gap < 1e-3, code, said))
-    return found
+        results.append(check(what, same and gap < 1e-3, code, said))
+    return results
 
 
 # ---- pipes, descriptors, folders that are removed
@@ -143,7 +143,7 @@ def devices() -> list[bool]:
 
 def pipes() -> list[bool]:
     """``fedax … | head -1``."""
-    found = []
+    results = []
     lines = [
         ["run", "short.toml", "--out", "piped"],
         ["list"],
@@ -158,13 +158,13 @@ def pipes() -> list[bool]:
         process.stdout.close()
         assert process.stderr is not None
         said = process.stderr.read()
-        found.append(check(f"fedax {' '.join(line[:2])} | head -1", (process.wait(), said) == (0, ""), said))
-    return found
+        results.append(check(f"fedax {' '.join(line[:2])} | head -1", (process.wait(), said) == (0, ""), said))
+    return results
 
 
 def descriptors() -> list[bool]:
     """Few file descriptors, and many files of clients."""
-    found = []
+    results = []
     Path("many").mkdir()
     for k in range(200):
         Path(f"many/{k}.csv").write_text("age,ill\n" + "40,no\n60,yes\n" * 5, encoding="utf-8")
@@ -177,15 +177,15 @@ def descriptors() -> list[bool]:
             ["sweep", "short.toml", *GRID, "--out", f"s-{most}"],
         ):
             code, said = ended(started(*line, preexec_fn=limits))
-            found.append(
+            results.append(
                 check(f"ulimit -n {most}, fedax {line[0]}: exit code {code}", code == 0 or one_line(said), said)
             )
-    return found
+    return results
 
 
 def removed() -> list[bool]:
     """The run folder, that of its checkpoints, and that of its models, while a run is at work."""
-    found = []
+    results = []
     for what in ("", "checkpoints", "models"):
         shutil.rmtree("gone", ignore_errors=True)
         process = started("run", "long.toml", "--out", "gone", "--checkpoint-rounds", "400")
@@ -193,8 +193,8 @@ def removed() -> list[bool]:
         shutil.rmtree(Path("gone") / what, ignore_errors=True)
         code, said = ended(process)
         good = (code, said) == (0, "") or (code == 2 and one_line(said))
-        found.append(check(f"gone/{what} is removed while it is written: exit code {code}", good, said))
-    return found
+        results.append(check(f"gone/{what} is removed while it is written: exit code {code}", good, said))
+    return results
 
 
 TRIALS = {"pairs": pairs, "devices": devices, "pipes": pipes, "descriptors": descriptors, "removed": removed}
@@ -211,9 +211,9 @@ def main() -> None:
             for file, text in (("long.toml", CONFIG), ("short.toml", SHORT), ("study.toml", STUDY)):
                 Path(file).write_text(text, encoding="utf-8")
             print(f"\n{name}", flush=True)
-            found = TRIALS[name]()
-            bad += found.count(False)
-            print(f"{len(found)} trials, {found.count(False)} bad", flush=True)
+            result = TRIALS[name]()
+            bad += result.count(False)
+            print(f"{len(result)} trials, {result.count(False)} bad", flush=True)
             os.chdir("/")
     sys.exit(bool(bad))
 

@@ -456,10 +456,10 @@ def diagnosis() -> bytes:
         "bias": None,
         "cohort_cost": 0.1,
     }
-    found = {"label": "good", "models": ["the initial model", "the final one of seed 0"], "points": [point, point]}
-    found |= {"steps": [1, 2], "constant": 0.1, "line": [1.0, None], "weights": True, "chi2": 0.1, "floor": 0.0}
-    found |= {"lr": 0.1, "max_lr": 0.2, "advice": ["Wait."], "unknown": ["The weather."]}
-    return json.dumps({"methods": [found]}).encode()
+    results = {"label": "good", "models": ["the initial model", "the final one of seed 0"], "points": [point, point]}
+    results |= {"steps": [1, 2], "constant": 0.1, "line": [1.0, None], "weights": True, "chi2": 0.1, "floor": 0.0}
+    results |= {"lr": 0.1, "max_lr": 0.2, "advice": ["Wait."], "unknown": ["The weather."]}
+    return json.dumps({"methods": [results]}).encode()
 
 
 def model() -> bytes:
@@ -595,8 +595,8 @@ def described() -> tuple[Any, ...]:
     from fedax import tasks
     from fedax.tasks.pytorch import constants, describe
 
-    found = [tasks.from_export(path) for path in MODULES if path.stem != "odd"]
-    return tuple((json.dumps(describe(task)).encode(), task.init(None), constants(task)) for task in found)
+    results = [tasks.from_export(path) for path in MODULES if path.stem != "odd"]
+    return tuple((json.dumps(describe(task)).encode(), task.init(None), constants(task)) for task in results)
 
 
 MODULES = sorted(Path(__file__).parent.glob("tasks/pt2/*.pt2"))
@@ -688,22 +688,22 @@ def saved() -> list[bytes]:
         ),
         Model(module, module.init(key), None, None, {"x": ((1, 8, 8), "uint8")}, {}),
     ]
-    found = []
+    results = []
     for given in models:
         given.save(folder / "model")
         load_model(folder / "model")
-        found.append((folder / "model").read_bytes())
-    return found
+        results.append((folder / "model").read_bytes())
+    return results
 
 
 def read_saved(folder: Path, content: bytes) -> Any:
     """Read, and now and then traced, as a prediction would."""
     from fedax.engine.saved import load_model
 
-    found = load_model(write(folder / "model", content))
-    if len(content) % 16 == 0 and found.example:
-        found.predict({name: np.zeros((1, *shape), kind) for name, (shape, kind) in found.example.items()})
-    return [found.params]
+    result = load_model(write(folder / "model", content))
+    if len(content) % 16 == 0 and result.example:
+        result.predict({name: np.zeros((1, *shape), kind) for name, (shape, kind) in result.example.items()})
+    return [result.params]
 
 
 ROWS = """age,ward,day,seen,y
@@ -735,12 +735,12 @@ def pyarrow_table() -> Any:
 def parquets() -> list[bytes]:
     import pyarrow.parquet
 
-    found = []
+    results = []
     for options in ({}, {"compression": "none", "use_dictionary": False}, {"compression": "zstd", "version": "1.0"}):
         out = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow_table(), out, **options)
-        found.append(out.getvalue())
-    return found
+        results.append(out.getvalue())
+    return results
 
 
 def read_parquet(folder: Path, content: bytes) -> Any:
@@ -763,14 +763,14 @@ def arrows() -> list[bytes]:
     features = {"info": {"features": {"y": {"_type": "ClassLabel", "names": ["a", "b"]}}}}
     image = pyarrow.table({"image": [{"bytes": png(), "path": "x.png"}] * 2, "y": [0, 1]})
     image = image.replace_schema_metadata({"huggingface": json.dumps(features)})
-    found = []
+    results = []
     for table in (pyarrow_table(), image):
         for compression in (None, "lz4"):
             out, options = io.BytesIO(), pyarrow.ipc.IpcWriteOptions(compression=compression)
             with pyarrow.ipc.new_stream(out, table.schema, options=options) as stream:
                 stream.write_table(table)
-            found.append(out.getvalue())
-    return found
+            results.append(out.getvalue())
+    return results
 
 
 def read_arrow(folder: Path, content: bytes) -> Any:
@@ -782,7 +782,7 @@ def read_arrow(folder: Path, content: bytes) -> Any:
 def hdf5s() -> list[bytes]:
     import h5py
 
-    found = []
+    results = []
     for kind in ("plain", "packed", "text"):
         out = io.BytesIO()
         with h5py.File(out, "w") as file:
@@ -793,8 +793,8 @@ def hdf5s() -> list[bytes]:
                 options = {"chunks": (1, 6, 6), "compression": "gzip"} if kind == "packed" else {}
                 file.create_dataset(f"examples/{name}/pixels", data=np.zeros((k + 1, 6, 6), np.float32), **options)
                 file[f"examples/{name}/label"] = np.zeros(k + 1, np.int32)
-        found.append(out.getvalue())
-    return found
+        results.append(out.getvalue())
+    return results
 
 
 SERVED = """
@@ -864,13 +864,13 @@ def read_transform(folder: Path, content: bytes) -> Any:
 
     tag, rows = content[:1], frame()
     kind = {b"p": data.Plan, b"s": data.Summary, b"f": data.Summary}.get(tag, data.Transform)
-    found = kind.load(write(folder / "transform.json", content[1:]))
-    first = summary() if tag != b"f" else found
+    result = kind.load(write(folder / "transform.json", content[1:]))
+    first = summary() if tag != b"f" else result
     if tag == b"t":
-        return found(rows)
-    requests = found if tag == b"p" else data.plan([first, summary()], label="y", columns={"ward": "category"})
+        return result(rows)
+    requests = result if tag == b"p" else data.plan([first, summary()], label="y", columns={"ward": "category"})
     second = data.summarize(rows, requests)
-    return data.fit(requests, [found if tag == b"s" else second, second])(rows)
+    return data.fit(requests, [result if tag == b"s" else second, second])(rows)
 
 
 @functools.cache
@@ -1017,8 +1017,8 @@ def read_status(folder: Path, content: bytes) -> Any:
     from fedax.flower import status, status_page
 
     write(folder / status.FILE, content)
-    found = status.joined(status.read_file(folder), None, "the link is gone")
-    text = _shown(found) + json.dumps(found, allow_nan=False) + status_page.body(found, lambda folder: "")
+    result = status.joined(status.read_file(folder), None, "the link is gone")
+    text = _shown(result) + json.dumps(result, allow_nan=False) + status_page.body(result, lambda folder: "")
     assert text.replace("\n", "").isprintable(), "something moves the cursor"
 
 
@@ -1033,9 +1033,9 @@ def read_node(folder: Path, content: bytes) -> Any:
 
     write(folder / "site" / "log.jsonl", content[1:] if content[:1] != b"r" else LOG)
     write(folder / "site" / "rounds.json", content[1:] if content[:1] == b"r" else b'{"3": 2}')
-    found = node_table(folder)
-    assert min(found["rounds"], found["messages"], found["came"], found["left"]) >= 0
-    assert repr(found).isprintable()
+    result = node_table(folder)
+    assert min(result["rounds"], result["messages"], result["came"], result["left"]) >= 0
+    assert repr(result).isprintable()
 
 
 def read_review(folder: Path, content: bytes) -> Any:
@@ -1406,14 +1406,14 @@ def main(name: str, number: int, most: float = math.inf) -> None:
 
     def one(content: bytes) -> None:
         nonlocal done
-        found = check(reader, folder, content, measured=done % 8 == 0)
+        result = check(reader, folder, content, measured=done % 8 == 0)
         done += 1
-        if found is not None:
-            found = re.sub(r"\d+", "0", found)
-            counts[found] += 1
-            if counts[found] == 1:
+        if result is not None:
+            result = re.sub(r"\d+", "0", result)
+            counts[result] += 1
+            if counts[result] == 1:
                 path = write(Path(tempfile.gettempdir()) / "fuzz" / name / str(len(counts)), content)
-                print(f"FOUND {found} ({path})", flush=True)
+                print(f"FOUND {result} ({path})", flush=True)
         seconds = time.perf_counter() - began
         if done == number or seconds > most:
             print(f"\n{name}: {done} inputs in {seconds:.0f} s, {len(counts)} findings, guided: {bool(atheris)}")

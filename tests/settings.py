@@ -73,12 +73,12 @@ def leaves(tree: Any, at: Path = ()) -> Iterator[Path]:
 
 
 def changed(config: dict[str, Any], at: Path, value: Any) -> dict[str, Any]:
-    found = copy.deepcopy(config)
-    inner: Any = found
+    result = copy.deepcopy(config)
+    inner: Any = result
     for key in at[:-1]:
         inner = inner[key]
     inner[at[-1]] = copy.deepcopy(value)
-    return found
+    return result
 
 
 def written(tables: dict[str, Any]) -> bool:

@@ -42,8 +42,8 @@ def test_settings_that_advice_names_have_what_it_says(name, field, value):
 
 def test_the_verdict_names_settings_that_are_promised():
     named = re.findall(r"([a-z-]+) with (\w+) = ([\d.]+) or ([\d.]+)", advice._TRIED)
-    found = {(name, field, float(value)) for name, field, *values in named for value in values}
-    assert len(found) == 4 and found < set(PROMISED)
+    results = {(name, field, float(value)) for name, field, *values in named for value in values}
+    assert len(results) == 4 and results < set(PROMISED)
 
 
 def test_defaults_are_what_the_pages_say_of_them():
@@ -107,5 +107,5 @@ def test_problems_are_as_the_page_says(kind):
 
 def test_the_page_is_current():
     text = trial.PAGE.read_text(encoding="utf-8")
-    found = trial.json.loads(trial.MEASURED.read_text(encoding="utf-8"))
-    assert trial.written(text, found) == text, "run python benchmarks/advice.py --page"
+    result = trial.json.loads(trial.MEASURED.read_text(encoding="utf-8"))
+    assert trial.written(text, result) == text, "run python benchmarks/advice.py --page"

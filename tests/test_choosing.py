@@ -28,8 +28,8 @@ def point(**changes):
 
 
 def diagnosis(**changes):
-    found = {"clients": 20, "constant": 4.0, "chi2": 0.0, "floor": 0.0, "lr": 0.1, "gained": 2.0, "smoothness": 1.0}
-    return found | {"steps": [10, 10], "points": [point(), point(**changes)]}
+    results = {"clients": 20, "constant": 4.0, "chi2": 0.0, "floor": 0.0, "lr": 0.1, "gained": 2.0, "smoothness": 1.0}
+    return results | {"steps": [10, 10], "points": [point(), point(**changes)]}
 
 
 def problem(drift=0.0, advice="FedAvg", **gaps):
@@ -56,13 +56,13 @@ def made(monkeypatch):
     names = [f"p{k}" for k in range(12)]
     monkeypatch.setattr(choosing, "names", lambda: names)
     monkeypatch.setattr(choosing, "DRAWS", 50)
-    found, turn = {}, {"rule": 0, "held out": 0}
+    results, turn = {}, {"rule": 0, "held out": 0}
     for name, half in choosing.halves(names).items():
         turn[half] += 1
         drifts = turn[half] % 2
         gaps = {"SCAFFOLD": 0.2 * drifts}
-        found[name] = problem(0.1 * drifts + 1e-3 * turn[half], "SCAFFOLD" if drifts else "FedAvg", **gaps)
-    return {name: found[name] for name in names}
+        results[name] = problem(0.1 * drifts + 1e-3 * turn[half], "SCAFFOLD" if drifts else "FedAvg", **gaps)
+    return {name: results[name] for name in names}
 
 
 def test_halves_are_fixed_and_equal():
@@ -133,15 +133,15 @@ def test_right_advice_is_told_from_wrong(made):
         return {row[0].lstrip("| "): row[1:] for row in rows}
 
     right = rates()
-    asked = "`fedax diagnose`, a finished run of FedAvg"
-    assert right[asked][4].startswith("6 of 6") and right[asked][0].startswith("0.0 %")
+    request = "`fedax diagnose`, a finished run of FedAvg"
+    assert right[request][4].startswith("6 of 6") and right[request][0].startswith("0.0 %")
     assert right["always FedAvg"][4].startswith("3 of 6") and right["always FedAvg"][1].startswith("4.8 (")
     assert right["always SCAFFOLD, the best on average of the rule half"][4].startswith("6 of 6")
     for each in made.values():
         each["advice"]["verdict"] = "FedAvg"
     wrong = rates()
     for k in (0, 2, 3, 4, 5, 6):  # all but the difference to the advice
-        assert wrong[asked][k] == wrong["always FedAvg"][k] == right["always FedAvg"][k]
+        assert wrong[request][k] == wrong["always FedAvg"][k] == right["always FedAvg"][k]
     assert wrong["always FedAvg"][1] == "0.0 (0.0 to 0.0)"
 
 
@@ -203,7 +203,7 @@ def test_the_page_is_current():
 
 
 def test_tables_of_results_replace_those_of_before(made, monkeypatch):
-    monkeypatch.setattr(choosing, "problems_table", lambda found: "")
+    monkeypatch.setattr(choosing, "problems_table", lambda result: "")
     blank = choosing.PAGE.read_text(encoding="utf-8")
     text = choosing.written(blank, made)
     assert "not been run" not in text and choosing.written(text, made) == text
@@ -256,8 +256,8 @@ def test_losses_at_equal_gradients_are_those_of_the_round_with_as_many():
     config |= {"name": "x", "data": {"name": "d"}, "task": {"name": "t"}, "work": {}, "participation": {"kind": "full"}}
     record = Record(Path("x"), config, {"clients": {"sizes": [1], "counts": None}}, runs, [])
     late = max(choosing.problems([record])[0].tail, 1)
-    found = choosing.scores_at_equal_gradients(record, "test_loss")
-    assert found["FedAvg"] == [np.mean([14, 15, 16][-late:])] and found["Mime"] == [np.mean([21, 22, 23][-late:])]
+    result = choosing.scores_at_equal_gradients(record, "test_loss")
+    assert result["FedAvg"] == [np.mean([14, 15, 16][-late:])] and result["Mime"] == [np.mean([21, 22, 23][-late:])]
 
 
 def test_what_mime_costs_is_said(made):

@@ -25,7 +25,7 @@ def words(text):
 
 def test_every_method_has_its_paper_and_every_paper_its_method():
     assert SOURCES.keys() == fedax.available().keys()
-    assert {key for found in SOURCES.values() for key in found} == entries().keys()
+    assert {key for result in SOURCES.values() for key in result} == entries().keys()
 
 
 @pytest.mark.parametrize("key", entries())

@@ -26,7 +26,7 @@ STUDIES = sorted(path.parent.name for path in study.HERE.glob("*/results"))
 
 def blocks():
     """Study and part of each figure on the pages."""
-    return {found for path in PAGES for found in re.findall(r"figures/([a-z]+)-([a-z0-9-]+)\.svg", path.read_text())}
+    return {result for path in PAGES for result in re.findall(r"figures/([a-z]+)-([a-z0-9-]+)\.svg", path.read_text())}
 
 
 def test_tables_are_those_of_the_results():
@@ -104,10 +104,10 @@ def test_the_table_of_local_steps_by_rounds_is_that_of_the_results():
     at = next(i for i, line in enumerate(lines) if line.startswith("| local steps |"))
     methods = [cell.strip() for cell in lines[at].strip("|").split("|")][1:]
     of = {5: ["figure-2", "figure-5"], 10: ["figure-7-10"], 20: ["figure-7-20"]}
-    found, runs = study.load("fedda"), {}
+    result, runs = study.load("fedda"), {}
     for steps, parts in of.items():
         for part in parts:
-            record = study.studies.record_of(found, found.parts[part], study.HERE / "fedda")
+            record = study.studies.record_of(result, result.parts[part], study.HERE / "fedda")
             for run in record.runs:
                 accuracy = dict(zip(run.history["round"], run.history["test_accuracy"], strict=True))
                 runs[steps, run.label, run.seed] = (accuracy[800] + accuracy[1000]) / 2

@@ -242,13 +242,13 @@ def runs(method: fedax.Algorithm, rounds: int, seeds: int = SEEDS, work: Any = 1
     """Of each seed server state, memory and local steps, in float64."""
     work = fedax.Steps(work) if isinstance(work, int) else work
     trees = lambda tree: [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]  # noqa: E731
-    found = []
+    results = []
     with jax.enable_x64(True):
         for seed in range(seeds):
             programs = programs_of(method, TASK, UNIFORM, rounds, START, work, seed=seed)
             state, done = programs.advance(programs.prepare()[0], 0, rounds)
-            found.append((trees(state.server), trees(state.memory), int(done.local_steps)))
-    return found
+            results.append((trees(state.server), trees(state.memory), int(done.local_steps)))
+    return results
 
 
 def square(vectors: np.ndarray) -> float:
@@ -293,8 +293,8 @@ def test_diana_contracts_as_its_theorem_says():
         return square(x - OPTIMUM) + 4 * omega / (alpha * N) * lr**2 * square(h - AT_OPTIMUM) / N
 
     factor = max(1 - lr * MU_F, 1 - alpha / 2)
-    found = runs(fedax.create("diana", lr=lr, compress=RandomK(0.5)), rounds(factor))
-    ends = [potential(x, h_i) for (x, h), (h_i,), _ in found]
+    result = runs(fedax.create("diana", lr=lr, compress=RandomK(0.5)), rounds(factor))
+    ends = [potential(x, h_i) for (x, h), (h_i,), _ in result]
     held(ends, potential(START, np.zeros((N, D))), [factor ** rounds(factor)] * SEEDS)
 
 
@@ -311,9 +311,9 @@ def test_compressed_scaffnew_contracts_as_its_theorem_says(senders):
 
     method = fedax.create("compressed-scaffnew", lr=GAMMA, probability=p, senders=senders)
     factor = max(apart, (1 - GAMMA * L) ** 2, 1 - GAMMA / c)
-    found = runs(method, rounds(factor, p), work=fedax.GeometricSteps(1 / p))
-    ends = [potential(x, h) for (x,), (h,), _ in found]
-    held(ends, potential(START, np.zeros((N, D))), [factor ** (steps / N) for _, _, steps in found])
+    result = runs(method, rounds(factor, p), work=fedax.GeometricSteps(1 / p))
+    ends = [potential(x, h) for (x,), (h,), _ in result]
+    held(ends, potential(START, np.zeros((N, D))), [factor ** (steps / N) for _, _, steps in result])
 
 
 def test_locodl_contracts_as_its_theorem_says():
@@ -332,7 +332,7 @@ def test_locodl_contracts_as_its_theorem_says():
 
     method = fedax.create("locodl", lr=gamma, probability=p, convexity=m, compress=RandomK(0.5))
     factor = max(apart, (1 - gamma * (L - m)) ** 2, 1 - gamma / c)
-    found = runs(method, rounds(factor, p), work=fedax.GeometricSteps(1 / p))
-    ends = [potential(y + x, y, v + u, v) for (y, v), (x, u), _ in found]
+    result = runs(method, rounds(factor, p), work=fedax.GeometricSteps(1 / p))
+    ends = [potential(y + x, y, v + u, v) for (y, v), (x, u), _ in result]
     start = potential(np.tile(START, (N, 1)), START, np.zeros((N, D)), np.zeros(D))
-    held(ends, start, [factor ** (steps / N) for _, _, steps in found])
+    held(ends, start, [factor ** (steps / N) for _, _, steps in result])

@@ -28,13 +28,13 @@ FILES = [*sorted((FOLDER / "algorithms").glob("*.py")), FOLDER / "contract" / "l
 
 def classes() -> list[type]:
     """All modules of equinox that methods are made of; the dry run's stand-in for a user's method is none."""
-    for found in pkgutil.iter_modules(fedax.algorithms.__path__):
-        importlib.import_module(f"fedax.algorithms.{found.name}")
-    found, queue = [], [eqx.Module]
+    for results in pkgutil.iter_modules(fedax.algorithms.__path__):
+        importlib.import_module(f"fedax.algorithms.{results.name}")
+    results, queue = [], [eqx.Module]
     while queue:
         queue += (new := queue.pop().__subclasses__())
-        found += [cls for cls in new if cls.__module__.startswith("fedax.") and ".engine." not in cls.__module__]
-    return list(dict.fromkeys(found))
+        results += [cls for cls in new if cls.__module__.startswith("fedax.") and ".engine." not in cls.__module__]
+    return list(dict.fromkeys(results))
 
 
 def body(function: object) -> list[ast.stmt]:

@@ -68,15 +68,15 @@ def test_a_compressor_is_what_it_declares(how):
     random = np.random.default_rng(0)
     for trial in range(3):
         upload = tree_of(random, 10.0**trial)
-        x, found = flat(upload), drawn(how, upload, seed=trial)
+        x, result = flat(upload), drawn(how, upload, seed=trial)
         d, square = x.size, np.sum(x**2)
         omega, alpha = how.omega(d), how.alpha(d)
         assert (omega is None) != (alpha is None) or isinstance(how, fedax.Identity)
-        errors = np.sum((found - x) ** 2, axis=1)
+        errors = np.sum((result - x) ** 2, axis=1)
         noise = 5 * errors.std() / math.sqrt(len(errors)) + 1e-5 * square
         if omega is not None:
             # Of an unbiased one, the mean of n is off by E‖C(x) − x‖²/n in the mean.
-            assert np.sum((found.mean(axis=0) - x) ** 2) <= 6 * errors.mean() / len(found) + 1e-10 * square
+            assert np.sum((result.mean(axis=0) - x) ** 2) <= 6 * errors.mean() / len(result) + 1e-10 * square
             assert errors.mean() <= omega * square + noise
         if alpha is not None:
             assert errors.mean() <= (1 - alpha) * square + noise

@@ -14,10 +14,10 @@ typer_testing = pytest.importorskip("typer.testing")
 
 def hospitals(n=60):
     rng = np.random.default_rng(0)
-    found = {}
+    results = {}
     for name in ("north", "south"):
         admitted = pandas.Timestamp("2024-01-01") + pandas.to_timedelta(rng.integers(0, 300, n), "D")
-        found[name] = pandas.DataFrame(
+        results[name] = pandas.DataFrame(
             {
                 "id": [f"{name}-{i}" for i in range(n)],
                 "age": rng.integers(18, 95, n),
@@ -28,7 +28,7 @@ def hospitals(n=60):
                 "ill": rng.choice(["no", "yes"], n),
             }
         )
-    return found
+    return results
 
 
 TABLES = hospitals()
@@ -129,10 +129,10 @@ def test_far_is_twice_what_training_reaches(scale):
     values = (values - values.mean()) / values.std() * 10 + 50
     halves = {"a": pandas.DataFrame({"v": values[:6]}), "b": pandas.DataFrame({"v": values[6:]})}
     first = {name: data.summarize(table) for name, table in halves.items()}
-    asked = data.plan(first, scale=scale)
-    second = {name: data.summarize(table, asked) for name, table in halves.items()}
+    request = data.plan(first, scale=scale)
+    second = {name: data.summarize(table, request) for name, table in halves.items()}
     assert second["a"].reach == {"v": (0, 0)} and second["b"].reach == {"v": (0, 2)}
-    transform = data.fit(asked, second)
+    transform = data.fit(request, second)
     (column,) = transform.columns
     assert (column.low, column.high) == pytest.approx((30, 130))
     doubts = transform.doubts(pandas.DataFrame({"v": [29.9, 30.1, 129.9, 130.1, np.inf, 1e300]}))
@@ -143,8 +143,8 @@ def test_far_is_twice_what_training_reaches(scale):
 def test_categories_that_share_a_feature_are_known():
     frames = {"a": pandas.DataFrame({"w": list("AAABBC") * 3})}
     first = {name: data.summarize(table) for name, table in frames.items()}
-    asked = data.plan(first, max_categories=2)
-    transform = data.fit(asked, {"a": data.summarize(frames["a"], asked)})
+    request = data.plan(first, max_categories=2)
+    transform = data.fit(request, {"a": data.summarize(frames["a"], request)})
     assert not transform.doubts(pandas.DataFrame({"w": ["C", "D", "A"]}))
 
 
@@ -166,10 +166,10 @@ def test_an_older_transform_says_that_it_knows_no_ranges(model, tmp_path):
     assert (before.predict(TABLES["north"]) == model.predict(TABLES["north"])).all()
     # So does one that was fitted with a client's summary of before.
     first = {name: data.summarize(table) for name, table in TABLES.items()}
-    asked = data.plan(first, label="ill")
-    second = {name: data.summarize(table, asked).to_json() for name, table in TABLES.items()}
+    request = data.plan(first, label="ill")
+    second = {name: data.summarize(table, request).to_json() for name, table in TABLES.items()}
     del second["south"]["reach"]
-    fitted = data.fit(asked, {name: data.Summary.from_json(each) for name, each in second.items()})
+    fitted = data.fit(request, {name: data.Summary.from_json(each) for name, each in second.items()})
     assert fitted.doubts(NEW).unknown == doubts.unknown
 
 

@@ -198,6 +198,6 @@ def test_an_overview_that_was_changed_is_refused(change, message):
 def test_a_column_alone_is_judged_without_chance():
     """Of values that occur once each, the label of each would be right."""
     table = pd.DataFrame({"word": [f"w{k % 25}" for k in range(60)], "ill": np.arange(60) % 2})
-    asked = data.plan([data.summarize(table)], label="ill")
-    (alone,) = data.summarize(table, asked).alone.values()
+    request = data.plan([data.summarize(table)], label="ill")
+    (alone,) = data.summarize(table, request).alone.values()
     assert (alone.rows, alone.most) == (60, 30) and alone.right == 30

@@ -232,8 +232,8 @@ def test_parquet_is_what_the_frames_are(tmp_path):
     pytest.importorskip("pyarrow")
     for name, table in tables().items():
         table.to_parquet(tmp_path / f"{name}.parquet")
-    found, expected = data.from_parquet(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
-    assert found.transform == expected.transform and np.array_equal(found.examples["x"], expected.examples["x"])
+    result, expected = data.from_parquet(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
+    assert result.transform == expected.transform and np.array_equal(result.examples["x"], expected.examples["x"])
     (tmp_path / "south.parquet").write_bytes((tmp_path / "south.parquet").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"south.parquet: cannot be read as Parquet"):
         data.from_parquet(tmp_path, label="ill")
@@ -311,8 +311,8 @@ def test_arrow_tables_are_columns_too(tmp_path):
     pa = pytest.importorskip("pyarrow")
     for name, table in tables().items():
         arrow(tmp_path / name, pa.Table.from_pandas(table))
-    found, expected = data.from_arrow(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
-    assert found.transform == expected.transform and np.array_equal(found.examples["x"], expected.examples["x"])
+    result, expected = data.from_arrow(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
+    assert result.transform == expected.transform and np.array_equal(result.examples["x"], expected.examples["x"])
     with pytest.raises(ConfigError, match=r"no \*.arrow is in it"):
         data.from_arrow(os.path.dirname(__file__), label="ill")
 

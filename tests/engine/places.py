@@ -137,19 +137,19 @@ def expected(name: str, files: Iterable[pathlib.Path]) -> np.ndarray | None:
     return None
 
 
-def _save(path: str, found: dict[str, np.ndarray]) -> None:
-    device = lambda name: found.get(case(name.split(" / ")[0], "device", name.split(" / ")[2]))  # noqa: E731
+def _save(path: str, result: dict[str, np.ndarray]) -> None:
+    device = lambda name: result.get(case(name.split(" / ")[0], "device", name.split(" / ")[2]))  # noqa: E731
     new = {
         name: numbers
-        for name, numbers in found.items()
+        for name, numbers in result.items()
         if (there := device(name)) is numbers or there is None or there.tobytes() != numbers.tobytes()
     }
     np.savez_compressed(path, **new)
 
 
-def _compare(found: dict[str, np.ndarray], path: pathlib.Path) -> None:
+def _compare(result: dict[str, np.ndarray], path: pathlib.Path) -> None:
     exact = close = 0
-    for name, numbers in found.items():
+    for name, numbers in result.items():
         was = expected(name, [path])
         if was is not None and was.tobytes() == numbers.tobytes():
             exact += 1
@@ -158,7 +158,7 @@ def _compare(found: dict[str, np.ndarray], path: pathlib.Path) -> None:
         else:
             far = np.inf if was is None or was.shape != numbers.shape else np.nanmax(np.abs(numbers - was))
             print(f"{name}: {'not there before' if was is None else f'apart by {far:.3g}'}")
-    print(f"{len(found)} cases: {exact} equal bit for bit, {close} to 1e-6")
+    print(f"{len(result)} cases: {exact} equal bit for bit, {close} to 1e-6")
 
 
 def main() -> None:

@@ -263,8 +263,8 @@ def test_types_that_numpy_knows_by_name_only(tmp_path):
     with checkpoint._opened(tmp_path / "x") as file:
         assert json.loads(file.metadata()["fedax"]) == {"é": 1}
         for name, leaf in tensors.items():
-            found = checkpoint._read(tmp_path / "x", file, name, leaf.shape, leaf.dtype)
-            assert found.dtype == leaf.dtype and found.tolist() == leaf.tolist()
+            result = checkpoint._read(tmp_path / "x", file, name, leaf.shape, leaf.dtype)
+            assert result.dtype == leaf.dtype and result.tolist() == leaf.tolist()
         with pytest.raises(CheckpointError, match="should be"):
             checkpoint._read(tmp_path / "x", file, "a", (3, 2), tensors["a"].dtype)
 

@@ -109,11 +109,11 @@ def test_who_is_done(options, given, status, over):
 def test_what_is_said_in_the_end(status, losses, ends, said):
     one = lane()
     one.history.rows, one.status = [row(k, loss) for k, loss in enumerate(losses)], status
-    found = one.conclude()
-    assert one.status == ends and (found is None) is (said is None)
-    if found is not None:
-        with pytest.warns(found[1], match=said):
-            drive.warnings.warn(*found, stacklevel=1)
+    result = one.conclude()
+    assert one.status == ends and (result is None) is (said is None)
+    if result is not None:
+        with pytest.warns(result[1], match=said):
+            drive.warnings.warn(*result, stacklevel=1)
 
 
 def test_warnings_point_at_the_line_of_the_user():

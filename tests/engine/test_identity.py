@@ -102,8 +102,8 @@ def test_another_problem_differs(name):
 def test_a_part_of_ones_own_of_which_the_body_changes():
     was = made(participation=own(1.0))
     assert identity.differences(was, made(participation=own(1.0)), True) == []
-    (found,) = identity.differences(was, made(participation=own(2.0)), True)
-    assert found.startswith("program of a round was")
+    (result,) = identity.differences(was, made(participation=own(2.0)), True)
+    assert result.startswith("program of a round was")
 
 
 def test_another_problem_is_refused_before_anything_is_compiled(tmp_path, monkeypatch):
@@ -161,11 +161,11 @@ def test_programs_of_other_versions_are_not_compared():
 
 def everything():
     """Methods with client memory, warm-up, several exchanges, proximal steps; constants of all kinds."""
-    found = {name: made(method=fedax.create(name, lr=0.1), task=OWN, guard=True, participation=fedax.Uniform(3))
+    results = {name: made(method=fedax.create(name, lr=0.1), task=OWN, guard=True, participation=fedax.Uniform(3))
              for name in ("scaffold-m-vr", "fedda-mvr")}  # fmt: skip
-    found["schedule"] = made(lr=schedule(0.5), params=PARAMS, test=TEST)
-    found["platforms"] = made(task=fedax.tasks.softmax_regression(3, 2))  # another program on each
-    return found
+    results["schedule"] = made(lr=schedule(0.5), params=PARAMS, test=TEST)
+    results["platforms"] = made(task=fedax.tasks.softmax_regression(3, 2))  # another program on each
+    return results
 
 
 def test_it_is_the_same_in_another_process_and_on_other_devices():

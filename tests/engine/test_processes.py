@@ -80,12 +80,12 @@ def runs(tmp_path_factory, kept):
     folder = tmp_path_factory.mktemp("checkpoints")
     case = MORE["scaffold-m-vr"] | {"checkpoint": str(folder)}
     secrets = {"memory": SECRET, "folder": SECRET | {"checkpoint": str(kept)}}
-    found = {2: together(2, CASES | MORE | secrets | {"a": case | {"rounds": 2}}, devices=2)}
+    results = {2: together(2, CASES | MORE | secrets | {"a": case | {"rounds": 2}}, devices=2)}
     assert sorted(path.name[16:] for path in folder.iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
     histories({"a": case | {"rounds": 3}})
-    found[3] = together(3, {"scaffold": CASES["scaffold"], "a": case})
+    results[3] = together(3, {"scaffold": CASES["scaffold"], "a": case})
     assert len(list(folder.glob("round-000000004.*-of-3.*"))) == 3
-    return found
+    return results
 
 
 @pytest.mark.parametrize(("number", "labels"), [(2, [*CASES, *MORE]), (3, ["scaffold"])])

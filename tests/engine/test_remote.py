@@ -109,8 +109,8 @@ def same(one: fedax.Run, other: fedax.Run) -> None:
 def files(at: Here) -> dict[str, bytes]:
     """What the sites keep, but for their logs."""
     folders = [site.folder for site in at.sites.values()]
-    found = [path for folder in folders for path in [*folder.glob("memory/*/*"), *folder.glob("rounds.json")]]
-    return {str(path): path.read_bytes() for path in found}
+    results = [path for folder in folders for path in [*folder.glob("memory/*/*"), *folder.glob("rounds.json")]]
+    return {str(path): path.read_bytes() for path in results}
 
 
 # ---- what leaves a node
@@ -170,11 +170,11 @@ class Leaky(Site):
     """Its answers have more than they should."""
 
     def answer(self, message: Message) -> Message:
-        found = super().answer(message)
+        result = super().answer(message)
         if message.head["kind"] != "exchange":
-            return found
-        arrays = safetensors.numpy.load(found.tensors)
-        return found._replace(tensors=safetensors.numpy.save(arrays | {"more": self.secret()}))
+            return result
+        arrays = safetensors.numpy.load(result.tensors)
+        return result._replace(tensors=safetensors.numpy.save(arrays | {"more": self.secret()}))
 
     def secret(self) -> np.ndarray:
         raise NotImplementedError
@@ -473,9 +473,9 @@ def test_a_task_of_bfloat16():
     task = fedax.Task(
         lambda key: {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.zeros((), jnp.bfloat16)}, TASK.loss, TASK.metrics
     )
-    found, expected = (each(FEDAVG, task=task) for each in (run, simulated))
-    assert found.params["w"].dtype == jnp.bfloat16
-    alike(found, expected)
+    result, expected = (each(FEDAVG, task=task) for each in (run, simulated))
+    assert result.params["w"].dtype == jnp.bfloat16
+    alike(result, expected)
 
 
 # ---- before the first round
@@ -483,17 +483,17 @@ def test_a_task_of_bfloat16():
 
 def refused(text: str, method: Any = FEDAVG, transport: Any = None, spy: Spy | None = None, **options: Any) -> None:
     """The run is refused before any client is asked to work."""
-    asked = []
+    requests = []
 
     def noting(number: int, message: Message, answer: Any) -> Any:
-        asked.append(message.head["kind"])
+        requests.append(message.head["kind"])
         return answer if spy is None else spy(number, message, answer)
 
     transport = transport or Here(nodes(method))
     transport.spy = noting
     with pytest.raises(fedax.NodeError, match=text):
         run(method, transport, **options)
-    assert {*asked} <= {"hello", "check"}
+    assert {*requests} <= {"hello", "check"}
 
 
 def hello(**more: Any) -> Spy:
@@ -893,11 +893,11 @@ class Killed(Each):
         self.count, self.last = 0, last
 
     def deliver(self, number: int, message: Message, timeout: float) -> Iterator[tuple[int, Message | Failure]]:
-        found = [*super().deliver(number, message, timeout)]
+        results = [*super().deliver(number, message, timeout)]
         self.count += message.head["kind"] in ("exchange", "evaluate", "several")
         if self.count >= self.last:
             raise Broken
-        return iter(found)
+        return iter(results)
 
 
 TWO = [[3, 0, 1], [4, 2]]
@@ -1316,9 +1316,9 @@ def test_those_that_are_heard_are_evaluated():
 
 def test_float64():
     with jax.enable_x64(True):
-        found, expected = run(fedax.create("scaffold", lr=LR)), simulated(fedax.create("scaffold", lr=LR))
-        assert found.params["w"].dtype == np.float64
-        alike(found, expected, rtol=1e-12)
+        result, expected = run(fedax.create("scaffold", lr=LR)), simulated(fedax.create("scaffold", lr=LR))
+        assert result.params["w"].dtype == np.float64
+        alike(result, expected, rtol=1e-12)
 
 
 def test_no_round_at_all(tmp_path):
@@ -1347,10 +1347,10 @@ def test_examples_to_choose_by_at_the_nodes():
     sites = nodes(FEDAVG, tests=TESTS)
     for site, val in zip(sites.values(), [TEST, None, None], strict=True):
         site.held["val"] = val
-    found, expected = run(FEDAVG, Here(sites)), run(FEDAVG, val=TEST, test=TEST)
-    assert list(found.history) == list(expected.history)
+    result, expected = run(FEDAVG, Here(sites)), run(FEDAVG, val=TEST, test=TEST)
+    assert list(result.history) == list(expected.history)
     for name in ("val_loss", "val_error", "test_loss", "test_error"):
-        np.testing.assert_allclose(found.history[name], expected.history[name], 1e-5)
+        np.testing.assert_allclose(result.history[name], expected.history[name], 1e-5)
     sites = nodes(FEDAVG)
     next(iter(sites.values())).held["val"] = TEST
     lost = run(FEDAVG, Away(sites, absent({1: FIRST}, ("evaluate",)), False), timeout=0.05, rounds=1)
@@ -1359,22 +1359,22 @@ def test_examples_to_choose_by_at_the_nodes():
 
 def test_cohorts_of_few_and_none():
     """Several clients of a node, or none; rounds without any are skipped, and no node hears of them."""
-    method, asked = fedax.create("scaffold", lr=LR), []
+    method, requests = fedax.create("scaffold", lr=LR), []
     participation = fedax.Dropout(fedax.Uniform(2), 0.7)
 
     def spy(number: int, message: Message, answer: Any) -> Any:
         if message.head["kind"] == "exchange":
-            asked.append((message.head["index"], number, message.head["size"]))
+            requests.append((message.head["index"], number, message.head["size"]))
         return answer
 
     options = {"rounds": 12, "participation": participation, "evaluate_every": 1}
-    found, expected = run(method, spy=spy, **options), simulated(method, **options)
-    alike(found, expected, ["train_loss", "skipped", "clients", "local_steps", "bytes_up", "bytes_down"])
-    drawn = np.diff(found.history["clients"])
+    result, expected = run(method, spy=spy, **options), simulated(method, **options)
+    alike(result, expected, ["train_loss", "skipped", "clients", "local_steps", "bytes_up", "bytes_down"])
+    drawn = np.diff(result.history["clients"])
     assert {0, 1, 2} == {*drawn.tolist()}
-    assert [sum(size for index, _, size in asked if index == r) for r in range(12)] == drawn.tolist()
-    assert found.history["skipped"][-1] == (drawn == 0).sum()
-    assert found.left_out == {}
+    assert [sum(size for index, _, size in requests if index == r) for r in range(12)] == drawn.tolist()
+    assert result.history["skipped"][-1] == (drawn == 0).sum()
+    assert result.left_out == {}
 
 
 def test_weights_other_than_sizes():

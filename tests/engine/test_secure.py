@@ -104,14 +104,14 @@ def test_too_few_shares_show_nothing():
 
 def test_a_masked_sum_looks_uniform():
     """Chi-square of the bytes that the server gets from a node whose sum is zero."""
-    size, found = 4096, []
+    size, results = 4096, []
     for seed in range(8):
         parties = Parties(3, 2, 24, size)
         parties.sums[:] = 0
-        found.append(parties.masked([seed % 3])[seed % 3])
-    for each in found:
+        results.append(parties.masked([seed % 3])[seed % 3])
+    for each in results:
         assert scipy.stats.chisquare(np.bincount(each, minlength=256)).pvalue > 1e-5
-    pooled = np.concatenate(found)
+    pooled = np.concatenate(results)
     assert scipy.stats.chisquare(np.bincount(pooled, minlength=256)).pvalue > 1e-3
     # And byte by byte of a number: none of the three is more regular than the others.
     for k in range(3):
@@ -278,10 +278,10 @@ def test_one_of_three_nodes_works_with_the_server():
         mine = parties.nodes[2]._turns["0"].held
         seed = masks._joined({1: masks._bytes(told[1]["1"]), 2: mine[1][:16]})
         secret = masks._joined({0: masks._bytes(told[0]["1"]), 2: mine[1][16:]})
-        found = masks.unpacked(masked[1], 32) - masks._stream(masks._derived(seed, "own 0"), 5, 32)
+        result = masks.unpacked(masked[1], 32) - masks._stream(masks._derived(seed, "own 0"), 5, 32)
         for other in (0, 2):
-            found -= masks._sign(1, other) * masks._pair(secret, parties.offers[other].public, "0", 5, 32)
-        return found
+            result -= masks._sign(1, other) * masks._pair(secret, parties.offers[other].public, "0", 5, 32)
+        return result
 
     parties = Parties(3, 2)  # of owners who trust that nobody does
     assert attack(parties).tolist() == parties.sums[1].tolist()
@@ -315,8 +315,8 @@ def simulated(method: Any = FEDAVG, **options: Any) -> fedax.Run:
     return fedax.simulate(method, TASK, DATA, **OPTIONS | {"secure": SECURE} | options)
 
 
-def bits(found: fedax.Run) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((found.params, found.state))]
+def bits(result: fedax.Run) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((result.params, result.state))]
 
 
 @functools.cache
@@ -357,8 +357,8 @@ def test_a_method_with_two_exchanges_and_a_listening_one():
     """Mime collects gradients first; VRL-SGD's clients only receive in the last exchange: no sum to mask."""
     for name in ("mime", "vrl-sgd"):
         method, watch = fedax.create(name, lr=0.05), Watch()
-        found, expected = run(method, spy=watch), simulated(method)
-        np.testing.assert_allclose(found.params, expected.params, rtol=1e-6, atol=1e-6)
+        result, expected = run(method, spy=watch), simulated(method)
+        np.testing.assert_allclose(result.params, expected.params, rtol=1e-6, atol=1e-6)
         heard = [message.head["heard"] for _, message, _ in watch.of("exchange")]
         assert len(watch.of("unmask")) == sum(heard) > 0
 
@@ -502,10 +502,10 @@ def others(arrays: dict[str, Callable[[np.ndarray], np.ndarray]], **head: Any) -
         if number == FIRST or message.head["kind"] not in ("offer", "exchange"):
             return message
         own = {name: how(message.head[name]) for name, how in head.items() if name in message.head}
-        found = safetensors.numpy.load(message.tensors) if message.tensors else {}
+        result = safetensors.numpy.load(message.tensors) if message.tensors else {}
         for part, how in arrays.items():
-            found |= {name: np.asarray(how(each), order="C") for name, each in found.items() if part in name}
-        return Message(message.head | own, safetensors.numpy.save(found) if found else b"")
+            result |= {name: np.asarray(how(each), order="C") for name, each in result.items() if part in name}
+        return Message(message.head | own, safetensors.numpy.save(result) if result else b"")
 
     return change
 

@@ -136,11 +136,11 @@ def test_a_second_one_does_not_wait(tmp_path, monkeypatch):
 
 def test_in_another_thread_and_where_they_are_ignored(whole, tmp_path):
     """Where Python cannot handle signals, runs run."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(run(tmp_path / "thread")))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(tmp_path / "thread")))
     thread.start()
     thread.join()
-    identical(whole, found[0])
+    identical(whole, results[0])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     identical(whole, run(tmp_path / "ignored", at=4))
     assert signal.signal(signal.SIGINT, signal.default_int_handler) is signal.SIG_IGN

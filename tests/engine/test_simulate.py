@@ -306,8 +306,8 @@ def test_bfloat16_losses_are_summed_in_float32():
     task = fedax.Task(TASK.init, lambda params, batch, key: ones(params, batch), {"ones": ones})
     many = federation([600], [1.0])
     got = run(task=task, data=many, test=many.examples, rounds=0)
-    found = [got.history[name][0] for name in ("train_loss", "test_loss", "test_ones")]
-    assert found == pytest.approx([1, 1, 1], abs=1e-6)
+    results = [got.history[name][0] for name in ("train_loss", "test_loss", "test_ones")]
+    assert results == pytest.approx([1, 1, 1], abs=1e-6)
 
 
 def test_a_given_model_is_not_rounded_first():
@@ -329,9 +329,9 @@ def test_bfloat16_and_float16_examples():
 
 
 def test_rounds_of_evaluation_are_those_of_the_run_and_each_once():
-    found = [fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=4, evaluate_every=each)
+    results = [fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=4, evaluate_every=each)
              for each in ([2, 4, 9], [2, 2], 2)]  # fmt: skip
-    assert [run.history["round"].tolist() for run in found] == [[0, 2, 4]] * 3
+    assert [run.history["round"].tolist() for run in results] == [[0, 2, 4]] * 3
 
 
 @pytest.mark.parametrize("seed", [64, 2**32 - 1])

@@ -113,7 +113,7 @@ def test_a_defect_wherever_it_shows_is_one_line_and_exit_code_70(monkeypatch, ca
     monkeypatch.setattr(cli, "app", broken(RuntimeError("a bug\nmore")))
     monkeypatch.setattr(exits, "listen", lambda: None)
     monkeypatch.setattr(sys, "argv", ["fedax", "run", "two words\n" + "x" * 300])
-    found = []
+    results = []
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -121,9 +121,9 @@ def test_a_defect_wherever_it_shows_is_one_line_and_exit_code_70(monkeypatch, ca
         line = capsys.readouterr().err
         assert line.startswith("error: fedax run 'two words\\n") and ": RuntimeError: a bug; " in line
         assert len(line) < 600
-        found.append(kept_traceback(line))
-    assert found[0] != found[1]
-    for path in found:
+        results.append(kept_traceback(line))
+    assert results[0] != results[1]
+    for path in results:
         assert path.parent == tmp_path and "RuntimeError: a bug\nmore" in path.read_text()
         assert f"fedax {fedax.__version__}" in path.read_text()
 

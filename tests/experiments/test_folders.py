@@ -111,8 +111,8 @@ def test_a_model_predicts(written):
     with out.open() as file:
         rows = [*csv.DictReader(file)]
     assert [row["prediction"] for row in rows] == expected["labels"]
-    found = [[float(row[f"p {label}"]) for label in model.labels] for row in rows]
-    np.testing.assert_allclose(found, expected["chances"], rtol=1e-5)
+    results = [[float(row[f"p {label}"]) for label in model.labels] for row in rows]
+    np.testing.assert_allclose(results, expected["chances"], rtol=1e-5)
     for path in (folder / "run" / "models").iterdir():
         assert fedax.load_model(path).task is fedax.tasks.quadratic(2)
 
@@ -128,10 +128,10 @@ def test_a_checkpoint_goes_on_where_it_was_written_by_this_version(written, monk
     monkeypatch.setattr(checkpoint, "same_versions", lambda was: False)
     was, end = expected["checkpoint"]["history"], expected["checkpoint"]["end"]
     assert figures(checkpointed(folder / "checkpoint").history) == was
-    found = figures(checkpointed(folder / "checkpoint", 4).history)
-    assert found.keys() == end.keys() and {name: values[:3] for name, values in found.items()} == was
+    result = figures(checkpointed(folder / "checkpoint", 4).history)
+    assert result.keys() == end.keys() and {name: values[:3] for name, values in result.items()} == was
     for name, values in end.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(result[name], values, rtol=1e-5, err_msg=name)
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):

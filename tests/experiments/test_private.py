@@ -151,10 +151,10 @@ def test_a_sweep_that_its_budget_ends(tmp_path):
     with pytest.raises(ConfigError, match=r"^sweep\.criterion = 'train_loss': the choice among private runs must not"):
         plan(config)
     config |= {"privacy": CONFIG["privacy"] | {"noise_seed": 0}}
-    found, content = tune(plan(config), new_folder(tmp_path / "swept", "swept"))
-    assert [trial.runs[0].spent for trial in found.trials("fedavg")] == [True, True]
+    result, content = tune(plan(config), new_folder(tmp_path / "swept", "swept"))
+    assert [trial.runs[0].spent for trial in result.trials("fedavg")] == [True, True]
     assert content["methods"][0]["points"] == 2
-    assert "the budget ended the run" in render([found])
+    assert "the budget ended the run" in render([result])
 
 
 def test_clipping_alone_from_python(tmp_path):

@@ -119,8 +119,8 @@ def contents(run, folder):
 
 
 def test_what_is_public_of_a_run_tells_nothing_else(tmp_path, neighbours):
-    found, differ = neighbours
-    one, other = (simulated(tmp_path / str(k), *each) for k, each in enumerate(found))
+    result, differ = neighbours
+    one, other = (simulated(tmp_path / str(k), *each) for k, each in enumerate(result))
     for name in {*one.history} - {"seconds"}:  # what the test is about: the runs do differ, and where
         assert np.array_equal(one.history[name], other.history[name]) != (name in differ), name
     np.testing.assert_array_equal(one.params, other.params)
@@ -232,22 +232,22 @@ FORMS = ("html", "csv", "latex", "markdown")
 
 def public_files(folder):
     """Each form as a file, and those that are printed."""
-    found = {}
+    results = {}
     for form in FORMS:
         out = folder.parent / f"public.{form}"
         published(folder, "--format", form, "--out", out)
-        found[form] = out.read_bytes()
+        results[form] = out.read_bytes()
         if form != "html":
             assert published(folder, "--format", form).rstrip() == out.read_text(encoding="utf-8").rstrip()
-    return found
+    return results
 
 
 def test_what_is_public_of_a_folder_tells_nothing_else(tmp_path, neighbours, monkeypatch):
     monkeypatch.setattr(runner.secrets, "token_hex", lambda size: "5" * 2 * size)  # the folder's own random name
-    found, differ = neighbours
+    result, differ = neighbours
     told = Told(), Told()
     folders = [tmp_path / str(k) / "run" for k in range(2)]
-    made = [compared(folder, *each, track=t) for folder, each, t in zip(folders, found, told, strict=True)]
+    made = [compared(folder, *each, track=t) for folder, each, t in zip(folders, result, told, strict=True)]
     one, other = (each.records[0].runs[0].history for each in made)
     assert all(np.array_equal(one[name], other[name]) != (name in differ) for name in {*one} - {"seconds"})
     first, second = map(public_files, folders)
@@ -262,14 +262,14 @@ def test_what_is_public_of_a_folder_tells_nothing_else(tmp_path, neighbours, mon
 
 
 def test_a_public_page(tmp_path):
-    found = compared(tmp_path / "run", *NEIGHBOURS["examples"][0][1])
+    result = compared(tmp_path / "run", *NEIGHBOURS["examples"][0][1])
     (line,) = published(tmp_path / "run").splitlines()
     assert line == str(tmp_path / "run" / "public.html")
     page = (tmp_path / "run" / "public.html").read_text(encoding="utf-8")
     assert not re.search(r"(src|href)=(?!.data:)|<script|url\(", re.sub(r"<style>.*?</style>", "", page, flags=re.S))
     assert page.count("<img ") == 3  # two measures, and ε
     text = " ".join(html.unescape(re.sub(r"<(style|title).*?</\1>|<[^>]+>", " ", page, flags=re.S)).split())
-    ends = {label: [run for run in found.records[0].runs if run.label == label] for label in METHODS}
+    ends = {label: [run for run in result.records[0].runs if run.label == label] for label in METHODS}
     spent = f"{ends['plain'][0].history['epsilon'][-1]:.4g}"
     losses = [run.history["test_loss"][-1] for run in ends["plain"]]
     assert re.search(rf"plain \(lr 0.1.*?\) 2 6 {spent} 0.001 ", text)
@@ -374,9 +374,9 @@ def test_a_sweep_has_no_public_form(tmp_path):
 
 @needs("tensorboardX")
 def test_a_log_of_simulate_gets_public_columns_only(tmp_path, neighbours):
-    found, _ = neighbours
+    result, _ = neighbours
     scalars = []
-    for k, each in enumerate(found):
+    for k, each in enumerate(result):
         for how in ("log", "its function"):
             place = tmp_path / f"{how} {k}"
             with tracking.TensorBoard(place / "board")("mine", seed=0) as log:

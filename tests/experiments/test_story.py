@@ -68,11 +68,11 @@ def test_as_well_as_all_rows_in_one_place(story):
     truth = table["readmitted"].iloc[test] == "yes"
     wanted = roc_auc_score(truth, pooled.predict_proba(table.iloc[test])[:, 1])
     model = fedax.load_model(place / "run" / "models" / "fedavg-seed0.safetensors")
-    found = roc_auc_score(truth, model.predict_proba(pool.iloc[test])[:, 1])
-    assert abs(found - wanted) < 0.005 and wanted > 0.8
+    result = roc_auc_score(truth, model.predict_proba(pool.iloc[test])[:, 1])
+    assert abs(result - wanted) < 0.005 and wanted > 0.8
     assert model.labels == ("no", "yes") and set(model.transform.dropped) == {"patient"}
     row = [line for line in output.splitlines() if line.strip().startswith("fedavg ") and "%" in line][-1]
-    assert f"{found:.4f}".rstrip("0") in row  # what the run says is what scikit-learn says of its model
+    assert f"{result:.4f}".rstrip("0") in row  # what the run says is what scikit-learn says of its model
     assert "Majority baseline, always class no" in output and f"{100 * (1 - truth.mean()):.2f} %" in output
 
 

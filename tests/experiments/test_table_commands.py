@@ -169,8 +169,8 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch):
         assert command[:2] == ["fedax", "data"]
         for name in TABLES if "hospital-7.csv" in command else ["hospital-7"]:
             typed = [each.replace("hospital-7", name) for each in command[2:]]
-            found = [sorted(glob.glob(each)) if "*" in each else [each] for each in typed]
-            output = output_of(*itertools.chain(*found))
+            results = [sorted(glob.glob(each)) if "*" in each else [each] for each in typed]
+            output = output_of(*itertools.chain(*results))
             assert "Wrote " in output and "Next" in output
     assert data.FederatedData.open("hospital-7").num_examples == 3
     assert data.FederatedData.open("hospital-8").transform == data.Transform.load("transform.json")

@@ -43,12 +43,12 @@ def together(request, monkeypatch):
 
 
 def lines(folder):
-    found = {}
+    results = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
         about = [row.pop(name) for name in ("label", "method", "seed", "status")]
-        found.setdefault((about[0], about[2]), []).append(row)
-    return found
+        results.setdefault((about[0], about[2]), []).append(row)
+    return results
 
 
 def test_each_run_tells_its_parameters_its_rows_and_its_end(tmp_path):

@@ -230,9 +230,9 @@ def test_axes_go_where_they_belong():
 
 def test_random_points_are_as_many_for_each_method_and_all_different():
     grid = {"methods.*.lr": {"low": 0.01, "high": 1.0}, "methods.mine.beta": [0.1, 0.2], "run.batch_size": [8, 16]}
-    found = [planned(grid, sweep={"search": "random", "points": 30, "seed": seed}).points for seed in (7, 7, 8)]
-    assert found[0] == found[1] != found[2]
-    for label, points in found[0].items():
+    results = [planned(grid, sweep={"search": "random", "points": 30, "seed": seed}).points for seed in (7, 7, 8)]
+    assert results[0] == results[1] != results[2]
+    for label, points in results[0].items():
         assert len(points) == 30 and all(point not in points[:i] for i, point in enumerate(points))
         assert all(0.01 <= point["lr"] <= 1 for point in points) and ("beta" in points[0]) == (label == "mine")
     few = planned({"methods.*.lr": [0.1, 0.2, 0.3]}, sweep={"search": "random", "points": 3})
@@ -362,8 +362,8 @@ def test_the_order_of_points_is_that_of_the_engine(tmp_path):
     for better in ("lower", "higher"):
         record = made(tmp_path, {"m": scores}, better=better, seeds=2)
         runs = [types.SimpleNamespace(**vars(run), public_columns=None) for run in record.runs]
-        found = fedax.Sweep([point for point, _ in scores], [0, 1], [runs[2 * i : 2 * i + 2] for i in range(5)], 1)
-        rows = found.table("test_loss", higher=better == "higher")
+        result = fedax.Sweep([point for point, _ in scores], [0, 1], [runs[2 * i : 2 * i + 2] for i in range(5)], 1)
+        rows = result.table("test_loss", higher=better == "higher")
         assert [trial.point["lr"] for trial in record.trials("m")] == [row["lr"] for row in rows]
         for trial, row in zip(record.trials("m"), rows, strict=True):
             np.testing.assert_array_equal(
@@ -461,8 +461,8 @@ def swept(tmp_path, grid, **changes):
         options |= experiment.options
         return fedax.simulate(experiment.methods[label], experiment.task, experiment.data, **options).history
 
-    found = [[alone(each, seed) for seed in (3, 5)] for each in tuning.experiments[label]]
-    return record, content, tuning, found
+    results = [[alone(each, seed) for seed in (3, 5)] for each in tuning.experiments[label]]
+    return record, content, tuning, results
 
 
 def test_noise_is_swept_in_one_program_and_each_lane_has_its_own_epsilon(tmp_path):

@@ -103,8 +103,8 @@ class Link(httpx.BaseTransport):
         fab = app.build()
         given = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
         self.run = self.commands.StartRun(StartRunRequest(fab=given)).run_id
-        asked = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-        token = self.client(RuntimeHttpClient, Secret(SECRET)).AcquireTask(asked).token
+        request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+        token = self.client(RuntimeHttpClient, Secret(SECRET)).AcquireTask(request).token
         self.server = self.client(RuntimeHttpClient, Secret(SECRET), RuntimeTokenHttpInterceptor(token))
         self.server.PullTaskInput(PullTaskInputRequest())
 
@@ -178,9 +178,9 @@ class Link(httpx.BaseTransport):
         made.metadata.__dict__["_message_id"] = made.object_id
         return made
 
-    def answer(self, name: str, asked: flwr.app.Message, head: dict[str, Any]) -> flwr.app.Message:
+    def answer(self, name: str, request: flwr.app.Message, head: dict[str, Any]) -> flwr.app.Message:
         """An answer with a node as its sender."""
-        made = flwr.app.Message(pack(Message(head)), reply_to=asked)
+        made = flwr.app.Message(pack(Message(head)), reply_to=request)
         made.metadata.__dict__["_src_node_id"] = self.numbers[name]
         made.metadata.__dict__["_message_id"] = made.object_id
         return made
@@ -197,8 +197,8 @@ class Link(httpx.BaseTransport):
 
     def pull(self, name: str) -> list[str]:
         """The numbers of the messages that a node gets."""
-        found = self.node(name).PullMessages(PullMessagesRequest(node=self.at(name)))
-        return [each.metadata.message_id for each in found.messages_list]
+        result = self.node(name).PullMessages(PullMessagesRequest(node=self.at(name)))
+        return [each.metadata.message_id for each in result.messages_list]
 
     def at(self, name: str) -> Node:
         """A node as Flower names it."""
@@ -251,15 +251,15 @@ def good(link: Link, rng: random.Random) -> Input:
 
 def signature(link: Link, name: str, path: str, body: bytes) -> list[tuple[bytes, bytes]]:
     """The headers by which a node signs a request."""
-    found: list[tuple[bytes, bytes]] = []
+    results: list[tuple[bytes, bytes]] = []
 
     def keep(context: Any) -> Any:
-        found.extend((key.lower(), value) for key, value in context.request.headers.raw)
+        results.extend((key.lower(), value) for key, value in context.request.headers.raw)
 
     request = httpx.Request("POST", f"{ADDRESS}{path}", content=body)
     context: Any = type("Context", (), {"request": request})
     Signer(link.keys[name], link.keys[name].public_key()).intercept(context, keep)
-    return [(key, value) for key, value in found if key.startswith((b"flwr-", b"fedax-"))]
+    return [(key, value) for key, value in results if key.startswith((b"flwr-", b"fedax-"))]
 
 
 PATHS = (
@@ -350,7 +350,7 @@ def attack(link: Link, number: int, seed: int = 0) -> collections.Counter[int]:
     Raises:
         AssertionError: one came through and may not; or is in no form in which an answer may be.
     """
-    found, known = collections.Counter[int](), set[bytes]()
+    result, known = collections.Counter[int](), set[bytes]()
     for i, each in enumerate(inputs(link, number, seed)):
         link.passed.clear()
         said = io.StringIO()
@@ -360,8 +360,8 @@ def attack(link: Link, number: int, seed: int = 0) -> collections.Counter[int]:
             assert may_pass(link, scope, b"".join(each.body), known), (i, each)
         assert len(text) < 10_000 and SECRET.encode() not in text and "Traceback" not in said.getvalue(), (i, each)
         assert status or each.kind != "http", (i, each)
-        found[status] += 1
-    return found
+        result[status] += 1
+    return result
 
 
 def main(number: int) -> int:

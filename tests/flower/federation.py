@@ -33,13 +33,13 @@ def wait_for(what: Callable[[], Any], seconds: float = SOON) -> None:
 
 def children(process: int, module: str) -> list[int]:
     """The children of a process whose command line names a module."""
-    found = []
+    results = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == process and module.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
+                results.append(int(folder.name))
+    return results
 
 
 def is_running(process: int) -> bool:

@@ -60,12 +60,12 @@ def test_changed_requests_do_not_come_through(link: Link) -> None:
 
 
 def test_a_node_does_not_answer_for_another(link: Link) -> None:
-    asked = link.ask("b", {"kind": "hello"})
+    request = link.ask("b", {"kind": "hello"})
     for sender, name in (("a", "b"), ("a", "a")):  # a message of b's, in b's name and in its own
-        status, why = refused(link.push, sender, link.answer(name, asked, {"forged": True}))
+        status, why = refused(link.push, sender, link.answer(name, request, {"forged": True}))
         assert (status, "not this node's answer" in why) == ((403, True) if name == "b" else (0, False))
-    assert link.pull("b") == [asked.metadata.message_id]
-    pushed = link.push("b", link.answer("b", asked, {"good": True}))
+    assert link.pull("b") == [request.metadata.message_id]
+    pushed = link.push("b", link.answer("b", request, {"good": True}))
     assert len(pushed.objects_to_push) > 0  # a's were not taken: the first answer to a message is the only one
 
 
@@ -95,7 +95,7 @@ def test_a_key_is_good_for_its_node_only(link: Link) -> None:
 def test_a_request_is_taken_once_and_for_what_it_is(link: Link) -> None:
     link.sent.clear()
     link.node("b").SendNodeHeartbeat(SendNodeHeartbeatRequest(node=link.at("b"), heartbeat_interval=30.0))
-    asked = link.ask("b", {"kind": "hello"})
+    request = link.ask("b", {"kind": "hello"})
     pull = PullMessagesRequest(node=link.at("b")).SerializeToString()
     beat = link.sent[0]
     assert link.again(beat) == (401, b"it came a second time")
@@ -108,9 +108,9 @@ def test_a_request_is_taken_once_and_for_what_it_is(link: Link) -> None:
     path = "/v1/fleet/pull-messages"
     assert again(path=path) == again(path=path, body=pull) == (401, b"the signature is not of this request")
     assert again(body=pull) == (401, b"the body is not the one that was signed")
-    assert link.pull("b") == [asked.metadata.message_id]  # nobody has had it
+    assert link.pull("b") == [request.metadata.message_id]  # nobody has had it
     link.sent.clear()
-    link.push("b", link.answer("b", asked, {"good": True}))
+    link.push("b", link.answer("b", request, {"good": True}))
     assert link.again(link.sent[0]) == (401, b"it came a second time")
 
 
@@ -159,17 +159,17 @@ def test_large_requests_are_refused_before_they_are_read(link: Link) -> None:
 
     def sent(headers: list[tuple[bytes, bytes]], path: str) -> tuple[int, str]:
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "state": {}}
-        found: list[Any] = []
+        results: list[Any] = []
 
         async def receive() -> Any:
             read.append(path)
             return {"type": "http.request", "body": b"x" * MB, "more_body": True}
 
         async def send(event: Any) -> None:
-            found.append(event)
+            results.append(event)
 
         link._loop.run_until_complete(link.access(scope, receive, send))
-        return found[0]["status"], found[1]["body"].decode()
+        return results[0]["status"], results[1]["body"].decode()
 
     host, bearer = (b"host", b"127.0.0.1"), (b"authorization", f"Bearer {SECRET}".encode())
     long = (b"content-length", str(10**10).encode())

@@ -135,13 +135,13 @@ def then(what: Callable[[], Any], do: Callable[[], None]) -> Iterator[None]:
 
 def memory_at(federation: Federation, run: np.ndarray) -> list[bytes]:
     """The clients' memory at the nodes, of the versions that a run ended with."""
-    found = []
+    results = []
     for name, clients in PLACES.items():
         folder = federation.folder / f"{name}.state" / "site" / "memory"
         for row, client in enumerate(clients):
             number, process, count = run[int(client)].tolist()
-            found.append((folder / str(number) / f"{row}-{process}-{count}.safetensors").read_bytes())
-    return found
+            results.append((folder / str(number) / f"{row}-{process}-{count}.safetensors").read_bytes())
+    return results
 
 
 def test_it_is_the_simulation_of_the_same_data(whole: tuple[Path, Seen], simulated: Path) -> None:
@@ -396,23 +396,23 @@ def _is_closed(supernode: int) -> None:
     command = Path(f"/proc/{supernode}/cmdline").read_bytes().decode().split("\0")
     port = next(each.removeprefix("--port=") for each in command if each.startswith("--port="))
     form = {"content-type": "application/protobuf"}
-    asked = [path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/")]
+    requests = [path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/")]
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=form) as http:
-        found = {path: http.post(path, headers={"flwr-task-token": "no"}).status_code for path in asked}
-    assert len(found) > 20 and all(code in (401, 403, 404) for code in found.values()), found
+        results = {path: http.post(path, headers={"flwr-task-token": "no"}).status_code for path in requests}
+    assert len(results) > 20 and all(code in (401, 403, 404) for code in results.values()), results
 
 
 def _secrets(folder: Path) -> dict[str, bytes]:
     """What must not be shown, by name: texts, and the lines of keys."""
-    found = {}
+    results = {}
     for path in folder.iterdir():
         if path.is_file() and (path.name in ("secret", "ca.key", "server.key") or path.name in PLACES):
             lines = path.read_bytes().splitlines()
-            found |= {f"{path} {line!r}": line for line in lines if not line.startswith(b"---") and len(line) >= 20}
+            results |= {f"{path} {line!r}": line for line in lines if not line.startswith(b"---") and len(line) >= 20}
         elif path.is_dir() and (path / "secret").is_file() and path.suffix == ".state":
             content = (path / "secret").read_bytes()
-            found[str(path)], found[f"{path} hex"] = base64.b64encode(content)[:20], content.hex()[:20].encode()
-    return found
+            results[str(path)], results[f"{path} hex"] = base64.b64encode(content)[:20], content.hex()[:20].encode()
+    return results
 
 
 def _has_none(content: bytes, secrets: dict[str, bytes]) -> None:

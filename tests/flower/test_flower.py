@@ -114,15 +114,15 @@ class Network:
 
 def answer_of(carrier: transport.FlowerTransport, node: int) -> Message:
     """The first answer of a restarted node: requests fail until the link has noticed that the old one is gone."""
-    found: list[Any] = []
+    results: list[Any] = []
 
     def answered() -> bool:
         if node in carrier.nodes():
-            found[:] = [answers(carrier, {node: Message({})})[node]]
-        return bool(found) and isinstance(found[0], Message)
+            results[:] = [answers(carrier, {node: Message({})})[node]]
+        return bool(results) and isinstance(results[0], Message)
 
     wait_for(answered)
-    return found[0]
+    return results[0]
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +156,9 @@ def carrier(network: Network) -> Iterator[transport.FlowerTransport]:
 
 
 def answers(carrier: transport.FlowerTransport, messages: dict[int, Message], timeout: float = SOON) -> dict[int, Any]:
-    found = list(carrier.ask(messages, timeout))
-    assert sorted(node for node, _ in found) == sorted(messages)  # each node once
-    return dict(found)
+    result = list(carrier.ask(messages, timeout))
+    assert sorted(node for node, _ in result) == sorted(messages)  # each node once
+    return dict(result)
 
 
 @pytest.mark.parametrize("size", [0, 3, 5_300_001])
@@ -493,12 +493,12 @@ def test_in_flowers_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         made = transport.FlowerTransport(grid)
         assert made.nodes() == sorted(numbers)
-        found = dict(made.ask({number: Message({"k": number % 7}, b"x" * 9) for number in numbers}, SOON))
+        result = dict(made.ask({number: Message({"k": number % 7}, b"x" * 9) for number in numbers}, SOON))
     finally:
         ended.set()
         thread.join()
-    assert {number: reply.head["k"] for number, reply in found.items()} == {n: n % 7 for n in numbers}
-    assert all(reply.tensors == b"x" * 9 for reply in found.values())
+    assert {number: reply.head["k"] for number, reply in result.items()} == {n: n % 7 for n in numbers}
+    assert all(reply.tensors == b"x" * 9 for reply in result.values())
     assert made.sent > 100 and made.received > 100
 
 
@@ -584,7 +584,7 @@ def test_fedax_does_not_import_flower() -> None:
 
 def test_the_guard_takes_one_header_only() -> None:
     went: list[str] = []
-    found: list[Any] = []
+    results: list[Any] = []
 
     async def inner(scope: Any, receive: Any, send: Any) -> None:
         went.append(scope["path"])
@@ -593,14 +593,14 @@ def test_the_guard_takes_one_header_only() -> None:
         return {"type": "http.request", "body": b""}
 
     async def send(event: Any) -> None:
-        found.append(event.get("status"))
+        results.append(event.get("status"))
 
     access = superlink.AccessControl(inner, "s", lambda key: None)
     header, host = (b"authorization", b"Bearer s"), (b"host", b"localhost")
     for headers in ([host, header], [host, header, header], [host, host, header]):
         scope = {"type": "http", "method": "POST", "path": "/v1/control/list-nodes", "headers": headers}
         asyncio.run(access(scope, receive, send))
-    assert went == ["/v1/control/list-nodes"] and found == [403, None, 400, None]
+    assert went == ["/v1/control/list-nodes"] and results == [403, None, 400, None]
 
 
 def test_requests_pass_the_middleware_that_concerns_them() -> None:
@@ -638,8 +638,8 @@ def test_requests_pass_the_middleware_that_concerns_them() -> None:
     assert went == ["/v1/fleet/pull", "app", "app", "app"]
     for each in middleware:  # a link's start and end go through all of them
         went.clear()
-        (kind, *given), asked = each.args, {"type": "lifespan"}
-        asyncio.run(superlink.SelectiveMiddleware(past, kind, *given)(asked, None, None))  # type: ignore[arg-type]
+        (kind, *given), requests = each.args, {"type": "lifespan"}
+        asyncio.run(superlink.SelectiveMiddleware(past, kind, *given)(requests, None, None))  # type: ignore[arg-type]
         assert went == ["app"]
 
 
@@ -653,7 +653,7 @@ def test_a_link_answers_with_its_middleware_spared_as_it_does_with_all_of_it() -
 
     form = {"content-type": PROTOBUF_MEDIA_TYPE}
     heartbeat = SendNodeHeartbeatRequest(node=Node(node_id=7), heartbeat_interval=30.0).SerializeToString()
-    asked = [
+    requests = [
         ("GET", "/health", b"", {}),
         ("GET", "/v1/fleet/pull-messages", b"", {}),
         ("POST", "/v1/fleet/no-such-thing", b"", form),
@@ -669,8 +669,8 @@ def test_a_link_answers_with_its_middleware_spared_as_it_does_with_all_of_it() -
     async def answers(app: Any) -> list[tuple[int, bytes, str | None]]:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://link") as client:
-            found = [await client.request(how, path, content=body, headers=h) for how, path, body, h in asked]
-        return [(each.status_code, each.content, each.headers.get("content-type")) for each in found]
+            results = [await client.request(how, path, content=body, headers=h) for how, path, body, h in requests]
+        return [(each.status_code, each.content, each.headers.get("content-type")) for each in results]
 
     apps = [create_app(), create_app()]
     apps[1].user_middleware = superlink.selective(apps[1].user_middleware)

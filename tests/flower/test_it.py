@@ -152,7 +152,7 @@ def test_the_container(tmp_path: Path) -> None:
     number = subprocess.run([*given, "deploy", "link"], check=True, capture_output=True, text=True).stdout.strip()
     try:
         said = lambda: subprocess.run([tool, "logs", number], capture_output=True, text=True)  # noqa: E731
-        wait_for(lambda: "is ready" in (found := said()).stdout + found.stderr, 180)
+        wait_for(lambda: "is ready" in (result := said()).stdout + result.stderr, 180)
         healthy = subprocess.run([tool, "exec", number, "fedax", "deploy", "status"], capture_output=True)
         assert healthy.returncode == 0
     finally:

@@ -58,9 +58,9 @@ def test_the_file_says_who_is_waited_for_and_what_failed(tmp_path: Path) -> None
         wire.answers = ((10, Message({"waits": "its owner"})),)
         list(status.ask({10: Message({"kind": "summarize"})}, 60.0))
         assert waits() == {10: "its owner"}
-    found = read_file(tmp_path)
-    assert found is not None and found["state"] == "finished" and (found["sent"], found["received"]) == (5, 7)
-    first, second = found["nodes"]
+    result = read_file(tmp_path)
+    assert result is not None and result["state"] == "finished" and (result["sent"], result["received"]) == (5, 7)
+    first, second = result["nodes"]
     assert first["failed"] is None and second["answered"] is None
     assert second["failed"]["why"] == "gone" and second["failed"]["during"] == "evaluate and exchange"
 
@@ -79,9 +79,9 @@ def test_a_table_without_a_transform_is_known_by_its_rows(tmp_path: Path) -> Non
 def test_what_a_node_says_moves_no_cursor(tmp_path: Path) -> None:
     with Status(tmp_path, "127.0.0.1:1", Wire((11, Failure(EVIL, False)))) as status:
         list(status.ask({11: Message({"kind": EVIL})}, 60.0))
-    found = read_file(tmp_path)
-    assert found is not None
-    assert found["nodes"][0]["failed"]["why"] == found["nodes"][0]["failed"]["during"] == "a?[2J b"
+    result = read_file(tmp_path)
+    assert result is not None
+    assert result["nodes"][0]["failed"]["why"] == result["nodes"][0]["failed"]["during"] == "a?[2J b"
 
 
 def test_how_a_run_ended(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_a_killed_run_is_not_running(tmp_path: Path) -> None:
     assert (read_file(tmp_path) or {})["state"] == "running"
     for change in ({"started": "1"}, {"host": "elsewhere", "written": time.time() - 1000}):
         (tmp_path / FILE).write_text(json.dumps(table | change))
-        found = read_file(tmp_path)
-        assert found is not None and found["state"] == "killed" and found["waiting"] == []
+        result = read_file(tmp_path)
+        assert result is not None and result["state"] == "killed" and result["waiting"] == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 2}', "\x00"])
@@ -137,9 +137,9 @@ def test_the_link_and_the_file_together(tmp_path: Path) -> None:
     file["nodes"] = [{"number": 10}, {"number": 11, "examples": 7}]
     file["waiting"] = [{"node": 12, "since": 1.0}]
     known = [{"number": n, "name": f"k{n}", "status": "online", "registered": None, "since": None} for n in (11, 12)]
-    found = status_of(file, known)["nodes"]
-    assert [(each["name"], each["examples"]) for each in found] == [("k11", 7), ("k12", None)]
-    assert [each["waited_for"] for each in found] == [None, {"node": 12, "since": 1.0}]
+    result = status_of(file, known)["nodes"]
+    assert [(each["name"], each["examples"]) for each in result] == [("k11", 7), ("k12", None)]
+    assert [each["waited_for"] for each in result] == [None, {"node": 12, "since": 1.0}]
     assert [each["number"] for each in status_of(file, None, "gone")["nodes"]] == [10, 11]
 
 
@@ -223,9 +223,9 @@ def test_the_page_is_for_its_own_machine_and_runs_no_text_of_others(tmp_path: Pa
                 connection = http.client.HTTPConnection("127.0.0.1", running.server_port, timeout=5)
                 connection.request("GET", path, headers={"Host": host})
                 answer = connection.getresponse()
-                found = answer.status, answer.headers["Content-Security-Policy"], answer.read().decode()
+                result = answer.status, answer.headers["Content-Security-Policy"], answer.read().decode()
                 connection.close()
-                return found
+                return result
 
             code, policy, text = get("/")
             assert code == 200 and "<script>alert" not in text and text.count("&lt;script&gt;alert(1)") >= 12

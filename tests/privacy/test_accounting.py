@@ -75,9 +75,9 @@ SETTINGS = [  # noise, clients, rounds, delta, the rest
 @pytest.mark.parametrize(("z", "n", "rounds", "delta", "how"), SETTINGS)
 def test_epsilon_is_that_of_dp_accounting(z, n, rounds, delta, how):
     logging.getLogger("absl").setLevel(logging.ERROR)
-    found = Ledger(z, n, **how).epsilon(rounds, delta)
-    assert type(found) is float
-    assert found == pytest.approx(direct(z, n, rounds, delta, **how), rel=1e-6)
+    result = Ledger(z, n, **how).epsilon(rounds, delta)
+    assert type(result) is float
+    assert result == pytest.approx(direct(z, n, rounds, delta, **how), rel=1e-6)
 
 
 @pytest.mark.parametrize(

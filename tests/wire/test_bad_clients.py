@@ -123,14 +123,14 @@ def test_the_others_weigh_more(participation):
 def test_a_round_of_which_nothing_is_left_changes_nothing(name, where):
     """Not even the server's momentum."""
     options = {"guard": True, "faults": fedax.Faults(range(N), sends=np.inf), "stream": where == "streamed"}
-    start, found = (run(name, rounds, work=fedax.Steps(2), **options) for rounds in (0, ROUNDS))
+    start, result = (run(name, rounds, work=fedax.Steps(2), **options) for rounds in (0, ROUNDS))
     warmup = int(name == "ce-lsgd")
-    assert found.history["skipped"].tolist() == [warmup + r for r in range(4)]
-    assert found.history["left_out"][-1] == N * (ROUNDS + warmup)
-    for a, b in ((found.params, start.params), (found.state, start.state)):
+    assert result.history["skipped"].tolist() == [warmup + r for r in range(4)]
+    assert result.history["left_out"][-1] == N * (ROUNDS + warmup)
+    for a, b in ((result.params, start.params), (result.state, start.state)):
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
             np.testing.assert_array_equal(x, y)
-    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(found.memory) if where != "streamed")
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(result.memory) if where != "streamed")
 
 
 class BrokenAt(fedax.Algorithm):
@@ -259,12 +259,12 @@ def test_dropping_out_leaves_the_estimate_unbiased(participation, rate):
 
     def estimates(key):
         cohort = dropout.draw(key, p, 0)
-        found = jnp.sum(cohort.weights * values.at[cohort.ids].get(mode="fill", fill_value=0))
-        return found, jnp.sum(cohort.ids < N)
+        result = jnp.sum(cohort.weights * values.at[cohort.ids].get(mode="fill", fill_value=0))
+        return result, jnp.sum(cohort.ids < N)
 
-    found, number = jax.jit(jax.vmap(estimates))(jax.random.split(jax.random.key(1), 100_000))
-    error = np.std(found, ddof=1) / np.sqrt(len(found))
-    assert abs(np.mean(found) - P @ np.asarray(values)) < 4 * error
+    result, number = jax.jit(jax.vmap(estimates))(jax.random.split(jax.random.key(1), 100_000))
+    error = np.std(result, ddof=1) / np.sqrt(len(result))
+    assert abs(np.mean(result) - P @ np.asarray(values)) < 4 * error
     if rate == 0.5 and not isinstance(participation, fedax.Proportional):
         assert np.mean(number) == pytest.approx(participation.places(N) / 2, rel=0.02)
 

@@ -31,10 +31,10 @@ def run(name="fedavg", compress=None, data=DATA6, task=TASK6, **options):
     return fedax.simulate(fedax.create(name, lr=0.02), task, data, compress=compress, **options)
 
 
-def bits_of(found):
+def bits_of(result):
     """The model, the server's state and the clients' memory of a run, to the last bit."""
-    memory = found.memory[np.arange(5)] if hasattr(found.memory, "kept") else found.memory
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((found.params, found.state, memory))]
+    memory = result.memory[np.arange(5)] if hasattr(result.memory, "kept") else result.memory
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((result.params, result.state, memory))]
 
 
 def near(one, other, most=1e-6):

@@ -109,12 +109,12 @@ def sums(name, cohort, options, times, rounds=1):
         participation=COHORTS[cohort], privacy=private(), faults=fedax.Faults([WORST], times=times),
         evaluate_every=rounds, **options,
     )  # fmt: skip
-    found = []
+    results = []
     for k, (form, mean) in enumerate(zip(forms, run.state[1], strict=True)):
         expected = N if k < len(job.forms[0]) else N * CHANCE[cohort]
         scaled = [leaf * (N if is_change(part) else expected) for part, own in _pairs(form, mean) for leaf in own]
-        found.append(np.concatenate([np.ravel(leaf) for leaf in scaled] or [np.zeros(0)]))
-    return found
+        results.append(np.concatenate([np.ravel(leaf) for leaf in scaled] or [np.zeros(0)]))
+    return results
 
 
 def _pairs(form, mean):
@@ -200,10 +200,10 @@ def test_noise_is_added_once_and_is_that_of_seed_and_round(place):
 
 def test_noise_has_the_standard_deviation_that_is_accounted():
     clipped, noised = wide(0.0), wide(0.8)
-    found = (np.asarray(noised.params) - clipped.params) / (0.8 * CLIP / 3)
-    assert scipy.stats.kstest(found, "norm").pvalue > 0.01
+    result = (np.asarray(noised.params) - clipped.params) / (0.8 * CLIP / 3)
+    assert scipy.stats.kstest(result, "norm").pvalue > 0.01
     for wrong in (2 / 3, 1.5):
-        assert scipy.stats.kstest(found * wrong, "norm").pvalue < 1e-6
+        assert scipy.stats.kstest(result * wrong, "norm").pvalue < 1e-6
 
 
 def test_noise_of_changes_is_that_of_all_clients():

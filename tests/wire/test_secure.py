@@ -100,9 +100,9 @@ def test_the_sum_in_numpy():
     total = numbers(point, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), each))
     assert all(leaf.dtype == jnp.uint32 for leaf in jax.tree.leaves(each))
     unit = 10.0 / most(S, 32)
-    for found, w in ((total["x"], weights), (total["c"].value, p)):
+    for result, w in ((total["x"], weights), (total["c"].value, p)):
         exact = w.astype(float) @ UPLOADS.astype(float)
-        np.testing.assert_allclose(found, exact, rtol=0, atol=S * w.max() * unit / 2 + 4e-7)
+        np.testing.assert_allclose(result, exact, rtol=0, atol=S * w.max() * unit / 2 + 4e-7)
 
 
 def test_types_stay():
@@ -218,8 +218,8 @@ def test_methods_are_what_they_were():
 
 def test_bytes():
     """An estimate and a change of the same numbers are two sums; each number takes its bits."""
-    found = {bits: simulated(secure=fedax.SecureSum(20.0, bits)).history["bytes_up"][-1] for bits in (16, 24, 32)}
-    assert found == {bits: 2 * N * 2 * D * bits // 8 for bits in (16, 24, 32)}
+    results = {bits: simulated(secure=fedax.SecureSum(20.0, bits)).history["bytes_up"][-1] for bits in (16, 24, 32)}
+    assert results == {bits: 2 * N * 2 * D * bits // 8 for bits in (16, 24, 32)}
     assert simulated(secure=None).history["bytes_up"][-1] == 2 * N * D * 4
 
 

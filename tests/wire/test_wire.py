@@ -28,11 +28,11 @@ def sent(wire, client):
 def test_parts_come_in_their_order():
     """Faults, then the guard, which sees what the faults have made, then clipping of what is left."""
     wire = Wire(fedax.Faults([0], times=-1e12), fedax.Guard(largest=10.0), fedax.ClippedMean(1.0))
-    found = [sent(wire, i) for i in range(N)]
-    assert [bool(accepted) for _, accepted in found] == [False, True, False, True, True]
+    results = [sent(wire, i) for i in range(N)]
+    assert [bool(accepted) for _, accepted in results] == [False, True, False, True, True]
     norms = np.maximum(1, np.linalg.norm(UPLOADS, axis=1, keepdims=True))
     clipped = UPLOADS / norms * np.array([0, 1, 0, 1, 1])[:, None]
-    np.testing.assert_allclose([upload for upload, _ in found], clipped, 1e-6)
+    np.testing.assert_allclose([upload for upload, _ in results], clipped, 1e-6)
 
 
 def test_a_wire_without_parts_changes_nothing():

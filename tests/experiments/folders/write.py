@@ -88,15 +88,15 @@ def figures(history):
 def write(folder):
     """Write everything, and what is expected of it."""
     folder.mkdir()
-    found = {"version": fedax.__version__}
-    found["run"], found["diagnosis"] = _run(folder)
-    found["comparison"] = _comparison(folder)
-    found["sweep"], found["tuned"] = _sweep(folder)
-    found["study"] = _study(folder)
-    found["model"] = _model(folder)
+    results = {"version": fedax.__version__}
+    results["run"], results["diagnosis"] = _run(folder)
+    results["comparison"] = _comparison(folder)
+    results["sweep"], results["tuned"] = _sweep(folder)
+    results["study"] = _study(folder)
+    results["model"] = _model(folder)
     run = checkpointed(folder / "checkpoint")
-    found["checkpoint"] = {"history": figures(run.history), "end": figures(checkpointed(None, 4).history)}
-    (folder / "expected.json").write_text(json.dumps(found, indent=1) + "\n")
+    results["checkpoint"] = {"history": figures(run.history), "end": figures(checkpointed(None, 4).history)}
+    (folder / "expected.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _rows(record):
