@@ -576,7 +576,7 @@ def expected_table(measured: dict[str, Table]) -> str:
 
 def best_table(measured: dict[str, Table]) -> str:
     """For each method the quantity that is best on the rule half."""
-    return _contrasts(measured, lambda label, told: told[0])
+    return _contrasts(measured, lambda label, tried: tried[0])
 
 
 def _contrasts(measured: dict[str, Table], pick: Callable[[str, list[Predictor]], Predictor]) -> str:
@@ -601,7 +601,7 @@ def quantities_table(measured: dict[str, Table]) -> str:
     """AUC on the held-out half of all quantities for all methods; the way is that of the rule half."""
     tried = {label: {each.quantity: each for each in predictors(measured, label)} for label in EXPECTED}
     rows = [
-        (name, *(f"{told[name].auc():.2f}" if told else "–" for told in tried.values()))
+        (name, *(f"{by_name[name].auc():.2f}" if by_name else "–" for by_name in tried.values()))
         for name in quantities(next(iter(measured.values())))
     ]
     return _table(("quantity", *tried), rows)

@@ -44,8 +44,8 @@ class Typed:
         with (self.folder / f"{name}.txt").open("wb") as output:
             self.kept.append(subprocess.Popen(self._command(words), cwd=self.folder, stdout=output, stderr=output))
         end = time.monotonic() + 120
-        while ready not in (said := (self.folder / f"{name}.txt").read_text()):
-            assert time.monotonic() < end and self.kept[-1].poll() is None, said
+        while ready not in (printed := (self.folder / f"{name}.txt").read_text()):
+            assert time.monotonic() < end and self.kept[-1].poll() is None, printed
             time.sleep(0.1)
 
     def end(self) -> None:

@@ -35,8 +35,8 @@ def started(*arguments: str, **more: Any) -> "subprocess.Popen[str]":
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
     """Its exit code, and what it said on stderr."""
-    _, said = process.communicate()
-    return process.returncode, said or ""
+    _, output = process.communicate()
+    return process.returncode, output or ""
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -53,12 +53,12 @@ def begun(folder: Path, process: "subprocess.Popen[str]") -> bool:
     return False
 
 
-def one_line(said: str) -> bool:
-    return said.count("\n") == 1 and "Traceback" not in said and "please report" not in said
+def one_line(output: str) -> bool:
+    return output.count("\n") == 1 and "Traceback" not in output and "please report" not in output
 
 
-def check(what: str, good: bool, *said: object) -> bool:
-    print(f"{'good' if good else 'BAD '}  {what}", *said if not good else (), flush=True)
+def check(what: str, good: bool, *details: object) -> bool:
+    print(f"{'good' if good else 'BAD '}  {what}", *details if not good else (), flush=True)
     return good
 
 
@@ -83,20 +83,20 @@ def pairs() -> list[bool]:
                 time.sleep(0.05)
         else:
             begun(Path("x"), one)
-        code, said = ended(started(*second))
-        good = code == 2 and one_line(said) and "another process is writing" in said
+        code, output = ended(started(*second))
+        good = code == 2 and one_line(output) and "another process is writing" in output
         results.append(
-            check(f"{first[0]}, and {' '.join(second[:1] + second[4:])} beside it is refused", good, code, said)
+            check(f"{first[0]}, and {' '.join(second[:1] + second[4:])} beside it is refused", good, code, output)
         )
         if first[:2] == second[:2] and first == second and first[0] == "run":
             readers: list[list[str]] = [["report", "x"], ["report", "x", "--format", "csv"], ["diagnose", "x"]]
             readers.append(["predict", "x/models/fedavg-seed0.safetensors", "absent.npy", "--out", "p.csv"])
             for reader in readers:
-                code, said = ended(started(*reader))
-                good = (code == 0 or one_line(said)) and "Traceback" not in said
-                results.append(check(f"fedax {' '.join(reader[:1])} beside it: exit code {code}", good, said))
-        code, said = ended(one)
-        results.append(check(f"the first {first[0]} ends as it should", code == 0, code, said))
+                code, output = ended(started(*reader))
+                good = (code == 0 or one_line(output)) and "Traceback" not in output
+                results.append(check(f"fedax {' '.join(reader[:1])} beside it: exit code {code}", good, output))
+        code, output = ended(one)
+        results.append(check(f"the first {first[0]} ends as it should", code == 0, code, output))
         if first[0] == "run":
             results.append(check("with the rows of a run alone", rows(Path("x")) == rows(Path("alone"))))
     both = [started("run", "short.toml") for _ in range(2)]
@@ -127,14 +127,14 @@ def devices() -> list[bool]:
         begun(folder, process)
         process.kill()
         process.communicate()
-        code, said = ended(started(*arguments, "--resume", env=os.environ | {"JAX_NUM_CPU_DEVICES": number}))
+        code, output = ended(started(*arguments, "--resume", env=os.environ | {"JAX_NUM_CPU_DEVICES": number}))
         same = code == 0 and len(rows(folder)) == len(expected)
         gap = 0.0
         if same:
             pairs_of = zip(sorted(map(figure, rows(folder))), sorted(map(figure, expected)), strict=True)
             gap = max(abs(a[-1] - b[-1]) / max(abs(b[-1]), 1e-3) for a, b in pairs_of)
         what = f"killed with two devices, gone on with {number}: losses within {gap:.1g}"
-        results.append(check(what, same and gap < 1e-3, code, said))
+        results.append(check(what, same and gap < 1e-3, code, output))
     return results
 
 
@@ -157,8 +157,8 @@ def pipes() -> list[bool]:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr is not None
-        said = process.stderr.read()
-        results.append(check(f"fedax {' '.join(line[:2])} | head -1", (process.wait(), said) == (0, ""), said))
+        output = process.stderr.read()
+        results.append(check(f"fedax {' '.join(line[:2])} | head -1", (process.wait(), output) == (0, ""), output))
     return results
 
 
@@ -176,9 +176,9 @@ def descriptors() -> list[bool]:
             ["run", "many.toml", "--out", f"few-{most}"],
             ["sweep", "short.toml", *GRID, "--out", f"s-{most}"],
         ):
-            code, said = ended(started(*line, preexec_fn=limits))
+            code, output = ended(started(*line, preexec_fn=limits))
             results.append(
-                check(f"ulimit -n {most}, fedax {line[0]}: exit code {code}", code == 0 or one_line(said), said)
+                check(f"ulimit -n {most}, fedax {line[0]}: exit code {code}", code == 0 or one_line(output), output)
             )
     return results
 
@@ -191,9 +191,9 @@ def removed() -> list[bool]:
         process = started("run", "long.toml", "--out", "gone", "--checkpoint-rounds", "400")
         begun(Path("gone"), process)
         shutil.rmtree(Path("gone") / what, ignore_errors=True)
-        code, said = ended(process)
-        good = (code, said) == (0, "") or (code == 2 and one_line(said))
-        results.append(check(f"gone/{what} is removed while it is written: exit code {code}", good, said))
+        code, output = ended(process)
+        good = (code, output) == (0, "") or (code == 2 and one_line(output))
+        results.append(check(f"gone/{what} is removed while it is written: exit code {code}", good, output))
     return results
 
 

@@ -840,9 +840,9 @@ def read_hdf5(folder: Path, content: bytes) -> Any:
     process.stdin.write(f"{path}\n")
     process.stdin.flush()
     ready, _, _ = select.select([process.stdout], [], [], 5)
-    said = process.stdout.readline() if ready else ""
-    if said != "read\n":
-        if not said:  # hung up, or crashed
+    reply = process.stdout.readline() if ready else ""
+    if reply != "read\n":
+        if not reply:  # hung up, or crashed
             _end(kept)
         raise DataError("not read")
     return made_of(path.parent / "arrays", path).examples
@@ -1044,8 +1044,8 @@ def read_review(folder: Path, content: bytes) -> Any:
 
     write(folder / "review" / "first-1.json", b"{}")
     write(folder / "review" / "first-1.answer", content)
-    (said,) = reviews(folder).values()
-    if said is not None and said.yes:
+    (decision,) = reviews(folder).values()
+    if decision is not None and decision.yes:
         assert json.loads(content)["yes"] is True
 
 

@@ -89,11 +89,11 @@ def test_a_method_that_fails_is_never_right():
 
 
 def test_the_quantity_that_decides_is_found(made):
-    told = {each.quantity: each for each in choosing.predictors(made, "SCAFFOLD")}
-    drift = told["cost of drift"]
+    predictors = {each.quantity: each for each in choosing.predictors(made, "SCAFFOLD")}
+    drift = predictors["cost of drift"]
     assert drift.rule == drift.accuracy() == drift.auc() == 1 and drift.sign == 1
     assert 0.006 / 2 < drift.cut < 0.1 / 2  # a share of what training gains, which is 2
-    assert told["χ²"].accuracy() == told["χ²"].auc() == 0.5  # the same everywhere
+    assert predictors["χ²"].accuracy() == predictors["χ²"].auc() == 0.5  # the same everywhere
     assert choosing.predictors(made, "SCAFFOLD")[0].rule == 1
     assert choosing.predictors(made, "FedAvg, decay") == []  # which never wins
 
@@ -102,8 +102,8 @@ def test_a_quantity_by_chance_fails_on_the_other_half(made):
     for name, half in choosing.halves(list(made)).items():
         x = made[name]["diagnosis"]["points"][1]
         x["left"] = x["drift_cost"] if half == "rule" else 0.105 - x["drift_cost"]
-    told = {each.quantity: each for each in choosing.predictors(made, "SCAFFOLD")}["loss still to be had"]
-    assert told.rule == 1 and told.accuracy() == 0 and told.auc() == 0
+    predictor = {each.quantity: each for each in choosing.predictors(made, "SCAFFOLD")}["loss still to be had"]
+    assert predictor.rule == 1 and predictor.accuracy() == 0 and predictor.auc() == 0
 
 
 def test_auc_is_that_of_all_pairs():
@@ -217,8 +217,8 @@ def test_a_method_at_random_is_right_as_often_as_chance_says(made):
     assert of_number.sum() == pytest.approx(1) and of_number[:3].sum() == pytest.approx(0)
     assert of_number[6] == pytest.approx((1 / 3) ** 3) and of_number[3] == pytest.approx((2 / 3) ** 3)
     assert np.arange(7) @ of_number == pytest.approx(4)
-    said = choosing.luck(made)
-    assert "on 4.0 of 6" in said and "at least 6" in said and "probability 0.04" in said
+    text = choosing.luck(made)
+    assert "on 4.0 of 6" in text and "at least 6" in text and "probability 0.04" in text
     row = choosing.advice_table(made).splitlines()[-1].split(" | ")
     # Half of the problems, two of three methods, 0.2 of the 2.1 that training gains.
     assert row[0] == "| a tuned method at random" and row[1].startswith("3.2 %")

@@ -200,11 +200,11 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_each_fault_is_found_by_the_check_that_is_for_it(fault):
-    name, said = FAULTS[fault]
+    name, messages = FAULTS[fault]
     only = ["determinism", name] if name == "no hidden state" else [name]
     report = fedax.check(fault(), only=only)
     assert not report.passed and name in report.failed and report[name].status == "does not hold"
-    assert any(part in report[name].found for part in said.split("|")), report
+    assert any(part in report[name].found for part in messages.split("|")), report
 
 
 def test_the_right_ones_hold_everything():

@@ -152,7 +152,7 @@ def test_bad_values_are_refused(call):
 
 
 def test_of_a_sweep_runs_that_end_early_are_done(monkeypatch):
-    said = []
-    monkeypatch.setattr(Progress, "at", lambda self, name, done, figures, line="": said.append((done, figures)))
+    updates = []
+    monkeypatch.setattr(Progress, "at", lambda self, name, done, figures, line="": updates.append((done, figures)))
     sweep(progress=True, until=lambda row: row["round"] >= 2)
-    assert said[-1] == (24, "4 of 4 runs done")  # of six rounds each
+    assert updates[-1] == (24, "4 of 4 runs done")  # of six rounds each

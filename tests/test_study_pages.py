@@ -64,7 +64,7 @@ def test_the_findings_on_what_was_first_done_are_named():
     """What led to wrong conclusions: CE-LSGD's rate, FedNova's before the rate falls, FedDA's α and its grids."""
     broken, known = study.checked([study.HERE / name for name in STUDIES])
     assert broken == []
-    for said in (
+    for line_start in (
         "figure-1ab: ce-lsgd: lr 0.01, beta 0.2 (1.606) is chosen over lr 0.01, beta 0.8 (1.611) by one seed.",
         "table-1-random: chosen on another problem, that of table-1-equal",
         "table-1-equal: a rate falls after the rounds that were tried",
@@ -72,7 +72,7 @@ def test_the_findings_on_what_was_first_done_are_named():
         "figure-11-tuned: STEM: alpha, which is c lr², changes along the grid of lr.",
         "figure-11-tuned: lr is tuned for other methods, and not for FedAdam; Local-Adapt.",
     ):
-        assert any(line.startswith(said) for line in known), said
+        assert any(line.startswith(line_start) for line in known), line_start
 
 
 def test_other_folders_are_looked_through_too(tmp_path, monkeypatch, capsys):
@@ -80,22 +80,22 @@ def test_other_folders_are_looked_through_too(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["study.py", "--check", str(folder)])
         with pytest.raises(SystemExit) as ended:
             study.main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out + said.err
+        output = capsys.readouterr()
+        return ended.value.code, output.out + output.err
 
     folder = tmp_path / "momentum"
     shutil.copytree(study.HERE / "momentum" / "results", folder / "results")
-    code, said = check(folder)
-    assert code == 0 and said.startswith("Parts that are to be tuned again")
-    assert said.endswith("\n\nNo other choice breaks the rules.\n")
+    code, output = check(folder)
+    assert code == 0 and output.startswith("Parts that are to be tuned again")
+    assert output.endswith("\n\nNo other choice breaks the rules.\n")
     for path in folder.glob("results/*.jsonl"):
         path.write_text(path.read_text().replace('"criterion":"val_loss"', '"criterion":"test_loss"'))
-    code, said = check(folder)
-    assert code == 1 and "figure-1c: scaffold, tuning: chosen by test_loss." in said
-    code, said = check(tmp_path)
-    assert code == 2 and "has no folder results" in said
-    code, said = check(folder.rename(tmp_path / "momentun"))
-    assert code == 2 and "study = 'momentun'" in said and "Traceback" not in said
+    code, output = check(folder)
+    assert code == 1 and "figure-1c: scaffold, tuning: chosen by test_loss." in output
+    code, output = check(tmp_path)
+    assert code == 2 and "has no folder results" in output
+    code, output = check(folder.rename(tmp_path / "momentun"))
+    assert code == 2 and "study = 'momentun'" in output and "Traceback" not in output
 
 
 def test_the_table_of_local_steps_by_rounds_is_that_of_the_results():

@@ -236,9 +236,9 @@ def test_a_log_follows_simulate(tmp_path):
 def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path):
     (tmp_path / "file").write_text("")
     tables = TABLES | {"track": {"name": "tensorboard", "folder": str(tmp_path / "file")}}
-    with pytest.warns(TrackingWarning, match="tracking by TensorBoard failed") as said:
+    with pytest.warns(TrackingWarning, match="tracking by TensorBoard failed") as caught:
         record = execute(build(tables), new_folder(tmp_path / "run", "small"))
-    assert len(said) == 1 and len(record.runs) == 4
+    assert len(caught) == 1 and len(record.runs) == 4
 
 
 @needs("tensorboardX")
@@ -254,7 +254,7 @@ def test_where_a_run_is_tracked_is_not_what_it_is(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"name": "tensorbord"}, "track.name = 'tensorbord': did you mean 'tensorboard'?"),
         ({"name": "tensorboard", "dir": "x"}, "track.dir = 'dir'"),
@@ -265,9 +265,9 @@ def test_where_a_run_is_tracked_is_not_what_it_is(tmp_path, monkeypatch):
         ({"folder": "x"}, "track.name"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_anything_begins(section, told, monkeypatch):
+def test_what_cannot_be_used_is_refused_before_anything_begins(section, message, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
-    with pytest.raises(fedax.ConfigError, match=re.escape(told)):
+    with pytest.raises(fedax.ConfigError, match=re.escape(message)):
         build(TABLES | {"track": section})
 
 

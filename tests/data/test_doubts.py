@@ -149,10 +149,10 @@ def test_categories_that_share_a_feature_are_known():
 
 
 def test_an_older_transform_says_that_it_knows_no_ranges(model, tmp_path):
-    told = model.transform.to_json()
+    content = model.transform.to_json()
     older = {
-        **told,
-        "columns": [{k: v for k, v in each.items() if k not in ("low", "high")} for each in told["columns"]],
+        **content,
+        "columns": [{k: v for k, v in each.items() if k not in ("low", "high")} for each in content["columns"]],
     }
     transform = data.Transform.from_json(older)
     doubts = transform.doubts(NEW)

@@ -132,8 +132,8 @@ def test_after_a_restart_the_transform_is_there_and_another_label_replaces_it(fo
 def test_nothing_of_a_dropped_column_leaves(folder, tmp_path):
     desks = Desks(folder, tmp_path, drop=["patient"])
     desks.agree()
-    said = json.dumps([[message.head, answer.head] for _, message, answer in desks.heard])
-    assert "ward" in said and "patient" not in said and "Anna" not in said
+    messages = json.dumps([[message.head, answer.head] for _, message, answer in desks.heard])
+    assert "ward" in messages and "patient" not in messages and "Anna" not in messages
     text = desks.desks[101].answer(
         Message({"kind": "summarize", "plan": Plan({"patient": Planned("category")}, "ill").to_json()})
     )
@@ -303,7 +303,7 @@ def test_what_is_to_leave_waits_for_its_owner(folder, tmp_path, monkeypatch):
         if "waits" in answer.head:
             assert [*answer.head] == ["waits"]
             state = tmp_path / desks.desks[number].name
-            waiting = [path for path, said in reviews(state).items() if said is None]
+            waiting = [path for path, decision in reviews(state).items() if decision is None]
             requests.extend(Summary.load(path) for path in waiting)  # readable before it leaves
             assert not {path.name for path in waiting} & {path.name for path in (state / "left").iterdir()}
             if len(requests) % 3 == 0:  # not at once

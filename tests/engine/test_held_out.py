@@ -48,12 +48,12 @@ def assert_same(run, other):
 def test_against_scikit_learn(run):
     for part, held in (("val", VAL), ("test", TEST.examples)):
         score, y = held["x"] @ np.asarray(run.params["w"]), held["y"]
-        said, p = np.where(score > 0, 1, -1), 1 / (1 + np.exp(-score.astype(float)))
+        predicted, p = np.where(score > 0, 1, -1), 1 / (1 + np.exp(-score.astype(float)))
         last = {name: values[-1] for name, values in run.history.items() if name.startswith(part)}
-        assert last[f"{part}_f1"] == pytest.approx(sk.f1_score(y, said), abs=1e-9)
-        assert last[f"{part}_recall"] == pytest.approx(sk.recall_score(y, said), abs=1e-9)
-        assert last[f"{part}_mcc"] == pytest.approx(sk.matthews_corrcoef(y, said), abs=1e-9)
-        assert last[f"{part}_accuracy"] == pytest.approx(sk.accuracy_score(y, said), abs=1e-6)
+        assert last[f"{part}_f1"] == pytest.approx(sk.f1_score(y, predicted), abs=1e-9)
+        assert last[f"{part}_recall"] == pytest.approx(sk.recall_score(y, predicted), abs=1e-9)
+        assert last[f"{part}_mcc"] == pytest.approx(sk.matthews_corrcoef(y, predicted), abs=1e-9)
+        assert last[f"{part}_accuracy"] == pytest.approx(sk.accuracy_score(y, predicted), abs=1e-6)
         assert last[f"{part}_brier"] == pytest.approx(sk.brier_score_loss(y, p), abs=1e-6)
         for name, metric, due in (
             ("auc", M.AUC(), sk.roc_auc_score(y, score)),

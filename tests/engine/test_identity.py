@@ -93,10 +93,10 @@ def made(lr=0.05, task=TASK, data=DATA, method=None, **options):
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_problem_differs(name):
-    told, field, one, other = CHANGES[name]
+    message, field, one, other = CHANGES[name]
     was, now = made(**{field: one}), made(**{field: other})
     assert identity.differences(was, made(**{field: one}), True) == []
-    assert re.search(told.replace("[", r"\[").replace("]", r"\]"), "; ".join(identity.differences(was, now, True)))
+    assert re.search(message.replace("[", r"\[").replace("]", r"\]"), "; ".join(identity.differences(was, now, True)))
 
 
 def test_a_part_of_ones_own_of_which_the_body_changes():

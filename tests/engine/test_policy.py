@@ -376,18 +376,20 @@ def test_questions_that_differ_a_little_do_not_average_noise_away():
     at = nodes(policy=policy)
     run(at, rounds=0)
     site, request = at.sites[FIRST], of(at, "evaluate")
-    told = []
+    answers = []
     for k in range(4000):
         answer = site.answer(changed(request, model=lambda leaf, k=k: leaf + leaf.dtype.type(1e-7 * k)))
         if not answer.tensors:
             assert re.search(r"its owner's budget \(budget.epsilon = 8\) is spent: ε = (7.99|8 )", answer.head["error"])
             break
-        told.append(safetensors.numpy.load(answer.tensors))
-    figures = len(told[0])
-    assert len({json.dumps([leaf.tolist() for leaf in each.values()]) for each in told}) == len(told)  # other noise
+        answers.append(safetensors.numpy.load(answer.tensors))
+    figures = len(answers[0])
+    assert len({json.dumps([leaf.tolist() for leaf in each.values()]) for each in answers}) == len(
+        answers
+    )  # other noise
     # By numerics of our own: δ(ε) of a Gaussian mechanism with μ = √k/z (Balle and Wang 2018).
-    mu = np.sqrt(len(told) * figures) / 20.0
-    assert delta_of(8.0, mu) <= 1e-5 < delta_of(8.0, np.sqrt((1 + len(told)) * figures) / 20.0)
+    mu = np.sqrt(len(answers) * figures) / 20.0
+    assert delta_of(8.0, mu) <= 1e-5 < delta_of(8.0, np.sqrt((1 + len(answers)) * figures) / 20.0)
     lines = [json.loads(line) for line in (site.folder / "log.jsonl").read_text().splitlines()]
     assert lines[-1]["epsilon"] == pytest.approx(policy.spent(mu**2), abs=1e-3)
     # What was asked before is still answered, with the same noise.

@@ -150,15 +150,15 @@ def test_one_that_dies_ends_the_others(tmp_path):
     assert not (tmp_path / "out1").exists()
 
 
-@pytest.mark.parametrize("told", [[1], pytest.param([0, 1], marks=LONG)])
-def test_sigterm_to_any_ends_all_with_one_checkpoint(told, tmp_path):
+@pytest.mark.parametrize("signalled", [[1], pytest.param([0, 1], marks=LONG)])
+def test_sigterm_to_any_ends_all_with_one_checkpoint(signalled, tmp_path):
     config, at = tmp_path / "config.toml", port()
     config.write_text(CONFIG)
     begin = [start(_run(config, tmp_path / "out", 2, k, at)) for k in range(2)]
     metrics = tmp_path / "out" / "metrics.jsonl"
     try:
         _until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, begin)
-        for k in told:
+        for k in signalled:
             begin[k].send_signal(signal.SIGTERM)
         ended = [process.communicate(timeout=60) for process in begin]
     finally:

@@ -143,13 +143,13 @@ class Watcher:
 
     def __call__(self, number: int, message: Message, answer: Any) -> Any:
         self.sent += [message, answer]
-        told = {
+        allowed = {
             "exchange": {*sites.ECHOED, "tally"},
             "evaluate": {*sites.ECHOED},
             "check": {"problems"},
             "forget": set(),
         }
-        assert message.head["kind"] == "hello" or answer.head.keys() <= told[message.head["kind"]] | {"error"}
+        assert message.head["kind"] == "hello" or answer.head.keys() <= allowed[message.head["kind"]] | {"error"}
         return answer
 
     def leaks(self) -> set[str]:
@@ -1476,8 +1476,8 @@ def test_the_same_question_has_the_same_noise():
     other = asked_figures(at, **{name: weights + np.array([0, 1e-6], np.float32)})
     assert all(abs(other[figure] - value) > 1e-6 for figure, value in first.items())
     lines = [json.loads(line) for line in (at.sites[FIRST].folder / "log.jsonl").read_text().splitlines()]
-    told = {"on": ["test_error", "test_loss", "train_loss"], "noise": 0.5, "bound": 0.8}
-    assert lines[-1]["noise"] == told and "noise" not in lines[0]
+    expected = {"on": ["test_error", "test_loss", "train_loss"], "noise": 0.5, "bound": 0.8}
+    assert lines[-1]["noise"] == expected and "noise" not in lines[0]
 
 
 @pytest.mark.parametrize("weights", [[np.inf, 0.0], [np.nan, 1.0], [-1.0, 1.0]])

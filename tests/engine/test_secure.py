@@ -63,13 +63,13 @@ class Parties:
         """The offers that node ``k`` gets; ``more``: forged ones that replace them."""
         return {j: offer.to(k) for j, offer in (self.offers | {int(j[1:]): each for j, each in more.items()}).items()}
 
-    def shares(self, survivors: Any, tell: Any) -> dict[int, dict[str, str]]:
-        agreed = {k: self.nodes[k].agree("0", [*survivors]) for k in tell}
-        return {k: self.nodes[k].unmask("0", agreed) for k in tell}
+    def shares(self, survivors: Any, senders: Any) -> dict[int, dict[str, str]]:
+        agreed = {k: self.nodes[k].agree("0", [*survivors]) for k in senders}
+        return {k: self.nodes[k].unmask("0", agreed) for k in senders}
 
-    def total(self, masked: Any, tell: Any) -> np.ndarray:
-        told = self.shares(masked, tell)
-        return masks.total("0", masked, self.offers, told, self.threshold, self.bits)
+    def total(self, masked: Any, senders: Any) -> np.ndarray:
+        shares = self.shares(masked, senders)
+        return masks.total("0", masked, self.offers, shares, self.threshold, self.bits)
 
     def expected(self, who: Any) -> np.ndarray:
         return (self.sums[[*who]].astype(object).sum(0) % 2**self.bits).astype(np.uint32)
@@ -96,10 +96,10 @@ def test_too_few_shares_show_nothing():
     """With one share less than the threshold, Shamir's polynomial gives another secret, which is noticed."""
     parties = Parties(5, 3)
     masked = parties.masked([0, 1, 2])
-    told = parties.shares([0, 1, 2], [0, 1, 2])
-    del told[2]
+    shares = parties.shares([0, 1, 2], [0, 1, 2])
+    del shares[2]
     with pytest.raises(fedax.NodeError, match="the shares of its seed do not fit together"):
-        masks.total("0", masked, parties.offers, told, 3, 32)
+        masks.total("0", masked, parties.offers, shares, 3, 32)
 
 
 def test_a_masked_sum_looks_uniform():
@@ -248,15 +248,15 @@ def test_what_is_not_meant_for_a_node():
 def test_shares_that_are_changed_are_noticed():
     parties = Parties(3, 2)
     masked = parties.masked([0, 1])  # the third is gone after its shares
-    told = parties.shares([0, 1], [0, 1])
+    shares = parties.shares([0, 1], [0, 1])
     for of, text in (("1", "node 1: the shares of its seed"), ("2", "node 2: the shares of its key")):
-        wrong = told | {0: told[0] | {of: masks._text(bytes(16 if of == "1" else 32))}}
+        wrong = shares | {0: shares[0] | {of: masks._text(bytes(16 if of == "1" else 32))}}
         with pytest.raises(fedax.NodeError, match=text):
             masks.total("0", masked, parties.offers, wrong, 2, 32)
-    for wrong in ({}, None, [], told[0] | {"1": "é"}, told[0] | {"1": 7}, told[0] | {"1": masks._text(b"short")}):
+    for wrong in ({}, None, [], shares[0] | {"1": "é"}, shares[0] | {"1": 7}, shares[0] | {"1": masks._text(b"short")}):
         with pytest.raises(fedax.NodeError, match="a share of its secrets is none"):
-            masks.total("0", masked, parties.offers, told | {0: wrong}, 2, 32)
-    assert masks.total("0", masked, parties.offers, told, 2, 32).tolist() == parties.expected([0, 1]).tolist()
+            masks.total("0", masked, parties.offers, shares | {0: wrong}, 2, 32)
+    assert masks.total("0", masked, parties.offers, shares, 2, 32).tolist() == parties.expected([0, 1]).tolist()
 
 
 def test_one_of_three_nodes_works_with_the_server():
@@ -268,16 +268,16 @@ def test_one_of_three_nodes_works_with_the_server():
 
     def attack(parties: Parties) -> np.ndarray:
         masked = parties.masked([0, 1, 2])
-        told = {}
+        shares = {}
         for victim in (0, 1):
             survivors = [victim, 2]
             agreed = {victim: parties.nodes[victim].agree("0", survivors)}
             turn = parties.nodes[2]._turns["0"]
             agreed[2] = parties.nodes[2]._roster.signed(masks._agreement(turn.context, tuple(survivors)))
-            told[victim] = parties.nodes[victim].unmask("0", agreed)
+            shares[victim] = parties.nodes[victim].unmask("0", agreed)
         mine = parties.nodes[2]._turns["0"].held
-        seed = masks._joined({1: masks._bytes(told[1]["1"]), 2: mine[1][:16]})
-        secret = masks._joined({0: masks._bytes(told[0]["1"]), 2: mine[1][16:]})
+        seed = masks._joined({1: masks._bytes(shares[1]["1"]), 2: mine[1][:16]})
+        secret = masks._joined({0: masks._bytes(shares[0]["1"]), 2: mine[1][16:]})
         result = masks.unpacked(masked[1], 32) - masks._stream(masks._derived(seed, "own 0"), 5, 32)
         for other in (0, 2):
             result -= masks._sign(1, other) * masks._pair(secret, parties.offers[other].public, "0", 5, 32)

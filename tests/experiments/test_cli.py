@@ -325,9 +325,9 @@ def test_help_has_examples_and_the_version_is_told():
 )
 def test_help_says_all_that_is_written(command):
     """Also text in square brackets, which rich would take for markup."""
-    said = " ".join(run_cli(command.__name__.strip("_"), "--help").stdout.split())
+    help_text = " ".join(run_cli(command.__name__.strip("_"), "--help").stdout.split())
     for line in inspect.getdoc(command).splitlines():
-        assert " ".join(line.strip("\b").split()) in said, line
+        assert " ".join(line.strip("\b").split()) in help_text, line
 
 
 def test_square_brackets_in_names_are_no_markup(here):

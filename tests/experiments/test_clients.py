@@ -97,8 +97,8 @@ def test_tables_are_mended_and_nothing_runs_again(done):
     before = path.read_text(), other.read_text()
     path.write_text("name,n,loss\nnorth,3\n")
     other.unlink()
-    told = clients.damaged(read(record.folder))
-    assert len(told) == 1 and "fedavg-seed0.csv: no table of clients" in told[0]
+    warnings_given = clients.damaged(read(record.folder))
+    assert len(warnings_given) == 1 and "fedavg-seed0.csv: no table of clients" in warnings_given[0]
     seen = []
     with pytest.warns(DamagedWarning, match=r"fedavg, seed 0: .*fedavg-seed0.csv.*it is made again"):
         execute(experiment, record.folder, lambda label, seed, row: seen.append(row))

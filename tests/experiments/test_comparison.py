@@ -186,9 +186,9 @@ def test_the_folder_has_what_a_command_writes_and_is_read_as_such(comparison_run
         result = CliRunner().invoke(app, [command, str(folder / "config.toml"), "--allow-code"])
         assert result.exit_code == 2 and "fedax.compare(…, out=…)" in result.stderr, result.output
     assert CliRunner().invoke(app, ["diagnose", str(folder)]).exit_code == 2
-    told = comparison_run.records[0].config
-    assert told["task"] == {"name": "python:huber <own>"} and told["work"] == {"kind": "python:Stairs"}
-    assert told["methods"][:2] == [
+    config = comparison_run.records[0].config
+    assert config["task"] == {"name": "python:huber <own>"} and config["work"] == {"kind": "python:Stairs"}
+    assert config["methods"][:2] == [
         {"name": "python:Averaged", "label": AVERAGED, "lr": 0.1, "decay": 0.5},
         {"name": "fednova", "label": "nova", "lr": {"value": 0.1, "at": {"4": 0.5}}, "nesterov": False,
          "tau_eff": "default", "server_lr": 1.0},
@@ -236,7 +236,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("which", OTHERS)
 def test_a_folder_with_something_else_is_refused(comparison_run, which, tmp_path_factory, quick):
-    changes, said = OTHERS[which]
+    changes, message = OTHERS[which]
     given = {"methods": METHODS, "task": TASK, "data": DATA, "seeds": [3, 5], **OPTIONS} | changes
     place = tmp_path_factory.getbasetemp() / "refused"
     if not place.exists():
@@ -245,7 +245,9 @@ def test_a_folder_with_something_else_is_refused(comparison_run, which, tmp_path
     with pytest.raises(fedax.ConfigError) as error:
         fedax.compare(given.pop("methods"), given.pop("task"), given.pop("data"), out=place, **given)
     assert (
-        said in str(error.value) and "another folder with out=" in str(error.value) and "--out" not in str(error.value)
+        message in str(error.value)
+        and "another folder with out=" in str(error.value)
+        and "--out" not in str(error.value)
     )
     assert before == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
@@ -455,22 +457,22 @@ def test_a_configuration_tells_every_method_as_create_makes_it():
     for name in fedax.available():
         hyper = {"lr": 0.125} if "lr" in fedax.hyperparameters(name) else {}
         method = fedax.create(name, **hyper)
-        for told in (described.method("a", method, False), described.method("a", method, False, name)):
-            table = {key: value for key, value in told.items() if key not in ("name", "label")}
-            assert repr(fedax.create(told["name"], **table)) == repr(method)
-        assert told["name"] == name
+        for description in (described.method("a", method, False), described.method("a", method, False, name)):
+            table = {key: value for key, value in description.items() if key not in ("name", "label")}
+            assert repr(fedax.create(description["name"], **table)) == repr(method)
+        assert description["name"] == name
     prox = described.method("a", fedax.create("fedprox", prox=1.0), False)
     assert prox["name"] == "fedprox" and prox["prox"] == 1.0
 
 
 def test_so_it_does_of_work_and_participation():
     for work in (fedax.Steps(3), fedax.Steps([1, 2]), fedax.Epochs(2), fedax.RandomSteps(5.0, 2.0, 1, 9)):
-        told = described.work(work)
-        assert repr(WORK.bind(told.pop("kind"), told, section="work", key="kind")[0]) == repr(work)
+        section = described.work(work)
+        assert repr(WORK.bind(section.pop("kind"), section, section="work", key="kind")[0]) == repr(work)
     for who in (fedax.Full(), fedax.Uniform(3), fedax.Trace([[0, 1], [2]])):
-        told = described.participation(who)
-        kind = told.pop("kind")
-        assert repr(PARTICIPATION.bind(kind, told, section="participation", key="kind")[0]) == repr(who)
+        section = described.participation(who)
+        kind = section.pop("kind")
+        assert repr(PARTICIPATION.bind(kind, section, section="participation", key="kind")[0]) == repr(who)
     away = described.participation(fedax.Dropout(fedax.Uniform(2), [0.1] * 5000))
     assert away["kind"] == "uniform" and away["dropout"] == "array (5000,)"
 

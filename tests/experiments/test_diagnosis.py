@@ -86,7 +86,7 @@ def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
 
 
 @pytest.mark.parametrize(
-    "losses, takes, said",
+    "losses, takes, sentence",
     [
         # within seed noise: the cheaper one, and what its figures promise was tried in vain
         (
@@ -123,10 +123,10 @@ def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
         (([0.5], [0.48]), ("", ""), "though one seed does not tell"),
     ],
 )
-def test_of_methods_that_tie_the_cheapest_is_taken(tmp_path, losses, takes, said):
-    names = ("fedavg", "fednova") if "fednova" in said else ("fedavg", "scaffold")
+def test_of_methods_that_tie_the_cheapest_is_taken(tmp_path, losses, takes, sentence):
+    names = ("fedavg", "fednova") if "fednova" in sentence else ("fedavg", "scaffold")
     text = verdict(ended(tmp_path, losses, takes, names))
-    assert said in text and ("So says" in text) != ("was tried here" in text)
+    assert sentence in text and ("So says" in text) != ("was tried here" in text)
 
 
 METHODS = ["fedavg", "fedprox", "fednova", "scaffold", "mime", "feddyn", "fedavg-m", "server-momentum"]
@@ -149,8 +149,8 @@ def test_no_verdict_contradicts_itself(name, work, cohort):
     assert not (diagnosis.take and "Keep " in diagnosis.verdict)
     useless = re.search(r"so (.*) would gain nothing", diagnosis.verdict)
     assert useless is None or f"({name})" not in useless[1], diagnosis.verdict
-    said = _after(diagnosis.verdict, diagnosis.method)
-    assert not said.startswith("Keep ")
+    text = _after(diagnosis.verdict, diagnosis.method)
+    assert not text.startswith("Keep ")
 
 
 def test_the_report_has_it(done):

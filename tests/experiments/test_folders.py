@@ -87,8 +87,8 @@ def test_a_study(written):
     assert [(run.label, run.seed) for run in record.runs] == [
         (label, seed) for label in ("fedavg", "fedavg-m") for seed in (3, 4)
     ]
-    (said,) = outcome(study, folder / "study" / "done")
-    assert said == expected["study"]["outcome"]
+    (line,) = outcome(study, folder / "study" / "done")
+    assert line == expected["study"]["outcome"]
     for job in (folder / "study" / "done" / "jobs").iterdir():
         assert read(job / "run").runs
 

@@ -169,8 +169,8 @@ def test_what_stands_in_a_file_is_not_run_and_not_imported_unless_it_is_allowed(
                     ["diagnose", "own.toml"], ["deploy", "local", "own.toml"]):  # fmt: skip
         result = run_cli(*command)
         assert result.exit_code == 2, result.output
-        said = "error: methods.FedAvgEMA.name = 'mine.py:FedAvgEMA': it would run the code of mine.py (sha256 "
-        assert result.output.startswith(said) and "--allow-code" in result.output
+        message = "error: methods.FedAvgEMA.name = 'mine.py:FedAvgEMA': it would run the code of mine.py (sha256 "
+        assert result.output.startswith(message) and "--allow-code" in result.output
     assert {path.name for path in here.iterdir()} == {"mine.py", "own.toml"}
     tables = {"data": {"name": "digits", "clients": 3}, "run": {"rounds": 1}, "methods": [{"name": "fedavg"}]}
     with pytest.raises(fedax.ConfigError, match=r"^task.name = 'mine.py:bowl': it would run"):

@@ -272,20 +272,20 @@ def test_rows_and_models_that_are_lost_are_made_again(whole, tmp_path):
     model = folder / "models" / "scaffold-seed1.safetensors"
     model.write_bytes(model.read_bytes()[:-1] + b"\x01")
     (folder / "models" / "fedavg-seed1.safetensors").unlink()
-    told = [
+    sentences = [
         "fedavg, seed 0: rows of rounds 2 are missing",
         "fedavg, seed 1: its model, fedavg-seed1.safetensors, is missing",
         "scaffold, seed 0: rows of rounds 0 are missing",
         "scaffold, seed 1: its model, scaffold-seed1.safetensors, is damaged",
     ]
-    for sentence, start in zip(runs.lost(read(folder)), told, strict=True):
+    for sentence, start in zip(runs.lost(read(folder)), sentences, strict=True):
         assert sentence.startswith(start)
     report = command("report", folder, "--out", tmp_path / "report.html")
-    assert report.exit_code == 0 and all(f"warning: {folder}: {sentence}" in report.stderr for sentence in told)
-    assert all(sentence in (tmp_path / "report.html").read_text() for sentence in told)
-    with pytest.warns(DamagedWarning) as said:
+    assert report.exit_code == 0 and all(f"warning: {folder}: {sentence}" in report.stderr for sentence in sentences)
+    assert all(sentence in (tmp_path / "report.html").read_text() for sentence in sentences)
+    with pytest.warns(DamagedWarning) as caught:
         execute(experiment, folder)
-    assert [str(each.message).endswith("; it is run again") for each in said] == [True] * 4
+    assert [str(each.message).endswith("; it is run again") for each in caught] == [True] * 4
     assert rows(folder) == rows(expected) and runs.lost(read(folder)) == []
     for path in (expected / "models").iterdir():
         assert (folder / "models" / path.name).read_bytes() == path.read_bytes()
@@ -420,8 +420,8 @@ def test_a_sweep_goes_on(tmp_path, together):
     assert rows(folder) == rows(expected)
     for path in (*(expected / "models").iterdir(), expected / "best.toml"):
         assert (folder / path.relative_to(expected)).read_bytes() == path.read_bytes()
-    told, again = (json.loads((each / "sweep.json").read_text()) | {"seconds": 0} for each in (expected, folder))
-    assert told == again
+    whole, again = (json.loads((each / "sweep.json").read_text()) | {"seconds": 0} for each in (expected, folder))
+    assert whole == again
     assert not list((folder / "checkpoints").iterdir())
     before = (folder / "metrics.jsonl").read_bytes()
     assert tune(column_plan, folder)[1]["best"] == again["best"] and (folder / "metrics.jsonl").read_bytes() == before

@@ -207,8 +207,8 @@ def test_what_is_held_changes_with_what_is_tuned(made, tmp_path):
     run = study.run(part, "stem", 3, study.choice(part, "stem")[0])
     assert (run.config["methods"][0]["lr"], run.config["methods"][0]["c"]) == (0.2, 500.0)
     assert studies.unsure(study, part) == []
-    for rule, said in (("lr", "give a name and a power"), ("beta^2", "the recipe gives no number for beta")):
-        with pytest.raises(ConfigError, match=rf"parts.hold.stem.c = '{rule.replace('^', '.')}': {said}"):
+    for rule, message in (("lr", "give a name and a power"), ("beta^2", "the recipe gives no number for beta")):
+        with pytest.raises(ConfigError, match=rf"parts.hold.stem.c = '{rule.replace('^', '.')}': {message}"):
             made(f'[[parts]]\nname = "one"\nrecipe = "stem.toml"\nhold = {{stem = {{c = "{rule}"}}}}\n')
     for field in ("hold = {fedprox = {}}", 'unfair = {fedprox = "why"}'):
         with pytest.raises(ConfigError, match=rf"parts.{field.split()[0]} = 'fedprox'"):
@@ -520,11 +520,11 @@ def test_choices_by_test_data_or_by_seeds_that_count_are_found(made, tmp_path):
 
 def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     study = made(PART + "tune = {extend = 0, again = 0}\n" + ONE_CHOICE)
-    folder, said = tmp_path / "out", []
+    folder, lines = tmp_path / "out", []
     assert not carry_out(study, folder, hours=0.0)
     assert results_of(folder) == {}
-    assert carry_out(study, folder, watch=said.append)
-    assert len(said) == 4  # a choice and a run, from begin to end
+    assert carry_out(study, folder, watch=lines.append)
+    assert len(lines) == 4  # a choice and a run, from begin to end
     (part,) = study.parts.values()
     (choice,) = study.choices(part, "fedavg")
     sweep = read(folder / "jobs" / choice.key / "run")

@@ -197,9 +197,9 @@ def test_markdown_reads_back_as_it_was_meant(nasty):
     assert second[3:5] == ["+0.100 [0.100, 0.100]", "< 0.001"]
     assert rows[6][1:4] == ["Seeds that reached it", "Rounds", "Local steps"]
     assert rows[7][1:3] == ["4 of 4", "10 ± 0"] and rows[11][1:3] == ["0 of 4", "–"]
-    said = [token.content for token in parsed if token.type == "inline"]
-    assert "Cost until train loss is at most 0.35" in said
-    assert any("standard deviation over the seeds that reached it" in each for each in said)
+    texts = [token.content for token in parsed if token.type == "inline"]
+    assert "Cost until train loss is at most 0.35" in texts
+    assert any("standard deviation over the seeds that reached it" in each for each in texts)
 
 
 def test_latex_has_as_many_cells_in_each_row(nasty):
@@ -270,7 +270,7 @@ def test_numbers_have_the_decimals_that_their_spread_is_worth(column, values, sh
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"target": {"test_acuracy": 0.9}}, "target = 'test_acuracy': did you mean"),
         ({"target": {"a": 1, "b": 2}}, "give one column with its value"),
@@ -279,11 +279,11 @@ def test_numbers_have_the_decimals_that_their_spread_is_worth(column, values, sh
         ({"confidence": 1.0}, "confidence = 1.0: give a number in (0, 1)"),
     ],
 )
-def test_bad_arguments_are_refused(record, given, said):
+def test_bad_arguments_are_refused(record, given, message):
     for call in (tables.table, tables.to_latex):
         with pytest.raises(ConfigError) as caught:
             call([record], **given)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_a_target_needs_a_way_that_is_better(tmp_path):
@@ -322,10 +322,10 @@ def test_the_command_prints_and_writes_tables(record, tmp_path):
     out = tmp_path / "t.md"
     written = run("--format", "markdown", "--target", "0.5", "--out", str(out))
     assert written.stdout.strip() == str(out) and out.read_text() == tables.to_markdown([record], target=0.5)
-    for given, said in {
+    for given, message in {
         ("--target", "absent=0.5"): "target = 'absent'",
         ("--target", "much", "--format", "csv"): "give a number, or COLUMN=NUMBER",
         ("--format", "csv", "--out", str(tmp_path / "absent" / "x")): "cannot be written",
     }.items():
         result = run(*given)
-        assert result.exit_code == 2 and said in result.stderr
+        assert result.exit_code == 2 and message in result.stderr

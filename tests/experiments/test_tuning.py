@@ -119,11 +119,11 @@ def test_the_report_draws_the_table_and_the_maps(record):
     assert page == render([read(record.folder)])
     drawn = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page, re.S)]
     first, _, third, curves, *_ = drawn
-    told = {text for _, _, text in first}
+    texts = {text for _, _, text in first}
     for trial in record.trials("fedavg"):
         end = sweeps.failure(trial) if trial.failed else f"{trial.mean:.4g}"
-        assert any(text.startswith(f"{sweeps.settings(trial.point)}: {end}") for text in told)
-    assert len(first) == len(told) == 6 and len({x for x, _, _ in first}) == 3 and len({y for _, y, _ in first}) == 2
+        assert any(text.startswith(f"{sweeps.settings(trial.point)}: {end}") for text in texts)
+    assert len(first) == len(texts) == 6 and len({x for x, _, _ in first}) == 3 and len({y for _, y, _ in first}) == 2
     assert page.count('class="cell bad"') == 2 * 2 and "<b>a &lt;b&gt;</b>" in page
     assert [text.split(":")[0].split("\n") for _, _, text in third if "diverged" in text] == [
         ["gone", "run.batch_size 8"], ["gone", "run.batch_size 16"],
@@ -378,10 +378,10 @@ def test_the_edge_of_an_axis_and_unequal_numbers_are_told(tmp_path):
     assert sweeps.edges(record.trials("inner")) == []
     assert sweeps.edges(record.trials("edge")) == [("lr", 1.0, "largest")]
     assert sweeps.edges(made(tmp_path, {"m": edge}, better="higher").trials("m")) == [("lr", 0.1, "smallest")]
-    told = sweeps.notes(record)
-    assert "(inner 3, edge 4, gone 1)" in told[0] and told[1].startswith("gone diverged, ended worse")
-    assert told[2] == "edge: the best lr, 1.0, is the largest that was tried; larger ones may be better."
-    assert "held-out" in told[3] and len(told) == 4
+    notes = sweeps.notes(record)
+    assert "(inner 3, edge 4, gone 1)" in notes[0] and notes[1].startswith("gone diverged, ended worse")
+    assert notes[2] == "edge: the best lr, 1.0, is the largest that was tried; larger ones may be better."
+    assert "held-out" in notes[3] and len(notes) == 4
 
 
 def test_a_map_has_the_two_axes_that_matter_and_the_best_over_the_others(tmp_path):

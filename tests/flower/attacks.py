@@ -353,12 +353,12 @@ def attack(link: Link, number: int, seed: int = 0) -> collections.Counter[int]:
     result, known = collections.Counter[int](), set[bytes]()
     for i, each in enumerate(inputs(link, number, seed)):
         link.passed.clear()
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
+        stderr = io.StringIO()
+        with contextlib.redirect_stderr(stderr):
             status, text = link.send(each.method, each.path, each.headers, each.body, each.kind)
         for scope in link.passed:
             assert may_pass(link, scope, b"".join(each.body), known), (i, each)
-        assert len(text) < 10_000 and SECRET.encode() not in text and "Traceback" not in said.getvalue(), (i, each)
+        assert len(text) < 10_000 and SECRET.encode() not in text and "Traceback" not in stderr.getvalue(), (i, each)
         assert status or each.kind != "http", (i, each)
         result[status] += 1
     return result

@@ -79,12 +79,12 @@ def test_what_the_page_says_of_limits() -> None:
     from fedax.flower.connections import Limits
 
     text, usual = (ROOT / "docs" / "it.md").read_text(), Limits()
-    for said in (
+    for limit in (
         f"{usual.total} connections, {usual.each} from one address", f"{usual.head:.0f} seconds for a handshake",
         f"{usual.body:.0f} seconds and {usual.rate / 1000:.0f} kB/s", f"{usual.largest >> 20} MB for a body",
         f"{access._PIECES} pieces for a message",
     ):  # fmt: skip
-        assert said in text.replace("\n  ", " "), said
+        assert limit in text.replace("\n  ", " "), limit
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -123,9 +123,9 @@ exec {sys.executable} -m fedax deploy link --folder link --port {port} --bind 12
 """
     path = os.pathsep.join(filter(None, sys.path))
     variables = {"HOME": str(data), "TMPDIR": str(data / "tmp"), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-    with (tmp_path / "said").open("wb") as said:
+    with (tmp_path / "said").open("wb") as output:
         command = subprocess.Popen(
-            ["unshare", "-m", "bash", "-c", script], stdout=said, stderr=said, env={**os.environ, **variables}
+            ["unshare", "-m", "bash", "-c", script], stdout=output, stderr=output, env={**os.environ, **variables}
         )
     try:
         wait_for(lambda: command.poll() is not None or "is ready" in (tmp_path / "said").read_text(), 180)
@@ -151,8 +151,8 @@ def test_the_container(tmp_path: Path) -> None:
     given = [tool, "run", "-d", "--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "all", "fedax-test"]
     number = subprocess.run([*given, "deploy", "link"], check=True, capture_output=True, text=True).stdout.strip()
     try:
-        said = lambda: subprocess.run([tool, "logs", number], capture_output=True, text=True)  # noqa: E731
-        wait_for(lambda: "is ready" in (result := said()).stdout + result.stderr, 180)
+        logs = lambda: subprocess.run([tool, "logs", number], capture_output=True, text=True)  # noqa: E731
+        wait_for(lambda: "is ready" in (result := logs()).stdout + result.stderr, 180)
         healthy = subprocess.run([tool, "exec", number, "fedax", "deploy", "status"], capture_output=True)
         assert healthy.returncode == 0
     finally:

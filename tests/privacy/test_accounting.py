@@ -220,8 +220,8 @@ def test_what_the_end_of_the_noise_takes(z, how, shift):
             border = -each * np.cos(angle) + np.sqrt(T**2 - (each * np.sin(angle)) ** 2)
             inside = np.exp(-(np.minimum(border, T) ** 2) / 2) - math.exp(-(T**2) / 2)
             seen.append(40 * (moved * inside.mean() + pairs * math.exp(-(T**2) / 2)))  # or beyond its own last radius
-        told = Ledger(z, 100, numbers=2 * pairs, **how).tail(40)
-        assert max(seen) <= told < 1000 * max(seen), (pairs, seen, told)
+        bound = Ledger(z, 100, numbers=2 * pairs, **how).tail(40)
+        assert max(seen) <= bound < 1000 * max(seen), (pairs, seen, bound)
     for numbers in (0, 10**6):
         left = DELTA - Ledger(z, 100, numbers=numbers, **how).tail(40)
         epsilon = Ledger(z, 100, numbers=numbers, **how).epsilon(40, DELTA)

@@ -451,11 +451,11 @@ def test_modules_that_are_refused(torch, models):
 def test_the_error_of_an_export_is_all_that_is_said(torch, models, capsys):
     import logging
 
-    heard = []
+    names_logged = []
 
     class Heard(logging.Handler):
         def emit(self, record):
-            heard.append(record.name)
+            names_logged.append(record.name)
 
     class Branches(torch.nn.Linear):
         def forward(self, x):
@@ -471,9 +471,9 @@ def test_the_error_of_an_export_is_all_that_is_said(torch, models, capsys):
             with pytest.raises(ConfigError, match=r"torch\.export cannot export it") as failed:
                 fedax.tasks.from_torch(module, np.zeros((2, width), np.float32))
             assert isinstance(failed.value.__cause__, RuntimeError)
-        assert {*heard} == {"mine"} and capsys.readouterr().err == ""
+        assert {*names_logged} == {"mine"} and capsys.readouterr().err == ""
         logging.getLogger(names[1]).warning("after it")
-        assert heard[-1] == names[1]
+        assert names_logged[-1] == names[1]
     finally:
         for name in names:
             logging.getLogger(name).removeHandler(handler)

@@ -561,9 +561,9 @@ def words(diagnosis, **changes):
 
 
 def test_drift_whose_interval_holds_both_verdicts_is_not_told(diagnosis):
-    said = words(diagnosis, drift_cost=0.1 * diagnosis.gained, drift_cost_range=(0.0, 0.5 * diagnosis.gained))
-    assert "whether it harms cannot be told" in drift(said) and "larger batch" in drift(said)
-    assert verdict(said)[1] == ""
+    sentences = words(diagnosis, drift_cost=0.1 * diagnosis.gained, drift_cost_range=(0.0, 0.5 * diagnosis.gained))
+    assert "whether it harms cannot be told" in drift(sentences) and "larger batch" in drift(sentences)
+    assert verdict(sentences)[1] == ""
     less = words(
         diagnosis,
         drift_cost=0.1 * diagnosis.gained,
@@ -689,9 +689,9 @@ def test_uniform_cohorts_of_unequal_clients_are_told_of_systematic_ones():
     two = [P[list(pair)].sum() * 2 for pair in SETS]
     uneven = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL, participation=fedax.Uniform(2), sample=1)
     assert_allclose(uneven.weight_square, np.mean(np.square(two)))
-    said = next(text for text in uneven.advice if text.startswith("Weights of cohorts"))
-    assert f"E(Σω)² = {uneven.weight_square:.4g}" in said and "fedax.Systematic(2)" in said
-    assert 'participation.kind = "systematic"' in said
+    sentence = next(text for text in uneven.advice if text.startswith("Weights of cohorts"))
+    assert f"E(Σω)² = {uneven.weight_square:.4g}" in sentence and "fedax.Systematic(2)" in sentence
+    assert 'participation.kind = "systematic"' in sentence
     dropping = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL, participation=fedax.Dropout(fedax.Uniform(2), 0.1), sample=1)
     assert any("fedax.Systematic(2)" in text for text in dropping.advice)
     taken = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL, participation=fedax.Systematic(2), sample=1)

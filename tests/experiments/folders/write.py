@@ -156,8 +156,8 @@ def _study(folder):
     for left in ("log.txt", ".lock", "run/.lock"):
         for path in (place / "done").rglob(left):
             path.unlink()
-    (said,) = outcome(study, place / "done")
-    return {"results": results_of(place / "done"), "outcome": said}
+    (line,) = outcome(study, place / "done")
+    return {"results": results_of(place / "done"), "outcome": line}
 
 
 def _model(folder):
