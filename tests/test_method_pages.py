@@ -26,7 +26,7 @@ HEADINGS = [
     "## Parameters",
     "## What is kept and sent",
     "## Conditions and limit",
-    "## When to take it",
+    "## When to use it",
     "## Example",
     "## In the reference experiment",
 ]
