@@ -314,7 +314,7 @@ class FederatedData:
             raise ExampleError(error.column, row, error.what, client) from None
 
     def find(self, row: int) -> tuple[int, int]:
-        """Whose the example ``row`` of all is: the client, and the index among the client's own.
+        """The client of the example ``row`` of all, and its index among the client's examples.
 
         Example:
             >>> FederatedData({"y": np.zeros(3)}, sizes=[1, 2]).find(2)
@@ -324,7 +324,7 @@ class FederatedData:
         return client, int(row - self.offsets[client])
 
     def name(self, i: int) -> str:
-        """What client i is called; where clients have no names, by its number.
+        """The name of client i, or its number if clients have no names.
 
         Example:
             >>> FederatedData({"y": np.zeros(3)}, sizes=[1, 2]).name(1)

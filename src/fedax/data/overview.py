@@ -22,12 +22,12 @@ Looks = Literal["identifier", "date", "copy", "constant", "site", "missing"]
 
 @dataclass(frozen=True)
 class Note:
-    """What is odd about a column.
+    """A note on an odd column.
 
     Args:
         column: its name.
-        looks: like an ``"identifier"``, a ``"date"``, a ``"copy"`` of the label; ``"constant"`` nearly; it tells the
-            ``"site"``; or ``"missing"`` in most rows of a site.
+        looks: ``"identifier"``, ``"date"``, or ``"copy"`` of the label: it looks like one; ``"constant"``: nearly;
+            ``"site"``: it tells the site; ``"missing"``: in most rows of a site.
         why: what makes it look so.
 
     Example:
@@ -195,7 +195,7 @@ def overview(
     first: Mapping[str, Summary] | Sequence[Summary],
     second: Mapping[str, Summary] | Sequence[Summary] = (),
 ) -> Overview:
-    """What the columns are at each client, and which look odd, from summaries alone.
+    """The columns at each client, and notes on odd ones, from summaries alone.
 
     Args:
         plan: of :func:`fedax.data.plan`.
@@ -425,10 +425,10 @@ def _one_value(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]
         if kind == "category":
             if not any(counts):
                 return "constant", f"{share} at each site"
-            apart = len({_commonest(each) for each in counts if each}) > 1
+            sites_differ = len({_commonest(each) for each in counts if each}) > 1
         else:
-            apart = math.fsum(part[2] for part in parts) < m2 / 2
-        return ("site", f"{share} at each site, and not at all the same one") if apart else ("constant", share)
+            sites_differ = math.fsum(part[2] for part in parts) < m2 / 2
+        return ("site", f"{share} at each site, and not at all the same one") if sites_differ else ("constant", share)
     if kind == "number" and math.sqrt(m2 / n) <= 1e-6 * abs(mean):
         return "constant", f"its standard deviation is {math.sqrt(m2 / n):.2g}, its mean {mean:.6g}"
     return None

@@ -124,7 +124,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Summary(Document):
-    """What a client sends, so that a :class:`Transform` can be fitted: no row, and not more of it for more rows.
+    """A client's statistics for fitting a :class:`Transform`: no single row, and of a size independent of the rows.
 
     Args:
         rows: how many rows it has.
@@ -213,7 +213,7 @@ class Plan(Document):
 
 @complete
 def summarize(frame: Any, plan: Plan | None = None) -> Summary:
-    """What a client sends of its table.
+    """The summary that a client sends of its table.
 
     Args:
         frame: its rows, a table of pandas or Polars.

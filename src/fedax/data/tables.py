@@ -449,7 +449,7 @@ def by_value(text: str) -> list[Any]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """What the files' clients are called: by the file; by its folder too where two files have one name."""
+    """The names of the files' clients: of the file, with its folder if two files have the same name."""
     return [name_of(name) for name in _unique(paths)]
 
 

@@ -321,7 +321,7 @@ class Transform(Document):
         return out
 
     def doubts(self, frame: Any) -> Doubts:
-        """What a table has that training had nothing like: cells that cannot be read, numbers far outside, and so on.
+        """The cells of a table unlike anything in training: cells that cannot be read, numbers far outside, and so on.
 
         A number or date is far outside if it is more than twice as far from the mean as the values of training reach,
         where they reach a power of two of the standard deviation: see :func:`fedax.data.summarize`.

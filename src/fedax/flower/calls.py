@@ -86,7 +86,7 @@ def secret_of(folder: Path) -> str:
 
 
 def refusal(address: str, error: httpx.HTTPStatusError) -> str:
-    """What a link's refusal means, and what to do."""
+    """The error message for a link's refusal, with the way out."""
     status = error.response.status_code
     if status == httpx.codes.FORBIDDEN:
         return f"the link at {address} refuses the secret; take the file `secret` from the link's folder"

@@ -265,8 +265,8 @@ def fleet_at(
     Raises:
         ConfigError, NodeError: the link cannot be used, or its nodes do not fit together.
     """
-    with transport_at(link, folder, say) as there:
-        fleet = Fleet(there, timeout, nodes, wait)
+    with transport_at(link, folder, say) as carrier:
+        fleet = Fleet(carrier, timeout, nodes, wait)
         census = fleet.census
         say(f"{len(fleet)} nodes with {census.num_clients} clients and {int(census.sizes.sum())} examples")
         fleet.census = census._replace(overview=_agreed(folder, census.transform))
@@ -297,7 +297,7 @@ def transport_at(link: str, folder: pathlib.Path, say: Say, command: str = "run"
     from fedax.flower.calls import secret_of
 
     with (
-        transport.connect(link, folder / "ca.pem", secret_of(folder), say=say) as there,
-        Status(folder, link, there, command) as status,
+        transport.connect(link, folder / "ca.pem", secret_of(folder), say=say) as carrier,
+        Status(folder, link, carrier, command) as status,
     ):
         yield status

@@ -294,7 +294,7 @@ def joined(
     """
     reported = {each["number"]: each for each in (file or {}).get("nodes", [])}
     waiting = {each["node"]: each for each in (file or {}).get("waiting", [])}
-    there = nodes if nodes is not None else [
+    listed_nodes = nodes if nodes is not None else [
         {"number": number, "name": None, "status": "unknown", "registered": None, "since": None} for number in reported
     ]  # fmt: skip
     listed = [
@@ -302,7 +302,7 @@ def joined(
         | reported.get(node["number"], {})
         | node
         | {"waited_for": waiting.get(node["number"])}
-        for node in there
+        for node in listed_nodes
     ]
     shown = ("command", "state", "why", "began", "ended", "sent", "received", "run", "runs")
     run = None if file is None else {name: file[name] for name in shown}
@@ -331,7 +331,7 @@ def title(status: Table) -> str:
 
 
 def here(node: Table, now: float) -> str:
-    """How long a node is there, or that it is not."""
+    """For how long a node has been online, or its status if it is not."""
     if node["status"] == "online" and node["since"]:
         return span(now - datetime.datetime.fromisoformat(node["since"]).timestamp())
     return str(node["status"])

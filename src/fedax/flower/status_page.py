@@ -64,8 +64,8 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:
             assert isinstance(self.server, ThreadingHTTPServer)
-            own = self.server.server_port
-            if self.headers.get_all("Host") not in ([f"127.0.0.1:{own}"], [f"localhost:{own}"]):
+            own_port = self.server.server_port
+            if self.headers.get_all("Host") not in ([f"127.0.0.1:{own_port}"], [f"localhost:{own_port}"]):
                 return self._send(403, "text/plain", "this page is for browsers of its own machine")
             if self.path == "/":
                 return self._send(200, "text/html", _whole(body(look(), drawn)))

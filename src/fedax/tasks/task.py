@@ -221,17 +221,19 @@ class Task:
         def init(key: Any) -> Params:
             return jax.tree.map(_wide, _initial(self, key))
 
-        def own(params: Params) -> Params:
-            return jax.tree.map(lambda leaf, cast: leaf.astype(jnp.bfloat16) if cast else leaf, params, narrow)
+        def cast(params: Params) -> Params:
+            return jax.tree.map(
+                lambda leaf, is_narrow: leaf.astype(jnp.bfloat16) if is_narrow else leaf, params, narrow
+            )
 
         def loss(params: Params, batch: Examples, key: Any) -> Any:
-            return _each("task.loss", "loss", self.loss, own(params), batch, key)
+            return _each("task.loss", "loss", self.loss, cast(params), batch, key)
 
         def measuring(name: str, metric: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda params, batch: _each(f"task.metrics[{name!r}]", "metrics", metric, own(params), batch)
+            return lambda params, batch: _each(f"task.metrics[{name!r}]", "metrics", metric, cast(params), batch)
 
         def answering(function: Callable[..., Any], params: Params, batch: Examples) -> Any:
-            returned = call("task.outputs", _CALLED_AS["outputs"], function, own(params), batch)
+            returned = call("task.outputs", _CALLED_AS["outputs"], function, cast(params), batch)
             b = jax.tree.leaves(batch)[0].shape[0]
             if getattr(returned, "shape", ())[:1] != (b,) or not jnp.issubdtype(returned.dtype, jnp.floating):
                 what = f"returned {spelled(returned)}"

@@ -325,16 +325,16 @@ def _numpy(name: str) -> np.dtype:
 
 
 def _place(metadata: Any) -> str:
-    """Where a node stands: the module's path and class, and the line of its code, where the file says so."""
+    """A node's place: the module's path and class, and the line of its code, if they are in the file."""
     place = ""
     stack = str(metadata.get("nn_module_stack") or "").rpartition(";")[2].split(",")
     if len(stack) == 3:
         path, kind = stack[1].replace("L['self'].", "") or "the module itself", stack[2].rpartition(".")[2]
         place = f"{path} ({kind})"
     frames = [line for line in str(metadata.get("stack_trace") or "").splitlines() if line.lstrip().startswith("File")]
-    own = [frame for frame in frames if "/site-packages/torch/" not in frame.replace("\\\\", "/")]
-    if own:
-        parts = own[-1].split('"')
+    module_frames = [frame for frame in frames if "/site-packages/torch/" not in frame.replace("\\\\", "/")]
+    if module_frames:
+        parts = module_frames[-1].split('"')
         line = parts[-1].partition("line ")[2].partition(",")[0]
         place += f", {PurePosixPath(parts[1]).name if len(parts) > 1 else ''}:{line}"
     return "".join(c for c in place if c.isprintable())[:200]

@@ -1,4 +1,4 @@
-"""What needs PyTorch: a module's export, and tensors. The only file of fedax that imports torch."""
+"""The parts that need PyTorch: a module's export, and tensors. The only file of fedax that imports torch."""
 
 import contextlib
 import io

@@ -161,7 +161,7 @@ def is_of(task: Task) -> bool:
 
 
 def describe(task: Task) -> dict[str, Any]:
-    """All of a task of a PyTorch module but its numbers, as JSON holds it; see :func:`from_description`.
+    """A task of a PyTorch module without its numbers, as plain JSON; see :func:`from_description`.
 
     A loss that is a function cannot be described; the task that comes back then has outputs and no loss.
 
@@ -333,8 +333,8 @@ class _Losses:
         y = arrays["y"]
         if self.kind == "cross_entropy":
             # Where the length of an axis is any, it is that of the labels.
-            own = y.shape[1:] if y.ndim == len(self.shape) - 1 else (0,) * len(self.shape[2:])
-            each = tuple(m if n is None else n for n, m in zip(self.shape[2:], own, strict=True))
+            lengths = y.shape[1:] if y.ndim == len(self.shape) - 1 else (0,) * len(self.shape[2:])
+            each = tuple(m if n is None else n for n, m in zip(self.shape[2:], lengths, strict=True))
             checks.labels(y, int(self.shape[1] or 0), each=each)
             return
         due = () if self.shape[1:] == (1,) else self.shape[1:]

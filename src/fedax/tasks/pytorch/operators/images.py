@@ -94,9 +94,9 @@ def convolve_images(
 def convolve_sequences(
     input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:
-    (step, _), (apart, _) = pair(stride), pair(dilation)
+    (step, _), (spacing, _) = pair(stride), pair(dilation)
     padding = padding if isinstance(padding, str) else (0, pair(padding)[0])
-    return _of_rows(_convolve)(input, weight[:, :, None], bias, (step, step), padding, (1, apart), groups)
+    return _of_rows(_convolve)(input, weight[:, :, None], bias, (step, step), padding, (1, spacing), groups)
 
 
 @operator("aten.conv_transpose2d", lay="image")
