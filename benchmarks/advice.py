@@ -1,4 +1,4 @@
-"""Is the advice of ``fedax diagnose`` right on problems that none of its rules was made on?
+"""Is the advice of ``fedax diagnose`` right on problems that were not used to make its rules?
 
     FEDAX_DATA=~/data python benchmarks/advice.py                # all: hours of one core; what is measured stays
     FEDAX_DATA=~/data python benchmarks/advice.py --advice       # only ask for the advice anew

@@ -1,4 +1,4 @@
-"""Audit of private runs: a lower bound on ε from what an attacker tells apart. See README.md.
+"""Audit of private runs: a lower bound on ε from an attacker's errors. See README.md.
 
 ``python benchmarks/audit.py`` takes about ten minutes and prints the table of docs/results/privacy.md.
 

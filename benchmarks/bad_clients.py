@@ -1,4 +1,4 @@
-"""Accuracy where some clients send nonsense, with a guard and without; and with robust averages. See README.md."""
+"""Accuracy where some clients send wrong uploads: with and without a guard, and with robust averages. See README.md."""
 
 import argparse
 import math

@@ -1,4 +1,4 @@
-"""Which measured quantity tells which method to take, and is the advice of ``fedax diagnose`` right?
+"""Which measured quantity predicts the best method, and is the advice of ``fedax diagnose`` right?
 
     fedax study choosing --out studies/choosing
     python benchmarks/choosing.py studies/choosing     # measure every part that has all its results

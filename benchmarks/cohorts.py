@@ -1,4 +1,4 @@
-"""What the design of cohorts does to each method where clients' weights differ much. See README.md.
+"""The effect of the design of cohorts on each method where clients' weights differ much. See README.md.
 
 Synthetic(1,1) with 30 clients, whose largest weight p is .27; S = 3 of them a round; 10 local steps of .02 with batches
 of 20; 200 rounds; ten seeds. Each cell is the training loss F in the end: the median over seeds, and the largest one

@@ -1,4 +1,4 @@
-"""Seconds a round with compressed uploads, beside those without, on the case `unequal`. See README.md."""
+"""Seconds a round with and without compressed uploads, on the case `unequal`. See README.md."""
 
 import argparse
 import statistics

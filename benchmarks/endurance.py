@@ -1,4 +1,4 @@
-"""Many rounds, many points of a sweep, many run folders: whether memory and time stay in proportion. See README.md."""
+"""Memory and time for many rounds, many points of a sweep, and many run folders. See README.md."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""How often is a method called better than itself, and how often is a verdict borne out, on small data?
+"""How often is a method called better than itself, and how often is a verdict true, on small data?
 
     python benchmarks/false_stars.py --json false_stars.json
 

@@ -1,4 +1,4 @@
-"""Seconds that an exchange over Flower takes where the work itself is nothing.
+"""Seconds of an exchange over Flower without any work of the clients.
 
 Three nodes on this machine, in three ways: fedax's link and nodes, with TLS and keys, at a poll of 3 s (the default)
 and of 0.1 s; and Flower as it comes, without TLS: a SuperLink and SuperNodes that start a process for each message, an

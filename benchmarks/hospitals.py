@@ -1,4 +1,4 @@
-"""Three hospitals with tables of their own, under the strict policy, in secure and private sums: model, AUC, price.
+"""Three hospitals with their own tables, under the strict policy, with secure and private sums: model, AUC, cost.
 
 The breast cancer data of scikit-learn, a third of the rows at each of three nodes. The commands are those that the
 sites and the coordinator type: link, nodes with ``--policy`` and ``--roster``, tables, run. Each run over the nodes is

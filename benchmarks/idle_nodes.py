@@ -1,4 +1,4 @@
-"""What idle nodes cost a link: seconds of its CPU a second, with so many nodes that only poll.
+"""The CPU load of a link with many idle nodes, in CPU seconds a second.
 
 The nodes are threads of this process with a key each. They do what a SuperNode does while there is no run: a request
 for messages every three seconds, and a heartbeat every thirty.

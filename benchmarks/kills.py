@@ -1,4 +1,4 @@
-"""Runs that are ended at random moments and started again, against runs that were left alone. See README.md."""
+"""Runs that are killed at random moments and resumed, compared with uninterrupted runs. See README.md."""
 
 import argparse
 import hashlib

@@ -1,4 +1,4 @@
-"""How often is a difference told that is not there, where methods' errors are pooled?
+"""The rate of false positives of tests with pooled errors of methods.
 
     python benchmarks/pooled.py
 

@@ -1,4 +1,4 @@
-"""Accuracy under privacy, of the problems of two recipes. See README.md.
+"""Accuracy under privacy on the problems of two recipes. See README.md.
 
 ``python benchmarks/private.py private-digits`` prints the table of docs/results/privacy.md.
 ``python benchmarks/private.py private-digits --choose`` tries pairs of clip and learning rate in its place, with

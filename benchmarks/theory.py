@@ -1,4 +1,4 @@
-"""The theory beside runs: the figure of docs/theory.md and the tables of docs/results/theory.md.
+"""The theory compared with runs: the figure of docs/theory.md and the tables of docs/results/theory.md.
 
     python benchmarks/theory.py figure-4 [--out docs/figures/fedprox-alpha.svg]
     python benchmarks/theory.py floors

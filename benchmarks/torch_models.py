@@ -1,4 +1,4 @@
-"""A round of FedAvg over PyTorch's ResNet-18 and over fedax's own, in turns. See README.md."""
+"""A round of FedAvg with PyTorch's ResNet-18 and with fedax's own, in turns. See README.md."""
 
 import argparse
 import statistics

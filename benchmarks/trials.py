@@ -1,4 +1,4 @@
-"""What several processes, devices, pipes and limits do to the command, with processes. See README.md."""
+"""The command with several processes, devices, closed pipes and resource limits, tried in real processes. See README.md."""
 
 import argparse
 import functools
