@@ -1,4 +1,4 @@
-"""The command with several processes, devices, closed pipes and resource limits, tried in real processes. See README.md."""
+"""The command with several processes and devices, closed pipes and resource limits, as processes. See README.md."""
 
 import argparse
 import functools
