@@ -1,4 +1,4 @@
-"""Is the advice of ``fedax diagnose`` right on problems that none of its rules was made on?
+"""Is the advice of ``fedax diagnose`` right on problems that were not used to make its rules?
 
     FEDAX_DATA=~/data python benchmarks/advice.py                # all: hours of one core; what is measured stays
     FEDAX_DATA=~/data python benchmarks/advice.py --advice       # only ask for the advice anew
@@ -83,15 +83,15 @@ def _large(y: np.ndarray, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def _noisy(y: np.ndarray, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
-    parts, rng, told = (
+    parts, rng, labels = (
         fedax.data.dirichlet_labels(y, clients=10, alpha=1.0, seed=seed),
         np.random.default_rng(seed),
         y.copy(),
     )
     for part in parts[:3]:
         wrong = part[rng.random(len(part)) < 0.5]
-        told[wrong] = rng.integers(10, size=len(wrong))
-    return parts, told
+        labels[wrong] = rng.integers(10, size=len(wrong))
+    return parts, labels
 
 
 def _rare(y: np.ndarray, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
@@ -156,7 +156,7 @@ def dealt(name: str, seeds: Iterable[int]) -> dict[int, Table]:
         made = {seed: _of_the_study(name, seed) for seed in seeds}
         return {seed: {"data": each.data, "val": each.val, "test": each.test} for seed, each in made.items()}
     pool, kind = name.split(": ")
-    loaded, most, found = fedax.data.load(pool), POOLS[pool], {}
+    loaded, most, by_seed = fedax.data.load(pool), POOLS[pool], {}
     for seed in seeds:
         rows = np.arange(len(loaded.train["y"]))
         if most is not None:
@@ -168,8 +168,8 @@ def dealt(name: str, seeds: Iterable[int]) -> dict[int, Table]:
         data = fedax.FederatedData.from_partition({**train, "y": labels}, parts)
         split = fedax.data.split(data, train=0.8, val=0.2, test=0.0, seed=seed)
         test = {key: _small(value[:most]) for key, value in loaded.test.items()}
-        found[seed] = {"data": split.train, "val": split.val, "test": test}
-    return found
+        by_seed[seed] = {"data": split.train, "val": split.val, "test": test}
+    return by_seed
 
 
 def _small(values: np.ndarray) -> np.ndarray:
@@ -217,7 +217,7 @@ def measure(name: str, watch: Callable[[str], None], labels: Sequence[str] = tup
     splits, finals = dealt(name, TUNED_WITH), dealt(name, SEEDS)
     first = finals[SEEDS[0]]
     task, options = _task(name, first["data"]), _options(name, first["data"])
-    found: Table = {"test": {}, "validation": {}, "settings": {}, "edges": [], "gradients": {}}
+    results: Table = {"test": {}, "validation": {}, "settings": {}, "edges": [], "gradients": {}}
     for label in labels:
         make, second = METHODS[label]
         if label == "FedNova" and options["work"].equal(first["data"].sizes, options["batch_size"]) is not None:
@@ -235,13 +235,13 @@ def measure(name: str, watch: Callable[[str], None], labels: Sequence[str] = tup
         scores = [float(np.mean([_ends(run, "val_loss") for run in runs])) for runs in tuned.runs]
         best = tuned.points[int(np.argmin(scores))]
         ended = trained([best], finals).runs[0]
-        found["test"][label] = [float(f"{_ends(run, 'test_loss'):.6g}") for run in ended]
-        found["validation"][label], found["settings"][label] = min(scores), best
-        found["gradients"][label] = float(np.mean([run.history["gradients"][-1] for run in ended]))
-        found["edges"] += [label] if best["lr"] in (grid["lr"][0], grid["lr"][-1]) else []
-        found["start"] = float(ended[0].history["test_loss"][0])
-        watch(f"{name}, {label}: {best}, test {np.mean(found['test'][label]):.4f}")
-    return found
+        results["test"][label] = [float(f"{_ends(run, 'test_loss'):.6g}") for run in ended]
+        results["validation"][label], results["settings"][label] = min(scores), best
+        results["gradients"][label] = float(np.mean([run.history["gradients"][-1] for run in ended]))
+        results["edges"] += [label] if best["lr"] in (grid["lr"][0], grid["lr"][-1]) else []
+        results["start"] = float(ended[0].history["test_loss"][0])
+        watch(f"{name}, {label}: {best}, test {np.mean(results['test'][label]):.4f}")
+    return results
 
 
 def advise(name: str, problem: Table) -> Table:
@@ -250,8 +250,8 @@ def advise(name: str, problem: Table) -> Table:
     task, options = _task(name, given["data"]), _options(name, given["data"])
     method = fedax.create("fedavg", **problem["settings"][PLAIN])
     run = fedax.simulate(method, task, given["data"], rounds=ROUNDS, evaluate_every=ROUNDS, seed=SEEDS[0], **options)
-    said = fedax.theory.diagnose(method, task, given["data"], points=[None, run.params], seed=SEEDS[0], **options)
-    return {"take": said.take, "verdict": said.verdict}
+    diagnosis = fedax.theory.diagnose(method, task, given["data"], points=[None, run.params], seed=SEEDS[0], **options)
+    return {"take": diagnosis.take, "verdict": diagnosis.verdict}
 
 
 # ---- what came out
@@ -278,7 +278,7 @@ def advised(problem: Table) -> str:
     return "FedAvg, decay" if "lr decay" in verdict or "lr that decays" in verdict else PLAIN
 
 
-def strategies(found: dict[str, Table]) -> dict[str, Callable[[Table], float]]:
+def strategies(measured: dict[str, Table]) -> dict[str, Callable[[Table], float]]:
     """Ways to choose a method: name -> (problem -> regret); of a random method the mean over the methods."""
     known = {
         "`fedax diagnose`, a finished run of FedAvg": lambda problem: regret(problem, advised(problem)),
@@ -291,13 +291,15 @@ def strategies(found: dict[str, Table]) -> dict[str, Callable[[Table], float]]:
     return {**known, **always}
 
 
-def advice_table(found: dict[str, Table]) -> str:
+def advice_table(measured: dict[str, Table]) -> str:
     """Regret of each way to choose, on each data set."""
-    groups = {pool: [found[name] for name in names() if name in found and name.startswith(pool)] for pool in POOLS}
+    groups = {
+        pool: [measured[name] for name in names() if name in measured and name.startswith(pool)] for pool in POOLS
+    }
     groups = {pool: problems for pool, problems in groups.items() if problems}
     head = ["chosen by", *(f"{pool}: mean regret, largest" for pool in groups)]
     rows = []
-    for name, choose in strategies(found).items():
+    for name, choose in strategies(measured).items():
         cells = []
         for problems in groups.values():
             values = [choose(problem) for problem in problems]
@@ -306,14 +308,14 @@ def advice_table(found: dict[str, Table]) -> str:
     return _table(head, rows)
 
 
-def answers_table(found: dict[str, Table]) -> str:
+def answers_table(measured: dict[str, Table]) -> str:
     """For each problem the losses, the best, and what the advice names."""
     head = ["problem", *METHODS, "advice", "its regret"]
     rows = []
     for name in names():
-        if name not in found:
+        if name not in measured:
             continue
-        problem, mean = found[name], means(found[name])
+        problem, mean = measured[name], means(measured[name])
         best = min(mean, key=lambda label: mean[label])
         losses = []
         for label in METHODS:
@@ -323,18 +325,18 @@ def answers_table(found: dict[str, Table]) -> str:
     return _table(head, rows)
 
 
-def mime_table(found: dict[str, Table]) -> str:
+def mime_table(measured: dict[str, Table]) -> str:
     """What momentum at Mime's base gains over the default base: paired over the splits, with a 95 % interval."""
     rows = []
-    for name, problem in found.items():
+    for name, problem in measured.items():
         gained = np.subtract(*(np.array(problem["test"][label]) for label in BASES[1:]))
         low, high = (100 * end / problem["start"] for end in interval(gained))
-        told = "more" if low > 0 else "less" if high < 0 else "cannot be told"
+        conclusion = "more" if low > 0 else "less" if high < 0 else "cannot be told"
         mean = means(problem)
         point = problem["settings"][BASES[2]]["momentum"]
         rows.append([
             f"`{name}`", *(f"{mean[label]:.3f}" for label in BASES), f"{point:g}",
-            f"{100 * gained.mean() / problem['start']:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−"), told,
+            f"{100 * gained.mean() / problem['start']:+.2f} ({low:+.2f} to {high:+.2f})".replace("-", "−"), conclusion,
         ])  # fmt: skip
     return _table(["problem", *BASES, "β", "momentum gains, % of the first loss", "told"], rows)
 
@@ -349,10 +351,10 @@ def problems_table() -> str:
     return _table(["problem", "what it is"], [[f"`{name}`", kind.text] for name, kind in KINDS.items()])
 
 
-def written(text: str, found: dict[str, Table]) -> str:
+def written(text: str, measured: dict[str, Table]) -> str:
     """The page with its generated parts."""
-    parts = {"problems": problems_table(), "advice": advice_table(found), "answers": answers_table(found)}
-    for part, new in (parts | {"mime": mime_table(found)}).items():
+    parts = {"problems": problems_table(), "advice": advice_table(measured), "answers": answers_table(measured)}
+    for part, new in (parts | {"mime": mime_table(measured)}).items():
         begin, end = f"<!-- {part}: python benchmarks/advice.py --page -->\n", f"<!-- end of the {part} -->\n"
         before, _, rest = text.partition(begin)
         text = before + begin + new + end + rest.partition(end)[2]
@@ -365,17 +367,17 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="only write the page anew")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="of the problems")
     given = parser.parse_args()
-    found: dict[str, Table] = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    measured: dict[str, Table] = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
     warnings.simplefilter("ignore", fedax.errors.DivergedWarning)
     for name in [] if given.page else given.only or [*names(), *(f"choosing: {name}" for name in OF_THE_STUDY)]:
         study = name.startswith("choosing: ")
-        if name not in found and not given.advice:
-            found[name] = measure(name, lambda text: print(text, flush=True), BASES if study else tuple(METHODS))
-        if not study and name in found and (given.advice or "advice" not in found[name]):
-            found[name]["advice"] = advise(name, found[name])
-            print(name, found[name]["advice"], flush=True)
-        MEASURED.write_text(json.dumps(found, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+        if name not in measured and not given.advice:
+            measured[name] = measure(name, lambda text: print(text, flush=True), BASES if study else tuple(METHODS))
+        if not study and name in measured and (given.advice or "advice" not in measured[name]):
+            measured[name]["advice"] = advise(name, measured[name])
+            print(name, measured[name]["advice"], flush=True)
+        MEASURED.write_text(json.dumps(measured, ensure_ascii=False) + "\n", encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), measured), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Audit of private runs: a lower bound on ε from what an attacker tells apart. See README.md.
+"""Audit of private runs: a lower bound on ε from an attacker's errors. See README.md.
 
 ``python benchmarks/audit.py`` takes about ten minutes and prints the table of docs/results/privacy.md.
 
@@ -90,7 +90,7 @@ def moves(setting: Setting, canary: float, lanes: int, noises: list[float], firs
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedax.DivergedWarning)  # of the canary's own loss
-        found = fedax.sweep(
+        sweep = fedax.sweep(
             run,
             {"noise": noises},
             fedax.tasks.quadratic(DIMENSION),
@@ -103,7 +103,7 @@ def moves(setting: Setting, canary: float, lanes: int, noises: list[float], firs
             test=seen,
             evaluate_every=1,
         )
-    place = np.array([[run.history["test_loss"] for run in runs] for runs in found.runs])
+    place = np.array([[run.history["test_loss"] for run in runs] for runs in sweep.runs])
     chance = setting.participation.sampling(CLIENTS).chance
     return np.diff(place) * CLIENTS * chance / CLIP
 
@@ -184,8 +184,8 @@ def main() -> None:
     print(f"| | accounted | {' | '.join(f'{share:g} of the noise' for share in given.shares)} |")
     print("|---|---|" + "---|" * len(given.shares))
     for name in given.names or SETTINGS:
-        found = [f"{bound:.2f}" for bound in audit(SETTINGS[name], given.lanes, given.shares)]
-        print(f"| {SETTINGS[name].title} | {SETTINGS[name].epsilon():.2f} | {' | '.join(found)} |", flush=True)
+        bounds = [f"{bound:.2f}" for bound in audit(SETTINGS[name], given.lanes, given.shares)]
+        print(f"| {SETTINGS[name].title} | {SETTINGS[name].epsilon():.2f} | {' | '.join(bounds)} |", flush=True)
 
 
 if __name__ == "__main__":

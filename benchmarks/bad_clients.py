@@ -1,4 +1,4 @@
-"""Accuracy where some clients send nonsense, with a guard and without; and with robust averages. See README.md."""
+"""Accuracy where some clients send wrong uploads: with and without a guard, and with robust averages. See README.md."""
 
 import argparse
 import math
@@ -25,7 +25,7 @@ def accuracies(method: str, seeds: int, rounds: int, **options: object) -> np.nd
     hyper, work = METHODS[method]
     digits = load("digits")
     parts = partitions.dirichlet(digits.train["y"], clients=CLIENTS, alpha=1.0, min_size=2, seed=0)
-    found = fedax.sweep(
+    sweep = fedax.sweep(
         lambda: fedax.create(method, **hyper),
         [{}],
         fedax.tasks.softmax_regression(64, 10),
@@ -39,7 +39,7 @@ def accuracies(method: str, seeds: int, rounds: int, **options: object) -> np.nd
         evaluate_every=rounds,
         **options,
     )
-    last = [run.history for run in found.runs[0]]
+    last = [run.history for run in sweep.runs[0]]
     return np.array([h["test_accuracy"][-1] if math.isfinite(h["train_loss"][-1]) else math.nan for h in last])
 
 

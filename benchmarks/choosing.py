@@ -1,4 +1,4 @@
-"""Which measured quantity tells which method to take, and is the advice of ``fedax diagnose`` right?
+"""Which measured quantity predicts the best method, and is the advice of ``fedax diagnose`` right?
 
     fedax study choosing --out studies/choosing
     python benchmarks/choosing.py studies/choosing     # measure every part that has all its results
@@ -93,12 +93,12 @@ def scores_at_equal_gradients(record: Record, column: str) -> dict[str, list[flo
     """As :func:`scores`, but of the last evaluations before a run has taken as many gradients as FedAvg in the end."""
     (problem,) = problems([record])
     most = {run.seed: run.history["gradients"][-1] for run in record.runs if run.label == PLAIN}
-    found: dict[str, list[float | None]] = {}
+    scores: dict[str, list[float | None]] = {}
     for run in sorted(record.runs, key=lambda run: run.seed):
         until = int(np.searchsorted(run.history["gradients"], most[run.seed], side="right"))
         late = run.history[column][max(until - max(problem.tail, 1), 0) : until]
-        found.setdefault(run.label, []).append(float(f"{np.mean(late):.6g}") if run.status in _ENDED else None)
-    return found
+        scores.setdefault(run.label, []).append(float(f"{np.mean(late):.6g}") if run.status in _ENDED else None)
+    return scores
 
 
 def _gradients(record: Record, label: str) -> float:
@@ -123,7 +123,7 @@ def measure(study: Study, part: Part, folder: pathlib.Path) -> Table | None:
     if {*test} != {*part.labels} or any(len(values) < wanted for values in test.values()):
         return None
     compared = {label: chosen[label] or {} for label in COMPARED if label in chosen}
-    tables, said = diagnosed(study, part, compared)
+    tables, advice = diagnosed(study, part, compared)
     short, _ = diagnosed(study, part, {PLAIN: compared[PLAIN]}, rounds=SHORT)
     own, clients = tables[PLAIN], tables[PLAIN]["clients"]
     size = part.config.get("participation", {}).get("size", clients)
@@ -140,12 +140,12 @@ def measure(study: Study, part: Part, folder: pathlib.Path) -> Table | None:
         "gradients": round(_gradients(record, COSTLY) / _gradients(record, PLAIN), 3),
         "validation": {label: mean for label, mean in tried.items() if mean is not None},  # else all points failed
         "settings": chosen,
-        "diagnosis": _kept(own),
-        "said": {"verdict": own["verdict"], "short": short[PLAIN]["verdict"], "compared": said},
+        "diagnosis": _essentials(own),
+        "said": {"verdict": own["verdict"], "short": short[PLAIN]["verdict"], "compared": advice},
         "advice": {
             "verdict": named(own["take"], own["verdict"]),
             "short": named(short[PLAIN]["take"], short[PLAIN]["verdict"]),
-            "compared": first_named(said, list(compared)),
+            "compared": first_named(advice, list(compared)),
             "tree": tree(own, size / clients),
         },
     }
@@ -174,11 +174,11 @@ def diagnosed(study: Study, part: Part, points: dict[str, Table], rounds: int | 
         return {table["label"]: table for table in record.diagnosis}, verdict(record)
 
 
-def _kept(found: Table) -> Table:
+def _essentials(diagnosis: Table) -> Table:
     """The numbers of a diagnosis, shortly."""
-    numbers = {name: found[name] for name in ("clients", "constant", "chi2", "floor", "lr", "gained", "smoothness")}
-    numbers["steps"] = found["steps"]
-    numbers["points"] = [found["points"][0], found["points"][-1]]
+    numbers = {name: diagnosis[name] for name in ("clients", "constant", "chi2", "floor", "lr", "gained", "smoothness")}
+    numbers["steps"] = diagnosis["steps"]
+    numbers["points"] = [diagnosis["points"][0], diagnosis["points"][-1]]
     return _short(finite(numbers))
 
 
@@ -214,21 +214,21 @@ def first_named(text: str, labels: Sequence[str]) -> str:
         >>> first_named("Take FedAvg: it ties with SCAFFOLD …", ["FedAvg", "SCAFFOLD"])
         'FedAvg'
     """
-    found = re.search(f"Take ({'|'.join(map(re.escape, labels))}): ", text)
-    return found[1] if found else PLAIN
+    match = re.search(f"Take ({'|'.join(map(re.escape, labels))}): ", text)
+    return match[1] if match else PLAIN
 
 
-def tree(found: Table, cohort: float) -> str:
+def tree(diagnosis: Table, cohort: float) -> str:
     """The answer of the tree as docs/choosing.md had it before this study: its questions in order, the first yes.
 
     It goes by the costs of FedAvg's diagnosis. A question is answered by yes if the cost is worth a remedy: more than
     0.2 % of what training gains; drift has to cost more than noise, too. Where the tree names several methods it is the
     first.
     """
-    x = found["points"][-1]
-    least = MATERIAL * (found["gained"] or 0.0)
+    x = diagnosis["points"][-1]
+    least = MATERIAL * (diagnosis["gained"] or 0.0)
     noise, cohorts = x["noise_cost"] or 0.0, x["cohort_cost"] or 0.0
-    if found["steps"][0] != found["steps"][1] and x["inconsistency_cost"] > least:
+    if diagnosis["steps"][0] != diagnosis["steps"][1] and x["inconsistency_cost"] > least:
         return NORMALIZED
     if x["drift_cost_range"] is not None and x["drift_cost_range"][0] > max(least, noise + cohorts):
         return CORRECTED
@@ -249,12 +249,12 @@ def means(problem: Table, column: str = "test") -> dict[str, float]:
 
 def _tests(problem: Table, pairs: Sequence[tuple[str, str]], column: str = "test") -> list[float]:
     """p of the paired t-tests of pairs of methods, corrected by Holm; 0 where one of two diverged, 1 where both did."""
-    found = []
+    p_values = []
     for one, other in pairs:
         a, b = problem[column][one], problem[column][other]
         failed = (None in a) + (None in b)
-        found.append(gap_of(np.array(a, float), np.array(b, float)).p if not failed else float(failed == 2))
-    return holm(found)
+        p_values.append(gap_of(np.array(a, float), np.array(b, float)).p if not failed else float(failed == 2))
+    return holm(p_values)
 
 
 def wins(problem: Table) -> dict[str, bool]:
@@ -305,9 +305,9 @@ def at_equal_gradients(problem: Table) -> Table:
 
 def quantities(problem: Table) -> dict[str, float]:
     """What is measured of a problem: costs as a share of what training gains; "first" and "last" are the models."""
-    found = problem["diagnosis"]
-    first, last = found["points"]
-    gained = found["gained"] or math.nan
+    diagnosis = problem["diagnosis"]
+    first, last = diagnosis["points"]
+    gained = diagnosis["gained"] or math.nan
 
     def costs(x: Table) -> dict[str, float]:
         noise, cohorts = x["noise_cost"] or 0.0, x["cohort_cost"] or 0.0
@@ -322,12 +322,12 @@ def quantities(problem: Table) -> dict[str, float]:
         return x[name] ** 2 / (x["move"] ** 2 + x["noise"] ** 2 + x["cohort_noise"] ** 2)
 
     return {
-        "χ²": found["chi2"] or 0.0,
-        "2χ²κ²/‖∇F‖², first": (found["floor"] or 0.0) / first["gradient"],
-        "cost of another objective": last["inconsistency_cost"] / gained if found["chi2"] else 0.0,
+        "χ²": diagnosis["chi2"] or 0.0,
+        "2χ²κ²/‖∇F‖², first": (diagnosis["floor"] or 0.0) / first["gradient"],
+        "cost of another objective": last["inconsistency_cost"] / gained if diagnosis["chi2"] else 0.0,
         "ζ/‖∇F‖, first": math.sqrt(first["dissimilarity"] / first["gradient"]),
         "ζ/‖∇F‖, last": math.sqrt(last["dissimilarity"] / last["gradient"]),
-        "κ/‖∇F‖, first": math.sqrt(found["constant"] / first["gradient"]),
+        "κ/‖∇F‖, first": math.sqrt(diagnosis["constant"] / first["gradient"]),
         "drift's part of the descent, first": 1 - first["descent"] / first["free_descent"],
         "drift's part of the descent, last": 1 - last["descent"] / last["free_descent"],
         **{f"{name}, first": value for name, value in costs(first).items()},
@@ -336,8 +336,8 @@ def quantities(problem: Table) -> dict[str, float]:
         "minibatches' part of a round, last": share(last, "noise"),
         "cohorts' part of a round, last": share(last, "cohort_noise"),
         "share of clients in a round": problem["cohort"],
-        "most local steps": float(found["steps"][1]),
-        "lr · L · steps": found["lr"] * found["smoothness"] * found["steps"][1],
+        "most local steps": float(diagnosis["steps"][1]),
+        "lr · L · steps": diagnosis["lr"] * diagnosis["smoothness"] * diagnosis["steps"][1],
         "loss still to be had": last["left"] / gained,
     }
 
@@ -362,8 +362,8 @@ def balanced(x: np.ndarray, won: np.ndarray, cut: float, sign: int) -> float:
     """The mean of the rates at which wins and no wins are told by sign · x > sign · cut."""
     if won.all() or not won.any():
         return math.nan
-    said = sign * x > sign * cut
-    return float((np.mean(said[won]) + np.mean(~said[~won])) / 2)
+    predicted = sign * x > sign * cut
+    return float((np.mean(predicted[won]) + np.mean(~predicted[~won])) / 2)
 
 
 def threshold(x: np.ndarray, won: np.ndarray) -> tuple[float, int]:
@@ -384,9 +384,9 @@ def threshold(x: np.ndarray, won: np.ndarray) -> tuple[float, int]:
 def bootstrap(statistic: Callable[[np.ndarray], float], n: int) -> tuple[float, float]:
     """The 95 % interval of a statistic of the indices of n problems, drawn anew; draws without it are left out."""
     rng = np.random.default_rng(0)
-    found = np.array([statistic(rng.integers(n, size=n)) for _ in range(DRAWS)])
-    found = found[np.isfinite(found)]
-    low, high = np.quantile(found, [0.025, 0.975]) if len(found) else (math.nan, math.nan)
+    draws = np.array([statistic(rng.integers(n, size=n)) for _ in range(DRAWS)])
+    draws = draws[np.isfinite(draws)]
+    low, high = np.quantile(draws, [0.025, 0.975]) if len(draws) else (math.nan, math.nan)
     return float(low), float(high)
 
 
@@ -403,7 +403,7 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Told:
+class Predictor:
     """How well a quantity tells where a method beats FedAvg.
 
     Attributes:
@@ -430,32 +430,32 @@ class Told:
         return auc(self.sign * self.x[k], self.won[k])
 
 
-def predictors(found: dict[str, Table], label: str) -> list[Told]:
+def predictors(measured: dict[str, Table], label: str) -> list[Predictor]:
     """All quantities, the best on the rule half first; none where a half has no win, or nothing but wins.
 
     Problems where the method was not run are left out.
     """
-    rule, held = (_outcomes(found, label, half) for half in ("rule", "held out"))
+    rule, held = (_outcomes(measured, label, half) for half in ("rule", "held out"))
     if any(won.all() or not won.any() for _, won in (rule, held)):
         return []
-    told = []
+    candidates = []
     for name in rule[0][0]:
         x, y = (np.array([each[name] for each in side]) for side, _ in (rule, held))
         cut, sign = threshold(x, rule[1])
-        told.append(Told(name, cut, sign, balanced(x, rule[1], cut, sign), y, held[1]))
-    return sorted(told, key=lambda each: -each.rule)
+        candidates.append(Predictor(name, cut, sign, balanced(x, rule[1], cut, sign), y, held[1]))
+    return sorted(candidates, key=lambda each: -each.rule)
 
 
-def _outcomes(found: dict[str, Table], label: str, half: str) -> tuple[list[dict[str, float]], np.ndarray]:
+def _outcomes(measured: dict[str, Table], label: str, half: str) -> tuple[list[dict[str, float]], np.ndarray]:
     """The quantities of each problem where a method was run, and whether it beat FedAvg."""
-    there = [problem for problem in of_half(found, half) if label in problem["test"]]
+    there = [problem for problem in of_half(measured, half) if label in problem["test"]]
     return [quantities(problem) for problem in there], np.array([wins(problem)[label] for problem in there], bool)
 
 
-def of_half(found: dict[str, Table], half: str) -> list[Table]:
+def of_half(measured: dict[str, Table], half: str) -> list[Table]:
     """The problems of a half, in the order of the study."""
     where = halves(names())
-    return [problem for name, problem in found.items() if where[name] == half]
+    return [problem for name, problem in measured.items() if where[name] == half]
 
 
 @functools.cache
@@ -464,11 +464,11 @@ def names() -> list[str]:
     return [part.name for part in read_study("choosing").section.parts]
 
 
-def strategies(found: dict[str, Table]) -> dict[str, Callable[[Table], str]]:
+def strategies(measured: dict[str, Table]) -> dict[str, Callable[[Table], str]]:
     """Ways to choose a method: name -> (problem -> label). None sees a problem's test loss."""
-    rule = of_half(found, "rule")
+    rule = of_half(measured, "rule")
     always = lambda label: lambda problem: advised(problem, label)  # noqa: E731
-    labels = methods(found)
+    labels = methods(measured)
     best = min(labels, key=lambda label: np.mean([regret(problem, advised(problem, label)) for problem in rule]))
     ways: dict[str, Callable[[Table], str]] = {
         "`fedax diagnose`, a finished run of FedAvg": lambda problem: advised(problem, problem["advice"]["verdict"]),
@@ -479,22 +479,22 @@ def strategies(found: dict[str, Table]) -> dict[str, Callable[[Table], str]]:
             problem["validation"], key=lambda label: problem["validation"][label]
         ),
     }
-    said = ", the best on average of the rule half"
-    return ways | {f"always {label}{said if label == best else ''}": always(label) for label in labels}
+    note = ", the best on average of the rule half"
+    return ways | {f"always {label}{note if label == best else ''}": always(label) for label in labels}
 
 
-def methods(found: dict[str, Table]) -> list[str]:
+def methods(measured: dict[str, Table]) -> list[str]:
     """All methods of the problems."""
-    return list(dict.fromkeys(label for problem in found.values() for label in problem["test"]))
+    return list(dict.fromkeys(label for problem in measured.values() for label in problem["test"]))
 
 
 # ---- tables
 
 
-def written(text: str, found: dict[str, Table]) -> str:
+def written(text: str, measured: dict[str, Table]) -> str:
     """The page with its generated parts; those that need results stay as they are where there are none."""
-    text = _put(text, "problems", problems_table(found))
-    if not any(of_half(found, "rule")) or not any(of_half(found, "held out")):
+    text = _put(text, "problems", problems_table(measured))
+    if not any(of_half(measured, "rule")) or not any(of_half(measured, "held out")):
         return text
     for name, make in (
         ("wins", wins_table),
@@ -507,15 +507,15 @@ def written(text: str, found: dict[str, Table]) -> str:
         ("gradients", costs),
         ("answers", answers_table),
     ):
-        text = _put(text, name, make(found))
+        text = _put(text, name, make(measured))
     return text
 
 
-def _picture(found: dict[str, Table]) -> str:
+def _picture(measured: dict[str, Table]) -> str:
     return "![What diagnose says that a fault costs, against what its remedy gained](figures/choosing.svg)\n"
 
 
-def problems_table(found: dict[str, Table]) -> str:
+def problems_table(measured: dict[str, Table]) -> str:
     """What each part is, and in which half."""
     rows, where = [], halves(names())
     for part in read_study("choosing").parts.values():
@@ -537,11 +537,11 @@ def problems_table(found: dict[str, Table]) -> str:
     return _table(("problem", "half", "data", "dealt", "local work", "batch", "clients a round", "model"), rows)
 
 
-def wins_table(found: dict[str, Table]) -> str:
+def wins_table(measured: dict[str, Table]) -> str:
     """On how many problems each method beats FedAvg, loses to it, and is best."""
     rows = []
-    for label in dict.fromkeys(label for problem in found.values() for label in problem["test"]):
-        there = [problem for problem in found.values() if label in problem["test"]]
+    for label in dict.fromkeys(label for problem in measured.values() for label in problem["test"]):
+        there = [problem for problem in measured.values() if label in problem["test"]]
         better = sum(wins(problem).get(label, False) for problem in there)
         worse = sum(_loses(problem, label) for problem in there)
         best = [best_of(problem) for problem in there]
@@ -569,21 +569,21 @@ def _loses(problem: Table, label: str) -> bool:
 _TOLD = ("told by", "threshold", "rule half", "held-out half, balanced accuracy", "AUC")
 
 
-def expected_table(found: dict[str, Table]) -> str:
+def expected_table(measured: dict[str, Table]) -> str:
     """For each method the quantity that theory names."""
-    return _contrasts(found, lambda label, told: next(each for each in told if each.quantity == EXPECTED[label]))
+    return _contrasts(measured, lambda label, tried: next(each for each in tried if each.quantity == EXPECTED[label]))
 
 
-def best_table(found: dict[str, Table]) -> str:
+def best_table(measured: dict[str, Table]) -> str:
     """For each method the quantity that is best on the rule half."""
-    return _contrasts(found, lambda label, told: told[0])
+    return _contrasts(measured, lambda label, tried: tried[0])
 
 
-def _contrasts(found: dict[str, Table], pick: Callable[[str, list[Told]], Told]) -> str:
+def _contrasts(measured: dict[str, Table], pick: Callable[[str, list[Predictor]], Predictor]) -> str:
     rows = []
     for label in EXPECTED:
-        tried = predictors(found, label)
-        counts = [_outcomes(found, label, half)[1] for half in ("rule", "held out")]
+        tried = predictors(measured, label)
+        counts = [_outcomes(measured, label, half)[1] for half in ("rule", "held out")]
         cells = [", ".join(f"{won.sum()} of {len(won)}" for won in counts), *["–"] * len(_TOLD)]
         if tried:
             one = pick(label, tried)
@@ -597,20 +597,20 @@ def _contrasts(found: dict[str, Table], pick: Callable[[str, list[Told]], Told])
     return _table(("better than FedAvg", "rule half, held-out half", *_TOLD), rows)
 
 
-def quantities_table(found: dict[str, Table]) -> str:
+def quantities_table(measured: dict[str, Table]) -> str:
     """AUC on the held-out half of all quantities for all methods; the way is that of the rule half."""
-    tried = {label: {each.quantity: each for each in predictors(found, label)} for label in EXPECTED}
+    tried = {label: {each.quantity: each for each in predictors(measured, label)} for label in EXPECTED}
     rows = [
-        (name, *(f"{told[name].auc():.2f}" if told else "–" for told in tried.values()))
-        for name in quantities(next(iter(found.values())))
+        (name, *(f"{by_name[name].auc():.2f}" if by_name else "–" for by_name in tried.values()))
+        for name in quantities(next(iter(measured.values())))
     ]
     return _table(("quantity", *tried), rows)
 
 
-def advice_table(found: dict[str, Table]) -> str:
+def advice_table(measured: dict[str, Table]) -> str:
     """What each way to choose a method loses on the held-out half, and how often it finds one of the best."""
-    held = of_half(found, "held out")
-    ways = strategies(found)
+    held = of_half(measured, "held out")
+    ways = strategies(measured)
     losses = {name: regrets(held, choose) for name, choose in ways.items()}
     first, rows = next(iter(losses.values())), []
     for name, choose in sorted(ways.items(), key=lambda way: float(losses[way[0]].mean())):
@@ -687,9 +687,9 @@ def _against(gaps: np.ndarray) -> str:
     return f"{mean} ({low} to {high})".replace("-", "−")
 
 
-def luck(found: dict[str, Table]) -> str:
+def luck(measured: dict[str, Table]) -> str:
     """What chance alone gives, in a sentence."""
-    held = of_half(found, "held out")
+    held = of_half(measured, "held out")
     of_number = chances(held)
     mean = float(np.arange(len(of_number)) @ of_number)
     hits = sum(advised(problem, problem["advice"]["verdict"]) in best_of(problem)[1] for problem in held)
@@ -700,9 +700,9 @@ def luck(found: dict[str, Table]) -> str:
     )
 
 
-def costs(found: dict[str, Table]) -> str:
+def costs(result: dict[str, Table]) -> str:
     """How many gradients Mime took, in a sentence."""
-    times = [problem["gradients"] for problem in found.values()]
+    times = [problem["gradients"] for problem in result.values()]
     low, middle, high = (f"{value:.1f}" for value in np.quantile(times, [0, 0.5, 1]))
     return f"{COSTLY} took {low} to {high} times as many gradients as FedAvg, {middle} times in the median.\n"
 
@@ -711,10 +711,10 @@ def _mean(values: np.ndarray, k: np.ndarray) -> float:
     return float(values[k].mean())
 
 
-def answers_table(found: dict[str, Table]) -> str:
+def answers_table(result: dict[str, Table]) -> str:
     """For each problem the best method, and what each way names."""
     rows, where = [], halves(names())
-    for name, problem in found.items():
+    for name, problem in result.items():
         best, tied = best_of(problem)
         cells = []
         for key in ("verdict", "short", "compared", "tree"):
@@ -742,10 +742,10 @@ def _range(ends: tuple[float, float], digits: int = 0) -> str:
 
 def _put(text: str, part: str, new: str) -> str:
     begin, end = _BEGIN.format(part), _END.format(part)
-    found = re.search(re.escape(begin) + "(.*?)" + re.escape(end), text, re.DOTALL)
-    if found is None:
+    result = re.search(re.escape(begin) + "(.*?)" + re.escape(end), text, re.DOTALL)
+    if result is None:
         raise SystemExit(f"{PAGE.name} has no place for: {part}")
-    return text[: found.start(1)] + new + text[found.end(1) :]
+    return text[: result.start(1)] + new + text[result.end(1) :]
 
 
 # ---- figure
@@ -758,7 +758,7 @@ PANELS = (
 )
 
 
-def figure(found: dict[str, Table]) -> Drawing:
+def figure(result: dict[str, Table]) -> Drawing:
     """What diagnose says that a fault costs, against what its remedy gained in test loss; a point a problem."""
     from fedax.figures.drawing import legend, style
 
@@ -769,7 +769,7 @@ def figure(found: dict[str, Table]) -> Drawing:
     with style():
         for place, (label, quantity) in zip(axes, PANELS, strict=True):
             for k, half in enumerate(("rule", "held out")):
-                there = [found[name] for name in found if where[name] == half and label in found[name]["test"]]
+                there = [result[name] for name in result if where[name] == half and label in result[name]["test"]]
                 x = [100 * quantities(problem)[quantity] for problem in there]
                 y = [100 * gain(problem, label) for problem in there]
                 handles[half] = place.plot(x, y, marker(k), color=colour(k), markersize=3.5, clip_on=False)[0]
@@ -798,29 +798,29 @@ def gain(problem: Table, label: str) -> float:
 
 def measured() -> dict[str, Table]:
     """Part -> what was measured of it."""
-    found: dict[str, Table] = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
-    return {name: found[name] for name in names() if name in found}
+    result: dict[str, Table] = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    return {name: result[name] for name in names() if name in result}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=pathlib.Path, help="of the study; default: only write the page anew")
-    folder, found = parser.parse_args().folder, measured()
+    folder, result = parser.parse_args().folder, measured()
     if folder is not None:
         study = read_study("choosing")
         study.results = results_of(folder)
         for name, part in study.parts.items():
-            problem = None if name in found else measure(study, part, folder)
+            problem = None if name in result else measure(study, part, folder)
             if problem is not None:
-                found[name] = problem
-                text = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+                result[name] = problem
+                text = json.dumps(result, ensure_ascii=False, separators=(",", ":"))
                 MEASURED.write_text(text + "\n", encoding="utf-8")
                 print(name, problem["advice"], best_of(problem), flush=True)
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    if found:
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
+    if result:
         from fedax.figures import write
 
-        write(figure(found), FIGURE)
+        write(figure(result), FIGURE)
 
 
 if __name__ == "__main__":

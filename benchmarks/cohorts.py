@@ -1,4 +1,4 @@
-"""What the design of cohorts does to each method where clients' weights differ much. See README.md.
+"""The effect of the design of cohorts on each method where clients' weights differ much. See README.md.
 
 Synthetic(1,1) with 30 clients, whose largest weight p is .27; S = 3 of them a round; 10 local steps of .02 with batches
 of 20; 200 rounds; ten seeds. Each cell is the training loss F in the end: the median over seeds, and the largest one
@@ -37,7 +37,7 @@ DESIGNS = {
 def losses(method: str, design: fedax.Participation, data: fedax.FederatedData, rounds: int, seeds: int) -> np.ndarray:
     """[seeds] the training loss after the last round; infinite where the run diverged."""
     hyper = {"lr": LR} | HYPER.get(method, {})
-    found = fedax.sweep(
+    result = fedax.sweep(
         lambda: fedax.create(method, **hyper),
         [{}],
         TASK,
@@ -49,7 +49,7 @@ def losses(method: str, design: fedax.Participation, data: fedax.FederatedData, 
         participation=design,
         evaluate_every=rounds,
     )
-    last = np.array([run.history["train_loss"][-1] for run in found.runs[0]])
+    last = np.array([run.history["train_loss"][-1] for run in result.runs[0]])
     return np.where(np.isfinite(last), last, np.inf)
 
 

@@ -1,4 +1,4 @@
-"""Seconds a round with compressed uploads, beside those without, on the case `unequal`. See README.md."""
+"""Seconds a round with and without compressed uploads, on the case `unequal`. See README.md."""
 
 import argparse
 import statistics
@@ -47,15 +47,15 @@ def main() -> None:
         return run.history["seconds"][-1] / given.rounds, run.history["bytes_up"][-1] / given.rounds
 
     each: dict[str, fedax.Compressor | None] = {"none": None} | {name: COMPRESSORS[name] for name in given.only}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in each}
+    measured_rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in each}
     for repeat in range(given.repeats + 1):  # they take turns; the first compiles
         for name, how in each.items():
             measured = seconds(how)
             if repeat:
-                found[name].append(measured)
-    plain = [took for took, _ in found["none"]]
+                measured_rounds[name].append(measured)
+    plain = [took for took, _ in measured_rounds["none"]]
     print("| compress | ms a round | of the round without | kB up a round |\n|---|---|---|---|")
-    for name, took in found.items():
+    for name, took in measured_rounds.items():
         ratio = statistics.median(own / other for (own, _), other in zip(took, plain, strict=True))
         middle = statistics.median(own for own, _ in took)
         print(f"| `{name}` | {1e3 * middle:.2f} | {ratio:.2f} | {took[0][1] / 1e3:.1f} |", flush=True)

@@ -59,7 +59,7 @@ def rounds_of(federation: Federation, out: Path) -> tuple[list[float], float]:
             seen += [now] * (done - len(seen))
             used = cpu(federation.superlink())
             first = first or (used if len(seen) >= 3 else 0.0)
-    assert command.returncode == 0, federation.said("run")
+    assert command.returncode == 0, federation.output("run")
     gaps = [after - before for before, after in itertools.pairwise(seen[2:])]
     return gaps, (used - first) / len(gaps)
 
@@ -73,7 +73,7 @@ def main() -> None:
         federation = Federation(Path(folder), config(given.rounds, METHODS[:1], 1), poll=3.0)
         federation.start_all()
         try:
-            found = []
+            results = []
             for what, methods, seeds in (("one run", METHODS[:1], 1), ("nine runs", METHODS, 3)):
                 federation.config.write_text(config(given.rounds, methods, seeds))
                 seconds, used = rounds_of(federation, Path(folder) / what.replace(" ", "-"))
@@ -81,13 +81,13 @@ def main() -> None:
                 print(
                     f"{what}: {middle:.3f} s a round of all (quartiles {low:.3f} to {high:.3f}); link {used:.3f} s CPU"
                 )
-                found.append(middle)
+                results.append(middle)
                 time.sleep(30)  # until the nodes ask seldom again
                 before = cpu(federation.superlink())
                 time.sleep(IDLE)
                 used = (cpu(federation.superlink()) - before) / IDLE
                 print(f"idle after it: link {used:.4f} s of CPU a second, with three nodes")
-            print(f"nine runs one after another would take {9 * found[0] / found[1]:.1f} times as long")
+            print(f"nine runs one after another would take {9 * results[0] / results[1]:.1f} times as long")
         finally:
             federation.end()
 

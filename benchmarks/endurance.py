@@ -1,4 +1,4 @@
-"""Many rounds, many points of a sweep, many run folders: whether memory and time stay in proportion. See README.md."""
+"""Memory and time for many rounds, many points of a sweep, and many run folders. See README.md."""
 
 import argparse
 import os
@@ -37,8 +37,8 @@ def memory(process: int | str = "self") -> float:
 def command(arguments: list[str], rows: pathlib.Path | None = None, most: int = 0) -> list[dict[str, float]]:
     """Run the command; time and memory each time that a tenth of the lines is written, and the peak of memory."""
     line = [sys.executable, "-m", "fedax", *arguments]
-    begun, peak = time.monotonic(), 0.0
-    found: list[dict[str, float]] = []
+    began, peak = time.monotonic(), 0.0
+    parts: list[dict[str, float]] = []
     counted = place = done = 0
     with subprocess.Popen(line, stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:
@@ -54,40 +54,40 @@ def command(arguments: list[str], rows: pathlib.Path | None = None, most: int = 
                 place, counted = place + len(new), counted + new.count(b"\n")
                 if most and counted * PARTS // most > done:
                     done = counted * PARTS // most
-                    found.append({"lines": counted, "seconds": time.monotonic() - begun, "MB": now})
+                    parts.append({"lines": counted, "seconds": time.monotonic() - began, "MB": now})
             time.sleep(0.02)
     if process.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(arguments)} ended with {process.returncode}")
-    return [*found, {"lines": counted, "seconds": time.monotonic() - begun, "MB": peak}]
+    return [*parts, {"lines": counted, "seconds": time.monotonic() - began, "MB": peak}]
 
 
-def show(title: str, found: list[dict[str, float]]) -> None:
+def show(title: str, parts: list[dict[str, float]]) -> None:
     print(f"\n{title}", flush=True)
     before = 0.0
-    for each in found[:-1]:
+    for each in parts[:-1]:
         took, before = each["seconds"] - before, each["seconds"]
         print(f"  {each['lines']:8} lines, {took:8.1f} s more, {each['MB']:7.0f} MB", flush=True)
-    print(f"  in all {found[-1]['seconds']:.1f} s, at most {found[-1]['MB']:.0f} MB", flush=True)
+    print(f"  in all {parts[-1]['seconds']:.1f} s, at most {parts[-1]['MB']:.0f} MB", flush=True)
 
 
 def rounds(scratch: pathlib.Path, number: int, every: int) -> None:
     config = scratch / "rounds.toml"
     config.write_text(ROUNDS.format(rounds=number, every=every), encoding="utf-8")
     folder = scratch / f"rounds-{every}"
-    found = command(["run", str(config), "--out", str(folder)], folder / "metrics.jsonl", number // every)
-    show(f"fedax run, {number} rounds, evaluated every {every}", found)
+    result = command(["run", str(config), "--out", str(folder)], folder / "metrics.jsonl", number // every)
+    show(f"fedax run, {number} rounds, evaluated every {every}", result)
     size = (folder / "metrics.jsonl").stat().st_size / 1e6
-    found = command(["report", str(folder)])
+    result = command(["report", str(folder)])
     page = (folder / "report.html").stat().st_size / 1e6
-    show(f"fedax report of it: metrics.jsonl {size:.1f} MB, report.html {page:.1f} MB", found)
+    show(f"fedax report of it: metrics.jsonl {size:.1f} MB, report.html {page:.1f} MB", result)
 
 
 def points(scratch: pathlib.Path, number: int) -> None:
     config = scratch / "sweep.toml"
     config.write_text(SWEEP.format(points=number), encoding="utf-8")
     folder = scratch / "sweep"
-    found = command(["sweep", str(config), "--out", str(folder)], folder / "metrics.jsonl", 3 * number)
-    show(f"fedax sweep, {number} points", found)
+    result = command(["sweep", str(config), "--out", str(folder)], folder / "metrics.jsonl", 3 * number)
+    show(f"fedax sweep, {number} points", result)
     show("fedax report of it", command(["report", str(folder)]))
     page = (folder / "report.html").stat().st_size / 1e6
     print(f"  report.html {page:.1f} MB", flush=True)

@@ -1,4 +1,4 @@
-"""How often is a method called better than itself, and how often is a verdict borne out, on small data?
+"""How often is a method called better than itself, and how often is a verdict true, on small data?
 
     python benchmarks/false_stars.py --json false_stars.json
 
@@ -88,17 +88,17 @@ def compared(data: fedax.FederatedData, lr: float, comparisons: int) -> dict[str
         "a tenth of η": (fedax.create("fedavg", lr=lr / 10), 0),
     }
     # Of the runs k = 0, 1, … of a method run k has split k // SEEDS where the split is one, else its own.
-    found: dict[str, dict[str, list[Any]]] = {}
+    results: dict[str, dict[str, list[Any]]] = {}
     for kind, number in (("one", SEEDS), ("ten", SPLITS)):
         for label, (method, stream) in methods.items():
             runs = list(_runs(data, task, method, kind, comparisons * number, stream))
-            found.setdefault(kind, {})[label] = [runs[k : k + number] for k in range(0, len(runs), number)]
+            results.setdefault(kind, {})[label] = [runs[k : k + number] for k in range(0, len(runs), number)]
     overlap = SHARES["test"] / SHARES["train"]
     table: dict[str, Any] = {}
     for other in OTHERS:
         rows: dict[str, list[Any]] = {rule: [] for rule in RULES}
         for kind in ("one", "ten"):
-            for one, two in zip(found[kind]["FedAvg"], found[kind][other], strict=True):
+            for one, two in zip(results[kind]["FedAvg"], results[kind][other], strict=True):
                 ends, others = (np.array([run["test"] for run in each]) for each in (one, two))
                 better = min(one, two, key=lambda each: np.mean([run["test"] for run in each]))
                 gained = float(np.mean([run["start"] - run["test"] for run in better]))
@@ -199,12 +199,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("false_stars.json"))
     parser.add_argument("--comparisons", type=int, default=80, help="of each data set")
-    asked = parser.parse_args()
-    measured = json.loads(asked.json.read_text()) if asked.json.exists() else {}
+    arguments = parser.parse_args()
+    measured = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     for name, (data, lr) in problems().items():
         if name not in measured:
-            measured[name] = compared(data, lr, asked.comparisons)
-            asked.json.write_text(json.dumps(measured))
+            measured[name] = compared(data, lr, arguments.comparisons)
+            arguments.json.write_text(json.dumps(measured))
             print(f"{name}: measured", flush=True)
     print(report(measured))
 

@@ -1,4 +1,4 @@
-"""Seconds that an exchange over Flower takes where the work itself is nothing.
+"""Seconds of an exchange over Flower without any work of the clients.
 
 Three nodes on this machine, in three ways: fedax's link and nodes, with TLS and keys, at a poll of 3 s (the default)
 and of 0.1 s; and Flower as it comes, without TLS: a SuperLink and SuperNodes that start a process for each message, an
@@ -133,18 +133,18 @@ def of_fedax(folder: Path, nodes: int, rounds: int, poll: float) -> list[float]:
         commands.append([*ours, "fedax.flower.node", *given])
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     with running(commands, folder, PYTHONPATH=path):
-        while certificates.greet(f"127.0.0.1:{port}", folder / "link" / "ca.pem") is not None:
+        while certificates.connection_problem(f"127.0.0.1:{port}", folder / "link" / "ca.pem") is not None:
             time.sleep(0.2)
         secret = (folder / "link" / "secret").read_text()
         with connect(f"127.0.0.1:{port}", folder / "link" / "ca.pem", secret) as transport:
-            while len(found := transport.nodes()) < nodes:
+            while len(result := transport.nodes()) < nodes:
                 time.sleep(0.2)
-            list(transport.ask({node: Message({}) for node in found}, 60))  # the app itself goes to the nodes once
+            list(transport.ask({node: Message({}) for node in result}, 60))  # the app itself goes to the nodes once
             taken = []
             for k in range(rounds):
                 time.sleep(0.37 * k)  # so that rounds begin at different moments of the nodes' pauses
                 began = time.perf_counter()
-                answers = list(transport.ask({node: Message({}) for node in found}, 60))
+                answers = list(transport.ask({node: Message({}) for node in result}, 60))
                 taken.append(time.perf_counter() - began)
                 assert all(isinstance(answer, Message) for _, answer in answers)
     return taken

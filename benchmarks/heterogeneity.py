@@ -1,4 +1,4 @@
-"""What momentum gains against unlike clients: at a fixed local rate, and with the parameters of the theorems.
+"""The gain of momentum with heterogeneous clients: at a fixed local rate, and with the parameters of the theorems.
 
     python benchmarks/heterogeneity.py
 

@@ -1,4 +1,4 @@
-"""Three hospitals with tables of their own, under the strict policy, in secure and private sums: model, AUC, price.
+"""Three hospitals with their own tables, under the strict policy, with secure and private sums: model, AUC, cost.
 
 The breast cancer data of scikit-learn, a third of the rows at each of three nodes. The commands are those that the
 sites and the coordinator type: link, nodes with ``--policy`` and ``--roster``, tables, run. Each run over the nodes is
@@ -44,8 +44,8 @@ class Typed:
         with (self.folder / f"{name}.txt").open("wb") as output:
             self.kept.append(subprocess.Popen(self._command(words), cwd=self.folder, stdout=output, stderr=output))
         end = time.monotonic() + 120
-        while ready not in (said := (self.folder / f"{name}.txt").read_text()):
-            assert time.monotonic() < end and self.kept[-1].poll() is None, said
+        while ready not in (printed := (self.folder / f"{name}.txt").read_text()):
+            assert time.monotonic() < end and self.kept[-1].poll() is None, printed
             time.sleep(0.1)
 
     def end(self) -> None:
@@ -81,11 +81,11 @@ def main() -> None:
 
 
 def _tables(folder: pathlib.Path) -> None:
-    found = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
-    found["benign"] = np.where(found.pop("target") == 1, "yes", "no")
+    result = load_breast_cancer(as_frame=True).frame.sample(frac=1, random_state=0)
+    result["benign"] = np.where(result.pop("target") == 1, "yes", "no")
     (folder / "tables").mkdir()
-    for name, rows in zip(NAMES, np.array_split(np.arange(len(found)), 3), strict=True):
-        found.iloc[rows].to_csv(folder / "tables" / f"{name}.csv", index=False)
+    for name, rows in zip(NAMES, np.array_split(np.arange(len(result)), 3), strict=True):
+        result.iloc[rows].to_csv(folder / "tables" / f"{name}.csv", index=False)
 
 
 def _open(typed: Typed, folder: pathlib.Path, address: str) -> None:

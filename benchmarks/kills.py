@@ -1,4 +1,4 @@
-"""Runs that are ended at random moments and started again, against runs that were left alone. See README.md."""
+"""Runs that are killed at random moments and resumed, compared with uninterrupted runs. See README.md."""
 
 import argparse
 import hashlib
@@ -70,8 +70,8 @@ def run(method: str, options: dict[str, Any], rounds: int, folder: str) -> str:
         grid = {"lr": options["lr"], "steps": options.get("steps", [3])}
         make = lambda lr, steps: {"algorithm": fedax.create("scaffold", lr=lr), "work": fedax.Steps(steps)}  # noqa: E731
         watch = lambda point, seed, row: callback(row)  # noqa: E731
-        found = fedax.sweep(make, grid, task, data, seeds=options["seeds"], callback=watch, **given)
-        runs = [run for of in found.runs for run in of]
+        result = fedax.sweep(make, grid, task, data, seeds=options["seeds"], callback=watch, **given)
+        runs = [run for of in result.runs for run in of]
     else:
         work = fedax.Steps(3)
         runs = [
@@ -209,8 +209,8 @@ participation.size = 4
             if ended.returncode == -signal.SIGKILL:
                 killed += 1
                 continue
-            found = outcome(folder) if ended.returncode == 0 else {}
-            if differs := [name for name in expected if found.get(name) != expected[name]]:
+            result = outcome(folder) if ended.returncode == 0 else {}
+            if differs := [name for name in expected if result.get(name) != expected[name]]:
                 bad += 1
                 print(f"{differs} differ; {ended.stderr[-1000:]}", file=sys.stderr, flush=True)
             break

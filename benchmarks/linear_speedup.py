@@ -91,12 +91,12 @@ def _slope(at: np.ndarray, iterations: np.ndarray) -> float:
 
 def reached(record: Record, method: str, target: float) -> list[float]:
     """Local steps until F ≤ target, by seed, to the first evaluation that is there."""
-    steps, found = record.config["work"]["steps"], []
+    steps, iterations = record.config["work"]["steps"], []
     for run in record.runs:
         if run.label == method:
             there = np.flatnonzero(run.history["train_loss"] <= target)
-            found.append(float(run.history["round"][there[0]] * steps) if len(there) else math.inf)
-    return found
+            iterations.append(float(run.history["round"][there[0]] * steps) if len(there) else math.inf)
+    return iterations
 
 
 def curves(study: Study, folder: Path) -> Iterator[Curve]:
@@ -108,18 +108,18 @@ def curves(study: Study, folder: Path) -> Iterator[Curve]:
             if len(records) < len(parts):
                 continue
             for method in records[0].labels if panel == "full" else ["FedAvg"]:
-                found = [reached(record, method, about.f_star + about.epsilon) for record in records]
+                iterations = [reached(record, method, about.f_star + about.epsilon) for record in records]
                 rows = [next(row for row in r.config["methods"] if row["label"] == method) for r in records]
                 rates = [row["lr"]["cap"] if isinstance(row["lr"], dict) else row["lr"] for row in rows]
-                if len({len(each) for each in found}) == 1:
-                    yield Curve(case, panel, method, np.array([*parts.values()]), np.array(found), rates)
+                if len({len(each) for each in iterations}) == 1:
+                    yield Curve(case, panel, method, np.array([*parts.values()]), np.array(iterations), rates)
 
 
-def table(found: Sequence[Curve]) -> list[str]:
+def table(measured: Sequence[Curve]) -> list[str]:
     """Markdown: iterations, the step size chosen in brackets, and slopes; a table for each panel."""
     lines = []
     for panel, head in HEADS.items():
-        rows = [curve for curve in found if curve.panel == panel]
+        rows = [curve for curve in measured if curve.panel == panel]
         if rows:
             lines += [f"| objective | method | {head}: " + " | ".join(map(str, rows[0].at.tolist())) + " | slope |"]
             lines += ["|" + "---|" * (len(rows[0].at) + 3)]
@@ -133,18 +133,18 @@ def table(found: Sequence[Curve]) -> list[str]:
     return re.sub(r"(?<=[ (])-(?=\d)", "−", text).split("\n")[:-1]
 
 
-def draw(found: Sequence[Curve]) -> Drawing:
+def draw(measured: Sequence[Curve]) -> Drawing:
     """A row for each objective, a column for each panel."""
     from fedax.figures.drawing import legend, style
 
-    cases = [case for case in CASES if any(c.case == case for c in found)]
-    methods = list(dict.fromkeys(c.method for c in found))
+    cases = [case for case in CASES if any(c.case == case for c in measured)]
+    methods = list(dict.fromkeys(c.method for c in measured))
     handles: dict[str, Any] = {}
     with style():
         drawing = Drawing(figsize=(6.8, 2.0 * len(cases) + 0.4), layout="constrained")
         grid = drawing.subplots(len(cases), len(PANELS), squeeze=False)
         for axes, (case, panel) in zip(grid.ravel(), ((c, p) for c in cases for p in PANELS), strict=True):
-            lines = [c for c in found if c.case == case and c.panel == panel]
+            lines = [c for c in measured if c.case == case and c.panel == panel]
             for c in lines:
                 k = methods.index(c.method)
                 for each in c.iterations.T:
@@ -185,7 +185,7 @@ def kept() -> list[Curve]:
     ]
 
 
-def keep(found: Sequence[Curve], study: Study) -> None:
+def keep(measured: Sequence[Curve], study: Study) -> None:
     """Write what was read, with the versions and devices that made it."""
     made = {json.dumps({"versions": each["versions"], "device": each["device"]}) for each in study.results.values()}
     rows = [
@@ -197,17 +197,17 @@ def keep(found: Sequence[Curve], study: Study) -> None:
             "iterations": [[k if math.isfinite(k) else None for k in each] for each in c.iterations.tolist()],
             "rates": c.rates,
         }
-        for c in found
+        for c in measured
     ]
     hours = sum(each["seconds"] for each in study.results.values()) / 3600
     content = {"made": [json.loads(each) for each in sorted(made)], "hours": round(hours, 2), "curves": rows}
     READ.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
-def written(text: str, found: Sequence[Curve]) -> str:
+def written(text: str, measured: Sequence[Curve]) -> str:
     """The page with its generated parts."""
     parts = {
-        "table": "\n".join(table(found)) + "\n",
+        "table": "\n".join(table(measured)) + "\n",
         "figure": "![iterations to the target against devices and local steps](figures/speedup.svg)\n",
     }
     return _MARK.sub(lambda match: match[1] + parts[match[2]] + match[3], text)
@@ -242,10 +242,10 @@ def main() -> None:
     if options.folder is not None:
         study = read_study(options.study)
         study.results = results_of(options.folder)
-        found = [*curves(study, options.folder)]
-        if not found:
+        measured = [*curves(study, options.folder)]
+        if not measured:
             raise SystemExit(f"{options.folder} has no panel with all its parts; run: fedax study {options.study}")
-        keep(found, study)
+        keep(measured, study)
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), kept()), encoding="utf-8")
     if kept():
         from fedax.figures import write

@@ -56,11 +56,11 @@ def main() -> None:
         for clients in NUMBERS:  # each in a process of its own, whose peak it is
             command = [sys.executable, __file__, "--one", method, str(clients), "--repeats", str(options.repeats)]
             out = subprocess.run([*command, "--memory", options.memory], check=True, capture_output=True, text=True)
-            found = json.loads(out.stdout)
-            ms = np.array(found["seconds"]) * 1e3
+            result = json.loads(out.stdout)
+            ms = np.array(result["seconds"]) * 1e3
             print(
                 f"| {method} | {clients:,} | {np.median(ms):.2f} | {ms.min():.2f} to {ms.max():.2f} "
-                f"| {found['peak'] / 2**30:.2f} GiB | {found['place']} |",
+                f"| {result['peak'] / 2**30:.2f} GiB | {result['place']} |",
                 flush=True,
             )
 

@@ -1,4 +1,4 @@
-"""What masks, signatures and a policy cost in a round over nodes of this process: the work alone, without a network.
+"""The cost of masks, signatures and a policy in a round over nodes in this process, without a network.
 
 FedAvg on softmax regression, every client at a node of its own. The same rounds plain, with a strict policy and its
 record on the disk, and in secure sums; all kinds in turn, the median of the ratios. Of a round with a policy, the share

@@ -1,4 +1,4 @@
-"""How often is a difference told that is not there, where methods' errors are pooled?
+"""The rate of false positives of tests with pooled errors of methods.
 
     python benchmarks/pooled.py
 
@@ -32,7 +32,7 @@ def rates(spreads: list[float], seeds: int, draws: int) -> tuple[float, float, f
     """How often p < 0.05: with fedax's error, that of all methods, that of the pair; how often the first is pooled."""
     from scipy import special
 
-    rng, found = np.random.default_rng(0), np.zeros(4)
+    rng, result = np.random.default_rng(0), np.zeros(4)
     for _ in range(draws):
         y = rng.normal(size=(len(spreads), seeds)) * np.array(spreads)[:, None] + rng.normal(size=seeds)
         values = {str(k): row for k, row in enumerate(y)}
@@ -41,8 +41,8 @@ def rates(spreads: list[float], seeds: int, draws: int) -> tuple[float, float, f
         freedom = (len(spreads) - 1) * (seeds - 1)
         error = np.sqrt(2 * (residuals**2).sum() / freedom / seeds)
         plain = 2 * special.stdtr(freedom, -abs(gap.mean) / error)
-        found += gap.p < LEVEL, plain < LEVEL, gap_of(y[1], y[0]).p < LEVEL, pooled
-    own, plain, paired, share = (found / draws).tolist()
+        result += gap.p < LEVEL, plain < LEVEL, gap_of(y[1], y[0]).p < LEVEL, pooled
+    own, plain, paired, share = (result / draws).tolist()
     return own, plain, paired, share
 
 

@@ -1,4 +1,4 @@
-"""What privacy costs of the time of a round of the benchmark ``unequal``. See README.md.
+"""The cost of privacy in the time of a round of the benchmark ``unequal``. See README.md.
 
 The ways take turns in one process, so that other work on the machine slows all of them. The ratios are of medians, and
 of the fastest, which says more where the machine is busy.

@@ -1,4 +1,4 @@
-"""Accuracy under privacy, of the problems of two recipes. See README.md.
+"""Accuracy under privacy on the problems of two recipes. See README.md.
 
 ``python benchmarks/private.py private-digits`` prints the table of docs/results/privacy.md.
 ``python benchmarks/private.py private-digits --choose`` tries pairs of clip and learning rate in its place, with
@@ -68,7 +68,7 @@ def accuracies(experiment: Experiment, data: Any, test: Any, points: list[dict[s
         privacy = None if clip is None else fedax.DP(clip, noise, delta)
         return {"algorithm": fedax.create(method, lr=lr, **METHODS[method]), "privacy": privacy}
 
-    found = fedax.sweep(
+    sweep = fedax.sweep(
         run,
         points,
         experiment.task,
@@ -81,7 +81,7 @@ def accuracies(experiment: Experiment, data: Any, test: Any, points: list[dict[s
         test=test,
         evaluate_every=rounds,
     )
-    return np.array([[run.history["test_accuracy"][-1] for run in runs] for runs in found.runs])
+    return np.array([[run.history["test_accuracy"][-1] for run in runs] for runs in sweep.runs])
 
 
 def choose(recipe: str, experiment: Experiment, noise: float) -> None:
@@ -98,17 +98,19 @@ def choose(recipe: str, experiment: Experiment, noise: float) -> None:
 
 def table(recipe: str, experiment: Experiment, noises: dict[float, float], seeds: int) -> None:
     """Print mean and standard deviation over seeds, and p of paired t-tests against FedAvg, with Holm's correction."""
-    found = {}
+    results = {}
     for method, (lr, clip) in CHOSEN[recipe].items():
         points = [{"method": method, "lr": lr, "clip": clip, "noise": noise} for noise in noises.values()]
         private = accuracies(experiment, experiment.data, experiment.test, points, seeds)
         open_ = accuracies(experiment, experiment.data, experiment.test, [{"method": method, "lr": lr}], seeds)
-        found[method] = 100 * np.concatenate([private, open_])
+        results[method] = 100 * np.concatenate([private, open_])
     print("| method | lr, clip | " + " | ".join(f"ε = {e:g}" if e < math.inf else "clip only" for e in noises), end="")
     print(" | neither |\n|---|---|" + "---|" * (len(noises) + 1))
-    others = [values for method, values in found.items() if method != "fedavg"]
-    corrected = [_holm(np.array([_p(base, values[k]) for values in others])) for k, base in enumerate(found["fedavg"])]
-    for number, (method, values) in enumerate(found.items()):
+    others = [values for method, values in results.items() if method != "fedavg"]
+    corrected = [
+        _holm(np.array([_p(base, values[k]) for values in others])) for k, base in enumerate(results["fedavg"])
+    ]
+    for number, (method, values) in enumerate(results.items()):
         cells = []
         for k, row in enumerate(values):
             p = "" if method == "fedavg" else f" (p = {corrected[k][number - 1]:.2g})"

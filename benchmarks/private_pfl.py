@@ -24,7 +24,7 @@ def with_fedax(seeds: int, file: Path) -> list[float]:
     data, test = experiment.data, experiment.test
     x, test_x = (each["x"].reshape(len(each["x"]), -1) / 255 for each in (data.examples, test))
     np.savez(file, x=x, y=data.examples["y"], sizes=data.sizes, test_x=test_x, test_y=test["y"])
-    found = fedax.sweep(
+    sweep = fedax.sweep(
         lambda: fedax.create("fedavg", lr=LR),
         [{}],
         experiment.task,
@@ -38,7 +38,7 @@ def with_fedax(seeds: int, file: Path) -> list[float]:
         test=test,
         evaluate_every=ROUNDS,
     )
-    return [float(run.history["test_accuracy"][-1]) for run in found.runs[0]]
+    return [float(run.history["test_accuracy"][-1]) for run in sweep.runs[0]]
 
 
 def with_pfl(seeds: int, file: Path) -> list[float]:
@@ -74,7 +74,7 @@ def with_pfl(seeds: int, file: Path) -> list[float]:
                 rows = self.rng.integers(len(self.raw_data[1]), size=BATCH)
                 yield self.raw_data[0][rows], self.raw_data[1][rows]
 
-    found = []
+    accuracies = []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         torch.manual_seed(seed)
@@ -95,8 +95,8 @@ def with_pfl(seeds: int, file: Path) -> list[float]:
             send_metrics_to_platform=False,
         )
         with torch.no_grad():
-            found.append(float((model(test_x).argmax(1) == test_y).double().mean()))
-    return found
+            accuracies.append(float((model(test_x).argmax(1) == test_y).double().mean()))
+    return accuracies
 
 
 def main() -> None:
@@ -113,15 +113,15 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "clients.npz"
-        found = {"fedax": with_fedax(given.seeds, file)}
+        accuracies = {"fedax": with_fedax(given.seeds, file)}
         if given.python_pfl is not None:
             command = [given.python_pfl, __file__, "--pfl", str(file), "--seeds", str(given.seeds)]
             out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            found["pfl-research"] = json.loads(out.splitlines()[-1])
-    for name, values in found.items():
+            accuracies["pfl-research"] = json.loads(out.splitlines()[-1])
+    for name, values in accuracies.items():
         print(f"{name}: {100 * np.mean(values):.2f} ± {100 * np.std(values, ddof=1):.2f} %", np.round(values, 3))
-    if len(found) == 2:
-        print(f"Welch's test of equal means: p = {stats.ttest_ind(*found.values(), equal_var=False).pvalue:.2f}")
+    if len(accuracies) == 2:
+        print(f"Welch's test of equal means: p = {stats.ttest_ind(*accuracies.values(), equal_var=False).pvalue:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the benchmark and its contenders talk: a process each, one line of JSON a request, one a reply."""
+"""The protocol of the benchmark and its contenders: a process each, one line of JSON a request, one a reply."""
 
 import contextlib
 import json

@@ -23,12 +23,12 @@ def curves(record: Record) -> dict[str, object]:
     """The column that decides; of each method its label, rounds [n], values [seeds, n], and whether it ended badly."""
     (problem,) = problems([record])
     assert problem.judge, record.folder
-    found = []
+    methods = []
     for s in series(problem.methods, problem.judge):
         kept = np.unique(np.linspace(0, len(s.x) - 1, POINTS).round().astype(int)) if len(s.x) else []
         values = [[float(f"{value:.4g}") for value in seed[kept]] for seed in s.values]
-        found.append({"label": s.label, "rounds": s.x[kept].astype(int).tolist(), "values": values, "gone": s.gone})
-    return {"column": problem.judge, "methods": found}
+        methods.append({"label": s.label, "rounds": s.x[kept].astype(int).tolist(), "values": values, "gone": s.gone})
+    return {"column": problem.judge, "methods": methods}
 
 
 def main() -> None:

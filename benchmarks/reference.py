@@ -55,7 +55,7 @@ def measure(name: str) -> dict[str, Any]:
     method = EQUAL.partition(",")[0] if name == EQUAL else name
     equal = name == EQUAL or fedax.create(method, **_needed(method, 1.0, steps)).traits().steps == "equal"
     grid = GRIDS.get(method, {"lr": RATES})
-    found = fedax.sweep(
+    sweep = fedax.sweep(
         lambda **rates: fedax.create(method, **rates, **_needed(method, rates["lr"], steps)),
         [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())],
         TASK,
@@ -68,8 +68,8 @@ def measure(name: str) -> dict[str, Any]:
         test=test,
         evaluate_every=EVERY,
     )
-    best = found.best()
-    runs = found.runs[found.points.index(best)]
+    best = sweep.best()
+    runs = sweep.runs[sweep.points.index(best)]
     costs = runs[0].history
     ends = {key: values for key, values in grid.items() if best[key] in (values[0], values[-1])}
     if ends:
@@ -95,9 +95,9 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def written(found: Mapping[str, Any]) -> str:
+def written(curves: Mapping[str, Any]) -> str:
     """The file: one line a method."""
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in found.items())
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in curves.items())
     return f"{{\n{lines}\n}}\n"
 
 
@@ -107,12 +107,14 @@ def main() -> None:
     given = parser.parse_args().methods
     warnings.simplefilter("ignore", fedax.DivergedWarning)
     names = [EQUAL, *fedax.available()]
-    found = json.loads(FILE.read_text(encoding="utf-8")) if given else {}
+    curves = json.loads(FILE.read_text(encoding="utf-8")) if given else {}
     for name in given or names:
-        found[name] = measure(name)
-        print(f"{name:20} {found[name]['rates']}  test loss {np.mean(found[name]['test_loss'], 0)[-1]:.4f}", flush=True)
+        curves[name] = measure(name)
+        print(
+            f"{name:20} {curves[name]['rates']}  test loss {np.mean(curves[name]['test_loss'], 0)[-1]:.4f}", flush=True
+        )
         FILE.parent.mkdir(exist_ok=True)
-        FILE.write_text(written({key: found[key] for key in names if key in found}), encoding="utf-8")
+        FILE.write_text(written({key: curves[key] for key in names if key in curves}), encoding="utf-8")
 
 
 if __name__ == "__main__":

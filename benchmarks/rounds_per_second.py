@@ -33,26 +33,26 @@ def version(python: str | None, package: str) -> str | None:
 
 def contenders(case: Case, options: argparse.Namespace) -> dict[str, list[str]]:
     """Name -> interpreter, script and arguments."""
-    found = {}
+    results = {}
     if options.versions["fedax"]:
-        found["fedax"] = [options.python_fedax, "with_fedax.py"]
+        results["fedax"] = [options.python_fedax, "with_fedax.py"]
     if options.versions["torch"]:
         torch = [options.python_torch, "with_torch.py"]
         for threads in sorted({1, CORES}):
             for way in ("loop", "vmap"):
-                found[f"torch {way}, {threads} thread{'s' * (threads > 1)}"] = [*torch, way, f"--threads={threads}"]
+                results[f"torch {way}, {threads} thread{'s' * (threads > 1)}"] = [*torch, way, f"--threads={threads}"]
     if options.versions["fedjax"]:
         for backend in ("jit", "pmap"):
-            found[f"FedJAX, {backend}"] = [options.python_fedjax, "with_fedjax.py", backend]
+            results[f"FedJAX, {backend}"] = [options.python_fedjax, "with_fedjax.py", backend]
     if options.versions["pfl"]:
         for threads in sorted({1, CORES}):
             name = f"pfl-research, {threads} thread{'s' * (threads > 1)}"
-            found[name] = [options.python_pfl, "with_pfl.py", f"--threads={threads}"]
+            results[name] = [options.python_pfl, "with_pfl.py", f"--threads={threads}"]
     if options.versions["flwr"]:
-        found["Flower"] = [options.python_flower, "with_flower.py"]
+        results["Flower"] = [options.python_flower, "with_flower.py"]
     if options.versions["torch"] and case.model == "mlp":
-        found["matrix products alone"] = [*torch, "products", f"--threads={CORES}"]
-    return found
+        results["matrix products alone"] = [*torch, "products", f"--threads={CORES}"]
+    return results
 
 
 def measure(name: str, case: Case, options: argparse.Namespace) -> dict[str, Any]:

@@ -63,26 +63,26 @@ def main() -> None:
 
         def side_by_side() -> list[list[fedax.Run]]:
             with tempfile.TemporaryDirectory() as folder:
-                found = []
+                results = []
                 for k, m in enumerate(methods):  # noqa: B023
                     kept = {"seeds": SEEDS, "checkpoint": pathlib.Path(folder, str(k))}
-                    found.append(
+                    results.append(
                         fedax.sweep(lambda m=m: m, [{}], task, data, **kept, **on_one_core(run)).runs[0]  # noqa: B023
                     )
-                return found
+                return results
 
         ways: list[Callable[[], list[list[fedax.Run]]]] = [one_by_one, side_by_side]
         seconds = np.zeros((2, options.repeats, 2))  # with compilation and without
         for repeat in range(options.repeats):
-            found = []
+            results = []
             for k, way in enumerate(ways):
                 forget()
                 for again in range(2):
                     began = time.perf_counter()
                     runs = way()
                     seconds[again, repeat, k] = time.perf_counter() - began
-                found.append(np.array([[each.history["train_loss"] for each in of] for of in runs]))
-        difference = np.max(np.abs(found[0] - found[1]) / np.abs(found[0]))
+                results.append(np.array([[each.history["train_loss"] for each in of] for of in runs]))
+        difference = np.max(np.abs(results[0] - results[1]) / np.abs(results[0]))
         print(f"{name}, {len(methods)} methods, {run['rounds']} rounds; taken by fedax run: {taken}")
         for words, each in zip(("with compilation", "compiled before"), seconds, strict=True):
             ratios, (alone, together) = each[:, 0] / each[:, 1], np.median(each, axis=0)

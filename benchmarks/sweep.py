@@ -34,8 +34,8 @@ def main() -> None:
         return np.array([[run.history["train_loss"] for run in each] for each in runs])
 
     def side_by_side() -> np.ndarray:
-        found = fedax.sweep(make, GRID, task, data, seeds=SEEDS, **run)
-        return np.array([[run.history["train_loss"] for run in each] for each in found.runs])
+        swept = fedax.sweep(make, GRID, task, data, seeds=SEEDS, **run)
+        return np.array([[run.history["train_loss"] for run in each] for each in swept.runs])
 
     first = [f() for f in (one_by_one, side_by_side)]  # compiles
     difference = np.max(np.abs(first[0] - first[1]) / first[0])

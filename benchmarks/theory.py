@@ -1,4 +1,4 @@
-"""The theory beside runs: the figure of docs/theory.md and the tables of docs/results/theory.md.
+"""The theory compared with runs: the figure of docs/theory.md and the tables of docs/results/theory.md.
 
     python benchmarks/theory.py figure-4 [--out docs/figures/fedprox-alpha.svg]
     python benchmarks/theory.py floors
@@ -109,14 +109,14 @@ def least_bound(H: np.ndarray, e: np.ndarray, rule: theory.UpdateRule, x: np.nda
     mean = np.linalg.inv(np.einsum("i,ijk->jk", w, H))
     least = max(1.0, np.linalg.eigvalsh(mean @ np.einsum("i,ijk,ikl->jl", w, H, H) @ mean).max())
     surrogate = np.sum((np.einsum("i,ijk->jk", w, H) @ x - w @ e) ** 2)
-    found = []
+    results = []
     for factor in [least, *(least + np.geomspace(1e-3, 1e3, 241))]:
         kappa2 = dissimilarity(H, e, w, factor)
         if np.isfinite(kappa2):
             kappa2 = max(kappa2, 0.0)  # rounding, where all clients are alike
             bound = theory.objective_bound(rule.chi2, surrogate, dissimilarity=kappa2, dissimilarity_factor=factor)
-            found.append((sum(bound), factor, kappa2, bound.floor))
-    return min(found)
+            results.append((sum(bound), factor, kappa2, bound.floor))
+    return min(results)
 
 
 SEVERAL, ONE = ((0.05, 8, 12), (0.05, 1, 46), (0.005, 1, 46)), ((0.05, 1, 46),)  # η and the ends of τ_i
@@ -204,7 +204,7 @@ def iterations(
 ) -> float:
     """Iterations until F(w̄) ≤ 1e-6 F(0), single samples: the mean over seeds, looked for most/400 apart; else ∞."""
     features = data.examples["x"].shape[1]
-    task, rounds, found = (
+    task, rounds, results = (
         TASKS.setdefault(features, fedax.tasks.linear_regression(features, bias=False)),
         most // period,
         [],
@@ -218,8 +218,8 @@ def iterations(
             )  # fmt: skip
         loss = run.history["train_loss"]
         done = np.flatnonzero(loss <= 1e-6 * loss[0])
-        found.append(run.history["round"][done[0]] * period if done.size else np.inf)
-    return float(np.mean(found))
+        results.append(run.history["round"][done[0]] * period if done.size else np.inf)
+    return float(np.mean(results))
 
 
 TASKS: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""A round of FedAvg over PyTorch's ResNet-18 and over fedax's own, in turns. See README.md."""
+"""A round of FedAvg with PyTorch's ResNet-18 and with fedax's own, in turns. See README.md."""
 
 import argparse
 import statistics
@@ -54,7 +54,7 @@ def main() -> None:
         for name in list(tasks)[:: 1 if i % 2 else -1]:
             seconds[name].append(round_of(name))
     for kind, which in (("by the clock", 0), ("of the processors", 1)):
-        own, other = ([found[which] for found in seconds[name]] for name in ("fedax", "torch"))
+        own, other = ([result[which] for result in seconds[name]] for name in ("fedax", "torch"))
         ratios = [a / b for a, b in zip(own, other, strict=True)]
         print(f"seconds a round {kind}: fedax {statistics.median(own):.2f}, module {statistics.median(other):.2f}")
         middle = statistics.median(ratios)

@@ -1,4 +1,4 @@
-"""What several processes, devices, pipes and limits do to the command, with processes. See README.md."""
+"""The command with several processes and devices, closed pipes and resource limits, as processes. See README.md."""
 
 import argparse
 import functools
@@ -35,8 +35,8 @@ def started(*arguments: str, **more: Any) -> "subprocess.Popen[str]":
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
     """Its exit code, and what it said on stderr."""
-    _, said = process.communicate()
-    return process.returncode, said or ""
+    _, output = process.communicate()
+    return process.returncode, output or ""
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -53,12 +53,12 @@ def begun(folder: Path, process: "subprocess.Popen[str]") -> bool:
     return False
 
 
-def one_line(said: str) -> bool:
-    return said.count("\n") == 1 and "Traceback" not in said and "please report" not in said
+def one_line(output: str) -> bool:
+    return output.count("\n") == 1 and "Traceback" not in output and "please report" not in output
 
 
-def check(what: str, good: bool, *said: object) -> bool:
-    print(f"{'good' if good else 'BAD '}  {what}", *said if not good else (), flush=True)
+def check(what: str, good: bool, *details: object) -> bool:
+    print(f"{'good' if good else 'BAD '}  {what}", *details if not good else (), flush=True)
     return good
 
 
@@ -67,9 +67,9 @@ def check(what: str, good: bool, *said: object) -> bool:
 
 def pairs() -> list[bool]:
     """The second is refused in one line, and the first ends as if it had been alone; readers disturb nobody."""
-    found = []
+    results = []
     alone = started("run", "long.toml", "--out", "alone")
-    found.append(check("a run alone", ended(alone)[0] == 0))
+    results.append(check("a run alone", ended(alone)[0] == 0))
     for first, second in (
         (["run", "long.toml", "--out", "x"], ["run", "long.toml", "--out", "x"]),
         (["run", "long.toml", "--out", "x"], ["run", "long.toml", "--out", "x", "--resume"]),
@@ -83,28 +83,28 @@ def pairs() -> list[bool]:
                 time.sleep(0.05)
         else:
             begun(Path("x"), one)
-        code, said = ended(started(*second))
-        good = code == 2 and one_line(said) and "another process is writing" in said
-        found.append(
-            check(f"{first[0]}, and {' '.join(second[:1] + second[4:])} beside it is refused", good, code, said)
+        code, output = ended(started(*second))
+        good = code == 2 and one_line(output) and "another process is writing" in output
+        results.append(
+            check(f"{first[0]}, and {' '.join(second[:1] + second[4:])} beside it is refused", good, code, output)
         )
         if first[:2] == second[:2] and first == second and first[0] == "run":
             readers: list[list[str]] = [["report", "x"], ["report", "x", "--format", "csv"], ["diagnose", "x"]]
             readers.append(["predict", "x/models/fedavg-seed0.safetensors", "absent.npy", "--out", "p.csv"])
             for reader in readers:
-                code, said = ended(started(*reader))
-                good = (code == 0 or one_line(said)) and "Traceback" not in said
-                found.append(check(f"fedax {' '.join(reader[:1])} beside it: exit code {code}", good, said))
-        code, said = ended(one)
-        found.append(check(f"the first {first[0]} ends as it should", code == 0, code, said))
+                code, output = ended(started(*reader))
+                good = (code == 0 or one_line(output)) and "Traceback" not in output
+                results.append(check(f"fedax {' '.join(reader[:1])} beside it: exit code {code}", good, output))
+        code, output = ended(one)
+        results.append(check(f"the first {first[0]} ends as it should", code == 0, code, output))
         if first[0] == "run":
-            found.append(check("with the rows of a run alone", rows(Path("x")) == rows(Path("alone"))))
+            results.append(check("with the rows of a run alone", rows(Path("x")) == rows(Path("alone"))))
     both = [started("run", "short.toml") for _ in range(2)]
     codes = [ended(each)[0] for each in both]
-    found.append(
+    results.append(
         check("two that name their folders themselves", codes == [0, 0] and len(os.listdir("runs")) == 2, codes)
     )
-    return found
+    return results
 
 
 # ---- another number of devices
@@ -116,9 +116,9 @@ def figure(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def devices() -> list[bool]:
     """Killed with two devices, and gone on with one and with three: the figures differ by the order of sums at most."""
-    found = []
+    results = []
     process = started("run", "long.toml", "--out", "whole", env=os.environ | {"JAX_NUM_CPU_DEVICES": "2"})
-    found.append(check("a run with two devices", ended(process)[0] == 0))
+    results.append(check("a run with two devices", ended(process)[0] == 0))
     expected = rows(Path("whole"))
     for number in ("1", "3"):
         folder = Path(f"with-{number}")
@@ -127,15 +127,15 @@ def devices() -> list[bool]:
         begun(folder, process)
         process.kill()
         process.communicate()
-        code, said = ended(started(*arguments, "--resume", env=os.environ | {"JAX_NUM_CPU_DEVICES": number}))
+        code, output = ended(started(*arguments, "--resume", env=os.environ | {"JAX_NUM_CPU_DEVICES": number}))
         same = code == 0 and len(rows(folder)) == len(expected)
         gap = 0.0
         if same:
             pairs_of = zip(sorted(map(figure, rows(folder))), sorted(map(figure, expected)), strict=True)
             gap = max(abs(a[-1] - b[-1]) / max(abs(b[-1]), 1e-3) for a, b in pairs_of)
         what = f"killed with two devices, gone on with {number}: losses within {gap:.1g}"
-        found.append(check(what, same and gap < 1e-3, code, said))
-    return found
+        results.append(check(what, same and gap < 1e-3, code, output))
+    return results
 
 
 # ---- pipes, descriptors, folders that are removed
@@ -143,7 +143,7 @@ def devices() -> list[bool]:
 
 def pipes() -> list[bool]:
     """``fedax … | head -1``."""
-    found = []
+    results = []
     lines = [
         ["run", "short.toml", "--out", "piped"],
         ["list"],
@@ -157,14 +157,14 @@ def pipes() -> list[bool]:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr is not None
-        said = process.stderr.read()
-        found.append(check(f"fedax {' '.join(line[:2])} | head -1", (process.wait(), said) == (0, ""), said))
-    return found
+        output = process.stderr.read()
+        results.append(check(f"fedax {' '.join(line[:2])} | head -1", (process.wait(), output) == (0, ""), output))
+    return results
 
 
 def descriptors() -> list[bool]:
     """Few file descriptors, and many files of clients."""
-    found = []
+    results = []
     Path("many").mkdir()
     for k in range(200):
         Path(f"many/{k}.csv").write_text("age,ill\n" + "40,no\n60,yes\n" * 5, encoding="utf-8")
@@ -176,25 +176,25 @@ def descriptors() -> list[bool]:
             ["run", "many.toml", "--out", f"few-{most}"],
             ["sweep", "short.toml", *GRID, "--out", f"s-{most}"],
         ):
-            code, said = ended(started(*line, preexec_fn=limits))
-            found.append(
-                check(f"ulimit -n {most}, fedax {line[0]}: exit code {code}", code == 0 or one_line(said), said)
+            code, output = ended(started(*line, preexec_fn=limits))
+            results.append(
+                check(f"ulimit -n {most}, fedax {line[0]}: exit code {code}", code == 0 or one_line(output), output)
             )
-    return found
+    return results
 
 
 def removed() -> list[bool]:
     """The run folder, that of its checkpoints, and that of its models, while a run is at work."""
-    found = []
+    results = []
     for what in ("", "checkpoints", "models"):
         shutil.rmtree("gone", ignore_errors=True)
         process = started("run", "long.toml", "--out", "gone", "--checkpoint-rounds", "400")
         begun(Path("gone"), process)
         shutil.rmtree(Path("gone") / what, ignore_errors=True)
-        code, said = ended(process)
-        good = (code, said) == (0, "") or (code == 2 and one_line(said))
-        found.append(check(f"gone/{what} is removed while it is written: exit code {code}", good, said))
-    return found
+        code, output = ended(process)
+        good = (code, output) == (0, "") or (code == 2 and one_line(output))
+        results.append(check(f"gone/{what} is removed while it is written: exit code {code}", good, output))
+    return results
 
 
 TRIALS = {"pairs": pairs, "devices": devices, "pipes": pipes, "descriptors": descriptors, "removed": removed}
@@ -211,9 +211,9 @@ def main() -> None:
             for file, text in (("long.toml", CONFIG), ("short.toml", SHORT), ("study.toml", STUDY)):
                 Path(file).write_text(text, encoding="utf-8")
             print(f"\n{name}", flush=True)
-            found = TRIALS[name]()
-            bad += found.count(False)
-            print(f"{len(found)} trials, {found.count(False)} bad", flush=True)
+            result = TRIALS[name]()
+            bad += result.count(False)
+            print(f"{len(result)} trials, {result.count(False)} bad", flush=True)
             os.chdir("/")
     sys.exit(bool(bad))
 

@@ -1,4 +1,4 @@
-"""Tests. Those that take longest run only where they are asked for: ``FEDAX_LONG=1 pytest``."""
+"""Tests. The longest ones run only on request: ``FEDAX_LONG=1 pytest``."""
 
 import os
 
@@ -14,7 +14,7 @@ FORMS = (
 
 
 def always(cases, *names):
-    """Cases that are much alike, as parameters of a test: these run always, the others where the longest are asked for.
+    """Similar cases as parameters of a test: the named ones always run, the others only with ``FEDAX_LONG=1``.
 
     The others are marked, so they are counted as skipped.
     """
@@ -24,5 +24,5 @@ def always(cases, *names):
 
 
 def some(methods):
-    """Of methods those of :data:`FORMS`; all where the longest tests are asked for."""
+    """The methods that are in :data:`FORMS`; all of them with ``FEDAX_LONG=1``."""
     return [method for method in methods if LONG or method in FORMS]

@@ -1,4 +1,4 @@
-"""Strict by default: no silent broadcasting between ranks; the big data sets only where they are."""
+"""Settings of all tests: no silent broadcasting between ranks; tests of big data sets only if these are there."""
 
 import atexit
 import gc
@@ -22,7 +22,7 @@ os.environ.setdefault(
 # Where Python may not keep its bytecode, each process that a test starts compiles JAX's sources, for seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# What one worker has compiled, and processes that tests start, the others need not compile again.
+# A shared cache, so that workers and the processes that tests start do not compile the same programs again.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled = tempfile.mkdtemp(prefix="fedax-tests-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
@@ -34,11 +34,11 @@ from jaxtyping import config
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; small runs take one
-jax.config.update("jax_traceback_in_locations_limit", 0)  # nobody looks where the operations of a program were written
+jax.config.update("jax_traceback_in_locations_limit", 0)  # source locations of operations are not needed
 
 
 def pytest_collection_finish() -> None:
-    """Look for cycles less often: tracing makes so many objects that a twentieth of the time went into that."""
+    """Run the garbage collector less often: tracing makes so many objects that it took a twentieth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)

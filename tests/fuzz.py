@@ -1,9 +1,9 @@
-"""Broken and hostile files, made from small good ones: a few of each in the tests, very many by hand.
+"""A fuzzer of file readers: broken and hostile files, made by changes to small good ones. The tests run a few of each.
 
 ``python -m tests.fuzz npz 100000 150`` runs a reader on so many inputs, or for so many seconds, guided by coverage
-where atheris is installed (``pip install atheris``), else at random. Each input has to be read, or to end in an error
-of fedax's own, in 2 s of the processor's time and in 4 times the memory of what it holds. ``python -m tests.fuzz``
-lists the readers.
+if atheris is installed (``pip install atheris``), else at random. Each input has to be read, or to end in one of
+fedax's errors, within 2 s of CPU time and 4 times the memory of its content. ``python -m tests.fuzz`` lists the
+readers.
 """
 
 import atexit
@@ -43,11 +43,11 @@ from typing import Any
 import numpy as np
 
 SECONDS = 2.0
-DEFLATE = 1032  # the most that deflate packs into a byte
+DEFLATE = 1032  # the largest compression ratio of deflate
 
 Path = pathlib.Path
 
-# ---- changes
+# ---- mutations
 
 
 INTEGERS = (0, 1, 2, 127, 128, 255, 256, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1)
@@ -63,7 +63,7 @@ WORDS = [
 
 
 def change(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """One to four small changes, blind to what the bytes mean."""
+    """One to four small random changes of the bytes."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         at = rng.randrange(len(data) + 1)
         end = min(len(data), at + rng.choice((1, 1, 2, 4, 8, 16, 64, 512)))
@@ -101,7 +101,7 @@ def plain(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def packed(inner: Callable[..., bytes], pack: Callable, unpack: Callable) -> Callable[..., bytes]:
-    """Change what is inside, and pack it again; or the packed bytes themselves."""
+    """Change the unpacked content and pack it again, or change the packed bytes."""
 
     def changed(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
         if rng.random() < 0.75:
@@ -113,7 +113,7 @@ def packed(inner: Callable[..., bytes], pack: Callable, unpack: Callable) -> Cal
 
 
 def array(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """Of a .npy file: another header with the length that belongs to it, or another content."""
+    """Change a .npy file: its header, with the right length, or its content."""
     if len(data) < 10 or rng.random() < 0.3:
         return change(rng, data, others)
     end = 10 + struct.unpack("<H", data[8:10])[0]
@@ -126,7 +126,7 @@ def array(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def archive(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """Of a zip file: other members, once more or under other names, packed in another way; or a flag of one."""
+    """Change a zip file: its members, their number, names or compression, or a flag of one."""
     if rng.random() < 0.3:
         return change(rng, data, others)
     with contextlib.suppress(Exception), warnings.catch_warnings():
@@ -157,7 +157,7 @@ def archive(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def opcodes(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """Of a pickle: operations put in or taken out."""
+    """Insert or remove operations of a pickle."""
     import pickletools
 
     if rng.random() < 0.4:
@@ -173,7 +173,7 @@ def opcodes(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def tagged(inner: Callable[..., bytes]) -> Callable[..., bytes]:
-    """The first byte says which file it is, and stays."""
+    """Change a file but for its first byte, which tells its kind."""
     return lambda rng, data, others: data[:1] + inner(rng, data[1:], [other[1:] for other in others])
 
 
@@ -201,7 +201,7 @@ VALUES = (
 
 
 def node(rng: random.Random, tree: Any) -> None:
-    """Another value, another name, or nothing, somewhere in the lists and tables of a JSON text."""
+    """Change, rename, copy or delete a value somewhere in a JSON tree."""
     inner = tree
     while True:
         keys = [*inner] if isinstance(inner, dict) else [*range(len(inner))]
@@ -227,7 +227,7 @@ def node(rng: random.Random, tree: Any) -> None:
 
 
 def tensors(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """Of a safetensors file: what its header, or the text in it, says, with the length that belongs to it."""
+    """Change a safetensors file: its header or the JSON in it, with the right length, or its numbers."""
     if len(data) < 8 or rng.random() < 0.15:
         return change(rng, data, others)
     end = 8 + struct.unpack("<Q", data[:8])[0] % 2**32
@@ -256,7 +256,7 @@ def tensors(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def module(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
-    """Of an archive of PyTorch: its graph, what it says of its numbers, or the numbers."""
+    """Change an archive of PyTorch: its graph, the description of its tensors, or their numbers."""
     if rng.random() < 0.2:
         return archive(rng, data, others)
     with contextlib.suppress(Exception):
@@ -280,7 +280,7 @@ def module(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 
 
 def resealed(content: bytes) -> bytes:
-    """A safetensors file with the digest of what it has become."""
+    """A safetensors file with its digest updated."""
     from fedax.engine.checkpoint import _DIGEST, BLANK, with_digest
 
     if (place := _DIGEST.search(content)) is None:
@@ -289,7 +289,7 @@ def resealed(content: bytes) -> bytes:
 
 
 def by_start(choices: dict[bytes, Callable[..., bytes]]) -> Callable[..., bytes]:
-    """Change it as what it begins like."""
+    """Change a file by the mutation that fits its first bytes."""
 
     def changed(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
         inner = next((inner for start, inner in choices.items() if data.startswith(start)), plain)
@@ -456,10 +456,10 @@ def diagnosis() -> bytes:
         "bias": None,
         "cohort_cost": 0.1,
     }
-    found = {"label": "good", "models": ["the initial model", "the final one of seed 0"], "points": [point, point]}
-    found |= {"steps": [1, 2], "constant": 0.1, "line": [1.0, None], "weights": True, "chi2": 0.1, "floor": 0.0}
-    found |= {"lr": 0.1, "max_lr": 0.2, "advice": ["Wait."], "unknown": ["The weather."]}
-    return json.dumps({"methods": [found]}).encode()
+    results = {"label": "good", "models": ["the initial model", "the final one of seed 0"], "points": [point, point]}
+    results |= {"steps": [1, 2], "constant": 0.1, "line": [1.0, None], "weights": True, "chi2": 0.1, "floor": 0.0}
+    results |= {"lr": 0.1, "max_lr": 0.2, "advice": ["Wait."], "unknown": ["The weather."]}
+    return json.dumps({"methods": [results]}).encode()
 
 
 def model() -> bytes:
@@ -595,8 +595,8 @@ def described() -> tuple[Any, ...]:
     from fedax import tasks
     from fedax.tasks.pytorch import constants, describe
 
-    found = [tasks.from_export(path) for path in MODULES if path.stem != "odd"]
-    return tuple((json.dumps(describe(task)).encode(), task.init(None), constants(task)) for task in found)
+    results = [tasks.from_export(path) for path in MODULES if path.stem != "odd"]
+    return tuple((json.dumps(describe(task)).encode(), task.init(None), constants(task)) for task in results)
 
 
 MODULES = sorted(Path(__file__).parent.glob("tasks/pt2/*.pt2"))
@@ -688,22 +688,22 @@ def saved() -> list[bytes]:
         ),
         Model(module, module.init(key), None, None, {"x": ((1, 8, 8), "uint8")}, {}),
     ]
-    found = []
+    results = []
     for given in models:
         given.save(folder / "model")
         load_model(folder / "model")
-        found.append((folder / "model").read_bytes())
-    return found
+        results.append((folder / "model").read_bytes())
+    return results
 
 
 def read_saved(folder: Path, content: bytes) -> Any:
     """Read, and now and then traced, as a prediction would."""
     from fedax.engine.saved import load_model
 
-    found = load_model(write(folder / "model", content))
-    if len(content) % 16 == 0 and found.example:
-        found.predict({name: np.zeros((1, *shape), kind) for name, (shape, kind) in found.example.items()})
-    return [found.params]
+    result = load_model(write(folder / "model", content))
+    if len(content) % 16 == 0 and result.example:
+        result.predict({name: np.zeros((1, *shape), kind) for name, (shape, kind) in result.example.items()})
+    return [result.params]
 
 
 ROWS = """age,ward,day,seen,y
@@ -735,12 +735,12 @@ def pyarrow_table() -> Any:
 def parquets() -> list[bytes]:
     import pyarrow.parquet
 
-    found = []
+    results = []
     for options in ({}, {"compression": "none", "use_dictionary": False}, {"compression": "zstd", "version": "1.0"}):
         out = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow_table(), out, **options)
-        found.append(out.getvalue())
-    return found
+        results.append(out.getvalue())
+    return results
 
 
 def read_parquet(folder: Path, content: bytes) -> Any:
@@ -763,14 +763,14 @@ def arrows() -> list[bytes]:
     features = {"info": {"features": {"y": {"_type": "ClassLabel", "names": ["a", "b"]}}}}
     image = pyarrow.table({"image": [{"bytes": png(), "path": "x.png"}] * 2, "y": [0, 1]})
     image = image.replace_schema_metadata({"huggingface": json.dumps(features)})
-    found = []
+    results = []
     for table in (pyarrow_table(), image):
         for compression in (None, "lz4"):
             out, options = io.BytesIO(), pyarrow.ipc.IpcWriteOptions(compression=compression)
             with pyarrow.ipc.new_stream(out, table.schema, options=options) as stream:
                 stream.write_table(table)
-            found.append(out.getvalue())
-    return found
+            results.append(out.getvalue())
+    return results
 
 
 def read_arrow(folder: Path, content: bytes) -> Any:
@@ -782,7 +782,7 @@ def read_arrow(folder: Path, content: bytes) -> Any:
 def hdf5s() -> list[bytes]:
     import h5py
 
-    found = []
+    results = []
     for kind in ("plain", "packed", "text"):
         out = io.BytesIO()
         with h5py.File(out, "w") as file:
@@ -793,8 +793,8 @@ def hdf5s() -> list[bytes]:
                 options = {"chunks": (1, 6, 6), "compression": "gzip"} if kind == "packed" else {}
                 file.create_dataset(f"examples/{name}/pixels", data=np.zeros((k + 1, 6, 6), np.float32), **options)
                 file[f"examples/{name}/label"] = np.zeros(k + 1, np.int32)
-        found.append(out.getvalue())
-    return found
+        results.append(out.getvalue())
+    return results
 
 
 SERVED = """
@@ -840,9 +840,9 @@ def read_hdf5(folder: Path, content: bytes) -> Any:
     process.stdin.write(f"{path}\n")
     process.stdin.flush()
     ready, _, _ = select.select([process.stdout], [], [], 5)
-    said = process.stdout.readline() if ready else ""
-    if said != "read\n":
-        if not said:  # hung up, or crashed
+    reply = process.stdout.readline() if ready else ""
+    if reply != "read\n":
+        if not reply:  # hung up, or crashed
             _end(kept)
         raise DataError("not read")
     return made_of(path.parent / "arrays", path).examples
@@ -852,9 +852,9 @@ def transform_files() -> list[bytes]:
     from fedax.data import fit, plan, summarize
 
     first = summarize(frame())
-    asked = plan([first], label="y", columns={"ward": "category"})
-    second = summarize(frame(), asked)
-    made = {b"t": fit(asked, [second]), b"p": asked, b"s": second, b"f": first}
+    column_plan = plan([first], label="y", columns={"ward": "category"})
+    second = summarize(frame(), column_plan)
+    made = {b"t": fit(column_plan, [second]), b"p": column_plan, b"s": second, b"f": first}
     return [tag + json.dumps(each.to_json()).encode() for tag, each in made.items()]
 
 
@@ -864,13 +864,13 @@ def read_transform(folder: Path, content: bytes) -> Any:
 
     tag, rows = content[:1], frame()
     kind = {b"p": data.Plan, b"s": data.Summary, b"f": data.Summary}.get(tag, data.Transform)
-    found = kind.load(write(folder / "transform.json", content[1:]))
-    first = summary() if tag != b"f" else found
+    result = kind.load(write(folder / "transform.json", content[1:]))
+    first = summary() if tag != b"f" else result
     if tag == b"t":
-        return found(rows)
-    asked = found if tag == b"p" else data.plan([first, summary()], label="y", columns={"ward": "category"})
-    second = data.summarize(rows, asked)
-    return data.fit(asked, [found if tag == b"s" else second, second])(rows)
+        return result(rows)
+    requests = result if tag == b"p" else data.plan([first, summary()], label="y", columns={"ward": "category"})
+    second = data.summarize(rows, requests)
+    return data.fit(requests, [result if tag == b"s" else second, second])(rows)
 
 
 @functools.cache
@@ -1003,9 +1003,9 @@ def status_file() -> bytes:
     }
     failed = {"time": 1e9, "during": "exchange", "why": "the disk is full"}
     node = {"number": 7, "clients": ["north"], "examples": 40, "held": {"test": 3}, "answered": 1e9, "failed": failed}
-    asked = {"name": "tiny", "folder": "/nowhere", "rounds": 4, "methods": ["good"], "seeds": [0]}
+    requests = {"name": "tiny", "folder": "/nowhere", "rounds": 4, "methods": ["good"], "seeds": [0]}
     known = {"format": 1, "link": "127.0.0.1:9443", "command": "run", "pid": 1, "started": None, "host": "here"}
-    known |= {"began": 1e9, "state": "running", "why": None, "ended": None, "run": asked, "written": 1e9}
+    known |= {"began": 1e9, "state": "running", "why": None, "ended": None, "run": requests, "written": 1e9}
     known["runs"], known["nodes"] = [run | {"train_loss": 0.5}], [node | {"versions": {"fedax": "1", "jax": "2"}}]
     known["waiting"] = [{"node": 7, "since": 1e9, "until": 2e9, "kind": "exchange"}]
     return json.dumps(known | {"sent": 10, "received": 20}).encode()
@@ -1017,8 +1017,8 @@ def read_status(folder: Path, content: bytes) -> Any:
     from fedax.flower import status, status_page
 
     write(folder / status.FILE, content)
-    found = status.joined(status.read_file(folder), None, "the link is gone")
-    text = _shown(found) + json.dumps(found, allow_nan=False) + status_page.body(found, lambda folder: "")
+    result = status.joined(status.read_file(folder), None, "the link is gone")
+    text = _shown(result) + json.dumps(result, allow_nan=False) + status_page.body(result, lambda folder: "")
     assert text.replace("\n", "").isprintable(), "something moves the cursor"
 
 
@@ -1033,9 +1033,9 @@ def read_node(folder: Path, content: bytes) -> Any:
 
     write(folder / "site" / "log.jsonl", content[1:] if content[:1] != b"r" else LOG)
     write(folder / "site" / "rounds.json", content[1:] if content[:1] == b"r" else b'{"3": 2}')
-    found = node_table(folder)
-    assert min(found["rounds"], found["messages"], found["came"], found["left"]) >= 0
-    assert repr(found).isprintable()
+    result = node_table(folder)
+    assert min(result["rounds"], result["messages"], result["came"], result["left"]) >= 0
+    assert repr(result).isprintable()
 
 
 def read_review(folder: Path, content: bytes) -> Any:
@@ -1044,8 +1044,8 @@ def read_review(folder: Path, content: bytes) -> Any:
 
     write(folder / "review" / "first-1.json", b"{}")
     write(folder / "review" / "first-1.answer", content)
-    (said,) = reviews(folder).values()
-    if said is not None and said.yes:
+    (decision,) = reviews(folder).values()
+    if decision is not None and decision.yes:
         assert json.loads(content)["yes"] is True
 
 
@@ -1087,7 +1087,7 @@ def part(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
 # ---- messages of the nodes and of their server
 
 
-def told(head: dict[str, Any], arrays: bytes) -> bytes:
+def message_bytes(head: dict[str, Any], arrays: bytes) -> bytes:
     return json.dumps(head).encode() + b"\x00" + arrays
 
 
@@ -1099,44 +1099,44 @@ def message(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
     return table(rng, head, [other.partition(b"\x00")[0] for other in others]) + b"\x00" + arrays
 
 
-def heard(content: bytes) -> Any:
-    """As :func:`fedax.flower.records.unpack` gives it; ``None`` where that refuses it."""
+def message_of_bytes(content: bytes) -> Any:
+    """The message, as :func:`fedax.flower.records.unpack` gives it; ``None`` if it would refuse the bytes."""
     from fedax.engine.places.nodes import Message
 
     head, _, arrays = content.partition(b"\x00")
     try:
-        found = json.loads(head)
+        parsed = json.loads(head)
     except (ValueError, RecursionError):
         return None
-    return Message(found, arrays) if isinstance(found, dict) else None
+    return Message(parsed, arrays) if isinstance(parsed, dict) else None
 
 
 @functools.cache
 def conversation() -> tuple[Any, list[tuple[int, Any, Any]]]:
-    """Sites of two nodes, and what a run of SCAFFOLD asked them and heard."""
+    """Sites of two nodes, and the messages and answers of a run of SCAFFOLD: [(node, message, answer)]."""
     import fedax
     from fedax.engine.places.site import Problem
     from tests.engine import here
 
-    said: list[tuple[int, Any, Any]] = []
+    exchanges: list[tuple[int, Any, Any]] = []
     data = fedax.data.quadratics(clients=3, dimension=2)
     problem = Problem(fedax.create("scaffold", lr=0.1), fedax.tasks.quadratic(2), here.wire_of())
-    at = here.Here(here.sites(data, [[0, 2], [1]], problem), lambda *each: said.append(each) or each[2])
+    at = here.Here(here.sites(data, [[0, 2], [1]], problem), lambda *each: exchanges.append(each) or each[2])
     here.trained(problem.method, problem.task, data, at, rounds=2, evaluate_every=1)
-    return at, said
+    return at, exchanges
 
 
-def asked() -> list[bytes]:
-    found = {m.head["kind"]: told(*m) for number, m, _ in conversation()[1] if number == 7}
-    return [*found.values()]
+def requests() -> list[bytes]:
+    by_kind = {m.head["kind"]: message_bytes(*m) for number, m, _ in conversation()[1] if number == 7}
+    return [*by_kind.values()]
 
 
 def read_message(folder: Path, content: bytes) -> Any:
-    """A node answers all that it is asked, and keeps running."""
+    """A node answers any message, and keeps running."""
     at, _ = conversation()
-    if (found := heard(content)) is not None:
+    if (message := message_of_bytes(content)) is not None:
         with contextlib.redirect_stderr(io.StringIO()):  # where a node says what went wrong
-            json.dumps(at.sites[7].answer(found).head)
+            json.dumps(at.sites[7].answer(message).head)
 
 
 def desk_messages() -> list[bytes]:
@@ -1147,23 +1147,23 @@ def desk_messages() -> list[bytes]:
     made = data.fit(plan, [data.summarize(frame(), plan)])
     heads = [{"kind": "hello"}, {"kind": "summarize", "label": "y"}, {"kind": "summarize", "plan": plan.to_json()}]
     heads += [{"kind": "prepare", "transform": made.to_json()}, {"kind": "commit", "digest": made.digest}]
-    return [told(head, b"") for head in heads]
+    return [message_bytes(head, b"") for head in heads]
 
 
 def read_desk(folder: Path, content: bytes) -> Any:
     """A node with a table answers, and no name of a file is taken from a message."""
     from fedax.engine.places.tables import Desk
 
-    if (found := heard(content)) is not None:
+    if (message := message_of_bytes(content)) is not None:
         desk = Desk(frame(), "a", folder / "desk", lambda data: None, say=lambda text: None)
         with contextlib.redirect_stderr(io.StringIO()):
-            json.dumps(desk.answer(found).head)
+            json.dumps(desk.answer(message).head)
         assert {path.name for path in folder.iterdir()} <= {"desk"}
 
 
 def answers() -> list[bytes]:
-    found = {m.head["kind"]: told(*answer) for number, m, answer in conversation()[1] if number == 7}
-    return [kind.encode() + b"\x00" + answer for kind, answer in found.items() if kind != "forget"]
+    by_kind = {m.head["kind"]: message_bytes(*answer) for number, m, answer in conversation()[1] if number == 7}
+    return [kind.encode() + b"\x00" + answer for kind, answer in by_kind.items() if kind != "forget"]
 
 
 def answer(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
@@ -1177,18 +1177,18 @@ def read_answer(folder: Path, content: bytes) -> Any:
     from fedax.engine.places.nodes import Failure
     from tests.engine import here
 
-    at, said = conversation()
+    at, exchanges = conversation()
     kind, _, answered = content.partition(b"\x00")
-    found = heard(answered) or Failure("no message of fedax", False)
-    recorded = next(a.head for n, m, a in reversed(said) if n == 7 and m.head["kind"].encode() == kind)
+    message = message_of_bytes(answered) or Failure("no message of fedax", False)
+    recorded = next(a.head for n, m, a in reversed(exchanges) if n == 7 and m.head["kind"].encode() == kind)
 
-    def spy(number: int, asked: Any, good: Any) -> Any:
-        if (number, asked.head["kind"].encode()) != (7, kind):
+    def spy(number: int, request: Any, good: Any) -> Any:
+        if (number, request.head["kind"].encode()) != (7, kind):
             return good
-        if isinstance(found, Failure):
-            return found
-        same = [name for name in good.head if name in found.head and found.head[name] == recorded.get(name)]
-        return found._replace(head=found.head | {name: good.head[name] for name in same})
+        if isinstance(message, Failure):
+            return message
+        same = [name for name in good.head if name in message.head and message.head[name] == recorded.get(name)]
+        return message._replace(head=message.head | {name: good.head[name] for name in same})
 
     site = next(iter(at.sites.values()))
     problem = site._make({})
@@ -1302,7 +1302,7 @@ def readers() -> dict[str, Callable[[], Reader]]:
         "node": lambda: Reader(read_node, [b"l" + LOG, b'r{"3": 2}'], tagged(plain), 8, 2_000_000),
         "review": lambda: Reader(read_review, [b'{"yes": true, "why": ""}', b'{"yes": false, "why": "no"}'], table),
         "folder": lambda: Reader(read_folder, folder_parts(), part, 8, 2_000_000),
-        "message": lambda: Reader(read_message, asked(), message, 8, 50_000_000),
+        "message": lambda: Reader(read_message, requests(), message, 8, 50_000_000),
         "desk": lambda: Reader(read_desk, desk_messages(), message, 8, 2_000_000),
         "answer": lambda: Reader(read_answer, answers(), answer, 8, 50_000_000),
         "checkpoint": lambda: Reader(
@@ -1406,14 +1406,14 @@ def main(name: str, number: int, most: float = math.inf) -> None:
 
     def one(content: bytes) -> None:
         nonlocal done
-        found = check(reader, folder, content, measured=done % 8 == 0)
+        result = check(reader, folder, content, measured=done % 8 == 0)
         done += 1
-        if found is not None:
-            found = re.sub(r"\d+", "0", found)
-            counts[found] += 1
-            if counts[found] == 1:
+        if result is not None:
+            result = re.sub(r"\d+", "0", result)
+            counts[result] += 1
+            if counts[result] == 1:
                 path = write(Path(tempfile.gettempdir()) / "fuzz" / name / str(len(counts)), content)
-                print(f"FOUND {found} ({path})", flush=True)
+                print(f"FOUND {result} ({path})", flush=True)
         seconds = time.perf_counter() - began
         if done == number or seconds > most:
             print(f"\n{name}: {done} inputs in {seconds:.0f} s, {len(counts)} findings, guided: {bool(atheris)}")

@@ -1,4 +1,4 @@
-"""Make small changes to the source, one at a time, and see which of them the tests notice.
+"""Mutation testing: make small changes to the source, one at a time, and see which of them the tests notice.
 
 ``pip install coverage && python -m tests.mutants --changes 400`` makes so many changes in the packages of ``FOLDERS``,
 in proportion to their lines: another operator or comparison, another number, a ``not`` or a minus less, ``min`` for
@@ -36,7 +36,7 @@ import coverage
 import pytest
 
 FOLDERS = ("metrics", "privacy", "contract", "theory", "wire", "algorithms", "engine")
-BUDGET = 20.0  # seconds of the processor for the tests of one change
+BUDGET = 20.0  # CPU seconds for the tests of one change
 DEPENDENCIES = """equinox flax.nnx hypothesis jax.experimental.multihost_utils matplotlib.pyplot optax pandas
 pydantic rich scipy.optimize scipy.stats sklearn.datasets sklearn.linear_model typer"""
 
@@ -123,7 +123,7 @@ def changes_of(path: Path, chance: random.Random) -> list[dict[str, Any]]:
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found = []
+    results = []
     for node, lines in places(ast.parse(text)):
         new = changed(node, chance)
         if new is None:
@@ -131,7 +131,7 @@ def changes_of(path: Path, chance: random.Random) -> list[dict[str, Any]]:
         start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         after = ast.unparse(ast.fix_missing_locations(new))
         blank = "\n" * (node.end_lineno - node.lineno)  # what follows keeps its line
-        found.append(
+        results.append(
             {
                 "path": str(path),
                 "line": node.lineno,
@@ -141,7 +141,7 @@ def changes_of(path: Path, chance: random.Random) -> list[dict[str, Any]]:
                 "after": after + blank if isinstance(node, ast.stmt) else f"({after}{blank})",
             }
         )
-    return found
+    return results
 
 
 def chosen(count: int, seed: int) -> list[dict[str, Any]]:
@@ -165,7 +165,7 @@ class Child(Exception):
 
 
 def clock() -> float:
-    """Seconds of the processor, of this process and of those that it has started."""
+    """CPU seconds of this process and its children."""
     return sum(os.times()[:4])
 
 
@@ -251,7 +251,7 @@ def digest(file: str) -> str:
 
 
 def mapped(file: str, server: Server) -> dict[str, Any]:
-    """Which test of a file runs which lines of the source, without those of processes that it starts."""
+    """The lines of the source that each test of a file runs, without child processes."""
 
     def prepare() -> None:
         tracer = coverage.Coverage(data_file=None, source=["src/fedax"], config_file=False)
@@ -262,11 +262,11 @@ def mapped(file: str, server: Server) -> dict[str, Any]:
             tracer.stop()
             data, lines = tracer.get_data(), {}
             for source in data.measured_files():
-                found = collections.defaultdict(list)
+                result = collections.defaultdict(list)
                 for line, tests in data.contexts_by_lineno(source).items():
                     for test in tests:
-                        found[test].append(line)
-                lines[str(Path(source).relative_to(Path.cwd()))] = found
+                        result[test].append(line)
+                lines[str(Path(source).relative_to(Path.cwd()))] = result
             return {"tests": server.tests, "failed": server.failed, "lines": lines}
 
         server.answer = answer
@@ -282,8 +282,8 @@ def reads(change: dict[str, Any], maps: list[dict[str, Any]], imported: bool) ->
     """
     lines, first, then = set(range(*change["run"])), {}, {}
     for table in maps:
-        found = table["lines"].get(change["path"], {})
-        tests = {test for test, run in found.items() if lines.intersection(run)} or set(found if imported else ())
+        result = table["lines"].get(change["path"], {})
+        tests = {test for test, run in result.items() if lines.intersection(run)} or set(result if imported else ())
         good = {test: seconds for test, seconds in table["tests"].items() if test not in table["failed"]}
         if tests.intersection(good):
             first |= {test: seconds for test, seconds in good.items() if test in tests}
@@ -304,7 +304,7 @@ def codes(code: types.CodeType) -> Iterator[tuple[tuple[str, int], types.CodeTyp
 
 
 def tried(change: dict[str, Any], maps: list[dict[str, Any]], server: Server) -> dict[str, Any]:
-    """What becomes of one change."""
+    """Run the tests on one change, and return the outcome."""
     path = Path(change["path"]).resolve()
     imported = not server.imported[str(path)].isdisjoint(range(*change["run"])) or change["run"] == [0, 0]
     tests = reads(change, maps, imported)
@@ -363,12 +363,12 @@ def add(path: Path, record: dict[str, Any]) -> None:
         print(json.dumps(record, ensure_ascii=False), file=file)
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    """By package: what became of the changes."""
+def table(result: list[dict[str, Any]]) -> str:
+    """The outcomes of the changes, by package."""
     kinds = ("caught", "did not import", "timed out", "survived", "not run")
     rows = [f"| package | changes | {' | '.join(kinds)} |", "|---" * (len(kinds) + 2) + "|"]
     for folder in (*FOLDERS, "all"):
-        results = [each["result"] for each in found if folder in (each["folder"], "all")]
+        results = [each["result"] for each in result if folder in (each["folder"], "all")]
         rows.append(f"| {folder} | {len(results)} | {' | '.join(str(results.count(kind)) for kind in kinds)} |")
     return "\n".join(rows)
 

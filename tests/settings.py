@@ -73,16 +73,16 @@ def leaves(tree: Any, at: Path = ()) -> Iterator[Path]:
 
 
 def changed(config: dict[str, Any], at: Path, value: Any) -> dict[str, Any]:
-    found = copy.deepcopy(config)
-    inner: Any = found
+    result = copy.deepcopy(config)
+    inner: Any = result
     for key in at[:-1]:
         inner = inner[key]
     inner[at[-1]] = copy.deepcopy(value)
-    return found
+    return result
 
 
 def written(tables: dict[str, Any]) -> bool:
-    """Whether a file can hold it, which a run sees to before it begins: whole numbers have at most 64 bits."""
+    """Whether a TOML file can hold the configuration, as a run checks before it begins: integers have 64 bits."""
     try:
         toml.loads(toml.dumps(tables).encode())
     except ValueError:
@@ -91,7 +91,7 @@ def written(tables: dict[str, Any]) -> bool:
 
 
 def sensible(at: Path, value: Any) -> bool:
-    """Whether a value that was accepted may stand there, by type and sign; ranges are the business of other tests."""
+    """Whether an accepted value is plausible by type and sign; ranges are checked by other tests."""
     key = next(each for each in reversed(at) if isinstance(each, str) and not each.isdigit())
     if isinstance(value, bool):
         return key in SWITCHES or key == "hidden"  # a task that was made with 1 is found again by True, which is equal

@@ -42,8 +42,8 @@ def test_settings_that_advice_names_have_what_it_says(name, field, value):
 
 def test_the_verdict_names_settings_that_are_promised():
     named = re.findall(r"([a-z-]+) with (\w+) = ([\d.]+) or ([\d.]+)", advice._TRIED)
-    found = {(name, field, float(value)) for name, field, *values in named for value in values}
-    assert len(found) == 4 and found < set(PROMISED)
+    results = {(name, field, float(value)) for name, field, *values in named for value in values}
+    assert len(results) == 4 and results < set(PROMISED)
 
 
 def test_defaults_are_what_the_pages_say_of_them():
@@ -74,13 +74,13 @@ def problem(**losses):
 
 
 def test_regret_is_what_is_lost_of_what_training_gains():
-    found = problem(FedAvg=0.7, SCAFFOLD=0.5, FedDyn=0.9)
-    assert trial.regret(found, "SCAFFOLD") == 0
-    assert trial.regret(found, "FedAvg") == trial.regret(found, "FedNova") == pytest.approx(0.1, rel=1e-2)
+    one_problem = problem(FedAvg=0.7, SCAFFOLD=0.5, FedDyn=0.9)
+    assert trial.regret(one_problem, "SCAFFOLD") == 0
+    assert trial.regret(one_problem, "FedAvg") == trial.regret(one_problem, "FedNova") == pytest.approx(0.1, rel=1e-2)
     ways = trial.strategies({})
-    assert ways["a random method, tuned"](found) == pytest.approx(0.1, rel=1e-2)  # the mean of 0.1, 0 and 0.2
+    assert ways["a random method, tuned"](one_problem) == pytest.approx(0.1, rel=1e-2)  # the mean of 0.1, 0 and 0.2
     for take, text, label in (("scaffold", "", "SCAFFOLD"), ("", "let lr decay", "FedAvg, decay"), ("", "", "FedAvg")):
-        assert trial.advised(found | {"advice": {"take": take, "verdict": text}}) == label
+        assert trial.advised(one_problem | {"advice": {"take": take, "verdict": text}}) == label
 
 
 @pytest.mark.parametrize("kind", trial.KINDS)
@@ -107,5 +107,5 @@ def test_problems_are_as_the_page_says(kind):
 
 def test_the_page_is_current():
     text = trial.PAGE.read_text(encoding="utf-8")
-    found = trial.json.loads(trial.MEASURED.read_text(encoding="utf-8"))
-    assert trial.written(text, found) == text, "run python benchmarks/advice.py --page"
+    result = trial.json.loads(trial.MEASURED.read_text(encoding="utf-8"))
+    assert trial.written(text, result) == text, "run python benchmarks/advice.py --page"

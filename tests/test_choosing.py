@@ -1,4 +1,4 @@
-"""The study of the choice of a method: what is made of its results, on results whose answer is known, and its page."""
+"""The study of the choice of a method: its analysis, on results whose answer is known, and its page."""
 
 import importlib.util
 import math
@@ -28,8 +28,8 @@ def point(**changes):
 
 
 def diagnosis(**changes):
-    found = {"clients": 20, "constant": 4.0, "chi2": 0.0, "floor": 0.0, "lr": 0.1, "gained": 2.0, "smoothness": 1.0}
-    return found | {"steps": [10, 10], "points": [point(), point(**changes)]}
+    results = {"clients": 20, "constant": 4.0, "chi2": 0.0, "floor": 0.0, "lr": 0.1, "gained": 2.0, "smoothness": 1.0}
+    return results | {"steps": [10, 10], "points": [point(), point(**changes)]}
 
 
 def problem(drift=0.0, advice="FedAvg", **gaps):
@@ -56,13 +56,13 @@ def made(monkeypatch):
     names = [f"p{k}" for k in range(12)]
     monkeypatch.setattr(choosing, "names", lambda: names)
     monkeypatch.setattr(choosing, "DRAWS", 50)
-    found, turn = {}, {"rule": 0, "held out": 0}
+    results, turn = {}, {"rule": 0, "held out": 0}
     for name, half in choosing.halves(names).items():
         turn[half] += 1
         drifts = turn[half] % 2
         gaps = {"SCAFFOLD": 0.2 * drifts}
-        found[name] = problem(0.1 * drifts + 1e-3 * turn[half], "SCAFFOLD" if drifts else "FedAvg", **gaps)
-    return {name: found[name] for name in names}
+        results[name] = problem(0.1 * drifts + 1e-3 * turn[half], "SCAFFOLD" if drifts else "FedAvg", **gaps)
+    return {name: results[name] for name in names}
 
 
 def test_halves_are_fixed_and_equal():
@@ -73,27 +73,27 @@ def test_halves_are_fixed_and_equal():
 
 
 def test_a_win_is_more_than_noise():
-    found = problem(**{"SCAFFOLD": 0.2, "FedAvg, decay": -0.2, "FedNova": 0.0})
-    assert choosing.wins(found) == {"SCAFFOLD": True, "FedAvg, decay": False, "FedNova": False}
-    assert choosing.best_of(found) == ("SCAFFOLD", {"SCAFFOLD"})
-    assert choosing.regret(found, "FedAvg") == pytest.approx(0.2 / 2.1, rel=0.02)
-    assert choosing.regret(found, "SCAFFOLD") == 0
+    one_problem = problem(**{"SCAFFOLD": 0.2, "FedAvg, decay": -0.2, "FedNova": 0.0})
+    assert choosing.wins(one_problem) == {"SCAFFOLD": True, "FedAvg, decay": False, "FedNova": False}
+    assert choosing.best_of(one_problem) == ("SCAFFOLD", {"SCAFFOLD"})
+    assert choosing.regret(one_problem, "FedAvg") == pytest.approx(0.2 / 2.1, rel=0.02)
+    assert choosing.regret(one_problem, "SCAFFOLD") == 0
 
 
 def test_a_method_that_fails_is_never_right():
-    found = problem(SCAFFOLD=0.2)
-    found["test"]["SCAFFOLD"][2] = None
-    assert not choosing.wins(found)["SCAFFOLD"]
-    best, tied = choosing.best_of(found)
-    assert best != "SCAFFOLD" and "SCAFFOLD" not in tied and choosing.regret(found, "SCAFFOLD") == 1
+    one_problem = problem(SCAFFOLD=0.2)
+    one_problem["test"]["SCAFFOLD"][2] = None
+    assert not choosing.wins(one_problem)["SCAFFOLD"]
+    best, tied = choosing.best_of(one_problem)
+    assert best != "SCAFFOLD" and "SCAFFOLD" not in tied and choosing.regret(one_problem, "SCAFFOLD") == 1
 
 
 def test_the_quantity_that_decides_is_found(made):
-    told = {each.quantity: each for each in choosing.predictors(made, "SCAFFOLD")}
-    drift = told["cost of drift"]
+    predictors = {each.quantity: each for each in choosing.predictors(made, "SCAFFOLD")}
+    drift = predictors["cost of drift"]
     assert drift.rule == drift.accuracy() == drift.auc() == 1 and drift.sign == 1
     assert 0.006 / 2 < drift.cut < 0.1 / 2  # a share of what training gains, which is 2
-    assert told["χ²"].accuracy() == told["χ²"].auc() == 0.5  # the same everywhere
+    assert predictors["χ²"].accuracy() == predictors["χ²"].auc() == 0.5  # the same everywhere
     assert choosing.predictors(made, "SCAFFOLD")[0].rule == 1
     assert choosing.predictors(made, "FedAvg, decay") == []  # which never wins
 
@@ -102,8 +102,8 @@ def test_a_quantity_by_chance_fails_on_the_other_half(made):
     for name, half in choosing.halves(list(made)).items():
         x = made[name]["diagnosis"]["points"][1]
         x["left"] = x["drift_cost"] if half == "rule" else 0.105 - x["drift_cost"]
-    told = {each.quantity: each for each in choosing.predictors(made, "SCAFFOLD")}["loss still to be had"]
-    assert told.rule == 1 and told.accuracy() == 0 and told.auc() == 0
+    predictor = {each.quantity: each for each in choosing.predictors(made, "SCAFFOLD")}["loss still to be had"]
+    assert predictor.rule == 1 and predictor.accuracy() == 0 and predictor.auc() == 0
 
 
 def test_auc_is_that_of_all_pairs():
@@ -133,15 +133,15 @@ def test_right_advice_is_told_from_wrong(made):
         return {row[0].lstrip("| "): row[1:] for row in rows}
 
     right = rates()
-    asked = "`fedax diagnose`, a finished run of FedAvg"
-    assert right[asked][4].startswith("6 of 6") and right[asked][0].startswith("0.0 %")
+    request = "`fedax diagnose`, a finished run of FedAvg"
+    assert right[request][4].startswith("6 of 6") and right[request][0].startswith("0.0 %")
     assert right["always FedAvg"][4].startswith("3 of 6") and right["always FedAvg"][1].startswith("4.8 (")
     assert right["always SCAFFOLD, the best on average of the rule half"][4].startswith("6 of 6")
     for each in made.values():
         each["advice"]["verdict"] = "FedAvg"
     wrong = rates()
     for k in (0, 2, 3, 4, 5, 6):  # all but the difference to the advice
-        assert wrong[asked][k] == wrong["always FedAvg"][k] == right["always FedAvg"][k]
+        assert wrong[request][k] == wrong["always FedAvg"][k] == right["always FedAvg"][k]
     assert wrong["always FedAvg"][1] == "0.0 (0.0 to 0.0)"
 
 
@@ -168,7 +168,7 @@ def test_the_tree_asks_in_its_order():
     ("noise", "cohorts", "label"), [(0.0, None, "FedAvg"), (3.0, None, "FedAvg, decay"), (0.0, 1, "FedAvg, decay")]
 )
 def test_verdicts_are_read_as_they_are_written(noise, cohorts, label):
-    """Quadratics that differ in their optimum alone, at it: there is no drift, and noise is what it is made to be."""
+    """Quadratics that differ in their optimum alone, diagnosed there: no drift, and noise of a known size."""
     rng = np.random.default_rng(0)
     clients, each, lr = 40, 20, 0.1
     b = rng.normal(size=(clients, 1, 2)) * (1.0 if cohorts else 0.0) + noise * rng.normal(size=(clients, each, 2))
@@ -180,11 +180,11 @@ def test_verdicts_are_read_as_they_are_written(noise, cohorts, label):
     run = fedax.simulate(
         fedax.create("fedavg", lr=lr), task, data, rounds=60, work=fedax.Steps(2), batch_size=2, participation=cohort
     )
-    found = fedax.theory.diagnose(
+    diagnosis = fedax.theory.diagnose(
         fedax.create("fedavg", lr=lr), task, data, work=fedax.Steps(2), batch_size=2, participation=cohort,
         points=[None, run.params],
     )  # fmt: skip
-    assert choosing.named(found.take, found.verdict) == label, found.verdict
+    assert choosing.named(diagnosis.take, diagnosis.verdict) == label, diagnosis.verdict
 
 
 def test_the_study_is_as_the_page_says():
@@ -203,7 +203,7 @@ def test_the_page_is_current():
 
 
 def test_tables_of_results_replace_those_of_before(made, monkeypatch):
-    monkeypatch.setattr(choosing, "problems_table", lambda found: "")
+    monkeypatch.setattr(choosing, "problems_table", lambda result: "")
     blank = choosing.PAGE.read_text(encoding="utf-8")
     text = choosing.written(blank, made)
     assert "not been run" not in text and choosing.written(text, made) == text
@@ -217,8 +217,8 @@ def test_a_method_at_random_is_right_as_often_as_chance_says(made):
     assert of_number.sum() == pytest.approx(1) and of_number[:3].sum() == pytest.approx(0)
     assert of_number[6] == pytest.approx((1 / 3) ** 3) and of_number[3] == pytest.approx((2 / 3) ** 3)
     assert np.arange(7) @ of_number == pytest.approx(4)
-    said = choosing.luck(made)
-    assert "on 4.0 of 6" in said and "at least 6" in said and "probability 0.04" in said
+    text = choosing.luck(made)
+    assert "on 4.0 of 6" in text and "at least 6" in text and "probability 0.04" in text
     row = choosing.advice_table(made).splitlines()[-1].split(" | ")
     # Half of the problems, two of three methods, 0.2 of the 2.1 that training gains.
     assert row[0] == "| a tuned method at random" and row[1].startswith("3.2 %")
@@ -235,11 +235,13 @@ def test_always_each_method_has_a_row_the_least_regret_first(made):
 
 
 def test_regret_at_equal_gradients_leaves_out_the_costly_method_until_its_losses_are_kept():
-    found = problem(SCAFFOLD=0.1, Mime=0.2)
-    bound = choosing.at_equal_gradients(found)
-    assert "Mime" not in bound["test"] and choosing.regret(bound, "SCAFFOLD") == 0 < choosing.regret(found, "SCAFFOLD")
-    assert choosing._equal([found], lambda problem: "Mime") == "–"
-    kept = found | {"equal": found["test"] | {"Mime": found["test"]["FedAvg"]}}
+    one_problem = problem(SCAFFOLD=0.1, Mime=0.2)
+    bound = choosing.at_equal_gradients(one_problem)
+    assert "Mime" not in bound["test"] and choosing.regret(bound, "SCAFFOLD") == 0 < choosing.regret(
+        one_problem, "SCAFFOLD"
+    )
+    assert choosing._equal([one_problem], lambda problem: "Mime") == "–"
+    kept = one_problem | {"equal": one_problem["test"] | {"Mime": one_problem["test"]["FedAvg"]}}
     assert choosing.regret(choosing.at_equal_gradients(kept), "SCAFFOLD") == 0
     assert choosing._equal([kept], lambda problem: "Mime") == choosing._equal([kept], lambda problem: "FedAvg") != "–"
 
@@ -254,8 +256,8 @@ def test_losses_at_equal_gradients_are_those_of_the_round_with_as_many():
     config |= {"name": "x", "data": {"name": "d"}, "task": {"name": "t"}, "work": {}, "participation": {"kind": "full"}}
     record = Record(Path("x"), config, {"clients": {"sizes": [1], "counts": None}}, runs, [])
     late = max(choosing.problems([record])[0].tail, 1)
-    found = choosing.scores_at_equal_gradients(record, "test_loss")
-    assert found["FedAvg"] == [np.mean([14, 15, 16][-late:])] and found["Mime"] == [np.mean([21, 22, 23][-late:])]
+    result = choosing.scores_at_equal_gradients(record, "test_loss")
+    assert result["FedAvg"] == [np.mean([14, 15, 16][-late:])] and result["Mime"] == [np.mean([21, 22, 23][-late:])]
 
 
 def test_what_mime_costs_is_said(made):

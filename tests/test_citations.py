@@ -25,7 +25,7 @@ def words(text):
 
 def test_every_method_has_its_paper_and_every_paper_its_method():
     assert SOURCES.keys() == fedax.available().keys()
-    assert {key for found in SOURCES.values() for key in found} == entries().keys()
+    assert {key for result in SOURCES.values() for key in result} == entries().keys()
 
 
 @pytest.mark.parametrize("key", entries())
@@ -78,8 +78,8 @@ def test_a_method_of_ones_own_has_no_paper_here():
 
 
 def test_the_command_prints_what_a_file_takes():
-    found = CliRunner().invoke(app, ["cite", "scaffold", "fedcm"])
-    assert found.exit_code == 0 and found.stdout == fedax.cite("scaffold", "fedcm")
+    result = CliRunner().invoke(app, ["cite", "scaffold", "fedcm"])
+    assert result.exit_code == 0 and result.stdout == fedax.cite("scaffold", "fedcm")
     assert CliRunner().invoke(app, ["cite"]).stdout == fedax.cite()
     wrong = CliRunner().invoke(app, ["cite", "fednva"])
     assert wrong.exit_code == 2 and wrong.stderr.startswith("error: method = 'fednva': did you mean")

@@ -1,4 +1,4 @@
-"""The table of columns: every column that a run has is in it, and names of metrics tell what they can."""
+"""The table of columns: every column of a run is in it, and the direction of a metric follows from its name."""
 
 import jax.numpy as jnp
 import pytest

@@ -1,4 +1,4 @@
-"""fedax.check: what fedax's own methods hold, and that it finds what a faulty one does not."""
+"""fedax.check: fedax's own methods pass all checks, and each fault of a faulty method is found."""
 
 import os
 from typing import Any, NamedTuple
@@ -99,7 +99,7 @@ class StaleMemory(Control):
 
 
 class OtherMemory(Control):
-    """What is sent is not the change of what is kept."""
+    """The upload is not the change of the client's memory."""
 
     def keep(self, c_new, c_i):
         return 0.9 * c_new + 0.1 * c_new.map(jnp.tanh)
@@ -200,23 +200,23 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_each_fault_is_found_by_the_check_that_is_for_it(fault):
-    name, said = FAULTS[fault]
+    name, messages = FAULTS[fault]
     only = ["determinism", name] if name == "no hidden state" else [name]
-    found = fedax.check(fault(), only=only)
-    assert not found.passed and name in found.failed and found[name].status == "does not hold"
-    assert any(part in found[name].found for part in said.split("|")), found
+    report = fedax.check(fault(), only=only)
+    assert not report.passed and name in report.failed and report[name].status == "does not hold"
+    assert any(part in report[name].found for part in messages.split("|")), report
 
 
 def test_the_right_ones_hold_everything():
-    found = fedax.check(Control())
-    assert found.passed and len(found.checks) > 15, found
-    assert {row["status"] for row in found.table} == {"holds", "not promised"} and "everything holds" in repr(found)
-    assert "is in the server's state" in found["memory"].found
+    report = fedax.check(Control())
+    assert report.passed and len(report.checks) > 15, report
+    assert {row["status"] for row in report.table} == {"holds", "not promised"} and "everything holds" in repr(report)
+    assert "is in the server's state" in report["memory"].found
 
 
 def test_what_is_not_promised_is_said():
-    found = fedax.check(fedax.create("led"), only=["unequal steps", "cohorts"])
-    assert [each.status for each in found.checks] == ["not promised"] * 2 and found.passed
+    report = fedax.check(fedax.create("led"), only=["unequal steps", "cohorts"])
+    assert [each.status for each in report.checks] == ["not promised"] * 2 and report.passed
 
 
 def test_no_method_and_no_check():
@@ -233,5 +233,5 @@ LONG = bool(os.environ.get("FEDAX_LONG"))
 
 @pytest.mark.parametrize("name", sorted(fedax.available()) if LONG else ["mime", "fedgate"])
 def test_fedax_s_own_methods_hold_everything(name):
-    found = fedax.check(fedax.create(name, **TUNED.get(name, {})), only=None if LONG else SOME)
-    assert found.passed, found
+    report = fedax.check(fedax.create(name, **TUNED.get(name, {})), only=None if LONG else SOME)
+    assert report.passed, report

@@ -48,8 +48,8 @@ def test_changed_files_are_read_or_refused(tmp_path, name):
         reader.read(tmp_path, content)
     number = 10 if name == "answer" else 200  # each is an answer in a run of its own
     changed = enumerate(fuzz.at_random(reader, number))
-    found = {fuzz.check(reader, tmp_path, content, i % 8 == 0) for i, content in changed}
-    assert found == {None}
+    results = {fuzz.check(reader, tmp_path, content, i % 8 == 0) for i, content in changed}
+    assert results == {None}
 
 
 def npz(path, change=lambda member: member, names=("a.npy",), method=zipfile.ZIP_DEFLATED, flags=0):
@@ -103,8 +103,8 @@ def test_npz(tmp_path, given, message):
 def test_npz_fortran_order_and_no_axes(tmp_path):
     turned = np.asfortranarray(np.arange(6).reshape(2, 3))
     np.savez(tmp_path / "set.npz", turned=turned, single=np.array(7), nothing=np.zeros((0, 3)))
-    found = read_npz(tmp_path / "set.npz", ["turned", "single", "nothing"])
-    assert found["turned"].tolist() == turned.tolist() and found["single"] == 7 and found["nothing"].shape == (0, 3)
+    result = read_npz(tmp_path / "set.npz", ["turned", "single", "nothing"])
+    assert result["turned"].tolist() == turned.tolist() and result["single"] == 7 and result["nothing"].shape == (0, 3)
 
 
 def test_a_member_that_unpacks_to_more_than_it_says(tmp_path):
@@ -384,12 +384,12 @@ def test_checkpoints_of_the_format_before(tmp_path):
         del text["over"]
 
     now, old = fuzz.checkpointed(b"d")[2][0][1], changed(fuzz.checkpointed(b"d")[2][0][1], before)
-    found = []
+    results = []
     for content in (now, old):
-        place = tmp_path / str(len(found))
+        place = tmp_path / str(len(results))
         place.mkdir()
-        found.append(fuzz.read_checkpoint(place, b"d" + content))
-    assert found[0][2]["train_loss"].tolist() == found[1][2]["train_loss"].tolist() == [0.5, 2.5, 4.5, 0.25, 0.25]
+        results.append(fuzz.read_checkpoint(place, b"d" + content))
+    assert results[0][2]["train_loss"].tolist() == results[1][2]["train_loss"].tolist() == [0.5, 2.5, 4.5, 0.25, 0.25]
 
 
 @pytest.mark.parametrize(("tag", "ids"), [(b"h", [3, 3]), (b"h", [3, 5]), (b"h", [-1, 1]), (b"p", [0, 1, 3])])

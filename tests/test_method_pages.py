@@ -1,4 +1,4 @@
-"""The pages of methods: what is generated is current, nothing is left out, and the examples do what they show."""
+"""The pages of methods: generated parts are current, all methods have one, and the examples work."""
 
 import doctest
 import inspect
@@ -26,7 +26,7 @@ HEADINGS = [
     "## Parameters",
     "## What is kept and sent",
     "## Conditions and limit",
-    "## When to take it",
+    "## When to use it",
     "## Example",
     "## In the reference experiment",
 ]
@@ -42,8 +42,8 @@ def test_generated_parts_are_current():
 
 
 def test_every_method_has_a_page_and_every_page_a_method():
-    found = {path.stem for path in (DOCS / "methods").glob("*.md")}
-    assert found == {*NAMES, "notation", "reference-experiment"}
+    results = {path.stem for path in (DOCS / "methods").glob("*.md")}
+    assert results == {*NAMES, "notation", "reference-experiment"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,7 +72,7 @@ def test_every_parameter_is_on_the_page_or_on_that_of_fedavg(name):
 
 
 class _Traced:
-    """In the place of a run: the method is traced, and the work is asked whether it suits."""
+    """Replaces a run: the method is traced, and the work is validated."""
 
     status = "finished"
 
@@ -94,13 +94,13 @@ def test_the_example_does_what_it_shows(name, monkeypatch):
 
 
 def test_the_reference_experiment_has_every_method():
-    found = TABLES["measured"]()
-    assert list(found) == ["fedavg, equal steps", *NAMES]
-    for name, each in found.items():
+    result = TABLES["measured"]()
+    assert list(result) == ["fedavg, equal steps", *NAMES]
+    for name, each in result.items():
         curves = np.array(each["test_loss"])
         assert curves.shape == (3, len(each["rounds"])) and each["rounds"][-1] == 100, name
         assert np.isfinite(curves).all(), name
-    equal = {name for name in NAMES if found[name]["work"] == "equal"}
+    equal = {name for name in NAMES if result[name]["work"] == "equal"}
     assert equal == {name for name in NAMES if fedax.create(name).traits().steps == "equal"}
 
 

@@ -113,11 +113,11 @@ NAMED = """
 def table(rows: int, seed: int, label: str = "readmitted") -> pandas.DataFrame:
     rng = np.random.default_rng(seed)
     age = rng.normal(55 + 5 * seed, 12, rows).round()
-    said = np.where(age + rng.normal(0, 8, rows) > 60, "yes", "no")
-    found = pandas.DataFrame({"patient": [f"P{seed}-{i}" for i in range(rows)], "age": age, label: said})
-    found.insert(2, "ward", rng.choice(["A", "B", "C"], rows))
-    found.loc[rng.random(rows) < 0.1, "age"] = np.nan
-    return found
+    labels = np.where(age + rng.normal(0, 8, rows) > 60, "yes", "no")
+    result = pandas.DataFrame({"patient": [f"P{seed}-{i}" for i in range(rows)], "age": age, label: labels})
+    result.insert(2, "ward", rng.choice(["A", "B", "C"], rows))
+    result.loc[rng.random(rows) < 0.1, "age"] = np.nan
+    return result
 
 
 class Reader:
@@ -207,16 +207,16 @@ class Reader:
 
     def wait(self, name: str, ready: tuple[str, ...]) -> None:
         until = time.monotonic() + 180
-        while not any(text in self.said(name) for text in ready):
-            assert self.kept[name].poll() is None and time.monotonic() < until, self.said(name)
+        while not any(text in self.output(name) for text in ready):
+            assert self.kept[name].poll() is None and time.monotonic() < until, self.output(name)
             time.sleep(0.05)
 
-    def said(self, name: str) -> str:
+    def output(self, name: str) -> str:
         return pathlib.Path(f"{name}.txt").read_text(encoding="utf-8")
 
     def end(self, name: str) -> None:
         self.kept[name].terminate()
-        assert self.kept.pop(name).wait(60) == 0, self.said(name)
+        assert self.kept.pop(name).wait(60) == 0, self.output(name)
 
 
 def free_port() -> int:
@@ -229,8 +229,8 @@ def free_port() -> int:
 def words(line: str) -> list[str]:
     """What a shell makes of a line that begins with fedax: quotes, comments and patterns."""
     script = f"fedax() {{ printf '%s\\0' \"$@\" >&3; }}; exec 3>&1; {line}"
-    found = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True).stdout
-    return found.split("\0")[:-1]
+    result = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True).stdout
+    return result.split("\0")[:-1]
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_deploy(reader):
     assert Transform.load("link/tables/transform.json") == Transform.load("transform.json")  # over the link, by files
     for k in (7, 8, 9):
         assert Transform.load(f"node{k}.state/transform.json") == Transform.load("transform.json")
-    assert fedax.FederatedData.open("pictures").num_clients == 3 and "this is node" in reader.said("node7")
+    assert fedax.FederatedData.open("pictures").num_clients == 3 and "this is node" in reader.output("node7")
     report = pathlib.Path("runs/tables-1/report.html").read_text(encoding="utf-8")
     assert '<section id="columns">' in report  # by site
     assert "There is no baseline pooled" in report
@@ -331,7 +331,7 @@ def test_it(reader):
     assert any("fedax_link_up 1\n" in each for each in reader.did)
     reader.wait("link", ("is no longer known",))
     reader.kept.pop("node7").wait(180)
-    assert "does not know the key" in reader.said("node7")
+    assert "does not know the key" in reader.output("node7")
 
 
 def test_every_reason_is_used():

@@ -1,4 +1,4 @@
-"""Progress: bars and lines, asked for or in notebooks, and never in the numbers."""
+"""Progress: bars and lines, on request or in notebooks, without an effect on the numbers."""
 
 import io
 import sys
@@ -26,13 +26,13 @@ def sweep(**options):
 
 def compare(**options):
     methods = {"[bold]a[/]": fedax.create("fedavg", lr=0.05), "b": "scaffold"}
-    found = fedax.compare(methods, TASK, DATA, rounds=6, seeds=1, **options)
-    return found.records[0].of("b")[0]
+    comparison = fedax.compare(methods, TASK, DATA, rounds=6, seeds=1, **options)
+    return comparison.records[0].of("b")[0]
 
 
 @pytest.fixture
 def cells(monkeypatch):
-    """A notebook: what each cell's display showed, one after another."""
+    """A notebook: the successive states of each cell's display."""
     shown = []
 
     class Handle:
@@ -57,7 +57,7 @@ def cells(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes only when it is told to."""
+    """A clock that the test advances."""
     now = [100.0]
     monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     return now
@@ -87,9 +87,9 @@ def test_nothing_is_shown_where_nobody_asked(capfd):
 
 def test_lines_of_a_comparison_on_the_errors_stream(capfd, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    found = compare(progress=True)
+    comparison = compare(progress=True)
     out, err = capfd.readouterr()
-    figures = f"Train loss {found.history['train_loss'][-1]:.4g}"
+    figures = f"Train loss {comparison.history['train_loss'][-1]:.4g}"
     assert out == "" and err.splitlines()[-1] == f"b, seed 0: round 6, {figures}"
     assert err.splitlines()[0].startswith("[bold]a[/], seed 0: round 6, ")
 
@@ -152,7 +152,7 @@ def test_bad_values_are_refused(call):
 
 
 def test_of_a_sweep_runs_that_end_early_are_done(monkeypatch):
-    said = []
-    monkeypatch.setattr(Progress, "at", lambda self, name, done, figures, line="": said.append((done, figures)))
+    updates = []
+    monkeypatch.setattr(Progress, "at", lambda self, name, done, figures, line="": updates.append((done, figures)))
     sweep(progress=True, until=lambda row: row["round"] >= 2)
-    assert said[-1] == (24, "4 of 4 runs done")  # of six rounds each
+    assert updates[-1] == (24, "4 of 4 runs done")  # of six rounds each

@@ -112,16 +112,16 @@ def test_a_configuration_takes_any_spelling_and_writes_the_canonical_one():
             {"name": "feddualavg", "regularizer": {"name": "L1_Ball", "radius": 1}},
         ],
     }
-    found = build(config)
-    written = found.config
+    experiment = build(config)
+    written = experiment.config
     assert (written["data"]["name"], written["data"]["partition"]) == ("digits", "power-law")
     assert (written["task"]["name"], written["work"]["kind"]) == ("softmax_regression", "random-epochs")
     assert written["participation"]["kind"] == "uniform-normalized"
-    assert found.options["aggregate"] == fedax.CoordinateMedian()
-    assert found.methods["FedAvgM"].optimizer.server_momentum == 0.9 and written["methods"][0]["name"] == "FedAvgM"
-    assert found.methods["feddualavg"].regularizer.radius == 1
+    assert experiment.options["aggregate"] == fedax.CoordinateMedian()
+    assert experiment.methods["FedAvgM"].optimizer.server_momentum == 0.9 and written["methods"][0]["name"] == "FedAvgM"
+    assert experiment.methods["feddualavg"].regularizer.radius == 1
     again = build(written)
-    assert again.config == written and again.task is found.task
+    assert again.config == written and again.task is experiment.task
 
 
 def test_other_doors_take_any_spelling_too():

@@ -13,7 +13,7 @@ from docs.website import build, experiments, formulas, links, notebooks, pages, 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """All versions, of which this is one, and what is wrong with its links. The tutorials are executed here."""
+    """A folder of versions with the built site, and its broken links. The tutorials are executed here."""
     out = tmp_path_factory.mktemp("site")
     for version in ("0.0.9", "0.0.10"):
         (out / version).mkdir()
@@ -26,14 +26,14 @@ def test_every_link_anchor_and_picture_leads_somewhere_and_every_page_is_reached
 
 
 def test_every_public_name_is_in_the_reference(built):
-    found = links.Page("")
+    result = links.Page("")
     for path in (built[0] / "0.1.0" / "api").glob("*.html"):
-        found.ids |= links.Page(path.read_text(encoding="utf-8")).ids
+        result.ids |= links.Page(path.read_text(encoding="utf-8")).ids
     modules = [(f"fedax.{name}", getattr(fedax, name)) for name in reference.MODULES if hasattr(fedax, name)]
     for place, module in [("fedax", fedax), *modules]:
-        names = {name for name in module.__all__ if f"fedax.{name}" not in found.ids}
+        names = {name for name in module.__all__ if f"fedax.{name}" not in result.ids}
         names = {name for name in names if not isinstance(getattr(module, name), type(fedax))}
-        assert {name for name in names if f"{place}.{name}" not in found.ids} == set()
+        assert {name for name in names if f"{place}.{name}" not in result.ids} == set()
 
 
 def test_search_finds_pages_and_names(built):
@@ -77,8 +77,8 @@ def test_pages_have_the_same_parts_as_on_github(source, built):
     wanted["h2"] = sum(token.type == "heading_open" and token.tag == "h2" for token in tokens)
     page = (built[0] / "0.1.0" / pages.sources()[source]).with_suffix(".html").read_text(encoding="utf-8")
     article = page[page.index("<article") : page.index("</article>")]
-    found = {tag: len(re.findall(rf"<{tag}[ >]", article)) for tag in kinds}
-    assert found == wanted
+    results = {tag: len(re.findall(rf"<{tag}[ >]", article)) for tag in kinds}
+    assert results == wanted
 
 
 def test_a_page_without_a_line_of_navigation_is_refused():

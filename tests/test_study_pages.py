@@ -1,4 +1,4 @@
-"""The pages of the study say what its results say."""
+"""The pages of the studies agree with the results."""
 
 import importlib.util
 import math
@@ -26,7 +26,7 @@ STUDIES = sorted(path.parent.name for path in study.HERE.glob("*/results"))
 
 def blocks():
     """Study and part of each figure on the pages."""
-    return {found for path in PAGES for found in re.findall(r"figures/([a-z]+)-([a-z0-9-]+)\.svg", path.read_text())}
+    return {result for path in PAGES for result in re.findall(r"figures/([a-z]+)-([a-z0-9-]+)\.svg", path.read_text())}
 
 
 def test_tables_are_those_of_the_results():
@@ -36,11 +36,11 @@ def test_tables_are_those_of_the_results():
 
 def test_a_change_of_the_results_shows():
     name, part = min(blocks())
-    found = study.load(name)
-    before = study.block(found, name, part)
-    for line in found.results.values():
+    loaded = study.load(name)
+    before = study.block(loaded, name, part)
+    for line in loaded.results.values():
         line["history"] = {column: [-1.0] * len(values) for column, values in line.get("history", {}).items()}
-    assert study.block(found, name, part) != before
+    assert study.block(loaded, name, part) != before
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -50,21 +50,21 @@ def test_no_choice_breaks_the_rules(name):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_parts_from_which_nothing_follows_have_a_reason_and_no_verdict(name):
-    found = study.load(name)
-    for part in found.parts.values():
+    loaded = study.load(name)
+    for part in loaded.parts.values():
         if part.section.provisional:
-            assert unsure(found, part), f"{part.name} is called provisional, and nothing is wrong with it"
-            assert {f"{part.name}-again", f"{part.name.removesuffix('-tuned')}-again"} & {*found.parts}
-            text = study.block(found, name, part.name)
+            assert unsure(loaded, part), f"{part.name} is called provisional, and nothing is wrong with it"
+            assert {f"{part.name}-again", f"{part.name.removesuffix('-tuned')}-again"} & {*loaded.parts}
+            text = study.block(loaded, name, part.name)
             assert "Verdict" not in text and "beyond chance" not in text and "Nothing follows from it yet" in text
-            assert study.said(found, name, part.name) == "none yet: to be tuned again"
+            assert study.said(loaded, name, part.name) == "none yet: to be tuned again"
 
 
 def test_the_findings_on_what_was_first_done_are_named():
     """What led to wrong conclusions: CE-LSGD's rate, FedNova's before the rate falls, FedDA's α and its grids."""
     broken, known = study.checked([study.HERE / name for name in STUDIES])
     assert broken == []
-    for said in (
+    for line_start in (
         "figure-1ab: ce-lsgd: lr 0.01, beta 0.2 (1.606) is chosen over lr 0.01, beta 0.8 (1.611) by one seed.",
         "table-1-random: chosen on another problem, that of table-1-equal",
         "table-1-equal: a rate falls after the rounds that were tried",
@@ -72,7 +72,7 @@ def test_the_findings_on_what_was_first_done_are_named():
         "figure-11-tuned: STEM: alpha, which is c lr², changes along the grid of lr.",
         "figure-11-tuned: lr is tuned for other methods, and not for FedAdam; Local-Adapt.",
     ):
-        assert any(line.startswith(said) for line in known), said
+        assert any(line.startswith(line_start) for line in known), line_start
 
 
 def test_other_folders_are_looked_through_too(tmp_path, monkeypatch, capsys):
@@ -80,22 +80,22 @@ def test_other_folders_are_looked_through_too(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["study.py", "--check", str(folder)])
         with pytest.raises(SystemExit) as ended:
             study.main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out + said.err
+        output = capsys.readouterr()
+        return ended.value.code, output.out + output.err
 
     folder = tmp_path / "momentum"
     shutil.copytree(study.HERE / "momentum" / "results", folder / "results")
-    code, said = check(folder)
-    assert code == 0 and said.startswith("Parts that are to be tuned again")
-    assert said.endswith("\n\nNo other choice breaks the rules.\n")
+    code, output = check(folder)
+    assert code == 0 and output.startswith("Parts that are to be tuned again")
+    assert output.endswith("\n\nNo other choice breaks the rules.\n")
     for path in folder.glob("results/*.jsonl"):
         path.write_text(path.read_text().replace('"criterion":"val_loss"', '"criterion":"test_loss"'))
-    code, said = check(folder)
-    assert code == 1 and "figure-1c: scaffold, tuning: chosen by test_loss." in said
-    code, said = check(tmp_path)
-    assert code == 2 and "has no folder results" in said
-    code, said = check(folder.rename(tmp_path / "momentun"))
-    assert code == 2 and "study = 'momentun'" in said and "Traceback" not in said
+    code, output = check(folder)
+    assert code == 1 and "figure-1c: scaffold, tuning: chosen by test_loss." in output
+    code, output = check(tmp_path)
+    assert code == 2 and "has no folder results" in output
+    code, output = check(folder.rename(tmp_path / "momentun"))
+    assert code == 2 and "study = 'momentun'" in output and "Traceback" not in output
 
 
 def test_the_table_of_local_steps_by_rounds_is_that_of_the_results():
@@ -104,10 +104,10 @@ def test_the_table_of_local_steps_by_rounds_is_that_of_the_results():
     at = next(i for i, line in enumerate(lines) if line.startswith("| local steps |"))
     methods = [cell.strip() for cell in lines[at].strip("|").split("|")][1:]
     of = {5: ["figure-2", "figure-5"], 10: ["figure-7-10"], 20: ["figure-7-20"]}
-    found, runs = study.load("fedda"), {}
+    result, runs = study.load("fedda"), {}
     for steps, parts in of.items():
         for part in parts:
-            record = study.studies.record_of(found, found.parts[part], study.HERE / "fedda")
+            record = study.studies.record_of(result, result.parts[part], study.HERE / "fedda")
             for run in record.runs:
                 accuracy = dict(zip(run.history["round"], run.history["test_accuracy"], strict=True))
                 runs[steps, run.label, run.seed] = (accuracy[800] + accuracy[1000]) / 2

@@ -49,11 +49,11 @@ def tracked(tmp_path, section, monkeypatch, tables=TABLES):
     return execute(experiment, folder)
 
 
-def agrees(record, found, rtol=0.0):
+def agrees(record, result, rtol=0.0):
     """``found``: (label, seed) -> column -> (rounds, values)."""
-    assert {*found} == {(run.label, run.seed) for run in record.runs}
+    assert {*result} == {(run.label, run.seed) for run in record.runs}
     for run in record.runs:
-        there = found[run.label, run.seed]
+        there = result[run.label, run.seed]
         columns = {name for name, values in run.history.items() if values.dtype != object} - {"round"}
         assert {*there} == columns and "bytes_up" in columns
         for name in columns:
@@ -66,17 +66,17 @@ def agrees(record, found, rtol=0.0):
 @needs("tensorboardX")
 def test_event_files_hold_the_history(tmp_path, monkeypatch):
     record = tracked(tmp_path, {"name": "tensorboard", "folder": "board"}, monkeypatch)
-    found = {}
+    results = {}
     for run, name in zip(
         record.runs, ["Ours-μ-0-½-seed0", "Ours-μ-0-½-seed7", "diverges-seed0", "diverges-seed7"], strict=True
     ):
         (path,) = (tmp_path / "board" / "run" / name).iterdir()
-        found[run.label, run.seed] = scalars = {}
+        results[run.label, run.seed] = scalars = {}
         for step, tag, value in events(path):
             steps, values = scalars.setdefault(tag, ([], []))
             steps.append(step)
             values.append(value)
-    agrees(record, found, rtol=1e-6)
+    agrees(record, results, rtol=1e-6)
 
 
 def events(path):
@@ -101,15 +101,15 @@ def test_tensorboard_reads_curves_and_parameters(tmp_path, monkeypatch):
     record = tracked(tmp_path, {"name": "tensorboard"}, monkeypatch)
     multiplexer = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "tensorboard"))
     multiplexer.Reload()
-    found = {}
+    results = {}
     for name, tags in multiplexer.Runs().items():
         (content,) = (multiplexer.SummaryMetadata(name, "_hparams_/session_start_info").plugin_data.content,)
         start = HParamsPluginData.FromString(content).session_start_info.hparams
         run = start["label"].string_value, int(start["seed"].number_value)
         assert start["method.lr"].number_value == (1e30 if run[0] == "diverges" else 0.1)
         each = {tag: multiplexer.Scalars(name, tag) for tag in tags["scalars"]}
-        found[run] = {tag: ([e.step for e in list_], [e.value for e in list_]) for tag, list_ in each.items()}
-    agrees(record, found, rtol=1e-6)
+        results[run] = {tag: ([e.step for e in list_], [e.value for e in list_]) for tag, list_ in each.items()}
+    agrees(record, results, rtol=1e-6)
 
 
 @needs("mlflow", "sqlalchemy")
@@ -121,17 +121,17 @@ def test_mlflow_reads_the_history(tmp_path, monkeypatch):
     client = MlflowClient("sqlite:///runs.db")
     (experiment,) = (each for each in client.search_experiments() if each.name != "Default")
     assert experiment.name == "small & <fast>"
-    found = {}
+    results = {}
     for run in client.search_runs([experiment.experiment_id]):
         given = run.data.params
         assert run.data.tags["status"] == ("diverged" if given["label"] == "diverges" else "finished")
         assert run.info.status == ("FAILED" if given["label"] == "diverges" else "FINISHED")
         assert given["method.lr"] == ("1e+30" if given["label"] == "diverges" else "0.1")
-        found[given["label"], int(given["seed"])] = each = {}
+        results[given["label"], int(given["seed"])] = each = {}
         for name in run.data.metrics:
             past = sorted(client.get_metric_history(run.info.run_id, name), key=lambda metric: metric.step)
             each[name] = [metric.step for metric in past], [metric.value for metric in past]
-    agrees(record, found)
+    agrees(record, results)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "runs.db"]
 
 
@@ -168,7 +168,7 @@ def test_files_of_wandb_hold_the_history_and_stay(tmp_path, monkeypatch):
     from wandb.proto.wandb_internal_pb2 import Record
 
     record = tracked(tmp_path, {"name": "wandb"}, monkeypatch)
-    found = {}
+    results = {}
     for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb"):
         about, rows = {}, {}
         for entry in map(Record.FromString, records(path)):
@@ -182,9 +182,9 @@ def test_files_of_wandb_hold_the_history_and_stay(tmp_path, monkeypatch):
                         steps.append(row["_step"])
                         values.append(float(value))
         run = about["label"], about["seed"]
-        assert run not in found and about["method.lr"] == (1e30 if run[0] == "diverges" else 0.1)
-        found[run] = rows
-    agrees(record, found)
+        assert run not in results and about["method.lr"] == (1e30 if run[0] == "diverges" else 0.1)
+        results[run] = rows
+    agrees(record, results)
 
 
 @needs("wandb", "dp_accounting")
@@ -236,9 +236,9 @@ def test_a_log_follows_simulate(tmp_path):
 def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path):
     (tmp_path / "file").write_text("")
     tables = TABLES | {"track": {"name": "tensorboard", "folder": str(tmp_path / "file")}}
-    with pytest.warns(TrackingWarning, match="tracking by TensorBoard failed") as said:
+    with pytest.warns(TrackingWarning, match="tracking by TensorBoard failed") as caught:
         record = execute(build(tables), new_folder(tmp_path / "run", "small"))
-    assert len(said) == 1 and len(record.runs) == 4
+    assert len(caught) == 1 and len(record.runs) == 4
 
 
 @needs("tensorboardX")
@@ -254,7 +254,7 @@ def test_where_a_run_is_tracked_is_not_what_it_is(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("section", "told"),
+    ("section", "message"),
     [
         ({"name": "tensorbord"}, "track.name = 'tensorbord': did you mean 'tensorboard'?"),
         ({"name": "tensorboard", "dir": "x"}, "track.dir = 'dir'"),
@@ -265,9 +265,9 @@ def test_where_a_run_is_tracked_is_not_what_it_is(tmp_path, monkeypatch):
         ({"folder": "x"}, "track.name"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_anything_begins(section, told, monkeypatch):
+def test_what_cannot_be_used_is_refused_before_anything_begins(section, message, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
-    with pytest.raises(fedax.ConfigError, match=re.escape(told)):
+    with pytest.raises(fedax.ConfigError, match=re.escape(message)):
         build(TABLES | {"track": section})
 
 

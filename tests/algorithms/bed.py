@@ -57,8 +57,8 @@ DATA = federation(BED.H, BED.e, BED.p)
 RELABELLED = federation(BED.H[ORDER], BED.e[ORDER], BED.p[ORDER])
 
 
-class Bare(NamedTuple):
-    """What the programs of a run are made of; a whole :class:`fedax.engine.job.Job` costs a dry run more."""
+class MinimalJob(NamedTuple):
+    """The parts of a job that the programs of a run need; a whole :class:`fedax.engine.job.Job` takes a dry run."""
 
     hyper: Hyper
     fed: Federation
@@ -67,10 +67,10 @@ class Bare(NamedTuple):
     plan: Plan
 
 
-def going(
+def programs_of(
     method: fedax.Algorithm, task: fedax.Task, data: Any, rounds: int, x0: Any, work: fedax.Work, **options: Any
 ) -> Any:
-    """The programs of a run; of one that leaves what is sent as it is, without a dry run."""
+    """The programs of a run; without a dry run unless options change the messages."""
     if options.keys() - {"participation", "batch_size", "seed"}:
         return program(make_job(method, task, data, rounds=rounds, params=x0, work=work, **options))
     options = {"participation": fedax.Full(), "batch_size": None, "seed": 0} | options
@@ -82,7 +82,7 @@ def going(
     plan = make_plan(census, task, x, work, options["batch_size"], participation, wire)
     method.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
     fed = on_devices(federation_of(census, data, slice(0, data.num_clients)), plan.mesh)
-    return Alone(Bare(Hyper(method, work, participation.bind(data.weights), wire), fed, key, x, plan))
+    return Alone(MinimalJob(Hyper(method, work, participation.bind(data.weights), wire), fed, key, x, plan))
 
 
 def model_of(programs: Any, state: State, index: int) -> np.ndarray:
@@ -101,17 +101,17 @@ def path(
     work: fedax.Work = UNEQUAL,
     **options: Any,
 ) -> np.ndarray:
-    """The iterates x^0 … x^R of a run, [R + 1, parameters]: by its own programs, and nothing is evaluated."""
-    programs = going(method, task, data, rounds, x0, work, **options)
+    """The iterates x^0 … x^R of a run, [R + 1, parameters], from its programs, without evaluation."""
+    programs = programs_of(method, task, data, rounds, x0, work, **options)
     state, _ = programs.prepare()
-    found = [model_of(programs, state, 0)]
+    iterates = [model_of(programs, state, 0)]
     for index in range(rounds):
         state, _ = programs.advance(state, index, index + 1)
-        found.append(model_of(programs, state, index + 1))
-    return np.stack(found)
+        iterates.append(model_of(programs, state, index + 1))
+    return np.stack(iterates)
 
 
-def followed(
+def simulated_path(
     method: fedax.Algorithm, *, task: fedax.Task = QUADRATIC, data: Any = DATA, x0: Any = X0, **options: Any
 ) -> np.ndarray:
     """The same by :func:`fedax.simulate`, from a history with the parameters for metrics."""
@@ -131,14 +131,14 @@ def limit(
     work: fedax.Work = UNEQUAL,
     **options: Any,
 ) -> np.ndarray:
-    """x^R of a run in float64, [parameters]: all rounds at once, and nothing is evaluated."""
+    """x^R of a run in float64, [parameters]: all rounds in one call, without evaluation."""
     with jax.enable_x64(True):
-        programs = going(method, task, data, rounds, params, work, **options)
+        programs = programs_of(method, task, data, rounds, params, work, **options)
         state, _ = programs.advance(programs.prepare()[0], 0, rounds)
         return model_of(programs, state, rounds)
 
 
-def transcribed(
+def reference_path(
     reference: Any,
     cohorts: Any = None,
     *,
@@ -148,7 +148,7 @@ def transcribed(
     p: Any = BED.p,
     **hyper: Any,
 ) -> np.ndarray:
-    """The iterates of a NumPy reference, on the test bed unless told otherwise; cohorts None is full participation."""
+    """The iterates of a NumPy reference, on the test bed by default; cohorts None is full participation."""
     of_rounds = fed.full_cohorts(p, ROUNDS) if cohorts is None else fed.trace_cohorts(p, cohorts)
     taus = np.full(len(p), taus) if isinstance(taus, int) else taus
     return reference(grads, p, taus, of_rounds, x0, ROUNDS, **hyper).iterates
@@ -180,7 +180,7 @@ def noisy(method: fedax.Algorithm, **options: Any) -> np.ndarray:
 
 
 class Spy(fedax.Algorithm):
-    """Asks for the minibatches 0 … steps − 1 in every exchange, and remembers them."""
+    """Computes gradients on the minibatches 0 … steps − 1 in every exchange, and stores them in client memory."""
 
     who: tuple[str, ...] = eqx.field(static=True)
     steps: int = eqx.field(static=True)
@@ -221,7 +221,7 @@ def minibatches(
     return np.asarray(run.memory)
 
 
-def alone(data: Any, **options: Any) -> list[int]:
+def picked_clients(data: Any, **options: Any) -> list[int]:
     """The client of every round that runs the second of two exchanges alone."""
     took_part = minibatches(("cohort", "one"), data, 1, **options)[:, :-1, -1].any(axis=(2, 3))
     assert (took_part.sum(axis=0) == 1).all()
@@ -246,7 +246,7 @@ def regression_grads(weights: np.ndarray) -> list[Any]:
 
 
 class Averaged(fedax.Algorithm):
-    """Another method, with the mean of its iterates from some round on for a model; its last exchange moves it."""
+    """Wraps a method: the model is the mean of its iterates from round ``start`` on, taken after the last exchange."""
 
     inner: fedax.Algorithm
     start: int = eqx.field(static=True)

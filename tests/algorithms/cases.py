@@ -18,9 +18,9 @@ from tests.references import recursive_family as rec
 
 
 class Cost(NamedTuple):
-    """Of one client in one round: models down and up, further numbers down and up, gradients a local step, passes over
-    its data, loops over its local steps; the minibatches of the warm-up, where −1 is a pass; and the bytes of an upload
-    of four numbers, where it is a message."""
+    """The cost of one client in one round: models down and up, further numbers down and up, gradients a local step,
+    passes over its data, loops over its local steps, minibatches of the warm-up (−1: a pass over the data), and the
+    bytes of an upload of four numbers if it is compressed."""
 
     down: int
     up: int

@@ -29,11 +29,11 @@ from .bed import (
     ROUNDS,
     UNEQUAL,
     X0,
-    alone,
     minibatches,
     path,
+    picked_clients,
+    reference_path,
     regression_grads,
-    transcribed,
 )
 from .cases import CASES, Case, Cost
 
@@ -77,10 +77,10 @@ def expected(case: Case, cohorts: Any = None, **hyper: Any) -> np.ndarray:
     """What the reference says, with the client that the run will draw where one works alone."""
     if case.picks:
         participation = fedax.Full() if cohorts is None else fedax.Trace(cohorts)
-        hyper |= {"chosen": alone(DATA, work=work(case), participation=participation)}
+        hyper |= {"chosen": picked_clients(DATA, work=work(case), participation=participation)}
     taus = BED.tau if case.steps is None else case.steps
     start = {"x0": case.start(X0)}
-    return transcribed(case.reference, cohorts, taus=taus, **start | case.hyper | case.theirs | hyper)
+    return reference_path(case.reference, cohorts, taus=taus, **start | case.hyper | case.theirs | hyper)
 
 
 @each_case
@@ -132,7 +132,7 @@ def drawn(steps: Any, cohorts: Any) -> np.ndarray:
 
 @functools.cache
 def drawn_alone(steps: Any, cohorts: Any) -> list[int]:
-    return alone(REGRESSION, **of_five(steps, cohorts))
+    return picked_clients(REGRESSION, **of_five(steps, cohorts))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_minibatches_and_costs(name):
         hyper["chosen"] = drawn_alone(steps, cohorts)
     theirs = {"grads": regression_grads(drawn(steps, cohorts)), "p": REGRESSION.weights, "x0": case.start(np.zeros(4))}
     iterates = np.stack([run.history[f"test_x{j}"] for j in range(4)], axis=1)
-    close(iterates, transcribed(case.reference, cohorts, taus=steps, **theirs, **case.theirs, **hyper))
+    close(iterates, reference_path(case.reference, cohorts, taus=steps, **theirs, **case.theirs, **hyper))
 
     columns = ("bytes_down", "bytes_up", "local_steps", "gradients")
     rows = np.stack([run.history[column] for column in columns], axis=1)
@@ -210,7 +210,7 @@ def test_weights_that_do_not_sum_to_one(name):
     steps = BED.tau if case.steps is None else np.full(7, case.steps)
     iterates = case.reference(GRADS, BED.p, steps, cohorts, X0, ROUNDS, lr=LR, **case.hyper).iterates
     close(path(fedax.create(case.method, lr=LR, **case.hyper), participation=Given(ids), work=work(case)), iterates)
-    normalised = transcribed(case.reference, ids, taus=steps, lr=LR, **case.hyper)
+    normalised = reference_path(case.reference, ids, taus=steps, lr=LR, **case.hyper)
     assert (np.abs(iterates - normalised).max() > 1e-2) == (name not in AS_IF_THEY_DID)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import fedax
 
-from .bed import BED, COHORTS, DATA, LINEAR, LR, QUADRATIC, REGRESSION, X0, federation, followed, limit, path
+from .bed import BED, COHORTS, DATA, LINEAR, LR, QUADRATIC, REGRESSION, X0, federation, limit, path, simulated_path
 from .cases import Unbiased
 
 ROWS = {"task": LINEAR, "data": REGRESSION, "x0": None, "batch_size": 2, "seed": 3, "work": fedax.Steps(4)}
@@ -48,9 +48,9 @@ def test_a_path_is_what_a_run_goes(kind):
     """To the last bit: they are the same programs."""
     name, hyper, options = RUNS[kind]
     method = fedax.create(name, lr=LR, **hyper)
-    found = path(method, **options)
-    np.testing.assert_array_equal(found, followed(method, **options))
-    assert len(found) == 6 and np.abs(found[-1] - found[0]).max() > 0.01
+    iterates = path(method, **options)
+    np.testing.assert_array_equal(iterates, simulated_path(method, **options))
+    assert len(iterates) == 6 and np.abs(iterates[-1] - iterates[0]).max() > 0.01
 
 
 @pytest.mark.parametrize("kind", ["a warm-up, memory", "random steps"])
@@ -58,8 +58,8 @@ def test_a_limit_is_where_a_run_ends(kind):
     name, hyper, options = RUNS[kind]
     method, options = fedax.create(name, lr=LR, **hyper), {"task": QUADRATIC, "data": DATA, "x0": X0} | options
     params = options.pop("x0")
-    found = limit(method, 20, params=params, **options)
+    reached = limit(method, 20, params=params, **options)
     with jax.enable_x64(True):
         run = fedax.simulate(method, rounds=20, params=params, **options)
-    assert found.dtype == np.float64
-    np.testing.assert_array_equal(found, np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)]))
+    assert reached.dtype == np.float64
+    np.testing.assert_array_equal(reached, np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(run.params)]))

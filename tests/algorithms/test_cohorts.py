@@ -75,7 +75,7 @@ def made(method: str) -> fedax.Algorithm:
 def ends(method: str, start: np.ndarray, rounds: int) -> dict[str, np.ndarray]:
     """Where the method ends by each design, in float64; all clients are the same."""
     with jax.enable_x64(True):
-        found = fedax.sweep(
+        sweep = fedax.sweep(
             lambda design: {"algorithm": made(method), "participation": replayed(design)},
             {"design": list(DESIGNS)},
             TASK,
@@ -85,8 +85,8 @@ def ends(method: str, start: np.ndarray, rounds: int) -> dict[str, np.ndarray]:
             evaluate_every=rounds,
             params=start,
         )
-    assert found.programs == 1
-    return {design: np.asarray(runs[0].params) for design, runs in zip(DESIGNS, found.runs, strict=True)}
+    assert sweep.programs == 1
+    return {design: np.asarray(runs[0].params) for design, runs in zip(DESIGNS, sweep.runs, strict=True)}
 
 
 ALL_CLIENTS = [name for name in fedax.available() if fedax.create(name).traits().cohorts == "all"]
@@ -99,10 +99,10 @@ SAMPLED = sorted(set(fedax.available()) - set(ALL_CLIENTS))
 def test_identical_clients_end_where_full_participation_does(method):
     # A client of weight 1e-5 is drawn once in 20,000 rounds, if as often as it weighs, and keeps as long what it has.
     keeps = bool(jax.tree.leaves(made(method).init_client(fedax.Vector(np.zeros(2)))))
-    found = ends(method, OPTIMUM + 1e-5, ROUNDS) if keeps else ends(method, OPTIMUM + 3.0, ROUNDS // 4)
-    for design, x in found.items():
-        np.testing.assert_allclose(x, found["full"], rtol=0, atol=1e-9, err_msg=design)
-    np.testing.assert_allclose(found["full"], OPTIMUM, rtol=0, atol=1e-9)
+    result = ends(method, OPTIMUM + 1e-5, ROUNDS) if keeps else ends(method, OPTIMUM + 3.0, ROUNDS // 4)
+    for design, x in result.items():
+        np.testing.assert_allclose(x, result["full"], rtol=0, atol=1e-9, err_msg=design)
+    np.testing.assert_allclose(result["full"], OPTIMUM, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", ALL_CLIENTS)

@@ -107,7 +107,7 @@ CONSTRAINTS = {
 
 def constrained(options: dict[str, Any]) -> np.ndarray:
     """The optimum of F over X by SciPy."""
-    found = scipy.optimize.minimize(
+    result = scipy.optimize.minimize(
         lambda x: objective(x, 0.0),
         np.full(D, 1 / D),
         jac=lambda x: H_MEAN @ x - E_MEAN,
@@ -115,8 +115,8 @@ def constrained(options: dict[str, Any]) -> np.ndarray:
         options={"ftol": 1e-15, "maxiter": 1000},
         **options,
     )
-    assert found.success
-    return found.x
+    assert result.success
+    return result.x
 
 
 MVR, MOMENTUM = ("mvr", "coordinate"), ("momentum", "norm")

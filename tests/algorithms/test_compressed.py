@@ -19,7 +19,7 @@ from fedax.contract.oracle import Oracle
 from tests.references import compressed_family as com
 
 from .. import LONG
-from .bed import BED, DATA, GRADS, LR, QUADRATIC, ROUNDS, X0, federation, going, noisy, path, transcribed
+from .bed import BED, DATA, GRADS, LR, QUADRATIC, ROUNDS, X0, federation, noisy, path, programs_of, reference_path
 from .cases import Unbiased
 from .test_identities import EQUAL, descent, differ, same
 
@@ -132,7 +132,7 @@ def test_compressed_scaffnew_with_its_patterns(senders):
     pattern = Pattern(senders, 7)
     masks = drawn(lambda o: pattern.mask(shuffled(o.client, 7, o.round_key, max_size=7), 4).astype(float))
     hyper = {"lr": LR, "probability": 0.3}
-    expected = transcribed(com.compressed_scaffnew, taus=3, masks=masks, **hyper)
+    expected = reference_path(com.compressed_scaffnew, taus=3, masks=masks, **hyper)
     same(path(fedax.create("compressed-scaffnew", senders=senders, **hyper), work=EQUAL), expected, 1e-5)
     assert (masks.sum(axis=1) == senders).all() and len(np.unique(masks, axis=0)) == ROUNDS  # other ones each round
 
@@ -141,7 +141,9 @@ def test_marina_with_its_coins():
     coins = drawn(lambda o: jax.random.bernoulli(o.round_key, 0.4).astype(float))[:, :, 0]
     assert (coins == coins[:, :1]).all() and 0 < coins[1:, 0].sum() < ROUNDS - 1  # all clients share them
     method = fedax.create("marina", lr=LR, probability=0.4, compress=Unbiased(0.5))
-    same(path(method, work=EQUAL), transcribed(com.marina, lr=LR, coins=coins[:, 0] > 0, compress=com.top_k(2)), 1e-5)
+    same(
+        path(method, work=EQUAL), reference_path(com.marina, lr=LR, coins=coins[:, 0] > 0, compress=com.top_k(2)), 1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,13 +242,13 @@ def runs(method: fedax.Algorithm, rounds: int, seeds: int = SEEDS, work: Any = 1
     """Of each seed server state, memory and local steps, in float64."""
     work = fedax.Steps(work) if isinstance(work, int) else work
     trees = lambda tree: [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]  # noqa: E731
-    found = []
+    results = []
     with jax.enable_x64(True):
         for seed in range(seeds):
-            programs = going(method, TASK, UNIFORM, rounds, START, work, seed=seed)
+            programs = programs_of(method, TASK, UNIFORM, rounds, START, work, seed=seed)
             state, done = programs.advance(programs.prepare()[0], 0, rounds)
-            found.append((trees(state.server), trees(state.memory), int(done.local_steps)))
-    return found
+            results.append((trees(state.server), trees(state.memory), int(done.local_steps)))
+    return results
 
 
 def square(vectors: np.ndarray) -> float:
@@ -291,8 +293,8 @@ def test_diana_contracts_as_its_theorem_says():
         return square(x - OPTIMUM) + 4 * omega / (alpha * N) * lr**2 * square(h - AT_OPTIMUM) / N
 
     factor = max(1 - lr * MU_F, 1 - alpha / 2)
-    found = runs(fedax.create("diana", lr=lr, compress=RandomK(0.5)), rounds(factor))
-    ends = [potential(x, h_i) for (x, h), (h_i,), _ in found]
+    result = runs(fedax.create("diana", lr=lr, compress=RandomK(0.5)), rounds(factor))
+    ends = [potential(x, h_i) for (x, h), (h_i,), _ in result]
     held(ends, potential(START, np.zeros((N, D))), [factor ** rounds(factor)] * SEEDS)
 
 
@@ -309,9 +311,9 @@ def test_compressed_scaffnew_contracts_as_its_theorem_says(senders):
 
     method = fedax.create("compressed-scaffnew", lr=GAMMA, probability=p, senders=senders)
     factor = max(apart, (1 - GAMMA * L) ** 2, 1 - GAMMA / c)
-    found = runs(method, rounds(factor, p), work=fedax.GeometricSteps(1 / p))
-    ends = [potential(x, h) for (x,), (h,), _ in found]
-    held(ends, potential(START, np.zeros((N, D))), [factor ** (steps / N) for _, _, steps in found])
+    result = runs(method, rounds(factor, p), work=fedax.GeometricSteps(1 / p))
+    ends = [potential(x, h) for (x,), (h,), _ in result]
+    held(ends, potential(START, np.zeros((N, D))), [factor ** (steps / N) for _, _, steps in result])
 
 
 def test_locodl_contracts_as_its_theorem_says():
@@ -330,7 +332,7 @@ def test_locodl_contracts_as_its_theorem_says():
 
     method = fedax.create("locodl", lr=gamma, probability=p, convexity=m, compress=RandomK(0.5))
     factor = max(apart, (1 - gamma * (L - m)) ** 2, 1 - gamma / c)
-    found = runs(method, rounds(factor, p), work=fedax.GeometricSteps(1 / p))
-    ends = [potential(y + x, y, v + u, v) for (y, v), (x, u), _ in found]
+    result = runs(method, rounds(factor, p), work=fedax.GeometricSteps(1 / p))
+    ends = [potential(y + x, y, v + u, v) for (y, v), (x, u), _ in result]
     start = potential(np.tile(START, (N, 1)), START, np.zeros((N, D)), np.zeros(D))
-    held(ends, start, [factor ** (steps / N) for _, _, steps in found])
+    held(ends, start, [factor ** (steps / N) for _, _, steps in result])

@@ -29,13 +29,13 @@ FILES = [*sorted((FOLDER / "algorithms").glob("*.py")), FOLDER / "contract" / "l
 
 def classes() -> list[type]:
     """All modules of equinox that methods are made of; the dry run's stand-in for a user's method is none."""
-    for found in pkgutil.iter_modules(fedax.algorithms.__path__):
-        importlib.import_module(f"fedax.algorithms.{found.name}")
-    found, queue = [], [eqx.Module]
+    for results in pkgutil.iter_modules(fedax.algorithms.__path__):
+        importlib.import_module(f"fedax.algorithms.{results.name}")
+    results, queue = [], [eqx.Module]
     while queue:
         queue += (new := queue.pop().__subclasses__())
-        found += [cls for cls in new if cls.__module__.startswith("fedax.") and ".engine." not in cls.__module__]
-    return list(dict.fromkeys(found))
+        results += [cls for cls in new if cls.__module__.startswith("fedax.") and ".engine." not in cls.__module__]
+    return list(dict.fromkeys(results))
 
 
 def body(function: object) -> list[ast.stmt]:
@@ -58,9 +58,9 @@ def test_no_method_calls_super(file):
 
 
 def test_classes_are_abstract_or_final():
-    found = classes()
-    assert {fedax.FedAvg, fedax.FedNovaVR, fedax.SGD, fedax.SlowMo, fedax.Normalized} <= set(found)
-    for cls in found:
+    all_classes = classes()
+    assert {fedax.FedAvg, fedax.FedNovaVR, fedax.SGD, fedax.SlowMo, fedax.Normalized} <= set(all_classes)
+    for cls in all_classes:
         if cls is Settings:
             continue
         parents = [base for base in cls.__mro__[1:] if base.__module__.startswith("fedax.") and base is not Settings]
@@ -95,10 +95,10 @@ def test_nothing_finished_is_overridden():
 def test_a_method_is_a_frozen_pytree_of_its_numbers(case):
     method = fedax.create(case.method, lr=0.04, **case.hyper, **case.own)
     numbers = [value for value in case.hyper.values() if isinstance(value, float)]
-    found = jax.tree.leaves(method)
-    assert {0.04, *numbers} <= set(found) and all(isinstance(leaf, float) for leaf in found)
+    leaves = jax.tree.leaves(method)
+    assert {0.04, *numbers} <= set(leaves) and all(isinstance(leaf, float) for leaf in leaves)
     halved = jax.tree.map(lambda leaf: leaf / 2, method)
-    assert type(halved) is type(method) and jax.tree.leaves(halved) == [leaf / 2 for leaf in found]
+    assert type(halved) is type(method) and jax.tree.leaves(halved) == [leaf / 2 for leaf in leaves]
     with pytest.raises(AttributeError):
         method.solver = None
 

@@ -14,7 +14,7 @@ from tests.references import momentum_family as mom
 from tests.references import quadratics as quad
 
 from .. import always
-from .bed import BED, COHORTS, DATA, GRADS, LR, QUADRATIC, ROUNDS, SCALAR, X0, federation, noisy, path, transcribed
+from .bed import BED, COHORTS, DATA, GRADS, LR, QUADRATIC, ROUNDS, SCALAR, X0, federation, noisy, path, reference_path
 from .cases import SOLVERS
 
 CONSTANT = fedax.Piecewise(LR, {2: 1.0})
@@ -136,7 +136,7 @@ def test_fedexp_with_cohorts_in_which_it_extrapolates():
     rates = fed.fedexp(GRADS, BED.p, BED.tau, fed.trace_cohorts(BED.p, COHORTS), start, ROUNDS, **hyper).state["rates"]
     assert rates.max() > 1.9 and rates.min() == 1
     ours = path(fedax.create("fedexp", **hyper), x0=start, participation=fedax.Trace(COHORTS))
-    np.testing.assert_allclose(ours, transcribed(fed.fedexp, COHORTS, x0=start, **hyper), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ours, reference_path(fed.fedexp, COHORTS, x0=start, **hyper), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("hyper, alike", [({"eps": 1e-9}, True), ({"eps": 1e9}, False)], ids=["alike", "large eps"])
@@ -327,7 +327,7 @@ def test_a_step_of_fedpd_that_is_skipped():
     phases = np.diff(run.history["local_steps"]) // (3 * len(BED.p))
     assert phases.max() > 1 and phases.min() >= 1
     assert (np.diff(run.history["gradients"]) == 3 * len(BED.p) * phases).all()
-    same(path(method, work=EQUAL), transcribed(mom.fedpd, taus=3, lr=LR, alpha=2.0, phases=phases), 2e-5)
+    same(path(method, work=EQUAL), reference_path(mom.fedpd, taus=3, lr=LR, alpha=2.0, phases=phases), 2e-5)
 
 
 # Servers. With equal steps, and a rate that is cut after two rounds.

@@ -64,9 +64,9 @@ def test_a_name_is_a_string():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_defaults_that_are_said_are_the_ones_that_are_used(name):
-    said = {field: value for field, value in fedax.hyperparameters(name).items() if value is not None}
-    assert said["lr"] == (0.001 if name.startswith("local-") else 0.05)
-    assert leaves(fedax.create(name, **said)) == leaves(fedax.create(name))
+    defaults = {field: value for field, value in fedax.hyperparameters(name).items() if value is not None}
+    assert defaults["lr"] == (0.001 if name.startswith("local-") else 0.05)
+    assert leaves(fedax.create(name, **defaults)) == leaves(fedax.create(name))
 
 
 VALID = {
@@ -411,8 +411,8 @@ def test_rates_by_w_and_c(name):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if "w" in fedax.hyperparameters(name)])
 def test_alpha_is_refused_by_its_largest_value_however_it_is_given(name):
-    said = r"c = 2000\.0: alpha begins at c lr² / w\^\(2/3\) = 8\.355.*most 239\.4"
-    with pytest.raises(fedax.ConfigError, match=said):
+    message = r"c = 2000\.0: alpha begins at c lr² / w\^\(2/3\) = 8\.355.*most 239\.4"
+    with pytest.raises(fedax.ConfigError, match=message):
         fedax.create(name, lr=0.3, w=100.0, c=2000.0)
     with pytest.raises(fedax.ConfigError, match=r"c = 30\.0: alpha begins at c lr² = 2\.7"):
         fedax.create(name, lr=0.3, c=30.0)

@@ -124,14 +124,14 @@ def test_learning_rates_of_optax_sweep_in_one_program(make, given, where):
         return fedax.create("fedavg", server=fedax.OptaxServer(*transformation, **numbers))
 
     rates = [0.01, 0.05, 0.1]
-    found = fedax.sweep(lambda lr: method(make, learning_rate=lr, **given), {"lr": rates}, task, data, **options)
-    assert found.programs == 1
-    for rate, (run,) in zip(rates, found.runs, strict=True):
+    sweep = fedax.sweep(lambda lr: method(make, learning_rate=lr, **given), {"lr": rates}, task, data, **options)
+    assert sweep.programs == 1
+    for rate, (run,) in zip(rates, sweep.runs, strict=True):
         ready = fedax.simulate(method(make(rate, **given)), task, data, **options)
         np.testing.assert_allclose(run.history["train_loss"], ready.history["train_loss"], 1e-5, 1e-7)
         alone = fedax.simulate(method(make, learning_rate=rate, **given), task, data, **options)
         np.testing.assert_allclose(alone.history["train_loss"], ready.history["train_loss"], 1e-6, 1e-7)
-    losses = [run.history["train_loss"][-1] for (run,) in found.runs]
+    losses = [run.history["train_loss"][-1] for (run,) in sweep.runs]
     assert len({*losses}) == 3
 
 

@@ -33,14 +33,14 @@ def test_every_method_says_what_it_is(name):
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.cost])
 def test_footprints_are_what_a_round_costs(name):
     case = CASES[name]
-    cost, found = case.cost, footprints(fedax.create(case.method, lr=0.05, **case.hyper, **case.own))
-    cohort, asked = found.cohort, found.cohort.asked
+    cost, result = case.cost, footprints(fedax.create(case.method, lr=0.05, **case.hyper, **case.own))
+    cohort, request = result.cohort, result.cohort.asked
     assert (*cohort.down, *cohort.up) == (cost.down, cost.numbers_down, cost.up, cost.numbers_up)
-    assert (asked.batches / 3 + asked.step_batches, asked.passes) == (cost.gradients, cost.passes)
-    assert asked.loops == cost.loops
-    warmup = found.warmup.asked
+    assert (request.batches / 3 + request.step_batches, request.passes) == (cost.gradients, cost.passes)
+    assert request.loops == cost.loops
+    warmup = result.warmup.asked
     assert (-warmup.passes if warmup.passes else warmup.batches) == cost.warmup
-    assert found.one.asked.step_batches == (2 if case.picks else 0)
+    assert result.one.asked.step_batches == (2 if case.picks else 0)
 
 
 # Where a method ends: three quadratics of one dimension, small rates, full gradients.

@@ -23,13 +23,13 @@ from .bed import BED, DATA, LR, QUADRATIC, UNEQUAL, X0, federation
 
 def programs(method: fedax.Algorithm, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Any]:
     """The jaxprs of the start and of a round; nothing is compiled."""
-    found: list[Any] = []
-    monkeypatch.setattr(dry_run, "DryRun", lambda forms, *traced: found.append(traced) or DryRun(forms, *traced))
+    results: list[Any] = []
+    monkeypatch.setattr(dry_run, "DryRun", lambda forms, *traced: results.append(traced) or DryRun(forms, *traced))
     dry_run._dry_run.cache_clear()
     with jax.enable_x64(True):
         data = options.pop("data", DATA)
         make_job(method, QUADRATIC, data, rounds=1, params=X0, **{"work": fedax.Steps(3)} | options)
-    return found[-1]
+    return results[-1]
 
 
 def equations(program: Any) -> Iterator[Any]:
@@ -42,11 +42,11 @@ def equations(program: Any) -> Iterator[Any]:
                     yield from equations(part)
 
 
-def widened(found: list[Any]) -> list[str]:
+def widened(result: list[Any]) -> list[str]:
     """The equations that make a float64 of a float32."""
     return [
         str(equation)
-        for program in found
+        for program in result
         for equation in equations(program)
         if equation.primitive.name == "convert_element_type"
         and equation.outvars[0].aval.dtype == np.float64
@@ -58,9 +58,9 @@ def test_a_number_that_is_narrow_is_found():
     """``half`` is 0.5 in float32, made as a careless method would."""
     with jax.enable_x64(True):
         half = lambda n: 1 / jax.numpy.asarray(n, np.int32)  # noqa: E731
-        found = jax.make_jaxpr(lambda x: jax.lax.map(lambda y: half(2) * y, x))(np.zeros(3))
+        result = jax.make_jaxpr(lambda x: jax.lax.map(lambda y: half(2) * y, x))(np.zeros(3))
         wide = jax.make_jaxpr(lambda x: 0.5 * x)(np.zeros(3))
-    assert widened([found]) and not widened([wide])
+    assert widened([result]) and not widened([wide])
 
 
 @pytest.mark.parametrize("name", fedax.available())

@@ -1,4 +1,4 @@
-"""A method that asks its oracle anything and keeps the answers, and a task whose gradients name the examples."""
+"""A method that calls its oracle in any way and stores the answers, and a task whose gradients identify examples."""
 
 import functools
 from collections.abc import Callable
@@ -17,9 +17,9 @@ class Server(NamedTuple):
 
 
 class Probe(fedax.Algorithm):
-    """Every client keeps ``ask(x, oracle)``, one answer for each exchange; the model stays where it is.
+    """Every client stores ``ask(x, oracle)``, one answer for each exchange; the model does not change.
 
-    ``like`` is the shape of an answer. A client that was never asked has −1 in its memory.
+    ``like`` is the shape of an answer. A client that never took part has −1 in its memory.
     """
 
     ask: Callable[..., Any] = eqx.field(static=True)
@@ -54,7 +54,9 @@ def numbered(sizes: Any, weights: Any = None) -> fedax.FederatedData:
     return fedax.FederatedData({"id": np.arange(sum(sizes))}, sizes, weights)
 
 
-def asked(ask: Callable[..., Any], like: Any, task: fedax.Task, data: Any, times: int = 1, **options: Any) -> Any:
+def oracle_answers(
+    ask: Callable[..., Any], like: Any, task: fedax.Task, data: Any, times: int = 1, **options: Any
+) -> Any:
     """``(answers, run)``: the clients' answers in the last round, [N, ...], or for ``times`` > 1 a tuple of them."""
     options = {"rounds": 1, "work": fedax.Steps(1)} | options
     run = fedax.simulate(Probe(ask, like, times), task, data, **options)

@@ -1,4 +1,4 @@
-"""Compressors: what each declares of itself, by drawing; the bytes of a real wire; and numbers that are not finite."""
+"""Compressors: their declared constants, by sampling; their bytes in real messages; and values that are not finite."""
 
 import functools
 import math
@@ -64,19 +64,19 @@ def drawn(how, upload, draws=2000, seed=0):
 
 @each
 def test_a_compressor_is_what_it_declares(how):
-    """E C(x) = x within what drawing explains, and E‖C(x) − x‖² ≤ ω‖x‖², or (1 − α)‖x‖²."""
+    """E C(x) = x within the sampling error, and E‖C(x) − x‖² ≤ ω‖x‖², or (1 − α)‖x‖²."""
     random = np.random.default_rng(0)
     for trial in range(3):
         upload = tree_of(random, 10.0**trial)
-        x, found = flat(upload), drawn(how, upload, seed=trial)
+        x, result = flat(upload), drawn(how, upload, seed=trial)
         d, square = x.size, np.sum(x**2)
         omega, alpha = how.omega(d), how.alpha(d)
         assert (omega is None) != (alpha is None) or isinstance(how, fedax.Identity)
-        errors = np.sum((found - x) ** 2, axis=1)
+        errors = np.sum((result - x) ** 2, axis=1)
         noise = 5 * errors.std() / math.sqrt(len(errors)) + 1e-5 * square
         if omega is not None:
             # Of an unbiased one, the mean of n is off by E‖C(x) − x‖²/n in the mean.
-            assert np.sum((found.mean(axis=0) - x) ** 2) <= 6 * errors.mean() / len(found) + 1e-10 * square
+            assert np.sum((result.mean(axis=0) - x) ** 2) <= 6 * errors.mean() / len(result) + 1e-10 * square
             assert errors.mean() <= omega * square + noise
         if alpha is not None:
             assert errors.mean() <= (1 - alpha) * square + noise
@@ -109,7 +109,7 @@ def test_what_is_declared_is_reached(how, x, least):
 
 @each
 def test_a_message_goes_over_a_real_wire(how):
-    """Bytes are ⌈bits/8⌉; what is read out of them is the same to the last bit; another length is refused."""
+    """A message has ⌈bits/8⌉ bytes and is decoded to the same bits; another length is refused."""
     upload = tree_of(np.random.default_rng(1))
     upload["b"][0] = -0.0
     message, _ = jax.jit(lambda key: how.encode(key, upload, how.init(upload)))(jax.random.key(7))
@@ -183,8 +183,8 @@ def test_numbers_that_are_not_finite_leave_their_mark(how, bad):
 
 
 def test_large_numbers_have_a_norm():
-    found = drawn(fedax.QSGD(10), np.array([3e30, -4e30], np.float32), 5)
-    np.testing.assert_allclose(found, np.tile([3e30, -4e30], (5, 1)), 1e-6)
+    values = drawn(fedax.QSGD(10), np.array([3e30, -4e30], np.float32), 5)
+    np.testing.assert_allclose(values, np.tile([3e30, -4e30], (5, 1)), 1e-6)
 
 
 def test_values_against_numpy():
@@ -198,8 +198,8 @@ def test_values_against_numpy():
     up = np.asarray(jax.random.uniform(jax.random.key(5), x.shape)) < (a := np.abs(x) / norm * s) % 1
     np.testing.assert_allclose(read(fedax.QSGD(s)), np.sign(x) * (np.floor(a) + up) * norm / s, 1e-5)
     powers = 2.0 ** np.floor(np.log2(np.abs(x), where=x != 0, out=np.zeros(6)))
-    found = np.abs(read(fedax.Natural()))
-    assert ((found == powers) | (found == 2 * powers) | (x == 0)).all() and found[3] == 0 and found[4] == 2
+    values = np.abs(read(fedax.Natural()))
+    assert ((values == powers) | (values == 2 * powers) | (x == 0)).all() and values[3] == 0 and values[4] == 2
     assert np.count_nonzero(read(fedax.RandomK(0.5))) in (2, 3)
     matrix = np.random.default_rng(0).normal(size=(9, 8)).astype(np.float32)
     q = np.asarray(jax.random.normal(jax.random.fold_in(jax.random.key(5), 0), (8, 2)))
@@ -219,9 +219,9 @@ def test_largest_numbers_against_a_stable_sort():
     random = np.random.default_rng(6)
     x = np.r_[random.integers(-3, 4, 36), [np.inf, -np.inf, -0.0, 1e-30]].astype(np.float32)
     read = jax.jit(jax.vmap(lambda share: fedax.TopK(share).encode(None, x)[0].decode()))
-    found = np.asarray(read((np.arange(40) + 1) / 40))
+    values = np.asarray(read((np.arange(40) + 1) / 40))
     order = np.argsort(-np.abs(x), kind="stable")
-    for k, row in enumerate(found, 1):
+    for k, row in enumerate(values, 1):
         wanted = np.zeros(40, np.float32)
         wanted[order[:k]] = x[order[:k]]
         assert row.tolist() == wanted.tolist()

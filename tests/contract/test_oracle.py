@@ -1,4 +1,4 @@
-"""The oracle: which examples a gradient sees, and how many gradients were asked."""
+"""The oracle: which examples a gradient sees, and how many gradients are counted."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import pytest
 import fedax
 from fedax.contract.local import phases
 
-from .probe import asked, named, numbered
+from .probe import named, numbered, oracle_answers
 
 SIZES = np.array([1, 3, 10, 601])  # the last is longer than a block of the full gradient, and no multiple of it
 N, TOTAL = len(SIZES), int(SIZES.sum())
@@ -37,14 +37,14 @@ def sequence(*steps):
 
 @pytest.mark.parametrize("batch_size", [4, 400, None])
 def test_a_full_gradient_counts_every_own_example_once(batch_size):
-    answers, run = asked(share, (TOTAL,), TASK, DATA, batch_size=batch_size, work=UNEQUAL)
+    answers, run = oracle_answers(share, (TOTAL,), TASK, DATA, batch_size=batch_size, work=UNEQUAL)
     np.testing.assert_allclose(answers, OWN / SIZES[:, None], rtol=1e-5)
     assert run.history["gradients"].tolist() == [0, passes(batch_size).sum()]
 
 
 def test_without_a_batch_size_every_gradient_is_over_all_own_examples():
     ask = lambda x, o: jnp.stack([o.grad(x).tree, o.grad(x, 7).tree, o.grad_batches(x, 5).tree])  # noqa: E731
-    answers, run = asked(ask, (3, TOTAL), TASK, DATA)
+    answers, run = oracle_answers(ask, (3, TOTAL), TASK, DATA)
     np.testing.assert_allclose(answers, np.stack([OWN / SIZES[:, None]] * 3, axis=1), rtol=1e-5)
     assert run.history["gradients"].tolist() == [0, 3 * N] and run.history["local_steps"].tolist() == [0, 0]
 
@@ -52,9 +52,9 @@ def test_without_a_batch_size_every_gradient_is_over_all_own_examples():
 @pytest.mark.parametrize("work", [fedax.Steps(1), fedax.Epochs(1)], ids=["independent", "epochs"])
 def test_minibatches_are_named_by_client_round_exchange_and_step(work):
     ask, options = sequence(0, 1, 2, 3, 1, 0), {"batch_size": 4, "work": work}
-    answers, _ = asked(ask, (6, TOTAL), TASK, DATA, times=2, **options)
-    later, _ = asked(ask, (6, TOTAL), TASK, DATA, times=2, **options, rounds=2)
-    other, _ = asked(ask, (6, TOTAL), TASK, DATA, times=2, **options, seed=1)
+    answers, _ = oracle_answers(ask, (6, TOTAL), TASK, DATA, times=2, **options)
+    later, _ = oracle_answers(ask, (6, TOTAL), TASK, DATA, times=2, **options, rounds=2)
+    other, _ = oracle_answers(ask, (6, TOTAL), TASK, DATA, times=2, **options, seed=1)
     for answer in (*answers, *later, *other):
         np.testing.assert_allclose(answer.sum(axis=2), 1, rtol=1e-6)
         np.testing.assert_allclose(answer * 4, np.round(answer * 4), atol=1e-5)  # four examples, each counted whole
@@ -63,14 +63,14 @@ def test_minibatches_are_named_by_client_round_exchange_and_step(work):
     big = [answer[3, k] for answer in (*answers, *later, *other) for k in range(4)]
     assert len({tuple(np.flatnonzero(one)) for one in big}) == len(big)  # any other k, exchange, round or seed differs
     # Clients of one size differ too, by which of their own examples they see.
-    twins, _ = asked(ask, (6, 128), named(128), numbered([64, 64]), **options)
+    twins, _ = oracle_answers(ask, (6, 128), named(128), numbered([64, 64]), **options)
     assert (twins[0, 0, :64] != twins[1, 0, 64:]).any()
 
 
 def test_epochs_go_through_each_example_once_before_any_comes_again():
     batch, steps = 4, 40
     options = {"batch_size": batch, "work": fedax.Epochs(1)}
-    answers, _ = asked(sequence(*range(steps)), (steps, 14), named(14), numbered([1, 3, 10]), **options)
+    answers, _ = oracle_answers(sequence(*range(steps)), (steps, 14), named(14), numbered([1, 3, 10]), **options)
     orders = []
     for i, rows in enumerate(np.split(np.arange(14), [1, 4])):
         seen = np.cumsum(np.round(answers[i][:, rows] * batch), axis=0)
@@ -83,7 +83,7 @@ def test_epochs_go_through_each_example_once_before_any_comes_again():
 
 def test_independent_minibatches_are_uniform_with_replacement():
     steps = 300
-    answers, _ = asked(sequence(*range(steps)), (steps, 14), named(14), numbered([1, 3, 10]), batch_size=4)
+    answers, _ = oracle_answers(sequence(*range(steps)), (steps, 14), named(14), numbered([1, 3, 10]), batch_size=4)
     counts = np.round(answers[2][:, 4:] * 4)
     total = counts.sum(axis=0)
     assert total.sum() == 4 * steps and np.abs(total - 120).max() < 4 * np.sqrt(1200 * 0.1 * 0.9)
@@ -93,7 +93,7 @@ def test_independent_minibatches_are_uniform_with_replacement():
 
 def test_grad_batches_is_the_mean_over_the_first_minibatches():
     ask = lambda x, o: jnp.stack([o.grad_batches(x, 3).tree, sum(o.grad(x, k).tree for k in range(3)) / 3])  # noqa: E731
-    answers, run = asked(ask, (2, TOTAL), TASK, DATA, batch_size=4, work=UNEQUAL)
+    answers, run = oracle_answers(ask, (2, TOTAL), TASK, DATA, batch_size=4, work=UNEQUAL)
     np.testing.assert_allclose(answers[:, 0], answers[:, 1], atol=1e-6)
     assert run.history["gradients"].tolist() == [0, 6 * N]
 
@@ -102,14 +102,14 @@ def test_grad_batches_of_as_many_minibatches_as_steps():
     def ask(x, oracle):
         return jnp.stack([oracle.grad_batches(x, oracle.steps).tree, oracle.grad_batches(x, 5).tree])
 
-    answers, run = asked(ask, (2, TOTAL), TASK, DATA, batch_size=4, work=UNEQUAL)
+    answers, run = oracle_answers(ask, (2, TOTAL), TASK, DATA, batch_size=4, work=UNEQUAL)
     longest = int(np.argmax(TAUS))
     np.testing.assert_allclose(answers[longest, 0], answers[longest, 1], atol=1e-6)  # τ = 5
-    one, _ = asked(lambda x, o: o.grad(x, 0).tree, (TOTAL,), TASK, DATA, batch_size=4, work=UNEQUAL)
+    one, _ = oracle_answers(lambda x, o: o.grad(x, 0).tree, (TOTAL,), TASK, DATA, batch_size=4, work=UNEQUAL)
     np.testing.assert_allclose(answers[2, 0], one[2], atol=1e-6)  # τ = 1
     assert run.history["gradients"].tolist() == [0, TAUS.sum() + 5 * N]
     with pytest.raises(fedax.ConfigError, match="raised TypeError: b is a Python int, or the oracle's steps"):
-        asked(lambda x, o: o.grad_batches(x, jnp.asarray(2)).tree, (TOTAL,), TASK, DATA, batch_size=4)
+        oracle_answers(lambda x, o: o.grad_batches(x, jnp.asarray(2)).tree, (TOTAL,), TASK, DATA, batch_size=4)
 
 
 def test_phases_count_what_is_asked_in_each():
@@ -120,7 +120,7 @@ def test_phases_count_what_is_asked_in_each():
         number = jax.random.randint(oracle.round_key, (), 3, 4)  # 3, which only the run knows
         return phases(phase, x, number, oracle).tree
 
-    ended, run = asked(ask, (TOTAL,), TASK, DATA, batch_size=4, work=UNEQUAL)
+    ended, run = oracle_answers(ask, (TOTAL,), TASK, DATA, batch_size=4, work=UNEQUAL)
     np.testing.assert_allclose(ended.sum(axis=1), -3 * TAUS, rtol=1e-5)  # every minibatch's shares sum to one
     assert run.history["gradients"].tolist() == run.history["local_steps"].tolist() == [0, 3 * TAUS.sum()]
 
@@ -132,7 +132,7 @@ def test_the_loss_has_a_random_key_of_its_own_for_each_client_and_step():
 
     ask = lambda w, o: jnp.stack([o.grad(w, 0).tree, o.grad(w, 1).tree, o.grad(w, 0).tree])  # noqa: E731
     task = fedax.Task(lambda key: jnp.ones(()), loss)
-    answers, run = asked(ask, (3,), task, numbered([2, 3]), batch_size=2)
+    answers, run = oracle_answers(ask, (3,), task, numbered([2, 3]), batch_size=2)
     assert (answers[:, 0] == answers[:, 2]).all() and len(np.unique(answers)) == 4
     assert run.history["train_loss"].tolist() == [0, 0]
 
@@ -143,7 +143,7 @@ def test_keys_belong_to_client_round_and_exchange_and_the_round_key_to_all():
         return jnp.stack([*words, oracle.round, oracle.t(3)])
 
     options = {"times": 2, "work": fedax.Steps([1, 4, 2, 3])}
-    rounds = [asked(bits, (4,), named(4), numbered([1] * 4), rounds=r, **options)[0] for r in (1, 2)]
+    rounds = [oracle_answers(bits, (4,), named(4), numbered([1] * 4), rounds=r, **options)[0] for r in (1, 2)]
     table = np.stack([np.stack(answers) for answers in rounds])  # [round, exchange, client, 4]
     assert len(np.unique(table[..., 0])) == 16  # oracle.key
     assert (table[..., 1] == table[:, :, :1, 1]).all() and len(np.unique(table[..., 1])) >= 2  # the shared coin
@@ -203,7 +203,7 @@ def test_gradients_and_local_steps_are_counted_as_they_are_done(case, work, batc
     ask, gradients, steps = COUNTED[case]
     sizes = [1, 3, 10, 27]
     options = {"rounds": 2, "evaluate_every": 1, "place": fedax.Place(chunk_size=3)}
-    _, run = asked(ask, (), named(41), numbered(sizes), batch_size=batch_size, work=work, **options)
+    _, run = oracle_answers(ask, (), named(41), numbered(sizes), batch_size=batch_size, work=work, **options)
     tau = TAUS if work is UNEQUAL else np.full(N, 3)
     full = np.ceil(np.array(sizes) / 4) if batch_size else np.ones(N)
     several = lambda b: np.asarray(b) if batch_size else np.minimum(b, 1)  # noqa: E731  (one gradient is over all data)
@@ -217,4 +217,4 @@ def test_a_branch_inside_the_local_loop_is_refused():
         return fedax.local_steps(step, x, oracle).tree[0]
 
     with pytest.raises(fedax.ConfigError, match=r"raised TypeError: oracle\.cond"):
-        asked(ask, (), TASK, DATA)
+        oracle_answers(ask, (), TASK, DATA)

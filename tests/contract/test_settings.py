@@ -1,4 +1,4 @@
-"""What a user configures: its repr can be pasted back, and its constructor refuses what cannot be."""
+"""Objects of settings: their repr can be pasted back, and their constructors refuse bad values."""
 
 import inspect
 import math

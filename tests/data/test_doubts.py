@@ -1,4 +1,4 @@
-"""Cells of new rows that training had nothing like are counted and named, whatever reads them."""
+"""Cells of new rows unlike anything in training are counted and named, by every function that reads rows."""
 
 import numpy as np
 import pandas
@@ -14,10 +14,10 @@ typer_testing = pytest.importorskip("typer.testing")
 
 def hospitals(n=60):
     rng = np.random.default_rng(0)
-    found = {}
+    results = {}
     for name in ("north", "south"):
         admitted = pandas.Timestamp("2024-01-01") + pandas.to_timedelta(rng.integers(0, 300, n), "D")
-        found[name] = pandas.DataFrame(
+        results[name] = pandas.DataFrame(
             {
                 "id": [f"{name}-{i}" for i in range(n)],
                 "age": rng.integers(18, 95, n),
@@ -28,7 +28,7 @@ def hospitals(n=60):
                 "ill": rng.choice(["no", "yes"], n),
             }
         )
-    return found
+    return results
 
 
 TABLES = hospitals()
@@ -102,11 +102,11 @@ def test_real_dates_and_numbers_are_as_their_texts(model):
         age=[40.0, 9999, 41, np.nan, -300, 50, 97, 18],
         admitted=pandas.to_datetime(["2024-05-01"] * 4 + ["2124-01-01"] + ["2024-05-01"] * 3),
     )
-    found = found_in(model.doubts(table))
-    assert found["age", "far"] == [1, 4] and found["age", "missing"] == [3] and found["admitted", "far"] == [4]
-    assert ("age", "unread") not in found and ("admitted", "unread") not in found
-    found = found_in(model.doubts(table.assign(admitted=20240501, age=pandas.Timestamp("2024-05-01"))))
-    assert found["admitted", "unread"] == found["age", "unread"] == [*range(8)]
+    doubts = found_in(model.doubts(table))
+    assert doubts["age", "far"] == [1, 4] and doubts["age", "missing"] == [3] and doubts["admitted", "far"] == [4]
+    assert ("age", "unread") not in doubts and ("admitted", "unread") not in doubts
+    doubts = found_in(model.doubts(table.assign(admitted=20240501, age=pandas.Timestamp("2024-05-01"))))
+    assert doubts["admitted", "unread"] == doubts["age", "unread"] == [*range(8)]
 
 
 def test_nothing_of_training_is_in_doubt(model):
@@ -117,9 +117,9 @@ def test_nothing_of_training_is_in_doubt(model):
 
 def test_swapped_columns(model):
     table = TABLES["north"].rename(columns={"age": "ward", "ward": "age", "admitted": "crp", "crp": "admitted"})
-    found = found_in(model.doubts(table))
-    assert len(found["age", "unread"]) == len(found["ward", "category"]) == len(found["crp", "unread"]) == 60
-    assert len(found["admitted", "unread"]) == TABLES["north"]["crp"].notna().sum()
+    doubts = found_in(model.doubts(table))
+    assert len(doubts["age", "unread"]) == len(doubts["ward", "category"]) == len(doubts["crp", "unread"]) == 60
+    assert len(doubts["admitted", "unread"]) == TABLES["north"]["crp"].notna().sum()
 
 
 @pytest.mark.parametrize("scale", ["standard", "none"])
@@ -129,30 +129,30 @@ def test_far_is_twice_what_training_reaches(scale):
     values = (values - values.mean()) / values.std() * 10 + 50
     halves = {"a": pandas.DataFrame({"v": values[:6]}), "b": pandas.DataFrame({"v": values[6:]})}
     first = {name: data.summarize(table) for name, table in halves.items()}
-    asked = data.plan(first, scale=scale)
-    second = {name: data.summarize(table, asked) for name, table in halves.items()}
+    request = data.plan(first, scale=scale)
+    second = {name: data.summarize(table, request) for name, table in halves.items()}
     assert second["a"].reach == {"v": (0, 0)} and second["b"].reach == {"v": (0, 2)}
-    transform = data.fit(asked, second)
+    transform = data.fit(request, second)
     (column,) = transform.columns
     assert (column.low, column.high) == pytest.approx((30, 130))
-    found = transform.doubts(pandas.DataFrame({"v": [29.9, 30.1, 129.9, 130.1, np.inf, 1e300]}))
-    assert found_in(found) == {("v", "far"): [0, 3], ("v", "missing"): [4, 5]}
+    doubts = transform.doubts(pandas.DataFrame({"v": [29.9, 30.1, 129.9, 130.1, np.inf, 1e300]}))
+    assert found_in(doubts) == {("v", "far"): [0, 3], ("v", "missing"): [4, 5]}
     assert data.Transform.from_json(transform.to_json()) == transform
 
 
 def test_categories_that_share_a_feature_are_known():
     frames = {"a": pandas.DataFrame({"w": list("AAABBC") * 3})}
     first = {name: data.summarize(table) for name, table in frames.items()}
-    asked = data.plan(first, max_categories=2)
-    transform = data.fit(asked, {"a": data.summarize(frames["a"], asked)})
+    request = data.plan(first, max_categories=2)
+    transform = data.fit(request, {"a": data.summarize(frames["a"], request)})
     assert not transform.doubts(pandas.DataFrame({"w": ["C", "D", "A"]}))
 
 
 def test_an_older_transform_says_that_it_knows_no_ranges(model, tmp_path):
-    told = model.transform.to_json()
+    content = model.transform.to_json()
     older = {
-        **told,
-        "columns": [{k: v for k, v in each.items() if k not in ("low", "high")} for each in told["columns"]],
+        **content,
+        "columns": [{k: v for k, v in each.items() if k not in ("low", "high")} for each in content["columns"]],
     }
     transform = data.Transform.from_json(older)
     doubts = transform.doubts(NEW)
@@ -166,10 +166,10 @@ def test_an_older_transform_says_that_it_knows_no_ranges(model, tmp_path):
     assert (before.predict(TABLES["north"]) == model.predict(TABLES["north"])).all()
     # So does one that was fitted with a client's summary of before.
     first = {name: data.summarize(table) for name, table in TABLES.items()}
-    asked = data.plan(first, label="ill")
-    second = {name: data.summarize(table, asked).to_json() for name, table in TABLES.items()}
+    request = data.plan(first, label="ill")
+    second = {name: data.summarize(table, request).to_json() for name, table in TABLES.items()}
     del second["south"]["reach"]
-    fitted = data.fit(asked, {name: data.Summary.from_json(each) for name, each in second.items()})
+    fitted = data.fit(request, {name: data.Summary.from_json(each) for name, each in second.items()})
     assert fitted.doubts(NEW).unknown == doubts.unknown
 
 
@@ -197,18 +197,18 @@ def test_the_command(model, tmp_path, monkeypatch):
     model.save("m.safetensors")
     NEW.to_csv("new.csv", index=False)
     run = lambda *words: typer_testing.CliRunner().invoke(app, ["predict", "m.safetensors", *words])  # noqa: E731
-    said = run("new.csv", "--out", "strict.csv", "--strict")
-    assert said.exit_code == 2 and not (tmp_path / "strict.csv").exists()
-    assert "new.csv: 7 of 8 rows have cells" in " ".join(said.output.split())
-    said = run("new.csv", "--out", "p.csv")
-    assert said.exit_code == 0, said.output
-    assert "7 of 8 rows have cells that training had nothing like (column doubts):" in said.output
-    assert "  age: 2 are far outside of training, beyond" in said.output
+    result = run("new.csv", "--out", "strict.csv", "--strict")
+    assert result.exit_code == 2 and not (tmp_path / "strict.csv").exists()
+    assert "new.csv: 7 of 8 rows have cells" in " ".join(result.output.split())
+    result = run("new.csv", "--out", "p.csv")
+    assert result.exit_code == 0, result.output
+    assert "7 of 8 rows have cells that training had nothing like (column doubts):" in result.output
+    assert "  age: 2 are far outside of training, beyond" in result.output
     table = pandas.read_csv("p.csv", keep_default_na=False)
     assert table["doubts"].tolist() == model.doubts(NEW).by_row() and list(table.columns)[-1] == "doubts"
     TABLES["north"].to_csv("old.csv", index=False)
-    said = run("old.csv", "--out", "q.csv", "--strict")
-    assert said.exit_code == 0 and "training" not in said.output
+    result = run("old.csv", "--out", "q.csv", "--strict")
+    assert result.exit_code == 0 and "training" not in result.output
     np.save("x.npy", np.zeros((2, 9), np.float32))
-    said = run("x.npy", "--out", "r.csv", "--strict")
-    assert said.exit_code == 2 and "strict" in said.output
+    result = run("x.npy", "--out", "r.csv", "--strict")
+    assert result.exit_code == 2 and "strict" in result.output

@@ -97,7 +97,7 @@ def test_bad_quadratics(arguments, error, message):
 
 
 def synthetic_statistics(x, y, user):
-    """What can be told without knowing the clients' models."""
+    """Properties that can be checked without the clients' models."""
     rows = [x[user == u] for u in np.unique(user)]
     noise = np.arange(1, 61) ** -1.2
     centred = np.concatenate([(r - r.mean(axis=0)) * np.sqrt(len(r) / (len(r) - 1)) for r in rows])

@@ -1,4 +1,4 @@
-"""Notes on columns, from summaries alone: what looks odd is said, and true measurements are not."""
+"""Notes on columns, from summaries alone: odd columns get one, and true measurements do not."""
 
 import json
 
@@ -29,8 +29,8 @@ def plain(n=N, seed=0):
 
 def noted(table, label="ill", sites=3, **options):
     frames = {f"site-{k}": part for k, part in enumerate(np.array_split(np.arange(len(table)), sites))}
-    found = data.from_frames({name: table.iloc[rows] for name, rows in frames.items()}, label=label, **options)
-    return {note.column: (note.looks, note.why) for note in found.overview.notes}
+    federated = data.from_frames({name: table.iloc[rows] for name, rows in frames.items()}, label=label, **options)
+    return {note.column: (note.looks, note.why) for note in federated.overview.notes}
 
 
 def test_plain_columns_have_no_note():
@@ -70,15 +70,15 @@ def test_what_a_column_looks_like(name):
     make, looks = ODD[name]
     table = plain()
     table[name] = make(table, np.random.default_rng(1))
-    found = noted(table)
-    assert {column: each[0] for column, each in found.items()} == ({} if looks is None else {name: looks})
+    notes = noted(table)
+    assert {column: each[0] for column, each in notes.items()} == ({} if looks is None else {name: looks})
 
 
 def test_a_copy_of_a_number_in_other_units():
     table = plain().assign(celsius=lambda t: t["pressure"] / 3, fahrenheit=lambda t: 1.8 * t["celsius"] + 32)
     table["near"] = table["celsius"] + np.random.default_rng(9).normal(size=N)
-    found = noted(table.drop(columns="pressure"), label="fahrenheit")
-    assert found == {"celsius": ("copy", "their correlation is 1.0000")}
+    notes = noted(table.drop(columns="pressure"), label="fahrenheit")
+    assert notes == {"celsius": ("copy", "their correlation is 1.0000")}
 
 
 def test_correlations_are_those_of_the_pooled_rows():
@@ -109,8 +109,8 @@ def test_false_alarms_on_real_tables(name):
     mixed = table.sample(frac=1, random_state=0)
     unlike = table.sort_values(table.columns[0], kind="stable")
     for each in (mixed, unlike):
-        found = noted(each, label="target")
-        assert len(found) == REAL[name] and {looks for looks, _ in found.values()} <= {"constant"}
+        notes = noted(each, label="target")
+        assert len(notes) == REAL[name] and {looks for looks, _ in notes.values()} <= {"constant"}
 
 
 def test_ages_in_years_and_raw_blood_values_are_no_identifiers():
@@ -125,8 +125,8 @@ def overview(tables, **options):
 def test_the_table_says_how_sites_differ():
     north = pd.DataFrame({"age": [40.0, 60, np.nan, 50], "ward": ["A", "A", "B", None], "id": list("wxyz")})
     south = pd.DataFrame({"age": [80.0, 71], "ward": ["B", "B"], "id": ["u", "v"]})
-    found = overview({"north": north.assign(ill=[0, 1, 0, 0]), "south": south.assign(ill=[1, 1])}, label="ill")
-    assert found.table() == (
+    seen = overview({"north": north.assign(ill=[0, 1, 0, 0]), "south": south.assign(ill=[1, 1])}, label="ill")
+    assert seen.table() == (
         ["column", "as", "missing", "mean or commonest", "north", "south"],
         [
             ["ill", "label", "0 %", "0", "0", "1"],
@@ -135,7 +135,7 @@ def test_the_table_says_how_sites_differ():
             ["id", "dropped", "0 %", "–", "–", "–"],
         ],
     )
-    assert data.Overview.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert data.Overview.from_json(json.loads(json.dumps(seen.to_json()))) == seen
 
 
 def test_many_sites_and_columns_are_shortened_to_those_to_look_at():
@@ -145,33 +145,33 @@ def test_many_sites_and_columns_are_shortened_to_those_to_look_at():
         values = {f"c{j}": rng.normal(size=25) + 9 * (k == 17) for j in range(70)}
         values["c65"] = np.where(np.arange(25) % 5 > 0, np.nan, values["c65"])
         tables[f"site-{k}"] = pd.DataFrame(values | {"y": rng.integers(0, 2, 25)})
-    found = overview(tables, label="y")
-    assert len(found.sites) == 12 and "site-17" in found.sites and len(found.columns) == 60
-    assert [each.name for each in found.columns[:2]] == ["y", "c65"]
-    assert found.shortened() == [
+    seen = overview(tables, label="y")
+    assert len(seen.sites) == 12 and "site-17" in seen.sites and len(seen.columns) == 60
+    assert [each.name for each in seen.columns[:2]] == ["y", "c65"]
+    assert seen.shortened() == [
         "Shown are the 12 of 30 clients that are most unlike the whole.",
         "Shown are 60 of 71 columns, those with a note first.",
     ]
-    assert found.rows[0] == 750 and set(found.rows[1:]) == {25}
+    assert seen.rows[0] == 750 and set(seen.rows[1:]) == {25}
 
 
 def test_many_notes_of_a_sort_are_one_line():
     table = plain()
     for k in range(13):
         table[f"c{k}"] = (k == ROWS).astype(int)
-    found = overview({"a": table.iloc[:150], "b": table.iloc[150:]}, label="ill")
-    (line,) = found.lines()
+    seen = overview({"a": table.iloc[:150], "b": table.iloc[150:]}, label="ill")
+    (line,) = seen.lines()
     assert line.startswith("13 columns are nearly constant: 'c0', 'c1',") and "drop=['c0'] leaves the first out" in line
 
 
 def test_it_goes_with_the_data(tmp_path):
     table = plain().assign(patient=ROWS)
-    found = data.from_frames({"a": table.iloc[:150], "b": table.iloc[150:]}, label="ill")
-    for part in data.split(found, train=0.8, val=0.1, test=0.1):
-        assert part is None or part.overview is found.overview
-    found.save(tmp_path / "saved")
-    assert data.FederatedData.open(tmp_path / "saved").overview == found.overview
-    again = data.from_frames({"a": table}, transform=found.transform)
+    federated = data.from_frames({"a": table.iloc[:150], "b": table.iloc[150:]}, label="ill")
+    for part in data.split(federated, train=0.8, val=0.1, test=0.1):
+        assert part is None or part.overview is federated.overview
+    federated.save(tmp_path / "saved")
+    assert data.FederatedData.open(tmp_path / "saved").overview == federated.overview
+    again = data.from_frames({"a": table}, transform=federated.transform)
     assert again.overview is None
 
 
@@ -190,14 +190,14 @@ def test_dropped_columns_have_no_note():
 )
 def test_an_overview_that_was_changed_is_refused(change, message):
     table = plain().assign(patient=ROWS)
-    found = overview({"a": table}, label="ill").to_json()
+    seen = overview({"a": table}, label="ill").to_json()
     with pytest.raises(DataError, match=message):
-        data.Overview.from_json(found | change)
+        data.Overview.from_json(seen | change)
 
 
 def test_a_column_alone_is_judged_without_chance():
     """Of values that occur once each, the label of each would be right."""
     table = pd.DataFrame({"word": [f"w{k % 25}" for k in range(60)], "ill": np.arange(60) % 2})
-    asked = data.plan([data.summarize(table)], label="ill")
-    (alone,) = data.summarize(table, asked).alone.values()
+    request = data.plan([data.summarize(table)], label="ill")
+    (alone,) = data.summarize(table, request).alone.values()
     assert (alone.rows, alone.most) == (60, 30) and alone.right == 30

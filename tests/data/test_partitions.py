@@ -1,4 +1,4 @@
-"""Partitions: what every one of them promises, and the law of each."""
+"""Partitions: the properties of all of them, and the distribution of each."""
 
 import itertools
 
@@ -217,9 +217,9 @@ def test_values_of_a_column_in_groups():
 )
 def test_in_a_configuration(partition):
     tables = {"run": {"rounds": 1}, "methods": [{"name": "fedavg", "lr": 0.1}]}
-    found = build(tables | {"data": {"name": "digits", **partition}})
-    assert found.data.num_examples == 1442 and found.data.num_clients == len(partition.get("sizes", range(6)))
-    assert build(found.config).config == found.config
+    experiment = build(tables | {"data": {"name": "digits", **partition}})
+    assert experiment.data.num_examples == 1442 and experiment.data.num_clients == len(partition.get("sizes", range(6)))
+    assert build(experiment.config).config == experiment.config
     for more in ({"clients": None} if "clients" in partition else {"clients": 3}, {"colour": 1}):
         with pytest.raises(ConfigError, match=r"data\.(clients|colour)"):
             build(tables | {"data": {"name": "digits", **partition, **more}})

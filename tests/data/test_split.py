@@ -100,11 +100,11 @@ CONFIG = {"run": {"rounds": 1, "batch_size": 32}, "methods": [{"name": "fedavg",
 
 
 def test_a_configuration_splits_what_clients_have():
-    found = build(CONFIG | {"data": {"name": "digits", "clients": 4, "split": {"val": 0.2, "stratify": True}}})
-    assert found.val.num_clients == 4 and found.data.num_examples + found.val.num_examples == 1442
-    assert found.test["x"].shape[0] == 355  # the data set's own
-    assert found.config["data"]["split"] == {"train": 0.8, "val": 0.2, "test": 0.0, "stratify": True, "seed": 0}
-    assert build(found.config).config == found.config
+    experiment = build(CONFIG | {"data": {"name": "digits", "clients": 4, "split": {"val": 0.2, "stratify": True}}})
+    assert experiment.val.num_clients == 4 and experiment.data.num_examples + experiment.val.num_examples == 1442
+    assert experiment.test["x"].shape[0] == 355  # the data set's own
+    assert experiment.config["data"]["split"] == {"train": 0.8, "val": 0.2, "test": 0.0, "stratify": True, "seed": 0}
+    assert build(experiment.config).config == experiment.config
     made = build(CONFIG | {"data": {"name": "sparse_regression", "clients": 4, "split": {"test": 0.3}}})
     assert isinstance(made.test, fedax.FederatedData) and made.val is None
     assert made.split(0)[2] is made.test
@@ -115,8 +115,8 @@ def test_each_seed_may_have_its_own_split(tmp_path):
     given = {"name": "folder", "path": str(tmp_path / "own"), "split": {"test": 0.2}}
     config = CONFIG | {"data": given, "task": {"name": "softmax_regression"}}
     config["run"] = config["run"] | {"seeds": 2, "split_seeds": True}
-    found = build(config)
-    one, two = (found.split(seed)[2].examples["x"] for seed in (0, 1))
+    experiment = build(config)
+    one, two = (experiment.split(seed)[2].examples["x"] for seed in (0, 1))
     assert not np.array_equal(one, two)
     alone = build(config | {"data": given | {"split": {"test": 0.2, "seed": 1}}, "run": CONFIG["run"]})
     assert np.array_equal(alone.test.examples["x"], two)

@@ -1,4 +1,4 @@
-"""Readers of clients' own tables and pictures: what they give, and the one error for what they cannot read."""
+"""Readers of clients' own tables and pictures: their results, and one clear error for each bad file."""
 
 import datetime
 import io
@@ -38,15 +38,15 @@ def files(tmp_path, monkeypatch):
 
 def test_files_are_clients(files):
     files(south=SOUTH, north=NORTH, east=b"\xef\xbb\xbf" + SOUTH.replace(",", "\t").encode())
-    found = data.from_csv("hospitals/*.csv", label="ill")
-    assert found.names == ("east", "north", "south") and found.sizes.tolist() == [3, 3, 3]
-    assert found.transform.features == ("age", "age is missing", "ward = A", "ward = B")
-    assert found.transform.columns[0].mean == pytest.approx((80 + 70 + 40 + 60 + 50 + 80 + 70) / 7)
-    assert found.client(1)["y"].tolist() == [0, 1, 0] and found.client(1)["x"][:, 2].tolist() == [1, 1, 0]
+    federated = data.from_csv("hospitals/*.csv", label="ill")
+    assert federated.names == ("east", "north", "south") and federated.sizes.tolist() == [3, 3, 3]
+    assert federated.transform.features == ("age", "age is missing", "ward = A", "ward = B")
+    assert federated.transform.columns[0].mean == pytest.approx((80 + 70 + 40 + 60 + 50 + 80 + 70) / 7)
+    assert federated.client(1)["y"].tolist() == [0, 1, 0] and federated.client(1)["x"][:, 2].tolist() == [1, 1, 0]
     for given in ("hospitals", ["hospitals/east.csv", "hospitals/north.csv", "hospitals/south.csv"]):
         again = data.from_csv(given, label="ill")
-        assert np.array_equal(again.examples["x"], found.examples["x"]) and again.names == found.names
-    found.transform.save("transform.json")
+        assert np.array_equal(again.examples["x"], federated.examples["x"]) and again.names == federated.names
+    federated.transform.save("transform.json")
     files(west="ward,age\nA,60\nZ,\n")
     new = data.from_csv("hospitals/west.csv", transform="transform.json")
     assert list(new.examples) == ["x"] and new.examples["x"][1].tolist()[1:] == [1, 0, 0]
@@ -54,9 +54,9 @@ def test_files_are_clients(files):
 
 def test_a_column_says_whose_each_row_is(files):
     files(one="site,age,ill\nb-10,1,0\nb-2,2,1\nb-10,3,1\n", two="age,site,ill\n9,b-2,0\n8,c,1\n7,c,0\n")
-    found = data.from_csv("hospitals/*.csv", label="ill", client="site")
-    assert found.names == ("b-2", "b-10", "c") and found.sizes.tolist() == [2, 2, 2]
-    assert found.transform.features == ("age",) and found.client(0)["y"].tolist() == [1, 0]
+    federated = data.from_csv("hospitals/*.csv", label="ill", client="site")
+    assert federated.names == ("b-2", "b-10", "c") and federated.sizes.tolist() == [2, 2, 2]
+    assert federated.transform.features == ("age",) and federated.client(0)["y"].tolist() == [1, 0]
     with pytest.raises(DataError, match=r"client: there is no column 'sit'\. did you mean 'site'"):
         data.from_csv("hospitals/one.csv", label="ill", client="sit")
     files(two="age,site,ill\n9,,0\n")
@@ -75,9 +75,9 @@ def test_files_of_one_name_are_called_by_their_folders(files, tmp_path):
 
 def test_decimal_commas_and_other_encodings(files):
     files(a="größe;art;y\n1,5;ä;0,5\n2,5;ö;1,5\n3;ä;2\nunbekannt;ö;1,25\n".encode("latin-1") + b"4;\xe4;1\n" * 20)
-    found = data.from_csv("hospitals/a.csv", label="y", decimal=",", encoding="latin-1", task="regression")
-    assert found.transform.features[0] == "größe" and found.examples["y"][:4].tolist() == [0.5, 1.5, 2.0, 1.25]
-    assert found.transform.columns[0].mean == pytest.approx((1.5 + 2.5 + 3 + 80) / 23)
+    federated = data.from_csv("hospitals/a.csv", label="y", decimal=",", encoding="latin-1", task="regression")
+    assert federated.transform.features[0] == "größe" and federated.examples["y"][:4].tolist() == [0.5, 1.5, 2.0, 1.25]
+    assert federated.transform.columns[0].mean == pytest.approx((1.5 + 2.5 + 3 + 80) / 23)
     with pytest.raises(DataError, match=r"a.csv: not text in utf-8-sig .*encoding='latin-1'"):
         data.from_csv("hospitals/a.csv", label="y")
 
@@ -122,10 +122,10 @@ def test_no_file():
 
 def test_rows_without_a_label_can_be_left_out(files):
     files(north=NORTH, south="age,ward,ill\n1,A,no\n2,B,\n3,A,yes\n")
-    found = data.from_csv("hospitals/*.csv", label="ill", drop_missing_labels=True)
-    assert found.sizes.tolist() == [3, 2] and found.client(1)["y"].tolist() == [0, 1]
+    federated = data.from_csv("hospitals/*.csv", label="ill", drop_missing_labels=True)
+    assert federated.sizes.tolist() == [3, 2] and federated.client(1)["y"].tolist() == [0, 1]
     with pytest.raises(ConfigError, match=r"columns = .*the transform that is given has it"):
-        data.from_frames({"a": pd.DataFrame({"age": [1]})}, columns={"age": "number"}, transform=found.transform)
+        data.from_frames({"a": pd.DataFrame({"age": [1]})}, columns={"age": "number"}, transform=federated.transform)
 
 
 # ---- in a configuration
@@ -136,10 +136,14 @@ RUN = {"run": {"rounds": 2, "batch_size": 2}, "methods": [{"name": "fedavg", "lr
 def test_in_a_configuration(files):
     files(north=NORTH * 1, south=SOUTH)
     given = {"name": "csv", "files": "hospitals/*.csv", "label": "ill", "columns": {"ward": "category"}}
-    found = build(RUN | {"data": given})
-    assert found.classes == ["no", "yes"] and found.config["task"]["name"] == "softmax_regression"
-    assert found.model["features"] == 4 and found.model["classes"] == 2 and found.data.names == ("north", "south")
-    assert build(found.config).config == found.config
+    experiment = build(RUN | {"data": given})
+    assert experiment.classes == ["no", "yes"] and experiment.config["task"]["name"] == "softmax_regression"
+    assert (
+        experiment.model["features"] == 4
+        and experiment.model["classes"] == 2
+        and experiment.data.names == ("north", "south")
+    )
+    assert build(experiment.config).config == experiment.config
     regression = build(RUN | {"data": given | {"label": "age", "task": "regression", "drop_missing_labels": True}})
     assert regression.classes is None and regression.config["task"]["name"] == "linear_regression"
     with pytest.raises(ConfigError, match=r"this does not fit csv; try 'linear_regression'"):
@@ -156,8 +160,8 @@ def test_classes_that_no_training_example_has_still_count(files):
     rows = np.flatnonzero(held.examples["y"] == 0)
     only = data.FederatedData({k: v[rows] for k, v in held.examples.items()}, [len(rows)], transform=held.transform)
     only.save("only")
-    found = build(RUN | {"data": {"name": "folder", "path": "only"}})
-    assert found.model["classes"] == 2 and found.classes == ["no", "yes"]
+    experiment = build(RUN | {"data": {"name": "folder", "path": "only"}})
+    assert experiment.model["classes"] == 2 and experiment.classes == ["no", "yes"]
 
 
 def test_the_hospitals_story(files, tmp_path):
@@ -170,9 +174,12 @@ def test_the_hospitals_story(files, tmp_path):
     config = comparison("csv", ["fedavg"])
     for setting in ("data.files=hospitals/*.csv", "data.label=ill", "run.rounds=5", "run.seeds=1"):
         override(config, setting)
-    found = build(config)
-    assert found.val.names == found.test.names == found.data.names
-    (run,) = [fedax.simulate(m, found.task, found.data, rounds=5, batch_size=32) for m in found.methods.values()]
+    experiment = build(config)
+    assert experiment.val.names == experiment.test.names == experiment.data.names
+    (run,) = [
+        fedax.simulate(m, experiment.task, experiment.data, rounds=5, batch_size=32)
+        for m in experiment.methods.values()
+    ]
     assert run.history["train_loss"][-1] < run.history["train_loss"][0]
 
 
@@ -225,8 +232,8 @@ def test_parquet_is_what_the_frames_are(tmp_path):
     pytest.importorskip("pyarrow")
     for name, table in tables().items():
         table.to_parquet(tmp_path / f"{name}.parquet")
-    found, expected = data.from_parquet(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
-    assert found.transform == expected.transform and np.array_equal(found.examples["x"], expected.examples["x"])
+    result, expected = data.from_parquet(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
+    assert result.transform == expected.transform and np.array_equal(result.examples["x"], expected.examples["x"])
     (tmp_path / "south.parquet").write_bytes((tmp_path / "south.parquet").read_bytes()[:-9])
     with pytest.raises(DataError, match=r"south.parquet: cannot be read as Parquet"):
         data.from_parquet(tmp_path, label="ill")
@@ -239,8 +246,8 @@ def test_columns_that_are_no_values_are_named(tmp_path):
     pyarrow.parquet.write_table(pa.table({"a": [1, 2, 3], "b": [[1], [2], []], "y": [0, 1, 0]}), tmp_path / "x.parquet")
     with pytest.raises(DataError, match=r"x.parquet: column 'b' holds 'list<.*drop=\['b'\] leaves it out"):
         data.from_parquet(tmp_path / "x.parquet", label="y")
-    found = data.from_parquet(tmp_path / "x.parquet", label="y", columns={"b": "drop"})
-    assert found.transform.features == ("a",)
+    federated = data.from_parquet(tmp_path / "x.parquet", label="y", columns={"b": "drop"})
+    assert federated.transform.features == ("a",)
 
 
 def test_a_parquet_file_cannot_ask_for_more_than_it_has(tmp_path):
@@ -284,18 +291,18 @@ def test_arrow_as_hugging_face_writes_it(tmp_path):
     images = [{"bytes": picture(10 * k), "path": None} for k in range(3)]
     whole = pa.table({"image": images, "label": [0, 2, 0], "writer": [7, 5, 7]})
     arrow(tmp_path / "whole", whole, ["cat", "cow", "dog"])
-    found = data.from_arrow(tmp_path / "whole", label="label", client="writer")
-    assert found.names == ("5", "7") and found.transform.classes == ("cat", "cow", "dog")
-    assert found.examples["x"].shape == (3, 4, 5, 1) and found.examples["x"][:, 0, 0, 0].tolist() == [10, 0, 20]
-    assert found.client(0)["y"].tolist() == [2]
+    federated = data.from_arrow(tmp_path / "whole", label="label", client="writer")
+    assert federated.names == ("5", "7") and federated.transform.classes == ("cat", "cow", "dog")
+    assert federated.examples["x"].shape == (3, 4, 5, 1) and federated.examples["x"][:, 0, 0, 0].tolist() == [10, 0, 20]
+    assert federated.client(0)["y"].tolist() == [2]
     # One folder a client, as flwr-datasets create writes them; grey and coloured pictures.
     for k in (10, 2):
         colour = [{"bytes": picture((1, 2, 3), mode="RGB"), "path": "x.png"}] if k == 2 else []
         part = images[: 3 - len(colour)] + colour
         arrow(tmp_path / "parts" / f"partition_{k}", pa.table({"image": part, "label": [0, 1, 1]}))
-    found = data.from_arrow(tmp_path / "parts", label="label")
-    assert found.names == ("partition_2", "partition_10") and found.examples["x"].shape == (6, 4, 5, 3)
-    assert found.examples["x"][2, 0, 0].tolist() == [1, 2, 3] and found.transform.classes == ("0", "1")
+    federated = data.from_arrow(tmp_path / "parts", label="label")
+    assert federated.names == ("partition_2", "partition_10") and federated.examples["x"].shape == (6, 4, 5, 3)
+    assert federated.examples["x"][2, 0, 0].tolist() == [1, 2, 3] and federated.transform.classes == ("0", "1")
     with pytest.raises(DataError, match="label: there is no column 'labell'"):
         data.from_arrow(tmp_path / "parts", label="labell")
 
@@ -304,8 +311,8 @@ def test_arrow_tables_are_columns_too(tmp_path):
     pa = pytest.importorskip("pyarrow")
     for name, table in tables().items():
         arrow(tmp_path / name, pa.Table.from_pandas(table))
-    found, expected = data.from_arrow(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
-    assert found.transform == expected.transform and np.array_equal(found.examples["x"], expected.examples["x"])
+    result, expected = data.from_arrow(tmp_path, label="ill"), data.from_frames(tables(), label="ill")
+    assert result.transform == expected.transform and np.array_equal(result.examples["x"], expected.examples["x"])
     with pytest.raises(ConfigError, match=r"no \*.arrow is in it"):
         data.from_arrow(os.path.dirname(__file__), label="ill")
 
@@ -319,10 +326,10 @@ def test_folders_of_pictures(tmp_path):
         place.mkdir(parents=True)
         (place / "1.png").write_bytes(picture(value))
         (place / "2.jpg").write_bytes(picture(value, kind="JPEG"))
-    found = data.from_image_folders(tmp_path)
-    assert found.names == ("a", "b") and found.transform.classes == ("cat", "dog")
-    assert found.examples["x"].dtype == np.uint8 and found.examples["x"].shape == (6, 4, 5, 1)
-    assert found.examples["y"].tolist() == [1, 1, 0, 0, 1, 1] and found.client(0)["x"].max() == 3
+    federated = data.from_image_folders(tmp_path)
+    assert federated.names == ("a", "b") and federated.transform.classes == ("cat", "dog")
+    assert federated.examples["x"].dtype == np.uint8 and federated.examples["x"].shape == (6, 4, 5, 1)
+    assert federated.examples["y"].tolist() == [1, 1, 0, 0, 1, 1] and federated.client(0)["x"].max() == 3
     (tmp_path / "a" / "dog" / "3.png").write_bytes(picture(9, (7, 7)))
     with pytest.raises(DataError, match=r"different sizes, \(4, 5, 1\), \(7, 7, 1\); size="):
         data.from_image_folders(tmp_path)
@@ -349,9 +356,9 @@ def emnist(path, change=None):
 
 
 def test_federated_hdf5(tmp_path):
-    found = data.from_tff_hdf5(emnist(tmp_path / "emnist.h5"))
-    assert found.names == ("f0", "f1") and found.sizes.tolist() == [2, 3]
-    assert found.examples["x"].shape == (5, 28, 28, 1) and found.examples["y"].tolist() == [0, 1, 0, 1, 2]
+    federated = data.from_tff_hdf5(emnist(tmp_path / "emnist.h5"))
+    assert federated.names == ("f0", "f1") and federated.sizes.tolist() == [2, 3]
+    assert federated.examples["x"].shape == (5, 28, 28, 1) and federated.examples["y"].tolist() == [0, 1, 0, 1, 2]
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "plays.h5", "w") as file:
         file["examples/LEAR/snippets"] = ["To be, " * 20, "or not. " * 5]
@@ -360,7 +367,7 @@ def test_federated_hdf5(tmp_path):
     text = "".join(data.CHARACTERS[k] for k in plays.examples["x"].ravel())
     assert plays.names == ("LEAR",) and text == ("To be, " * 20 + "\n" + "or not. " * 5)[:160]
     assert np.array_equal(plays.examples["y"][0, :-1], plays.examples["x"][0, 1:])
-    assert usual_task("hdf5", Census.of(found)) == "cnn" and usual_task("hdf5", Census.of(plays)) == "char_lstm"
+    assert usual_task("hdf5", Census.of(federated)) == "cnn" and usual_task("hdf5", Census.of(plays)) == "char_lstm"
 
 
 def linked(h5py, file):

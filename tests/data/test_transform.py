@@ -15,10 +15,10 @@ from fedax.errors import ConfigError, DataError
 
 def hospitals(number=7, seed=0, rows=(20, 90)):
     rng = np.random.default_rng(seed)
-    found = {}
+    results = {}
     for k in range(number):
         n = int(rng.integers(*rows))
-        found[f"hospital-{k}"] = pd.DataFrame(
+        results[f"hospital-{k}"] = pd.DataFrame(
             {
                 "patient": [f"P{k}-{i:04d}" for i in range(n)],
                 "age": rng.normal(60 + 3 * k, 15, n),
@@ -36,21 +36,21 @@ def hospitals(number=7, seed=0, rows=(20, 90)):
                 "ill": np.where(rng.random(n) < 0.3, "yes", "no"),
             }
         )
-    return found
+    return results
 
 
 def fitted(tables, **options):
     """The transform, and all that passed between clients and server, as text."""
     first = {name: data.summarize(table) for name, table in tables.items()}
-    asked = data.plan(first, **options)
-    second = {name: data.summarize(table, asked) for name, table in tables.items()}
-    passed = [each.to_json() for each in (*first.values(), asked, *second.values())]
-    return data.fit(asked, second), json.dumps(passed)
+    request = data.plan(first, **options)
+    second = {name: data.summarize(table, request) for name, table in tables.items()}
+    passed = [each.to_json() for each in (*first.values(), request, *second.values())]
+    return data.fit(request, second), json.dumps(passed)
 
 
 def column(transform, name):
-    (found,) = (each for each in transform.columns if each.name == name)
-    return found
+    (result,) = (each for each in transform.columns if each.name == name)
+    return result
 
 
 def test_federated_is_pooled():
@@ -142,8 +142,8 @@ def test_a_summary_does_not_grow_with_the_rows():
         frame["t"] = "t" + frame["t"]
         frame.loc[0, "x"] = np.nan
         first = data.summarize(frame)
-        asked = data.plan([first], columns={"t": "category"})
-        second = data.summarize(frame, asked)
+        request = data.plan([first], columns={"t": "category"})
+        second = data.summarize(frame, request)
         assert len(second.counts["x"].bins) == BINS and len(second.counts["t"].by_text) == 1000
         sizes.append(len(json.dumps(first.to_json())) + len(json.dumps(second.to_json())))
     assert abs(sizes[1] - sizes[0]) < 2000 and max(sizes) < 30_000
@@ -219,9 +219,9 @@ def test_labels(labels, task, classes):
     frame = pd.DataFrame({"x": np.arange(len(labels)), "y": labels})
     transform, _ = fitted({"a": frame}, label="y", task=task)
     assert transform.classes == classes
-    found = transform(frame)["y"]
-    assert found.dtype == (np.float32 if classes is None else np.int32)
-    back = found.tolist() if classes is None else [classes[k] for k in found]
+    result = transform(frame)["y"]
+    assert result.dtype == (np.float32 if classes is None else np.int32)
+    back = result.tolist() if classes is None else [classes[k] for k in result]
     assert back == (list(map(float, labels)) if classes is None else list(map(str, labels)))
     assert "y" not in transform(frame.drop(columns="y"))
 
@@ -295,11 +295,11 @@ def test_what_cannot_be_fitted(tables, options, message):
 
 def test_summaries_of_another_plan_are_refused():
     first = data.summarize(FRAME)
-    asked = data.plan([first], label="ill")
+    request = data.plan([first], label="ill")
     with pytest.raises(DataError, match="client 0: a summary of the other exchange"):
-        data.fit(asked, [first])
+        data.fit(request, [first])
     with pytest.raises(DataError, match="client 0: its summary answers another plan"):
-        data.fit(asked, [data.summarize(FRAME, data.plan([first], label="ill", columns={"ward": "drop"}))])
+        data.fit(request, [data.summarize(FRAME, data.plan([first], label="ill", columns={"ward": "drop"}))])
 
 
 def test_applied_to_other_tables():
@@ -345,10 +345,12 @@ def test_nullable_types_and_categoricals():
 def test_a_summary_that_answers_a_plan_of_other_bins_is_refused():
     """The same columns are asked for; only the numbers in the plan tell."""
     table = pd.DataFrame({"age": [40.0, 60.0, np.nan], "ill": ["no", "yes", "no"]})
-    asked, other = (data.plan([data.summarize(each)], label="ill") for each in (table, table.assign(age=[1, 2, None])))
-    assert asked.columns.keys() == other.columns.keys() and asked.digest != other.digest
+    request, other = (
+        data.plan([data.summarize(each)], label="ill") for each in (table, table.assign(age=[1, 2, None]))
+    )
+    assert request.columns.keys() == other.columns.keys() and request.digest != other.digest
     with pytest.raises(DataError, match="client 0: its summary answers another plan"):
-        data.fit(asked, [data.summarize(table, other)])
+        data.fit(request, [data.summarize(table, other)])
 
 
 def test_a_digest_is_of_the_content(tmp_path):

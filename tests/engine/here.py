@@ -1,4 +1,4 @@
-"""Nodes in this process: what the engine sends to real clients, without a network."""
+"""Nodes in this process: the engine's messages to real clients, without a network."""
 
 import functools
 import json
@@ -22,10 +22,10 @@ from fedax.wire.wire import Wire
 
 
 class Here:
-    """A transport to sites in this process; messages go through JSON, as they do elsewhere.
+    """A transport to sites in this process; messages go through JSON, as over a network.
 
-    ``spy`` sees each message and its answer, and gives the answer that arrives. Sites keep memory when a run is over,
-    unless it ``forgets``.
+    ``spy`` gets each message and its answer, and returns the answer that the server gets. Sites keep their memory when
+    a run is over, unless the transport ``forgets``.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ def part_of(data: fedax.FederatedData, clients: list[int]) -> fedax.FederatedDat
 
 @functools.cache
 def rosters(number: int) -> list[Roster]:
-    """Nodes that know one another."""
+    """The rosters of nodes that know one another's keys."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
@@ -103,7 +103,7 @@ def wire_of(
     guard: Any = None, aggregate: Any = None, faults: Any = None, compress: Any = None, privacy: Any = None,
     secure: Any = None, **options: Any,
 ) -> Wire:  # fmt: skip
-    """What the options of a run say of the wire."""
+    """The wire of a run with these options."""
     guard = fedax.Guard() if guard is True else guard
     return Wire(faults, guard, aggregate, privacy, down=Compression.of(compress).down, secure=secure)
 
@@ -111,13 +111,13 @@ def wire_of(
 def trained(
     algorithm: Any, task: Any, data: fedax.FederatedData, here: Any, timeout: float = 5.0, **options: Any
 ) -> fedax.Run:
-    """A run over the nodes of a transport, whose clients count as in ``data``."""
+    """A run over the nodes of a transport, with the clients' weights in ``data``."""
     fleet = Fleet(here, timeout=timeout)
     fleet.census = fleet.census._replace(weights=data.weights)
     return train(algorithm, task, fleet, {}, **options)
 
 
-def together(
+def run_at_sites(
     algorithm: Any, task: Any, data: fedax.FederatedData, where: list[list[int]], spy: Any = None, tests: Any = None,
     **options: Any,
 ) -> tuple[fedax.Run, Here]:  # fmt: skip
@@ -128,7 +128,7 @@ def together(
 
 
 def memory_of(run: fedax.Run, here: Here) -> Any:
-    """What all clients keep, leaves [N, ...], from the folders of their sites."""
+    """The memory of all clients, leaves [N, ...], from the folders of their sites."""
     rows: dict[int, Any] = {}
     for site in here.sites.values():
         ready = next(iter(site._ready.values()))

@@ -286,7 +286,7 @@ class Seen(NamedTuple):
 
 
 class Watching(fedax.Algorithm):
-    """The server keeps what the last round told it."""
+    """The server stores the figures of the last round in its state."""
 
     def init(self, x):
         return Seen(x, jnp.zeros(10))
@@ -301,7 +301,7 @@ class Watching(fedax.Algorithm):
 
 
 class Weighing(fedax.Algorithm):
-    """x becomes Σ ω_i ∇F_i(x), clients mark that they came, and the server adds up whom it heard alone.
+    """x becomes Σ ω_i ∇F_i(x), clients mark that they took part, and the server counts those whose upload arrived.
 
     On a task whose gradient names the client, x is ω itself.
     """

@@ -1,7 +1,7 @@
-"""Every registered method in every place where clients can be: what comes out, as numbers to compare.
+"""Results of every registered method in every place where clients can be, as numbers to compare.
 
-``python -m tests.engine.places --write out.npz`` writes them; ``--against out.npz`` runs all cases again and says what
-differs. The folder ``numbers`` has what earlier versions of the engine wrote, in files named by commit.
+``python -m tests.engine.places --write out.npz`` writes them; ``--against out.npz`` runs all cases again and prints the
+differences. The folder ``numbers`` has the results of earlier versions of the engine, in files named by commit.
 """
 
 import argparse
@@ -58,9 +58,9 @@ def _cohort(name: str) -> dict[str, Any]:
 
 
 def outcome(name: str, spy: Any = None) -> np.ndarray | None:
-    """Model, client memory and history of a run, one after another; ``None`` where the method refuses the cohort.
+    """Model, client memory and history of a run, concatenated; ``None`` if the method refuses the cohort.
 
-    ``spy``: of messages to nodes.
+    ``spy``: as of :class:`tests.engine.here.Here`.
     """
     method, place, cohort = name.split(" / ")
     made = fedax.create(method, lr=0.05)
@@ -68,7 +68,7 @@ def outcome(name: str, spy: Any = None) -> np.ndarray | None:
     for work in (UNEQUAL, fedax.Steps(3)):  # unequal steps where it takes them
         try:
             if place == "nodes":
-                run, there = here.together(made, TASK, DATA, NODES, spy, TESTS, work=work, **options)
+                run, there = here.run_at_sites(made, TASK, DATA, NODES, spy, TESTS, work=work, **options)
                 rows = here.memory_of(run, there)
             else:
                 options |= {"place": _place(place), "test": TEST}
@@ -90,16 +90,16 @@ def outcome(name: str, spy: Any = None) -> np.ndarray | None:
 
 
 def outcomes(cases: Iterable[str]) -> dict[str, np.ndarray]:
-    """:func:`outcome` of the cases that are not refused; those of two processes in processes started for it."""
+    """:func:`outcome` of the cases that are not refused; cases of two processes run in two new processes."""
     cases = list(cases)
     apart = [name for name in cases if " / 2 processes / " in name and processes.count() == 1]
-    found = {name: outcome(name) for name in cases if name not in apart}
+    results = {name: outcome(name) for name in cases if name not in apart}
     if apart:
-        found |= _together(apart)
-    return {name: numbers for name, numbers in found.items() if numbers is not None}
+        results |= _in_two_processes(apart)
+    return {name: numbers for name, numbers in results.items() if numbers is not None}
 
 
-def _together(cases: list[str]) -> dict[str, np.ndarray]:
+def _in_two_processes(cases: list[str]) -> dict[str, np.ndarray]:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -109,42 +109,42 @@ def _together(cases: list[str]) -> dict[str, np.ndarray]:
         environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1"}
         options: Any = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         both = [subprocess.Popen([*command, "--process", str(k)], **options) for k in range(2)]
-        said = [each.communicate(timeout=600)[0] for each in both]
-        assert [each.returncode for each in both] == [0, 0], "\n".join(text[-3000:] for text in said)
+        outputs = [process.communicate(timeout=600)[0] for process in both]
+        assert [process.returncode for process in both] == [0, 0], "\n".join(text[-3000:] for text in outputs)
         with np.load(out) as file:
             return dict(file)
 
 
 @functools.cache
-def written(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """What a file has."""
+def load_numbers(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The results in a file, by case."""
     with np.load(path) as file:
         return dict(file)
 
 
 def expected(name: str, files: Iterable[pathlib.Path]) -> np.ndarray | None:
-    """What the first of some files has of a case; a place that is not there had the same bits as the device."""
+    """A case's result in the first file that has it; a place that was not written had the same bits as the device."""
     method, _, cohort = name.split(" / ")
     for path in files:
         for each in (name, case(method, "device", cohort)):
-            if each in written(path):
-                return written(path)[each]
+            if each in load_numbers(path):
+                return load_numbers(path)[each]
     return None
 
 
-def _save(path: str, found: dict[str, np.ndarray]) -> None:
-    device = lambda name: found.get(case(name.split(" / ")[0], "device", name.split(" / ")[2]))  # noqa: E731
+def _save(path: str, result: dict[str, np.ndarray]) -> None:
+    device = lambda name: result.get(case(name.split(" / ")[0], "device", name.split(" / ")[2]))  # noqa: E731
     new = {
         name: numbers
-        for name, numbers in found.items()
+        for name, numbers in result.items()
         if (there := device(name)) is numbers or there is None or there.tobytes() != numbers.tobytes()
     }
     np.savez_compressed(path, **new)
 
 
-def _compare(found: dict[str, np.ndarray], path: pathlib.Path) -> None:
+def _compare(result: dict[str, np.ndarray], path: pathlib.Path) -> None:
     exact = close = 0
-    for name, numbers in found.items():
+    for name, numbers in result.items():
         was = expected(name, [path])
         if was is not None and was.tobytes() == numbers.tobytes():
             exact += 1
@@ -153,7 +153,7 @@ def _compare(found: dict[str, np.ndarray], path: pathlib.Path) -> None:
         else:
             far = np.inf if was is None or was.shape != numbers.shape else np.nanmax(np.abs(numbers - was))
             print(f"{name}: {'not there before' if was is None else f'apart by {far:.3g}'}")
-    print(f"{len(found)} cases: {exact} equal bit for bit, {close} to 1e-6")
+    print(f"{len(result)} cases: {exact} equal bit for bit, {close} to 1e-6")
 
 
 def main() -> None:
@@ -164,15 +164,15 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*")
     parser.add_argument("--port")
     parser.add_argument("--process", type=int)
-    asked = parser.parse_args()
-    if asked.process is not None:
-        processes.connect(f"localhost:{asked.port}", 2, asked.process)
-    all_cases = [case(method, place, cohort) for method in asked.methods for place in PLACES for cohort in COHORTS]
-    found = outcomes(asked.cases or all_cases)
-    if asked.write and not asked.process:
-        _save(asked.write, found)
-    if asked.against:
-        _compare(found, asked.against)
+    arguments = parser.parse_args()
+    if arguments.process is not None:
+        processes.connect(f"localhost:{arguments.port}", 2, arguments.process)
+    all_cases = [case(method, place, cohort) for method in arguments.methods for place in PLACES for cohort in COHORTS]
+    results = outcomes(arguments.cases or all_cases)
+    if arguments.write and not arguments.process:
+        _save(arguments.write, results)
+    if arguments.against:
+        _compare(results, arguments.against)
 
 
 if __name__ == "__main__":

@@ -417,8 +417,8 @@ def test_examples_that_the_task_refuses():
         examples = {"x": np.zeros((6, 2)), "y": np.array(labels)}
         for call in (fedax.simulate, fedax.theory.diagnose):
             with pytest.raises(DataError, match=message):
-                asked = {"rounds": 1} if call is fedax.simulate else {}
-                call(FEDAVG, fedax.tasks.mlp(2, 2), fedax.FederatedData(examples, [3, 3]), **asked)
+                request = {"rounds": 1} if call is fedax.simulate else {}
+                call(FEDAVG, fedax.tasks.mlp(2, 2), fedax.FederatedData(examples, [3, 3]), **request)
     with pytest.raises(DataError, match=r"^test: examples\['y'\]: example 1 has label 2"):
         data = fedax.FederatedData({"x": np.zeros((2, 2)), "y": np.array([0, 1])}, [1, 1])
         run(task=fedax.tasks.mlp(2, 2), data=data, test={"x": np.zeros((2, 2)), "y": np.array([0, 2])})

@@ -56,9 +56,9 @@ def test_blocks_are_let_go(monkeypatch):
     rows_of = blocks._rows
 
     def watched(leaf, rows, room):
-        kept.append(weakref.ref(found := rows_of(leaf, rows, room)))
+        kept.append(weakref.ref(result := rows_of(leaf, rows, room)))
         alive.append(sum(each() is not None for each in kept))
-        return found
+        return result
 
     monkeypatch.setattr(blocks, "_rows", watched)
     run(

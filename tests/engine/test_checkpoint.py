@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint is the run that never stopped, bit by bit; and what is refused."""
+"""A run resumed from a checkpoint equals the run that never stopped, bit for bit; bad checkpoints are refused."""
 
 import json
 import os
@@ -209,7 +209,7 @@ def test_files_of_an_older_version_are_refused(prolonged, tmp_path):
 
 
 def test_what_is_left_of_later_rounds_goes(prolonged, tmp_path):
-    """Part of a checkpoint of two processes; it must not push out what this run writes."""
+    """A part of a checkpoint of two processes must not replace the checkpoints that this run writes."""
     shutil.copytree(prolonged[0], tmp_path / "run")
     (tmp_path / "run" / "round-000000099.0-of-2.safetensors").write_bytes(b"")
     (tmp_path / "run" / "mine.safetensors").write_bytes(b"")
@@ -263,8 +263,8 @@ def test_types_that_numpy_knows_by_name_only(tmp_path):
     with checkpoint._opened(tmp_path / "x") as file:
         assert json.loads(file.metadata()["fedax"]) == {"é": 1}
         for name, leaf in tensors.items():
-            found = checkpoint._read(tmp_path / "x", file, name, leaf.shape, leaf.dtype)
-            assert found.dtype == leaf.dtype and found.tolist() == leaf.tolist()
+            result = checkpoint._read(tmp_path / "x", file, name, leaf.shape, leaf.dtype)
+            assert result.dtype == leaf.dtype and result.tolist() == leaf.tolist()
         with pytest.raises(CheckpointError, match="should be"):
             checkpoint._read(tmp_path / "x", file, "a", (3, 2), tensors["a"].dtype)
 

@@ -1,4 +1,4 @@
-"""Tables at nodes: both exchanges, what leaves and what does not, and what happens when a node fails in between."""
+"""Tables at nodes: both exchanges, which values leave, and failures of nodes in between."""
 
 import json
 import tempfile
@@ -83,26 +83,26 @@ class Desks:
 
 def test_all_have_what_the_way_by_files_and_one_process_give(folder, tmp_path):
     desks = Desks(folder, tmp_path)
-    found, kept = desks.agree()
+    result, kept = desks.agree()
     frames = {name: pandas.read_csv(folder / f"{name}.csv") for name in ROWS}
     first = {name: summarize(frame) for name, frame in frames.items()}
-    asked = plan(first, "ill")
-    second = {name: summarize(frame, asked) for name, frame in frames.items()}
-    wanted = {("plan", None): asked, ("transform", None): fit(asked, second)}
+    column_plan = plan(first, "ill")
+    second = {name: summarize(frame, column_plan) for name, frame in frames.items()}
+    wanted = {("plan", None): column_plan, ("transform", None): fit(column_plan, second)}
     wanted |= {("first", name): each for name, each in first.items()}
     wanted |= {("second", name): each for name, each in second.items()}
-    assert kept == wanted and found == wanted["transform", None]
+    assert kept == wanted and result == wanted["transform", None]
     together = from_csv(folder, label="ill")
-    assert found == together.transform and {*desks.digests().values()} == {found.digest}
+    assert result == together.transform and {*desks.digests().values()} == {result.digest}
     census = Fleet(Here(desks.desks), nodes=2).census
-    assert census.names == together.names == ("hospital-7", "hospital-10") and census.transform == found
+    assert census.names == together.names == ("hospital-7", "hospital-10") and census.transform == result
     for desk in desks.desks.values():
         served, k = desk._site.data.examples, together.names.index(desk.name)
         for name, array in together.client(k).items():
             assert np.array_equal(served[name], array) and served[name].dtype == array.dtype
         left = [Summary.load(path) for path in (desk.folder / "left").iterdir()]
         assert sorted(each.digest for each in left) == sorted([first[desk.name].digest, second[desk.name].digest])
-        assert any(found.digest in line and desk.name in line for line in desks.said)
+        assert any(result.digest in line and desk.name in line for line in desks.said)
 
 
 def test_a_node_without_a_transform_is_there_and_refuses_runs(folder, tmp_path):
@@ -132,8 +132,8 @@ def test_after_a_restart_the_transform_is_there_and_another_label_replaces_it(fo
 def test_nothing_of_a_dropped_column_leaves(folder, tmp_path):
     desks = Desks(folder, tmp_path, drop=["patient"])
     desks.agree()
-    said = json.dumps([[message.head, answer.head] for _, message, answer in desks.heard])
-    assert "ward" in said and "patient" not in said and "Anna" not in said
+    messages = json.dumps([[message.head, answer.head] for _, message, answer in desks.heard])
+    assert "ward" in messages and "patient" not in messages and "Anna" not in messages
     text = desks.desks[101].answer(
         Message({"kind": "summarize", "plan": Plan({"patient": Planned("category")}, "ill").to_json()})
     )
@@ -150,9 +150,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_plan_that_asks_for_more_is_refused(name, folder, tmp_path):
-    asked, message = HOSTILE[name]
+    request, message = HOSTILE[name]
     desks = Desks(folder, tmp_path)
-    answer = desks.desks[101].answer(Message({"kind": "summarize", "plan": asked.to_json()}))
+    answer = desks.desks[101].answer(Message({"kind": "summarize", "plan": request.to_json()}))
     assert [*answer.head] == ["error"] and message in answer.head["error"] and "Anna" not in answer.head["error"]
     assert not [*(tmp_path / "hospital-7" / "left").iterdir()]
 
@@ -176,8 +176,8 @@ def test_only_so_many_summaries_leave_without_a_look(folder, tmp_path, monkeypat
     monkeypatch.setattr(tables, "_MOST", 3)
     desks, errors = Desks(folder, tmp_path), []
     for mean in (0.0, 1.0, 2.0, 3.0, 2.0):
-        asked = Plan({"age": Planned("number", mean, missing=True)}, label="ill")
-        answer = desks.desks[101].answer(Message({"kind": "summarize", "plan": asked.to_json()}))
+        request = Plan({"age": Planned("number", mean, missing=True)}, label="ill")
+        answer = desks.desks[101].answer(Message({"kind": "summarize", "plan": request.to_json()}))
         errors.append("3 summaries have left this site" in answer.head.get("error", ""))
     assert errors == [False, False, False, True, False]
 
@@ -250,8 +250,8 @@ def test_a_node_that_is_started_again_in_between_loses_nothing(kind, folder, tmp
             return Failure("the node was restarted while it was asked", True)
         return answer
 
-    found, _ = desks.agree(timeout=20.0, spy=falls)
-    assert gone and {*desks.digests().values()} == {found.digest} == {from_csv(folder, label="ill").transform.digest}
+    result, _ = desks.agree(timeout=20.0, spy=falls)
+    assert gone and {*desks.digests().values()} == {result.digest} == {from_csv(folder, label="ill").transform.digest}
 
 
 @pytest.mark.parametrize("kind", ["summarize", "prepare", "commit"])
@@ -297,26 +297,26 @@ def test_too_few_nodes_are_said(folder, tmp_path):
 def test_what_is_to_leave_waits_for_its_owner(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "_LONGEST", 0.01)
     monkeypatch.setattr(tables, "_PAUSE", 0.01)
-    desks, asked = Desks(folder, tmp_path, review=True), []
+    desks, requests = Desks(folder, tmp_path, review=True), []
 
     def owners(number, message, answer):
         if "waits" in answer.head:
             assert [*answer.head] == ["waits"]
             state = tmp_path / desks.desks[number].name
-            waiting = [path for path, said in reviews(state).items() if said is None]
-            asked.extend(Summary.load(path) for path in waiting)  # readable before it leaves
+            waiting = [path for path, decision in reviews(state).items() if decision is None]
+            requests.extend(Summary.load(path) for path in waiting)  # readable before it leaves
             assert not {path.name for path in waiting} & {path.name for path in (state / "left").iterdir()}
-            if len(asked) % 3 == 0:  # not at once
+            if len(requests) % 3 == 0:  # not at once
                 assert decide(state, True) == waiting and not decide(state, True)
         return answer
 
-    found, _ = desks.agree(timeout=0.05, spy=owners)  # people may take longer than nodes
-    assert found.digest == from_csv(folder, label="ill").transform.digest and len(asked) > 4
+    result, _ = desks.agree(timeout=0.05, spy=owners)  # people may take longer than nodes
+    assert result.digest == from_csv(folder, label="ill").transform.digest and len(requests) > 4
     assert any("waiting for hospital-7: its owner looks at what is to leave" in line for line in desks.said)
     assert any("Type yes, or no and why" in line for line in desks.said)
     desks.again(101)
     again, _ = desks.agree()  # what an owner has agreed to once may leave again
-    assert again == found
+    assert again == result
 
 
 def test_a_no_and_its_reason_reach_the_coordinator_until_it_becomes_a_yes(folder, tmp_path):
@@ -341,11 +341,11 @@ def test_a_no_and_its_reason_reach_the_coordinator_until_it_becomes_a_yes(folder
 def test_only_a_yes_is_a_yes(text, folder, tmp_path):
     """An answer that is damaged, or written by hand in another way, lets nothing leave."""
     desks = Desks(folder, tmp_path, review=True)
-    asked = Message({"kind": "summarize", "label": "ill"})
-    assert desks.desks[101].answer(asked).head == {"waits": "its owner"}
+    request = Message({"kind": "summarize", "label": "ill"})
+    assert desks.desks[101].answer(request).head == {"waits": "its owner"}
     (file,) = reviews(tmp_path / "hospital-7")
     file.with_suffix(".answer").write_text(text)
-    assert "remove it, and say it again" in desks.desks[101].answer(asked).head["error"]
+    assert "remove it, and say it again" in desks.desks[101].answer(request).head["error"]
     with pytest.raises(DataError, match="remove it, and say it again"):
         reviews(tmp_path / "hospital-7")
 

@@ -97,7 +97,7 @@ def test_who_is_done(options, given, status, over):
 
 
 @pytest.mark.parametrize(
-    ("status", "losses", "ends", "said"),
+    ("status", "losses", "ends", "message"),
     [
         ("finished", [1.0, 0.5], "finished", None),
         ("finished", [1.0, 2.0], "worse", "its objective was 1, is 2; try a smaller"),
@@ -106,14 +106,14 @@ def test_who_is_done(options, given, status, over):
         ("failed", [1.0, 0.5], "failed", r"what clients \[3\] sent was left out by round 1: stopped, as asked"),
     ],
 )
-def test_what_is_said_in_the_end(status, losses, ends, said):
+def test_what_is_said_in_the_end(status, losses, ends, message):
     one = lane()
     one.history.rows, one.status = [row(k, loss) for k, loss in enumerate(losses)], status
-    found = one.conclude()
-    assert one.status == ends and (found is None) is (said is None)
-    if found is not None:
-        with pytest.warns(found[1], match=said):
-            drive.warnings.warn(*found, stacklevel=1)
+    result = one.conclude()
+    assert one.status == ends and (result is None) is (message is None)
+    if result is not None:
+        with pytest.warns(result[1], match=message):
+            drive.warnings.warn(*result, stacklevel=1)
 
 
 def test_warnings_point_at_the_line_of_the_user():
@@ -122,6 +122,6 @@ def test_warnings_point_at_the_line_of_the_user():
         lambda: fedax.simulate(fedax.create("fedavg", lr=0.9), TASK, DATA, **options),
         lambda: fedax.sweep(lambda: fedax.create("fedavg", lr=0.9), [{}], TASK, DATA, seeds=2, **options),
     ):
-        with pytest.warns(fedax.DivergedWarning, match="ended worse") as said:
+        with pytest.warns(fedax.DivergedWarning, match="ended worse") as caught:
             call()
-        assert {each.filename for each in said} == {__file__}
+        assert {each.filename for each in caught} == {__file__}

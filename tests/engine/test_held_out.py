@@ -1,4 +1,4 @@
-"""Held-out data: the same figures wherever they are made, by client too, and what is chosen by validation."""
+"""Held-out data: the same figures in every place, also by client, and the choice by validation."""
 
 import jax
 import numpy as np
@@ -48,12 +48,12 @@ def assert_same(run, other):
 def test_against_scikit_learn(run):
     for part, held in (("val", VAL), ("test", TEST.examples)):
         score, y = held["x"] @ np.asarray(run.params["w"]), held["y"]
-        said, p = np.where(score > 0, 1, -1), 1 / (1 + np.exp(-score.astype(float)))
+        predicted, p = np.where(score > 0, 1, -1), 1 / (1 + np.exp(-score.astype(float)))
         last = {name: values[-1] for name, values in run.history.items() if name.startswith(part)}
-        assert last[f"{part}_f1"] == pytest.approx(sk.f1_score(y, said), abs=1e-9)
-        assert last[f"{part}_recall"] == pytest.approx(sk.recall_score(y, said), abs=1e-9)
-        assert last[f"{part}_mcc"] == pytest.approx(sk.matthews_corrcoef(y, said), abs=1e-9)
-        assert last[f"{part}_accuracy"] == pytest.approx(sk.accuracy_score(y, said), abs=1e-6)
+        assert last[f"{part}_f1"] == pytest.approx(sk.f1_score(y, predicted), abs=1e-9)
+        assert last[f"{part}_recall"] == pytest.approx(sk.recall_score(y, predicted), abs=1e-9)
+        assert last[f"{part}_mcc"] == pytest.approx(sk.matthews_corrcoef(y, predicted), abs=1e-9)
+        assert last[f"{part}_accuracy"] == pytest.approx(sk.accuracy_score(y, predicted), abs=1e-6)
         assert last[f"{part}_brier"] == pytest.approx(sk.brier_score_loss(y, p), abs=1e-6)
         for name, metric, due in (
             ("auc", M.AUC(), sk.roc_auc_score(y, score)),
@@ -82,20 +82,20 @@ def test_the_same_in_blocks_of_another_size(run, monkeypatch):
 
 
 def test_the_same_side_by_side(run):
-    found = fedax.sweep(
+    sweep = fedax.sweep(
         lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.5]}, TASK, DATA, seeds=2, **RUN, **HELD
     )
-    assert_same(run, found.runs[1][0])
-    assert found.runs[0][0].history["test_loss_per_client"][-1] != found.runs[1][0].history["test_loss_per_client"][-1]
+    assert_same(run, sweep.runs[1][0])
+    assert sweep.runs[0][0].history["test_loss_per_client"][-1] != sweep.runs[1][0].history["test_loss_per_client"][-1]
 
 
 def test_the_same_at_nodes():
     whole = TEST.examples
     tests = [{name: leaf[rows] for name, leaf in whole.items()} for rows in (slice(0, 70), slice(70, None))]
-    over, _ = here.together(METHOD, NODES, DATA, [[2, 0], [3], [1]], None, [tests[0], None, tests[1]], **RUN)
+    over, _ = here.run_at_sites(METHOD, NODES, DATA, [[2, 0], [3], [1]], None, [tests[0], None, tests[1]], **RUN)
     assert_same(fedax.simulate(METHOD, NODES, DATA, test=whole, **RUN), over)
     with pytest.raises(fedax.ConfigError, match=r"task.metrics\['mcc'\] = .*at the nodes: take a metric that is made"):
-        here.together(METHOD, TASK, DATA, [[2, 0], [3], [1]], None, [tests[0], None, tests[1]], **RUN)
+        here.run_at_sites(METHOD, TASK, DATA, [[2, 0], [3], [1]], None, [tests[0], None, tests[1]], **RUN)
 
 
 def test_r2_of_labels_far_from_zero_here_and_at_nodes():
@@ -109,7 +109,7 @@ def test_r2_of_labels_far_from_zero_here_and_at_nodes():
     f = federation.examples["x"].astype(float) @ start["w"] + start["b"]
     assert alone.history["test_r2"][0] == pytest.approx(sk.r2_score(federation.examples["y"], f), abs=2e-4)
     assert alone.history["test_mae"][0] == pytest.approx(sk.mean_absolute_error(federation.examples["y"], f), abs=2e-4)
-    over, _ = here.together(method, task, federation, [[0], [1]], None, data, **options)
+    over, _ = here.run_at_sites(method, task, federation, [[0], [1]], None, data, **options)
     assert_same(alone, over)
 
 
@@ -153,9 +153,9 @@ def test_a_table_of_clients(run):
 def test_rounds_and_points_are_chosen_by_validation(tmp_path):
     upside_down = VAL | {"y": -VAL["y"]}
     held = {"val": upside_down, "test": TEST.examples}
-    found = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.01, 0.5]}, TASK, DATA, **RUN, **held)
-    assert found.criterion == "val_loss" and found.best() == {"lr": 0.01}
-    assert found.best("train_loss") == {"lr": 0.5} and found.best("test_mcc") == {"lr": 0.5}
+    sweep = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.01, 0.5]}, TASK, DATA, **RUN, **held)
+    assert sweep.criterion == "val_loss" and sweep.best() == {"lr": 0.01}
+    assert sweep.best("train_loss") == {"lr": 0.5} and sweep.best("test_mcc") == {"lr": 0.5}
     best = fedax.Checkpoints(tmp_path, best="val_mcc")
     run = fedax.simulate(METHOD, TASK, DATA, checkpoint=best, **RUN, **held)
     assert run.best.round == int(run.history["round"][np.argmax(run.history["val_mcc"])])
@@ -168,10 +168,10 @@ def test_patience_counts_for_each_run_and_goes_on(tmp_path):
     stop = fedax.Patience("val_loss", evaluations=3)
     run = fedax.simulate(METHOD, TASK, DATA, until=stop, **options)
     assert run.status == "stopped" and run.history["round"].tolist() == [0, 1, 2, 3]
-    found = fedax.sweep(
+    sweep = fedax.sweep(
         lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.5, 1e-9]}, TASK, DATA, until=stop, **options
     )
-    assert [runs[0].history["round"][-1] for runs in found.runs] == [3, 3]
+    assert [runs[0].history["round"][-1] for runs in sweep.runs] == [3, 3]
     with pytest.raises(KeyboardInterrupt):
         fedax.simulate(METHOD, TASK, DATA, until=stop, callback=interrupt, checkpoint=each_round(tmp_path), **options)
     again = fedax.simulate(METHOD, TASK, DATA, until=stop, checkpoint=each_round(tmp_path), **options)

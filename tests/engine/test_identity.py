@@ -35,7 +35,7 @@ def task(scale=1.0, penalty=0.0, start=1.0, error=1.0, tables=TABLE):
 
 
 def own(factor):
-    """A participation of one's own, whose body is not told by its name and fields."""
+    """A user's participation, whose code is not determined by its name and fields."""
 
     class Own(fedax.Uniform):
         def draw(self, key, weights, index):
@@ -93,17 +93,17 @@ def made(lr=0.05, task=TASK, data=DATA, method=None, **options):
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_problem_differs(name):
-    told, field, one, other = CHANGES[name]
+    message, field, one, other = CHANGES[name]
     was, now = made(**{field: one}), made(**{field: other})
     assert identity.differences(was, made(**{field: one}), True) == []
-    assert re.search(told.replace("[", r"\[").replace("]", r"\]"), "; ".join(identity.differences(was, now, True)))
+    assert re.search(message.replace("[", r"\[").replace("]", r"\]"), "; ".join(identity.differences(was, now, True)))
 
 
 def test_a_part_of_ones_own_of_which_the_body_changes():
     was = made(participation=own(1.0))
     assert identity.differences(was, made(participation=own(1.0)), True) == []
-    (found,) = identity.differences(was, made(participation=own(2.0)), True)
-    assert found.startswith("program of a round was")
+    (result,) = identity.differences(was, made(participation=own(2.0)), True)
+    assert result.startswith("program of a round was")
 
 
 def test_another_problem_is_refused_before_anything_is_compiled(tmp_path, monkeypatch):
@@ -161,17 +161,17 @@ def test_programs_of_other_versions_are_not_compared():
 
 def everything():
     """Methods with client memory, warm-up, several exchanges, proximal steps; constants of all kinds."""
-    found = {name: made(method=fedax.create(name, lr=0.1), task=OWN, guard=True, participation=fedax.Uniform(3))
+    results = {name: made(method=fedax.create(name, lr=0.1), task=OWN, guard=True, participation=fedax.Uniform(3))
              for name in ("scaffold-m-vr", "fedda-mvr")}  # fmt: skip
-    found["schedule"] = made(lr=schedule(0.5), params=PARAMS, test=TEST)
-    found["platforms"] = made(task=fedax.tasks.softmax_regression(3, 2))  # another program on each
-    return found
+    results["schedule"] = made(lr=schedule(0.5), params=PARAMS, test=TEST)
+    results["platforms"] = made(task=fedax.tasks.softmax_regression(3, 2))  # another program on each
+    return results
 
 
 def test_it_is_the_same_in_another_process_and_on_other_devices():
     script = "import json; from tests.engine.test_identity import everything; print(json.dumps(everything()))"
     number = "1" if len(jax.devices()) > 1 else "2"
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": number, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT / "src")}
-    found = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-2000:]
-    assert json.loads(found.stdout.splitlines()[-1]) == everything()
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert json.loads(result.stdout.splitlines()[-1]) == everything()

@@ -1,4 +1,4 @@
-"""The round: every part of a method's contract, against plain loops in NumPy, and what each of them costs."""
+"""The round: every part of a method's contract, against plain loops in NumPy, and its costs."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ RATE = {"lr": fedax.PowerDecay(LR, 1.0, 0.5), "server_lr": fedax.Piecewise(1.0, 
 
 
 class Case:
-    """A method, its loop, and for each cohort what a round costs: (bytes down, bytes up, gradients, local steps)."""
+    """A method, its loop, and for each cohort the cost of a round: (bytes down, bytes up, gradients, local steps)."""
 
     def __init__(self, method, loop, cost, before=(0, 0, 0, 0)):
         self.method, self.loop, self.cost, self.before = method, loop, cost, before

@@ -1,4 +1,4 @@
-"""Client memory on the device, in host memory and in a file: what is kept where, and who gets which."""
+"""Client memory on the device, in host memory and in a file: where it is stored, and which rows a client gets."""
 
 import os
 import re
@@ -58,11 +58,11 @@ def test_rows_of_strangers_are_the_first_and_take_no_space(tmp_path, monkeypatch
     kept = memory.ClientMemory(10**6, row, str(tmp_path))  # 1 GB, of which nothing is written
     ids = np.array([999_999, 3])
     kept.put(ids, {"c": np.arange(500.0, dtype=np.float32).reshape(2, 250), "n": np.array([1, 2], np.int32)})
-    found = kept[np.array([3, 5, 999_999])]
-    assert found["n"].tolist() == [2, 7, 1] and len(kept) == 10**6
-    assert found["c"][:, 0].tolist() == [250.0, 2.0, 0.0] and found["c"].dtype == np.float32
+    result = kept[np.array([3, 5, 999_999])]
+    assert result["n"].tolist() == [2, 7, 1] and len(kept) == 10**6
+    assert result["c"][:, 0].tolist() == [250.0, 2.0, 0.0] and result["c"].dtype == np.float32
     assert kept.blank()[ids]["n"].tolist() == [7, 7]
-    assert kept.fits(found) and not kept.fits(found["c"]) and not kept.fits({"c": found["c"], "n": found["c"]})
+    assert kept.fits(result) and not kept.fits(result["c"]) and not kept.fits({"c": result["c"], "n": result["c"]})
 
 
 @pytest.mark.parametrize("most", [2**20, 1000])

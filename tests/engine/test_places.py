@@ -1,4 +1,4 @@
-"""Every method in every place: what earlier versions of the engine gave, whose loops were others.
+"""Every method in every place gives the results of earlier versions of the engine, whose loops were different.
 
 The numbers were written by commit e76a8a7; those of the cohorts that later changed on purpose, by b42655b.
 """
@@ -15,7 +15,7 @@ from .. import FORMS, LONG, some
 from . import places
 
 FILES = (places.NUMBERS / "b42655b.npz", places.NUMBERS / "e76a8a7.npz")
-KNOWN = {name.split(" / ")[0] for path in FILES for name in places.written(path)}
+KNOWN = {name.split(" / ")[0] for path in FILES for name in places.load_numbers(path)}
 METHODS = sorted(KNOWN)
 # The command in places.py compares all methods, in all places and with all cohorts, and takes ten minutes. Here one
 # method of each form of exchange (all with FEDAX_LONG=1) runs in two places, as its own reference checks it on the
@@ -62,6 +62,6 @@ def test_several_devices_off_the_device(method, place):
 @pytest.mark.skipif(not LONG, reason="set FEDAX_LONG=1; test_processes.py has three of these forms")
 def test_in_two_processes():
     cases = [one_case(method, "2 processes") for method in FORMS]
-    found = places.outcomes(cases)
+    results = places.outcomes(cases)
     for name in cases:
-        check(name, found.get(name))
+        check(name, results.get(name))

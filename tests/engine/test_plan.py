@@ -1,4 +1,4 @@
-"""Plans are made from a census, without examples; forms tell what is sent."""
+"""Plans are made from a census, without examples; forms give the shapes of messages."""
 
 import jax
 import jax.numpy as jnp

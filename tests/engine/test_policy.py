@@ -1,4 +1,4 @@
-"""The rules of a node's owner, kept against servers that ask for more: each rule is a server's attack."""
+"""The rules of a node's owner, each enforced against a server's attack."""
 
 import json
 import pathlib
@@ -64,13 +64,13 @@ def of(at: Here, kind: str) -> Message:
 
 
 def changed(message: Message, head: dict[str, Any] | None = None, **arrays: Any) -> Message:
-    """Another message; ``arrays``: a part of a name -> what is done with the array."""
-    found = safetensors.numpy.load(message.tensors)
+    """A message with changes; ``arrays``: a part of a name -> a function of the array."""
+    result = safetensors.numpy.load(message.tensors)
     for part, change in arrays.items():
-        names = [name for name in found if part in name]
-        assert names, (part, list(found))
-        found |= {name: np.asarray(change(found[name]), order="C") for name in names}
-    return Message(message.head | (head or {}), safetensors.numpy.save(found))
+        names = [name for name in result if part in name]
+        assert names, (part, list(result))
+        result |= {name: np.asarray(change(result[name]), order="C") for name in names}
+    return Message(message.head | (head or {}), safetensors.numpy.save(result))
 
 
 def restarted(site: Site) -> Site:
@@ -97,8 +97,8 @@ def test_an_exchange_is_answered_for_one_cohort(meanwhile):
     """The difference of two sums would be the upload of one client."""
     at = nodes()
     run(at)
-    site, asked = at.sites[FIRST], of(at, "exchange")
-    first = next(answer for message, answer in at.asked if message is asked)
+    site, request = at.sites[FIRST], of(at, "exchange")
+    first = next(answer for message, answer in at.asked if message is request)
     if meanwhile == "restarted":
         site = restarted(site)
     if meanwhile == "forgotten":
@@ -106,14 +106,14 @@ def test_an_exchange_is_answered_for_one_cohort(meanwhile):
     head = {"write": [12345, 1]} if meanwhile.startswith("another") else {}
     why = "exchange 0 of round 0 (exchanges) of run"
     for other in (
-        fewer(asked),
-        changed(asked, weights=lambda leaf: leaf * np.array([1, 0, 0], leaf.dtype)),
-        changed(asked, steps=lambda leaf: leaf + 1),
-        changed(asked, download=lambda leaf: leaf + np.float32(1e-6)),
+        fewer(request),
+        changed(request, weights=lambda leaf: leaf * np.array([1, 0, 0], leaf.dtype)),
+        changed(request, steps=lambda leaf: leaf + 1),
+        changed(request, download=lambda leaf: leaf + np.float32(1e-6)),
     ):
         answer = site.answer(Message(other.head | head, other.tensors))
         assert answer.head["repeated"].startswith(why) and not answer.tensors
-    again = site.answer(Message(asked.head | head, asked.tensors))
+    again = site.answer(Message(request.head | head, request.tensors))
     assert again.tensors == first.tensors  # and the same question has the same answer
     line = [json.loads(line) for line in (site.folder / "log.jsonl").read_text().splitlines()][-2]
     assert why in line["error"]
@@ -129,8 +129,8 @@ def test_an_exchange_has_one_name(head, method):
     """Under another one it would be answered again, for another cohort: −1 is the last of several."""
     at = nodes(method)
     run(at, method)
-    site, asked = at.sites[FIRST], [message for message, _ in at.asked if message.head["kind"] == "exchange"]
-    for message in asked[: len(asked) // 2]:  # of the first round
+    site, requests = at.sites[FIRST], [message for message, _ in at.asked if message.head["kind"] == "exchange"]
+    for message in requests[: len(requests) // 2]:  # of the first round
         answer = site.answer(changed(fewer(message), head))
         assert not answer.tensors and answer.head.keys() & {"error", "repeated"}
 
@@ -139,10 +139,10 @@ def test_without_the_record_the_difference_is_an_upload(monkeypatch):
     """What the test above holds off: one client's own part, to the last digits of float32."""
     at = nodes()
     run(at)
-    site, asked = at.sites[FIRST], of(at, "exchange")
+    site, request = at.sites[FIRST], of(at, "exchange")
     monkeypatch.setattr(Answered, "take", lambda *_, **__: None)
-    alone = changed(asked, weights=lambda leaf: leaf * np.array([0, 0, 1], leaf.dtype))
-    difference = upload(site.answer(asked)) - upload(site.answer(fewer(asked)))
+    alone = changed(request, weights=lambda leaf: leaf * np.array([0, 0, 1], leaf.dtype))
+    difference = upload(site.answer(request)) - upload(site.answer(fewer(request)))
     np.testing.assert_allclose(difference, upload(site.answer(alone)), rtol=1e-5, atol=1e-6)
     assert abs(difference).max() > 1e-3
 
@@ -153,15 +153,15 @@ class Broken(Exception):
 
 def secure_sums(monkeypatch: Any) -> list[tuple[list[int], np.ndarray]]:
     """The sums that servers learn, with the positions of the nodes that they are over."""
-    found, total = [], masks.total
+    results, total = [], masks.total
 
     def noted(name: str, masked: Any, *more: Any) -> Any:
         value = total(name, masked, *more)
-        found.append((sorted(masked), value))
+        results.append((sorted(masked), value))
         return value
 
     monkeypatch.setattr(masks, "total", noted)
-    return found
+    return results
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -195,21 +195,21 @@ def test_a_resumed_server_has_no_second_sum(kept, monkeypatch, tmp_path):
     assert who == [0, 1, 2] and len(sums) == 1
     sums.clear()
     at.spy = test_secure.gone("exchange", SECOND, 0)
-    found = test_secure.run(transport=at, checkpoint=tmp_path, timeout=0.05, secure=secure)
+    run = test_secure.run(transport=at, checkpoint=tmp_path, timeout=0.05, secure=secure)
     if kept:
         assert [who for who, _ in sums] == [[0, 1, 2]]  # of round 1 alone
-        assert set(found.left_out.values()) == {1} and len(found.left_out) == secure_problem.DATA.num_clients
+        assert set(run.left_out.values()) == {1} and len(run.left_out) == secure_problem.DATA.num_clients
         x0 = secure_problem.TASK.init(jax.random.key(0))
-        assert jax.tree.structure(found.params) == jax.tree.structure(x0)
-        assert found.history["train_loss"][1] == found.history["train_loss"][0]  # the round has no sum
-        assert found.history["train_loss"][2] < found.history["train_loss"][1]
+        assert jax.tree.structure(run.params) == jax.tree.structure(x0)
+        assert run.history["train_loss"][1] == run.history["train_loss"][0]  # the round has no sum
+        assert run.history["train_loss"][2] < run.history["train_loss"][1]
     else:
         assert sums[0][0] == [1, 2]
         assert (whole - sums[0][1]).tolist() == second.tolist()  # the second node's own, bit for bit
 
 
 def test_a_run_that_was_stopped_before_its_first_checkpoint_is_the_same_run(tmp_path):
-    """Else its first round would be asked anew under another number."""
+    """Otherwise its first round would be requested anew under another number."""
     at = nodes()
 
     def stop(number: int, message: Message, answer: Any) -> Any:
@@ -296,15 +296,15 @@ def test_a_rule_is_kept_whatever_is_asked(number):
     policy, kind, attack, text = RULES[number]
     at = nodes()
     run(at)
-    site, asked = at.sites[FIRST], of(at, kind)
+    site, request = at.sites[FIRST], of(at, kind)
     # A node that has not answered yet, so that the record is not what refuses.
     fresh = Site(site.data, site._make, site.folder.parent / f"{site.folder.name}-new", site.names, policy=policy)
-    answer = fresh.answer(Message(attack(asked).head | {"mark": fresh.mark}, attack(asked).tensors))
+    answer = fresh.answer(Message(attack(request).head | {"mark": fresh.mark}, attack(request).tensors))
     assert text in answer.head["error"] and not answer.tensors, answer.head
     lines = (fresh.folder / "log.jsonl").read_text().splitlines()
     assert text in json.loads(lines[-1])["error"]
     assert not (fresh.folder / answered.FILE).exists()
-    honest = fresh.answer(Message(asked.head | {"mark": fresh.mark}, asked.tensors))
+    honest = fresh.answer(Message(request.head | {"mark": fresh.mark}, request.tensors))
     assert honest.tensors, honest.head
 
 
@@ -359,10 +359,12 @@ def test_so_many_questions_and_no_more(monkeypatch):
     # One run of one round, asked again and again for other models: how rows of small batches were recovered.
     at = nodes(policy=Policy(total=30))
     run(at, rounds=1)
-    asked, answers = of(at, "exchange"), []
+    request, answers = of(at, "exchange"), []
     for k in range(100):
         step = np.float32(1e-3 * k)
-        answers.append(at.sites[FIRST].answer(changed(asked, {"run": 100 + k}, download=lambda leaf, s=step: leaf + s)))
+        answers.append(
+            at.sites[FIRST].answer(changed(request, {"run": 100 + k}, download=lambda leaf, s=step: leaf + s))
+        )
     assert sum(bool(answer.tensors) for answer in answers) == 30 - 3
 
 
@@ -373,23 +375,25 @@ def test_questions_that_differ_a_little_do_not_average_noise_away():
     policy = Policy(noise=20.0, bound=3.0, epsilon=8.0)
     at = nodes(policy=policy)
     run(at, rounds=0)
-    site, asked = at.sites[FIRST], of(at, "evaluate")
-    told = []
+    site, request = at.sites[FIRST], of(at, "evaluate")
+    answers = []
     for k in range(4000):
-        answer = site.answer(changed(asked, model=lambda leaf, k=k: leaf + leaf.dtype.type(1e-7 * k)))
+        answer = site.answer(changed(request, model=lambda leaf, k=k: leaf + leaf.dtype.type(1e-7 * k)))
         if not answer.tensors:
             assert re.search(r"its owner's budget \(budget.epsilon = 8\) is spent: ε = (7.99|8 )", answer.head["error"])
             break
-        told.append(safetensors.numpy.load(answer.tensors))
-    figures = len(told[0])
-    assert len({json.dumps([leaf.tolist() for leaf in each.values()]) for each in told}) == len(told)  # other noise
+        answers.append(safetensors.numpy.load(answer.tensors))
+    figures = len(answers[0])
+    assert len({json.dumps([leaf.tolist() for leaf in each.values()]) for each in answers}) == len(
+        answers
+    )  # other noise
     # By numerics of our own: δ(ε) of a Gaussian mechanism with μ = √k/z (Balle and Wang 2018).
-    mu = np.sqrt(len(told) * figures) / 20.0
-    assert delta_of(8.0, mu) <= 1e-5 < delta_of(8.0, np.sqrt((1 + len(told)) * figures) / 20.0)
+    mu = np.sqrt(len(answers) * figures) / 20.0
+    assert delta_of(8.0, mu) <= 1e-5 < delta_of(8.0, np.sqrt((1 + len(answers)) * figures) / 20.0)
     lines = [json.loads(line) for line in (site.folder / "log.jsonl").read_text().splitlines()]
     assert lines[-1]["epsilon"] == pytest.approx(policy.spent(mu**2), abs=1e-3)
     # What was asked before is still answered, with the same noise.
-    assert upload(site.answer(asked)).tolist() == upload(next(a for m, a in at.asked if m is asked)).tolist()
+    assert upload(site.answer(request)).tolist() == upload(next(a for m, a in at.asked if m is request)).tolist()
 
 
 def delta_of(epsilon: float, mu: float) -> float:
@@ -402,19 +406,19 @@ def test_updates_leave_with_noise_of_the_node():
     policy = Policy(columns=["train_loss"], noise=50.0, bound=3.0, clip=0.02, update_noise=5.0, epsilon=5.0)
     at = nodes()
     run(at)
-    site, asked = at.sites[FIRST], of(at, "exchange")
+    site, request = at.sites[FIRST], of(at, "exchange")
     clients = [3, 0, 4]
     # What would leave clipped, but without noise: client by client.
     clipped = np.zeros(4)
     for k, i in enumerate(clients):
         weights = np.eye(3, dtype=np.float32)[k]
-        own = upload(site.answer(changed(asked, {"run": 10 + k}, weights=lambda leaf, w=weights: w)))
+        own = upload(site.answer(changed(request, {"run": 10 + k}, weights=lambda leaf, w=weights: w)))
         clipped += P[i] * own * min(1, 0.02 / np.linalg.norm(own))
     site.policy = policy
     drawn = []
     for k in range(400):
         (site.folder / "secret").write_bytes(bytes([k % 256, k // 256] * 16))
-        fresh = changed(asked, {"run": 50})
+        fresh = changed(request, {"run": 50})
         site._answered._known.clear()
         site._answered.loss = 0.0
         drawn.append((upload(site.answer(fresh)) - clipped) / (5.0 * 0.02 * P[clients].max()))
@@ -445,13 +449,13 @@ def test_the_strict_policy_has_every_rule():
     Policy.of(tomllib.loads(STRICT))
     # Each rule is in it, those behind a # too.
     text = re.sub(r"^# ((\[?[a-z]+\]?)( = .*)?)$", r"\1", STRICT, flags=re.MULTILINE)
-    found = tomllib.loads(text)
-    assert {name: {*rules} for name, rules in found.items()} == {name: {*rules} for name, rules in _SECTIONS.items()}
+    result = tomllib.loads(text)
+    assert {name: {*rules} for name, rules in result.items()} == {name: {*rules} for name, rules in _SECTIONS.items()}
     assert all(len(line) <= 120 for line in STRICT.splitlines())
     with pytest.raises(fedax.ConfigError, match="have no room for noise of the node's own"):
-        Policy.of(found)
-    del found["secure"]
-    assert Policy.of(found).update_noise == 4.0
+        Policy.of(result)
+    del result["secure"]
+    assert Policy.of(result).update_noise == 4.0
 
 
 def test_the_policy_of_the_page_on_privacy():

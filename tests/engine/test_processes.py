@@ -1,4 +1,4 @@
-"""Several processes that run one job: the same histories, whatever their number; and one that dies ends the others."""
+"""Several processes that run one job: the same histories, whatever their number; and if one dies the others end."""
 
 import itertools
 import json
@@ -76,16 +76,16 @@ def kept(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, kept):
-    """Of two processes, then of three: their number -> what each found. Case "a" goes from two over one to three."""
+    """The histories by number of processes. Case "a" is resumed by one process after two, and then by three."""
     folder = tmp_path_factory.mktemp("checkpoints")
     case = MORE["scaffold-m-vr"] | {"checkpoint": str(folder)}
     secrets = {"memory": SECRET, "folder": SECRET | {"checkpoint": str(kept)}}
-    found = {2: together(2, CASES | MORE | secrets | {"a": case | {"rounds": 2}}, devices=2)}
+    results = {2: together(2, CASES | MORE | secrets | {"a": case | {"rounds": 2}}, devices=2)}
     assert sorted(path.name[16:] for path in folder.iterdir()) == ["0-of-2.safetensors", "1-of-2.safetensors"]
     histories({"a": case | {"rounds": 3}})
-    found[3] = together(3, {"scaffold": CASES["scaffold"], "a": case})
+    results[3] = together(3, {"scaffold": CASES["scaffold"], "a": case})
     assert len(list(folder.glob("round-000000004.*-of-3.*"))) == 3
-    return found
+    return results
 
 
 @pytest.mark.parametrize(("number", "labels"), [(2, [*CASES, *MORE]), (3, ["scaffold"])])
@@ -150,15 +150,15 @@ def test_one_that_dies_ends_the_others(tmp_path):
     assert not (tmp_path / "out1").exists()
 
 
-@pytest.mark.parametrize("told", [[1], pytest.param([0, 1], marks=LONG)])
-def test_sigterm_to_any_ends_all_with_one_checkpoint(told, tmp_path):
+@pytest.mark.parametrize("signalled", [[1], pytest.param([0, 1], marks=LONG)])
+def test_sigterm_to_any_ends_all_with_one_checkpoint(signalled, tmp_path):
     config, at = tmp_path / "config.toml", port()
     config.write_text(CONFIG)
     begin = [start(_run(config, tmp_path / "out", 2, k, at)) for k in range(2)]
     metrics = tmp_path / "out" / "metrics.jsonl"
     try:
         _until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, begin)
-        for k in told:
+        for k in signalled:
             begin[k].send_signal(signal.SIGTERM)
         ended = [process.communicate(timeout=60) for process in begin]
     finally:

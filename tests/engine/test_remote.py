@@ -1,4 +1,4 @@
-"""Clients at nodes: every method there, what leaves a node, and all that nodes and the way to them can do wrong."""
+"""Clients at nodes: every method, what leaves a node, and failures of nodes and of the network."""
 
 import functools
 import itertools
@@ -52,7 +52,7 @@ def apart(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    """Nodes that are gone are looked for at once; and a transport knows what is asked next."""
+    """Lost nodes are looked for without a pause, and a transport gets the head of the next message."""
     monkeypatch.setattr(fleets, "_PAUSE", 0.01)
     message = Fleet.message
 
@@ -76,9 +76,9 @@ def run(method: Any, transport: Any = None, *, spy: Spy | None = None, data: Any
     """A run at nodes; ``run.at`` is its transport."""
     options = OPTIONS | options
     transport = transport or Here(nodes(method, data=data, task=task, **options), spy)
-    found = here.trained(method, task, data, transport, **options)
-    found.at = transport
-    return found
+    run = here.trained(method, task, data, transport, **options)
+    run.at = transport
+    return run
 
 
 def simulated(method: Any, data: Any = DATA, task: Any = TASK, **options: Any) -> fedax.Run:
@@ -109,22 +109,22 @@ def same(one: fedax.Run, other: fedax.Run) -> None:
 def files(at: Here) -> dict[str, bytes]:
     """What the sites keep, but for their logs."""
     folders = [site.folder for site in at.sites.values()]
-    found = [path for folder in folders for path in [*folder.glob("memory/*/*"), *folder.glob("rounds.json")]]
-    return {str(path): path.read_bytes() for path in found}
+    results = [path for folder in folders for path in [*folder.glob("memory/*/*"), *folder.glob("rounds.json")]]
+    return {str(path): path.read_bytes() for path in results}
 
 
 # ---- what leaves a node
 
 
 class Watcher:
-    """A spy that keeps all that is sent, and what clients remember; ``leaks`` says what should have stayed there."""
+    """A spy that records messages and the clients' memory; ``leaks`` gives values that should not have left a node."""
 
     def __init__(self, monkeypatch: Any, data: fedax.FederatedData = DATA):
         self.sent: list[Message] = []
         self.secrets: dict[bytes, str] = {}
         for i in range(data.num_clients):
             for name, leaf in data.client(i).items():
-                for row in [leaf] if leaf.ndim == 1 else [*leaf, leaf]:  # labels are told by all of a client's together
+                for row in [leaf] if leaf.ndim == 1 else [*leaf, leaf]:  # labels only as a whole array
                     for kind in (np.float32, np.float64):
                         self._keep(row.astype(kind), f"{name} of client {i}")
         write = sites.write_tensors
@@ -137,19 +137,19 @@ class Watcher:
         monkeypatch.setattr(sites, "write_tensors", noted)
 
     def _keep(self, array: np.ndarray, what: str) -> None:
-        """Of constants, and of less than eight bytes, nobody can tell where they come from."""
+        """Whether an array can be traced to its origin: constants and less than eight bytes cannot."""
         if array.nbytes >= 8 and len(np.unique(array)) > 1:
             self.secrets.setdefault(np.ascontiguousarray(array).tobytes(), what)
 
     def __call__(self, number: int, message: Message, answer: Any) -> Any:
         self.sent += [message, answer]
-        told = {
+        allowed = {
             "exchange": {*sites.ECHOED, "tally"},
             "evaluate": {*sites.ECHOED},
             "check": {"problems"},
             "forget": set(),
         }
-        assert message.head["kind"] == "hello" or answer.head.keys() <= told[message.head["kind"]] | {"error"}
+        assert message.head["kind"] == "hello" or answer.head.keys() <= allowed[message.head["kind"]] | {"error"}
         return answer
 
     def leaks(self) -> set[str]:
@@ -170,11 +170,11 @@ class Leaky(Site):
     """Its answers have more than they should."""
 
     def answer(self, message: Message) -> Message:
-        found = super().answer(message)
+        result = super().answer(message)
         if message.head["kind"] != "exchange":
-            return found
-        arrays = safetensors.numpy.load(found.tensors)
-        return found._replace(tensors=safetensors.numpy.save(arrays | {"more": self.secret()}))
+            return result
+        arrays = safetensors.numpy.load(result.tensors)
+        return result._replace(tensors=safetensors.numpy.save(arrays | {"more": self.secret()}))
 
     def secret(self) -> np.ndarray:
         raise NotImplementedError
@@ -214,7 +214,7 @@ def test_the_watcher_sees_what_leaves(kind, what, monkeypatch):
 
 
 class Telling(fedax.Algorithm):
-    """Clients upload what they keep, and it is not weighted."""
+    """Clients upload their memory, without weights."""
 
     def init(self, x):
         return Server(x)
@@ -253,7 +253,7 @@ def test_what_a_client_alone_tells(monkeypatch):
 
 
 def spoiled(change: Callable[[Message], Any], number: int = FIRST, kind: str = "exchange") -> Spy:
-    """A spy that changes what a node answers."""
+    """A spy that changes the answer of a node."""
     return lambda n, message, answer: change(answer) if (n, message.head["kind"]) == (number, kind) else answer
 
 
@@ -338,12 +338,12 @@ def test_answers_of_the_wrong_number_of_clients(about):
 
 def test_without_a_guard_a_node_can_spoil_all():
     with pytest.warns(fedax.DivergedWarning):
-        found = run(FEDAVG, spy=spoiled(each(lambda leaf: leaf * np.nan)))
-    assert (found.status, found.history["round"].tolist()) == ("diverged", [0, 1])
+        result = run(FEDAVG, spy=spoiled(each(lambda leaf: leaf * np.nan)))
+    assert (result.status, result.history["round"].tolist()) == ("diverged", [0, 1])
 
 
 def lying(value: float, number: int = FIRST) -> Spy:
-    """A node whose sums are nonsense, and that says that its clients' uploads are fine."""
+    """A node that sends wrong sums and declares its clients' uploads as good."""
     return spoiled(each(lambda leaf: np.ones_like(leaf) if leaf.dtype == bool else np.full_like(leaf, value)), number)
 
 
@@ -352,12 +352,12 @@ def lying(value: float, number: int = FIRST) -> Spy:
 def test_with_a_guard_the_server_looks_itself(name, value):
     work = {"work": fedax.Steps(2)}
     method = fedax.create(name, lr=LR)
-    found = run(method, spy=lying(value), guard=True, **work)
+    result = run(method, spy=lying(value), guard=True, **work)
     expected = simulated(method, guard=True, faults=fedax.Faults([0, 3], sends=np.nan), **work)
-    alike(found, expected, ["train_loss", "left_out", "skipped", "local_steps", "clients", "bytes_up"])
-    assert found.left_out == expected.left_out
-    assert found.left_out.keys() == {0, 3}
-    assert found.history["bad_clients"].tolist() == expected.history["bad_clients"].tolist()
+    alike(result, expected, ["train_loss", "left_out", "skipped", "local_steps", "clients", "bytes_up"])
+    assert result.left_out == expected.left_out
+    assert result.left_out.keys() == {0, 3}
+    assert result.history["bad_clients"].tolist() == expected.history["bad_clients"].tolist()
 
 
 @pytest.mark.parametrize("value", [np.nan, 1e30])
@@ -370,17 +370,17 @@ def test_with_a_guard_the_server_looks_at_each_upload(value):
         ) for name, leaf in arrays.items()}  # fmt: skip
 
     options = {"guard": True, "aggregate": fedax.TrimmedMean(0.2)}
-    found = run(FEDAVG, spy=spoiled(arrays_of(lie)), **options)
-    gone = {0, 3} & found.left_out.keys()
+    result = run(FEDAVG, spy=spoiled(arrays_of(lie)), **options)
+    gone = {0, 3} & result.left_out.keys()
     assert len(gone) == 1
     expected = simulated(FEDAVG, faults=fedax.Faults(tuple(gone), sends=np.nan), **options)
-    alike(found, expected, ["train_loss", "left_out"])
+    alike(result, expected, ["train_loss", "left_out"])
 
 
 def test_a_guard_that_stops_the_run():
     with pytest.warns(fedax.BadClientWarning):
-        found = run(FEDAVG, spy=lying(np.nan), guard=fedax.Guard(stop=True))
-    assert (found.status, found.history["round"].tolist()) == ("failed", [0, 1])
+        result = run(FEDAVG, spy=lying(np.nan), guard=fedax.Guard(stop=True))
+    assert (result.status, result.history["round"].tolist()) == ("failed", [0, 1])
 
 
 # ---- numbers of every kind
@@ -395,9 +395,9 @@ def test_the_bits_of_every_kind_of_number():
         bits = rng.integers(0, 2 if kind.kind == "b" else 256, 24 * kind.itemsize, np.uint8)  # every pattern, NaN too
         trees[kind.name] = {"a": bits.view(kind).reshape(2, 3, 4), "b": (bits.view(kind)[:1].reshape(()),)}
     trees["none"] = {"a": np.zeros((0, 3), np.float32)}
-    found = unpacked(packed(trees), trees, "it")
-    assert jax.tree.structure(found) == jax.tree.structure(trees)
-    for was, became in zip(jax.tree.leaves(trees), jax.tree.leaves(found), strict=True):
+    message = unpacked(packed(trees), trees, "it")
+    assert jax.tree.structure(message) == jax.tree.structure(trees)
+    for was, became in zip(jax.tree.leaves(trees), jax.tree.leaves(message), strict=True):
         assert (was.dtype, was.shape, was.tobytes()) == (became.dtype, became.shape, became.tobytes())
     turned = {"x": np.asfortranarray(rng.normal(size=(3, 4)))}
     np.testing.assert_array_equal(unpacked(packed(turned), turned, "it")["x"], turned["x"])
@@ -438,7 +438,7 @@ def test_half_of_an_array_without_its_zeros():
 
 
 class Narrow(fedax.Algorithm):
-    """All that goes over the wire, and what clients keep, is bfloat16."""
+    """All arrays in messages and in the clients' memory are bfloat16."""
 
     def init(self, x):
         return Server(x)
@@ -460,40 +460,40 @@ class Narrow(fedax.Algorithm):
 
 def test_bfloat16_keeps_its_bits():
     alone = [[i] for i in range(N)]
-    found = run(Narrow(), Here(nodes(Narrow(), alone)))
+    result = run(Narrow(), Here(nodes(Narrow(), alone)))
     expected = simulated(Narrow(), place=fedax.Place(chunk_size=1))
-    kept = here.memory_of(found, found.at)
+    kept = here.memory_of(result, result.at)
     for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(expected.memory), strict=True):
         assert a.dtype == b.dtype == jnp.bfloat16
         assert a.tobytes() == np.asarray(b).tobytes()
-    np.testing.assert_allclose(flat(found.params), flat(expected.params), 1e-6)
+    np.testing.assert_allclose(flat(result.params), flat(expected.params), 1e-6)
 
 
 def test_a_task_of_bfloat16():
     task = fedax.Task(
         lambda key: {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.zeros((), jnp.bfloat16)}, TASK.loss, TASK.metrics
     )
-    found, expected = (each(FEDAVG, task=task) for each in (run, simulated))
-    assert found.params["w"].dtype == jnp.bfloat16
-    alike(found, expected)
+    result, expected = (each(FEDAVG, task=task) for each in (run, simulated))
+    assert result.params["w"].dtype == jnp.bfloat16
+    alike(result, expected)
 
 
 # ---- before the first round
 
 
 def refused(text: str, method: Any = FEDAVG, transport: Any = None, spy: Spy | None = None, **options: Any) -> None:
-    """The run is refused, and no client was asked to work before."""
-    asked = []
+    """The run is refused before any client is asked to work."""
+    requests = []
 
     def noting(number: int, message: Message, answer: Any) -> Any:
-        asked.append(message.head["kind"])
+        requests.append(message.head["kind"])
         return answer if spy is None else spy(number, message, answer)
 
     transport = transport or Here(nodes(method))
     transport.spy = noting
     with pytest.raises(fedax.NodeError, match=text):
         run(method, transport, **options)
-    assert {*asked} <= {"hello", "check"}
+    assert {*requests} <= {"hello", "check"}
 
 
 def hello(**more: Any) -> Spy:
@@ -689,7 +689,7 @@ def test_an_owner_allows_so_many_rounds():
 
 @pytest.mark.usefixtures("apart")
 def test_a_round_counts_once():
-    """Also where it is asked twice, and others before it were not asked at all."""
+    """Also if a client is asked twice, and others before it were not asked at all."""
     at = Twice(nodes(FEDAVG))
     run(FEDAVG, at, participation=fedax.Uniform(1), rounds=5)
     counted = [sum(site._rounds.values()) for site in at.sites.values()]
@@ -742,7 +742,7 @@ def test_a_message_that_no_version_knows():
 
 @functools.cache
 def asked_of(number: int, name: str) -> tuple[Site, Message]:
-    """A site, and what it was asked in round 0."""
+    """A site, and its request in round 0."""
     seen: list[Message] = []
 
     def spy(n: int, message: Message, answer: Any) -> Any:
@@ -842,7 +842,7 @@ class Twice(Each):
 
 
 class Echoing(Each):
-    """After every exchange the one before is asked again, late, and nobody waits for its answer."""
+    """After every exchange the request of the one before is sent once more, and its answer is ignored."""
 
     def __init__(self, *given: Any):
         super().__init__(*given)
@@ -864,9 +864,9 @@ def plain(name: str) -> fedax.Run:
 @pytest.mark.parametrize("kind", [Twice, Echoing])
 @pytest.mark.parametrize("name", always(KEEPING, "one exchange", "listening", "one walks"))
 def test_messages_that_come_more_than_once(name, kind):
-    found = run(KEEPING[name], kind(nodes(KEEPING[name])))
-    same(found, plain(name))
-    kept = [pathlib.Path(path).name.split("-")[0] + path.rpartition("/memory/")[0] for path in files(found.at)
+    result = run(KEEPING[name], kind(nodes(KEEPING[name])))
+    same(result, plain(name))
+    kept = [pathlib.Path(path).name.split("-")[0] + path.rpartition("/memory/")[0] for path in files(result.at)
             if "/memory/" in path]  # fmt: skip
     assert max((kept.count(each) for each in kept), default=0) <= 4
 
@@ -874,9 +874,9 @@ def test_messages_that_come_more_than_once(name, kind):
 def test_sites_of_one_client_compute_as_those_of_many():
     """Up to the order of sums."""
     for name, where in (("listening", [[i] for i in range(N)]), ("one walks", [list(range(N))])):
-        found = run(KEEPING[name], Here(nodes(KEEPING[name], where)))
-        np.testing.assert_allclose(flat(found.params), flat(plain(name).params), 1e-5, 1e-6)
-        kept = [jax.tree.leaves(here.memory_of(each, each.at)) for each in (found, plain(name))]
+        result = run(KEEPING[name], Here(nodes(KEEPING[name], where)))
+        np.testing.assert_allclose(flat(result.params), flat(plain(name).params), 1e-5, 1e-6)
+        kept = [jax.tree.leaves(here.memory_of(each, each.at)) for each in (result, plain(name))]
         for a, b in zip(*kept, strict=True):
             np.testing.assert_allclose(a, b, 1e-5, 1e-6)
 
@@ -893,11 +893,11 @@ class Killed(Each):
         self.count, self.last = 0, last
 
     def deliver(self, number: int, message: Message, timeout: float) -> Iterator[tuple[int, Message | Failure]]:
-        found = [*super().deliver(number, message, timeout)]
+        results = [*super().deliver(number, message, timeout)]
         self.count += message.head["kind"] in ("exchange", "evaluate", "several")
         if self.count >= self.last:
             raise Broken
-        return iter(found)
+        return iter(results)
 
 
 TWO = [[3, 0, 1], [4, 2]]
@@ -905,7 +905,7 @@ TWO = [[3, 0, 1], [4, 2]]
 
 @pytest.mark.parametrize("name", always(KEEPING, "one exchange", "listening", "one walks"))
 def test_a_run_that_was_killed_goes_on(name, tmp_path):
-    """At any message; the nodes too are started again."""
+    """A run is killed at any message; the nodes are restarted, too."""
     method, options = KEEPING[name], {"rounds": 2, "participation": fedax.Uniform(3), "evaluate_every": 2}
     whole = run(method, at := Killed(nodes(method, TWO), math.inf), checkpoint=tmp_path / "whole", **options)
     assert at.count >= 2 + 2 + 2
@@ -936,19 +936,19 @@ def test_traffic_and_costs_go_on(tmp_path):
     there = nodes(FEDAVG)
     with pytest.raises(Broken):
         run(FEDAVG, Killed(there, 15), checkpoint=tmp_path)
-    found = run(FEDAVG, Here(there), checkpoint=tmp_path)
+    result = run(FEDAVG, Here(there), checkpoint=tmp_path)
     for name in TRAFFIC:
-        assert (np.diff(found.history[name].astype(float)) > 0).all(), name
+        assert (np.diff(result.history[name].astype(float)) > 0).all(), name
     for name in COSTS:
         if name != "seconds":
-            assert found.history[name].tolist() == simulated(FEDAVG).history[name].tolist()
+            assert result.history[name].tolist() == simulated(FEDAVG).history[name].tolist()
 
 
 def test_traffic_is_that_of_the_transport():
-    found = run(FEDAVG)
-    assert found.history["wire_down"][-1] == found.at.sent > 0
-    assert found.history["wire_up"][-1] == found.at.received > 0
-    grown = np.diff(found.history["wire_up"])  # where an exchange goes with an evaluation, it counts in its own round
+    result = run(FEDAVG)
+    assert result.history["wire_down"][-1] == result.at.sent > 0
+    assert result.history["wire_up"][-1] == result.at.received > 0
+    grown = np.diff(result.history["wire_up"])  # where an exchange goes with an evaluation, it counts in its own round
     assert grown[0] == pytest.approx(grown[-1], rel=0.1)
 
 
@@ -984,7 +984,7 @@ def at_round(index: int, do: Callable[[Here], None]) -> Here:
 
 
 def test_memory_that_is_lost():
-    """The message names the client, and never stands zero in its place."""
+    """The error names the client; its row is never replaced by zeros."""
     at = at_round(2, lambda at: [path.unlink() for path in memory_files(at.sites[THIRD])])
     with pytest.raises(
         fedax.NodeError, match=r"^clients '4', '2': client '4': its memory is lost: 0-.*; begin a new run"
@@ -1042,7 +1042,7 @@ def test_a_run_that_is_over_is_forgotten():
 
 
 def test_a_run_that_is_over_is_no_beginning(tmp_path):
-    """What its clients kept is gone; asked for as many rounds as before, it is over still."""
+    """The memory of the clients is gone; for the same number of rounds the run is still finished."""
     method = KEEPING["one exchange"]
     there = nodes(method)
     whole = run(method, Here(there, forgets=True), checkpoint=tmp_path)
@@ -1054,7 +1054,7 @@ def test_a_run_that_is_over_is_no_beginning(tmp_path):
 
 @pytest.mark.usefixtures("apart")
 def test_two_runs_at_the_same_nodes(tmp_path):
-    """One is killed, another one begins, ends, and is forgotten; the first one goes on."""
+    """One run is killed; another one begins, ends, and is forgotten; then the first one is resumed."""
     method = KEEPING["one exchange"]
     there = nodes(method)
     with pytest.raises(Broken):
@@ -1121,25 +1121,25 @@ def without(rounds: Mapping[int, int], number: int = ROUNDS) -> np.ndarray:
 )
 @pytest.mark.usefixtures("apart")
 def test_a_node_that_does_not_answer(name, participation, hangs):
-    """The round goes on as if its clients had not come, and they keep the memory that they had."""
+    """The round goes on as if its clients did not take part, and they keep their old memory."""
     method, gone = fedax.create(name, lr=LR), {0: FIRST, 1: THIRD}
     options = {"participation": participation} | ({} if name == "scaffold" else {"work": fedax.Steps(2)})
     at = Away(nodes(method), absent(gone), hangs)
-    found = run(method, at, timeout=0.04, **options)
+    result = run(method, at, timeout=0.04, **options)
     expected = simulated(method, **options | {"participation": fedax.Dropout(participation, available=without(gone))})
-    alike(found, expected, ["train_loss", "local_steps", "gradients", "clients", "skipped"])
+    alike(result, expected, ["train_loss", "local_steps", "gradients", "clients", "skipped"])
     if participation == fedax.Full():
-        assert found.history["left_out"].tolist() == [0, 2, 4, 4]
-        assert found.history["bad_clients"].tolist() == [[], [0, 3], [0, 2, 3, 4], [0, 2, 3, 4]]
-        assert found.left_out == dict.fromkeys([0, 2, 3, 4], 1)
-    assert found.history["heard"].tolist() == [1.0] * (ROUNDS + 1)
+        assert result.history["left_out"].tolist() == [0, 2, 4, 4]
+        assert result.history["bad_clients"].tolist() == [[], [0, 3], [0, 2, 3, 4], [0, 2, 3, 4]]
+        assert result.left_out == dict.fromkeys([0, 2, 3, 4], 1)
+    assert result.history["heard"].tolist() == [1.0] * (ROUNDS + 1)
 
 
 @pytest.mark.usefixtures("apart")
 def test_a_node_that_does_not_answer_in_the_second_exchange():
     """Mime in NumPy, all steps the same: the mean gradient is that of all, and the model moves by the others'."""
     gone = lambda number, head: head["kind"] == "exchange" and head["number"] == 1 and number == FIRST  # noqa: E731
-    found = run(
+    result = run(
         Mime(LR), Away(nodes(Mime(LR)), gone, True), timeout=0.04, rounds=1, work=fedax.Steps(2), batch_size=None
     )
     c = P @ np.array([gradient(i, X0) for i in range(N)])
@@ -1150,9 +1150,9 @@ def test_a_node_that_does_not_answer_in_the_second_exchange():
         for _ in range(2):
             y = y - LR * (gradient(i, y) - gradient(i, X0) + c)
         updates.append(y - X0)
-    np.testing.assert_allclose(flat(found.params), X0 + P[left] / P[left].sum() @ np.array(updates), 1e-5)
-    assert found.left_out == {0: 1, 3: 1}
-    assert found.history["clients"].tolist() == [0, 3]
+    np.testing.assert_allclose(flat(result.params), X0 + P[left] / P[left].sum() @ np.array(updates), 1e-5)
+    assert result.left_out == {0: 1, 3: 1}
+    assert result.history["clients"].tolist() == [0, 3]
 
 
 @pytest.mark.usefixtures("apart")
@@ -1186,9 +1186,9 @@ def test_a_node_that_comes_back_under_another_number():
         return answer
 
     at.spy = spy
-    found = run(method, at)
+    result = run(method, at)
     at.sites.pop(20)
-    same(found, plain("one exchange"))
+    same(result, plain("one exchange"))
 
 
 @pytest.mark.usefixtures("apart")
@@ -1217,11 +1217,11 @@ def test_a_node_that_is_away_is_waited_for_once():
         looks.append((head["kind"], head["index"]))
         return True
 
-    found = run(FEDAVG, Away(nodes(FEDAVG), away, False), rounds=4, timeout=0.3)
+    result = run(FEDAVG, Away(nodes(FEDAVG), away, False), rounds=4, timeout=0.3)
     assert looks.count(("evaluate", 1)) > 10
     assert all(looks.count((kind, index)) <= 2 for kind, index in looks if (kind, index) != ("evaluate", 1))
-    assert found.left_out == {1: 3}
-    assert found.history["heard"].tolist() == [1.0, *[pytest.approx(1 - P[1])] * 4]
+    assert result.left_out == {1: 3}
+    assert result.history["heard"].tolist() == [1.0, *[pytest.approx(1 - P[1])] * 4]
 
 
 def test_a_node_that_fails_at_once_is_not_asked_without_pause():
@@ -1260,24 +1260,24 @@ def test_when_all_nodes_are_gone(hangs):
 def test_a_round_whose_clients_are_all_at_a_node_that_is_gone_is_skipped():
     method, cohorts = fedax.create("scaffold", lr=LR), [[4, 1], [0, 3], [2, 0]]
     gone = {1: FIRST}
-    found = run(method, Away(nodes(method), absent(gone), False), timeout=0.05, participation=fedax.Trace(cohorts))
+    result = run(method, Away(nodes(method), absent(gone), False), timeout=0.05, participation=fedax.Trace(cohorts))
     expected = simulated(method, participation=fedax.Dropout(fedax.Trace(cohorts), available=without(gone)))
-    alike(found, expected, ["train_loss", "skipped", "clients"])
-    assert found.history["skipped"].tolist() == [0, 0, 1, 1]
+    alike(result, expected, ["train_loss", "skipped", "clients"])
+    assert result.history["skipped"].tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.usefixtures("apart")
 def test_the_one_that_works_alone_is_gone():
-    """The round is skipped, and nobody keeps anything of it."""
+    """The round is skipped, and no memory changes."""
 
     def gone(number: int, head: dict[str, Any]) -> bool:
         return head.get("number") == 1 and head["index"] == 1 and head["kind"] == "exchange"
 
     method = KEEPING["one walks"]
-    found = run(method, Away(nodes(method), gone, False), timeout=0.05)
-    assert found.history["skipped"].tolist() == [0, 0, 1, 1]
-    assert found.history["train_loss"][1] == found.history["train_loss"][2] != found.history["train_loss"][3]
-    (kept,) = jax.tree.leaves(here.memory_of(found, found.at))
+    result = run(method, Away(nodes(method), gone, False), timeout=0.05)
+    assert result.history["skipped"].tolist() == [0, 0, 1, 1]
+    assert result.history["train_loss"][1] == result.history["train_loss"][2] != result.history["train_loss"][3]
+    (kept,) = jax.tree.leaves(here.memory_of(result, result.at))
     assert kept[:, 0].tolist() == [2.0] * N
     assert kept[:, 1].sum() == 2
 
@@ -1288,9 +1288,9 @@ def test_nobody_is_left_to_work_alone():
     method, data = KEEPING["one walks"], federation(weights=np.array([0.5, 0, 0.2, 0, 0.3]))
     at = Away(nodes(method, data=data), absent({1: THIRD}), False)
     options = {"participation": fedax.Trace([[4, 1]] * ROUNDS), "work": fedax.Steps(2)}
-    found = run(method, at, data=data, timeout=0.05, **options)
-    assert found.history["skipped"].tolist() == [0, 0, 1, 1]
-    assert found.history["train_loss"][1] == found.history["train_loss"][2] != found.history["train_loss"][3]
+    result = run(method, at, data=data, timeout=0.05, **options)
+    assert result.history["skipped"].tolist() == [0, 0, 1, 1]
+    assert result.history["train_loss"][1] == result.history["train_loss"][2] != result.history["train_loss"][3]
 
 
 def test_those_that_are_heard_are_evaluated():
@@ -1298,17 +1298,17 @@ def test_those_that_are_heard_are_evaluated():
     gone = absent({1: FIRST}, ("evaluate",))
     at = Away(nodes(FEDAVG, tests=TESTS), gone, False)
     models: list[Any] = []
-    found = run(FEDAVG, at, timeout=0.05, grad_norm=True, until=lambda row: models.append(0), rounds=1)
-    v, there = flat(found.params), [1, 2, 4]
+    result = run(FEDAVG, at, timeout=0.05, grad_norm=True, until=lambda row: models.append(0), rounds=1)
+    v, there = flat(result.params), [1, 2, 4]
     p = P[there] / P[there].sum()
-    assert found.history["heard"].tolist() == [1.0, pytest.approx(P[there].sum())]
-    assert found.history["train_loss"][1] == pytest.approx(p @ [losses(v, i=i).mean() for i in there], rel=1e-5)
+    assert result.history["heard"].tolist() == [1.0, pytest.approx(P[there].sum())]
+    assert result.history["train_loss"][1] == pytest.approx(p @ [losses(v, i=i).mean() for i in there], rel=1e-5)
     g = p @ np.array([gradient(i, v) for i in there])
-    assert found.history["grad_norm_sq"][1] == pytest.approx(g @ g, rel=1e-5)
+    assert result.history["grad_norm_sq"][1] == pytest.approx(g @ g, rel=1e-5)
     some = fedax.FederatedData(TESTS[2], [7])
-    assert found.history["test_loss"][1] == pytest.approx(losses(v, some).mean(), rel=1e-5)
-    assert found.history["test_loss"][0] == pytest.approx(losses(X0, fedax.FederatedData(TEST, [11])).mean(), rel=1e-5)
-    assert found.history["train_loss"][0] == pytest.approx(objective(X0), rel=1e-5)
+    assert result.history["test_loss"][1] == pytest.approx(losses(v, some).mean(), rel=1e-5)
+    assert result.history["test_loss"][0] == pytest.approx(losses(X0, fedax.FederatedData(TEST, [11])).mean(), rel=1e-5)
+    assert result.history["train_loss"][0] == pytest.approx(objective(X0), rel=1e-5)
 
 
 # ---- the same as elsewhere
@@ -1316,20 +1316,20 @@ def test_those_that_are_heard_are_evaluated():
 
 def test_float64():
     with jax.enable_x64(True):
-        found, expected = run(fedax.create("scaffold", lr=LR)), simulated(fedax.create("scaffold", lr=LR))
-        assert found.params["w"].dtype == np.float64
-        alike(found, expected, rtol=1e-12)
+        result, expected = run(fedax.create("scaffold", lr=LR)), simulated(fedax.create("scaffold", lr=LR))
+        assert result.params["w"].dtype == np.float64
+        alike(result, expected, rtol=1e-12)
 
 
 def test_no_round_at_all(tmp_path):
-    found = run(FEDAVG, rounds=0, checkpoint=tmp_path)
-    assert found.history["round"].tolist() == [0]
-    assert run(FEDAVG, found.at, rounds=0, checkpoint=tmp_path).history["round"].tolist() == [0]
+    result = run(FEDAVG, rounds=0, checkpoint=tmp_path)
+    assert result.history["round"].tolist() == [0]
+    assert run(FEDAVG, result.at, rounds=0, checkpoint=tmp_path).history["round"].tolist() == [0]
 
 
 def test_the_best_model(tmp_path):
-    found = run(FEDAVG, test=TEST, checkpoint=tmp_path, best="test_loss")
-    assert found.best.value == found.history["test_loss"].min()
+    result = run(FEDAVG, test=TEST, checkpoint=tmp_path, best="test_loss")
+    assert result.best.value == result.history["test_loss"].min()
 
 
 def test_held_out_examples_at_the_server_and_at_the_nodes():
@@ -1347,10 +1347,10 @@ def test_examples_to_choose_by_at_the_nodes():
     sites = nodes(FEDAVG, tests=TESTS)
     for site, val in zip(sites.values(), [TEST, None, None], strict=True):
         site.held["val"] = val
-    found, expected = run(FEDAVG, Here(sites)), run(FEDAVG, val=TEST, test=TEST)
-    assert list(found.history) == list(expected.history)
+    result, expected = run(FEDAVG, Here(sites)), run(FEDAVG, val=TEST, test=TEST)
+    assert list(result.history) == list(expected.history)
     for name in ("val_loss", "val_error", "test_loss", "test_error"):
-        np.testing.assert_allclose(found.history[name], expected.history[name], 1e-5)
+        np.testing.assert_allclose(result.history[name], expected.history[name], 1e-5)
     sites = nodes(FEDAVG)
     next(iter(sites.values())).held["val"] = TEST
     lost = run(FEDAVG, Away(sites, absent({1: FIRST}, ("evaluate",)), False), timeout=0.05, rounds=1)
@@ -1359,30 +1359,30 @@ def test_examples_to_choose_by_at_the_nodes():
 
 def test_cohorts_of_few_and_none():
     """Several clients of a node, or none; rounds without any are skipped, and no node hears of them."""
-    method, asked = fedax.create("scaffold", lr=LR), []
+    method, requests = fedax.create("scaffold", lr=LR), []
     participation = fedax.Dropout(fedax.Uniform(2), 0.7)
 
     def spy(number: int, message: Message, answer: Any) -> Any:
         if message.head["kind"] == "exchange":
-            asked.append((message.head["index"], number, message.head["size"]))
+            requests.append((message.head["index"], number, message.head["size"]))
         return answer
 
     options = {"rounds": 12, "participation": participation, "evaluate_every": 1}
-    found, expected = run(method, spy=spy, **options), simulated(method, **options)
-    alike(found, expected, ["train_loss", "skipped", "clients", "local_steps", "bytes_up", "bytes_down"])
-    drawn = np.diff(found.history["clients"])
+    result, expected = run(method, spy=spy, **options), simulated(method, **options)
+    alike(result, expected, ["train_loss", "skipped", "clients", "local_steps", "bytes_up", "bytes_down"])
+    drawn = np.diff(result.history["clients"])
     assert {0, 1, 2} == {*drawn.tolist()}
-    assert [sum(size for index, _, size in asked if index == r) for r in range(12)] == drawn.tolist()
-    assert found.history["skipped"][-1] == (drawn == 0).sum()
-    assert found.left_out == {}
+    assert [sum(size for index, _, size in requests if index == r) for r in range(12)] == drawn.tolist()
+    assert result.history["skipped"][-1] == (drawn == 0).sum()
+    assert result.left_out == {}
 
 
 def test_weights_other_than_sizes():
     """Clients count by their examples, unless the census says otherwise; 0 counts nothing."""
     weights = np.array([0.5, 0, 0.2, 0.3, 0])
     for data in (federation(weights=weights), federation(weights=DATA.sizes / DATA.sizes.sum())):
-        found = run(FEDAVG, data=data)
-        alike(found, simulated(FEDAVG, data=data), ["train_loss", "local_steps"])
+        result = run(FEDAVG, data=data)
+        alike(result, simulated(FEDAVG, data=data), ["train_loss", "local_steps"])
     fleet = Fleet(Here(nodes(FEDAVG)))
     np.testing.assert_allclose(fleet.census.weights, DATA.sizes / DATA.sizes.sum())
     assert fleet.census.names == tuple("01234")
@@ -1405,13 +1405,13 @@ def test_a_private_run_at_nodes():
 
 
 def test_a_private_round_of_nobody_is_a_round():
-    """A model that does not change would say that nobody came. Every round has noise, at nodes as in simulation."""
+    """An unchanged model would reveal that no client took part. So every round has noise, as in simulation."""
     pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
     data = federation(weights=np.full(N, 1 / N))
     private = {"privacy": fedax.DP(0.3, 1.0, 1e-3, noise_seed=0), "participation": fedax.Poisson(0.1), "seed": 3}
-    found = run(FEDAVG, data=data, rounds=8, **private)
-    assert 0 in np.diff(found.history["clients"]) and found.history["skipped"].tolist() == [0] * 9
-    alike(found, simulated(FEDAVG, data=data, rounds=8, **private), ["train_loss", "epsilon", "clients"])
+    result = run(FEDAVG, data=data, rounds=8, **private)
+    assert 0 in np.diff(result.history["clients"]) and result.history["skipped"].tolist() == [0] * 9
+    alike(result, simulated(FEDAVG, data=data, rounds=8, **private), ["train_loss", "epsilon", "clients"])
     for before, after in itertools.pairwise(
         flat(run(FEDAVG, data=data, rounds=r, **private).params) for r in range(1, 8)
     ):
@@ -1419,18 +1419,18 @@ def test_a_private_round_of_nobody_is_a_round():
 
 
 def asked_figures(at: Here, **changes: Any) -> dict[str, Any]:
-    """The figures that a node tells when it is asked once more, by name."""
+    """The figures, by name, that a node answers when the evaluation is requested once more."""
     message = at.asked
     if changes:
-        found = safetensors.numpy.load(message.tensors)
-        message = Message(message.head, safetensors.numpy.save({**found, **changes}))
+        tensors = safetensors.numpy.load(message.tensors)
+        message = Message(message.head, safetensors.numpy.save({**tensors, **changes}))
     answer = at.sites[FIRST].answer(message)
     assert "error" not in answer.head, answer.head
     return {name: leaf.item() for name, leaf in safetensors.numpy.load(answer.tensors).items()}
 
 
 def evaluated(limits: Policy) -> Here:
-    """A run of no round; ``asked`` is what the first node was asked to evaluate."""
+    """A run of no round; ``asked`` is the request for evaluation that the first node got."""
     at = Here(nodes(FEDAVG, tests=TESTS))
 
     def spy(number: int, message: Message, answer: Any) -> Any:
@@ -1476,17 +1476,17 @@ def test_the_same_question_has_the_same_noise():
     other = asked_figures(at, **{name: weights + np.array([0, 1e-6], np.float32)})
     assert all(abs(other[figure] - value) > 1e-6 for figure, value in first.items())
     lines = [json.loads(line) for line in (at.sites[FIRST].folder / "log.jsonl").read_text().splitlines()]
-    told = {"on": ["test_error", "test_loss", "train_loss"], "noise": 0.5, "bound": 0.8}
-    assert lines[-1]["noise"] == told and "noise" not in lines[0]
+    expected = {"on": ["test_error", "test_loss", "train_loss"], "noise": 0.5, "bound": 0.8}
+    assert lines[-1]["noise"] == expected and "noise" not in lines[0]
 
 
 @pytest.mark.parametrize("weights", [[np.inf, 0.0], [np.nan, 1.0], [-1.0, 1.0]])
 def test_weights_that_could_undo_the_noise(weights):
     at = evaluated(Policy(noise=0.5, bound=0.8, epsilon=100.0))
-    found = safetensors.numpy.load(at.asked.tensors)
-    name = next(each for each in found if "weights" in each)
-    found[name] = np.array(weights, np.float32)
-    answer = at.sites[FIRST].answer(Message(at.asked.head, safetensors.numpy.save(found)))
+    tensors = safetensors.numpy.load(at.asked.tensors)
+    name = next(each for each in tensors if "weights" in each)
+    tensors[name] = np.array(weights, np.float32)
+    answer = at.sites[FIRST].answer(Message(at.asked.head, safetensors.numpy.save(tensors)))
     assert "weights of clients that came" in answer.head["error"] and not answer.tensors
 
 
@@ -1518,9 +1518,9 @@ def test_the_log_says_what_left():
 def test_many_rounds_of_many_steps():
     """Whole numbers in messages are taken up to 2³¹."""
     options = {"rounds": 70, "work": fedax.Steps(40), "evaluate_every": 70}
-    found = run(FEDAVG, **options)
-    assert found.history["local_steps"].tolist() == [0, 70 * 40 * N]
-    alike(found, simulated(FEDAVG, **options))
+    result = run(FEDAVG, **options)
+    assert result.history["local_steps"].tolist() == [0, 70 * 40 * N]
+    alike(result, simulated(FEDAVG, **options))
 
 
 def test_what_comes_late_removes_nothing_newer(tmp_path):
@@ -1534,10 +1534,10 @@ def test_what_comes_late_removes_nothing_newer(tmp_path):
 
 
 def test_traffic_of_a_round_is_counted_in_that_round():
-    """An evaluation brings the next round's first messages with it, whose bytes are the next round's."""
-    found = run(FEDAVG, rounds=6)
+    """An evaluation is sent together with the next round's first messages, whose bytes count for that round."""
+    result = run(FEDAVG, rounds=6)
     for name in TRAFFIC[:2]:
-        each = np.diff(found.history[name])
+        each = np.diff(result.history[name])
         assert each.min() > 0.8 * each.max() > 0, name
 
 

@@ -91,10 +91,10 @@ def test_a_run_is_saved_with_its_labels_and_best_model(tmp_path):
     assert (model.predict(X) == run.model.predict(X)).all()
     assert np.array_equal(load_model(tmp_path / "best.safetensors").params["w"], run.best.params["w"])
     code = "import sys, fedax, numpy; print(fedax.load_model(sys.argv[1]).predict(numpy.ones((1, 6))))"
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "run.safetensors"], capture_output=True, text=True, check=True
     )
-    assert said.stdout.split() == str(run.model.predict(np.ones((1, 6)))).split()
+    assert result.stdout.split() == str(run.model.predict(np.ones((1, 6)))).split()
     del run.best
     with pytest.raises(ConfigError, match="no best model was kept"):
         run.save(tmp_path / "none.safetensors", best=True)

@@ -1,4 +1,4 @@
-"""Masked sums of nodes: the simulation's bits come out, the server sees nothing else, and nodes that are gone."""
+"""Masked sums of nodes: the simulation's bits, nothing else visible to the server, and nodes that are lost."""
 
 import dataclasses
 import functools
@@ -60,16 +60,16 @@ class Parties:
         return {k: self.nodes[k].masked("0", self.sums[k], self.bits, self.told(k), "?", PART) for k in who}
 
     def told(self, k: int, **more: Offer) -> dict[int, Received]:
-        """What node ``k`` is told of the offers; ``more``: others in their place."""
+        """The offers that node ``k`` gets; ``more``: forged ones that replace them."""
         return {j: offer.to(k) for j, offer in (self.offers | {int(j[1:]): each for j, each in more.items()}).items()}
 
-    def shares(self, survivors: Any, tell: Any) -> dict[int, dict[str, str]]:
-        agreed = {k: self.nodes[k].agree("0", [*survivors]) for k in tell}
-        return {k: self.nodes[k].unmask("0", agreed) for k in tell}
+    def shares(self, survivors: Any, senders: Any) -> dict[int, dict[str, str]]:
+        agreed = {k: self.nodes[k].agree("0", [*survivors]) for k in senders}
+        return {k: self.nodes[k].unmask("0", agreed) for k in senders}
 
-    def total(self, masked: Any, tell: Any) -> np.ndarray:
-        told = self.shares(masked, tell)
-        return masks.total("0", masked, self.offers, told, self.threshold, self.bits)
+    def total(self, masked: Any, senders: Any) -> np.ndarray:
+        shares = self.shares(masked, senders)
+        return masks.total("0", masked, self.offers, shares, self.threshold, self.bits)
 
     def expected(self, who: Any) -> np.ndarray:
         return (self.sums[[*who]].astype(object).sum(0) % 2**self.bits).astype(np.uint32)
@@ -96,22 +96,22 @@ def test_too_few_shares_show_nothing():
     """With one share less than the threshold, Shamir's polynomial gives another secret, which is noticed."""
     parties = Parties(5, 3)
     masked = parties.masked([0, 1, 2])
-    told = parties.shares([0, 1, 2], [0, 1, 2])
-    del told[2]
+    shares = parties.shares([0, 1, 2], [0, 1, 2])
+    del shares[2]
     with pytest.raises(fedax.NodeError, match="the shares of its seed do not fit together"):
-        masks.total("0", masked, parties.offers, told, 3, 32)
+        masks.total("0", masked, parties.offers, shares, 3, 32)
 
 
 def test_a_masked_sum_looks_uniform():
-    """Chi-square of the bytes that the server sees of one node, whose own sum is zero in all places."""
-    size, found = 4096, []
+    """Chi-square of the bytes that the server gets from a node whose sum is zero."""
+    size, results = 4096, []
     for seed in range(8):
         parties = Parties(3, 2, 24, size)
         parties.sums[:] = 0
-        found.append(parties.masked([seed % 3])[seed % 3])
-    for each in found:
+        results.append(parties.masked([seed % 3])[seed % 3])
+    for each in results:
         assert scipy.stats.chisquare(np.bincount(each, minlength=256)).pvalue > 1e-5
-    pooled = np.concatenate(found)
+    pooled = np.concatenate(results)
     assert scipy.stats.chisquare(np.bincount(pooled, minlength=256)).pvalue > 1e-3
     # And byte by byte of a number: none of the three is more regular than the others.
     for k in range(3):
@@ -130,7 +130,7 @@ def test_the_same_sum_is_masked_anew_in_each_exchange():
 
 
 def test_masks_of_two_alone_do_not_show_a_sum():
-    """The server knows the seed b of a node that stayed: its sum is still masked by what it has with the others."""
+    """The server knows the seed b of a node that stayed: its sum is still masked by the pairwise masks."""
     parties = Parties(3, 2)
     (y,) = parties.masked([0]).values()
     own = masks._stream(masks._derived(parties.nodes[0]._turns["0"].seed, "own 0"), 5, 32)
@@ -248,15 +248,15 @@ def test_what_is_not_meant_for_a_node():
 def test_shares_that_are_changed_are_noticed():
     parties = Parties(3, 2)
     masked = parties.masked([0, 1])  # the third is gone after its shares
-    told = parties.shares([0, 1], [0, 1])
+    shares = parties.shares([0, 1], [0, 1])
     for of, text in (("1", "node 1: the shares of its seed"), ("2", "node 2: the shares of its key")):
-        wrong = told | {0: told[0] | {of: masks._text(bytes(16 if of == "1" else 32))}}
+        wrong = shares | {0: shares[0] | {of: masks._text(bytes(16 if of == "1" else 32))}}
         with pytest.raises(fedax.NodeError, match=text):
             masks.total("0", masked, parties.offers, wrong, 2, 32)
-    for wrong in ({}, None, [], told[0] | {"1": "é"}, told[0] | {"1": 7}, told[0] | {"1": masks._text(b"short")}):
+    for wrong in ({}, None, [], shares[0] | {"1": "é"}, shares[0] | {"1": 7}, shares[0] | {"1": masks._text(b"short")}):
         with pytest.raises(fedax.NodeError, match="a share of its secrets is none"):
-            masks.total("0", masked, parties.offers, told | {0: wrong}, 2, 32)
-    assert masks.total("0", masked, parties.offers, told, 2, 32).tolist() == parties.expected([0, 1]).tolist()
+            masks.total("0", masked, parties.offers, shares | {0: wrong}, 2, 32)
+    assert masks.total("0", masked, parties.offers, shares, 2, 32).tolist() == parties.expected([0, 1]).tolist()
 
 
 def test_one_of_three_nodes_works_with_the_server():
@@ -268,20 +268,20 @@ def test_one_of_three_nodes_works_with_the_server():
 
     def attack(parties: Parties) -> np.ndarray:
         masked = parties.masked([0, 1, 2])
-        told = {}
+        shares = {}
         for victim in (0, 1):
             survivors = [victim, 2]
             agreed = {victim: parties.nodes[victim].agree("0", survivors)}
             turn = parties.nodes[2]._turns["0"]
             agreed[2] = parties.nodes[2]._roster.signed(masks._agreement(turn.context, tuple(survivors)))
-            told[victim] = parties.nodes[victim].unmask("0", agreed)
+            shares[victim] = parties.nodes[victim].unmask("0", agreed)
         mine = parties.nodes[2]._turns["0"].held
-        seed = masks._joined({1: masks._bytes(told[1]["1"]), 2: mine[1][:16]})
-        secret = masks._joined({0: masks._bytes(told[0]["1"]), 2: mine[1][16:]})
-        found = masks.unpacked(masked[1], 32) - masks._stream(masks._derived(seed, "own 0"), 5, 32)
+        seed = masks._joined({1: masks._bytes(shares[1]["1"]), 2: mine[1][:16]})
+        secret = masks._joined({0: masks._bytes(shares[0]["1"]), 2: mine[1][16:]})
+        result = masks.unpacked(masked[1], 32) - masks._stream(masks._derived(seed, "own 0"), 5, 32)
         for other in (0, 2):
-            found -= masks._sign(1, other) * masks._pair(secret, parties.offers[other].public, "0", 5, 32)
-        return found
+            result -= masks._sign(1, other) * masks._pair(secret, parties.offers[other].public, "0", 5, 32)
+        return result
 
     parties = Parties(3, 2)  # of owners who trust that nobody does
     assert attack(parties).tolist() == parties.sums[1].tolist()
@@ -306,17 +306,17 @@ def restarted(old: Site) -> Site:
 def run(method: Any = FEDAVG, transport: Any = None, spy: Any = None, **options: Any) -> fedax.Run:
     options = OPTIONS | {"secure": SECURE} | options
     at = transport or Here(sites(method, options["secure"]), spy)
-    found = here.trained(method, TASK, DATA, at, **options)
-    found.at = at
-    return found
+    run = here.trained(method, TASK, DATA, at, **options)
+    run.at = at
+    return run
 
 
 def simulated(method: Any = FEDAVG, **options: Any) -> fedax.Run:
     return fedax.simulate(method, TASK, DATA, **OPTIONS | {"secure": SECURE} | options)
 
 
-def bits(found: fedax.Run) -> list[bytes]:
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((found.params, found.state))]
+def bits(result: fedax.Run) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((result.params, result.state))]
 
 
 @functools.cache
@@ -325,7 +325,7 @@ def plain() -> fedax.Run:
 
 
 class Watch:
-    """Keeps what goes between server and nodes."""
+    """Records the messages between server and nodes."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, Message, Message]] = []
@@ -342,9 +342,9 @@ class Watch:
 def test_the_bits_of_the_simulation(secure):
     """Estimates and changes; nodes with several clients each; nothing but masked numbers leaves."""
     watch = Watch()
-    found = run(Tells(), spy=watch, secure=secure)
+    result = run(Tells(), spy=watch, secure=secure)
     expected = plain() if secure is SECURE else simulated(Tells(), secure=secure)
-    assert bits(found) == bits(expected)
+    assert bits(result) == bits(expected)
     assert [len(watch.of(kind)) for kind in ("offer", "exchange", "agree", "unmask")] == [6, 6, 6, 6]
     for _, _, answer in watch.of("exchange"):
         arrays = safetensors.numpy.load(answer.tensors)
@@ -354,17 +354,17 @@ def test_the_bits_of_the_simulation(secure):
 
 
 def test_a_method_with_two_exchanges_and_a_listening_one():
-    """Mime gathers gradients first; VRL-SGD's clients listen in the end, and send nothing that could be masked."""
+    """Mime collects gradients first; VRL-SGD's clients only receive in the last exchange: no sum to mask."""
     for name in ("mime", "vrl-sgd"):
         method, watch = fedax.create(name, lr=0.05), Watch()
-        found, expected = run(method, spy=watch), simulated(method)
-        np.testing.assert_allclose(found.params, expected.params, rtol=1e-6, atol=1e-6)
+        result, expected = run(method, spy=watch), simulated(method)
+        np.testing.assert_allclose(result.params, expected.params, rtol=1e-6, atol=1e-6)
         heard = [message.head["heard"] for _, message, _ in watch.of("exchange")]
         assert len(watch.of("unmask")) == sum(heard) > 0
 
 
 def test_cohorts():
-    """Few clients, of few nodes; the others are not asked."""
+    """A cohort of few clients at few nodes; the other nodes are not asked."""
     cohorts = fedax.Trace([[3, 1], [4, 2, 7, 5]])
     assert bits(run(Tells(), participation=cohorts)) == bits(simulated(Tells(), participation=cohorts))
     with pytest.raises(fedax.NodeError, match="in round 1 clients are asked at 1 nodes, and at 2 they have to be"):
@@ -387,17 +387,17 @@ def gone(kind: str, number: int, index: int = 1) -> Callable[[int, Message, Any]
 
 @pytest.mark.parametrize("kind", ["offer", "exchange", "agree", "unmask"])
 def test_a_node_that_is_gone(kind):
-    """Before its shares, after them, after its masked sum: without it or with it, and to the simulation's bits."""
-    found = run(Tells(), spy=gone(kind, SECOND), timeout=0.05, secure=TWO)
+    """A node is lost before its shares, after them, or after its masked sum: the sum has the simulation's bits."""
+    result = run(Tells(), spy=gone(kind, SECOND), timeout=0.05, secure=TWO)
     late = kind in ("agree", "unmask")
     there = np.array([[not (r == 1 and not late and i in NODES[1]) for i in range(11)] for r in range(2)])
     expected = simulated(Tells(), participation=fedax.Dropout(fedax.Full(), available=there))
     if late:
-        assert bits(found) == bits(plain())
-        assert found.left_out == {}
+        assert bits(result) == bits(plain())
+        assert result.left_out == {}
     else:
-        np.testing.assert_allclose(found.params, expected.params, rtol=1e-6, atol=1e-7)
-        assert found.left_out == dict.fromkeys(NODES[1], 1)
+        np.testing.assert_allclose(result.params, expected.params, rtol=1e-6, atol=1e-7)
+        assert result.left_out == dict.fromkeys(NODES[1], 1)
 
 
 def test_two_of_three_nodes_are_gone():
@@ -429,11 +429,11 @@ def test_a_node_that_is_started_again(kind):
         return answer
 
     at.spy = spy
-    found = run(Tells(), at, secure=TWO)
+    result = run(Tells(), at, secure=TWO)
     if kind == "offer":
-        assert found.left_out == dict.fromkeys(NODES[1], 1)
+        assert result.left_out == dict.fromkeys(NODES[1], 1)
     else:
-        assert bits(found) == bits(plain())
+        assert bits(result) == bits(plain())
 
 
 def test_one_node_is_refused():
@@ -483,7 +483,7 @@ def test_no_plain_sum_leaves_a_node():
 
 
 class Active(Here):
-    """A server, or a link, that asks all nodes but the first for something else; or changes what it passes on."""
+    """A server or link that sends all nodes but the first another request, or changes the messages it passes on."""
 
     def __init__(self, sites: Any, change: Callable[[int, Message], Message]):
         super().__init__(sites)
@@ -496,16 +496,16 @@ class Active(Here):
 
 
 def others(arrays: dict[str, Callable[[np.ndarray], np.ndarray]], **head: Any) -> Callable[[int, Message], Message]:
-    """Changes what the others are asked, in the offer and in the exchange alike."""
+    """Changes the requests to the other nodes, in the offer and in the exchange alike."""
 
     def change(number: int, message: Message) -> Message:
         if number == FIRST or message.head["kind"] not in ("offer", "exchange"):
             return message
         own = {name: how(message.head[name]) for name, how in head.items() if name in message.head}
-        found = safetensors.numpy.load(message.tensors) if message.tensors else {}
+        result = safetensors.numpy.load(message.tensors) if message.tensors else {}
         for part, how in arrays.items():
-            found |= {name: np.asarray(how(each), order="C") for name, each in found.items() if part in name}
-        return Message(message.head | own, safetensors.numpy.save(found) if found else b"")
+            result |= {name: np.asarray(how(each), order="C") for name, each in result.items() if part in name}
+        return Message(message.head | own, safetensors.numpy.save(result) if result else b"")
 
     return change
 
@@ -610,7 +610,7 @@ def _usual() -> dict[int, Site]:
 
 
 def test_a_run_goes_on(tmp_path):
-    """From a checkpoint, with nodes that were all started again in between."""
+    """A run is resumed from a checkpoint, after all nodes were restarted."""
     at = Here(sites(Tells()))
     stopped = run(Tells(), at, rounds=1, checkpoint=tmp_path)
     assert len(stopped.history["round"]) == 2

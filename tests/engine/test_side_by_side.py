@@ -1,4 +1,4 @@
-"""Runs over nodes that share messages: what each gives, how many messages there are, and how they end together."""
+"""Runs over nodes that share messages: their results, the number of messages, and how they end together."""
 
 import functools
 import os
@@ -44,10 +44,10 @@ class Counting(Here):
 
 def sites() -> dict[int, Site]:
     """Sites that know all the methods by their names."""
-    found = here.sites(DATA, NODES, Problem(METHODS["fedavg"], TASK, here.wire_of()))
-    for site in found.values():
-        site._make = lambda asked: Problem(METHODS[asked["method"]], TASK, here.wire_of())
-    return found
+    result = here.sites(DATA, NODES, Problem(METHODS["fedavg"], TASK, here.wire_of()))
+    for site in result.values():
+        site._make = lambda request: Problem(METHODS[request["method"]], TASK, here.wire_of())
+    return result
 
 
 def trained(at: Here, runs: list[tuple[str, int]], **options: object) -> list[fedax.Run]:
@@ -67,26 +67,26 @@ RUNS = [("fedavg", 0), ("fedavg", 1), ("scaffold", 0)]
 def test_each_run_is_as_it_is_alone_and_they_share_messages():
     at = Counting(sites())
     together = trained(at, RUNS)
-    for (name, seed), found in zip(RUNS, together, strict=True):
+    for (name, seed), result in zip(RUNS, together, strict=True):
         (alone,) = trained(one := Counting(sites()), [(name, seed)])
-        assert found.history["train_loss"].tolist() == alone.history["train_loss"].tolist()
-        assert flat(found.params).tolist() == flat(alone.params).tolist()
+        assert result.history["train_loss"].tolist() == alone.history["train_loss"].tolist()
+        assert flat(result.params).tolist() == flat(alone.params).tolist()
         assert len(at.messages) == len(one.messages)
     # hello and check; an evaluation with each round's exchange; the last evaluation; and that the run is over
     assert len(at.messages) == len(NODES) * (2 + 3 + 1 + 1)
     kinds = [sorted(head["kind"] for head in heads) for _, heads in at.messages]
     assert kinds.count(["evaluate"] * 3 + ["exchange"] * 3) == len(NODES) * 3
     for column, whole in (("wire_down", at.sent), ("wire_up", at.received)):
-        assert sum(found.history[column][-1] for found in together) == pytest.approx(whole, rel=0.05)
+        assert sum(result.history[column][-1] for result in together) == pytest.approx(whole, rel=0.05)
 
 
 def test_a_node_that_is_away_for_a_message_is_left_out_of_all_that_it_asked():
     def gone(number: int, message: Message) -> bool:
         return number == 8 and any(head.get("index") == 1 and head["kind"] == "exchange" for head in heads_of(message))
 
-    for found in trained(Counting(sites(), gone), [("fedavg", 0), ("fedavg", 1)]):
-        assert found.left_out == {1: 1}
-        assert found.history["heard"].tolist() == [1.0, pytest.approx(1 - DATA.weights[1]), 1.0, 1.0]
+    for result in trained(Counting(sites(), gone), [("fedavg", 0), ("fedavg", 1)]):
+        assert result.left_out == {1: 1}
+        assert result.history["heard"].tolist() == [1.0, pytest.approx(1 - DATA.weights[1]), 1.0, 1.0]
 
 
 def test_what_one_fails_at_ends_all():
@@ -114,8 +114,8 @@ def test_a_signal_ends_all_between_two_messages():
 
 def test_no_round_begins_where_the_figures_may_end_the_run():
     at = Counting(sites())
-    (found,) = trained(at, [("fedavg", 0)], until=lambda row: row["round"] == 1)
-    assert found.history["round"].tolist() == [0, 1]
+    (result,) = trained(at, [("fedavg", 0)], until=lambda row: row["round"] == 1)
+    assert result.history["round"].tolist() == [0, 1]
     assert [sum(site._rounds.values()) for site in at.sites.values()] == [1] * len(NODES)
 
 
@@ -123,10 +123,10 @@ def test_no_round_begins_where_the_figures_may_end_the_run():
 def test_a_model_that_is_not_finite_is_sent_to_nobody(monkeypatch):
     monkeypatch.setitem(METHODS, "fedavg", fedax.create("fedavg", lr=1e38))
     at = Counting(sites())
-    (found,) = trained(at, [("fedavg", 0)], rounds=9)
-    assert found.status == "diverged"
-    asked = [head["index"] for _, heads in at.messages for head in heads if head["kind"] == "exchange"]
-    assert max(asked) == found.history["round"][-1] - 1
+    (result,) = trained(at, [("fedavg", 0)], rounds=9)
+    assert result.status == "diverged"
+    requests = [head["index"] for _, heads in at.messages for head in heads if head["kind"] == "exchange"]
+    assert max(requests) == result.history["round"][-1] - 1
 
 
 def test_messages_that_are_joined_come_apart():

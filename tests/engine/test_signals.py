@@ -1,4 +1,4 @@
-"""SIGINT, SIGHUP and SIGTERM while a run is at work: they wait for a checkpoint, and then do what they do elsewhere."""
+"""SIGINT, SIGHUP and SIGTERM during a run: they wait for a checkpoint, and then have their usual effect."""
 
 import importlib.util
 import pathlib
@@ -136,11 +136,11 @@ def test_a_second_one_does_not_wait(tmp_path, monkeypatch):
 
 def test_in_another_thread_and_where_they_are_ignored(whole, tmp_path):
     """Where Python cannot handle signals, runs run."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(run(tmp_path / "thread")))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(tmp_path / "thread")))
     thread.start()
     thread.join()
-    identical(whole, found[0])
+    identical(whole, results[0])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     identical(whole, run(tmp_path / "ignored", at=4))
     assert signal.signal(signal.SIGINT, signal.default_int_handler) is signal.SIG_IGN
@@ -158,16 +158,16 @@ def test_calls_are_bounded_by_the_pace(whole, monkeypatch):
 
     monkeypatch.setattr(simulate, "Alone", Watched)
     monkeypatch.setattr(drive.time, "perf_counter", lambda: now[0])
-    found = run(rounds=20, evaluate_every=20)
+    result = run(rounds=20, evaluate_every=20)
     assert calls == [1, 8, 8, 3]  # two seconds each, once the pace is known
     monkeypatch.setattr(drive, "_CALL", 1e9)
     calls.clear()
-    identical(run(rounds=20, evaluate_every=20), found)
+    identical(run(rounds=20, evaluate_every=20), result)
     assert calls == [1, 19]
 
 
 def test_runs_that_are_killed_or_terminated(tmp_path, monkeypatch):
-    """Some of what benchmarks/kills.py does by the hundred."""
+    """A few of the kills of benchmarks/kills.py."""
     spec = importlib.util.spec_from_file_location("kills", ROOT / "benchmarks" / "kills.py")
     kills = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(kills)

@@ -318,8 +318,8 @@ def test_a_bfloat16_run_goes_on_from_a_checkpoint(mixed, tmp_path):
 
 def test_a_bfloat16_task_in_a_sweep_and_in_a_diagnosis(mixed):
     options = {"rounds": 7, "work": fedax.Steps(2), "batch_size": 2, "test": TEST.examples}
-    found = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.05, 0.02]}, MIXED, DATA, **options)
-    first = found.runs[0][0]
+    sweep = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.05, 0.02]}, MIXED, DATA, **options)
+    first = sweep.runs[0][0]
     assert types(first.params) == {"w": "bfloat16", "b": "float32"}
     np.testing.assert_allclose(first.history["train_loss"], mixed[0].history["train_loss"], rtol=1e-5)
     points = [None, mixed[0].params]
@@ -335,8 +335,8 @@ def test_bfloat16_losses_are_summed_in_float32():
     task = fedax.Task(TASK.init, lambda params, batch, key: ones(params, batch), {"ones": ones})
     many = federation([600], [1.0])
     got = run(task=task, data=many, test=many.examples, rounds=0)
-    found = [got.history[name][0] for name in ("train_loss", "test_loss", "test_ones")]
-    assert found == pytest.approx([1, 1, 1], abs=1e-6)
+    results = [got.history[name][0] for name in ("train_loss", "test_loss", "test_ones")]
+    assert results == pytest.approx([1, 1, 1], abs=1e-6)
 
 
 def test_a_given_model_is_not_rounded_first():
@@ -358,9 +358,9 @@ def test_bfloat16_and_float16_examples():
 
 
 def test_rounds_of_evaluation_are_those_of_the_run_and_each_once():
-    found = [fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=4, evaluate_every=each)
+    results = [fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=4, evaluate_every=each)
              for each in ([2, 4, 9], [2, 2], 2)]  # fmt: skip
-    assert [run.history["round"].tolist() for run in found] == [[0, 2, 4]] * 3
+    assert [run.history["round"].tolist() for run in results] == [[0, 2, 4]] * 3
 
 
 @pytest.mark.parametrize("seed", [64, 2**32 - 1])

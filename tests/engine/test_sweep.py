@@ -32,9 +32,9 @@ def fedavg(lr, **hyper):
 def check(make, grid, seeds=(3, 0), **options):
     """Every run of a sweep is simulate's: history, model, status."""
     options = OPTIONS | options
-    found = fedax.sweep(make, grid, TASK, DATA, seeds=seeds, **options)
-    for point, runs in zip(found.points, found.runs, strict=True):
-        for seed, run in zip(found.seeds, runs, strict=True):
+    sweep = fedax.sweep(make, grid, TASK, DATA, seeds=seeds, **options)
+    for point, runs in zip(sweep.points, sweep.runs, strict=True):
+        for seed, run in zip(sweep.seeds, runs, strict=True):
             made = make(**point)
             own = made if isinstance(made, dict) else {"algorithm": made}
             given = options | own
@@ -46,7 +46,7 @@ def check(make, grid, seeds=(3, 0), **options):
                     continue
                 np.testing.assert_allclose(run.history[name], alone.history[name], 1e-5, 1e-6, err_msg=name)
             np.testing.assert_allclose(flat(run.params), flat(alone.params), 1e-5, 1e-6)
-    return found
+    return sweep
 
 
 COHORT = {"participation": fedax.Uniform(3)}
@@ -64,16 +64,16 @@ METHODS = {
 
 @pytest.mark.parametrize("name", always(METHODS, "fedavg", "fedadam", "scaffold-m-vr", "fedda-mvr"))
 def test_every_run_is_that_of_simulate(name):
-    found = check(lambda lr: fedax.create(name, lr=lr), {"lr": LRS}, seeds=2, **METHODS[name])
-    assert found.programs == 1
-    assert not np.array_equal(flat(found.runs[0][0].params), flat(found.runs[1][0].params))
+    sweep = check(lambda lr: fedax.create(name, lr=lr), {"lr": LRS}, seeds=2, **METHODS[name])
+    assert sweep.programs == 1
+    assert not np.array_equal(flat(sweep.runs[0][0].params), flat(sweep.runs[1][0].params))
 
 
 def test_the_start_of_feddas_metric_and_its_lambda_are_numbers_of_one_program():
     grid = {"h0": [0.0, 0.5], "lam": [0.5, 2.0]}
-    found = check(lambda h0, lam: fedax.create("fedda", h0=h0, lam=lam, metric="norm", eps=1.0), grid, seeds=1)
-    assert found.programs == 1
-    ends = [flat(runs[0].params) for runs in found.runs]
+    sweep = check(lambda h0, lam: fedax.create("fedda", h0=h0, lam=lam, metric="norm", eps=1.0), grid, seeds=1)
+    assert sweep.programs == 1
+    ends = [flat(runs[0].params) for runs in sweep.runs]
     assert all(not np.array_equal(a, b) for a, b in itertools.combinations(ends, 2))
 
 
@@ -81,20 +81,20 @@ def test_initial_models_that_differ_by_seed():
     task = fedax.tasks.mlp(3, 2, hidden=(4,))
     data = fedax.FederatedData({"x": DATA.examples["x"], "y": (DATA.examples["y"] > 0).astype(int)}, DATA.sizes, P)
     options = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 2}
-    found = fedax.sweep(fedavg, {"lr": LRS}, task, data, seeds=[7, 8], **options)
-    for k, seed in enumerate(found.seeds):
+    sweep = fedax.sweep(fedavg, {"lr": LRS}, task, data, seeds=[7, 8], **options)
+    for k, seed in enumerate(sweep.seeds):
         alone = fedax.simulate(fedavg(LRS[1]), task, data, seed=seed, **options)
-        np.testing.assert_allclose(found.runs[1][k].history["train_loss"], alone.history["train_loss"], 1e-5)
-    assert found.runs[0][0].history["train_loss"][0] != found.runs[0][1].history["train_loss"][0]
+        np.testing.assert_allclose(sweep.runs[1][k].history["train_loss"], alone.history["train_loss"], 1e-5)
+    assert sweep.runs[0][0].history["train_loss"][0] != sweep.runs[0][1].history["train_loss"][0]
 
 
 def test_what_differs_in_shape_is_another_program():
     def make(lr, steps, momentum):
         return {"algorithm": fedavg(lr, momentum=momentum), "work": fedax.Steps(steps)}
 
-    found = check(make, {"lr": LRS, "steps": [1, 2], "momentum": [None, 0.9]}, seeds=1)
-    assert len(found.points) == 8 and found.programs == 4
-    assert [p["steps"] for p in found.points[:4]] == [1, 1, 2, 2]
+    sweep = check(make, {"lr": LRS, "steps": [1, 2], "momentum": [None, 0.9]}, seeds=1)
+    assert len(sweep.points) == 8 and sweep.programs == 4
+    assert [p["steps"] for p in sweep.points[:4]] == [1, 1, 2, 2]
 
 
 def test_schedules_steps_and_weights_of_several_points():
@@ -116,10 +116,10 @@ def test_blocks_of_any_width_give_the_same(width, programs):
 
 
 def test_seeds_of_one_point_are_spread_over_the_cores():
-    """To the bit what a core alone gives, whatever their number; and compiled in no more programs for more of them."""
-    found = check(lambda: fedavg(0.05), {}, seeds=5, **COHORT)
-    assert found.programs == 1 and len(np.unique(found.scores())) == 5
-    for seed, run in zip(found.seeds, found.runs[0], strict=True):
+    """The same bits for any number of cores, and no more compiled programs for more cores."""
+    swept = check(lambda: fedavg(0.05), {}, seeds=5, **COHORT)
+    assert swept.programs == 1 and len(np.unique(swept.scores())) == 5
+    for seed, run in zip(swept.seeds, swept.runs[0], strict=True):
         alone = fedax.simulate(fedavg(0.05), TASK, DATA, seed=seed, **sweep.on_one_core(OPTIONS | COHORT))
         if len(jax.local_devices()) > 1:
             assert run.history["train_loss"].tolist() == alone.history["train_loss"].tolist()
@@ -144,8 +144,8 @@ def test_initial_models_that_differ_by_point():
     def make(start):
         return {"algorithm": fedavg(0.05), "params": {"w": np.full(3, start), "b": 0.0}}
 
-    found = check(make, {"start": [0.5, 2.0]}, seeds=2)
-    assert found.runs[0][0].history["train_loss"][0] != found.runs[1][0].history["train_loss"][0]
+    sweep = check(make, {"start": [0.5, 2.0]}, seeds=2)
+    assert sweep.runs[0][0].history["train_loss"][0] != sweep.runs[1][0].history["train_loss"][0]
 
 
 def test_a_lane_that_its_guard_stops_ends_alone():
@@ -154,61 +154,61 @@ def test_a_lane_that_its_guard_stops_ends_alone():
     options = {"rounds": 8, "evaluate_every": 4, "guard": fedax.Guard(stop=True), "faults": bad}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fedax.BadClientWarning)
-        found = check(lambda: fedavg(0.05), {}, seeds=4, participation=fedax.Uniform(1), **options)
-    ends = [run.history["round"].tolist() for run in found.runs[0]]
+        sweep = check(lambda: fedavg(0.05), {}, seeds=4, participation=fedax.Uniform(1), **options)
+    ends = [run.history["round"].tolist() for run in sweep.runs[0]]
     assert any(end[-1] % 4 for end in ends) and all(index % 4 == 0 for end in ends for index in end[:-1])
-    assert len({end[-1] for end in ends}) > 1 and {run.status for run in found.runs[0]} == {"failed", "finished"}
+    assert len({end[-1] for end in ends}) > 1 and {run.status for run in sweep.runs[0]} == {"failed", "finished"}
 
 
 def test_a_run_that_diverges_leaves_the_others_alone():
     with pytest.warns(DivergedWarning):
-        found = check(fedavg, {"lr": [0.05, 1e6, 0.01]}, seeds=2, rounds=12, evaluate_every=3)
-    assert [run.status for run in found.runs[1]] == ["diverged", "diverged"]
-    assert found.runs[0][0].history["round"][-1] == 12 and len(found.runs[1][0].history["round"]) < 5
-    assert np.isnan(found.scores()[1]).all() and np.isfinite(found.scores()[[0, 2]]).all()
-    rows = found.table()
+        sweep = check(fedavg, {"lr": [0.05, 1e6, 0.01]}, seeds=2, rounds=12, evaluate_every=3)
+    assert [run.status for run in sweep.runs[1]] == ["diverged", "diverged"]
+    assert sweep.runs[0][0].history["round"][-1] == 12 and len(sweep.runs[1][0].history["round"]) < 5
+    assert np.isnan(sweep.scores()[1]).all() and np.isfinite(sweep.scores()[[0, 2]]).all()
+    rows = sweep.table()
     assert [row["lr"] for row in rows][2] == 1e6 and rows[2]["failed"] == 2 and math.isnan(rows[2]["mean"])
-    assert found.best()["lr"] != 1e6
+    assert sweep.best()["lr"] != 1e6
 
 
 def test_a_run_that_ends_worse_than_it_began_comes_last():
     with pytest.warns(DivergedWarning, match="ended worse"):
-        found = fedax.sweep(fedavg, {"lr": [0.05, 0.9]}, TASK, DATA, seeds=2, rounds=8, work=fedax.Steps(3))
-    assert [run.status for run in found.runs[1]] == ["worse", "worse"], found.runs
-    assert np.isnan(found.scores()[1]).all() and found.table()[1]["failed"] == 2 and found.best()["lr"] == 0.05
+        sweep = fedax.sweep(fedavg, {"lr": [0.05, 0.9]}, TASK, DATA, seeds=2, rounds=8, work=fedax.Steps(3))
+    assert [run.status for run in sweep.runs[1]] == ["worse", "worse"], sweep.runs
+    assert np.isnan(sweep.scores()[1]).all() and sweep.table()[1]["failed"] == 2 and sweep.best()["lr"] == 0.05
 
 
 def test_until_ends_each_run_by_itself():
     goal = fedax.simulate(fedavg(0.05), TASK, DATA, **OPTIONS).history["train_loss"][1]
-    found = check(fedavg, {"lr": [0.05, 1e-5]}, until=lambda row: row["train_loss"] <= goal, rounds=8)
-    assert [run.status for run in found.runs[0]][1] == "stopped" and found.runs[0][1].history["round"][-1] == 2
-    assert found.runs[1][0].status == "finished" and found.runs[1][0].history["round"][-1] == 8
+    sweep = check(fedavg, {"lr": [0.05, 1e-5]}, until=lambda row: row["train_loss"] <= goal, rounds=8)
+    assert [run.status for run in sweep.runs[0]][1] == "stopped" and sweep.runs[0][1].history["round"][-1] == 2
+    assert sweep.runs[1][0].status == "finished" and sweep.runs[1][0].history["round"][-1] == 8
 
 
 def test_the_table_has_means_and_spreads_and_the_best_first():
-    found = fedax.sweep(fedavg, {"lr": [1e-4, 0.05]}, TASK, DATA, seeds=3, **OPTIONS)
-    rows = found.table("test_error")
-    values = np.array([[run.history["test_error"][-1] for run in runs] for runs in found.runs])
+    sweep = fedax.sweep(fedavg, {"lr": [1e-4, 0.05]}, TASK, DATA, seeds=3, **OPTIONS)
+    rows = sweep.table("test_error")
+    values = np.array([[run.history["test_error"][-1] for run in runs] for runs in sweep.runs])
     assert [row["lr"] for row in rows] == [0.05, 1e-4]
     assert rows[0]["mean"] == pytest.approx(values[1].mean()) and rows[0]["std"] == pytest.approx(values[1].std(ddof=1))
-    assert found.best("test_error", higher=True) == {"lr": 1e-4}
-    last = found.table("test_error", last=2)[0]["mean"]
-    assert last == pytest.approx(np.mean([run.history["test_error"][-2:] for run in found.runs[1]]))
-    assert found.best(lambda run: float(run.history["round"][-1] - run.params["b"])) == {"lr": 0.05}
+    assert sweep.best("test_error", higher=True) == {"lr": 1e-4}
+    last = sweep.table("test_error", last=2)[0]["mean"]
+    assert last == pytest.approx(np.mean([run.history["test_error"][-2:] for run in sweep.runs[1]]))
+    assert sweep.best(lambda run: float(run.history["round"][-1] - run.params["b"])) == {"lr": 0.05}
     with pytest.raises(ConfigError, match="train_loss"):
-        found.table("accuracy")
+        sweep.table("accuracy")
 
 
 def test_the_callback_sees_every_row_of_every_run():
     seen = []
-    found = fedax.sweep(
+    sweep = fedax.sweep(
         fedavg, {"lr": LRS}, TASK, DATA, seeds=[5, 6], callback=lambda *row: seen.append(row), **OPTIONS
     )
-    for i, point in enumerate(found.points):
+    for i, point in enumerate(sweep.points):
         for k, seed in enumerate([5, 6]):
             rows = [row for p, s, row in seen if p == point and s == seed]
-            assert [row["train_loss"] for row in rows] == found.runs[i][k].history["train_loss"].tolist()
-    assert found.runs[0][0].state is None and found.runs[0][0].memory is None
+            assert [row["train_loss"] for row in rows] == sweep.runs[i][k].history["train_loss"].tolist()
+    assert sweep.runs[0][0].state is None and sweep.runs[0][0].memory is None
 
 
 def test_random_points_and_ranges():
@@ -303,8 +303,8 @@ def kept(folder, at=None, grid=LANES, **options):
     options["participation"] = fedax.Uniform(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DivergedWarning)
-        found = fedax.sweep(make, grid, TASK, DATA, checkpoint=checkpoint, callback=callback, **options)
-    return found, rows
+        sweep = fedax.sweep(make, grid, TASK, DATA, checkpoint=checkpoint, callback=callback, **options)
+    return sweep, rows
 
 
 def the_same(one, other):
@@ -396,9 +396,9 @@ def test_seeds_with_data_of_their_own_are_lanes_where_these_have_equal_shapes(si
 
     own = {0: parts(0, [3, 5]), 2: parts(2, sizes), 1: parts(1, [3, 5])}
     options = {"rounds": 4, "evaluate_every": 2, "batch_size": 2, "work": fedax.Steps(2)}
-    found = fedax.sweep(lambda: fedavg(0.05), [{}], task, own[0]["data"], seeds=[*own], by_seed=own, width=8, **options)
-    assert found.programs == programs
-    for seed, run in zip(found.seeds, found.runs[0], strict=True):
+    swept = fedax.sweep(lambda: fedavg(0.05), [{}], task, own[0]["data"], seeds=[*own], by_seed=own, width=8, **options)
+    assert swept.programs == programs
+    for seed, run in zip(swept.seeds, swept.runs[0], strict=True):
         alone = fedax.simulate(fedavg(0.05), task, seed=seed, **own[seed], **sweep.on_one_core(options))
         for column in ("train_loss", "test_loss", "test_auc"):
             assert run.history[column].tolist() == alone.history[column].tolist()

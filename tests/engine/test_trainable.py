@@ -93,15 +93,15 @@ def test_lora_learns_low_rank_changes():
 
 
 def test_what_is_frozen_is_the_same_for_all_seeds():
-    found = fedax.sweep(
+    sweep = fedax.sweep(
         lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.2]}, TASK, DATA, seeds=2, trainable="1.*", rounds=2
     )
-    first = [names(run.params)["0.w"] for row in found.runs for run in row]
+    first = [names(run.params)["0.w"] for row in sweep.runs for run in row]
     assert all(np.array_equal(leaf, first[0]) for leaf in first)
-    last = {names(run.params)["1.w"].tobytes() for row in found.runs for run in row}
+    last = {names(run.params)["1.w"].tobytes() for row in sweep.runs for run in row}
     assert len(last) == 4
     alone = fedax.simulate(fedax.create("fedavg", lr=0.1), TASK, DATA, seed=1, trainable="1.*", rounds=2)
-    np.testing.assert_allclose(names(alone.params)["1.w"], names(found.runs[0][1].params)["1.w"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(names(alone.params)["1.w"], names(sweep.runs[0][1].params)["1.w"], rtol=1e-5, atol=1e-7)
 
 
 def test_the_frozen_part_is_no_constant_of_the_program():

@@ -18,7 +18,7 @@ COHORT = {"full": fedax.Full(), "uniform": fedax.Uniform(3)}
 
 
 def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
-    found = {}
+    results = {}
     for label, case in cases.items():
         more = {}
         if case.get("private"):  # its sums as whole numbers, too
@@ -44,15 +44,15 @@ def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
             **more,
         )
         columns = [name for name in run.history if name not in ("seconds", "bad_clients")]
-        found[label] = {name: run.history[name].tolist() for name in columns}
-        found[label]["times"] = [run.left_out.get(i, 0) for i in range(DATA.num_clients)]
-        found[label]["params"] = flat(run.params).tolist()
+        results[label] = {name: run.history[name].tolist() for name in columns}
+        results[label]["times"] = [run.left_out.get(i, 0) for i in range(DATA.num_clients)]
+        results[label]["params"] = flat(run.params).tolist()
         mine = np.arange(DATA.num_clients)[processes.own(DATA)]
         rows = run.memory[mine] if jax.process_count() > 1 or case.get("stream") else run.memory
-        found[label]["memory"] = {
+        results[label]["memory"] = {
             i: [np.asarray(leaf[k]).tolist() for leaf in jax.tree.leaves(rows)] for k, i in enumerate(mine.tolist())
         }
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ SPLIT = {"train": 0.7, "val": 0.15, "test": 0.15, "seed": 0, "stratify": False}
 def test_random_splits_overlap_so_their_error_is_larger():
     """Nadeau & Bengio 2003: (1/J + n_test/n_train) s², J − 1 degrees of freedom."""
     gaps = np.array([0.1, 0.3, 0.2, 0.5, -0.1])
-    found = gap_of(np.ones(5), 1 + gaps, overlap=0.15 / 0.7)
+    gap = gap_of(np.ones(5), 1 + gaps, overlap=0.15 / 0.7)
     error = np.sqrt((1 / 5 + 0.15 / 0.7) * gaps.var(ddof=1))
     low, high = stats.t.interval(0.95, 4, gaps.mean(), error)
-    np.testing.assert_allclose(found.interval(), (low, high))
-    np.testing.assert_allclose(found.p, 2 * stats.t.sf(gaps.mean() / error, 4))
-    assert found.p > gap_of(np.ones(5), 1 + gaps).p
+    np.testing.assert_allclose(gap.interval(), (low, high))
+    np.testing.assert_allclose(gap.p, 2 * stats.t.sf(gaps.mean() / error, 4))
+    assert gap.p > gap_of(np.ones(5), 1 + gaps).p
 
 
 def test_the_variance_of_test_examples_is_within_few_clients_and_between_many():

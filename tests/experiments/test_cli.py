@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 import typer
 from rich.console import Console
-from typer.testing import CliRunner
 
 import fedax
 from fedax import cli, progress
-from fedax.cli import app, exits, lookup, show, train
+from fedax.cli import exits, lookup, show, train
 from fedax.cli import read as reading
 from fedax.engine.places.policy import Policy
 from fedax.errors import ConfigError, ProcessError
@@ -29,6 +28,7 @@ from fedax.experiments import build, datasets, new_folder, plan, read, recipes, 
 from fedax.experiments.defaults import comparison
 from fedax.experiments.following import Runs
 from fedax.experiments.study import read_study
+from tests.experiments import run_cli
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -47,12 +47,8 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def fedax_(*arguments):
-    return CliRunner().invoke(app, arguments)
-
-
 def test_run_writes_a_folder_and_says_where(here):
-    result = fedax_("run", "tiny.toml")
+    result = run_cli("run", "tiny.toml")
     assert result.exit_code == 0, result.output
     assert "Report: runs/digits-1/report.html" in result.stdout
     assert "fedavg, seed 0: round 2" in result.stdout and "softmax_regression" in result.stdout
@@ -61,10 +57,10 @@ def test_run_writes_a_folder_and_says_where(here):
 
 def test_a_diverging_method_is_exit_code_1_and_the_others_are_finished(here):
     (here / "two.toml").write_text(TINY.replace("]", ', {name = "fedavg", lr = 1e38, label = "wild"}]'))
-    result = fedax_("run", "two.toml", "--out", "both", "--set", "methods.fedavg.lr=0.01")
+    result = run_cli("run", "two.toml", "--out", "both", "--set", "methods.fedavg.lr=0.01")
     # Both methods have the name; the second is told by its label.
     assert result.exit_code == 0
-    result = fedax_("run", "two.toml", "--out", "again")
+    result = run_cli("run", "two.toml", "--out", "again")
     assert result.exit_code == 1, result.output
     assert "diverged by round" in result.stdout and "Report: again/report.html" in result.stdout
     assert [run.status for run in read("again").runs] == ["finished", "diverged"]
@@ -73,14 +69,14 @@ def test_a_diverging_method_is_exit_code_1_and_the_others_are_finished(here):
 
 def test_a_method_that_ends_worse_than_it_began_is_exit_code_1(here):
     (here / "two.toml").write_text(TINY.replace("]", ', {name = "fedavg", lr = 1e30, label = "wild"}]'))
-    result = fedax_("run", "two.toml", "--out", "both")
+    result = run_cli("run", "two.toml", "--out", "both")
     assert result.exit_code == 1, result.output
     assert "ended worse than it began" in result.stdout
     assert [run.status for run in read("both").runs] == ["finished", "worse"]
     (good, wild) = json.loads((here / "both" / "summary.json").read_text())["methods"]
     assert (good["status"], wild["status"]) == ("finished", "worse") and wild["final"]["train_loss"]["mean"] > 1e20
-    assert fedax_("report", "both").exit_code == 0
-    result = fedax_("sweep", "tiny.toml", "--grid", "methods.*.lr=1e29,1e30", "--out", "swept")
+    assert run_cli("report", "both").exit_code == 0
+    result = run_cli("sweep", "tiny.toml", "--grid", "methods.*.lr=1e29,1e30", "--out", "swept")
     assert result.exit_code == 1 and "ended worse than it began" in result.stdout, result.output
     assert not list((here / "swept").glob("best*.toml"))
     assert [trial.failed for trial in read("swept").trials("fedavg")] == [1, 1]
@@ -88,14 +84,14 @@ def test_a_method_that_ends_worse_than_it_began_is_exit_code_1(here):
 
 def test_a_method_that_its_guard_stopped_is_exit_code_1_and_an_unfinished_run_is_not(here):
     setting = ["--set", "run.faults={clients = [1], sends = 1e30}", "--set", "run.guard={largest = 1e6, stop = true}"]
-    result = fedax_("run", "tiny.toml", "--out", "stopped", *setting)
+    result = run_cli("run", "tiny.toml", "--out", "stopped", *setting)
     assert result.exit_code == 1 and "stopped by its guard at round" in result.stdout, result.output
     assert [run.status for run in read("stopped").runs] == ["failed"]
-    assert fedax_("run", "tiny.toml", "--out", "half").exit_code == 0
+    assert run_cli("run", "tiny.toml", "--out", "half").exit_code == 0
     lines = (here / "half" / "metrics.jsonl").read_text().splitlines(keepends=True)
     (here / "half" / "metrics.jsonl").write_text("".join(lines[:-1]))
     assert [run.status for run in read("half").runs] == ["unfinished"]
-    assert fedax_("diagnose", "half").exit_code == 0
+    assert run_cli("diagnose", "half").exit_code == 0
 
 
 def broken(error):
@@ -117,7 +113,7 @@ def test_a_defect_wherever_it_shows_is_one_line_and_exit_code_70(monkeypatch, ca
     monkeypatch.setattr(cli, "app", broken(RuntimeError("a bug\nmore")))
     monkeypatch.setattr(exits, "listen", lambda: None)
     monkeypatch.setattr(sys, "argv", ["fedax", "run", "two words\n" + "x" * 300])
-    found = []
+    results = []
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -125,9 +121,9 @@ def test_a_defect_wherever_it_shows_is_one_line_and_exit_code_70(monkeypatch, ca
         line = capsys.readouterr().err
         assert line.startswith("error: fedax run 'two words\\n") and ": RuntimeError: a bug; " in line
         assert len(line) < 600
-        found.append(kept_traceback(line))
-    assert found[0] != found[1]
-    for path in found:
+        results.append(kept_traceback(line))
+    assert results[0] != results[1]
+    for path in results:
         assert path.parent == tmp_path and "RuntimeError: a bug\nmore" in path.read_text()
         assert f"fedax {fedax.__version__}" in path.read_text()
 
@@ -144,27 +140,27 @@ def test_a_defect_in_any_command(command, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for place, name in ((fedax.citations, "cite"), (lookup, "two_columns"), (deploy, "node"), (link, "run")):
         monkeypatch.setattr(place, name, broken(KeyError("a bug")))
-    result = fedax_(*command)
+    result = run_cli(*command)
     assert (result.exit_code, result.stdout) == (70, "")
     assert "KeyError: 'a bug'" in kept_traceback(result.stderr).read_text()
-    shown = fedax_("--debug", *command)
+    shown = run_cli("--debug", *command)
     assert shown.exit_code == 70 and "Traceback" in shown.stderr
-    assert "Traceback" not in fedax_(*command).stderr  # only where it is asked for
+    assert "Traceback" not in run_cli(*command).stderr  # only where it is asked for
 
 
 def test_the_traceback_of_a_run_is_in_its_folder(here, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(runner, "train", broken(AssertionError))
         patch.setattr(runner, "_train", broken(AssertionError("a bug")))
-        result = fedax_("run", "tiny.toml", "--out", "run")
+        result = run_cli("run", "tiny.toml", "--out", "run")
     assert result.exit_code == 70
     path = kept_traceback(result.stderr)
     assert path.parent == here / "run" and "a bug" in path.read_text()
-    assert fedax_("run", "tiny.toml", "--out", "run", "--resume").exit_code == 0 and path.exists()
+    assert run_cli("run", "tiny.toml", "--out", "run", "--resume").exit_code == 0 and path.exists()
     with monkeypatch.context() as patch:
         patch.setattr(runner, "begin", broken(AssertionError("a bug")))
-        assert fedax_("run", "tiny.toml", "--out", "new").exit_code == 70
-    assert fedax_("run", "tiny.toml", "--out", "new").exit_code == 0
+        assert run_cli("run", "tiny.toml", "--out", "new").exit_code == 70
+    assert run_cli("run", "tiny.toml", "--out", "new").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -184,10 +180,10 @@ def test_what_is_no_defect_is_an_error(error, message, monkeypatch, tmp_path):
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(fedax.citations, "cite", broken(error))
-    result = fedax_("cite")
+    result = run_cli("cite")
     assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
     assert "please report" not in result.stderr and not list(tmp_path.iterdir())
-    assert "Traceback" in fedax_("--debug", "cite").stderr
+    assert "Traceback" in run_cli("--debug", "cite").stderr
 
 
 def test_a_defect_in_one_of_several_processes(monkeypatch, capsys, tmp_path):
@@ -222,7 +218,7 @@ def test_a_defect_in_one_of_several_processes(monkeypatch, capsys, tmp_path):
 )
 def test_bad_input_is_exit_code_2_and_one_line(here, arguments, message):
     before = sorted(os.listdir(here))
-    result = fedax_(*arguments)
+    result = run_cli(*arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ") and message in result.stderr and result.stderr.count("\n") == 1
     assert not result.stdout
@@ -231,7 +227,7 @@ def test_bad_input_is_exit_code_2_and_one_line(here, arguments, message):
 
 def test_compare_digits(here):
     arguments = ["--methods", "fednova", "--rounds", "2", "--clients", "4", "--alpha", "0.7", "--seeds", "1"]
-    result = fedax_("compare", "digits", *arguments, "--set", "work.kind=steps", "--set", "work.steps=1")
+    result = run_cli("compare", "digits", *arguments, "--set", "work.kind=steps", "--set", "work.steps=1")
     assert result.exit_code == 0, result.output
     config = tomllib.loads((here / "runs/compare-digits-1/config.toml").read_text())
     assert config["data"]["clients"] == 4 and config["data"]["alpha"] == 0.7 and config["run"]["rounds"] == 2
@@ -242,13 +238,13 @@ def test_compare_digits(here):
 
 def test_report_draws_one_or_several(here):
     for out in ("one", "two"):
-        assert fedax_("run", "tiny.toml", "--out", out).exit_code == 0
+        assert run_cli("run", "tiny.toml", "--out", out).exit_code == 0
     page = here / "one" / "report.html"
     page.unlink()
-    assert fedax_("report", "one").stdout.strip() == "one/report.html" and page.is_file()
-    assert fedax_("report", "one", "two").stdout.strip() == "comparison.html"
+    assert run_cli("report", "one").stdout.strip() == "one/report.html" and page.is_file()
+    assert run_cli("report", "one", "two").stdout.strip() == "comparison.html"
     assert "fedavg · two" in (here / "comparison.html").read_text()
-    result = fedax_("report", "one", "--out", "absent/x.html")
+    result = run_cli("report", "one", "--out", "absent/x.html")
     assert result.exit_code == 2 and "cannot be written" in result.stderr
 
 
@@ -258,10 +254,10 @@ def test_compare_takes_all_data_sets_that_are_listed(here):
     features = {"x": np.ones((8, 2), np.float32), "y": np.arange(8) % 2}
     fedax.FederatedData.from_clients([features, features]).save("hospitals")
     for given, message in (([], "data.path = None"), (["--set", "data.path=hospitals"], "task.name = None")):
-        result = fedax_("compare", "folder", *given)
+        result = run_cli("compare", "folder", *given)
         assert result.exit_code == 2 and message in result.stderr
     own = ["--set", "data.path=hospitals", "--set", "task.name=softmax_regression"]
-    result = fedax_("compare", "folder", *own, "--methods", "fedavg", "--rounds", "1", "--seeds", "1")
+    result = run_cli("compare", "folder", *own, "--methods", "fedavg", "--rounds", "1", "--seeds", "1")
     assert result.exit_code == 0 and "compare-folder-1/report.html" in result.stdout
 
 
@@ -269,20 +265,20 @@ def test_a_study_that_is_stopped_goes_on_by_the_same_command(here):
     (here / "study.toml").write_text(
         'name = "mine"\nparts = [{name = "a", recipe = "tiny.toml", methods = ["fedavg"]}]\n'
     )
-    stopped = fedax_("study", "study.toml", "--hours", "0")
+    stopped = run_cli("study", "study.toml", "--hours", "0")
     assert (stopped.exit_code, stopped.stdout) == (1, "")
-    done = fedax_("study", "study.toml")
+    done = run_cli("study", "study.toml")
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1] == "studies/mine/report.html"
-    assert fedax_("study", "study.toml").stdout.splitlines() == ["studies/mine/report.html"]
+    assert run_cli("study", "study.toml").stdout.splitlines() == ["studies/mine/report.html"]
     (here / "pair.toml").write_text(TINY.replace("]", ', {name = "fedavg", lr = 0.2, label = "faster"}]'))
     (here / "two.toml").write_text(
         'name = "two"\nparts = [{name = "a", recipe = "pair.toml", claims = [["faster", "fedavg"]], '
         "set = {'run.seeds' = 3}}]\n"
     )
-    before = fedax_("study", "two.toml", "--hours", "0").stdout
+    before = run_cli("study", "two.toml", "--hours", "0").stdout
     assert before.startswith("a: 3 seeds: a pair is told with 80 % if it differs by 4.6 standard deviations of a run.")
-    wrong = fedax_("study", "nope")
+    wrong = run_cli("study", "nope")
     assert wrong.exit_code == 2 and "study = 'nope'" in wrong.stderr
     assert sorted(os.listdir(here / "studies")) == ["mine", "two"]
 
@@ -304,43 +300,43 @@ def test_commands_with_processes_leave_the_memory_of_a_gpu_to_them(command, firs
         raise fedax.ConfigError("name", "x", "this is enough")
 
     monkeypatch.setattr(first, see)
-    assert "this is enough" in fedax_(*command).stderr
+    assert "this is enough" in run_cli(*command).stderr
     assert seen == ["false"]
 
 
 def test_list_has_all_names():
-    result = fedax_("list")
+    result = run_cli("list")
     for name in (*fedax.available(), *datasets(), *tasks(), *recipes()):
         assert name in result.stdout
-    methods = fedax_("list", "methods").stdout
+    methods = run_cli("list", "methods").stdout
     assert "fednova" in methods and "digits" not in methods
-    assert fedax_("list", "method").exit_code == 2
+    assert run_cli("list", "method").exit_code == 2
 
 
 def test_help_has_examples_and_the_version_is_told():
-    assert "fedax compare digits" in fedax_("--help").stdout
+    assert "fedax compare digits" in run_cli("--help").stdout
     for command in ("run", "compare", "list", "report", "sweep", "study", "diagnose"):
-        assert f"fedax {command}" in fedax_(command, "--help").stdout
-    assert fedax_("--version").stdout.strip() == f"fedax {fedax.__version__}"
+        assert f"fedax {command}" in run_cli(command, "--help").stdout
+    assert run_cli("--version").stdout.strip() == f"fedax {fedax.__version__}"
 
 
 @pytest.mark.parametrize(
     "command", [train.run, train.compare, train.sweep, train.study, reading.diagnose, lookup.list_, reading.report]
 )
 def test_help_says_all_that_is_written(command):
-    """Also what stands in square brackets, which rich takes for its markup."""
-    said = " ".join(fedax_(command.__name__.strip("_"), "--help").stdout.split())
+    """Also text in square brackets, which rich would take for markup."""
+    help_text = " ".join(run_cli(command.__name__.strip("_"), "--help").stdout.split())
     for line in inspect.getdoc(command).splitlines():
-        assert " ".join(line.strip("\b").split()) in said, line
+        assert " ".join(line.strip("\b").split()) in help_text, line
 
 
 def test_square_brackets_in_names_are_no_markup(here):
     settings = ["--set", "methods.fedavg.label=the [bold] one", "--set", "run.rounds=1"]
-    result = fedax_("run", "tiny.toml", "--out", "folder [red]", *settings)
+    result = run_cli("run", "tiny.toml", "--out", "folder [red]", *settings)
     assert result.exit_code == 0, result.output
     assert result.stdout.count("the [bold] one") == 3  # what is chosen, the end of its seed, the table
     assert "Report: folder [red]/report.html" in result.stdout
-    assert "Going on with folder [red]" in fedax_("run", "tiny.toml", "--out", "folder [red]", *settings).stdout
+    assert "Going on with folder [red]" in run_cli("run", "tiny.toml", "--out", "folder [red]", *settings).stdout
 
 
 @pytest.fixture(scope="module")
@@ -403,7 +399,7 @@ def test_a_run_that_ends_for_want_of_patience_is_over():
 
 
 def started(*arguments, **environment):
-    """The command as a process of its own, with a cache of its own: JAX 0.10.0 complains where it reads programs."""
+    """The command in a separate process with its own cache: JAX 0.10.0 warns when it reads cached programs."""
     own = {"XDG_CACHE_HOME": os.getcwd() + "-cache"}
     kept = {"env": os.environ | own | environment, "text": True, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-m", "fedax", *arguments], stdout=subprocess.PIPE, **kept)

@@ -58,12 +58,12 @@ def test_tables_are_those_of_the_models(done):
     experiment, record = done
     names = {f"{label}-seed{seed}.csv" for label in ("fedavg", "slow") for seed in (0, 1)}
     assert {path.name for path in (record.folder / "clients").iterdir()} == names
-    found = read_table(table_path(record.folder, "fedavg", 1))
+    table = read_table(table_path(record.folder, "fedavg", 1))
     model = fedax.load_model(record.folder / "models" / "fedavg-seed1.safetensors")
     due = fedax.evaluate(experiment.task, model.params, experiment.split(1)[2])  # each seed has its own
-    assert found.names == list(NAMES) == due["name"].tolist() and found.sizes.tolist() == due["n"].tolist()
-    assert list(found.values) == ["loss", "accuracy", "auc", "f1", "recall", "f1_macro"]
-    for name, values in found.values.items():
+    assert table.names == list(NAMES) == due["name"].tolist() and table.sizes.tolist() == due["n"].tolist()
+    assert list(table.values) == ["loss", "accuracy", "auc", "f1", "recall", "f1_macro"]
+    for name, values in table.values.items():
         np.testing.assert_allclose(values, due[name], rtol=1e-6, err_msg=name)
 
 
@@ -85,9 +85,9 @@ def test_baselines_are_gradient_descent_alone_and_together(done):
             "pooled": fedax.evaluate(experiment.task, pooled, test),
         }
         for label, table in due.items():
-            found = read_table(table_path(record.folder, label, seed))
-            np.testing.assert_allclose(found.values["loss"], table["loss"], rtol=1e-5)
-            np.testing.assert_allclose(found.values["auc"], table["auc"], rtol=1e-6)
+            result = read_table(table_path(record.folder, label, seed))
+            np.testing.assert_allclose(result.values["loss"], table["loss"], rtol=1e-5)
+            np.testing.assert_allclose(result.values["auc"], table["auc"], rtol=1e-6)
         assert abs(due["local only"]["loss"] - due["pooled"]["loss"]).max() > 1e-3
 
 
@@ -97,8 +97,8 @@ def test_tables_are_mended_and_nothing_runs_again(done):
     before = path.read_text(), other.read_text()
     path.write_text("name,n,loss\nnorth,3\n")
     other.unlink()
-    told = clients.damaged(read(record.folder))
-    assert len(told) == 1 and "fedavg-seed0.csv: no table of clients" in told[0]
+    warnings_given = clients.damaged(read(record.folder))
+    assert len(warnings_given) == 1 and "fedavg-seed0.csv: no table of clients" in warnings_given[0]
     seen = []
     with pytest.warns(DamagedWarning, match=r"fedavg, seed 0: .*fedavg-seed0.csv.*it is made again"):
         execute(experiment, record.folder, lambda label, seed, row: seen.append(row))
@@ -125,13 +125,13 @@ def test_the_report_has_clients_baselines_and_the_majority(done):
 def test_the_majority_baseline(done):
     experiment, record = done
     y = experiment.test.examples["y"]
-    found = record.about["majority"]
-    assert found == {"class": "no", "accuracy": pytest.approx(1 - y.mean()), "f1": 0.0, "auc": 0.5}
+    result = record.about["majority"]
+    assert result == {"class": "no", "accuracy": pytest.approx(1 - y.mean()), "f1": 0.0, "auc": 0.5}
     flipped = [(name, 1 - own) for name, own in experiment.test.examples.items() if name == "y"]
     test = fedax.FederatedData(experiment.test.examples | dict(flipped), experiment.test.sizes)
-    found = clients.majority(type(experiment)(**{**vars(experiment), "test": test}))
+    result = clients.majority(type(experiment)(**{**vars(experiment), "test": test}))
     share = 1 - y.mean()
-    assert found["class"] == "yes" and found["f1"] == pytest.approx(2 * share / (1 + share))
+    assert result["class"] == "yes" and result["f1"] == pytest.approx(2 * share / (1 + share))
 
 
 def test_the_spread_over_clients():
@@ -139,14 +139,14 @@ def test_the_spread_over_clients():
     one = ClientTable(names, np.ones(22, int), {"auc": np.arange(22) / 20})
     other = ClientTable(names[::-1], np.ones(22, int), {"auc": np.arange(22)[::-1] / 20 + 0.02})
     one.values["auc"][3] = other.values["auc"][21 - 4] = other.values["auc"][21 - 3] = np.nan
-    found = spread_of("m", [one, other], "auc", "higher")
+    result = spread_of("m", [one, other], "auc", "higher")
     due = np.arange(22) / 20 + 0.01
     due[3], due[4] = np.nan, 0.2
-    np.testing.assert_allclose(found.values, due)
+    np.testing.assert_allclose(result.values, due)
     known = np.delete(due, 3)
-    assert (found.mean, found.std) == (pytest.approx(known.mean()), pytest.approx(known.std(ddof=1)))
-    assert found.worst_tenth == pytest.approx(np.sort(known)[:3].mean())
-    assert [name for name, _ in found.worst] == ["c0", "c1", "c2"]
+    assert (result.mean, result.std) == (pytest.approx(known.mean()), pytest.approx(known.std(ddof=1)))
+    assert result.worst_tenth == pytest.approx(np.sort(known)[:3].mean())
+    assert [name for name, _ in result.worst] == ["c0", "c1", "c2"]
     assert [name for name, _ in spread_of("m", [one], "auc", "lower").worst] == ["c21", "c20", "c19"]
     assert spread_of("m", [one], "loss", "lower") is None and spread_of("m", [], "auc", "lower") is None
 
@@ -179,8 +179,8 @@ def test_tables_that_no_run_writes(tmp_path, text, match):
 def test_a_figure_that_is_not_defined_is_left_empty(tmp_path):
     table = ClientTable(['a "b", c', "d\n"], np.array([1, 2]), {"loss": np.array([0.1, np.nan])})
     write_table(tmp_path / "t" / "a.csv", table)
-    found = read_table(tmp_path / "t" / "a.csv")
-    assert found.names == table.names and np.isnan(found.values["loss"][1]) and found.values["loss"][0] == 0.1
+    result = read_table(tmp_path / "t" / "a.csv")
+    assert result.names == table.names and np.isnan(result.values["loss"][1]) and result.values["loss"][0] == 0.1
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_a_figure_that_is_not_defined_is_left_empty(tmp_path):
     ],
 )
 def test_bad_settings(config, run, split, match):
-    asked = {"rounds": 2} | run
+    request = {"rounds": 2} | run
     with pytest.raises(ConfigError, match=match):
-        build(config | {"run": asked, "data": {**config["data"], "split": split or {"test": 0.2}}})
+        build(config | {"run": request, "data": {**config["data"], "split": split or {"test": 0.2}}})
 
 
 def test_hyper_parameters_are_chosen_by_validation_and_methods_compared_by_the_test(config):

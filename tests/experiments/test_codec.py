@@ -1,4 +1,4 @@
-"""The codec: what is written of a part is read as the same part."""
+"""The codec: each part of a configuration is read back as it was written."""
 
 import inspect
 
@@ -73,10 +73,10 @@ def test_registered_parts_are_read_as_they_are_written(registry, key, name):
 )
 def test_other_parts_too(codec, part):
     table = toml.loads(toml.dumps({"part": codec.write(part)}).encode())["part"]
-    found = codec.read("run.part", table)
+    results = codec.read("run.part", table)
     if isinstance(part, dict):
-        found = {"up": found.up, "down": found.down}
-    assert repr(found) == repr(part) and codec.write(found) == table
+        results = {"up": results.up, "down": results.down}
+    assert repr(results) == repr(part) and codec.write(results) == table
 
 
 def test_what_stands_alone():

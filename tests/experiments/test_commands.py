@@ -102,13 +102,13 @@ def made(tmp_path_factory):
             (place / f"{name}.csv").write_text("age,ward,ill\n" + "40,A,no\n60,B,yes\n" * 10)
             frames[name] = read_table(place / f"{name}.csv")
         first = {name: summarize(frame) for name, frame in frames.items()}
-        asked = plan(first, label="ill")
-        second = {name: summarize(frame, asked) for name, frame in frames.items()}
+        column_plan = plan(first, label="ill")
+        second = {name: summarize(frame, column_plan) for name, frame in frames.items()}
         for name in SITES:
             first[name].save(f"{name}-first.json")
             second[name].save(f"{name}-second.json")
-        asked.save("plan.json")
-        transform = fit(asked, second)
+        column_plan.save("plan.json")
+        transform = fit(column_plan, second)
         transform.save("transform.json")
         data = fedax.data.from_frames(frames, transform=transform)
         task = fedax.tasks.softmax_regression(data.examples["x"].shape[1], 2)
@@ -135,7 +135,7 @@ def here(made, tmp_path, monkeypatch):
 
 @pytest.fixture
 def called(monkeypatch):
-    """``called(arguments, output)``: the exit code and what is on stderr; the output is a descriptor."""
+    """``called(arguments, output)``: the exit code and stderr; ``output`` is a file descriptor."""
 
     def call(arguments, output=None, encoding="utf-8"):
         read, write = os.pipe()
@@ -150,8 +150,8 @@ def called(monkeypatch):
             sys.stderr.flush()
         os.close(output)
         os.close(write)
-        with os.fdopen(read, "rb") as said:
-            return ended.value.code or 0, said.read().decode()
+        with os.fdopen(read, "rb") as stream:
+            return ended.value.code or 0, stream.read().decode()
 
     return call
 
@@ -171,8 +171,8 @@ def test_an_output_that_nobody_reads_changes_nothing(name, here, called):
 @pytest.mark.parametrize("name", CALLS)
 def test_an_output_that_is_full_is_an_error_and_the_work_is_done(name, here, called):
     before = {*here.rglob("*")}
-    code, said = called(CALLS[name][0], os.open("/dev/full", os.O_WRONLY))
-    assert (code, said.count("\n")) == (2, 1) and "cannot be written: No space left on device; make room" in said
+    code, stderr = called(CALLS[name][0], os.open("/dev/full", os.O_WRONLY))
+    assert (code, stderr.count("\n")) == (2, 1) and "cannot be written: No space left on device; make room" in stderr
     if any(word.startswith("new") for word in CALLS[name][0]):
         assert {*here.rglob("*")} > before
 
@@ -194,8 +194,8 @@ def no_room():
 
 @pytest.mark.parametrize("name", [name for name, (_, writes) in CALLS.items() if writes])
 def test_a_disk_that_is_full_is_one_line(name, here, called, no_room):
-    code, said = called(CALLS[name][0])
-    assert (code, said.count("\n")) == (2, 1) and "File too large" in said, said
+    code, stderr = called(CALLS[name][0])
+    assert (code, stderr.count("\n")) == (2, 1) and "File too large" in stderr, stderr
 
 
 @pytest.mark.parametrize("name", [name for name, (_, writes) in CALLS.items() if not writes])
@@ -212,8 +212,8 @@ def test_an_output_in_ascii_and_folders_that_are_not(name, here, called):
     for path in list(here.iterdir()):
         if path.name not in (odd.name, "studies"):
             shutil.move(path, odd)
-    code, said = called(words, encoding="ascii")
-    assert (code, said) == (0, "")
+    code, stderr = called(words, encoding="ascii")
+    assert (code, stderr) == (0, "")
 
 
 def test_clients_whose_files_are_not_in_utf_8_have_names_that_can_be_written(here, called):
@@ -225,8 +225,8 @@ def test_clients_whose_files_are_not_in_utf_8_have_names_that_can_be_written(her
         RECIPE.replace('"quadratics", clients = 2, dimension = 1', '"csv", label = "ill"')
     )
     given = ["run", "tables.toml", "--set"]
-    code, said = called([*given, f"data.files={odd}/*.csv", "--out", "new"])
-    assert code == 2 and said.count("\n") == 1 and "this is not in UTF-8" in said and not (here / "new").exists()
+    code, stderr = called([*given, f"data.files={odd}/*.csv", "--out", "new"])
+    assert code == 2 and stderr.count("\n") == 1 and "this is not in UTF-8" in stderr and not (here / "new").exists()
     assert called([*given, "data.files=Z*/*.csv", "--out", odd / "new"]) == (0, "")
     assert json.loads((odd / "new" / "about.json").read_text())["clients"]["names"] == ["s\\xfcd", "ütli"]
     assert "s\\xfcd" in (odd / "new" / "report.html").read_text()
@@ -255,8 +255,8 @@ TOO_LONG = {name: words for name, words in TOO_LONG.items() if words != CALLS[na
 @pytest.mark.parametrize("name", TOO_LONG)
 def test_a_name_that_is_too_long_is_one_line(name, here, called):
     before = {*here.rglob("*")}
-    code, said = called(TOO_LONG[name])
-    assert (code, said.count("\n")) == (2, 1) and "File name too long" in said, said
+    code, stderr = called(TOO_LONG[name])
+    assert (code, stderr.count("\n")) == (2, 1) and "File name too long" in stderr, stderr
     assert {*here.rglob("*")} == before
 
 
@@ -286,11 +286,11 @@ def test_names_that_others_have_chosen_do_no_harm(here, called, tmp_path):
     config["methods"] = [{"name": "fedavg", "lr": 0.1, "label": label} for label in (EVIL, EVIL + "\n2")]
     (here / "evil.toml").write_text(toml.dumps(config))
     before = {path for path in tmp_path.rglob("*") if here / "new" not in path.parents}
-    said = here / "said"
+    output = here / "said"
     for command in (["run", "evil.toml", "--out", "new"], ["report", "new"], ["diagnose", "new"]):
-        code, wrong = called(command, os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+        code, wrong = called(command, os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
         assert code == 0, wrong
-        shown = said.read_text()
+        shown = output.read_text()
         assert {c for c in shown if not c.isprintable()} <= {"\n", "\u202f", "\xa0"}
     page = (here / "new" / "report.html").read_text()
     assert "alert(1)" in page and "<script>alert" not in page and not {"\x1b", "\u202e"} & {*page}
@@ -302,4 +302,4 @@ def test_names_that_others_have_chosen_do_no_harm(here, called, tmp_path):
             cells = [cell for row in csv.reader(file) for cell in row]
         assert cells and not [each for each in cells if each.startswith(("=", "+", "@"))]
     new = {path for path in tmp_path.rglob("*") if here / "new" not in path.parents} - before
-    assert new == {said, here / "new", here / "predicted.csv", here / "figures.csv"}
+    assert new == {output, here / "new", here / "predicted.csv", here / "figures.csv"}

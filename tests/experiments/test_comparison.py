@@ -1,4 +1,4 @@
-"""fedax.compare: own methods, tasks and clients, in a run folder that goes on, is read again, and shows itself."""
+"""fedax.compare: the user's methods, tasks and clients, in a run folder that can be resumed, read and displayed."""
 
 import gc
 import html.parser
@@ -92,12 +92,12 @@ NAMES = ["north & <b>", "$south_1$", "100 % east", "wést 🙂"]
 
 def sites(seed, rows=12):
     rng = np.random.default_rng(seed)
-    found = {}
+    comparison_run = {}
     for k, name in enumerate(NAMES):
         x = rng.normal(size=(rows + 3 * k, 3)).astype(np.float32)
         y = x @ [1.0, -2.0, 0.5] + 0.3 * k + 0.1 * rng.normal(size=len(x))
-        found[name] = {"x": x, "y": y.astype(np.float32)}
-    return fedax.FederatedData.from_clients(found)
+        comparison_run[name] = {"x": x, "y": y.astype(np.float32)}
+    return fedax.FederatedData.from_clients(comparison_run)
 
 
 DATA, VAL, TEST = sites(0), sites(1, 5), sites(2, 5)
@@ -123,7 +123,7 @@ def compare(methods=METHODS, **changes):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def comparison_run(tmp_path_factory):
     extra = {"metrics": ["mae"], "judge": "test_miss_error", "baselines": {"lr": 0.05}}
     return compare(out=tmp_path_factory.mktemp("compare") / "run", **extra)
 
@@ -149,9 +149,9 @@ def same_numbers(one, other):
             assert value == pytest.approx(like[name], rel=1e-5) if isinstance(value, float) else value == like[name]
 
 
-def test_every_run_is_that_of_simulate(found):
-    (record,) = found.records
-    assert found.labels == [AVERAGED, "nova", "fedavg"]
+def test_every_run_is_that_of_simulate(comparison_run):
+    (record,) = comparison_run.records
+    assert comparison_run.labels == [AVERAGED, "nova", "fedavg"]
     for label, method in METHODS.items():
         for run in record.of(label):
             method = fedax.create(method) if isinstance(method, str) else method
@@ -160,19 +160,23 @@ def test_every_run_is_that_of_simulate(found):
             for name, column in alone.history.items():
                 if name != "seconds":
                     np.testing.assert_allclose(run.history[name], column, rtol=1e-4, err_msg=name)
-            model = found.model(label, run.seed)
+            model = comparison_run.model(label, run.seed)
             np.testing.assert_allclose(model.params["w"], alone.params["w"], rtol=1e-4, atol=1e-6)
     assert [run.seed for run in record.of("nova")] == [3, 5]
 
 
-def test_the_folder_has_what_a_command_writes_and_is_read_as_such(found):
-    folder = found.records[0].folder
+def test_the_folder_has_what_a_command_writes_and_is_read_as_such(comparison_run):
+    folder = comparison_run.records[0].folder
     names = {path.name for path in folder.iterdir()}
     assert {"config.toml", "about.json", "metrics.jsonl", "summary.json", "report.html", "plots", "models"} <= names
     assert len(list((folder / "clients").iterdir())) == 6 and len(list((folder / "baselines").iterdir())) == 4
     assert "wést 🙂" in (folder / "clients" / "nova-seed3.csv").read_text()
     again = fedax.load(folder)
-    assert again.verdict == found.verdict and "error" in found.verdict and repr(again) == repr(found)
+    assert (
+        again.verdict == comparison_run.verdict
+        and "error" in comparison_run.verdict
+        and repr(again) == repr(comparison_run)
+    )
     result = CliRunner().invoke(app, ["report", str(folder), "--out", str(folder.parent / "r.html")])
     assert result.exit_code == 0, result.output
     text = (folder.parent / "r.html").read_text()
@@ -182,9 +186,9 @@ def test_the_folder_has_what_a_command_writes_and_is_read_as_such(found):
         result = CliRunner().invoke(app, [command, str(folder / "config.toml"), "--allow-code"])
         assert result.exit_code == 2 and "fedax.compare(…, out=…)" in result.stderr, result.output
     assert CliRunner().invoke(app, ["diagnose", str(folder)]).exit_code == 2
-    told = found.records[0].config
-    assert told["task"] == {"name": "python:huber <own>"} and told["work"] == {"kind": "python:Stairs"}
-    assert told["methods"][:2] == [
+    config = comparison_run.records[0].config
+    assert config["task"] == {"name": "python:huber <own>"} and config["work"] == {"kind": "python:Stairs"}
+    assert config["methods"][:2] == [
         {"name": "python:Averaged", "label": AVERAGED, "lr": 0.1, "decay": 0.5},
         {"name": "fednova", "label": "nova", "lr": {"value": 0.1, "at": {"4": 0.5}}, "nesterov": False,
          "tau_eff": "default", "server_lr": 1.0},
@@ -214,10 +218,10 @@ def test_one_that_was_stopped_goes_on_with_the_same_call(tmp_path, quick):
     assert 0 < len(part) < len(rows(tmp_path / "whole")) and not (tmp_path / "run" / "summary.json").exists()
     assert fedax.load(tmp_path / "run").labels[0] == AVERAGED  # it can be looked at meanwhile
     before = (tmp_path / "run" / "models" / "mine-i-x_1-seed3.safetensors").stat().st_mtime_ns
-    found = compare(out=tmp_path / "run")
+    comparison = compare(out=tmp_path / "run")
     assert (tmp_path / "run" / "models" / "mine-i-x_1-seed3.safetensors").stat().st_mtime_ns == before
     same_numbers(rows(tmp_path / "run"), rows(tmp_path / "whole"))
-    assert found.verdict == whole.verdict
+    assert comparison.verdict == whole.verdict
     again = compare(out=tmp_path / "run")  # over: nothing is run
     assert again.verdict == whole.verdict
 
@@ -231,8 +235,8 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("which", OTHERS)
-def test_a_folder_with_something_else_is_refused(found, which, tmp_path_factory, quick):
-    changes, said = OTHERS[which]
+def test_a_folder_with_something_else_is_refused(comparison_run, which, tmp_path_factory, quick):
+    changes, message = OTHERS[which]
     given = {"methods": METHODS, "task": TASK, "data": DATA, "seeds": [3, 5], **OPTIONS} | changes
     place = tmp_path_factory.getbasetemp() / "refused"
     if not place.exists():
@@ -241,7 +245,9 @@ def test_a_folder_with_something_else_is_refused(found, which, tmp_path_factory,
     with pytest.raises(fedax.ConfigError) as error:
         fedax.compare(given.pop("methods"), given.pop("task"), given.pop("data"), out=place, **given)
     assert (
-        said in str(error.value) and "another folder with out=" in str(error.value) and "--out" not in str(error.value)
+        message in str(error.value)
+        and "another folder with out=" in str(error.value)
+        and "--out" not in str(error.value)
     )
     assert before == {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
@@ -254,15 +260,15 @@ def test_a_folder_with_other_files_is_refused_before_anything_runs(tmp_path):
 
 
 def test_without_a_folder_it_is_temporary_and_can_be_kept(tmp_path):
-    found = compare({"small": fedax.create("fedavg", lr=0.01), "large": "fedavg"}, seeds=2)
-    place = found.records[0].folder
+    comparison = compare({"small": fedax.create("fedavg", lr=0.01), "large": "fedavg"}, seeds=2)
+    place = comparison.records[0].folder
     assert place.is_dir() and not (place / "report.html").exists()
-    found.save(tmp_path / "kept")
-    found.report(tmp_path / "report.html")
+    comparison.save(tmp_path / "kept")
+    comparison.report(tmp_path / "report.html")
     with pytest.raises(fedax.ConfigError, match=r"folder = .*: this folder is not empty; name another with folder="):
-        found.save(tmp_path / "kept")
-    verdict = found.verdict
-    del found
+        comparison.save(tmp_path / "kept")
+    verdict = comparison.verdict
+    del comparison
     gc.collect()
     assert not place.exists()
     assert fedax.load(tmp_path / "kept").verdict == verdict != ""
@@ -279,15 +285,18 @@ def test_one_seed_no_held_out_data_and_a_method_that_diverges():
         "too far": Averaged(1e38),
         "calm": fedax.create("fedavg", lr=0.01),
     }
-    found = compare(methods, seeds=1, val=None, test=None)
-    assert "Lowest train loss: good" in found.verdict and "One seed does not tell this from chance" in found.verdict
-    assert "too far: diverged by round" in found.verdict
-    assert found.records[0].of("too far")[0].status == "diverged"
-    assert "diverged" in found._repr_html_() and "★" not in found._repr_html_()
+    comparison = compare(methods, seeds=1, val=None, test=None)
+    assert (
+        "Lowest train loss: good" in comparison.verdict
+        and "One seed does not tell this from chance" in comparison.verdict
+    )
+    assert "too far: diverged by round" in comparison.verdict
+    assert comparison.records[0].of("too far")[0].status == "diverged"
+    assert "diverged" in comparison._repr_html_() and "★" not in comparison._repr_html_()
 
 
-def test_several_folders_and_problems(found, tmp_path, quick):
-    folder = found.records[0].folder
+def test_several_folders_and_problems(comparison_run, tmp_path, quick):
+    folder = comparison_run.records[0].folder
     other = compare(["scaffold"], out=tmp_path / "other", metrics=["mae"], participation=fedax.Uniform(2))
     same = compare({"late": Averaged(0.05)}, out=tmp_path / "same", judge="test_miss_error", metrics=["mae"])
     both = fedax.load(folder, tmp_path / "same")
@@ -313,7 +322,7 @@ def test_of_other_data_and_losses_the_problems_are_others(tmp_path, quick):
 
 
 class Page(html.parser.HTMLParser):
-    """Which elements a piece of HTML has; it refuses what is not closed."""
+    """The elements of a piece of HTML; unclosed ones are an error."""
 
     def __init__(self, text):
         super().__init__()
@@ -333,55 +342,65 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
-def test_what_a_notebook_shows(found):
-    page = Page(found._repr_html_())
+def test_what_a_notebook_shows(comparison_run):
+    page = Page(comparison_run._repr_html_())
     assert {*page.seen} == {"p", "table", "thead", "tbody", "tr", "th", "td", "img"}
     for label in METHODS:
         assert label in page.text
-    shown = [f"{run.history['test_miss_error'][-1]:.10g}" for run in found.records[0].of("nova")]
+    shown = [f"{run.history['test_miss_error'][-1]:.10g}" for run in comparison_run.records[0].of("nova")]
     mean = np.mean([float(value) for value in shown])
-    assert f"{mean:.4g}" in page.text and found.verdict in page.text and len(found._repr_html_()) < 150_000
+    assert (
+        f"{mean:.4g}" in page.text
+        and comparison_run.verdict in page.text
+        and len(comparison_run._repr_html_()) < 150_000
+    )
     run = fedax.simulate(Averaged(0.1), TASK, DATA, **OPTIONS)
     page = Page(run._repr_html_())
     assert page.seen.count("img") == 1 and f"{run.history['test_loss'][-1]:.4g}" in page.text
     assert "Round 8" in page.text and "finished" in page.text
 
 
-def test_curves_are_those_of_the_histories(found):
-    figure = found.plot("bytes", "test_miss_error")
-    runs = found.records[0].of("nova")
+def test_curves_are_those_of_the_histories(comparison_run):
+    figure = comparison_run.plot("bytes", "test_miss_error")
+    runs = comparison_run.records[0].of("nova")
     sent = np.mean([run.history["bytes_down"] + run.history["bytes_up"] for run in runs], axis=0)
     lines = {tuple(line.get_xdata()): line.get_ydata() for line in figure.axes[0].lines}
     np.testing.assert_allclose(lines[tuple(sent)], np.mean([run.history["test_miss_error"] for run in runs], axis=0))
-    assert figure.axes[0].get_ylabel() == found.plot().axes[0].get_ylabel() == "Test miss error"
+    assert figure.axes[0].get_ylabel() == comparison_run.plot().axes[0].get_ylabel() == "Test miss error"
     with pytest.raises(fedax.ConfigError, match="did you mean 'test_loss'"):
-        found.plot(column="testloss")
+        comparison_run.plot(column="testloss")
     with pytest.raises(fedax.ConfigError, match="bytes"):
-        found.plot("byte")
+        comparison_run.plot("byte")
     run = fedax.simulate(Averaged(0.1), TASK, DATA, **OPTIONS)
     np.testing.assert_allclose(run.plot(column="val_loss").axes[0].lines[0].get_ydata(), run.history["val_loss"])
     with pytest.raises(fedax.ConfigError, match="column"):
         run.plot(column="seconds")
 
 
-def test_tables_are_those_of_the_folder(found, tmp_path):
-    (record,) = found.records
+def test_tables_are_those_of_the_folder(comparison_run, tmp_path):
+    (record,) = comparison_run.records
     goal = float(record.of("nova")[0].history["test_miss_error"][-1])
-    table = found.table(target=goal).set_index("method")
+    table = comparison_run.table(target=goal).set_index("method")
     assert table.loc["nova", "test_loss"] == pytest.approx(
         np.mean([run.history["test_loss"][-1] for run in record.of("nova")])
     )
     assert table.loc["nova", "reached"] >= 1 and list(table.index) == list(METHODS)
     np.testing.assert_array_equal(
-        found.table(target={"test_miss_error": goal})["rounds_to_target"], table["rounds_to_target"]
+        comparison_run.table(target={"test_miss_error": goal})["rounds_to_target"], table["rounds_to_target"]
     )
-    assert found.to_csv(tmp_path / "t.csv", target=goal) is None
-    assert (tmp_path / "t.csv").read_text() == found.to_csv(target=goal) == tables.to_csv([record], target=goal)
-    assert "\\toprule" in found.to_latex() and "\\&" in found.to_latex() and found.to_markdown().count("|") > 12
-    drawn = found.plot(target={"test_loss": 1.5}).axes[0]
+    assert comparison_run.to_csv(tmp_path / "t.csv", target=goal) is None
+    assert (
+        (tmp_path / "t.csv").read_text() == comparison_run.to_csv(target=goal) == tables.to_csv([record], target=goal)
+    )
+    assert (
+        "\\toprule" in comparison_run.to_latex()
+        and "\\&" in comparison_run.to_latex()
+        and comparison_run.to_markdown().count("|") > 12
+    )
+    drawn = comparison_run.plot(target={"test_loss": 1.5}).axes[0]
     assert drawn.get_ylabel() == "Test loss" and any(set(line.get_ydata()) == {1.5} for line in drawn.lines)
     with pytest.raises(fedax.ConfigError, match="val_loss is drawn"):
-        found.plot(column="val_loss", target={"test_loss": 1.5})
+        comparison_run.plot(column="val_loss", target={"test_loss": 1.5})
 
 
 BAD = {
@@ -438,22 +457,22 @@ def test_a_configuration_tells_every_method_as_create_makes_it():
     for name in fedax.available():
         hyper = {"lr": 0.125} if "lr" in fedax.hyperparameters(name) else {}
         method = fedax.create(name, **hyper)
-        for told in (described.method("a", method, False), described.method("a", method, False, name)):
-            table = {key: value for key, value in told.items() if key not in ("name", "label")}
-            assert repr(fedax.create(told["name"], **table)) == repr(method)
-        assert told["name"] == name
+        for description in (described.method("a", method, False), described.method("a", method, False, name)):
+            table = {key: value for key, value in description.items() if key not in ("name", "label")}
+            assert repr(fedax.create(description["name"], **table)) == repr(method)
+        assert description["name"] == name
     prox = described.method("a", fedax.create("fedprox", prox=1.0), False)
     assert prox["name"] == "fedprox" and prox["prox"] == 1.0
 
 
 def test_so_it_does_of_work_and_participation():
     for work in (fedax.Steps(3), fedax.Steps([1, 2]), fedax.Epochs(2), fedax.RandomSteps(5.0, 2.0, 1, 9)):
-        told = described.work(work)
-        assert repr(WORK.bind(told.pop("kind"), told, section="work", key="kind")[0]) == repr(work)
+        section = described.work(work)
+        assert repr(WORK.bind(section.pop("kind"), section, section="work", key="kind")[0]) == repr(work)
     for who in (fedax.Full(), fedax.Uniform(3), fedax.Trace([[0, 1], [2]])):
-        told = described.participation(who)
-        kind = told.pop("kind")
-        assert repr(PARTICIPATION.bind(kind, told, section="participation", key="kind")[0]) == repr(who)
+        section = described.participation(who)
+        kind = section.pop("kind")
+        assert repr(PARTICIPATION.bind(kind, section, section="participation", key="kind")[0]) == repr(who)
     away = described.participation(fedax.Dropout(fedax.Uniform(2), [0.1] * 5000))
     assert away["kind"] == "uniform" and away["dropout"] == "array (5000,)"
 
@@ -462,11 +481,11 @@ def test_options_of_simulate_are_passed_on(tmp_path, quick):
     start = {"w": np.ones(3, np.float32), "b": np.float32(2.0)}
     until = fedax.Patience(evaluations=1, least=10.0)
     given = {"params": start, "trainable": "w", "until": until, "guard": fedax.Guard(), "density": 0.1}
-    found = compare({"a": "fedavg"}, seeds=1, out=tmp_path / "run", **given)
-    (run,) = found.records[0].of("a")
+    comparison = compare({"a": "fedavg"}, seeds=1, out=tmp_path / "run", **given)
+    (run,) = comparison.records[0].of("a")
     alone = fedax.simulate(fedax.create("fedavg"), TASK, DATA, **given, **OPTIONS)
     assert run.history["round"].tolist() == alone.history["round"].tolist() == [0, 1]
-    assert run.status == "finished" and found.model("a").params["b"] == 2.0
+    assert run.status == "finished" and comparison.model("a").params["b"] == 2.0
     assert read(tmp_path / "run").config["task"] == {"name": "python:huber <own>", "trainable": ["w"]}
     compare({"a": "fedavg"}, seeds=1, out=tmp_path / "run", **given)
 

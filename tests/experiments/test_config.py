@@ -1,4 +1,4 @@
-"""A configuration: what it fills in, and what it says of mistakes."""
+"""A configuration: its defaults, and its errors on mistakes."""
 
 import copy
 import functools
@@ -368,11 +368,11 @@ def test_ones_own_data_come_from_a_folder(tmp_path):
         "run": {"rounds": 1},
         "methods": [{"name": "fedavg", "lr": 0.1}],
     }
-    found = build(tables)
-    assert found.data.sizes.tolist() == [4, 2] and found.data.weights.tolist() == [0.7, 0.3]
-    assert found.test.examples["y"].tolist() == [0, 1, 2, 0, 1, 2]
-    again = build(found.config)  # as config.toml has it
-    assert again.config == found.config and again.data.weights.tolist() == [0.7, 0.3]
+    experiment = build(tables)
+    assert experiment.data.sizes.tolist() == [4, 2] and experiment.data.weights.tolist() == [0.7, 0.3]
+    assert experiment.test.examples["y"].tolist() == [0, 1, 2, 0, 1, 2]
+    again = build(experiment.config)  # as config.toml has it
+    assert again.config == experiment.config and again.data.weights.tolist() == [0.7, 0.3]
     uniform = build(tables | {"data": tables["data"] | {"weights": "uniform"}})
     assert uniform.data.weights.tolist() == [0.5, 0.5]
     for wrong, field in (

@@ -1,4 +1,4 @@
-"""The diagnosis of a run folder or a configuration: what is written, shown, and refused."""
+"""The diagnosis of a run folder or a configuration: its file, its output, and errors."""
 
 import json
 import re
@@ -7,15 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedax
-from fedax.cli import app
 from fedax.engine.saved import read_model, write_model
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, read
 from fedax.experiments.diagnosis import _after, rows, verdict, where
 from fedax.experiments.report import render
+from tests.experiments import run_cli
 
 CONFIG = """
 data = {name = "digits", clients = 3, partition = "dirichlet", alpha = 0.5}
@@ -25,16 +24,12 @@ methods = [{name = "fedavg", lr = 0.1, label = "a <b> & c"}, {name = "scaffold",
 """
 
 
-def fedax_(*arguments):
-    return CliRunner().invoke(app, arguments)
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A configuration, diagnosed: its folder and what was printed."""
+    """A configuration, diagnosed: its folder and the output."""
     here = tmp_path_factory.mktemp("diagnosis")
     (here / "small.toml").write_text(CONFIG)
-    result = fedax_("diagnose", str(here / "small.toml"), "--rounds", "2", "--out", str(here / "run"))
+    result = run_cli("diagnose", str(here / "small.toml"), "--rounds", "2", "--out", str(here / "run"))
     assert result.exit_code == 0, result.output
     return here / "run", result.stdout
 
@@ -59,18 +54,18 @@ def test_the_figures_are_those_of_the_function(done):
         folder / "models/a-b-c-seed7.safetensors", jax.eval_shape(experiment.task.init, jax.random.key(0))
     )
     options = {"work": experiment.work, "batch_size": 64, "seed": 7, "points": [None, model]}
-    found = fedax.theory.diagnose(experiment.methods[label], experiment.task, experiment.data, **options)
+    diagnosis = fedax.theory.diagnose(experiment.methods[label], experiment.task, experiment.data, **options)
     stored = json.loads((folder / "diagnosis.json").read_text())["methods"][0]
     assert stored == record.diagnosis[0] and stored["label"] == label
-    assert stored["chi2"] == pytest.approx(found.chi2) and stored["advice"] == list(found.advice)
+    assert stored["chi2"] == pytest.approx(diagnosis.chi2) and stored["advice"] == list(diagnosis.advice)
     losses = record.of(label)[0].history["train_loss"]
     assert [point["loss"] for point in stored["points"]] == pytest.approx([losses[0], losses[-1]], rel=1e-5)
     assert where(record.diagnosis) == "the initial model and the final one of seed 7"
     table = dict(rows(record.diagnosis))
-    assert table["L, a client's largest curvature"][0] == " → ".join(f"{p.smoothness:.3g}" for p in found.points)
-    assert table["Theorems' largest lr, β² as measured"] == [f"{found.max_lr:.3g}", "–"]
-    assert table["with β² = 1, the loosest case"] == [f"{found.loosest_lr:.3g}", "–"] and table["χ²(p‖w)"][1] == "0"
-    assert table["Cost of another objective"][1] == "0" and stored["verdict"] == found.verdict
+    assert table["L, a client's largest curvature"][0] == " → ".join(f"{p.smoothness:.3g}" for p in diagnosis.points)
+    assert table["Theorems' largest lr, β² as measured"] == [f"{diagnosis.max_lr:.3g}", "–"]
+    assert table["with β² = 1, the loosest case"] == [f"{diagnosis.loosest_lr:.3g}", "–"] and table["χ²(p‖w)"][1] == "0"
+    assert table["Cost of another objective"][1] == "0" and stored["verdict"] == diagnosis.verdict
 
 
 def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
@@ -79,7 +74,7 @@ def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
     config = CONFIG.replace("seeds = [7, 8]", f"seeds = {seeds}").replace("rounds = 40", "rounds = 1")
     config = config.replace("scaffold", names[1])
     (tmp_path / "two.toml").write_text(config.replace("a <b> & c", "fedavg"))
-    assert fedax_("run", str(tmp_path / "two.toml"), "--out", str(tmp_path / "run")).exit_code == 0
+    assert run_cli("run", str(tmp_path / "two.toml"), "--out", str(tmp_path / "run")).exit_code == 0
     record = read(tmp_path / "run")
     for label, values in zip(names, losses, strict=True):
         for run, value in zip(record.of(label), values, strict=True):
@@ -91,7 +86,7 @@ def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
 
 
 @pytest.mark.parametrize(
-    "losses, takes, said",
+    "losses, takes, sentence",
     [
         # within seed noise: the cheaper one, and what its figures promise was tried in vain
         (
@@ -128,10 +123,10 @@ def ended(tmp_path, losses, takes, names=("fedavg", "scaffold")):
         (([0.5], [0.48]), ("", ""), "though one seed does not tell"),
     ],
 )
-def test_of_methods_that_tie_the_cheapest_is_taken(tmp_path, losses, takes, said):
-    names = ("fedavg", "fednova") if "fednova" in said else ("fedavg", "scaffold")
+def test_of_methods_that_tie_the_cheapest_is_taken(tmp_path, losses, takes, sentence):
+    names = ("fedavg", "fednova") if "fednova" in sentence else ("fedavg", "scaffold")
     text = verdict(ended(tmp_path, losses, takes, names))
-    assert said in text and ("So says" in text) != ("was tried here" in text)
+    assert sentence in text and ("So says" in text) != ("was tried here" in text)
 
 
 METHODS = ["fedavg", "fedprox", "fednova", "scaffold", "mime", "feddyn", "fedavg-m", "server-momentum"]
@@ -141,21 +136,21 @@ METHODS = ["fedavg", "fedprox", "fednova", "scaffold", "mime", "feddyn", "fedavg
 @pytest.mark.parametrize("work", [fedax.Steps(3), fedax.Steps(np.array([1, 9, 4]))])
 @pytest.mark.parametrize("cohort", [fedax.Full(), fedax.Uniform(2)])
 def test_no_verdict_contradicts_itself(name, work, cohort):
-    """Two sentences, that recommend one thing, and never call what the method has itself useless."""
+    """Two sentences that recommend one method, and never call a feature of the method itself useless."""
     data, task = fedax.data.quadratics(clients=3, dimension=2, seed=1), fedax.tasks.quadratic(2)
     try:
         method = fedax.create(name, lr=0.01)
         points = [{"x": np.ones(2)}["x"], np.zeros(2)]
-        found = fedax.theory.diagnose(method, task, data, work=work, participation=cohort, points=points)
+        diagnosis = fedax.theory.diagnose(method, task, data, work=work, participation=cohort, points=points)
     except fedax.ConfigError:
         pytest.skip("the method is not defined for this")
-    sentences = re.split(r"(?<=[a-z)%])\. (?=[A-Z])", found.verdict.rstrip("."))
-    assert len(sentences) <= 2, found.verdict
-    assert not (found.take and "Keep " in found.verdict)
-    useless = re.search(r"so (.*) would gain nothing", found.verdict)
-    assert useless is None or f"({name})" not in useless[1], found.verdict
-    said = _after(found.verdict, found.method)
-    assert not said.startswith("Keep ")
+    sentences = re.split(r"(?<=[a-z)%])\. (?=[A-Z])", diagnosis.verdict.rstrip("."))
+    assert len(sentences) <= 2, diagnosis.verdict
+    assert not (diagnosis.take and "Keep " in diagnosis.verdict)
+    useless = re.search(r"so (.*) would gain nothing", diagnosis.verdict)
+    assert useless is None or f"({name})" not in useless[1], diagnosis.verdict
+    text = _after(diagnosis.verdict, diagnosis.method)
+    assert not text.startswith("Keep ")
 
 
 def test_the_report_has_it(done):
@@ -177,26 +172,26 @@ def test_the_report_has_it(done):
 def test_a_run_folder_is_diagnosed_as_it_is(done, tmp_path):
     folder, _ = done
     before = (folder / "metrics.jsonl").read_bytes()
-    found = json.loads((folder / "diagnosis.json").read_text())
+    content = json.loads((folder / "diagnosis.json").read_text())
     (folder / "diagnosis.json").unlink()
     bad = folder / "models/scaffold-seed7.safetensors"
     like = fedax.tasks.softmax_regression(64, 10).init(None)
     write_model(bad, jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, np.float32), like))
-    result = fedax_("diagnose", str(folder))
+    result = run_cli("diagnose", str(folder))
     assert result.exit_code == 0, result.output
     assert (folder / "metrics.jsonl").read_bytes() == before
     again = json.loads((folder / "diagnosis.json").read_text())
-    assert again["methods"][0] == found["methods"][0]
+    assert again["methods"][0] == content["methods"][0]
     assert again["methods"][1]["models"] == ["the initial model"]
     assert "scaffold has no finite final model of seed 7" in result.stdout
     bad.unlink()
-    assert "scaffold has no finite final model of seed 7" in fedax_("diagnose", str(folder)).stdout
+    assert "scaffold has no finite final model of seed 7" in run_cli("diagnose", str(folder)).stdout
     for arguments, message in (
         (["--rounds", "3"], "rounds = 3: a run folder is diagnosed as it is"),
         (["--set", "run.rounds=3"], "set = "),
         (["--out", "x"], "out = "),
     ):
-        result = fedax_("diagnose", str(folder), *arguments)
+        result = run_cli("diagnose", str(folder), *arguments)
         assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
 
 
@@ -212,19 +207,19 @@ def test_a_run_folder_is_diagnosed_as_it_is(done, tmp_path):
 def test_bad_input_is_exit_code_2_and_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "small.toml").write_text(CONFIG)
-    result = fedax_("diagnose", *arguments)
+    result = run_cli("diagnose", *arguments)
     assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
 def test_help_has_examples():
-    assert "fedax diagnose runs/digits-1" in fedax_("diagnose", "--help").stdout
+    assert "fedax diagnose runs/digits-1" in run_cli("diagnose", "--help").stdout
 
 
 def test_a_method_that_diverges_is_exit_code_1(tmp_path):
     (tmp_path / "small.toml").write_text(CONFIG)
     arguments = ["--rounds", "1", "--out", str(tmp_path / "run"), "--set", "methods.scaffold.lr=1e38"]
-    result = fedax_("diagnose", str(tmp_path / "small.toml"), *arguments)
+    result = run_cli("diagnose", str(tmp_path / "small.toml"), *arguments)
     assert result.exit_code == 1 and "scaffold has no finite final model" in result.stdout
     assert read(tmp_path / "run").diagnosis
 

@@ -22,7 +22,7 @@ WRITTEN = sorted(path.parent.name for path in HERE.glob("*/expected.json"))
 
 @pytest.fixture(scope="module", params=WRITTEN)
 def written(request, tmp_path_factory):
-    """A copy of what one version wrote, and what it is expected to say."""
+    """A copy of the folders that one version wrote, and their expected figures."""
     folder = tmp_path_factory.mktemp("written") / request.param
     shutil.copytree(HERE / request.param, folder)
     return folder, json.loads((folder / "expected.json").read_text())
@@ -61,10 +61,10 @@ def test_a_run(written):
 
 def test_a_comparison(written):
     folder, expected = written
-    found = fedax.load(folder / "comparison")
-    assert found.verdict == expected["comparison"]["verdict"]
-    assert found.records[0].config == expected["comparison"]["config"]
-    same_rows(found.records[0], expected["comparison"]["rows"])
+    record = fedax.load(folder / "comparison")
+    assert record.verdict == expected["comparison"]["verdict"]
+    assert record.records[0].config == expected["comparison"]["config"]
+    same_rows(record.records[0], expected["comparison"]["rows"])
 
 
 def test_a_sweep_and_what_it_chose(written):
@@ -87,8 +87,8 @@ def test_a_study(written):
     assert [(run.label, run.seed) for run in record.runs] == [
         (label, seed) for label in ("fedavg", "fedavg-m") for seed in (3, 4)
     ]
-    (said,) = outcome(study, folder / "study" / "done")
-    assert said == expected["study"]["outcome"]
+    (line,) = outcome(study, folder / "study" / "done")
+    assert line == expected["study"]["outcome"]
     for job in (folder / "study" / "done" / "jobs").iterdir():
         assert read(job / "run").runs
 
@@ -111,8 +111,8 @@ def test_a_model_predicts(written):
     with out.open() as file:
         rows = [*csv.DictReader(file)]
     assert [row["prediction"] for row in rows] == expected["labels"]
-    found = [[float(row[f"p {label}"]) for label in model.labels] for row in rows]
-    np.testing.assert_allclose(found, expected["chances"], rtol=1e-5)
+    results = [[float(row[f"p {label}"]) for label in model.labels] for row in rows]
+    np.testing.assert_allclose(results, expected["chances"], rtol=1e-5)
     for path in (folder / "run" / "models").iterdir():
         assert fedax.load_model(path).task is fedax.tasks.quadratic(2)
 
@@ -128,10 +128,10 @@ def test_a_checkpoint_goes_on_where_it_was_written_by_this_version(written, monk
     monkeypatch.setattr(checkpoint, "same_versions", lambda was: False)
     was, end = expected["checkpoint"]["history"], expected["checkpoint"]["end"]
     assert figures(checkpointed(folder / "checkpoint").history) == was
-    found = figures(checkpointed(folder / "checkpoint", 4).history)
-    assert found.keys() == end.keys() and {name: values[:3] for name, values in found.items()} == was
+    result = figures(checkpointed(folder / "checkpoint", 4).history)
+    assert result.keys() == end.keys() and {name: values[:3] for name, values in result.items()} == was
     for name, values in end.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(result[name], values, rtol=1e-5, err_msg=name)
 
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""A comparison in a real notebook: what is shown meanwhile, what stays, and that nothing warns."""
+"""A comparison in a real notebook: the display during the run and after it, without warnings."""
 
 import pytest
 
@@ -25,7 +25,7 @@ found
 
 
 class Client(nbclient.NotebookClient):
-    """Keeps each state of what is shown while a cell is at work."""
+    """Records each state of the display while a cell runs."""
 
     def process_message(self, message, cell, cell_index):
         if message["msg_type"] == "update_display_data":

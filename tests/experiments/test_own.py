@@ -1,4 +1,4 @@
-"""Own methods and tasks in configurations: what runs, what is refused, and that a run goes on by the same code only."""
+"""The user's methods and tasks in configurations: which run, which are refused, and resuming with the same code."""
 
 import hashlib
 import json
@@ -8,12 +8,11 @@ import sys
 import tomllib
 
 import pytest
-from typer.testing import CliRunner
 
 import fedax
-from fedax.cli import app
 from fedax.errors import CodeError, NodeError
 from fedax.experiments import build, config, own, plan, read
+from tests.experiments import run_cli
 
 MINE = '''
 from typing import Any, NamedTuple
@@ -112,10 +111,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def fedax_(*arguments):
-    return CliRunner().invoke(app, arguments)
-
-
 def rows(folder):
     lines = (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()
     return [{name: value for name, value in json.loads(line).items() if name != "seconds"} for line in lines]
@@ -125,7 +120,7 @@ DIGEST = hashlib.sha256(MINE.encode()).hexdigest()
 
 
 def test_a_run_that_was_killed_goes_on_by_the_same_code_and_elsewhere(here, monkeypatch):
-    result = fedax_("run", "own.toml", "--allow-code", "--out", "whole")
+    result = run_cli("run", "own.toml", "--allow-code", "--out", "whole")
     assert result.exit_code == 0, result.output
     folder, about = here / "whole", json.loads((here / "whole" / "about.json").read_text())
     assert (folder / "code" / "mine.py").read_text() == MINE and about["code"] == {"mine.py": DIGEST}
@@ -148,23 +143,23 @@ def test_a_run_that_was_killed_goes_on_by_the_same_code_and_elsewhere(here, monk
 
     # Other code is refused, by its file; then its own copy goes on, also where there is no other.
     (here / "mine.py").write_text(MINE.replace("1 - self.decay", "1.0 - self.decay"))
-    refused = fedax_("run", "own.toml", "--allow-code", "--out", "killed", "--resume")
+    refused = run_cli("run", "own.toml", "--allow-code", "--out", "killed", "--resume")
     assert refused.exit_code == 2 and "mine.py is not what this run began with (sha256 was " in refused.output
     (here / "mine.py").unlink()
     elsewhere = here / "elsewhere"
     elsewhere.mkdir()
     (here / "killed").rename(elsewhere / "killed")
     monkeypatch.chdir(elsewhere)
-    refused = fedax_("run", "killed/config.toml", "--out", "killed", "--resume")
+    refused = run_cli("run", "killed/config.toml", "--out", "killed", "--resume")
     assert refused.exit_code == 2 and "it would run the code of killed/code/mine.py" in refused.output
-    result = fedax_("run", "killed/config.toml", "--out", "killed", "--resume", "--allow-code")
+    result = run_cli("run", "killed/config.toml", "--out", "killed", "--resume", "--allow-code")
     assert result.exit_code == 0, result.output
     by_run = lambda folder: sorted(rows(folder), key=lambda row: (row["label"], row["seed"], row["round"]))  # noqa: E731
     assert by_run("killed") == by_run(folder)
 
     # Nothing of it has to be there for a report.
     (elsewhere / "killed" / "code" / "mine.py").unlink()
-    result = fedax_("report", "killed")
+    result = run_cli("report", "killed")
     assert result.exit_code == 0 and "FedAvgEMA" in (elsewhere / "killed" / "report.html").read_text()
 
 
@@ -172,10 +167,10 @@ def test_what_stands_in_a_file_is_not_run_and_not_imported_unless_it_is_allowed(
     (here / "mine.py").write_text("open('seen', 'w')\n" + MINE)
     for command in (["run", "own.toml"], ["sweep", "own.toml", "--grid", "methods.FedAvgEMA.lr=0.1"],
                     ["diagnose", "own.toml"], ["deploy", "local", "own.toml"]):  # fmt: skip
-        result = fedax_(*command)
+        result = run_cli(*command)
         assert result.exit_code == 2, result.output
-        said = "error: methods.FedAvgEMA.name = 'mine.py:FedAvgEMA': it would run the code of mine.py (sha256 "
-        assert result.output.startswith(said) and "--allow-code" in result.output
+        message = "error: methods.FedAvgEMA.name = 'mine.py:FedAvgEMA': it would run the code of mine.py (sha256 "
+        assert result.output.startswith(message) and "--allow-code" in result.output
     assert {path.name for path in here.iterdir()} == {"mine.py", "own.toml"}
     tables = {"data": {"name": "digits", "clients": 3}, "run": {"rounds": 1}, "methods": [{"name": "fedavg"}]}
     with pytest.raises(fedax.ConfigError, match=r"^task.name = 'mine.py:bowl': it would run"):
@@ -183,7 +178,9 @@ def test_what_stands_in_a_file_is_not_run_and_not_imported_unless_it_is_allowed(
     with pytest.raises(fedax.ConfigError, match=r"^methods.A.name = 'json.decoder:A': it would run the code of /"):
         build(tables | {"methods": [{"name": "json.decoder:A"}]})
     # One name that was typed does not allow another one.
-    result = fedax_("run", "own.toml", "--set", "task.name=mine.py:bowl", "--set", "methods.Clipped.name=mine.py:Other")
+    result = run_cli(
+        "run", "own.toml", "--set", "task.name=mine.py:bowl", "--set", "methods.Clipped.name=mine.py:Other"
+    )
     assert result.exit_code == 2 and "it would run" in result.output and not (here / "seen").exists()
 
 
@@ -191,27 +188,27 @@ def test_what_was_typed_needs_no_leave(here):
     quick = ["--rounds", "2", "--seeds", "1", "--clients", "4", "--set", "data.dimension=2"]
     typed = ["--methods", "mine.py:FedAvgEMA,fedavg", "--set", "task.name=mine.py:bowl"]
     quick += ["--set", "work.kind=steps", "--set", "work.steps=2"]
-    result = fedax_("compare", "quadratics", *typed, *quick, "--set", "methods.FedAvgEMA.decay=0.25")
+    result = run_cli("compare", "quadratics", *typed, *quick, "--set", "methods.FedAvgEMA.decay=0.25")
     assert result.exit_code == 0, result.output
     record = read("runs/compare-quadratics-1")
     assert record.labels == ["FedAvgEMA", "fedavg"] and record.config["methods"][0]["decay"] == 0.25
     (here / "known.toml").write_text(CONFIG.replace("mine.py:bowl", "quadratic").replace(", steep = 0.5", ""))
     other = (here / "known.toml").read_text().split("methods")[0] + 'methods = [{name = "fedavg", lr = 0.1}]'
     (here / "known.toml").write_text(other)
-    result = fedax_("run", "known.toml", "--set", "run.seeds=1", "--set", "methods.*.name=mine.py:FedAvgEMA")
+    result = run_cli("run", "known.toml", "--set", "run.seeds=1", "--set", "methods.*.name=mine.py:FedAvgEMA")
     assert result.exit_code == 0 and read("runs/own-1").config["methods"][0]["name"] == "mine.py:FedAvgEMA"
 
 
 def test_a_sweep_of_own_methods_and_its_resume(here):
     command = ("sweep", "own.toml", "--allow-code", "--grid", "methods.FedAvgEMA.decay=0,0.5", "--set", "run.seeds=1")
-    result = fedax_(*command, "--out", "swept")
+    result = run_cli(*command, "--out", "swept")
     assert result.exit_code == 0, result.output
     assert len(read("swept").trials("FedAvgEMA")) == 2 and (here / "swept" / "code" / "mine.py").exists()
     (here / "swept" / "sweep.json").unlink()
     (here / "mine.py").write_text(MINE + "\n# changed\n")
-    result = fedax_(*command, "--out", "swept", "--resume")
+    result = run_cli(*command, "--out", "swept", "--resume")
     assert result.exit_code == 2 and "mine.py is not what this run began with" in result.output
-    result = fedax_("diagnose", "own.toml", "--rounds", "2", "--allow-code", "--out", "diagnosed")
+    result = run_cli("diagnose", "own.toml", "--rounds", "2", "--allow-code", "--out", "diagnosed")
     assert result.exit_code == 0 and "Verdict" in result.output
 
 
@@ -341,7 +338,7 @@ def test_installed_packages_add_methods_and_tasks_by_entry_points(here, monkeypa
     monkeypatch.syspath_prepend(site)
     assert type(fedax.create("Fed_Best", lr=0.5)).__name__ == "FedAvgEMA" and "fedbest" in sys.modules
     assert fedax.available()["fed-best"] == "FedAvg that delivers a moving average of its models."
-    assert "fed-best" in fedax_("list", "methods").output and "bowl" in fedax_("list", "tasks").output
+    assert "fed-best" in run_cli("list", "methods").output and "bowl" in run_cli("list", "tasks").output
     tables = tomllib.loads(CONFIG) | {"methods": [{"name": "fed-best", "lr": 0.2}], "task": {"name": "bowl"}}
     experiment = build(tables)  # as trusted as fedax is
     assert experiment.methods["fed-best"].lr == 0.2 and not experiment.code
@@ -368,7 +365,7 @@ def test_register_gives_names_to_classes_and_functions(here):
     assert fedax.register(mine.FedAvgEMA) is mine.FedAvgEMA and fedax.register("bowl2", aliases=["b2"])(mine.bowl)
     assert fedax.create("fedavgema", lr=0.5) == mine.FedAvgEMA(lr=0.5) and "FedAvgEMA" in fedax.available()
     assert isinstance(fedax.tasks.create("B2", d=2), fedax.Task) and "bowl2" in fedax.tasks.available()
-    assert "FedAvgEMA" in fedax_("list", "methods").output
+    assert "FedAvgEMA" in run_cli("list", "methods").output
     tables = tomllib.loads(CONFIG) | {"methods": [{"name": "fedavgema"}], "task": {"name": "b2", "steep": 2.0}}
     assert build(tables).config["task"] == {"name": "bowl2", "steep": 2.0}
     fedax.register(mine.FedAvgEMA)  # once more, as a notebook does
@@ -387,10 +384,10 @@ def test_register_gives_names_to_classes_and_functions(here):
 def test_check_is_a_command(here, monkeypatch):
     seen = []
     monkeypatch.setattr("fedax.conformance._TRIALS", {"lr": ("the lr", lambda bed: seen.append(bed.method.lr) or "ok")})
-    result = fedax_("check", "mine.py:FedAvgEMA", "--set", "lr=0.25")
+    result = run_cli("check", "mine.py:FedAvgEMA", "--set", "lr=0.25")
     assert result.exit_code == 0 and "everything holds" in result.output and seen == [0.25]
-    result = fedax_("check", "mine.py:FedAvgEMA", "--set", "lr=-1")
+    result = run_cli("check", "mine.py:FedAvgEMA", "--set", "lr=-1")
     assert result.exit_code == 2 and "FedAvgEMA.lr = -1" in result.output
     monkeypatch.setattr("fedax.conformance._TRIALS", {"lr": ("the lr", lambda bed: 1 / 0)})
-    result = fedax_("check", "fedavg")
+    result = run_cli("check", "fedavg")
     assert result.exit_code == 1 and "FAILS  lr  the lr" in result.output and "ZeroDivisionError" in result.output

@@ -1,4 +1,4 @@
-"""The error that methods share: who shares it, what it is, how often it misleads, and what a design can tell."""
+"""The pooled error of methods: which methods share it, its value, its false positives, and the power of a design."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from fedax.experiments.pooled import Pool, compare, least, pool_of
 
 
 def drawn(rng, spreads, seeds, **gaps):
-    """Methods a, b, … with residuals of these standard deviations, and what the seeds do to all."""
+    """Methods a, b, … with residuals of these standard deviations, and an effect of the seed that all share."""
     shared = rng.normal(scale=3.0, size=seeds)
     return {
         label: gaps.get(label, 0.0) + shared + rng.normal(size=seeds) * spread
@@ -72,8 +72,8 @@ def test_the_smallest_difference_is_told_with_four_of_five():
         freedom = (methods - 1) * (seeds - 1)
         gaps = size + rng.normal(size=draws) * np.sqrt(2 / seeds)
         errors = np.sqrt(2 / seeds * rng.chisquare(freedom, size=draws) / freedom)
-        told = np.abs(gaps / errors) > special.stdtrit(freedom, 1 - 0.025 / tests)
-        assert told.mean() == pytest.approx(0.8, abs=0.012)
+        values = np.abs(gaps / errors) > special.stdtrit(freedom, 1 - 0.025 / tests)
+        assert values.mean() == pytest.approx(0.8, abs=0.012)
     exact = stats.nct.sf(stats.t.ppf(0.975, 18), 18, least(3, 10) / np.sqrt(2 / 3))
     assert exact == pytest.approx(0.8, abs=1e-6)
     assert least(3, 10, 29) > least(3, 10) > least(5, 10) and least(3, 2) > least(3, 10)

@@ -1,4 +1,4 @@
-"""Private runs in a folder: what they spent, where a budget ended them, and what the report says of that."""
+"""Private runs in a folder: the epsilon that they spent, the end at a budget, and the report."""
 
 import html
 import json
@@ -51,8 +51,8 @@ def test_rows_tell_what_was_spent_and_where_the_budget_ended_the_run(record):
             assert epsilon == pytest.approx(ledger(exchanges).epsilon(int(index), DELTA), rel=1e-9)
     lines = [json.loads(line) for line in (record.folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["status"] for line in lines if line["label"] == "mime"][-2:] == ["ok", "spent"]
-    found = json.loads((record.folder / "summary.json").read_text())["methods"]
-    assert [each["epsilon"] for each in found] == [run.history["epsilon"][-1] for run in record.runs]
+    content = json.loads((record.folder / "summary.json").read_text())["methods"]
+    assert [each["epsilon"] for each in content] == [run.history["epsilon"][-1] for run in record.runs]
 
 
 def test_a_run_that_its_budget_ended_is_over(record):
@@ -91,16 +91,16 @@ def test_curves_against_what_was_spent(record):
     assert data["axes"]["bytes"]["whole"] and not data["axes"]["seconds"]["whole"] and "uploads" not in data["axes"]
     np.testing.assert_allclose(data["series"][1]["x"]["epsilon"], record.runs[1].history["epsilon"], rtol=1e-3)
     assert 'data-axis="bytes"' in text and 'data-axis="epsilon"' in text
-    found = fedax.load(record.folder)
-    assert found.plot("epsilon", "train_loss").axes[0].get_xlabel() == "Privacy spent, ε"
-    assert found.plot("uploads", "train_loss").axes[0].get_xlabel() == "Traffic, up only"
+    read_back = fedax.load(record.folder)
+    assert read_back.plot("epsilon", "train_loss").axes[0].get_xlabel() == "Privacy spent, ε"
+    assert read_back.plot("uploads", "train_loss").axes[0].get_xlabel() == "Traffic, up only"
 
 
 def test_tables_have_what_was_spent(record):
     ends = [run.history["epsilon"][-1] for run in record.runs]
     target = {"train_loss": 1e9}
-    found = tables.table([record], target=target)
-    assert found["epsilon"].tolist() == ends and found["epsilon_to_target"].tolist() == [0.0, 0.0]
+    table = tables.table([record], target=target)
+    assert table["epsilon"].tolist() == ends and table["epsilon_to_target"].tolist() == [0.0, 0.0]
     assert tables.to_csv([record]).splitlines()[0].endswith(",epsilon")
     text = tables.to_markdown([record], target=target)
     assert re.search(rf"\| ε *\|\n.*\n.*\| {show(record.runs[0])} *\|\n", text), text
@@ -130,10 +130,10 @@ def rewritten(record, folder, epsilon):
 
 
 def test_an_epsilon_that_is_infinite_or_none(record, tmp_path):
-    found = read(rewritten(record, tmp_path / "infinite", None))
-    assert found.runs[1].history["epsilon"][-1] == math.inf
-    assert "mime: spent epsilon = ∞ at delta" in " ".join(summary.spending(summary.problems([found])[0]))
-    assert 'data-axis="epsilon"' not in render([found])
+    read_back = read(rewritten(record, tmp_path / "infinite", None))
+    assert read_back.runs[1].history["epsilon"][-1] == math.inf
+    assert "mime: spent epsilon = ∞ at delta" in " ".join(summary.spending(summary.problems([read_back])[0]))
+    assert 'data-axis="epsilon"' not in render([read_back])
     for k, value in enumerate((-0.5, "1", [1.0])):
         with pytest.raises(DataError, match="'epsilon' is no number"):
             read(rewritten(record, tmp_path / str(k), value))
@@ -151,19 +151,19 @@ def test_a_sweep_that_its_budget_ends(tmp_path):
     with pytest.raises(ConfigError, match=r"^sweep\.criterion = 'train_loss': the choice among private runs must not"):
         plan(config)
     config |= {"privacy": CONFIG["privacy"] | {"noise_seed": 0}}
-    found, content = tune(plan(config), new_folder(tmp_path / "swept", "swept"))
-    assert [trial.runs[0].spent for trial in found.trials("fedavg")] == [True, True]
+    result, content = tune(plan(config), new_folder(tmp_path / "swept", "swept"))
+    assert [trial.runs[0].spent for trial in result.trials("fedavg")] == [True, True]
     assert content["methods"][0]["points"] == 2
-    assert "the budget ended the run" in render([found])
+    assert "the budget ended the run" in render([result])
 
 
 def test_clipping_alone_from_python(tmp_path):
-    """No noise is no privacy, and said so."""
+    """A run without noise is reported as not private."""
     data, task = fedax.data.quadratics(clients=3, dimension=2), fedax.tasks.quadratic(2)
     given = {"rounds": 2, "seeds": 1, "privacy": fedax.DP(0.5, 0.0, DELTA), "out": tmp_path / "run"}
-    found = fedax.compare(["fedavg"], task, data.with_weights(np.full(3, 1 / 3)), **given)
-    assert found.table()["epsilon"].tolist() == [math.inf]
-    assert "Without noise there is no guarantee" in render(found.records)
+    comparison = fedax.compare(["fedavg"], task, data.with_weights(np.full(3, 1 / 3)), **given)
+    assert comparison.table()["epsilon"].tolist() == [math.inf]
+    assert "Without noise there is no guarantee" in render(comparison.records)
 
 
 def test_a_checkpoint_whose_epsilon_cannot_be():
@@ -176,7 +176,7 @@ def test_a_checkpoint_whose_epsilon_cannot_be():
 
 
 def test_a_folder_keeps_its_secret(tmp_path):
-    """Methods of a comparison have noise of their own, and a run whose model is lost is made again, bit for bit."""
+    """The methods of a comparison have independent noise, and a run whose model is lost is repeated bit for bit."""
     folder = new_folder(tmp_path / "run", "private")
     config = CONFIG | {"methods": [{"name": "fedavg", "lr": 0.01}, {"name": "fedavg", "lr": 0.01, "label": "twin"}]}
     execute(build(config), folder, drawn=False)
@@ -194,6 +194,10 @@ def test_a_folder_keeps_its_secret(tmp_path):
     (folder / "noise.key").unlink()
     with pytest.raises(ConfigError, match=r"^out = .*: its noise\.key is lost"):
         execute(build(config), folder, drawn=False)
-    said = execute(build(config | {"privacy": CONFIG["privacy"] | {"noise_seed": 3}}), new_folder(tmp_path / "3", "b"))
-    assert "Not private: the noise was made of a number" in render([said]) and not (said.folder / "noise.key").exists()
-    assert summary.NOT_PRIVATE in summary.spending(summary.problems([said])[0])  # what the command prints, too
+    record = execute(
+        build(config | {"privacy": CONFIG["privacy"] | {"noise_seed": 3}}), new_folder(tmp_path / "3", "b")
+    )
+    assert (
+        "Not private: the noise was made of a number" in render([record]) and not (record.folder / "noise.key").exists()
+    )
+    assert summary.NOT_PRIVATE in summary.spending(summary.problems([record])[0])  # what the command prints, too

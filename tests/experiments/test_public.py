@@ -119,8 +119,8 @@ def contents(run, folder):
 
 
 def test_what_is_public_of_a_run_tells_nothing_else(tmp_path, neighbours):
-    found, differ = neighbours
-    one, other = (simulated(tmp_path / str(k), *each) for k, each in enumerate(found))
+    result, differ = neighbours
+    one, other = (simulated(tmp_path / str(k), *each) for k, each in enumerate(result))
     for name in {*one.history} - {"seconds"}:  # what the test is about: the runs do differ, and where
         assert np.array_equal(one.history[name], other.history[name]) != (name in differ), name
     np.testing.assert_array_equal(one.params, other.params)
@@ -188,22 +188,22 @@ def test_what_was_counted_in_tables_stays_out(tmp_path):
 # ---- a folder
 
 
-class Told:
-    """A tracker that keeps what it is told."""
+class RecordingTracker:
+    """A tracker that records its calls."""
 
     def __init__(self):
-        self.said = []
+        self.calls = []
 
     def __call__(self, label, seed, params):
-        self.said.append(("begin", label, seed, params))
-        told = self
+        self.calls.append(("begin", label, seed, params))
+        recorder = self
 
         class Writer:
             def row(self, row):
-                told.said.append(("row", label, seed, row))
+                recorder.calls.append(("row", label, seed, row))
 
             def end(self, status):
-                told.said.append(("end", label, seed, status))
+                recorder.calls.append(("end", label, seed, status))
 
         return Writer()
 
@@ -232,22 +232,22 @@ FORMS = ("html", "csv", "latex", "markdown")
 
 def public_files(folder):
     """Each form as a file, and those that are printed."""
-    found = {}
+    results = {}
     for form in FORMS:
         out = folder.parent / f"public.{form}"
         published(folder, "--format", form, "--out", out)
-        found[form] = out.read_bytes()
+        results[form] = out.read_bytes()
         if form != "html":
             assert published(folder, "--format", form).rstrip() == out.read_text(encoding="utf-8").rstrip()
-    return found
+    return results
 
 
 def test_what_is_public_of_a_folder_tells_nothing_else(tmp_path, neighbours, monkeypatch):
     monkeypatch.setattr(runner.secrets, "token_hex", lambda size: "5" * 2 * size)  # the folder's own random name
-    found, differ = neighbours
-    told = Told(), Told()
+    result, differ = neighbours
+    recorders = RecordingTracker(), RecordingTracker()
     folders = [tmp_path / str(k) / "run" for k in range(2)]
-    made = [compared(folder, *each, track=t) for folder, each, t in zip(folders, found, told, strict=True)]
+    made = [compared(folder, *each, track=t) for folder, each, t in zip(folders, result, recorders, strict=True)]
     one, other = (each.records[0].runs[0].history for each in made)
     assert all(np.array_equal(one[name], other[name]) != (name in differ) for name in {*one} - {"seconds"})
     first, second = map(public_files, folders)
@@ -255,21 +255,21 @@ def test_what_is_public_of_a_folder_tells_nothing_else(tmp_path, neighbours, mon
     for text in first.values():
         only_public(text)
     # And trackers.
-    assert told[0].said == told[1].said and len(told[0].said) > 20
-    only_public(repr(told[0].said))
-    rows = [each[3] for each in told[0].said if each[0] == "row"]
+    assert recorders[0].calls == recorders[1].calls and len(recorders[0].calls) > 20
+    only_public(repr(recorders[0].calls))
+    rows = [each[3] for each in recorders[0].calls if each[0] == "row"]
     assert all({*row} == {"round", "epsilon", "test_loss", "test_near_error"} for row in rows)
 
 
 def test_a_public_page(tmp_path):
-    found = compared(tmp_path / "run", *NEIGHBOURS["examples"][0][1])
+    result = compared(tmp_path / "run", *NEIGHBOURS["examples"][0][1])
     (line,) = published(tmp_path / "run").splitlines()
     assert line == str(tmp_path / "run" / "public.html")
     page = (tmp_path / "run" / "public.html").read_text(encoding="utf-8")
     assert not re.search(r"(src|href)=(?!.data:)|<script|url\(", re.sub(r"<style>.*?</style>", "", page, flags=re.S))
     assert page.count("<img ") == 3  # two measures, and ε
     text = " ".join(html.unescape(re.sub(r"<(style|title).*?</\1>|<[^>]+>", " ", page, flags=re.S)).split())
-    ends = {label: [run for run in found.records[0].runs if run.label == label] for label in METHODS}
+    ends = {label: [run for run in result.records[0].runs if run.label == label] for label in METHODS}
     spent = f"{ends['plain'][0].history['epsilon'][-1]:.4g}"
     losses = [run.history["test_loss"][-1] for run in ends["plain"]]
     assert re.search(rf"plain \(lr 0.1.*?\) 2 6 {spent} 0.001 ", text)
@@ -374,9 +374,9 @@ def test_a_sweep_has_no_public_form(tmp_path):
 
 @needs("tensorboardX")
 def test_a_log_of_simulate_gets_public_columns_only(tmp_path, neighbours):
-    found, _ = neighbours
+    result, _ = neighbours
     scalars = []
-    for k, each in enumerate(found):
+    for k, each in enumerate(result):
         for how in ("log", "its function"):
             place = tmp_path / f"{how} {k}"
             with tracking.TensorBoard(place / "board")("mine", seed=0) as log:
@@ -389,19 +389,19 @@ def test_a_log_of_simulate_gets_public_columns_only(tmp_path, neighbours):
 
 
 def test_parameters_of_a_private_run_name_no_client(tmp_path):
-    """Neither those of the federation, nor what is set for each."""
-    told, data = Told(), NEIGHBOURS["losses"][0][0][0]
+    """Neither names of the federation's clients, nor settings of single clients."""
+    recorder, data = RecordingTracker(), NEIGHBOURS["losses"][0][0][0]
     work = fedax.Steps([3] * N)
-    compared(tmp_path / "run", data, b"c", track=told, work=work, seeds=1, rounds=1)
-    (params, _) = [each[3] for each in told.said if each[0] == "begin"]
+    compared(tmp_path / "run", data, b"c", track=recorder, work=work, seeds=1, rounds=1)
+    (params, _) = [each[3] for each in recorder.calls if each[0] == "begin"]
     assert params["privacy.noise"] == 2.0 and params["method.lr"] == 0.1 and params["run.rounds"] == 1
     assert not any(name.startswith("data.") and name != "data.name" for name in params)
     assert "work.steps" not in params and params["work.kind"] == "steps"
 
 
 def test_other_runs_are_tracked_whole(tmp_path):
-    told, data = Told(), NEIGHBOURS["losses"][0][0][0]
+    recorder, data = RecordingTracker(), NEIGHBOURS["losses"][0][0][0]
     for name, privacy in (("none", None), ("seeded", fedax.DP(**DP, noise_seed=1))):
-        told.said.clear()
-        compared(tmp_path / name, data, b"c", track=told, privacy=privacy, seeds=1, rounds=1)
-        assert {"train_loss", "clients"} <= {*told.said[-2][3]} and told.said[0][3]["data.clients"] == N
+        recorder.calls.clear()
+        compared(tmp_path / name, data, b"c", track=recorder, privacy=privacy, seeds=1, rounds=1)
+        assert {"train_loss", "clients"} <= {*recorder.calls[-2][3]} and recorder.calls[0][3]["data.clients"] == N

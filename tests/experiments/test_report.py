@@ -1,4 +1,4 @@
-"""The report: that it says what happened, and needs nothing but itself."""
+"""The report: it agrees with the runs, and is a single file without references to others."""
 
 import json
 import re
@@ -206,12 +206,12 @@ def test_runs_of_different_problems_are_not_compared(tmp_path):
         fake(tmp_path / "more", good, run={"batch_size": 8}),
         fake(tmp_path / "dealt", good, clients=4, data={"partition": "shards", "clients": 4}),
     ]
-    found = problems(records)
-    assert [[record.folder.name for record in problem.records] for problem in found] == [
+    result = problems(records)
+    assert [[record.folder.name for record in problem.records] for problem in result] == [
         ["one", "two"], ["more"], ["dealt"],
     ]  # fmt: skip
-    assert found[1].differs["run.batch_size"] == "8" and found[2].differs["data.partition"] == "'shards'"
-    assert [problem.star.label for problem in found] == ["a · one", "a · more", "a · dealt"]
+    assert result[1].differs["run.batch_size"] == "8" and result[2].differs["data.partition"] == "'shards'"
+    assert [problem.star.label for problem in result] == ["a · one", "a · more", "a · dealt"]
     page = render(records)
     assert "These runs are of 3 different problems" in page and page.count('class="best"') == 3
     assert all(f'id="curves-{k}"' in page for k in range(3))
@@ -243,15 +243,15 @@ def test_curves_are_means_and_bands_and_stop_where_a_seed_diverged(page):
 
 def places(d):
     """The corners of a path of lines, in units of its field."""
-    found = []
+    results = []
     for x, y, steps in re.findall(r"M(-?\d+) (-?\d+)l?([-\d ]*)", d):
         numbers = np.array([*map(int, re.findall(r"-?\d+", steps))]).reshape(-1, 2)
-        found += np.cumsum([[int(x), int(y)], *numbers], 0).tolist()
-    return np.array(found)
+        results += np.cumsum([[int(x), int(y)], *numbers], 0).tolist()
+    return np.array(results)
 
 
 def frames_of(page):
-    """Label -> what is in each picture."""
+    """Label -> the content of each picture."""
     return dict(re.findall(r'<svg class="frame".*?aria-label="(.*?)".*?>(.*?)</figure>', page))
 
 
@@ -337,8 +337,8 @@ def test_costs_to_a_target_and_differences_stand_beside(tmp_path):
     assert "Cost until train loss is at most 0.31" in page  # where the middle one ended, 0.31
     assert differences[3] == "+0.2100 [0.1852, 0.2348]"
     assert costs[:3] == ["a", "2 of 3", "10 ± 0"] and costs[-6] == "3 of 3"
-    asked = render([record], target={"test_accuracy": 0.75}).replace("\u00a0", " ")
-    assert "Cost until test accuracy is at least 75 %" in asked
+    request = render([record], target={"test_accuracy": 0.75}).replace("\u00a0", " ")
+    assert "Cost until test accuracy is at least 75 %" in request
     with pytest.raises(ConfigError, match="did you mean 'test_accuracy'"):
         render([record], target={"accuracy": 0.75})
 
@@ -415,9 +415,9 @@ def test_plots_are_pictures_with_something_in_them(record):
 
 
 def test_only_losses_are_drawn_on_a_logarithmic_scale(tmp_path):
-    found = summary.methods([fake(tmp_path / "wide", {"plain": [[0.99, 0.5, 0.05]]})])  # the accuracy: 0.01 to 0.95
+    result = summary.methods([fake(tmp_path / "wide", {"plain": [[0.99, 0.5, 0.05]]})])  # the accuracy: 0.01 to 0.95
     for column, scale in {"test_accuracy": "linear", "train_loss": "log"}.items():
-        assert curves(series(found, column), column=column).axes[0].get_yscale() == scale
+        assert curves(series(result, column), column=column).axes[0].get_yscale() == scale
 
 
 def test_settings_in_words():

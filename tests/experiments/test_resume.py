@@ -1,4 +1,4 @@
-"""A run folder whose run was stopped: the same command goes on with it, and ends with the same figures."""
+"""A run folder whose run was stopped: the same command resumes it, and ends with the same figures."""
 
 import dataclasses
 import json
@@ -58,7 +58,7 @@ def stopped(experiment, folder, at):
 
 @pytest.fixture(scope="module", autouse=True, params=[False, True], ids=["one by one", "side by side"])
 def together(request):
-    """Whether the seeds of a method run side by side, whatever the machine."""
+    """Whether the seeds of a method run side by side, set for any machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "worth_lanes", lambda job, seeds: request.param)
         yield request.param
@@ -272,20 +272,20 @@ def test_rows_and_models_that_are_lost_are_made_again(whole, tmp_path):
     model = folder / "models" / "scaffold-seed1.safetensors"
     model.write_bytes(model.read_bytes()[:-1] + b"\x01")
     (folder / "models" / "fedavg-seed1.safetensors").unlink()
-    told = [
+    sentences = [
         "fedavg, seed 0: rows of rounds 2 are missing",
         "fedavg, seed 1: its model, fedavg-seed1.safetensors, is missing",
         "scaffold, seed 0: rows of rounds 0 are missing",
         "scaffold, seed 1: its model, scaffold-seed1.safetensors, is damaged",
     ]
-    for sentence, start in zip(runs.lost(read(folder)), told, strict=True):
+    for sentence, start in zip(runs.lost(read(folder)), sentences, strict=True):
         assert sentence.startswith(start)
     report = command("report", folder, "--out", tmp_path / "report.html")
-    assert report.exit_code == 0 and all(f"warning: {folder}: {sentence}" in report.stderr for sentence in told)
-    assert all(sentence in (tmp_path / "report.html").read_text() for sentence in told)
-    with pytest.warns(DamagedWarning) as said:
+    assert report.exit_code == 0 and all(f"warning: {folder}: {sentence}" in report.stderr for sentence in sentences)
+    assert all(sentence in (tmp_path / "report.html").read_text() for sentence in sentences)
+    with pytest.warns(DamagedWarning) as caught:
         execute(experiment, folder)
-    assert [str(each.message).endswith("; it is run again") for each in said] == [True] * 4
+    assert [str(each.message).endswith("; it is run again") for each in caught] == [True] * 4
     assert rows(folder) == rows(expected) and runs.lost(read(folder)) == []
     for path in (expected / "models").iterdir():
         assert (folder / "models" / path.name).read_bytes() == path.read_bytes()
@@ -319,7 +319,7 @@ def test_without_about_json_it_is_refused(whole, tmp_path):
 
 
 def test_a_run_of_another_problem_is_refused(whole, tmp_path):
-    """Of the same configuration, whose data file, say, is another one; also where every run is over."""
+    """The configuration is the same, but for instance its data file is another one; also if every run is finished."""
     folder = copied(whole, tmp_path / "run")
     data = whole[0].data
     other = fedax.FederatedData(data.examples | {"e": data.examples["e"] + 1}, data.sizes, data.weights)
@@ -398,11 +398,11 @@ def test_side_by_side_or_one_by_one_the_figures_are_the_same(whole, together, tm
 
 
 def test_a_sweep_goes_on(tmp_path, together):
-    """Killed at every fifth row, and between the methods; what is over is not run again."""
+    """Killed at every fifth row, and between the methods; finished runs are not repeated."""
     grid = {"methods.*.lr": [0.1, 0.2], "work.steps": [1, 2]}
-    found = plan(TABLES, grid)
+    column_plan = plan(TABLES, grid)
     expected, folder = (new_folder(tmp_path / name, "small") for name in ("whole", "part"))
-    tune(found, expected)
+    tune(column_plan, expected)
     number = 0
     while True:
         seen = iter(range(number))
@@ -412,7 +412,7 @@ def test_a_sweep_goes_on(tmp_path, together):
                 raise Stopped
 
         try:
-            tune(found, folder, watch, rounds=1)
+            tune(column_plan, folder, watch, rounds=1)
             break
         except Stopped:
             number += 5
@@ -420,24 +420,26 @@ def test_a_sweep_goes_on(tmp_path, together):
     assert rows(folder) == rows(expected)
     for path in (*(expected / "models").iterdir(), expected / "best.toml"):
         assert (folder / path.relative_to(expected)).read_bytes() == path.read_bytes()
-    told, again = (json.loads((each / "sweep.json").read_text()) | {"seconds": 0} for each in (expected, folder))
-    assert told == again
+    whole, again = (json.loads((each / "sweep.json").read_text()) | {"seconds": 0} for each in (expected, folder))
+    assert whole == again
     assert not list((folder / "checkpoints").iterdir())
     before = (folder / "metrics.jsonl").read_bytes()
-    assert tune(found, folder)[1]["best"] == again["best"] and (folder / "metrics.jsonl").read_bytes() == before
+    assert tune(column_plan, folder)[1]["best"] == again["best"] and (folder / "metrics.jsonl").read_bytes() == before
     experiments = {
         label: [dataclasses.replace(each, data=each.data.with_weights([0.1, 0.2, 0.3, 0.4])) for each in several]
-        for label, several in found.experiments.items()
+        for label, several in column_plan.experiments.items()
     }
     part = new_folder(tmp_path / "other", "small")
     with pytest.raises(Stopped):
-        tune(found, part, lambda *row: (_ for _ in ()).throw(Stopped) if row[-1]["round"] == 4 else None, rounds=1)
+        tune(
+            column_plan, part, lambda *row: (_ for _ in ()).throw(Stopped) if row[-1]["round"] == 4 else None, rounds=1
+        )
     with pytest.raises(fedax.errors.CheckpointError, match="sizes and weights was"):
-        tune(dataclasses.replace(found, experiments=experiments), part)
+        tune(dataclasses.replace(column_plan, experiments=experiments), part)
 
 
 def test_the_command_goes_on_with_a_sweep(here, at_sweep):
-    """Ended by a signal; the line that it leaves goes on."""
+    """Ended by a signal; the command that it prints resumes the run."""
     given = ["sweep", "small.toml", "--grid", "methods.*.lr=0.1,0.2"]
     assert command(*given, "--out", "expected").exit_code == 0
     at_sweep("scaffold", 0, 2, lambda: signal.raise_signal(signal.SIGINT))
@@ -549,7 +551,7 @@ def full(*arguments, **options):
     [(runner, "append_metrics"), (saved, "write_model"), (runner, "finish"), (checkpoint, "write_tensors")],
 )
 def test_a_disk_that_is_full(module, name, whole, here, monkeypatch):
-    """One line, and what there is goes on as if nothing had been."""
+    """One line of an error, and the run can still be resumed."""
     with monkeypatch.context() as patch:
         patch.setattr(module, name, full)
         result = command("run", "small.toml", "--out", "run")

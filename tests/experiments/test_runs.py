@@ -1,4 +1,4 @@
-"""A run folder: what it holds, and that it is never half written."""
+"""A run folder: its content, and that it is never half written."""
 
 import json
 import os
@@ -68,8 +68,8 @@ def test_metrics_are_strict_json_with_null_and_a_status_where_the_loss_is_not_fi
     bad = [line for line in lines if line["label"] == "too fast" and line["round"] > 0]
     assert bad and all(line["train_loss"] is None and line["status"] == "diverged" for line in bad)
     good = [line for line in lines if line["label"] == "good"]
-    found = [(line["seed"], line["round"]) for line in good]  # of seeds side by side they come in turns
-    assert sorted(found) == [(s, r) for s in (0, 1) for r in (0, 2, 4)] and found[0] == (0, 0)
+    results = [(line["seed"], line["round"]) for line in good]  # of seeds side by side they come in turns
+    assert sorted(results) == [(s, r) for s in (0, 1) for r in (0, 2, 4)] and results[0] == (0, 0)
     assert all(line["status"] == "ok" and line["method"] == "fedavg" for line in good)
     assert {"test_accuracy", "bytes_up", "seconds", "local_steps", "gradients", "clients"} < set(good[0])
 

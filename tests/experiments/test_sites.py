@@ -64,13 +64,13 @@ def config_of(tables: pathlib.Path, **run: Any) -> dict[str, Any]:
 
 def sites(tables: pathlib.Path, folder: pathlib.Path, limits: dict[int, Policy] | None = None, **held: Any) -> Here:
     """A site for each of the nodes' folders."""
-    found = {}
+    results = {}
     for k in range(len(NODES)):
         data = FederatedData.open(tables / "nodes" / str(k))
         made = functools.partial(problem_of)
         more = held if k == 0 else {}
-        found[7 + k] = Site(data, made, folder / str(k), data.names, policy=(limits or {}).get(k), **more)
-    return Here(found)
+        results[7 + k] = Site(data, made, folder / str(k), data.names, policy=(limits or {}).get(k), **more)
+    return Here(results)
 
 
 def at_nodes(config: dict[str, Any], here: Here) -> Experiment:
@@ -80,9 +80,9 @@ def at_nodes(config: dict[str, Any], here: Here) -> Experiment:
 
 
 def ran(experiment: Experiment, folder: pathlib.Path) -> Record:
-    found = execute(experiment, new_folder(folder, "sites"), drawn=False)
-    assert found is not None
-    return found
+    record = execute(experiment, new_folder(folder, "sites"), drawn=False)
+    assert record is not None
+    return record
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +187,9 @@ def test_what_an_owner_keeps_from_the_tables_of_clients(tables: pathlib.Path, tm
     experiment = at_nodes(config, sites(tables, tmp_path, own))
     with pytest.raises(NodeError, match=r"does not let test_loss, .* leave it \(--columns\)"):
         ran(experiment, tmp_path / "refused")
-    found = experiment.fleet.figures(experiment.problem("fednova"), Vector(experiment.task.init(jax.random.key(0))))
-    assert [experiment.data.names[i] for i in found.values] == ["north", "south-2", "south.b"]
-    assert found.withheld == {"'south', 'Süd 1'": "its owner does not let test_loss leave it (--columns)"}
+    result = experiment.fleet.figures(experiment.problem("fednova"), Vector(experiment.task.init(jax.random.key(0))))
+    assert [experiment.data.names[i] for i in result.values] == ["north", "south-2", "south.b"]
+    assert result.withheld == {"'south', 'Süd 1'": "its owner does not let test_loss leave it (--columns)"}
 
 
 @pytest.mark.parametrize(
@@ -220,14 +220,16 @@ def test_a_site_keeps_the_test_examples_that_it_has(tables: pathlib.Path, tmp_pa
     config["data"]["split"] = {"val": 0.2}
     experiment = at_nodes(config, sites(tables, tmp_path, test=own))
     assert experiment.data.held == {"val": 14 + 12 + 10 + 8 + 7, "test": len(own["y"])}
-    found = ran(experiment, tmp_path / "run")
-    assert {"val_loss", "test_loss"} <= found.runs[0].history.keys() and not list((found.folder / "clients").iterdir())
+    record = ran(experiment, tmp_path / "run")
+    assert {"val_loss", "test_loss"} <= record.runs[0].history.keys() and not list(
+        (record.folder / "clients").iterdir()
+    )
 
 
 def test_nodes_that_say_nonsense_of_their_parts(tables: pathlib.Path, tmp_path: pathlib.Path) -> None:
     here = sites(tables, tmp_path)
     for head in ({}, {"sizes": [1], "held": {}}, {"sizes": [10**6] * 2, "held": {"val": 0, "test": 0}}):
-        here.spy = lambda n, asked, answer, head=head: Message(head) if asked.head["kind"] == "deal" else answer
+        here.spy = lambda n, request, answer, head=head: Message(head) if request.head["kind"] == "deal" else answer
         with pytest.raises(NodeError, match="how it dealt its rows is none"):
             at_nodes(config_of(tables), here)
 

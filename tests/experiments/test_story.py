@@ -68,11 +68,11 @@ def test_as_well_as_all_rows_in_one_place(story):
     truth = table["readmitted"].iloc[test] == "yes"
     wanted = roc_auc_score(truth, pooled.predict_proba(table.iloc[test])[:, 1])
     model = fedax.load_model(place / "run" / "models" / "fedavg-seed0.safetensors")
-    found = roc_auc_score(truth, model.predict_proba(pool.iloc[test])[:, 1])
-    assert abs(found - wanted) < 0.005 and wanted > 0.8
+    result = roc_auc_score(truth, model.predict_proba(pool.iloc[test])[:, 1])
+    assert abs(result - wanted) < 0.005 and wanted > 0.8
     assert model.labels == ("no", "yes") and set(model.transform.dropped) == {"patient"}
     row = [line for line in output.splitlines() if line.strip().startswith("fedavg ") and "%" in line][-1]
-    assert f"{found:.4f}".rstrip("0") in row  # what the run says is what scikit-learn says of its model
+    assert f"{result:.4f}".rstrip("0") in row  # what the run says is what scikit-learn says of its model
     assert "Majority baseline, always class no" in output and f"{100 * (1 - truth.mean()):.2f} %" in output
 
 
@@ -104,14 +104,14 @@ def test_new_patients(story, tmp_path):
     assert found["prediction"].tolist() == np.where(shares[:, 1] > 0.5, "yes", "no").tolist()
     with_labels = new.assign(readmitted=pool["readmitted"].iloc[:50])
     with_labels.assign(readmitted=[None, "yes"] * 25).to_csv(tmp_path / "some.csv", index=False)
-    said = command("predict", model, tmp_path / "some.csv", "--out", tmp_path / "r.csv")
-    assert "accuracy" not in said and (tmp_path / "r.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
+    result = command("predict", model, tmp_path / "some.csv", "--out", tmp_path / "r.csv")
+    assert "accuracy" not in result and (tmp_path / "r.csv").read_bytes() == (tmp_path / "p.csv").read_bytes()
     with pytest.warns(fedax.DoubtfulWarning):
         assert (fedax.load_model(model).predict(with_labels.assign(readmitted=None)) == found["prediction"]).all()
     with_labels.to_csv(tmp_path / "labels.csv", index=False)
-    said = command("predict", model, tmp_path / "labels.csv", "--out", tmp_path / "q.csv")
+    result = command("predict", model, tmp_path / "labels.csv", "--out", tmp_path / "q.csv")
     accuracy = (found["prediction"] == with_labels["readmitted"]).mean()
-    assert f"accuracy {100 * accuracy:.2f} %" in said
+    assert f"accuracy {100 * accuracy:.2f} %" in result
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Studies: what they choose, what they run, and what they make of it."""
+"""Studies: their choices, their jobs, and their conclusions."""
 
 import json
 import math
@@ -207,8 +207,8 @@ def test_what_is_held_changes_with_what_is_tuned(made, tmp_path):
     run = study.run(part, "stem", 3, study.choice(part, "stem")[0])
     assert (run.config["methods"][0]["lr"], run.config["methods"][0]["c"]) == (0.2, 500.0)
     assert studies.unsure(study, part) == []
-    for rule, said in (("lr", "give a name and a power"), ("beta^2", "the recipe gives no number for beta")):
-        with pytest.raises(ConfigError, match=rf"parts.hold.stem.c = '{rule.replace('^', '.')}': {said}"):
+    for rule, message in (("lr", "give a name and a power"), ("beta^2", "the recipe gives no number for beta")):
+        with pytest.raises(ConfigError, match=rf"parts.hold.stem.c = '{rule.replace('^', '.')}': {message}"):
             made(f'[[parts]]\nname = "one"\nrecipe = "stem.toml"\nhold = {{stem = {{c = "{rule}"}}}}\n')
     for field in ("hold = {fedprox = {}}", 'unfair = {fedprox = "why"}'):
         with pytest.raises(ConfigError, match=rf"parts.{field.split()[0]} = 'fedprox'"):
@@ -393,15 +393,15 @@ def part_with(*pairs, labels=(), **given):
 
 
 def test_claims_are_tested_over_the_seeds_that_both_have():
-    found = record(a=[0.9, 0.8, 0.7, 0.6], b=[0.8, 0.69, 0.61, 0.5], c=[0.5, 0.9, 0.6])
-    one, two, three = claims(part_with(("a", "b"), ("b", "a"), ("c", "a")), found)
+    result = record(a=[0.9, 0.8, 0.7, 0.6], b=[0.8, 0.69, 0.61, 0.5], c=[0.5, 0.9, 0.6])
+    one, two, three = claims(part_with(("a", "b"), ("b", "a"), ("c", "a")), result)
     assert (one.gap, one.seeds, one.told) == (pytest.approx(0.1), 4, "as claimed")
     assert one.low < 0.1 < one.high and one.low > 0
     assert (two.gap, two.told) == (pytest.approx(-0.1), "the other way")
     assert (three.seeds, three.told) == (3, "not told")
     assert not any(claim.pooled for claim in (one, two, three))  # of two methods with all seeds
     assert verdict([one, two, three]) == "does not hold"  # all of it was claimed
-    alone = claims(part_with(("a", "b")), found)[0]
+    alone = claims(part_with(("a", "b")), result)[0]
     assert alone.corrected == alone.p == one.p < one.corrected  # of fewer claims
 
 
@@ -412,8 +412,8 @@ def test_of_losses_lower_is_better():
 
 
 def test_a_method_that_fails_with_every_seed_has_lost():
-    found = record(a=[0.9, 0.8], b=[None, None], c=[0.5, None], d=[None, None])
-    one, two, three, four = claims(part_with(("a", "b"), ("b", "a"), ("a", "c"), ("b", "d")), found)
+    result = record(a=[0.9, 0.8], b=[None, None], c=[0.5, None], d=[None, None])
+    one, two, three, four = claims(part_with(("a", "b"), ("b", "a"), ("a", "c"), ("b", "d")), result)
     assert (one.told, two.told) == ("as claimed", "the other way")
     assert (three.told, four.told) == ("not told", "not told")
     assert one.gap == math.inf and math.isnan(three.gap) and math.isnan(four.gap)
@@ -436,8 +436,8 @@ def test_that_all_hold_needs_no_correction_and_that_one_does_not_needs_it():
     values = {label: 0.5 + rng.permutation(noise) for label in "bcd"}
     values["a"] = 0.511 + rng.permutation(noise)
     pairs = [("a", label) for label in "bcd"]
-    found = claims(part_with(*pairs), record(**values))
-    assert all(claim.p < 0.05 < claim.corrected for claim in found) and verdict(found) == "holds"
+    result = claims(part_with(*pairs), record(**values))
+    assert all(claim.p < 0.05 < claim.corrected for claim in result) and verdict(result) == "holds"
     against = claims(part_with(*[pair[::-1] for pair in pairs]), record(**values))
     assert all(claim.p < 0.05 and claim.gap < 0 for claim in against) and verdict(against) == "cannot be told"
     assert (
@@ -446,46 +446,46 @@ def test_that_all_hold_needs_no_correction_and_that_one_does_not_needs_it():
 
 
 def test_methods_that_spread_alike_share_their_error():
-    """Three seeds: a difference of three standard deviations is told by six methods together, and not by the pair."""
+    """Three seeds: a difference of three standard deviations is significant with six methods' error only."""
     rng = np.random.default_rng(0)
     seed = rng.normal(scale=0.1, size=3)
     values = {label: 0.5 + seed + rng.normal(scale=0.01, size=3) for label in "bcdef"}
     values["a"] = 0.54 + seed + rng.normal(scale=0.01, size=3)
     values["wild"] = 0.5 + seed + np.array([0.2, -0.2, 0.0])
-    found = claims(part_with(("a", "b"), ("a", "wild"), labels=values), record(**values))
-    assert [claim.pooled for claim in found] == [True, False]
+    result = claims(part_with(("a", "b"), ("a", "wild"), labels=values), record(**values))
+    assert [claim.pooled for claim in result] == [True, False]
     together = studies.pool(part_with(), record(**values))
     assert together.apart == ("wild",) and together.freedom == 10
     d = values["a"] - values["b"]
     error = math.sqrt(max(2 * together.variance, d.var(ddof=1)) / 3)
-    assert found[0].high - found[0].gap == pytest.approx(2.228139 * error, rel=1e-5)  # t of ten degrees, 97.5 %
-    assert found[0].told == "as claimed"
+    assert result[0].high - result[0].gap == pytest.approx(2.228139 * error, rel=1e-5)  # t of ten degrees, 97.5 %
+    assert result[0].told == "as claimed"
     alone = claims(part_with(("a", "b")), record(a=values["a"], b=values["b"]))[0]
-    assert alone.gap == pytest.approx(found[0].gap) and alone.p > found[0].p
+    assert alone.gap == pytest.approx(result[0].gap) and alone.p > result[0].p
     assert alone.high - alone.gap == pytest.approx(4.302653 * math.sqrt(d.var(ddof=1) / 3), rel=1e-5)  # of two degrees
 
 
 def test_a_conclusion_gives_the_effect_first_and_says_what_does_not_count():
     values = {"a": [0.50, 0.51, 0.53], "b": [0.55, 0.56, 0.59], "low": [0.1, 0.1, 0.12]}
-    pairs, found = [("a", "low"), ("a", "b")], record(**values)
-    plain = studies.conclusion(part_with(*pairs), found)
+    pairs, result = [("a", "low"), ("a", "b")], record(**values)
+    plain = studies.conclusion(part_with(*pairs), result)
     assert plain.startswith("Found: a against b -5.33 % (") and "; at most a against low 40.67 % (" in plain
     assert "Verdict: does not hold; of 2 pairs 1 as claimed and 1 the other way, beyond chance." in plain
     part = part_with(*pairs, unfair={"low": "its rate is too low"}, scope="for a small network")
-    text = studies.conclusion(part, found)
+    text = studies.conclusion(part, result)
     assert text.startswith("Found: a against b -5.33 %") and "a against low" not in text
     assert "Verdict, for a small network: does not hold. Pairs that say nothing of the methods: those with low" in text
-    only = studies.conclusion(part_with(("a", "low"), unfair={"low": "its rate is too low"}), found)
+    only = studies.conclusion(part_with(("a", "low"), unfair={"low": "its rate is too low"}), result)
     assert "No pair can be compared" in only and "cannot be told" in only  # and not that it holds
-    later = studies.conclusion(part_with(*pairs, provisional="to be tuned again."), found)
+    later = studies.conclusion(part_with(*pairs, provisional="to be tuned again."), result)
     assert later.endswith("Nothing follows from it yet: to be tuned again.") and "Verdict" not in later
 
 
 def test_the_pair_that_decides_is_one_that_is_told_the_other_way():
     values = {"a": [0.50, 0.51, 0.53], "b": [0.55, 0.56, 0.58], "wild": [0.9, 0.2, 0.9]}
-    found = claims(part_with(("a", "wild"), ("a", "b")), record(**values))
-    assert found[0].gap < found[1].gap < 0 and found[0].told == "not told"
-    assert studies.decisive(found) is found[1] and studies.decisive(found[:1]) is found[0]
+    wild, close = claims(part_with(("a", "wild"), ("a", "b")), record(**values))
+    assert wild.gap < close.gap < 0 and wild.told == "not told"
+    assert studies.decisive([wild, close]) is close and studies.decisive([wild]) is wild
     assert studies.decisive([]) is None
 
 
@@ -520,23 +520,23 @@ def test_choices_by_test_data_or_by_seeds_that_count_are_found(made, tmp_path):
 
 def test_a_study_from_its_choices_to_its_page(made, tmp_path):
     study = made(PART + "tune = {extend = 0, again = 0}\n" + ONE_CHOICE)
-    folder, said = tmp_path / "out", []
+    folder, lines = tmp_path / "out", []
     assert not carry_out(study, folder, hours=0.0)
     assert results_of(folder) == {}
-    assert carry_out(study, folder, watch=said.append)
-    assert len(said) == 4  # a choice and a run, from begin to end
+    assert carry_out(study, folder, watch=lines.append)
+    assert len(lines) == 4  # a choice and a run, from begin to end
     (part,) = study.parts.values()
     (choice,) = study.choices(part, "fedavg")
     sweep = read(folder / "jobs" / choice.key / "run")
     assert sweep.config["sweep"]["criterion"] == "val_loss"
     assert study.tried(part, "fedavg")[0]["mean"] == pytest.approx(sweep.trials("fedavg")[0].mean, rel=1e-5)
-    found = studies.record_of(study, part, folder)
-    assert [(run.label, run.seed, run.status) for run in found.runs] == [("fedavg", 3, "finished")]
+    result = studies.record_of(study, part, folder)
+    assert [(run.label, run.seed, run.status) for run in result.runs] == [("fedavg", 3, "finished")]
     job = study.run(part, "fedavg", 3, study.choice(part, "fedavg")[0])
-    assert found.about["device"] == study.results[job.key]["device"] == "1 × cpu"
+    assert result.about["device"] == study.results[job.key]["device"] == "1 × cpu"
     (run,) = read(folder / "jobs" / job.key / "run").runs
     for name, values in run.history.items():
-        np.testing.assert_allclose(found.runs[0].history[name], values, rtol=1e-5)
+        np.testing.assert_allclose(result.runs[0].history[name], values, rtol=1e-5)
     assert faults(study, folder) == []
     assert (
         "Figure 1, claimed: “Momentum is better.” No pair can be compared yet." in write_page(study, folder).read_text()

@@ -1,4 +1,4 @@
-"""fedax data: what sites and coordinator type, in order, and what each command refuses."""
+"""fedax data: the commands of sites and coordinator, in order, and their errors."""
 
 import glob
 import itertools
@@ -29,7 +29,7 @@ def sites(tmp_path, monkeypatch):
     return tmp_path
 
 
-def said(*arguments, code=0):
+def output_of(*arguments, code=0):
     result = CliRunner().invoke(app, ["data", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.output
@@ -37,20 +37,20 @@ def said(*arguments, code=0):
 
 def agreed():
     for name in TABLES:
-        said("summarize", f"{name}.csv")
-    said("plan", *(f"{name}-first.json" for name in TABLES), "--label", "ill", "--column", "zip=category")
+        output_of("summarize", f"{name}.csv")
+    output_of("plan", *(f"{name}-first.json" for name in TABLES), "--label", "ill", "--column", "zip=category")
     for name in TABLES:
-        said("summarize", f"{name}.csv", "--plan", "plan.json")
+        output_of("summarize", f"{name}.csv", "--plan", "plan.json")
 
 
 def test_the_way_by_files_gives_what_one_process_does(sites):
     agreed()
     transform = data.Transform
-    output = said("fit", "plan.json", *(f"{name}-second.json" for name in TABLES))
+    output = output_of("fit", "plan.json", *(f"{name}-second.json" for name in TABLES))
     together = data.from_csv(sites, label="ill", columns={"zip": "category"})
     assert transform.load("transform.json") == together.transform and together.transform.digest in output
     for k, name in enumerate(TABLES):
-        output = said("apply", "transform.json", f"{name}.csv")
+        output = output_of("apply", "transform.json", f"{name}.csv")
         assert together.transform.digest in output and f"--data {name}" in output and "note:" not in output
         served = data.FederatedData.open(name)
         assert served.names == (name,) and np.array_equal(served.examples["x"], together.client(k)["x"])
@@ -58,25 +58,25 @@ def test_the_way_by_files_gives_what_one_process_does(sites):
 
 def test_a_table_that_did_not_make_the_transform_is_looked_at(sites):
     agreed()
-    said("fit", "plan.json", *(f"{name}-second.json" for name in TABLES))
+    output_of("fit", "plan.json", *(f"{name}-second.json" for name in TABLES))
     (sites / "hospital-9.csv").write_text("age,zip,ward,ill\n9999,009,B,no\nold,009,A,no\n40,777,A,yes\n")
-    output = said("apply", "transform.json", "hospital-9.csv")
+    output = output_of("apply", "transform.json", "hospital-9.csv")
     assert "note: 3 of 3 rows have cells that training had nothing like" in output and "9999" in output
 
 
 def test_each_command_names_the_next(sites):
-    output = said("summarize", "hospital-7.csv", "--label", "ill", "--out", "mine.json")
+    output = output_of("summarize", "hospital-7.csv", "--label", "ill", "--out", "mine.json")
     assert "Wrote mine.json" in output and "at the coordinator: fedax data plan" in output and "--label ill" in output
     assert json.loads(pathlib.Path("mine.json").read_text())["rows"] == 3
-    output = said("plan", "mine.json", "--label", "ill", "--drop", "age", "--out", "p.json")
+    output = output_of("plan", "mine.json", "--label", "ill", "--drop", "age", "--out", "p.json")
     assert "fedax data summarize TABLE.csv --plan p.json" in output and data.Plan.load("p.json").dropped["age"]
-    assert "fedax data fit p.json" in said("summarize", "hospital-7.csv", "--plan", "p.json")
+    assert "fedax data fit p.json" in output_of("summarize", "hospital-7.csv", "--plan", "p.json")
 
 
 def test_rows_without_a_label_are_left_out_where_asked_for(sites):
     (sites / "hospital-7.csv").write_text(TABLES["hospital-7"] + "50,007,A,\n")
-    assert "label 'ill' is missing in 1 of 4 rows" in said("summarize", "hospital-7.csv", "--label", "ill", code=2)
-    said("summarize", "hospital-7.csv", "--label", "ill", "--drop-missing-labels")
+    assert "label 'ill' is missing in 1 of 4 rows" in output_of("summarize", "hospital-7.csv", "--label", "ill", code=2)
+    output_of("summarize", "hospital-7.csv", "--label", "ill", "--drop-missing-labels")
     assert data.Summary.load("hospital-7-first.json").rows == 3
 
 
@@ -86,14 +86,14 @@ ODD = """patient,result,gone,ill
 
 def test_odd_columns_are_said_with_the_option_that_drops_them(sites):
     (sites / "north.csv").write_text(ODD)
-    output = said("summarize", "north.csv", "--label", "ill")
+    output = output_of("summarize", "north.csv", "--label", "ill")
     assert "note: 'patient' looks like an identifier: whole numbers, all 60 different; --drop patient" in output
     assert "note: 'result' looks like a copy of the label: it alone gets 60 of 60 labels right" in output
     assert "note: 'gone' is missing in most rows of a site: north (75 %); --drop gone leaves it out" in output
-    output = said("plan", "north-first.json", "--label", "ill", "--drop", "patient")
+    output = output_of("plan", "north-first.json", "--label", "ill", "--drop", "patient")
     assert "left out: 'patient': you said so" in output and "note: 'gone'" in output and "note: 'patient'" not in output
-    said("summarize", "north.csv", "--plan", "plan.json")
-    assert "note: 'result' looks like a copy" in said("fit", "plan.json", "north-second.json")
+    output_of("summarize", "north.csv", "--plan", "plan.json")
+    assert "note: 'result' looks like a copy" in output_of("fit", "plan.json", "north-second.json")
 
 
 def test_a_run_says_it_too_and_its_report_needs_no_table(sites):
@@ -125,14 +125,14 @@ def test_a_run_says_it_too_and_its_report_needs_no_table(sites):
 
 def refused(message, *arguments):
     before = {path: path.read_bytes() for path in pathlib.Path().rglob("*") if path.is_file()}
-    output = said(*arguments, code=2)
+    output = output_of(*arguments, code=2)
     assert output.startswith("error: ") and message in output
     assert {path: path.read_bytes() for path in pathlib.Path().rglob("*") if path.is_file()} == before
 
 
 def test_what_is_refused_leaves_no_file(sites):
     agreed()
-    said("fit", "plan.json", *(f"{name}-second.json" for name in TABLES))
+    output_of("fit", "plan.json", *(f"{name}-second.json" for name in TABLES))
     first = [f"{name}-first.json" for name in TABLES]
     refused("out = 'hospital-7-first.json': this is there already", "summarize", "hospital-7.csv")
     refused("out = 'a/b.json': there is no such folder", "summarize", "hospital-7.csv", "--out", "a/b.json")
@@ -148,7 +148,7 @@ def test_what_is_refused_leaves_no_file(sites):
     (sites / "copy" / first[0]).write_bytes((sites / first[0]).read_bytes())
     twice = (first[0], f"copy/{first[0]}")
     refused("another file is of a site called 'hospital-7', too", "plan", *twice, "--label", "ill", "--out", "x")
-    said("plan", *first, "--label", "ill", "--column", "zip=category", "--drop", "age", "--out", "other.json")
+    output_of("plan", *first, "--label", "ill", "--column", "zip=category", "--drop", "age", "--out", "other.json")
     refused("hospital-7: its summary answers another plan", "fit", "other.json", "hospital-7-second.json", "--out", "x")
     refused("it is no plan of fedax", "fit", first[0], "hospital-7-second.json", "--out", "x")
     (sites / "hospital-8.csv").write_text("age,ward,ill\n1,A,no\n")
@@ -169,8 +169,8 @@ def test_the_commands_of_the_page(tmp_path, monkeypatch):
         assert command[:2] == ["fedax", "data"]
         for name in TABLES if "hospital-7.csv" in command else ["hospital-7"]:
             typed = [each.replace("hospital-7", name) for each in command[2:]]
-            found = [sorted(glob.glob(each)) if "*" in each else [each] for each in typed]
-            output = said(*itertools.chain(*found))
+            results = [sorted(glob.glob(each)) if "*" in each else [each] for each in typed]
+            output = output_of(*itertools.chain(*results))
             assert "Wrote " in output and "Next" in output
     assert data.FederatedData.open("hospital-7").num_examples == 3
     assert data.FederatedData.open("hospital-8").transform == data.Transform.load("transform.json")

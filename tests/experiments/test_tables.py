@@ -39,7 +39,7 @@ def record(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(record):
+def columns(record):
     return tables.table([record], target=0.5).set_index("method")
 
 
@@ -47,16 +47,16 @@ def last(label):
     return np.array([values[-1] for values in LOSSES[label]])
 
 
-def test_means_and_intervals_are_those_of_scipy(record, found):
+def test_means_and_intervals_are_those_of_scipy(record, columns):
     for label in ("good", "near", "far"):
-        row, test = found.loc[label], stats.ttest_1samp(last(label), 0.0)
+        row, test = columns.loc[label], stats.ttest_1samp(last(label), 0.0)
         assert row["train_loss"] == pytest.approx(last(label).mean())
         assert row["train_loss_std"] == pytest.approx(last(label).std(ddof=1))
         assert [row["train_loss_low"], row["train_loss_high"]] == pytest.approx([*test.confidence_interval(0.95)])
         narrow = tables.table([record], confidence=0.8).set_index("method").loc[label]
         assert [narrow["train_loss_low"], narrow["train_loss_high"]] == pytest.approx([*test.confidence_interval(0.8)])
-    assert found["seeds"].tolist() == [4] * 4 and found["judged_by"].unique() == ["train_loss"]
-    assert found.loc["wild", ["train_loss", "train_loss_std", "difference", "p"]].isna().all()
+    assert columns["seeds"].tolist() == [4] * 4 and columns["judged_by"].unique() == ["train_loss"]
+    assert columns.loc["wild", ["train_loss", "train_loss_std", "difference", "p"]].isna().all()
 
 
 def test_an_interval_covers_the_mean_as_often_as_it_says():
@@ -65,8 +65,8 @@ def test_an_interval_covers_the_mean_as_often_as_it_says():
     assert 0.885 < np.mean((ends[:, 0] < 3.0) & (ends[:, 1] > 3.0)) < 0.915
 
 
-def test_differences_to_the_best_are_paired_and_corrected(found):
-    assert found.index[found["difference"] == 0].tolist() == ["good"]
+def test_differences_to_the_best_are_paired_and_corrected(columns):
+    assert columns.index[columns["difference"] == 0].tolist() == ["good"]
     pairs = {("good", "near"): 0.0, ("good", "far"): 0.0, ("near", "far"): 0.0}
     for one, other in pairs:
         pairs[one, other] = stats.ttest_rel(last(one), last(other)).pvalue
@@ -75,18 +75,18 @@ def test_differences_to_the_best_are_paired_and_corrected(found):
         largest = max(largest, min(1.0, (3 - rank) * pairs[pair]))
         corrected[pair] = largest
     for label in ("near", "far"):
-        row, test = found.loc[label], stats.ttest_rel(last(label), last("good"))
+        row, test = columns.loc[label], stats.ttest_rel(last(label), last("good"))
         assert row["difference"] == pytest.approx((last(label) - last("good")).mean())
         ends = [row["difference_low"], row["difference_high"]]
         assert ends == pytest.approx([*test.confidence_interval(0.95)])
         assert row["p"] == pytest.approx(corrected["good", label])
-    assert found.loc["good", ["difference_low", "difference_high", "p"]].isna().all()
-    assert found["mark"].tolist() == ["≈", "≈", "", ""]  # a tie is called one
+    assert columns.loc["good", ["difference_low", "difference_high", "p"]].isna().all()
+    assert columns["mark"].tolist() == ["≈", "≈", "", ""]  # a tie is called one
 
 
 @pytest.mark.parametrize(("column", "value"), [("train_loss", 0.5), ("test_accuracy", 0.5), ("train_loss", 1e-9)])
 def test_the_cost_of_a_target_is_that_of_a_loop_by_hand(record, column, value):
-    found = tables.table([record], target={column: value}).set_index("method")
+    table = tables.table([record], target={column: value}).set_index("method")
     for label, seeds in LOSSES.items():
         at = []  # the evaluation at which each seed first has it
         for values in seeds:
@@ -95,7 +95,7 @@ def test_the_cost_of_a_target_is_that_of_a_loop_by_hand(record, column, value):
                 if figure <= value if column == "train_loss" else figure >= value:
                     at.append(k)
                     break
-        row = found.loc[label]
+        row = table.loc[label]
         assert row["reached"] == len(at) and row["target"] == value and row["target_column"] == column
         each = {"rounds": 5, "local_steps": 100, "gradients": 100, "bytes": 3e6, "seconds": 0.5}
         for axis, step in each.items():
@@ -115,10 +115,10 @@ def test_a_target_is_reached_at_its_value_and_once_for_all(record):
 
 def test_one_seed_is_not_compared_and_nothing_stands_out(tmp_path):
     record = fake(tmp_path / "one", {"a": [[2.0, 0.1, 0.1]], "b": [[2.0, 1.0, 0.9]]}, seeds=(7,))
-    found = tables.table([record])
-    assert found["difference"].tolist() == pytest.approx([0.0, 0.8])
-    assert found[["p", "difference_low", "train_loss_std", "train_loss_low"]].isna().all(axis=None)
-    assert found["mark"].tolist() == ["", ""]
+    table = tables.table([record])
+    assert table["difference"].tolist() == pytest.approx([0.0, 0.8])
+    assert table[["p", "difference_low", "train_loss_std", "train_loss_low"]].isna().all(axis=None)
+    assert table["mark"].tolist() == ["", ""]
     for text in (tables.to_latex([record]), tables.to_markdown([record])):
         assert "interval" not in text and "textbf" not in text and "**" not in text and "pm$" not in text
         assert "one seed" in text and "does not tell this from chance" in text
@@ -135,16 +135,16 @@ def test_a_method_that_is_better_beyond_the_test_stands_out(tmp_path):
 
 def test_problems_stand_apart(record, tmp_path):
     other = fake(tmp_path / "other", LOSSES, seeds=SEEDS, run={"batch_size": 8})
-    found = tables.table([record, other])
-    assert found["problem"].tolist() == [1] * 4 + [2] * 4 and found["method"].iloc[4] == "good · other"
+    table = tables.table([record, other])
+    assert table["problem"].tolist() == [1] * 4 + [2] * 4 and table["method"].iloc[4] == "good · other"
     text = tables.to_latex([record, other], target=0.5)
     assert re.findall(r"\\label\{(.*)\}", text) == ["tab:final1", "tab:target1", "tab:final2", "tab:target2"]
     assert "run.batch\\_size 8" in text
 
 
-def test_csv_is_the_table(record, found):
+def test_csv_is_the_table(record, columns):
     again = pandas.read_csv(io.StringIO(tables.to_csv([record], target=0.5))).set_index("method")
-    pandas.testing.assert_frame_equal(again.fillna({"mark": ""}), found, check_dtype=False)
+    pandas.testing.assert_frame_equal(again.fillna({"mark": ""}), columns, check_dtype=False)
 
 
 FORMULAS = ["=cmd()", "+a", "-a", "@a", "\t=a", "\r=a", "'=a", "-1=", "=1"]
@@ -197,9 +197,9 @@ def test_markdown_reads_back_as_it_was_meant(nasty):
     assert second[3:5] == ["+0.100 [0.100, 0.100]", "< 0.001"]
     assert rows[6][1:4] == ["Seeds that reached it", "Rounds", "Local steps"]
     assert rows[7][1:3] == ["4 of 4", "10 ± 0"] and rows[11][1:3] == ["0 of 4", "–"]
-    said = [token.content for token in parsed if token.type == "inline"]
-    assert "Cost until train loss is at most 0.35" in said
-    assert any("standard deviation over the seeds that reached it" in each for each in said)
+    texts = [token.content for token in parsed if token.type == "inline"]
+    assert "Cost until train loss is at most 0.35" in texts
+    assert any("standard deviation over the seeds that reached it" in each for each in texts)
 
 
 def test_latex_has_as_many_cells_in_each_row(nasty):
@@ -270,7 +270,7 @@ def test_numbers_have_the_decimals_that_their_spread_is_worth(column, values, sh
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"target": {"test_acuracy": 0.9}}, "target = 'test_acuracy': did you mean"),
         ({"target": {"a": 1, "b": 2}}, "give one column with its value"),
@@ -279,11 +279,11 @@ def test_numbers_have_the_decimals_that_their_spread_is_worth(column, values, sh
         ({"confidence": 1.0}, "confidence = 1.0: give a number in (0, 1)"),
     ],
 )
-def test_bad_arguments_are_refused(record, given, said):
+def test_bad_arguments_are_refused(record, given, message):
     for call in (tables.table, tables.to_latex):
         with pytest.raises(ConfigError) as caught:
             call([record], **given)
-        assert said in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_a_target_needs_a_way_that_is_better(tmp_path):
@@ -299,13 +299,13 @@ def folded(page, title):
     return [[" ".join(re.sub(r"<[^>]*>", " ", cell).split()) for cell in row] for row in rows]
 
 
-def test_the_report_has_intervals_and_what_a_target_costs(record, found):
+def test_the_report_has_intervals_and_what_a_target_costs(record, columns):
     page = render([record]).replace("\u00a0", " ")
     head, good, near, *_ = folded(page, "Intervals and paired differences")
     assert head == ["Method", "Train loss", "95 % interval", "Difference to good", "p"]
     assert good[3:] == ["–", "–"] and near[1].endswith("≈")
     ends = [float(end) for end in near[2].strip("[]").split(", ")]
-    assert ends == pytest.approx(found.loc["near", ["train_loss_low", "train_loss_high"]], abs=1e-3)
+    assert ends == pytest.approx(columns.loc["near", ["train_loss_low", "train_loss_high"]], abs=1e-3)
     page = render([record], target={"test_accuracy": 0.69})
     assert folded(page.replace("\u00a0", " "), "Cost until test accuracy is at least 69 %")[1][1] == "2 of 4"
 
@@ -322,10 +322,10 @@ def test_the_command_prints_and_writes_tables(record, tmp_path):
     out = tmp_path / "t.md"
     written = run("--format", "markdown", "--target", "0.5", "--out", str(out))
     assert written.stdout.strip() == str(out) and out.read_text() == tables.to_markdown([record], target=0.5)
-    for given, said in {
+    for given, message in {
         ("--target", "absent=0.5"): "target = 'absent'",
         ("--target", "much", "--format", "csv"): "give a number, or COLUMN=NUMBER",
         ("--format", "csv", "--out", str(tmp_path / "absent" / "x")): "cannot be written",
     }.items():
         result = run(*given)
-        assert result.exit_code == 2 and said in result.stderr
+        assert result.exit_code == 2 and message in result.stderr

@@ -1,4 +1,4 @@
-"""Tracking: what a tracker is told of an experiment's runs, whole, stopped and gone on with, and when it fails."""
+"""Tracking: a tracker's calls for whole, stopped and resumed runs, and errors of the tracker."""
 
 import json
 
@@ -17,21 +17,21 @@ TABLES = {
 }
 
 
-class Told:
-    """A tracker that keeps what it is told."""
+class RecordingTracker:
+    """A tracker that records its calls."""
 
     def __init__(self):
         self.params, self.rows, self.ends = {}, {}, {}
 
     def __call__(self, label, seed, params):
-        told = self
+        recorder = self
 
         class Writer:
             def row(self, row):
-                told.rows[label, seed].append(row)
+                recorder.rows[label, seed].append(row)
 
             def end(self, status):
-                told.ends.setdefault((label, seed), []).append(status)
+                recorder.ends.setdefault((label, seed), []).append(status)
 
         self.params[label, seed], self.rows[label, seed] = params, []
         return Writer()
@@ -43,30 +43,30 @@ def together(request, monkeypatch):
 
 
 def lines(folder):
-    found = {}
+    results = {}
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)
         about = [row.pop(name) for name in ("label", "method", "seed", "status")]
-        found.setdefault((about[0], about[2]), []).append(row)
-    return found
+        results.setdefault((about[0], about[2]), []).append(row)
+    return results
 
 
 def test_each_run_tells_its_parameters_its_rows_and_its_end(tmp_path):
-    told, folder = Told(), new_folder(tmp_path / "run", "small")
-    record = execute(build(TABLES), folder, track=told)
-    assert told.rows == lines(folder) and len(told.rows) == 4
-    assert told.ends == {(run.label, run.seed): [run.status] for run in record.runs}
-    params = told.params["scaffold", 1]
+    recorder, folder = RecordingTracker(), new_folder(tmp_path / "run", "small")
+    record = execute(build(TABLES), folder, track=recorder)
+    assert recorder.rows == lines(folder) and len(recorder.rows) == 4
+    assert recorder.ends == {(run.label, run.seed): [run.status] for run in record.runs}
+    params = recorder.params["scaffold", 1]
     assert params.items() >= {"method.name": "scaffold", "method.lr": 0.1, "data.clients": 4, "run.rounds": 4}.items()
     assert (params["label"], params["seed"], params["experiment"]) == ("scaffold", 1, "small")
-    assert len({each["run.id"] for each in told.params.values()}) == 4
-    again = Told()
+    assert len({each["run.id"] for each in recorder.params.values()}) == 4
+    again = RecordingTracker()
     execute(build(TABLES), folder, track=again)
     assert not again.params  # all runs are over, and were told of
 
 
 def test_a_run_that_goes_on_is_told_of_whole(tmp_path):
-    first, second, folder = Told(), Told(), new_folder(tmp_path / "run", "small")
+    first, second, folder = RecordingTracker(), RecordingTracker(), new_folder(tmp_path / "run", "small")
 
     def stop(label, seed, row):
         if row is not None and (label, seed, row["round"]) == ("scaffold", 0, 2):
@@ -110,7 +110,7 @@ def test_a_tracker_that_fails_is_warned_of_once_and_left(tmp_path, at):
                 raise OSError("no room\nleft")
 
     folder = new_folder(tmp_path / "run", "small")
-    with pytest.warns(TrackingWarning, match=r"tracking by Broken failed \(OSError: no room\); the run goes") as said:
+    with pytest.warns(TrackingWarning, match=r"tracking by Broken failed \(OSError: no room\); the run goes") as caught:
         record = execute(build(TABLES), folder, track=Broken)
-    assert len(said) == 1 and calls.count(at) == 1
+    assert len(caught) == 1 and calls.count(at) == 1
     assert [run.status for run in record.runs] == ["finished"] * 4

@@ -1,4 +1,4 @@
-"""Sweeps: the points of a configuration, what is found among them, the folder, the report, the command, bad input."""
+"""Sweeps: the points of a configuration, the best ones, the folder, the report, the command, bad input."""
 
 import copy
 import json
@@ -9,15 +9,14 @@ import types
 import jax
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedax
-from fedax.cli import app
 from fedax.engine.saved import read_model
 from fedax.errors import ConfigError
 from fedax.experiments import MethodRun, Record, build, new_folder, plan, read, read_toml, summary, sweeps, tune
 from fedax.experiments.report import render
 from fedax.privacy import Ledger
+from tests.experiments import run_cli
 
 CONFIG = """
 data = {name = "digits", clients = 3, partition = "dirichlet", alpha = 0.5}
@@ -35,16 +34,12 @@ run.batch_size = [8, 16]
 """
 
 
-def fedax_(*arguments):
-    return CliRunner().invoke(app, arguments)
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A sweep: its folder and what was printed."""
+    """A sweep: its folder and the output."""
     here = tmp_path_factory.mktemp("sweep")
     (here / "small.toml").write_text(CONFIG)
-    result = fedax_("sweep", str(here / "small.toml"), "--out", str(here / "run"))
+    result = run_cli("sweep", str(here / "small.toml"), "--out", str(here / "run"))
     assert result.exit_code == 1, result.output  # one method diverges wherever it is tried
     return here / "run", result.stdout
 
@@ -124,11 +119,11 @@ def test_the_report_draws_the_table_and_the_maps(record):
     assert page == render([read(record.folder)])
     drawn = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page, re.S)]
     first, _, third, curves, *_ = drawn
-    told = {text for _, _, text in first}
+    texts = {text for _, _, text in first}
     for trial in record.trials("fedavg"):
         end = sweeps.failure(trial) if trial.failed else f"{trial.mean:.4g}"
-        assert any(text.startswith(f"{sweeps.settings(trial.point)}: {end}") for text in told)
-    assert len(first) == len(told) == 6 and len({x for x, _, _ in first}) == 3 and len({y for _, y, _ in first}) == 2
+        assert any(text.startswith(f"{sweeps.settings(trial.point)}: {end}") for text in texts)
+    assert len(first) == len(texts) == 6 and len({x for x, _, _ in first}) == 3 and len({y for _, y, _ in first}) == 2
     assert page.count('class="cell bad"') == 2 * 2 and "<b>a &lt;b&gt;</b>" in page
     assert [text.split(":")[0].split("\n") for _, _, text in third if "diverged" in text] == [
         ["gone", "run.batch_size 8"], ["gone", "run.batch_size 16"],
@@ -160,7 +155,7 @@ def test_run_leaves_the_sweep_aside_and_diagnose_refuses_one(done, tmp_path):
     (tmp_path / "small.toml").write_text(CONFIG)
     config = build(read_toml(tmp_path / "small.toml")).config
     assert "sweep" not in config and "batch_size" not in config["run"]
-    result = fedax_("diagnose", str(done[0]))
+    result = run_cli("diagnose", str(done[0]))
     assert result.exit_code == 2 and "best.toml" in result.stderr
 
 
@@ -235,9 +230,9 @@ def test_axes_go_where_they_belong():
 
 def test_random_points_are_as_many_for_each_method_and_all_different():
     grid = {"methods.*.lr": {"low": 0.01, "high": 1.0}, "methods.mine.beta": [0.1, 0.2], "run.batch_size": [8, 16]}
-    found = [planned(grid, sweep={"search": "random", "points": 30, "seed": seed}).points for seed in (7, 7, 8)]
-    assert found[0] == found[1] != found[2]
-    for label, points in found[0].items():
+    results = [planned(grid, sweep={"search": "random", "points": 30, "seed": seed}).points for seed in (7, 7, 8)]
+    assert results[0] == results[1] != results[2]
+    for label, points in results[0].items():
         assert len(points) == 30 and all(point not in points[:i] for i, point in enumerate(points))
         assert all(0.01 <= point["lr"] <= 1 for point in points) and ("beta" in points[0]) == (label == "mine")
     few = planned({"methods.*.lr": [0.1, 0.2, 0.3]}, sweep={"search": "random", "points": 3})
@@ -248,10 +243,10 @@ def test_random_points_are_as_many_for_each_method_and_all_different():
 def test_many_values_of_a_range_stay_apart(points):
     """Four digits are not enough of ten thousand."""
     config = {"data": {"name": "quadratics", "clients": 2, "dimension": 1}, "run": {"rounds": 1}}
-    found = plan(
+    column_plan = plan(
         config | {"methods": [{"name": "fedavg"}]}, {"methods.*.lr": {"low": 0.01, "high": 0.011, "points": points}}
     )
-    values = [point["lr"] for point in found.points["fedavg"]]
+    values = [point["lr"] for point in column_plan.points["fedavg"]]
     assert len({*values}) == points and values == sorted(values) and (values[0], values[-1]) == (0.01, 0.011)
     assert points > 5 or values[1] == 0.01024
 
@@ -330,15 +325,15 @@ def test_the_command_takes_axes_and_refuses_bad_ones(tmp_path, monkeypatch):
     (tmp_path / "small.toml").write_text(CONFIG.partition("[sweep]")[0])
     axes = ["methods.*.lr=0.01, 0.1", "methods.*.momentum = 0.5", "run.batch_size=[8]", "work.kind=steps,epochs",
             "methods.*.prox={low = 0.1, high = 1.0}", "task.l2=1"]  # fmt: skip
-    result = fedax_("sweep", "small.toml", *(part for axis in axes for part in ("--grid", axis)))
+    result = run_cli("sweep", "small.toml", *(part for axis in axes for part in ("--grid", axis)))
     assert result.exit_code == 2 and "sweep.grid.task.l2 = [1]" in result.stderr and result.stderr.count("\n") == 1
     assert seen == [
         {"methods.*.lr": [0.01, 0.1], "methods.*.momentum": [0.5], "run.batch_size": [8],
          "work.kind": ["steps", "epochs"], "methods.*.prox": {"low": 0.1, "high": 1.0}, "task.l2": [1]}
     ]  # fmt: skip
-    assert "fedax sweep experiment.toml" in fedax_("sweep", "--help").stdout
+    assert "fedax sweep experiment.toml" in run_cli("sweep", "--help").stdout
     for arguments, message in ([["--grid", "lr"], "give KEY=VALUES"], [[], "sweep.grid = None"]):
-        result = fedax_("sweep", "small.toml", *arguments)
+        result = run_cli("sweep", "small.toml", *arguments)
         assert result.exit_code == 2 and message in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
 
@@ -367,8 +362,8 @@ def test_the_order_of_points_is_that_of_the_engine(tmp_path):
     for better in ("lower", "higher"):
         record = made(tmp_path, {"m": scores}, better=better, seeds=2)
         runs = [types.SimpleNamespace(**vars(run), public_columns=None) for run in record.runs]
-        found = fedax.Sweep([point for point, _ in scores], [0, 1], [runs[2 * i : 2 * i + 2] for i in range(5)], 1)
-        rows = found.table("test_loss", higher=better == "higher")
+        result = fedax.Sweep([point for point, _ in scores], [0, 1], [runs[2 * i : 2 * i + 2] for i in range(5)], 1)
+        rows = result.table("test_loss", higher=better == "higher")
         assert [trial.point["lr"] for trial in record.trials("m")] == [row["lr"] for row in rows]
         for trial, row in zip(record.trials("m"), rows, strict=True):
             np.testing.assert_array_equal(
@@ -383,10 +378,10 @@ def test_the_edge_of_an_axis_and_unequal_numbers_are_told(tmp_path):
     assert sweeps.edges(record.trials("inner")) == []
     assert sweeps.edges(record.trials("edge")) == [("lr", 1.0, "largest")]
     assert sweeps.edges(made(tmp_path, {"m": edge}, better="higher").trials("m")) == [("lr", 0.1, "smallest")]
-    told = sweeps.notes(record)
-    assert "(inner 3, edge 4, gone 1)" in told[0] and told[1].startswith("gone diverged, ended worse")
-    assert told[2] == "edge: the best lr, 1.0, is the largest that was tried; larger ones may be better."
-    assert "held-out" in told[3] and len(told) == 4
+    notes = sweeps.notes(record)
+    assert "(inner 3, edge 4, gone 1)" in notes[0] and notes[1].startswith("gone diverged, ended worse")
+    assert notes[2] == "edge: the best lr, 1.0, is the largest that was tried; larger ones may be better."
+    assert "held-out" in notes[3] and len(notes) == 4
 
 
 def test_a_map_has_the_two_axes_that_matter_and_the_best_over_the_others(tmp_path):
@@ -456,7 +451,7 @@ def test_the_report_tells_all_noises_and_shares(tmp_path):
 
 
 def swept(tmp_path, grid, **changes):
-    """A sweep: its record, what became sweep.json, and the same points by ``simulate``."""
+    """A sweep: its record, the content of sweep.json, and the same points by ``simulate``."""
     tuning = plan(copy.deepcopy(WIRED) | changes | {"sweep": {"grid": grid}})
     record, content = tune(tuning, new_folder(tmp_path / "run", "run"), drawn=False)
     (label,) = tuning.points
@@ -466,8 +461,8 @@ def swept(tmp_path, grid, **changes):
         options |= experiment.options
         return fedax.simulate(experiment.methods[label], experiment.task, experiment.data, **options).history
 
-    found = [[alone(each, seed) for seed in (3, 5)] for each in tuning.experiments[label]]
-    return record, content, tuning, found
+    results = [[alone(each, seed) for seed in (3, 5)] for each in tuning.experiments[label]]
+    return record, content, tuning, results
 
 
 def test_noise_is_swept_in_one_program_and_each_lane_has_its_own_epsilon(tmp_path):
@@ -500,9 +495,9 @@ def test_noise_of_a_secret_is_another_in_each_lane():
     def make(noise):
         return {"algorithm": fedax.create("fedavg", lr=0.1), "privacy": fedax.DP(clip=1.0, noise=noise, delta=0.1)}
 
-    found = fedax.sweep(make, {"noise": [1.0, 1.0 + 1e-6]}, task, data, rounds=1, participation=fedax.Poisson(0.5))
-    first, second = (runs[0].history for runs in found.runs)
-    assert found.programs == 1 and abs(first["train_loss"][1] - second["train_loss"][1]) > 1e-4
+    sweep = fedax.sweep(make, {"noise": [1.0, 1.0 + 1e-6]}, task, data, rounds=1, participation=fedax.Poisson(0.5))
+    first, second = (runs[0].history for runs in sweep.runs)
+    assert sweep.programs == 1 and abs(first["train_loss"][1] - second["train_loss"][1]) > 1e-4
     assert first["epsilon"][1] > second["epsilon"][1]
 
 

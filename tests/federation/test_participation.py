@@ -1,4 +1,4 @@
-"""Cohorts and their weights: what each participation promises, over many draws."""
+"""Cohorts and their weights: the declared properties of each participation, over many draws."""
 
 import itertools
 

@@ -166,7 +166,7 @@ def test_few_rounds_have_no_halves():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: curves([]), "series = []"),
         (lambda: curves([falling("a")], x="byte"), "did you mean 'bytes'"),
@@ -178,10 +178,10 @@ def test_few_rounds_have_no_halves():
         (lambda: along({}, "time"), "x = 'time'"),
     ],
 )
-def test_bad_input_is_refused(call, said):
+def test_bad_input_is_refused(call, message):
     with pytest.raises(ConfigError) as caught:
         call()
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_notebook_shows_a_figure(figure):

@@ -1,4 +1,4 @@
-"""Tests over real processes. Those that take longest run only where they are asked for: ``FEDAX_LONG=1 pytest``."""
+"""Tests over real processes. The longest ones run only on request: ``FEDAX_LONG=1 pytest``."""
 
 import os
 

@@ -1,8 +1,8 @@
-"""A link within this process, requests that do not belong there, and very many of them by hand.
+"""A link within this process, and a fuzzer that sends it forged and malformed requests.
 
 ``python -m tests.flower.attacks 100000`` sends so many requests, made from good ones by small changes, to Flower's
-whole application behind the link's guard. It says what came of them, and ends with an error where one came through
-that neither a known node has signed nor has the secret, where one raised an exception, or where memory grew.
+whole application behind the access control. It prints the outcomes. It ends with an error if a request came through
+that no known node had signed and that did not hold the secret, if one raised an exception, or if memory grew.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from fedax.flower.calls import Secret
 from fedax.flower.connections import Limits
 from fedax.flower.records import FlowerMessage, pack
 from fedax.flower.signature import Signer
-from fedax.flower.superlink import guarded
+from fedax.flower.superlink import with_access_control
 from tests import fuzz
 
 SECRET = "a-secret-of-the-link"
@@ -67,7 +67,7 @@ class Sent(NamedTuple):
 
 
 class Link(httpx.BaseTransport):
-    """Flower's application behind the guard, without a network; two nodes ``a`` and ``b``, and a run.
+    """Flower's application behind the access control, without a network; two nodes ``a`` and ``b``, and a run.
 
     Args:
         limits: of connections.
@@ -77,15 +77,15 @@ class Link(httpx.BaseTransport):
         self._loop = asyncio.new_event_loop()
         self.flowers = create_app()
         self.flowers.state.enable_supernode_auth = True
-        self.passed: list[dict[str, Any]] = []  # what has come through the guard
-        self.guard: Any = guarded(self.flowers, SECRET, limits)
-        behind = self.guard.inner
+        self.passed: list[dict[str, Any]] = []  # what has passed the access control
+        self.access: Any = with_access_control(self.flowers, SECRET, limits)
+        application = self.access.inner
 
         async def inner(scope: Any, receive: Any, send: Any) -> None:
             self.passed.append(scope)
-            await behind(scope, receive, send)
+            await application(scope, receive, send)
 
-        self.guard.inner = inner
+        self.access.inner = inner
         self.sent: list[Sent] = []
         self.commands = self.client(ControlHttpClient, Secret(SECRET))
         self.keys = {name: ec.generate_private_key(ec.SECP384R1()) for name in "ab"}
@@ -103,8 +103,8 @@ class Link(httpx.BaseTransport):
         fab = app.build()
         given = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
         self.run = self.commands.StartRun(StartRunRequest(fab=given)).run_id
-        asked = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
-        token = self.client(RuntimeHttpClient, Secret(SECRET)).AcquireTask(asked).token
+        request = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+        token = self.client(RuntimeHttpClient, Secret(SECRET)).AcquireTask(request).token
         self.server = self.client(RuntimeHttpClient, Secret(SECRET), RuntimeTokenHttpInterceptor(token))
         self.server.PullTaskInput(PullTaskInputRequest())
 
@@ -123,7 +123,7 @@ class Link(httpx.BaseTransport):
         return self.client(FleetHttpClient, Signer(self.keys[name], self.keys[name].public_key()))
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """What httpx calls."""
+        """Called by httpx."""
         path = request.url.raw_path.decode()
         raw = [(name.lower(), value) for name, value in request.headers.raw]
         status, text = self.send(request.method, path, raw, [request.read()])
@@ -133,7 +133,7 @@ class Link(httpx.BaseTransport):
     def send(
         self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: list[bytes], kind: str = "http"
     ) -> tuple[int, bytes]:
-        """The status and the text of an answer; 0 where there is none. ``body``: as it comes, part by part."""
+        """The status and the text of the response; status 0 if there is none. ``body``: the parts in which it comes."""
         scope = {
             "type": kind, "method": method, "path": path, "raw_path": path.encode("utf-8", "replace"),
             "headers": headers, "query_string": b"", "scheme": "https", "server": ("127.0.0.1", 9443),
@@ -152,7 +152,7 @@ class Link(httpx.BaseTransport):
             status = event.get("status", status)
             parts.append(event.get("body", b""))
 
-        self._loop.run_until_complete(self.guard(scope, receive, send))
+        self._loop.run_until_complete(self.access(scope, receive, send))
         return status, b"".join(parts)
 
     def again(self, sent: Sent, path: str | None = None, body: bytes | None = None) -> tuple[int, bytes]:
@@ -172,15 +172,15 @@ class Link(httpx.BaseTransport):
         return made
 
     def message(self, name: str, head: dict[str, Any]) -> flwr.app.Message:
-        """A message to a node that says it is of the server."""
+        """A message to a node, with the server as its sender."""
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = self.run, SUPERLINK_NODE_ID, 1
         made = FlowerMessage(pack(Message(head)), self.numbers[name], "query", ttl=100.0)
         made.metadata.__dict__["_message_id"] = made.object_id
         return made
 
-    def answer(self, name: str, asked: flwr.app.Message, head: dict[str, Any]) -> flwr.app.Message:
-        """An answer that says it is of a node."""
-        made = flwr.app.Message(pack(Message(head)), reply_to=asked)
+    def answer(self, name: str, request: flwr.app.Message, head: dict[str, Any]) -> flwr.app.Message:
+        """An answer with a node as its sender."""
+        made = flwr.app.Message(pack(Message(head)), reply_to=request)
         made.metadata.__dict__["_src_node_id"] = self.numbers[name]
         made.metadata.__dict__["_message_id"] = made.object_id
         return made
@@ -197,8 +197,8 @@ class Link(httpx.BaseTransport):
 
     def pull(self, name: str) -> list[str]:
         """The numbers of the messages that a node gets."""
-        found = self.node(name).PullMessages(PullMessagesRequest(node=self.at(name)))
-        return [each.metadata.message_id for each in found.messages_list]
+        result = self.node(name).PullMessages(PullMessagesRequest(node=self.at(name)))
+        return [each.metadata.message_id for each in result.messages_list]
 
     def at(self, name: str) -> Node:
         """A node as Flower names it."""
@@ -214,7 +214,7 @@ def refused(call: Callable[..., Any], *given: Any) -> tuple[int, str]:
     return 0, "it was not refused"
 
 
-# ---- very many
+# ---- the fuzzer
 
 
 class Input(NamedTuple):
@@ -228,7 +228,7 @@ class Input(NamedTuple):
 
 
 def good(link: Link, rng: random.Random) -> Input:
-    """A request that is as it should be, of a node or with the secret."""
+    """A valid request, signed by a node or with the secret."""
     from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
     method, path = rng.choice([*PROTOBUF_REQUEST_TYPES, ("GET", HEALTH), ("POST", f"{NODES}pull-messages")])
@@ -251,15 +251,15 @@ def good(link: Link, rng: random.Random) -> Input:
 
 def signature(link: Link, name: str, path: str, body: bytes) -> list[tuple[bytes, bytes]]:
     """The headers by which a node signs a request."""
-    found: list[tuple[bytes, bytes]] = []
+    results: list[tuple[bytes, bytes]] = []
 
     def keep(context: Any) -> Any:
-        found.extend((key.lower(), value) for key, value in context.request.headers.raw)
+        results.extend((key.lower(), value) for key, value in context.request.headers.raw)
 
     request = httpx.Request("POST", f"{ADDRESS}{path}", content=body)
     context: Any = type("Context", (), {"request": request})
     Signer(link.keys[name], link.keys[name].public_key()).intercept(context, keep)
-    return [(key, value) for key, value in found if key.startswith((b"flwr-", b"fedax-"))]
+    return [(key, value) for key, value in results if key.startswith((b"flwr-", b"fedax-"))]
 
 
 PATHS = (
@@ -309,7 +309,7 @@ def changed(rng: random.Random, given: Input, other: Input) -> Input:
 
 
 def may_pass(link: Link, scope: dict[str, Any], body: bytes, known: set[bytes]) -> bool:
-    """Whether a request may come through, told independently of the guard."""
+    """Whether a request may come through, decided independently of the access control."""
     headers = collections.defaultdict(list)
     for name, value in scope["headers"]:
         headers[name.lower()].append(value)
@@ -350,18 +350,18 @@ def attack(link: Link, number: int, seed: int = 0) -> collections.Counter[int]:
     Raises:
         AssertionError: one came through and may not; or is in no form in which an answer may be.
     """
-    found, known = collections.Counter[int](), set[bytes]()
+    result, known = collections.Counter[int](), set[bytes]()
     for i, each in enumerate(inputs(link, number, seed)):
         link.passed.clear()
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
+        stderr = io.StringIO()
+        with contextlib.redirect_stderr(stderr):
             status, text = link.send(each.method, each.path, each.headers, each.body, each.kind)
         for scope in link.passed:
             assert may_pass(link, scope, b"".join(each.body), known), (i, each)
-        assert len(text) < 10_000 and SECRET.encode() not in text and "Traceback" not in said.getvalue(), (i, each)
+        assert len(text) < 10_000 and SECRET.encode() not in text and "Traceback" not in stderr.getvalue(), (i, each)
         assert status or each.kind != "http", (i, each)
-        found[status] += 1
-    return found
+        result[status] += 1
+    return result
 
 
 def main(number: int) -> int:

@@ -1,4 +1,4 @@
-"""A worker's factory for tests: it gives back what it is asked, or does what the message says."""
+"""A worker's factory for tests: it answers with the message itself, or does what the message says."""
 
 import os
 import time

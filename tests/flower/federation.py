@@ -1,4 +1,4 @@
-"""A federation of the real commands on this machine: a link, nodes and runs, each a process of its own."""
+"""A federation of real commands on this machine: a link, nodes and runs, each a separate process."""
 
 import contextlib
 import json
@@ -18,9 +18,9 @@ from fedax.data import FederatedData
 from fedax.experiments import build
 from fedax.flower import certificates, link, processes
 
-SOON = 60.0  # seconds in which anything happens, on a busy machine too
+SOON = 90.0  # seconds: a timeout that is long enough on a busy machine
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
-TIMES = ("seconds", *TRAFFIC)  # the columns in which two runs of the same may differ
+TIMES = ("seconds", *TRAFFIC)  # the columns in which two equal runs may differ
 
 
 def wait_for(what: Callable[[], Any], seconds: float = SOON) -> None:
@@ -33,16 +33,16 @@ def wait_for(what: Callable[[], Any], seconds: float = SOON) -> None:
 
 def children(process: int, module: str) -> list[int]:
     """The children of a process whose command line names a module."""
-    found = []
+    results = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == process and module.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-    return found
+                results.append(int(folder.name))
+    return results
 
 
-def there(process: int) -> bool:
+def is_running(process: int) -> bool:
     """Whether a process runs."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -72,7 +72,7 @@ class Federation:
             self.make_key(name)
 
     def make_key(self, name: str) -> None:
-        """A node's key pair, known at the link, and its copy of the link's ``ca.pem``."""
+        """Make a node's key pair, register it at the link, and copy the link's ``ca.pem``."""
         shutil.copy(self.link / "ca.pem", self.folder / f"{name}.ca")
         certificates.make_node_key(self.folder / name)
         shutil.copy(self.folder / f"{name}.pub", self.link / "nodes")
@@ -107,10 +107,10 @@ class Federation:
         self.start_link()
         for name in PLACES:
             self.start_node(name)
-        wait_for(lambda: all("this is node" in self.said(name) for name in PLACES))
+        wait_for(lambda: all("this is node" in self.output(name) for name in PLACES))
 
     def arguments(self, out: Path, *more: str, nodes: int = 3) -> list[str]:
-        """Those of a ``deploy run``."""
+        """The arguments of ``deploy run``."""
         given = processes.options(link=self.address, folder=self.link, test=self.folder / "test", out=out, nodes=nodes)
         return ["run", str(self.config), *given, *more]
 
@@ -118,12 +118,12 @@ class Federation:
         """``fedax deploy run``, whose output is appended to ``run.txt``."""
         return self.start("run", *self.arguments(out, *more))
 
-    def said(self, name: str) -> str:
+    def output(self, name: str) -> str:
         """What a command printed so far."""
         return (self.folder / f"{name}.txt").read_text()
 
     def log(self, name: str) -> list[dict[str, Any]]:
-        """What the log of a node says so far."""
+        """The lines of a node's log so far."""
         path = self.folder / f"{name}.state" / "site" / "log.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -140,14 +140,14 @@ class Federation:
         return children(self.commands["link"].pid, "fedax.flower.superlink")[0]
 
     def kill(self, name: str) -> None:
-        """SIGKILL to a command; what it started ends soon after it."""
+        """Send SIGKILL to a command, and wait until its child processes have ended too."""
         started = children(self.commands[name].pid, "fedax.flower.")
         self.commands[name].kill()
         self.commands[name].wait()
-        wait_for(lambda: not any(there(process) for process in started))
+        wait_for(lambda: not any(is_running(process) for process in started))
 
     def end(self) -> dict[str, int]:
-        """SIGTERM to all that still runs; their exit codes."""
+        """Send SIGTERM to all running commands; returns their exit codes."""
         for command in self.commands.values():
             command.send_signal(signal.SIGTERM)
         return {name: command.wait(SOON) for name, command in self.commands.items()}

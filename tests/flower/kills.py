@@ -1,4 +1,4 @@
-"""Kill what a run over Flower consists of, at random moments, and see that its end is the same, bit for bit.
+"""Kill the processes of a run over Flower at random moments, and check that its results are the same, bit for bit.
 
 ``python -m tests.flower.kills --times 5`` takes about half an hour on two cores. It is no test of the suite.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.flower.federation import PLACES, Federation, rows_of, same_models, same_rows, there, wait_for
+from tests.flower.federation import PLACES, Federation, is_running, rows_of, same_models, same_rows, wait_for
 
 ROUNDS = 8
 CONFIG = f"""
@@ -44,8 +44,8 @@ class Trial:
     """One run in which one process is killed.
 
     Args:
-        federation: at work.
-        what: of ``WHAT``.
+        federation: a running one.
+        what: the process to kill, one of ``WHAT``.
         between: whether to kill it between two rounds.
         usual: seconds of a run without kills.
         pace: seconds of a round.
@@ -57,35 +57,35 @@ class Trial:
         self.out = federation.folder / "runs" / f"{what}-{time.monotonic_ns()}"
 
     def run(self, reference: Path) -> Row:
-        """What happened."""
+        """Run, kill, and compare with the run in ``reference``."""
         federation, after = self.federation, random.randrange(1, ROUNDS - 1)
         began = time.monotonic()
         command = federation.start_run(self.out)
-        wait_for(lambda: not there(command.pid) or self._rounds() >= after, LONG)
+        wait_for(lambda: not is_running(command.pid) or self._rounds() >= after, LONG)
         if not self.between:
             time.sleep(random.uniform(0.0, self.pace))
         when = self._when()
         self._kill()
-        then = []
-        while command.wait(LONG) != 0 and len(then) < 3:
-            line = (federation.said("run").strip().splitlines() or ["nothing said"])[-1]
+        reactions = []
+        while command.wait(LONG) != 0 and len(reactions) < 3:
+            line = (federation.output("run").strip().splitlines() or ["nothing said"])[-1]
             killed = command.returncode == -signal.SIGKILL
-            then.append("resumed" if killed else f"exit code {command.returncode} ({line[:100]}), resumed")
+            reactions.append("resumed" if killed else f"exit code {command.returncode} ({line[:100]}), resumed")
             command = federation.start_run(self.out, "--resume")
         lost = time.monotonic() - began - self.usual
         equal = command.returncode == 0 and same_rows(self.out, reference) and same_models(self.out, reference)
         name = f"{self.what} {self.node}" if self.what in ("node", "worker", "SuperNode") else self.what
-        return Row(name, when, "; ".join(then) or "waited", lost, equal)
+        return Row(name, when, "; ".join(reactions) or "waited", lost, equal)
 
     def _rounds(self) -> int:
         rows = rows_of(self.out)
         return rows[-1]["round"] if rows else -1
 
     def _when(self) -> str:
-        """The rounds that are over, and what each node answered last."""
+        """The time of the kill as text: the rounds that are over, and the kinds of the nodes' last answers."""
         logs = [(self.federation.log(name) or [{}])[-1] for name in PLACES]
-        said = [f"{last.get('kind', 'nothing')} {last.get('index', '')}".strip() for last in logs]
-        counted = collections.Counter(said)
+        kinds = [f"{last.get('kind', 'nothing')} {last.get('index', '')}".strip() for last in logs]
+        counted = collections.Counter(kinds)
         last = ", ".join(f"{n}x {text}" for text, n in sorted(counted.items()))
         return f"{'between' if self.between else 'in'}, {self._rounds()} over; answered last: {last}"
 
@@ -130,7 +130,7 @@ def main() -> int:
         usual = 0.0
         for name in ("warm", "reference"):
             began = time.monotonic()
-            assert federation.start_run(folder / "runs" / name).wait(LONG) == 0, federation.said("run")
+            assert federation.start_run(folder / "runs" / name).wait(LONG) == 0, federation.output("run")
             usual = time.monotonic() - began
         reference = folder / "runs" / "reference"
         assert same_rows(folder / "runs" / "warm", reference) and same_models(folder / "runs" / "warm", reference)

@@ -1,4 +1,4 @@
-"""What somebody tries at a link: requests of nobody, of one node in another's name, again, too large, too slow."""
+"""Attacks on a link: requests that are unsigned, in another node's name, replayed, too large or too slow."""
 
 import contextlib
 import gc
@@ -47,8 +47,8 @@ def link() -> Iterator[Link]:
 
 
 def test_changed_requests_do_not_come_through(link: Link) -> None:
-    found = attack(link, 3000, seed=1)
-    assert found[200] > 50 and min(found[400], found[401], found[403], found[404]) > 100
+    outcomes = attack(link, 3000, seed=1)
+    assert outcomes[200] > 50 and min(outcomes[400], outcomes[401], outcomes[403], outcomes[404]) > 100
     tracemalloc.start()
     sizes = []
     for seed in (2, 3):
@@ -60,12 +60,12 @@ def test_changed_requests_do_not_come_through(link: Link) -> None:
 
 
 def test_a_node_does_not_answer_for_another(link: Link) -> None:
-    asked = link.ask("b", {"kind": "hello"})
+    request = link.ask("b", {"kind": "hello"})
     for sender, name in (("a", "b"), ("a", "a")):  # a message of b's, in b's name and in its own
-        status, why = refused(link.push, sender, link.answer(name, asked, {"forged": True}))
+        status, why = refused(link.push, sender, link.answer(name, request, {"forged": True}))
         assert (status, "not this node's answer" in why) == ((403, True) if name == "b" else (0, False))
-    assert link.pull("b") == [asked.metadata.message_id]
-    pushed = link.push("b", link.answer("b", asked, {"good": True}))
+    assert link.pull("b") == [request.metadata.message_id]
+    pushed = link.push("b", link.answer("b", request, {"good": True}))
     assert len(pushed.objects_to_push) > 0  # a's were not taken: the first answer to a message is the only one
 
 
@@ -95,22 +95,22 @@ def test_a_key_is_good_for_its_node_only(link: Link) -> None:
 def test_a_request_is_taken_once_and_for_what_it_is(link: Link) -> None:
     link.sent.clear()
     link.node("b").SendNodeHeartbeat(SendNodeHeartbeatRequest(node=link.at("b"), heartbeat_interval=30.0))
-    asked = link.ask("b", {"kind": "hello"})
+    request = link.ask("b", {"kind": "hello"})
     pull = PullMessagesRequest(node=link.at("b")).SerializeToString()
     beat = link.sent[0]
     assert link.again(beat) == (401, b"it came a second time")
 
     def again(**other: Any) -> tuple[int, bytes]:
         """Another request with its signature, as if the link had not taken that yet."""
-        link.guard._taken.clear()
+        link.access._seen.clear()
         return link.again(beat, **other)
 
     path = "/v1/fleet/pull-messages"
     assert again(path=path) == again(path=path, body=pull) == (401, b"the signature is not of this request")
     assert again(body=pull) == (401, b"the body is not the one that was signed")
-    assert link.pull("b") == [asked.metadata.message_id]  # nobody has had it
+    assert link.pull("b") == [request.metadata.message_id]  # nobody has had it
     link.sent.clear()
-    link.push("b", link.answer("b", asked, {"good": True}))
+    link.push("b", link.answer("b", request, {"good": True}))
     assert link.again(link.sent[0]) == (401, b"it came a second time")
 
 
@@ -125,22 +125,22 @@ def test_old_requests_and_those_of_before_a_restart(link: Link, monkeypatch: pyt
     now = time.time()
     pull = PullMessagesRequest(node=link.at("a"))
     for clock, status, why in ((now + 70, 401, "s ago"), (now - 70, 401, "s ago"), (now, 0, "")):
-        monkeypatch.setattr(link.guard, "_clock", lambda clock=clock: clock)
-        found = refused(link.node("a").PullMessages, pull)
-        assert found[0] == status and why in found[1]
-    monkeypatch.setattr(link.guard, "_clock", time.time)
-    monkeypatch.setattr(link.guard, "_began", time.time() + 1)
+        monkeypatch.setattr(link.access, "_clock", lambda clock=clock: clock)
+        outcome = refused(link.node("a").PullMessages, pull)
+        assert outcome[0] == status and why in outcome[1]
+    monkeypatch.setattr(link.access, "_clock", time.time)
+    monkeypatch.setattr(link.access, "_began", time.time() + 1)
     assert refused(link.node("a").PullMessages, pull)[0] == 503  # nodes ask again
 
 
 def test_what_was_taken_is_forgotten_when_it_is_too_old() -> None:
     made = Link()
     made.pull("a")
-    guard = made.guard
-    assert len(guard._taken) == len(guard._ages) > 1
-    guard._ages = type(guard._ages)((when - 100, what) for when, what in guard._ages)
+    access = made.access
+    assert len(access._seen) == len(access._expiry) > 1
+    access._expiry = type(access._expiry)((when - 100, what) for when, what in access._expiry)
     made.pull("a")
-    assert len(guard._taken) == len(guard._ages) == 1
+    assert len(access._seen) == len(access._expiry) == 1
     made.close()
 
 
@@ -159,17 +159,17 @@ def test_large_requests_are_refused_before_they_are_read(link: Link) -> None:
 
     def sent(headers: list[tuple[bytes, bytes]], path: str) -> tuple[int, str]:
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "state": {}}
-        found: list[Any] = []
+        results: list[Any] = []
 
         async def receive() -> Any:
             read.append(path)
             return {"type": "http.request", "body": b"x" * MB, "more_body": True}
 
         async def send(event: Any) -> None:
-            found.append(event)
+            results.append(event)
 
-        link._loop.run_until_complete(link.guard(scope, receive, send))
-        return found[0]["status"], found[1]["body"].decode()
+        link._loop.run_until_complete(link.access(scope, receive, send))
+        return results[0]["status"], results[1]["body"].decode()
 
     host, bearer = (b"host", b"127.0.0.1"), (b"authorization", f"Bearer {SECRET}".encode())
     long = (b"content-length", str(10**10).encode())

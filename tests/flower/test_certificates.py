@@ -89,20 +89,20 @@ def test_both_authorities_are_trusted_in_between(tmp_path: Path) -> None:
         assert (tmp_path / "ca.pem").read_text().count("BEGIN CERTIFICATE") == 2
         shutil.copy(tmp_path / "ca.pem", early)
         for each in (early, late, tmp_path / "ca.pem"):
-            assert certificates.greet(address, Path(each)) is None
+            assert certificates.connection_problem(address, Path(each)) is None
         again = CliRunner().invoke(app, ["deploy", "link", "renew", "--folder", str(tmp_path), "--ca"])
         assert again.exit_code == 2 and "one is new already" in again.output
         certificates.renew(tmp_path)
         wait_for(lambda: number_at(address, trust) == number_in(tmp_path / "server.pem"))  # the same object as before
         assert (
-            certificates.greet(address, Path(early)) is None
-            and certificates.greet(address, tmp_path / "ca.pem") is None
+            certificates.connection_problem(address, Path(early)) is None
+            and certificates.connection_problem(address, tmp_path / "ca.pem") is None
         )
         with pytest.raises(NodeError, match=r"is not signed by .*late.pem"):
-            certificates.greet(address, Path(late))
+            certificates.connection_problem(address, Path(late))
         assert (tmp_path / "ca.pem").read_text().count("BEGIN CERTIFICATE") == 1
         certificates.renew(tmp_path, authority=True)  # and once more
-        assert certificates.greet(address, tmp_path / "ca.pem") is None
+        assert certificates.connection_problem(address, tmp_path / "ca.pem") is None
 
 
 def test_a_folder_that_is_no_links(tmp_path: Path) -> None:

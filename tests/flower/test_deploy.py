@@ -1,4 +1,4 @@
-"""The commands `fedax deploy`: a link, nodes and runs as processes of their own, against the simulation of the same."""
+"""The commands `fedax deploy`: a link, nodes and runs as real processes, compared with the same simulation."""
 
 import base64
 import collections
@@ -23,10 +23,8 @@ pytest.importorskip("flwr", reason="needs pip install 'fedax[flower]'")
 import httpx
 import safetensors.numpy
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
-from typer.testing import CliRunner, Result
 
 import fedax
-from fedax.cli import app
 from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC
 from fedax.data import FederatedData
 from fedax.engine import private
@@ -34,6 +32,7 @@ from fedax.engine.places.nodes import heads_of
 from fedax.engine.places.remote import Remote
 from fedax.experiments import read, runner
 from fedax.flower import certificates, records, transport
+from tests.experiments import run_cli
 
 from . import LONG
 from .federation import PLACES, Federation, children, rows_of, same_models, same_rows, wait_for
@@ -45,10 +44,6 @@ participation = {kind = "uniform", size = 3}
 run = {rounds = 3, batch_size = 16, seeds = 1}
 methods = [{name = "scaffold", lr = 0.1}, {name = "fedavg", lr = 0.1}]
 """
-
-
-def fedax_(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
 
 
 class Seen:
@@ -71,8 +66,8 @@ class Seen:
             if message.has_error():
                 return size(message)
             inside = records.unpack(message.content)
-            found = safetensors.numpy.load(inside.tensors) if inside.tensors else {}
-            self.over.append(size(message) - sum(array.nbytes for array in found.values()))
+            tensors = safetensors.numpy.load(inside.tensors) if inside.tensors else {}
+            self.over.append(size(message) - sum(array.nbytes for array in tensors.values()))
             if not message.metadata.reply_to_message_id:
                 self.asked.update(head["kind"] for head in heads_of(inside))
             return size(message)
@@ -95,7 +90,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         yield made
     finally:
         ends = made.end()
-    assert not any(ends.values()), {name: made.said(name)[-500:] for name in ends if ends[name]}
+    assert not any(ends.values()), {name: made.output(name)[-500:] for name in ends if ends[name]}
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +99,7 @@ def whole(federation: Federation) -> tuple[Path, Seen]:
     out = federation.folder / "whole"
     with pytest.MonkeyPatch.context() as patch:
         seen = Seen(patch)
-        result = fedax_("deploy", *federation.arguments(out))
+        result = run_cli("deploy", *federation.arguments(out))
     assert result.exit_code == 0, result.output
     return out, seen
 
@@ -113,7 +108,7 @@ def whole(federation: Federation) -> tuple[Path, Seen]:
 def simulated(federation: Federation) -> Path:
     """The same as a simulation."""
     out = federation.folder / "simulated"
-    result = fedax_("run", str(federation.config), "--out", str(out))
+    result = run_cli("run", str(federation.config), "--out", str(out))
     assert result.exit_code == 0, result.output
     return out
 
@@ -140,13 +135,13 @@ def then(what: Callable[[], Any], do: Callable[[], None]) -> Iterator[None]:
 
 def memory_at(federation: Federation, run: np.ndarray) -> list[bytes]:
     """The clients' memory at the nodes, of the versions that a run ended with."""
-    found = []
+    results = []
     for name, clients in PLACES.items():
         folder = federation.folder / f"{name}.state" / "site" / "memory"
         for row, client in enumerate(clients):
             number, process, count = run[int(client)].tolist()
-            found.append((folder / str(number) / f"{row}-{process}-{count}.safetensors").read_bytes())
-    return found
+            results.append((folder / str(number) / f"{row}-{process}-{count}.safetensors").read_bytes())
+    return results
 
 
 def test_it_is_the_simulation_of_the_same_data(whole: tuple[Path, Seen], simulated: Path) -> None:
@@ -192,9 +187,9 @@ def test_masked_sums_are_those_of_the_simulation(federation: Federation, only: C
     only("fedavg")
     more = ["--set=run.secure={clip=10.0}", "--set=participation={kind='full'}"]
     before = len(federation.log("n0"))
-    result = fedax_("deploy", *federation.arguments(out, *more))
+    result = run_cli("deploy", *federation.arguments(out, *more))
     assert result.exit_code == 0, result.output
-    assert fedax_("run", str(federation.config), "--out", str(plain), *more).exit_code == 0
+    assert run_cli("run", str(federation.config), "--out", str(plain), *more).exit_code == 0
     one, other = (safetensors.numpy.load_file(each / "models" / "fedavg-seed0.safetensors") for each in (out, plain))
     for name, leaf in other.items():
         np.testing.assert_allclose(one[name], leaf, rtol=0, atol=1e-6, err_msg=name)
@@ -215,7 +210,7 @@ def test_a_private_run_is_the_simulation_with_the_same_secret(
         ["deploy", *federation.arguments(real, *more)],
         ["run", str(federation.config), "--out", str(plain), *more],
     ):
-        result = fedax_(*arguments)
+        result = run_cli(*arguments)
         assert result.exit_code == 0, result.output
         assert re.search(r"spent epsilon = [\d.]+ at delta = 0\.001", result.output)
     for one, other in zip(read(real).runs, read(plain).runs, strict=True):
@@ -238,7 +233,7 @@ def test_killed_in_a_round_it_goes_on_bit_for_bit(federation: Federation, whole:
     stop_runs(federation)  # or it counts as under way for a minute
     with pytest.MonkeyPatch.context() as patch:
         seen = Seen(patch)
-        result = fedax_("deploy", *federation.arguments(out, "--resume"))
+        result = run_cli("deploy", *federation.arguments(out, "--resume"))
     assert result.exit_code == 0 and "Going on with" in result.stdout, result.output
     assert same_rows(out, reference) and same_models(out, reference)
     assert memory_at(federation, seen.memory["Scaffold"]) == memory_at(federation, before.memory["Scaffold"])
@@ -288,7 +283,7 @@ def test_without_a_node_that_is_slow(federation: Federation, only: Callable[[str
     only("fedavg")
     more = [f"--timeout={SLOW}", *FULL, "--set=run.rounds=4"]  # the first exchange comes with the first evaluation
     with falls_asleep(federation, "n0", out):
-        result = fedax_("deploy", *federation.arguments(out, *more))
+        result = run_cli("deploy", *federation.arguments(out, *more))
     assert result.exit_code == 0, result.output
     first, *_, last = rows_of(out)
     assert first["heard"] == 1 and 0 < last["heard"] < 1
@@ -303,10 +298,10 @@ def test_a_method_for_all_clients_does_not_go_on_without_one(
     only("led")
     more = [f"--timeout={SLOW}", *FULL]
     with falls_asleep(federation, "n2", out):
-        result = fedax_("deploy", *federation.arguments(out, *more))
+        result = run_cli("deploy", *federation.arguments(out, *more))
     assert result.exit_code == 2
     assert re.search(r"clients '2', '3': no answer in 5 s, in round 0, and LED is defined .*--resume", result.stderr)
-    result = fedax_("deploy", *federation.arguments(out, *more, "--resume"))
+    result = run_cli("deploy", *federation.arguments(out, *more, "--resume"))
     assert result.exit_code == 0, result.output
     assert rows_of(out)[-1]["round"] == 1 and rows_of(out)[-1]["clients"] == 4
 
@@ -320,13 +315,13 @@ def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[
     out = federation.folder / "refused"
     more = ["--set=run.grad_norm=true"]
     wait_for(lambda: children(federation.commands["n1"].pid, "fedax.flower.supernode"))
-    result = fedax_("deploy", *federation.arguments(out, *more))
+    result = run_cli("deploy", *federation.arguments(out, *more))
     assert result.exit_code == 2
     assert "client '1'" in result.stderr or "clients '1'" in result.stderr
     assert "its owner does not let grad_norm_sq leave it (--columns)" in result.stderr
     assert "its owner allows 2 rounds (--max-rounds)" in result.stderr
     before = {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
-    result = fedax_("deploy", *federation.arguments(whole[0], "--resume"))
+    result = run_cli("deploy", *federation.arguments(whole[0], "--resume"))
     assert result.exit_code == 2 and "it holds a run of another problem" in result.stderr, result.output
     assert "client 1" in result.stderr
     assert before == {path: path.read_bytes() for path in whole[0].rglob("*") if path.is_file()}
@@ -339,7 +334,7 @@ def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[
 def test_on_this_machine(tmp_path: Path, federation: Federation, only: Callable[[str], None]) -> None:
     out = tmp_path / "local"
     only("fedavg")
-    result = fedax_("deploy", "local", str(federation.config), "--nodes=2", f"--out={out}", "--set=run.rounds=1")
+    result = run_cli("deploy", "local", str(federation.config), "--nodes=2", f"--out={out}", "--set=run.rounds=1")
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (out / "deploy").iterdir()) == ["link.log", "node-0.jsonl", "node-1.jsonl"]
     assert [row["clients"] for row in rows_of(out)] == [0, 3] and (out / "report.html").exists()
@@ -381,10 +376,10 @@ def test_a_run_goes_on_while_all_is_renewed_and_one_node_is_removed(
             _has_none(Path(f"/proc/{inner}/cmdline").read_bytes(), secrets)
     _is_closed(federation.supernode("n0"))
     (federation.link / "nodes" / "n2.pub").unlink()
-    wait_for(lambda: "is no longer known" in federation.said("link"))
+    wait_for(lambda: "is no longer known" in federation.output("link"))
     gone = rounds()
-    assert federation.commands.pop("n2").wait(120) == 2 and "does not know the key" in federation.said("n2")
-    assert command.wait(400) == 0, federation.said("run")
+    assert federation.commands.pop("n2").wait(120) == 2 and "does not know the key" in federation.output("n2")
+    assert command.wait(400) == 0, federation.output("run")
     left_out = {row["round"]: row["left_out"] for row in rows_of(out)}
     assert max(left_out) == ROUNDS > gone + 3
     more = [left_out[k] - left_out[k - 1] for k in range(1, ROUNDS + 1)]
@@ -401,23 +396,23 @@ def _is_closed(supernode: int) -> None:
     command = Path(f"/proc/{supernode}/cmdline").read_bytes().decode().split("\0")
     port = next(each.removeprefix("--port=") for each in command if each.startswith("--port="))
     form = {"content-type": "application/protobuf"}
-    asked = [path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/")]
+    requests = [path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/")]
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=form) as http:
-        found = {path: http.post(path, headers={"flwr-task-token": "no"}).status_code for path in asked}
-    assert len(found) > 20 and all(code in (401, 403, 404) for code in found.values()), found
+        results = {path: http.post(path, headers={"flwr-task-token": "no"}).status_code for path in requests}
+    assert len(results) > 20 and all(code in (401, 403, 404) for code in results.values()), results
 
 
 def _secrets(folder: Path) -> dict[str, bytes]:
     """What must not be shown, by name: texts, and the lines of keys."""
-    found = {}
+    results = {}
     for path in folder.iterdir():
         if path.is_file() and (path.name in ("secret", "ca.key", "server.key") or path.name in PLACES):
             lines = path.read_bytes().splitlines()
-            found |= {f"{path} {line!r}": line for line in lines if not line.startswith(b"---") and len(line) >= 20}
+            results |= {f"{path} {line!r}": line for line in lines if not line.startswith(b"---") and len(line) >= 20}
         elif path.is_dir() and (path / "secret").is_file() and path.suffix == ".state":
             content = (path / "secret").read_bytes()
-            found[str(path)], found[f"{path} hex"] = base64.b64encode(content)[:20], content.hex()[:20].encode()
-    return found
+            results[str(path)], results[f"{path} hex"] = base64.b64encode(content)[:20], content.hex()[:20].encode()
+    return results
 
 
 def _has_none(content: bytes, secrets: dict[str, bytes]) -> None:
@@ -474,7 +469,7 @@ def test_a_port_that_is_taken(here: Path) -> None:
 
 
 def test_a_number_of_nodes_out_of_range(here: Path) -> None:
-    result = fedax_("deploy", "local", "tiny.toml", "--nodes", "0")
+    result = run_cli("deploy", "local", "tiny.toml", "--nodes", "0")
     assert result.exit_code == 2 and "--nodes" in result.stderr and not (here / "runs").exists()
 
 
@@ -495,7 +490,7 @@ def test_without_flower(here: Path, arguments: list[str], monkeypatch: pytest.Mo
 
 def refused(here: Path, arguments: list[str], message: str) -> None:
     before = sorted(here.rglob("*"))
-    result = fedax_(*arguments)
+    result = run_cli(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("error: ") and message in result.stderr and result.stderr.count("\n") == 1
     assert not result.stdout

@@ -48,21 +48,21 @@ def test_the_log_of_a_process_is_rotated_while_it_writes(tmp_path: Path, monkeyp
     (tmp_path / "chatty.py").write_text(
         "import time\nfor k in range(10_000):\n    print(f'{k:09}', flush=True)\n    time.sleep(0.001)\n"
     )
-    kept = processes.Kept("chatty", [], log=(log := tmp_path / "chatty.log"))
-    kept.start()
+    process = processes.SupervisedProcess("chatty", [], log=(log := tmp_path / "chatty.log"))
+    process.start()
     try:
 
         def turned() -> bool:
-            kept.ended()
+            process.ended()
             return (tmp_path / "chatty.log.2").exists() and log.stat().st_size > 0
 
         wait_for(turned)
     finally:
-        kept.stop(0)
-    found = rotated(log)
-    assert [path.name for path in found][-3:] == ["chatty.log.2", "chatty.log.1", "chatty.log"]
-    assert all(path.stat().st_mode & 0o777 == 0o600 for path in found)
-    text = "".join(path.read_text() for path in found)
+        process.stop(0)
+    files = rotated(log)
+    assert [path.name for path in files][-3:] == ["chatty.log.2", "chatty.log.1", "chatty.log"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
+    text = "".join(path.read_text() for path in files)
     assert "\0" not in text and all(len(line) == 9 for line in text.splitlines()[1:-1])
 
 
@@ -75,16 +75,16 @@ def test_the_level_of_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_the_page_says_of_limits() -> None:
-    from fedax.flower import guard
+    from fedax.flower import access
     from fedax.flower.connections import Limits
 
     text, usual = (ROOT / "docs" / "it.md").read_text(), Limits()
-    for said in (
+    for limit in (
         f"{usual.total} connections, {usual.each} from one address", f"{usual.head:.0f} seconds for a handshake",
         f"{usual.body:.0f} seconds and {usual.rate / 1000:.0f} kB/s", f"{usual.largest >> 20} MB for a body",
-        f"{guard._PIECES} pieces for a message",
+        f"{access._PIECES} pieces for a message",
     ):  # fmt: skip
-        assert said in text.replace("\n  ", " "), said
+        assert limit in text.replace("\n  ", " "), limit
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -123,9 +123,9 @@ exec {sys.executable} -m fedax deploy link --folder link --port {port} --bind 12
 """
     path = os.pathsep.join(filter(None, sys.path))
     variables = {"HOME": str(data), "TMPDIR": str(data / "tmp"), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
-    with (tmp_path / "said").open("wb") as said:
+    with (tmp_path / "said").open("wb") as output:
         command = subprocess.Popen(
-            ["unshare", "-m", "bash", "-c", script], stdout=said, stderr=said, env={**os.environ, **variables}
+            ["unshare", "-m", "bash", "-c", script], stdout=output, stderr=output, env={**os.environ, **variables}
         )
     try:
         wait_for(lambda: command.poll() is not None or "is ready" in (tmp_path / "said").read_text(), 180)
@@ -151,8 +151,8 @@ def test_the_container(tmp_path: Path) -> None:
     given = [tool, "run", "-d", "--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "all", "fedax-test"]
     number = subprocess.run([*given, "deploy", "link"], check=True, capture_output=True, text=True).stdout.strip()
     try:
-        said = lambda: subprocess.run([tool, "logs", number], capture_output=True, text=True)  # noqa: E731
-        wait_for(lambda: "is ready" in (found := said()).stdout + found.stderr, 180)
+        logs = lambda: subprocess.run([tool, "logs", number], capture_output=True, text=True)  # noqa: E731
+        wait_for(lambda: "is ready" in (result := logs()).stdout + result.stderr, 180)
         healthy = subprocess.run([tool, "exec", number, "fedax", "deploy", "status"], capture_output=True)
         assert healthy.returncode == 0
     finally:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fedax.cli import app
 from fedax.engine.places.nodes import Failure, Message, joined
 from fedax.errors import ConfigError, NodeError
-from fedax.flower.metrics import exposed
+from fedax.flower.metrics import prometheus_text
 from fedax.flower.status import FILE, Status, read_file
 from fedax.flower.status import joined as status_of
 from fedax.flower.status_page import server
@@ -27,7 +27,7 @@ LARGE = 2**64 - 1  # a number as Flower may give to a node
 
 
 class Wire:
-    """A transport that gives what it was given to give."""
+    """A transport with prepared answers."""
 
     sent, received = 5, 7
 
@@ -58,9 +58,9 @@ def test_the_file_says_who_is_waited_for_and_what_failed(tmp_path: Path) -> None
         wire.answers = ((10, Message({"waits": "its owner"})),)
         list(status.ask({10: Message({"kind": "summarize"})}, 60.0))
         assert waits() == {10: "its owner"}
-    found = read_file(tmp_path)
-    assert found is not None and found["state"] == "finished" and (found["sent"], found["received"]) == (5, 7)
-    first, second = found["nodes"]
+    result = read_file(tmp_path)
+    assert result is not None and result["state"] == "finished" and (result["sent"], result["received"]) == (5, 7)
+    first, second = result["nodes"]
     assert first["failed"] is None and second["answered"] is None
     assert second["failed"]["why"] == "gone" and second["failed"]["during"] == "evaluate and exchange"
 
@@ -79,16 +79,16 @@ def test_a_table_without_a_transform_is_known_by_its_rows(tmp_path: Path) -> Non
 def test_what_a_node_says_moves_no_cursor(tmp_path: Path) -> None:
     with Status(tmp_path, "127.0.0.1:1", Wire((11, Failure(EVIL, False)))) as status:
         list(status.ask({11: Message({"kind": EVIL})}, 60.0))
-    found = read_file(tmp_path)
-    assert found is not None
-    assert found["nodes"][0]["failed"]["why"] == found["nodes"][0]["failed"]["during"] == "a?[2J b"
+    result = read_file(tmp_path)
+    assert result is not None
+    assert result["nodes"][0]["failed"]["why"] == result["nodes"][0]["failed"]["during"] == "a?[2J b"
 
 
 def test_how_a_run_ended(tmp_path: Path) -> None:
     with pytest.raises(NodeError), Status(tmp_path, "127.0.0.1:1", Wire()):
         raise NodeError("no more nodes")
-    found = read_file(tmp_path)
-    assert found is not None and (found["state"], found["why"]) == ("failed", "no more nodes")
+    status = read_file(tmp_path)
+    assert status is not None and (status["state"], status["why"]) == ("failed", "no more nodes")
 
 
 def test_a_killed_run_is_not_running(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_a_killed_run_is_not_running(tmp_path: Path) -> None:
     assert (read_file(tmp_path) or {})["state"] == "running"
     for change in ({"started": "1"}, {"host": "elsewhere", "written": time.time() - 1000}):
         (tmp_path / FILE).write_text(json.dumps(table | change))
-        found = read_file(tmp_path)
-        assert found is not None and found["state"] == "killed" and found["waiting"] == []
+        result = read_file(tmp_path)
+        assert result is not None and result["state"] == "killed" and result["waiting"] == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 2}', "\x00"])
@@ -128,8 +128,8 @@ def test_a_file_that_says_nonsense(tmp_path: Path, change: dict[str, object]) ->
 def test_what_the_file_says_moves_no_cursor_either(tmp_path: Path) -> None:
     table = Status(tmp_path, "127.0.0.1:1", Wire()).table()
     (tmp_path / FILE).write_text(json.dumps(table | {"state": EVIL, "why": EVIL}))
-    found = read_file(tmp_path)
-    assert found is not None and found["state"] == found["why"] == "a?[2J b"
+    status = read_file(tmp_path)
+    assert status is not None and status["state"] == status["why"] == "a?[2J b"
 
 
 def test_the_link_and_the_file_together(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def test_the_link_and_the_file_together(tmp_path: Path) -> None:
     file["nodes"] = [{"number": 10}, {"number": 11, "examples": 7}]
     file["waiting"] = [{"node": 12, "since": 1.0}]
     known = [{"number": n, "name": f"k{n}", "status": "online", "registered": None, "since": None} for n in (11, 12)]
-    found = status_of(file, known)["nodes"]
-    assert [(each["name"], each["examples"]) for each in found] == [("k11", 7), ("k12", None)]
-    assert [each["waited_for"] for each in found] == [None, {"node": 12, "since": 1.0}]
+    result = status_of(file, known)["nodes"]
+    assert [(each["name"], each["examples"]) for each in result] == [("k11", 7), ("k12", None)]
+    assert [each["waited_for"] for each in result] == [None, {"node": 12, "since": 1.0}]
     assert [each["number"] for each in status_of(file, None, "gone")["nodes"]] == [10, 11]
 
 
@@ -173,13 +173,13 @@ def test_a_node_tells_its_owner(tmp_path: Path) -> None:
     answers = [question, question | {"counts": False}, question | {"day": today[:10]}, {"name": 3}]
     record = "".join(json.dumps(each) + "\n" for each in answers) + '{"half'
     (site / "answered.jsonl").write_text(record)
-    found = json.loads(CliRunner().invoke(app, [*given, "--format", "json"]).stdout)
-    assert {name: found[name] for name in ("rounds", "messages", "came", "left", "unreadable")} == {
+    content = json.loads(CliRunner().invoke(app, [*given, "--format", "json"]).stdout)
+    assert {name: content[name] for name in ("rounds", "messages", "came", "left", "unreadable")} == {
         "rounds": 3, "messages": 3, "came": 7, "left": 70, "unreadable": 1,
     }  # fmt: skip
-    assert (found["questions"], found["questions_today"], found["epsilon"]) == (2, 1, 0.5)
+    assert (content["questions"], content["questions_today"], content["epsilon"]) == (2, 1, 0.5)
     assert (site / "answered.jsonl").read_text() == record  # a node may be writing it
-    assert found["left_today"] == {"updates": 20, "figures": 40} and found["runs"]["6"]["servers"] == ["a?[2J b"]
+    assert content["left_today"] == {"updates": 20, "figures": 40} and content["runs"]["6"]["servers"] == ["a?[2J b"]
     shown = CliRunner().invoke(app, given)
     assert shown.exit_code == 0 and "\x1b" not in shown.stdout and "a?[2J b" in shown.stdout
     assert "2 questions answered, 1 of them today\nthe noise of its answers has spent ε = 0.5" in shown.stdout
@@ -223,16 +223,16 @@ def test_the_page_is_for_its_own_machine_and_runs_no_text_of_others(tmp_path: Pa
                 connection = http.client.HTTPConnection("127.0.0.1", running.server_port, timeout=5)
                 connection.request("GET", path, headers={"Host": host})
                 answer = connection.getresponse()
-                found = answer.status, answer.headers["Content-Security-Policy"], answer.read().decode()
+                result = answer.status, answer.headers["Content-Security-Policy"], answer.read().decode()
                 connection.close()
-                return found
+                return result
 
             code, policy, text = get("/")
             assert code == 200 and "<script>alert" not in text and text.count("&lt;script&gt;alert(1)") >= 12
             assert text.count("<script") == 1 and "default-src 'none'" in policy and "unsafe-inline" not in policy[:100]
             assert get("/now")[2] in text and json.loads(get("/status.json")[2]) == of_a_run(tmp_path)
             assert get("/health")[0::2] == (503, EVERYTHING)
-            assert get("/metrics")[2] == exposed(of_a_run(tmp_path))
+            assert get("/metrics")[2] == prometheus_text(of_a_run(tmp_path))
             assert get("/page.js")[0] == get("/page.css")[0] == 200 and get("/secret")[0] == 404
             assert running.server_address[0] == "127.0.0.1"
             for host in ("evil.example", f"evil.example:{running.server_port}", "127.0.0.1"):
@@ -251,8 +251,8 @@ def test_metrics() -> None:
     one = {"method": "fedavg", "seed": 3, "round": 1, "of": 2, "train_loss": 0.25}
     run = {"state": "running", "runs": [one], "sent": 5, "received": 2**60}
     about = {"there": True, "problem": None, "certificates": {"server.pem": 3.0}}
-    found = exposed({"time": 2.5, "link": about, "nodes": [node, gone], "run": run})
-    samples = [line for line in found.splitlines() if not line.startswith("#")]
+    text = prometheus_text({"time": 2.5, "link": about, "nodes": [node, gone], "run": run})
+    samples = [line for line in text.splitlines() if not line.startswith("#")]
     assert samples == [
         "fedax_link_up 1",
         'fedax_certificate_end_seconds{file="server.pem"} 3',
@@ -269,7 +269,7 @@ def test_metrics() -> None:
         "fedax_run_sent_bytes_total 5",
         f"fedax_run_received_bytes_total {2**60}",
     ]
-    names = [line.split()[2] for line in found.splitlines() if line.startswith("# TYPE")]
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names)) == len({line.split("{")[0].split()[0] for line in samples})
 
 
@@ -285,5 +285,5 @@ def test_a_node_tells_of_logs_that_were_rotated_too(tmp_path: Path) -> None:
         line = {"time": f"2020-01-0{left}T00:00:00+0000", "kind": "exchange", "came": 0, "left": left}
         (site / f"log.jsonl{ending}").write_text(json.dumps(line) + "\n")
     given = ["deploy", "node", "status", "--key", str(tmp_path / "n"), "--format", "json"]
-    found = json.loads(CliRunner().invoke(app, given).stdout)
-    assert (found["messages"], found["left"], found["last"]) == (4, 10, "2020-01-04T00:00:00+0000")
+    content = json.loads(CliRunner().invoke(app, given).stdout)
+    assert (content["messages"], content["left"], content["last"]) == (4, 10, "2020-01-04T00:00:00+0000")

@@ -1,4 +1,4 @@
-"""What sites and the coordinator type for tables at nodes, and what is refused before anything starts."""
+"""The commands of sites and coordinator for tables at nodes, and errors before anything starts."""
 
 import io
 import pathlib
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def said(*arguments, code=0):
+def output_of(*arguments, code=0):
     result = CliRunner().invoke(app, ["deploy", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.output
@@ -53,7 +53,7 @@ BAD = {
 def test_a_bad_table_is_one_error_before_anything_starts(name):
     content, options, message = BAD[name]
     pathlib.Path("bad.csv").write_bytes(content)
-    output = said("node", "--link", "127.0.0.1:1", "--data", "bad.csv", "--key", "key", *options, code=2)
+    output = output_of("node", "--link", "127.0.0.1:1", "--data", "bad.csv", "--key", "key", *options, code=2)
     assert output.startswith("error: ") and message in output and output.count("\n") == 1
     assert {path.name for path in pathlib.Path().iterdir()} == {"a.csv", "bad.csv", "ca.pem"}
 
@@ -61,7 +61,7 @@ def test_a_bad_table_is_one_error_before_anything_starts(name):
 def test_options_of_tables_are_not_for_folders():
     fedax.FederatedData({"x": np.zeros((2, 1)), "y": np.zeros(2, int)}, sizes=[2]).save("arrays")
     for option in (["--review"], ["--drop", "x"], ["--encoding", "latin-1"], ["--drop-missing-labels"]):
-        output = said("node", "--link", "127.0.0.1:1", "--data", "arrays", "--key", "key", *option, code=2)
+        output = output_of("node", "--link", "127.0.0.1:1", "--data", "arrays", "--key", "key", *option, code=2)
         assert "this is for tables, .csv or .parquet, and arrays is a folder of arrays" in output
     assert not pathlib.Path("key").exists()
 
@@ -69,16 +69,18 @@ def test_options_of_tables_are_not_for_folders():
 def test_an_owner_says_yes_or_no_from_elsewhere():
     desk = Desk(pandas.read_csv("a.csv"), "a", "key.state", lambda data: None, review=True, say=lambda line: None)
     ask = Message({"kind": "summarize", "label": "ill"})
-    assert said("review", "--key", "key", "--yes") == "Nothing waits.\n"
+    assert output_of("review", "--key", "key", "--yes") == "Nothing waits.\n"
     assert desk.answer(ask).head == {"waits": "its owner"}
-    assert "-first" not in said("review", "--key", "key") and said("review", "--key", "key").endswith(".json: waits\n")
-    assert said("review", "--key", "key", "--no", "--why", "not today").endswith("does not leave: not today\n")
+    assert "-first" not in output_of("review", "--key", "key") and output_of("review", "--key", "key").endswith(
+        ".json: waits\n"
+    )
+    assert output_of("review", "--key", "key", "--no", "--why", "not today").endswith("does not leave: not today\n")
     assert desk.answer(ask).head["error"].endswith("does not let the first summary leave: not today")
-    assert said("review", "--state", "key.state", "--yes").endswith(".json: may leave\n")
+    assert output_of("review", "--state", "key.state", "--yes").endswith(".json: may leave\n")
     assert desk.answer(ask).head["summary"]["rows"] == 2
-    assert "this goes with --no" in said("review", "--key", "key", "--why", "x", code=2)
-    assert "give --key or --state" in said("review", code=2)
-    assert "there is no such folder" in said("review", "--key", "other", code=2)
+    assert "this goes with --no" in output_of("review", "--key", "key", "--why", "x", code=2)
+    assert "give --key or --state" in output_of("review", code=2)
+    assert "there is no such folder" in output_of("review", "--key", "other", code=2)
 
 
 def test_an_owner_says_yes_or_no_at_the_terminal_of_the_node(monkeypatch):
@@ -115,9 +117,9 @@ def test_no_client_is_called_so_that_a_file_lands_elsewhere():
 
 def test_the_configuration_is_that_of_a_comparison_and_a_run_takes_it():
     _write_experiment(pathlib.Path("experiment.toml"), 522, 24)
-    found = with_nodes_data(read_toml("experiment.toml"), None)
-    assert found["data"]["split"] == {"val": 0.15, "test": 0.15} and found["run"]["baselines"]
-    assert [method["name"] for method in found["methods"]] == ["fedavg", "fedprox", "fednova"]
-    assert found["run"]["seeds"] == 10 and found["run"]["split_seeds"]
+    tables = with_nodes_data(read_toml("experiment.toml"), None)
+    assert tables["data"]["split"] == {"val": 0.15, "test": 0.15} and tables["run"]["baselines"]
+    assert [method["name"] for method in tables["methods"]] == ["fedavg", "fedprox", "fednova"]
+    assert tables["run"]["seeds"] == 10 and tables["run"]["split_seeds"]
     _write_experiment(pathlib.Path("large.toml"), 10**8, 24)
     assert "split_seeds" not in read_toml("large.toml")["run"]

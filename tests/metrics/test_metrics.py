@@ -60,10 +60,10 @@ OF_REGRESSION = {M.R2(): sk.r2_score, M.MAE(): sk.mean_absolute_error, M.RMSE():
 def test_of_predicted_classes(metric, weighted):
     y, score = two(60)
     weights = {"sample_weight": RANDOM.random(60)} if weighted else {}
-    said = (score > 0).astype(int)
-    due = OF_CLASSES[metric](y, said, **weights)
-    signs = {"y": 2 * y - 1, "said": 2 * said - 1}
-    given = [(y, score), (y, sigmoid(score)), (y, said), (2 * y - 1, score), (signs["y"], signs["said"])]
+    predicted = (score > 0).astype(int)
+    due = OF_CLASSES[metric](y, predicted, **weights)
+    signs = {"y": 2 * y - 1, "said": 2 * predicted - 1}
+    given = [(y, score), (y, sigmoid(score)), (y, predicted), (2 * y - 1, score), (signs["y"], signs["said"])]
     given += [(y, np.stack([np.zeros(60), score], 1)), (y, np.stack([1 - sigmoid(score), sigmoid(score)], 1))]
     for true, answer in given:
         assert metric(true, answer, **weights) == pytest.approx(due, abs=1e-12)
@@ -195,9 +195,9 @@ def test_bins_are_a_monotone_function_with_the_same_values_everywhere():
     score = np.concatenate([score, np.nextafter(score, np.float32(np.inf))])
     score.sort()
     for bits in (1, 9, 14):
-        found = bin_of(score, bits)
-        assert (np.diff(found) >= 0).all() and found.min() >= 0 and found.max() < 22 << bits
-        assert (np.asarray(jax.jit(bin_of, static_argnums=1)(score, bits)) == found).all()
+        bins = bin_of(score, bits)
+        assert (np.diff(bins) >= 0).all() and bins.min() >= 0 and bins.max() < 22 << bits
+        assert (np.asarray(jax.jit(bin_of, static_argnums=1)(score, bits)) == bins).all()
 
 
 def outputs_of(params, batch):
@@ -215,9 +215,9 @@ def test_sums_of_twenty_million_examples():
         "classification",
     )  # fmt: skip
     program = jax.jit(lambda p, b: held_out(task, fedax.Vector(p), b, None))
-    found = program(jnp.ones(()), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
-    said = np.int8(x > 0)
-    assert int(found["accuracy"]["right"]) == np.count_nonzero(said == y)
+    sums = program(jnp.ones(()), {"x": jnp.asarray(x), "y": jnp.asarray(y)})
+    predicted = np.int8(x > 0)
+    assert int(sums["accuracy"]["right"]) == np.count_nonzero(predicted == y)
     exactly = (
         np.bincount(x.astype(int) + 128, weights=y, minlength=256),
         np.bincount(x.astype(int) + 128, minlength=256),
@@ -225,11 +225,11 @@ def test_sums_of_twenty_million_examples():
     score = np.arange(256) - 128
     p = sigmoid(score.astype(float).clip(-700))
     brier = (exactly[0] * (p - 1) ** 2 + (exactly[1] - exactly[0]) * p**2).sum() / n
-    assert made["brier"].of_run(found["brier"]) == pytest.approx(brier, rel=1e-6)
-    assert float(found["loss"]) == pytest.approx(0.1, rel=1e-6)
+    assert made["brier"].of_run(sums["brier"]) == pytest.approx(brier, rel=1e-6)
+    assert float(sums["loss"]) == pytest.approx(0.1, rel=1e-6)
 
 
-def two_numbers(y, said):
+def two_numbers(y, predicted):
     return [1, 2]
 
 
@@ -319,13 +319,13 @@ def test_labels_that_are_no_classes(metric):
 def test_whole_numbers_are_classes_but_where_scores_are_ranked():
     for metric in (M.Accuracy(), M.F1("macro"), M.BalancedAccuracy(), M.OnHost(sk.accuracy_score)):
         assert metric([0, 1, 2, 2], [0.0, 1.0, 2.0, 2.0]) == 1
-        for y, said, match in [
+        for y, predicted, match in [
             ([0, 1], [3, -5], "y_score = -5: whole numbers are classes"),
             ([0, 1], [1, -5], "y_score = -5: give labels 0 and 1, or -1 and .1; whole"),
             ([-1, 2], [1, 2], "y_true = -1: whole numbers are classes"),
         ]:
             with pytest.raises(fedax.ConfigError, match=match):
-                metric(y, said)
+                metric(y, predicted)
     for metric in (M.AUC(), M.AveragePrecision()):
         assert metric([0, 1, 1], [-5, 3, 1]) == 1
         with pytest.raises(fedax.ConfigError, match=r"y_true = 2: .*of more classes give \[n, C\]"):

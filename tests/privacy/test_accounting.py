@@ -75,9 +75,9 @@ SETTINGS = [  # noise, clients, rounds, delta, the rest
 @pytest.mark.parametrize(("z", "n", "rounds", "delta", "how"), SETTINGS)
 def test_epsilon_is_that_of_dp_accounting(z, n, rounds, delta, how):
     logging.getLogger("absl").setLevel(logging.ERROR)
-    found = Ledger(z, n, **how).epsilon(rounds, delta)
-    assert type(found) is float
-    assert found == pytest.approx(direct(z, n, rounds, delta, **how), rel=1e-6)
+    result = Ledger(z, n, **how).epsilon(rounds, delta)
+    assert type(result) is float
+    assert result == pytest.approx(direct(z, n, rounds, delta, **how), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_what_the_end_of_the_noise_takes(z, how, shift):
             border = -each * np.cos(angle) + np.sqrt(T**2 - (each * np.sin(angle)) ** 2)
             inside = np.exp(-(np.minimum(border, T) ** 2) / 2) - math.exp(-(T**2) / 2)
             seen.append(40 * (moved * inside.mean() + pairs * math.exp(-(T**2) / 2)))  # or beyond its own last radius
-        told = Ledger(z, 100, numbers=2 * pairs, **how).tail(40)
-        assert max(seen) <= told < 1000 * max(seen), (pairs, seen, told)
+        bound = Ledger(z, 100, numbers=2 * pairs, **how).tail(40)
+        assert max(seen) <= bound < 1000 * max(seen), (pairs, seen, bound)
     for numbers in (0, 10**6):
         left = DELTA - Ledger(z, 100, numbers=numbers, **how).tail(40)
         epsilon = Ledger(z, 100, numbers=numbers, **how).epsilon(40, DELTA)
@@ -305,30 +305,30 @@ RUN = ("--delta", 1e-6, "--rounds", 100, "--clients", 1000)
 
 
 def test_the_command_finds_the_noise_for_a_budget():
-    found = command("--epsilon", 1, *RUN, "--rate", 0.1, "--clip", 0.5)
-    assert found.exit_code == 0, found.output
-    rows = {line.split("  ")[0].strip(): line for line in found.stdout.splitlines() if line.strip()}
+    result = command("--epsilon", 1, *RUN, "--rate", 0.1, "--clip", 0.5)
+    assert result.exit_code == 0, result.output
+    rows = {line.split("  ")[0].strip(): line for line in result.stdout.splitlines() if line.strip()}
     noise = float(rows["Noise"].split()[1])
     least = noise_for(1.0, DELTA, 100, 1000, rate=0.1)
     assert least <= noise <= least * 1.0002 and Ledger(noise, 1000, rate=0.1).epsilon(100, DELTA) <= 1
     assert float(rows["On the mean"].split()[3]) == pytest.approx(noise * 0.5 / 100, rel=1e-3)
     assert "add or remove a client" in rows["Neighbours"] and "PLD" in rows["Accountant"]
-    table = [line.split() for line in found.stdout.splitlines()[-3:]]
+    table = [line.split() for line in result.stdout.splitlines()[-3:]]
     assert [int(row[0]) for row in table] == [25, 50, 100]
     expected = [Ledger(noise, 1000, rate=0.1).epsilon(rounds, DELTA) for rounds in (25, 50, 100)]
     assert [float(row[1]) for row in table] == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_command_says_what_a_noise_spends():
-    found = command("--noise", 5, "--delta", 0.01, "--rounds", 1, "--clients", 1000, "--cohort", 100, "--clip", 1)
+    result = command("--noise", 5, "--delta", 0.01, "--rounds", 1, "--clients", 1000, "--cohort", 100, "--clip", 1)
     spent = Ledger(5.0, 1000, cohort=100).epsilon(1, 0.01)
-    assert f"{spent:.4g} at delta 0.01, after 1 round\n" in re.sub(" +\n", "\n", found.stdout)
-    assert "replace a client" in found.stdout and "0.05 in each number, in a mean over 100 clients" in found.stdout
-    assert "more than 1/clients = 0.001" in found.stdout
-    found = command("--noise", 5, *RUN, "--apart", 8, "--exchanges", 2, "--warmup", 1, "--clip", 1)
+    assert f"{spent:.4g} at delta 0.01, after 1 round\n" in re.sub(" +\n", "\n", result.stdout)
+    assert "replace a client" in result.stdout and "0.05 in each number, in a mean over 100 clients" in result.stdout
+    assert "more than 1/clients = 0.001" in result.stdout
+    result = command("--noise", 5, *RUN, "--apart", 8, "--exchanges", 2, "--warmup", 1, "--clip", 1)
     spent = Ledger(5.0, 1000, apart=8, exchanges=2, warmup=1).epsilon(100, DELTA)
-    assert f"{spent:.4g} at delta 1e-06, after 100 rounds" in found.stdout
-    assert "0.04 in each number, in a mean over 125 clients (all of them in turn), clip 1" in found.stdout
+    assert f"{spent:.4g} at delta 1e-06, after 100 rounds" in result.stdout
+    assert "0.04 in each number, in a mean over 125 clients (all of them in turn), clip 1" in result.stdout
     assert "inf at delta" in command("--noise", 0, *RUN, "--rate", 0.5).stdout
 
 
@@ -346,6 +346,6 @@ def test_the_command_says_what_a_noise_spends():
     ],
 )
 def test_bad_input_of_the_command_is_one_line(arguments, message):
-    found = command(*arguments)
-    assert found.exit_code == 2 and found.stderr.count("\n") == 1
-    assert found.stderr.startswith("error: ") and message in found.stderr
+    result = command(*arguments)
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: ") and message in result.stderr

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from . import close
 from . import dual_family as dual
 from . import fedavg_family as fed
 from . import momentum_family as mom
@@ -31,13 +32,8 @@ def run(method, grads=NOISY, taus=EQUAL, cohorts=ALL, rounds=12, **hyper):
     return method(grads, BED.p, taus, cohorts, X0, rounds, **{"lr": LR, **hyper})
 
 
-def close(a, b, tol=1e-12):
-    a, b = (v.iterates if isinstance(v, fed.Reference) else v for v in (a, b))
-    np.testing.assert_allclose(a, b, rtol=0, atol=tol)
-
-
 def linear(points, slopes=SLOPES):
-    """Gradients that are slopes[i] everywhere; the points asked for are noted by (client, step, round)."""
+    """Gradients that are slopes[i] everywhere; the points of evaluation are recorded by (client, step, round)."""
     return [lambda x, k, r, e=0, i=i: (points.setdefault((i, k, r), []).append(x), slopes[i])[1] for i in range(7)]
 
 

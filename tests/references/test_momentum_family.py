@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from . import close
 from . import fedavg_family as fed
 from . import momentum_family as mom
 from . import quadratics as quad
@@ -45,14 +46,6 @@ def run(method, rounds=20, *, grads=NOISY, taus=EQUAL, lr=LR, cohorts=fed.full_c
     return method(grads, BED.p, taus, cohorts(BED.p, rounds), X0, rounds, lr=lr, **hyper)
 
 
-def close(a, b, tol=1e-12):
-    np.testing.assert_allclose(a, b, rtol=0, atol=tol)
-
-
-def same(left, right):
-    close(left.iterates, right.iterates)
-
-
 RATES = {"lr": decaying, "server_lr": growing}
 
 
@@ -65,26 +58,26 @@ everywhere = pytest.mark.parametrize("cohorts", [fed.full_cohorts, sampled])
 
 
 def test_scaffold_led_scaffnew_and_fednova_vr_are_vrlsgd():
-    same(run(mom.scaffold, **RATES), run(mom.fedgate, **RATES))
-    same(run(mom.led, b=1 / K), run(mom.fedgate))
-    same(run(fed.fednova_vr, **RATES), run(mom.fedgate, **RATES))
-    same(run(mom.scaffnew, lr=decaying, probability=1 / K), run(mom.fedgate, lr=decaying))
+    close(run(mom.scaffold, **RATES), run(mom.fedgate, **RATES))
+    close(run(mom.led, b=1 / K), run(mom.fedgate))
+    close(run(fed.fednova_vr, **RATES), run(mom.fedgate, **RATES))
+    close(run(mom.scaffnew, lr=decaying, probability=1 / K), run(mom.fedgate, lr=decaying))
 
 
 @pytest.mark.parametrize("b", [0.5 / K, 1.5 / K])
 def test_scaffnew_is_led(b):
-    same(run(mom.scaffnew, probability=b), run(mom.led, b=b))
+    close(run(mom.scaffnew, probability=b), run(mom.led, b=b))
 
 
 def test_options_of_scaffold_agree_with_one_step_and_full_gradients():
     hyper = {"grads": GRADS, "taus": np.ones(N, int), "cohorts": sampled}
-    same(run(mom.scaffold, option=1, **hyper), run(mom.scaffold, option=2, **hyper))
+    close(run(mom.scaffold, option=1, **hyper), run(mom.scaffold, option=2, **hyper))
     close(run(mom.scaffold, 1, option=1).state["c_i"], [g(X0, None, 0) for g in NOISY])
 
 
 @pytest.mark.parametrize("taus", [EQUAL, random_taus])
 def test_feddyn_is_fedpd(taus):
-    same(run(mom.feddyn, taus=taus, lr=decaying, alpha=2.0), run(mom.fedpd, taus=taus, lr=decaying, alpha=2.0))
+    close(run(mom.feddyn, taus=taus, lr=decaying, alpha=2.0), run(mom.fedpd, taus=taus, lr=decaying, alpha=2.0))
 
 
 def test_phases_of_fedpd_without_other_clients_are_rounds():
@@ -102,7 +95,7 @@ def test_fedavg_m_with_beta_one_is_fednova_and_fedavg(method, cohorts):
         hyper = {"taus": taus, "cohorts": cohorts, **RATES}
         if method is mom.fedavg_m_vr:  # its means have the weights ω/Σω
             hyper = hyper | {"cohorts": lambda p, rounds: normalised(cohorts(p, rounds))}
-        same(run(method, beta=1.0, **hyper), run(other, **hyper))
+        close(run(method, beta=1.0, **hyper), run(other, **hyper))
 
 
 @everywhere
@@ -110,7 +103,7 @@ def test_fedavg_m_with_beta_one_is_fednova_and_fedavg(method, cohorts):
 @pytest.mark.parametrize("warmup_batches", [None, 3])
 def test_scaffold_m_with_beta_one_is_scaffold(method, cohorts, warmup_batches):
     hyper = {"cohorts": cohorts, "warmup_batches": warmup_batches, **RATES}
-    same(run(method, beta=1.0, **hyper), run(mom.scaffold, **hyper))
+    close(run(method, beta=1.0, **hyper), run(mom.scaffold, **hyper))
 
 
 @everywhere
@@ -119,7 +112,7 @@ def test_the_reparameterised_form_is_the_published_one(method, cohorts):
     hyper = {"taus": random_taus, "cohorts": cohorts, "beta": 0.3, "server_lr": growing}
     left = run(method, lr=decaying, **hyper)
     right = run(method, lr=lambda r: 0.3 * decaying(r), form="reparameterised", **hyper)
-    same(left, right)
+    close(left, right)
     close(left.state["g"], 0.3 * right.state["g"])
 
 
@@ -140,20 +133,20 @@ def test_one_step_of_fedavg_m_is_momentum_and_of_fedavg_m_vr_storm():
 
 def test_identical_clients_need_no_control_variates():
     alike = {"grads": [NOISY[0]] * N}
-    same(run(mom.scaffold, **alike, **RATES), run(fed.fedavg, **alike, **RATES))
-    same(run(mom.led, b=0.1, **alike), run(fed.fedavg, **alike))
+    close(run(mom.scaffold, **alike, **RATES), run(fed.fedavg, **alike, **RATES))
+    close(run(mom.led, b=0.1, **alike), run(fed.fedavg, **alike))
     hyper = {"beta": 0.3, **RATES, **alike}
-    same(run(mom.scaffold_m, **hyper), run(mom.fedavg_m, **hyper))
-    same(run(mom.scaffold_m_vr, warmup_batches=2, **hyper), run(mom.fedavg_m_vr, warmup_batches=2, **hyper))
+    close(run(mom.scaffold_m, **hyper), run(mom.fedavg_m, **hyper))
+    close(run(mom.scaffold_m_vr, warmup_batches=2, **hyper), run(mom.fedavg_m_vr, warmup_batches=2, **hyper))
 
 
 def test_first_rounds_before_any_state():
     ids, omegas = sampled(BED.p, 1)[0]
     both = {"taus": random_taus, "cohorts": lambda p, rounds: [(ids, omegas / sum(omegas) + p[ids])]}
     hyper = {"taus": random_taus, "cohorts": lambda p, rounds: normalised(sampled(p, rounds))}
-    same(run(mom.feddyn, 1, alpha=2.0, **hyper), run(fed.fedavg, 1, prox=2.0, **both))
-    same(run(mom.scaffold_m, 1, beta=0.3, **hyper), run(mom.fedavg_m, 1, beta=0.3, **hyper))
-    same(run(mom.scaffold_m_vr, 1, beta=0.3, **hyper), run(mom.fedavg_m_vr, 1, beta=0.3, **hyper))
+    close(run(mom.feddyn, 1, alpha=2.0, **hyper), run(fed.fedavg, 1, prox=2.0, **both))
+    close(run(mom.scaffold_m, 1, beta=0.3, **hyper), run(mom.fedavg_m, 1, beta=0.3, **hyper))
+    close(run(mom.scaffold_m_vr, 1, beta=0.3, **hyper), run(mom.fedavg_m_vr, 1, beta=0.3, **hyper))
 
 
 @everywhere

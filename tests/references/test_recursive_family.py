@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from . import close
 from . import fedavg_family as fed
 from . import quadratics as quad
 from . import recursive_family as rec
@@ -35,11 +36,6 @@ ALL_THEN_PART = ALL[:1] + PART[1:]
 def run(method, grads=NOISY, taus=EQUAL, cohorts=ALL, rounds=12, **hyper):
     cohorts = fed.full_cohorts(BED.p, rounds) if rounds > 12 else cohorts
     return method(grads, BED.p, taus, cohorts, X0, rounds, **{"lr": LR, **hyper})
-
-
-def close(a, b, tol=1e-12):
-    a, b = (v.iterates if isinstance(v, fed.Reference) else v for v in (a, b))
-    np.testing.assert_allclose(a, b, rtol=0, atol=tol)
 
 
 WARM = {"warmup_batches": 3}

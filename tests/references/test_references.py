@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from . import close
 from . import fedavg_family as fed
 from . import quadratics as quad
 
@@ -54,10 +55,6 @@ def responses(lr, taus, **solver):
 
 def norms(lr, taus, **solver):
     return [fed.accumulation_norm(t, lr, **solver) for t in taus]
-
-
-def close(a, b, tol=1e-12):
-    np.testing.assert_allclose(a, b, rtol=0, atol=tol)
 
 
 def error(run):

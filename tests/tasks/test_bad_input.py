@@ -124,7 +124,7 @@ def test_models_that_do_not_return_logits(apply, message):
 
 @pytest.mark.parametrize("classes", [2, 31, 32, 33])
 def test_no_number_of_classes_is_taken_for_the_batch(classes):
-    """The dry run's batch has a length of its own: logits that lie across are seen whatever the number of classes."""
+    """The dry run's batch has an unusual length, so that transposed logits are found for any number of classes."""
     across = tasks.classification(lambda key: jnp.zeros((4, classes)), lambda p, x, key: (x @ p).T, classes)
     data = fedax.FederatedData({"x": np.zeros((32, 4), np.float32), "y": np.zeros(32, int)}, [16, 16])
     with pytest.raises(CodeError, match=rf"apply returned \[{classes}, \d+\]; classes = {classes} needs"):

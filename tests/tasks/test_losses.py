@@ -27,7 +27,7 @@ def test_cross_entropy_and_its_derivatives(shape):
 
 
 def test_cross_entropy_of_scores_far_apart():
-    """No overflow; what exp cannot hold is a loss all the same."""
+    """No overflow: the loss is right also where exp of a score is infinite."""
     logits = jnp.array([[1e4, 0.0], [-1e4, -2e4], [3e38, -3e38]])
     assert cross_entropy(logits, jnp.array([1, 0, 0])).tolist() == [1e4, 0, 0]
     gradient = jax.grad(lambda logits: cross_entropy(logits, jnp.array([1, 0, 0])).sum())(logits)

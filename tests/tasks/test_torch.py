@@ -38,12 +38,12 @@ def task_of(name):
 
 @pytest.mark.parametrize("name", ["digits", "words", "odd"])
 def test_a_file_answers_as_pytorch_did(name):
-    task, found = task_of(name), saved(name)
-    params, batch = task.init(None), {"x": found["x"]}
-    np.testing.assert_allclose(task.outputs(params, batch), found["answer"], rtol=1e-5, atol=1e-5)
+    task, result = task_of(name), saved(name)
+    params, batch = task.init(None), {"x": result["x"]}
+    np.testing.assert_allclose(task.outputs(params, batch), result["answer"], rtol=1e-5, atol=1e-5)
     gradient = jax.jit(jax.grad(lambda params: task.loss(params, batch, None).sum()))(params)
     state = fedax.tasks.to_torch_state_dict(task, gradient)
-    known = {key.removeprefix("gradient "): value for key, value in found.items() if key.startswith("gradient")}
+    known = {key.removeprefix("gradient "): value for key, value in result.items() if key.startswith("gradient")}
     assert known.keys() <= state.keys()
     for key, value in known.items():
         np.testing.assert_allclose(state[key], value, rtol=1e-4, atol=1e-4, err_msg=key)
@@ -75,16 +75,16 @@ def test_a_description_keeps_the_loss():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda found: found | {"format": 2},
-        lambda found: found | {"name": 3},
-        lambda found: found | {"tied": {"a": []}},
-        lambda found: found | {"state": ["no such"]},
-        lambda found: found | {"graph": 7},
-        lambda found: found | {"graph": found["graph"] | {"nodes": [["aten.magic.default", {}, ["y"], ""]]}},
-        lambda found: found | {"graph": found["graph"] | {"nodes": found["graph"]["nodes"][1:]}},
-        lambda found: found | {"graph": found["graph"] | {"shapes": []}},
-        lambda found: {},
-        lambda found: None,
+        lambda result: result | {"format": 2},
+        lambda result: result | {"name": 3},
+        lambda result: result | {"tied": {"a": []}},
+        lambda result: result | {"state": ["no such"]},
+        lambda result: result | {"graph": 7},
+        lambda result: result | {"graph": result["graph"] | {"nodes": [["aten.magic.default", {}, ["y"], ""]]}},
+        lambda result: result | {"graph": result["graph"] | {"nodes": result["graph"]["nodes"][1:]}},
+        lambda result: result | {"graph": result["graph"] | {"shapes": []}},
+        lambda result: {},
+        lambda result: None,
     ],
 )
 def test_a_description_that_is_none(change):
@@ -401,12 +401,12 @@ def test_operators_are_pytorchs(torch, models, group):
     params, batch = task.init(None), {"x": x.numpy()}
 
     def both(params):
-        found = task.init.__self__.apply(params, (batch["x"],), None)
-        return loss(found, batch)[0], found
+        result = task.init.__self__.apply(params, (batch["x"],), None)
+        return loss(result, batch)[0], result
 
-    gradient, found = jax.jit(jax.grad(both, has_aux=True))(params)
+    gradient, result = jax.jit(jax.grad(both, has_aux=True))(params)
     expected = module(x)
-    for name, mine, theirs in zip(models.GROUPS[group], found, expected, strict=True):
+    for name, mine, theirs in zip(models.GROUPS[group], result, expected, strict=True):
         np.testing.assert_allclose(mine, theirs.detach().numpy(), atol=1e-4, rtol=1e-5, err_msg=name)
     sum(torch.sin(one.float()).sum() for one in expected).backward()
     np.testing.assert_allclose(gradient["scale"], module.scale.grad.numpy(), atol=2e-3, rtol=1e-4)
@@ -451,11 +451,11 @@ def test_modules_that_are_refused(torch, models):
 def test_the_error_of_an_export_is_all_that_is_said(torch, models, capsys):
     import logging
 
-    heard = []
+    names_logged = []
 
     class Heard(logging.Handler):
         def emit(self, record):
-            heard.append(record.name)
+            names_logged.append(record.name)
 
     class Branches(torch.nn.Linear):
         def forward(self, x):
@@ -471,9 +471,9 @@ def test_the_error_of_an_export_is_all_that_is_said(torch, models, capsys):
             with pytest.raises(ConfigError, match=r"torch\.export cannot export it") as failed:
                 fedax.tasks.from_torch(module, np.zeros((2, width), np.float32))
             assert isinstance(failed.value.__cause__, RuntimeError)
-        assert {*heard} == {"mine"} and capsys.readouterr().err == ""
+        assert {*names_logged} == {"mine"} and capsys.readouterr().err == ""
         logging.getLogger(names[1]).warning("after it")
-        assert heard[-1] == names[1]
+        assert names_logged[-1] == names[1]
     finally:
         for name in names:
             logging.getLogger(name).removeHandler(handler)
@@ -539,8 +539,8 @@ def test_resnet18_of_true_size(torch, models):
     module = models.ResNet18(width=64, groups=32, classes=10)
     x, y = torch.randn(4, 3, 32, 32), torch.randint(0, 10, (4,))
     task = fedax.tasks.from_torch(module, x)
-    found = jax.jit(task.outputs)(task.init(None), {"x": x.numpy(), "y": y.numpy()})
-    np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-5, rtol=1e-5)
+    result = jax.jit(task.outputs)(task.init(None), {"x": x.numpy(), "y": y.numpy()})
+    np.testing.assert_allclose(result, module(x).detach().numpy(), atol=1e-5, rtol=1e-5)
     # In float32 a ReLU at zero may fall either way, and gradients then differ by more than rounding.
     with jax.enable_x64(True):
         module, x = module.double(), x.double()

@@ -501,8 +501,8 @@ def write(folder: Path) -> None:
         (folder / f"{name}.pt2").write_bytes(shortened(saved))
         answer = net.eval()(x)
         (answer**2).sum().backward()
-        found = {f"gradient {key}": value.grad for key, value in net.named_parameters() if value.grad is not None}
-        arrays = {"x": x, "answer": answer.detach()} | found
+        results = {f"gradient {key}": value.grad for key, value in net.named_parameters() if value.grad is not None}
+        arrays = {"x": x, "answer": answer.detach()} | results
         np.savez_compressed(folder / f"{name}.npz", **{key: value.numpy() for key, value in arrays.items()})
 
 
@@ -523,8 +523,8 @@ def _shortened(table: dict[str, Any]) -> dict[str, Any]:
     if "stack_trace" in table:
         table["stack_trace"] = 'File "torch_models.py", line 1, in forward'
     if "tensor_values" in table:
-        asked = str(table["inputs"]) + str(table["outputs"])
-        table["tensor_values"] = {key: form for key, form in table["tensor_values"].items() if f"'{key}'" in asked}
+        request = str(table["inputs"]) + str(table["outputs"])
+        table["tensor_values"] = {key: form for key, form in table["tensor_values"].items() if f"'{key}'" in request}
     unread = ("torch_fn", "device", "range_constraints", "module_call_graph", "kind", "is_hop_single_tensor_return")
     return {key: value for key, value in table.items() if key not in unread}
 

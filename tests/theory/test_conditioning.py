@@ -71,12 +71,14 @@ def test_geometric_step_sizes():
     x = np.random.default_rng(1).normal(size=(60, 6)) * np.linspace(1, 0.3, 6)
     for clients in (1, 4, 10**4):  # within the range of linear speed-up, and beyond
         c = condition_numbers([x])._replace(clients=clients)
-        found = least_squares_lr(c)
+        result = least_squares_lr(c)
         ends = np.array([c.lambda_min, c.lambda_max])[:, None]
-        a = np.linspace(0, 2 * found.lr, 20001)
+        a = np.linspace(0, 2 * result.lr, 20001)
         spread = (c.sample_smoothness * ends + (clients - 1) * ends**2) / clients
         factors = np.max(1 - a * ends + 2 * a**2 * spread, axis=0)
-        assert found.factor == pytest.approx(factors.min(), rel=1e-9) and found.factor == pytest.approx(factors[10000])
+        assert result.factor == pytest.approx(factors.min(), rel=1e-9) and result.factor == pytest.approx(
+            factors[10000]
+        )
         lr = clients / (2 * 3 * (c.sample_smoothness + c.smoothness * (clients - 1)))
         assert interpolation_lr(c, period=3) == pytest.approx((lr, 1 - lr * c.curvature))
 

@@ -63,47 +63,47 @@ def parts(i, w):
 
 
 @pytest.fixture(scope="module")
-def found():
+def diagnosis():
     with jax.enable_x64(True):
         return diagnose(FEDAVG, TASK, DATA, work=UNEQUAL, batch_size=4, points=MODELS)
 
 
-def test_curvature_and_noise_are_the_exact_ones_on_least_squares(found):
+def test_curvature_and_noise_are_the_exact_ones_on_least_squares(diagnosis):
     hessians = [parts(i, MODELS[0]["w"])[1] for i in range(4)]
     exact = max(np.linalg.eigvalsh(H)[-1] for H in hessians)
     whole = np.linalg.eigvalsh(np.tensordot(P, hessians, 1))[-1]
-    assert found.clients_seen == 4
-    for point, model in zip(found.points, MODELS, strict=True):
+    assert diagnosis.clients_seen == 4
+    for point, model in zip(diagnosis.points, MODELS, strict=True):
         assert_allclose([point.smoothness, point.objective_smoothness], [exact, whole], rtol=1e-5)
         single = [parts(i, model["w"])[0] for i in range(4)]
         variance = np.array([np.mean(np.sum((g - g.mean(0)) ** 2, axis=1)) / 4 for g in single])
         assert_allclose([point.variance, point.largest_variance], [P @ variance, variance.max()], rtol=1e-9)
 
 
-def test_float32_and_blocks_keep_them_to_one_percent(found, monkeypatch):
+def test_float32_and_blocks_keep_them_to_one_percent(diagnosis, monkeypatch):
     monkeypatch.setattr("fedax.theory.measure._NUMBERS", 7 * FEATURES)  # blocks of 7 examples, a Krylov space of 5
     again = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL, batch_size=4, points=MODELS[:1]).points[0]
     for name in ("smoothness", "objective_smoothness", "variance", "gradient", "dissimilarity", "loss", "move", "left"):
-        assert_allclose(getattr(again, name), getattr(found.points[0], name), rtol=1e-4)
+        assert_allclose(getattr(again, name), getattr(diagnosis.points[0], name), rtol=1e-4)
 
 
-def test_gradients_and_dissimilarity_are_those_of_the_definitions(found):
+def test_gradients_and_dissimilarity_are_those_of_the_definitions(diagnosis):
     w = P * TAU / (P @ TAU)
     kappa = []
-    for point, model in zip(found.points, MODELS, strict=True):
+    for point, model in zip(diagnosis.points, MODELS, strict=True):
         g = np.stack([parts(i, model["w"])[0].mean(0) for i in range(4)])
         assert_allclose(point.gradient, np.sum((P @ g) ** 2))
         assert_allclose(point.surrogate_gradient, np.sum((w @ g) ** 2))
         assert_allclose(point.client_gradients, w @ np.sum(g**2, axis=1))
         assert_allclose(point.dissimilarity, P @ np.sum((g - P @ g) ** 2, axis=1))
         kappa.append(w @ np.sum((g - w @ g) ** 2, axis=1))
-        assert point.gradient <= 2 * point.surrogate_gradient + 2 * found.chi2 * kappa[-1]
+        assert point.gradient <= 2 * point.surrogate_gradient + 2 * diagnosis.chi2 * kappa[-1]
         losses = [np.mean((DATA.client(i)["x"] @ model["w"] - DATA.client(i)["y"]) ** 2) for i in range(4)]
         assert_allclose(point.loss, P @ losses)
-    assert_allclose(found.constant, max(kappa))
-    assert_allclose(found.floor, 2 * chi_square(P, w) * kappa[-1])
-    factor, constant = found.line
-    for point in found.points:
+    assert_allclose(diagnosis.constant, max(kappa))
+    assert_allclose(diagnosis.floor, 2 * chi_square(P, w) * kappa[-1])
+    factor, constant = diagnosis.line
+    for point in diagnosis.points:
         assert point.client_gradients <= factor * point.surrogate_gradient + constant + 1e-9
 
 
@@ -171,7 +171,7 @@ def rounds_of(method, model, tau, shares, towards):
     """D and C of full gradients, by hand: Σ c_iΔ_i of the local steps as they are, and corrected by ∇F̃ − ∇F_i."""
     gradients = [parts(i, model)[0].mean(0) for i in range(4)]
     corrections = [0 * gradients[0]] * 4, [towards @ gradients - g for g in gradients]
-    found = []
+    diagnosis = []
     for correction in corrections:
         total = 0
         for i in range(4):
@@ -179,8 +179,8 @@ def rounds_of(method, model, tau, shares, towards):
             for _ in range(tau[i]):
                 y = y - method.solver.lr * (parts(i, y)[0].mean(0) + correction[i] + method.solver.prox * (y - model))
             total = total + shares[i] * (y - model)
-        found.append(total)
-    return found, P @ gradients
+        diagnosis.append(total)
+    return diagnosis, P @ gradients
 
 
 @pytest.mark.parametrize("name", ["fedprox", "fednova"])
@@ -215,9 +215,9 @@ def test_newtons_gain_is_exact_in_as_many_products_as_there_are_curvatures():
     q = np.linalg.qr(rng.normal(size=(9, 9)))[0]
     H, g = q @ np.diag([1.0, 1, 1, 4, 4, 9, 9, 9, 25]) @ q.T, rng.normal(size=9)
     exact = g @ np.linalg.solve(H, g) / 2
-    found = [newton_gain(lambda v: H @ v, g, 25.0, most) for most in (1, 2, 3, 4)]
-    assert found == sorted(found) and found[0] < 0.95 * exact
-    assert_allclose(found[-1], exact)
+    diagnosis = [newton_gain(lambda v: H @ v, g, 25.0, most) for most in (1, 2, 3, 4)]
+    assert diagnosis == sorted(diagnosis) and diagnosis[0] < 0.95 * exact
+    assert_allclose(diagnosis[-1], exact)
     assert newton_gain(lambda v: -v, np.array([2.0, 0.0]), 4.0) == 0.5 and newton_gain(lambda v: v, 0 * g, 1.0) == 0.0
     assert [newton_gain(lambda v: -v, np.array([2.0, 0.0]), L) for L in (0.5, 0.0)] == [4.0, np.inf]
 
@@ -315,25 +315,25 @@ def test_accumulation_vectors_in_one_program_are_those_of_single_ones():
             assert_allclose(a, accumulation_vector(solver, tau), rtol=1e-12)
 
 
-def test_weights_of_fixed_work(found):
-    assert_allclose(found.weights, P * TAU / (P @ TAU))
-    assert_allclose(found.chi2, chi_square(P, P * TAU))
-    assert found.chi2_range is None and found.steps == (2, 7)
-    rule, L = fedprox_rule(TAU, 0, P), found.smoothness
-    assert found.line[0] > 1  # else the next two lines are one
-    assert_allclose(found.max_lr, max_lr(rule, smoothness=L, dissimilarity_factor=found.line[0]))
-    assert_allclose(found.loosest_lr, max_lr(rule, smoothness=L))
+def test_weights_of_fixed_work(diagnosis):
+    assert_allclose(diagnosis.weights, P * TAU / (P @ TAU))
+    assert_allclose(diagnosis.chi2, chi_square(P, P * TAU))
+    assert diagnosis.chi2_range is None and diagnosis.steps == (2, 7)
+    rule, L = fedprox_rule(TAU, 0, P), diagnosis.smoothness
+    assert diagnosis.line[0] > 1  # else the next two lines are one
+    assert_allclose(diagnosis.max_lr, max_lr(rule, smoothness=L, dissimilarity_factor=diagnosis.line[0]))
+    assert_allclose(diagnosis.loosest_lr, max_lr(rule, smoothness=L))
     with_prox = diagnose(fedax.create("fedprox", lr=0.003, prox=100.0), TASK, DATA, work=UNEQUAL)
     assert_allclose(with_prox.weights, fedprox_rule(TAU, 0.3, P).weights, rtol=1e-6)
 
 
 def test_weights_of_random_work_are_those_of_the_mean_update():
     work = fedax.RandomEpochs(1, 9)
-    found = diagnose(FEDAVG, TASK, DATA, work=work, batch_size=1)
-    assert_allclose(found.weights, P * SIZES / (P @ SIZES), rtol=0.25)
-    low, high = found.chi2_range
-    assert low < found.chi2 < high
-    assert any("50 draws" in text for text in found.unknown)
+    diagnosis = diagnose(FEDAVG, TASK, DATA, work=work, batch_size=1)
+    assert_allclose(diagnosis.weights, P * SIZES / (P @ SIZES), rtol=0.25)
+    low, high = diagnosis.chi2_range
+    assert low < diagnosis.chi2 < high
+    assert any("50 draws" in text for text in diagnosis.unknown)
     coin = diagnose(FEDAVG, TASK, DATA, work=fedax.GeometricSteps(5.0), batch_size=1)
     assert coin.chi2 < 1e-20 and "all alike in each" in coin.advice[0]
 
@@ -363,9 +363,9 @@ def test_weights_of_cohorts():
 
 def test_cohorts_with_divided_weights_are_an_inconsistency_of_their_own():
     method = fedax.create("fednova", lr=0.003)
-    found = diagnose(method, TASK, DATA, work=UNEQUAL, participation=fedax.UniformNormalized(1))
-    assert_allclose(found.weights, 0.25)
-    assert found.advice[0].startswith("Objective inconsistency: cohorts' weights are divided")
+    diagnosis = diagnose(method, TASK, DATA, work=UNEQUAL, participation=fedax.UniformNormalized(1))
+    assert_allclose(diagnosis.weights, 0.25)
+    assert diagnosis.advice[0].startswith("Objective inconsistency: cohorts' weights are divided")
     assert diagnose(method, TASK, DATA, work=UNEQUAL, participation=fedax.Uniform(1)).chi2 == 0
     never = diagnose(method, TASK, DATA, work=UNEQUAL, participation=fedax.Trace([[0, 2], [3]]))
     assert never.weights[1] == 0 and never.chi2 == never.floor == np.inf
@@ -373,9 +373,9 @@ def test_cohorts_with_divided_weights_are_an_inconsistency_of_their_own():
 
 def test_a_client_of_no_weight_takes_no_part():
     data = fedax.FederatedData(DATA.examples, SIZES, [0.5, 0.0, 0.25, 0.25])
-    found = diagnose(FEDAVG, TASK, data, work=UNEQUAL)
-    assert_allclose(found.weights, np.array([1, 0, 0.75, 1]) / 2.75)
-    assert_allclose(found.chi2, chi_square([2, 1, 1], [1, 0.75, 1]))
+    diagnosis = diagnose(FEDAVG, TASK, data, work=UNEQUAL)
+    assert_allclose(diagnosis.weights, np.array([1, 0, 0.75, 1]) / 2.75)
+    assert_allclose(diagnosis.chi2, chi_square([2, 1, 1], [1, 0.75, 1]))
 
 
 CENTRES = np.array([[-1.0], [0.5], [2.0]])
@@ -405,11 +405,11 @@ def test_a_run_ends_at_the_optimum_of_the_weights(name):
 @pytest.mark.parametrize("name", fedax.available())
 def test_every_method_has_a_diagnosis(name):
     method = fedax.create(name)
-    traits, found = method.traits(), diagnose(method, QUADRATIC, QUADRATICS, work=fedax.Steps(2))
-    known = found.weights is not None
-    assert known is bool(traits.limit), found.advice
-    assert found.advice[0].startswith("No objective inconsistency" if known else "What ") and found.unknown
-    assert (found.max_lr is not None) is isinstance(method, fedax.FedAvg)
+    traits, diagnosis = method.traits(), diagnose(method, QUADRATIC, QUADRATICS, work=fedax.Steps(2))
+    known = diagnosis.weights is not None
+    assert known is bool(traits.limit), diagnosis.advice
+    assert diagnosis.advice[0].startswith("No objective inconsistency" if known else "What ") and diagnosis.unknown
+    assert (diagnosis.max_lr is not None) is isinstance(method, fedax.FedAvg)
     if traits.steps == "equal":
         with pytest.raises(ConfigError, match="equal local steps"):
             diagnose(method, QUADRATIC, QUADRATICS, work=fedax.Steps([1, 2, 3]))
@@ -502,44 +502,44 @@ def test_drift_that_moves_the_fixed_point_harms_by_as_much_as_is_said(lr, steps)
     best = weighted_optimum(H, e)
     rests = fixed_point(H, e, method.solver, [steps] * 6)
     with jax.enable_x64(True):
-        found = diagnose(method, task, data, work=fedax.Steps(steps), points=[np.zeros(5), rests])
+        diagnosis = diagnose(method, task, data, work=fedax.Steps(steps), points=[np.zeros(5), rests])
         corrected = diagnose(
             fedax.create("scaffold", lr=lr), task, data, work=fedax.Steps(steps), points=[np.zeros(5), best]
         )
     lost = (rests - best) @ H.mean(0) @ (rests - best) / 2
-    point = found.points[-1]
+    point = diagnosis.points[-1]
     assert_allclose(point.drift_cost, lost, rtol=0.4)
     assert_allclose(point.left, lost, rtol=1e-6)  # at rest all that is left is what drift took
     assert abs(point.descent) < 1e-6 * point.free_descent and point.move < 1e-9
-    harms = bool(lost > 0.002 * (found.points[0].loss - point.loss + lost))
+    harms = bool(lost > 0.002 * (diagnosis.points[0].loss - point.loss + lost))
     assert harms is (lr > 0.02)  # with small steps little is lost
     if harms:
-        assert found.take == "scaffold" and found.verdict.startswith("Take scaffold in place of FedAvg")
-        assert "drift harms here" in found.advice[1] and "lowers the loss" in found.advice[1]
+        assert diagnosis.take == "scaffold" and diagnosis.verdict.startswith("Take scaffold in place of FedAvg")
+        assert "drift harms here" in diagnosis.advice[1] and "lowers the loss" in diagnosis.advice[1]
         assert corrected.verdict.startswith("Keep Scaffold: without its corrections drift")
     else:
-        assert found.take == "" and "drift does not harm here" in found.advice[1]
+        assert diagnosis.take == "" and "drift does not harm here" in diagnosis.advice[1]
         assert corrected.take == "fedavg"
 
 
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_one_step_a_round_has_no_drift_and_is_not_asked_for_control_variates(batch_size):
     for name in ("fedavg", "fednova", "scaffold"):
-        found = diagnose(
+        diagnosis = diagnose(
             fedax.create(name, lr=0.01), TASK, DATA, work=fedax.Steps(1), batch_size=batch_size, points=MODELS
         )
-        assert all(point.bias == 0 and point.drift_cost == 0 for point in found.points)
-        assert not any("drift" in text.lower() for text in found.advice)
-        assert found.take == "fedavg" if name == "scaffold" else found.take not in (NORMALIZED, CORRECTED)
+        assert all(point.bias == 0 and point.drift_cost == 0 for point in diagnosis.points)
+        assert not any("drift" in text.lower() for text in diagnosis.advice)
+        assert diagnosis.take == "fedavg" if name == "scaffold" else diagnosis.take not in (NORMALIZED, CORRECTED)
 
 
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_identical_clients_have_no_drift_however_many_steps(batch_size):
     alike = {name: np.concatenate([DATA.client(2)[name]] * 4) for name in ("x", "y")}
     alike = fedax.FederatedData(alike, [40] * 4)
-    found = diagnose(FEDAVG, TASK, alike, work=fedax.Steps(20), batch_size=batch_size, points=MODELS)
-    assert all(point.bias < 1e-4 * point.free_move for point in found.points)
-    assert "drift does not harm here" in found.advice[1] and found.take != CORRECTED
+    diagnosis = diagnose(FEDAVG, TASK, alike, work=fedax.Steps(20), batch_size=batch_size, points=MODELS)
+    assert all(point.bias < 1e-4 * point.free_move for point in diagnosis.points)
+    assert "drift does not harm here" in diagnosis.advice[1] and diagnosis.take != CORRECTED
 
 
 def test_noise_of_minibatches_is_in_the_verdict():
@@ -547,42 +547,47 @@ def test_noise_of_minibatches_is_in_the_verdict():
     alike = fedax.FederatedData(alike, [40] * 4)
     optimum = {"w": np.linalg.lstsq(alike.examples["x"], alike.examples["y"])[0]}
     given = {"work": fedax.Steps(4), "batch_size": 1, "points": [MODELS[0], optimum]}
-    found = diagnose(fedax.create("fedavg", lr=0.02), TASK, alike, **given)
-    assert found.verdict.startswith("Keep FedAvg, and let lr decay") and found.take == ""
-    assert "let lr decay towards the end, or take larger batches" in found.advice[2]
+    diagnosis = diagnose(fedax.create("fedavg", lr=0.02), TASK, alike, **given)
+    assert diagnosis.verdict.startswith("Keep FedAvg, and let lr decay") and diagnosis.take == ""
+    assert "let lr decay towards the end, or take larger batches" in diagnosis.advice[2]
     assert "too little for lr to decay yet" in diagnose(FEDAVG, TASK, alike, **given | {"batch_size": 40}).advice[2]
 
 
-def words(found, **changes):
-    last = dataclasses.replace(found.points[-1], **{"inconsistency_cost": 0.0} | changes)
-    found = dataclasses.replace(found, points=(*found.points[:-1], last))
+def words(diagnosis, **changes):
+    last = dataclasses.replace(diagnosis.points[-1], **{"inconsistency_cost": 0.0} | changes)
+    diagnosis = dataclasses.replace(diagnosis, points=(*diagnosis.points[:-1], last))
     view = view_of(FEDAVG, fedax.Full())
-    return Case(found, view, P, 4, fedax.Full())
+    return Case(diagnosis, view, P, 4, fedax.Full())
 
 
-def test_drift_whose_interval_holds_both_verdicts_is_not_told(found):
-    said = words(found, drift_cost=0.1 * found.gained, drift_cost_range=(0.0, 0.5 * found.gained))
-    assert "whether it harms cannot be told" in drift(said) and "larger batch" in drift(said)
-    assert verdict(said)[1] == ""
+def test_drift_whose_interval_holds_both_verdicts_is_not_told(diagnosis):
+    sentences = words(diagnosis, drift_cost=0.1 * diagnosis.gained, drift_cost_range=(0.0, 0.5 * diagnosis.gained))
+    assert "whether it harms cannot be told" in drift(sentences) and "larger batch" in drift(sentences)
+    assert verdict(sentences)[1] == ""
     less = words(
-        found, drift_cost=0.1 * found.gained, drift_cost_range=(0.1 * found.gained,) * 2, noise_cost=0.2 * found.gained
+        diagnosis,
+        drift_cost=0.1 * diagnosis.gained,
+        drift_cost_range=(0.1 * diagnosis.gained,) * 2,
+        noise_cost=0.2 * diagnosis.gained,
     )
     assert "though less than noise" in drift(less) and verdict(less)[0].startswith("Keep FedAvg, and let lr decay")
-    helped = words(found, drift_cost=0.4 * found.gained, drift_cost_range=(0.3 * found.gained,) * 2)
+    helped = words(diagnosis, drift_cost=0.4 * diagnosis.gained, drift_cost_range=(0.3 * diagnosis.gained,) * 2)
     assert verdict(helped)[1] == "scaffold"
-    worse = words(found, drift_cost=found.gained, drift_cost_range=(found.gained,) * 2, free_descent=-1.0)
+    worse = words(diagnosis, drift_cost=diagnosis.gained, drift_cost_range=(diagnosis.gained,) * 2, free_descent=-1.0)
     assert verdict(worse)[0].startswith("Keep FedAvg with fewer local steps") and verdict(worse)[1] == ""
-    assert "not finite" in verdict(words(found, drift_cost=np.nan))[0]
+    assert "not finite" in verdict(words(diagnosis, drift_cost=np.nan))[0]
 
 
 COSTS = [0.0, 0.001, 0.05]  # shares of what training gains: nothing, too little, worth a remedy
 
 
 @pytest.mark.parametrize("other, drifts, normalized", [*itertools.product(COSTS, COSTS, [0.0, 0.04])])
-def test_a_remedy_counts_with_all_that_it_takes_away_and_no_more_than_was_measured(found, other, drifts, normalized):
-    other, drifts, normalized = (share * found.gained for share in (other, drifts, normalized))
-    case = words(found, inconsistency_cost=other, drift_cost=1.5 * drifts, drift_cost_range=(drifts, 2 * drifts),
-                 normalized_drift_cost=1.5 * drifts + normalized, left=found.gained, descent=1.0, free_descent=2.0,
+def test_a_remedy_counts_with_all_that_it_takes_away_and_no_more_than_was_measured(
+    diagnosis, other, drifts, normalized
+):
+    other, drifts, normalized = (share * diagnosis.gained for share in (other, drifts, normalized))
+    case = words(diagnosis, inconsistency_cost=other, drift_cost=1.5 * drifts, drift_cost_range=(drifts, 2 * drifts),
+                 normalized_drift_cost=1.5 * drifts + normalized, left=diagnosis.gained, descent=1.0, free_descent=2.0,
                  noise_cost=0.0)  # fmt: skip
     gain = {name: sum(case.removed(name).values()) for name in (NORMALIZED, CORRECTED, HALF, PLAIN)}
     assert_allclose(gain[CORRECTED], other + drifts)
@@ -597,9 +602,9 @@ def test_a_remedy_counts_with_all_that_it_takes_away_and_no_more_than_was_measur
             gain[NORMALIZED] >= 0.9 * gain[CORRECTED]
         )
         assert f"{gain[take]:.3g}" in text
-    little = dataclasses.replace(case.last, left=0.01 * found.gained)
-    little = dataclasses.replace(case, f=dataclasses.replace(found, points=(*found.points[:-1], little)))
-    assert sum(little.removed(CORRECTED).values()) <= 0.01 * found.gained * (1 + 1e-9)
+    little = dataclasses.replace(case.last, left=0.01 * diagnosis.gained)
+    little = dataclasses.replace(case, f=dataclasses.replace(diagnosis, points=(*diagnosis.points[:-1], little)))
+    assert sum(little.removed(CORRECTED).values()) <= 0.01 * diagnosis.gained * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("lr, most, worse", [(0.05, 8, False), (0.3, 40, True)])
@@ -613,12 +618,12 @@ def test_fednova_is_taken_only_where_it_ends_better(lr, most, worse):
         for name, rounds in (("fedavg", 600), ("fednova", 40 if worse else 600)):
             options = {"rounds": rounds, "work": work, "params": np.zeros(4), "evaluate_every": rounds}
             ends[name] = np.asarray(fedax.simulate(fedax.create(name, lr=lr), task, data, **options).params)
-        found = diagnose(fedax.create("fedavg", lr=lr), task, data, work=work, points=[np.zeros(4), ends["fedavg"]])
+        diagnosis = diagnose(fedax.create("fedavg", lr=lr), task, data, work=work, points=[np.zeros(4), ends["fedavg"]])
     lost = {name: (x - best) @ np.tensordot(p, H, 1) @ (x - best) / 2 for name, x in ends.items()}
     assert bool(lost["fednova"] > lost["fedavg"]) is worse
-    assert found.take == (CORRECTED if worse else NORMALIZED)
+    assert diagnosis.take == (CORRECTED if worse else NORMALIZED)
     if not worse:
-        assert_allclose(found.points[-1].normalized_drift_cost, lost["fednova"], rtol=0.3)
+        assert_allclose(diagnosis.points[-1].normalized_drift_cost, lost["fednova"], rtol=0.3)
 
 
 def labelled(wrong=(), rare=None):
@@ -640,8 +645,8 @@ FAST = fedax.create("fedavg", lr=0.3)
 
 
 def test_clients_that_do_not_follow_and_rare_classes_are_named():
-    def said(found, begin):
-        return [text for text in found.advice if text.startswith(begin)]
+    def said(diagnosis, begin):
+        return [text for text in diagnosis.advice if text.startswith(begin)]
 
     plain, wrong, rare = labelled(), labelled(wrong=[1, 4]), labelled(rare=2)
     assert not said(plain, "Clients that") and not said(plain, "Rare")
@@ -652,16 +657,16 @@ def test_clients_that_do_not_follow_and_rare_classes_are_named():
     assert wrong.losses.shape == (2, 6) and wrong.advice[-1].startswith("lr = ")  # the rate comes last
 
 
-def test_what_helps_against_the_noise_of_cohorts(found):
-    noise = {"cohort_noise": 1.0, "cohort_cost": found.gained, "free_cohort_noise": 0.1}
+def test_what_helps_against_the_noise_of_cohorts(diagnosis):
+    noise = {"cohort_noise": 1.0, "cohort_cost": diagnosis.gained, "free_cohort_noise": 0.1}
     for free, helps in (
-        (0.4 * found.gained, "or control variates help, of which fresh ones leave"),
-        (0.6 * found.gained, "or momentum at the server help"),
+        (0.4 * diagnosis.gained, "or control variates help, of which fresh ones leave"),
+        (0.6 * diagnosis.gained, "or momentum at the server help"),
     ):
-        assert helps in cohort(words(found, **noise, free_cohort_cost=free))
-    unknown = words(found, **noise | {"free_cohort_noise": None}, free_cohort_cost=0.0)
+        assert helps in cohort(words(diagnosis, **noise, free_cohort_cost=free))
+    unknown = words(diagnosis, **noise | {"free_cohort_noise": None}, free_cohort_cost=0.0)
     assert "or momentum at the server help" in cohort(unknown)
-    assert "1 (root mean square) about a mean of 0" in cohort(words(found, **noise, move=0.0))
+    assert "1 (root mean square) about a mean of 0" in cohort(words(diagnosis, **noise, move=0.0))
 
 
 def test_the_curvature_of_one_client_at_least_is_measured(monkeypatch):
@@ -673,10 +678,10 @@ def test_the_noise_of_minibatches_is_not_taken_for_that_of_cohorts():
     """Equal clients: whoever is drawn, the mean update is the same."""
     same = fedax.FederatedData({name: np.concatenate([DATA.client(2)[name]] * 8) for name in ("x", "y")}, [40] * 8)
     for batch_size in (1, None):
-        found = diagnose(
+        diagnosis = diagnose(
             FEDAVG, TASK, same, work=fedax.Steps(2), batch_size=batch_size, participation=fedax.Uniform(1), sample=1
         )
-        point = found.points[0]
+        point = diagnosis.points[0]
         assert point.cohort_noise**2 <= (0.1 * point.noise**2 if batch_size else 1e-9 * point.move**2)
 
 
@@ -684,9 +689,9 @@ def test_uniform_cohorts_of_unequal_clients_are_told_of_systematic_ones():
     two = [P[list(pair)].sum() * 2 for pair in SETS]
     uneven = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL, participation=fedax.Uniform(2), sample=1)
     assert_allclose(uneven.weight_square, np.mean(np.square(two)))
-    said = next(text for text in uneven.advice if text.startswith("Weights of cohorts"))
-    assert f"E(Σω)² = {uneven.weight_square:.4g}" in said and "fedax.Systematic(2)" in said
-    assert 'participation.kind = "systematic"' in said
+    sentence = next(text for text in uneven.advice if text.startswith("Weights of cohorts"))
+    assert f"E(Σω)² = {uneven.weight_square:.4g}" in sentence and "fedax.Systematic(2)" in sentence
+    assert 'participation.kind = "systematic"' in sentence
     dropping = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL, participation=fedax.Dropout(fedax.Uniform(2), 0.1), sample=1)
     assert any("fedax.Systematic(2)" in text for text in dropping.advice)
     taken = diagnose(FEDAVG, TASK, DATA, work=UNEQUAL, participation=fedax.Systematic(2), sample=1)
@@ -705,20 +710,22 @@ def test_uniform_cohorts_of_unequal_clients_are_told_of_systematic_ones():
         (DATA, fedax.Uniform(4)),
         (DATA, fedax.Proportional(2)),
     ):
-        found = diagnose(FEDAVG, TASK, data, work=UNEQUAL, participation=who, sample=1)
-        assert not any("Systematic" in text for text in found.advice)
+        diagnosis = diagnose(FEDAVG, TASK, data, work=UNEQUAL, participation=who, sample=1)
+        assert not any("Systematic" in text for text in diagnosis.advice)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg-m", "server-momentum"])
 def test_what_is_left_can_be_had_sooner_with_momentum(name):
     data, _, e = quadratics(1.0, d=3)
     given = {"work": fedax.Steps(1), "points": [np.zeros(4), 0.01 * e.mean(0)]}
-    found = diagnose(fedax.create(name, lr=0.01), fedax.tasks.quadratic(4), data, **given)
+    diagnosis = diagnose(fedax.create(name, lr=0.01), fedax.tasks.quadratic(4), data, **given)
     if name == "fedavg":
-        assert found.take == MOMENTUM and found.verdict.startswith("Take fedavg-m in place of FedAvg, or train longer")
-        assert f"{found.points[-1].left:.3g}" in found.verdict  # which is what it says that is left
+        assert diagnosis.take == MOMENTUM and diagnosis.verdict.startswith(
+            "Take fedavg-m in place of FedAvg, or train longer"
+        )
+        assert f"{diagnosis.points[-1].left:.3g}" in diagnosis.verdict  # which is what it says that is left
     else:
-        assert found.take == "" and "First of all, train longer or with a larger lr" in found.verdict
+        assert diagnosis.take == "" and "First of all, train longer or with a larger lr" in diagnosis.verdict
 
 
 def test_the_noise_of_cohorts_is_in_the_verdict():
@@ -726,10 +733,10 @@ def test_the_noise_of_cohorts_is_in_the_verdict():
     data, H, e = quadratics(1.0, clients=40)
     method, task = fedax.create("fedavg", lr=0.3), fedax.tasks.quadratic(5)
     given = {"work": fedax.Steps(1), "points": [np.zeros(5), weighted_optimum(H, e)]}
-    found = diagnose(method, task, data, participation=fedax.Uniform(1), **given)
+    diagnosis = diagnose(method, task, data, participation=fedax.Uniform(1), **given)
     everyone = diagnose(method, task, data, **given)
     assert everyone.verdict.startswith("Keep FedAvg: neither that clients are unlike nor noise costs it anything")
-    assert found.verdict.startswith("Keep FedAvg, with larger cohorts") and "only some clients" in found.verdict
+    assert diagnosis.verdict.startswith("Keep FedAvg, with larger cohorts") and "only some clients" in diagnosis.verdict
     runs = [
         fedax.simulate(
             method,
@@ -743,8 +750,8 @@ def test_the_noise_of_cohorts_is_in_the_verdict():
         )
         for seed in range(2)
     ]
-    above = np.mean([run.history["train_loss"][50:] for run in runs]) - found.points[-1].loss
-    assert_allclose(found.points[-1].cohort_cost, above, rtol=0.25)
+    above = np.mean([run.history["train_loss"][50:] for run in runs]) - diagnosis.points[-1].loss
+    assert_allclose(diagnosis.points[-1].cohort_cost, above, rtol=0.25)
     some = diagnose(method, task, data, participation=fedax.Uniform(4), **given)
     last = diagnose(method, task, data, participation=fedax.Uniform(4), work=fedax.Steps(5)).points[-1]
     assert last.free_cohort_noise > 0.01
@@ -755,17 +762,19 @@ def test_the_noise_of_cohorts_is_in_the_verdict():
 
 def test_nonlinear_solvers_are_not_known():
     method = fedax.create("fedavg", solver=fedax.Optax(optax.adam(0.01)))
-    found = diagnose(method, TASK, DATA, work=UNEQUAL, batch_size=4)
-    assert found.weights is found.chi2 is found.floor is found.max_lr is found.points[0].bias is None
-    assert "not known: its local solver is not linear" in found.advice[0] and found.points[0].move > 0
-    assert "Client drift cannot be told" in found.advice[1] and found.take == ""
+    diagnosis = diagnose(method, TASK, DATA, work=UNEQUAL, batch_size=4)
+    assert (
+        diagnosis.weights is diagnosis.chi2 is diagnosis.floor is diagnosis.max_lr is diagnosis.points[0].bias is None
+    )
+    assert "not known: its local solver is not linear" in diagnosis.advice[0] and diagnosis.points[0].move > 0
+    assert "Client drift cannot be told" in diagnosis.advice[1] and diagnosis.take == ""
 
 
 def test_a_regulariser_is_said_to_be_left_out():
     for weight in (0.1, None):
         hyper = {} if weight is None else {"regularizer": fedax.L1(weight)}
-        found = diagnose(fedax.create("feddualavg", lr=0.01, **hyper), TASK, DATA, work=UNEQUAL)
-        assert any("without the regulariser" in text for text in found.unknown) is (weight is not None)
+        diagnosis = diagnose(fedax.create("feddualavg", lr=0.01, **hyper), TASK, DATA, work=UNEQUAL)
+        assert any("without the regulariser" in text for text in diagnosis.unknown) is (weight is not None)
 
 
 def test_schedules_are_those_of_round_0():

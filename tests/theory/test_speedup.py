@@ -70,8 +70,8 @@ def test_the_best_alpha_is_that_of_a_grid():
         assert abs(alpha - np.argmin(grid) / 400) < 5e-3
     assert asymptotic_alpha(clients=9, mean_steps=2500, rounds=10**6) == pytest.approx(0.006)
     big = {"smoothness": 1, "variance": 1, "gap": 1, "dissimilarity": 1}
-    found = [best_alpha([10**4] * 4, **big, rounds=R)[0] for R in (10**3, 8**2 * 10**3)]
-    assert found[0] / found[1] == pytest.approx(2, rel=0.1)  # the order R^−⅙
+    results = [best_alpha([10**4] * 4, **big, rounds=R)[0] for R in (10**3, 8**2 * 10**3)]
+    assert results[0] / results[1] == pytest.approx(2, rel=0.1)  # the order R^−⅙
 
 
 def test_schedules_are_the_printed_ones():

@@ -110,11 +110,11 @@ def test_the_others_weigh_more(participation):
     else:
         weights = {i: w * float(cohort.weights.sum()) / sum(w for _, w in left) for i, w in left}
     step = -LR * sum(w * gradient(i, X0) for i, w in weights.items())
-    found = run(
+    result = run(
         participation=participation, work=fedax.Steps(1), batch_size=None, rounds=1,
         guard=True, faults=fedax.Faults([bad], sends=1e30),
     )  # fmt: skip
-    np.testing.assert_allclose(flat(found.params), X0 + step, 1e-5)
+    np.testing.assert_allclose(flat(result.params), X0 + step, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_a_round_of_which_nothing_is_left_changes_nothing(name, where):
         "faults": fedax.Faults(range(N), sends=np.inf),
         "place": fedax.Place(stream=where == "streamed"),
     }
-    start, found = (run(name, rounds, work=fedax.Steps(2), **options) for rounds in (0, ROUNDS))
+    start, result = (run(name, rounds, work=fedax.Steps(2), **options) for rounds in (0, ROUNDS))
     warmup = int(name == "ce-lsgd")
-    assert found.history["skipped"].tolist() == [warmup + r for r in range(4)]
-    assert found.history["left_out"][-1] == N * (ROUNDS + warmup)
-    for a, b in ((found.params, start.params), (found.state, start.state)):
+    assert result.history["skipped"].tolist() == [warmup + r for r in range(4)]
+    assert result.history["left_out"][-1] == N * (ROUNDS + warmup)
+    for a, b in ((result.params, start.params), (result.state, start.state)):
         for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
             np.testing.assert_array_equal(x, y)
-    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(found.memory) if where != "streamed")
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(result.memory) if where != "streamed")
 
 
 class BrokenAt(fedax.Algorithm):
@@ -170,9 +170,9 @@ def test_who_is_left_out_stays_out_of_the_round(where):
         fedax.create("mime", lr=LR),
         {"work": fedax.Steps(2), "place": fedax.Place(stream=where == "streamed")},
     )
-    found = run(BrokenAt(method, 0), guard=True, **options)
-    alike(found, run(method, participation=fedax.Trace([[0, 1, 2, 3]] * ROUNDS), work=fedax.Steps(2)))
-    assert found.left_out == {4: ROUNDS}
+    result = run(BrokenAt(method, 0), guard=True, **options)
+    alike(result, run(method, participation=fedax.Trace([[0, 1, 2, 3]] * ROUNDS), work=fedax.Steps(2)))
+    assert result.left_out == {4: ROUNDS}
 
 
 class Counting(fedax.Algorithm):
@@ -197,8 +197,8 @@ def test_what_is_left_out_late_keeps_what_it_had_before_the_round(where):
         "host": {"place": fedax.Place(client_memory="host")},
         "streamed": {"place": fedax.Place(stream=True)},
     }[where]
-    found = run(BrokenAt(Counting(), 1), guard=True, work=fedax.Steps(2), **options)
-    kept = found.memory if where == "device" else found.memory[np.arange(N)]
+    result = run(BrokenAt(Counting(), 1), guard=True, work=fedax.Steps(2), **options)
+    kept = result.memory if where == "device" else result.memory[np.arange(N)]
     assert np.asarray(kept).tolist() == [[ROUNDS, ROUNDS]] * 4 + [[0, 0]]
 
 
@@ -206,22 +206,22 @@ def test_what_is_left_out_late_keeps_what_it_had_before_the_round(where):
 def test_one_client_that_moves_the_model_alone(where):
     """CE-LSGD: the round is lost where it is the bad one, who was heard before."""
     options = {"rounds": 12, "work": fedax.Steps(2), "place": fedax.Place(stream=where == "streamed")}
-    found = run(BrokenAt(fedax.create("ce-lsgd", lr=LR), 1), guard=True, **options)
-    times = found.left_out[4]
-    assert found.left_out == {4: times}
-    assert found.history["skipped"][-1] == times
+    result = run(BrokenAt(fedax.create("ce-lsgd", lr=LR), 1), guard=True, **options)
+    times = result.left_out[4]
+    assert result.left_out == {4: times}
+    assert result.history["skipped"][-1] == times
     assert 0 < times < 12
-    assert np.isfinite(found.history["train_loss"]).all()
+    assert np.isfinite(result.history["train_loss"]).all()
 
 
 def test_a_guard_may_stop_the_run(tmp_path):
     options = {"participation": fedax.Trace([[0, 2], [2, 3], [0, 1], [3, 4]]), "rounds": 4, "evaluate_every": 4}
     for _ in range(2):  # the second finds that it is over
         with pytest.warns(fedax.BadClientWarning, match=r"what clients \[1\] sent was left out by round 3"):
-            found = run(faults=NAN, guard=fedax.Guard(stop=True), checkpoint=tmp_path, **options)
-        assert found.status == "failed"
-        assert found.history["round"].tolist() == [0, 3]
-    alike(found, run(participation=fedax.Trace([[0, 2], [2, 3], [0]]), evaluate_every=3), columns=())
+            result = run(faults=NAN, guard=fedax.Guard(stop=True), checkpoint=tmp_path, **options)
+        assert result.status == "failed"
+        assert result.history["round"].tolist() == [0, 3]
+    alike(result, run(participation=fedax.Trace([[0, 2], [2, 3], [0]]), evaluate_every=3), columns=())
 
 
 def test_a_run_with_losses_goes_on_bit_by_bit(tmp_path):
@@ -240,11 +240,11 @@ def test_a_run_with_losses_goes_on_bit_by_bit(tmp_path):
 def test_side_by_side():
     options = {"work": UNEQUAL, "batch_size": 2, "evaluate_every": 1, "rounds": ROUNDS, "guard": True, "faults": NAN}
     options["participation"] = fedax.Uniform(2)
-    found = fedax.sweep(lambda lr: fedax.create("scaffold", lr=lr), {"lr": [0.01, LR]}, TASK, DATA, seeds=2, **options)
+    sweep = fedax.sweep(lambda lr: fedax.create("scaffold", lr=lr), {"lr": [0.01, LR]}, TASK, DATA, seeds=2, **options)
     for i, lr in enumerate([0.01, LR]):
         for seed in range(2):
             alone = run("scaffold", lr=lr, seed=seed, **options)
-            together = found.runs[i][seed]
+            together = sweep.runs[i][seed]
             for column in ("left_out", "skipped", "bad_clients"):
                 assert together.history[column].tolist() == alone.history[column].tolist()
             np.testing.assert_allclose(together.history["train_loss"], alone.history["train_loss"], 1e-5)
@@ -270,12 +270,12 @@ def test_dropping_out_leaves_the_estimate_unbiased(participation, rate):
 
     def estimates(key):
         cohort = dropout.draw(key, p, 0)
-        found = jnp.sum(cohort.weights * values.at[cohort.ids].get(mode="fill", fill_value=0))
-        return found, jnp.sum(cohort.ids < N)
+        result = jnp.sum(cohort.weights * values.at[cohort.ids].get(mode="fill", fill_value=0))
+        return result, jnp.sum(cohort.ids < N)
 
-    found, number = jax.jit(jax.vmap(estimates))(jax.random.split(jax.random.key(1), 100_000))
-    error = np.std(found, ddof=1) / np.sqrt(len(found))
-    assert abs(np.mean(found) - P @ np.asarray(values)) < 4 * error
+    result, number = jax.jit(jax.vmap(estimates))(jax.random.split(jax.random.key(1), 100_000))
+    error = np.std(result, ddof=1) / np.sqrt(len(result))
+    assert abs(np.mean(result) - P @ np.asarray(values)) < 4 * error
     if rate == 0.5 and not isinstance(participation, fedax.Proportional):
         assert np.mean(number) == pytest.approx(participation.places(N) / 2, rel=0.02)
 
@@ -296,12 +296,12 @@ def test_who_is_available():
     """All clients, of whom some answer, are the cohorts that answer; a round in which none does is skipped."""
     cohorts = [[4, 1], [0, 3, 2], [], [2]]
     table = np.array([[i in cohort for i in range(N)] for cohort in cohorts])
-    found = run("scaffold", rounds=4, participation=fedax.Dropout(fedax.Full(), available=table))
-    assert found.history["skipped"].tolist() == [0, 0, 0, 1, 1]
-    assert found.history["clients"].tolist() == [0, 2, 5, 5, 6]
-    assert found.history["train_loss"][2] == found.history["train_loss"][3]
+    result = run("scaffold", rounds=4, participation=fedax.Dropout(fedax.Full(), available=table))
+    assert result.history["skipped"].tolist() == [0, 0, 0, 1, 1]
+    assert result.history["clients"].tolist() == [0, 2, 5, 5, 6]
+    assert result.history["train_loss"][2] == result.history["train_loss"][3]
     whole = run("scaffold", rounds=2, participation=fedax.Trace(cohorts[:2]))
-    np.testing.assert_allclose(found.history["train_loss"][:3], whole.history["train_loss"], 1e-5)
+    np.testing.assert_allclose(result.history["train_loss"][:3], whole.history["train_loss"], 1e-5)
     some = fedax.Dropout(fedax.Uniform(4), available=table[:2]).draw(jax.random.key(0), jnp.asarray(P, jnp.float32), 1)
     there = [int(i) for i in some.ids if i < N]
     np.testing.assert_allclose(some.weights, [P[i] * N / len(there) if i < N else 0 for i in some.ids], 1e-6)
@@ -385,8 +385,8 @@ def test_trimmed_means_are_those_of_others():
     ninth = fedax.TrimmedMean(2 / 9)
     np.testing.assert_allclose(ninth.average(UPLOADS, EQUAL), scipy.stats.trim_mean(UPLOADS, 2.1 / 9, axis=0), 1e-5)
     copies = np.repeat(UPLOADS, np.rint(14 * UNEQUAL_WEIGHTS).astype(int), axis=0)
-    found = fedax.TrimmedMean(3 / 14).average(UPLOADS, UNEQUAL_WEIGHTS)
-    np.testing.assert_allclose(found, scipy.stats.trim_mean(copies, 3.1 / 14, axis=0), 1e-5)
+    average = fedax.TrimmedMean(3 / 14).average(UPLOADS, UNEQUAL_WEIGHTS)
+    np.testing.assert_allclose(average, scipy.stats.trim_mean(copies, 3.1 / 14, axis=0), 1e-5)
     spoilt = np.where(np.arange(9)[:, None, None] < 2, [[[np.nan, np.inf]]], UPLOADS)
     assert np.isfinite(ninth.average(spoilt, EQUAL)).all()
 
@@ -396,9 +396,9 @@ def test_the_geometric_median_is_where_the_distances_are_least():
         return np.sum(UNEQUAL_WEIGHTS * np.linalg.norm(UPLOADS.reshape(9, 8) - z, axis=1))
 
     tree = {"a": UPLOADS[:, :, 0], "b": UPLOADS[:, :, 1]}  # together one vector
-    found = fedax.GeometricMedian(steps=200).average(tree, jnp.asarray(UNEQUAL_WEIGHTS))
+    average = fedax.GeometricMedian(steps=200).average(tree, jnp.asarray(UNEQUAL_WEIGHTS))
     best = scipy.optimize.minimize(distances, np.zeros(8), method="BFGS", tol=1e-10).x.reshape(4, 2)
-    np.testing.assert_allclose(np.stack([found["a"], found["b"]], axis=-1), best, atol=1e-4)
+    np.testing.assert_allclose(np.stack([average["a"], average["b"]], axis=-1), best, atol=1e-4)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -1e30, 1e30])
@@ -406,10 +406,10 @@ def test_the_geometric_median_is_where_the_distances_are_least():
 def test_a_minority_does_not_move_them_far(aggregate, bad):
     lies = UPLOADS.copy()
     lies[[1, 4, 6]] = bad
-    found = np.asarray(aggregate.average(lies, EQUAL))
+    values = np.asarray(aggregate.average(lies, EQUAL))
     honest = np.delete(UPLOADS, [1, 4, 6], axis=0)
-    assert (found >= honest.min(axis=0)).all()
-    assert (found <= honest.max(axis=0)).all()
+    assert (values >= honest.min(axis=0)).all()
+    assert (values <= honest.max(axis=0)).all()
 
 
 @pytest.mark.parametrize("where", ["chunks", "streamed", "mesh"])
@@ -425,11 +425,11 @@ def test_a_round_with_a_median(where):
         order = np.argsort(updates, axis=0)
         ends = np.cumsum(p[order], axis=0)
         x = x + np.take_along_axis(np.array(updates), order, 0)[np.argmax(ends > 0.5, axis=0), np.arange(4)]
-    found = run(
+    result = run(
         rounds=2, work=fedax.Steps(2), batch_size=None, participation=participation, aggregate=fedax.CoordinateMedian(),
         **ELSEWHERE[where],
     )  # fmt: skip
-    np.testing.assert_allclose(flat(found.params), x, 1e-5)
+    np.testing.assert_allclose(flat(result.params), x, 1e-5)
 
 
 def test_the_weights_keep_their_sum():
@@ -440,10 +440,10 @@ def test_the_weights_keep_their_sum():
     clipped = updates * np.minimum(1, 0.02 / np.linalg.norm(updates, axis=1))[:, None]
     point = fedax.GeometricMedian(steps=100).average(updates, jnp.asarray(weights))
     options = {"rounds": 1, "work": fedax.Steps(1), "batch_size": None, "participation": fedax.Uniform(3)}
-    found = run(aggregate=fedax.ClippedMean(0.02), **options)
-    np.testing.assert_allclose(flat(found.params), X0 + weights @ clipped, 1e-5)
-    found = run(aggregate=fedax.GeometricMedian(steps=100), **options)
-    np.testing.assert_allclose(flat(found.params), X0 + weights.sum() * np.asarray(point), 1e-4)
+    result = run(aggregate=fedax.ClippedMean(0.02), **options)
+    np.testing.assert_allclose(flat(result.params), X0 + weights @ clipped, 1e-5)
+    result = run(aggregate=fedax.GeometricMedian(steps=100), **options)
+    np.testing.assert_allclose(flat(result.params), X0 + weights.sum() * np.asarray(point), 1e-4)
 
 
 def test_a_lie_is_no_nonsense_and_a_median_bears_it():

@@ -31,10 +31,10 @@ def run(name="fedavg", compress=None, data=DATA6, task=TASK6, **options):
     return fedax.simulate(fedax.create(name, lr=0.02), task, data, compress=compress, **options)
 
 
-def bits_of(found):
+def bits_of(result):
     """The model, the server's state and the clients' memory of a run, to the last bit."""
-    memory = found.memory[np.arange(5)] if hasattr(found.memory, "kept") else found.memory
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((found.params, found.state, memory))]
+    memory = result.memory[np.arange(5)] if hasattr(result.memory, "kept") else result.memory
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((result.params, result.state, memory))]
 
 
 def near(one, other, most=1e-6):
@@ -68,14 +68,14 @@ def test_error_feedback_against_a_loop():
     """FedAvg, one local step of full gradients: e ← dx + e − C(dx + e), and the server adds the mean of C(dx + e)."""
     h, e, p = gradients()
     x, kept = np.zeros(6), np.zeros((5, 6))
-    found = run(compress=EF, work=fedax.Steps(1), rounds=6, params=jnp.zeros(6))
+    result = run(compress=EF, work=fedax.Steps(1), rounds=6, params=jnp.zeros(6))
     for _ in range(6):
         given = -0.02 * (h @ x - e) + kept
         sent = np.where(np.argsort(np.argsort(-np.abs(given), axis=1), axis=1) < 3, given, 0)  # ⌈0.4 · 6⌉ = 3
         kept, x = given - sent, x + p @ sent
-    np.testing.assert_allclose(found.params, x, atol=1e-6)
+    np.testing.assert_allclose(result.params, x, atol=1e-6)
     # Three numbers of 32 bits and their places of 3 bits are 14 bytes.
-    assert found.history["bytes_up"][-1] == 6 * 5 * 14
+    assert result.history["bytes_up"][-1] == 6 * 5 * 14
 
 
 def test_bytes_are_those_of_the_messages():
@@ -119,8 +119,8 @@ def test_an_array_that_was_sent_in_the_round_is_not_sent_again():
     for place in ({}, {"place": fedax.Place(client_memory="host")}) if LONG else ({},):
         start = jnp.linspace(-1.0, 1.0, 6)
         options = {"rounds": 2, "params": start, "compress": {"down": fedax.QSGD(1)}} | place
-        found = fedax.simulate(Twice(), TASK6, DATA6, **options)
-        assert seen and found.params.tolist() == start.tolist()
+        result = fedax.simulate(Twice(), TASK6, DATA6, **options)
+        assert seen and result.params.tolist() == start.tolist()
 
 
 PLACES = {
@@ -166,7 +166,9 @@ def test_real_clients(name, how, more):
     answers = []
     for where, most in (([[0, 1, 2, 3, 4]], 0.0), ([[3, 0], [1], [4, 2]], 2e-6)):
         answers.clear()
-        there, at = here.together(method, TASK, DATA, where, lambda *seen: answers.append(seen) or seen[2], **options)
+        there, at = here.run_at_sites(
+            method, TASK, DATA, where, lambda *seen: answers.append(seen) or seen[2], **options
+        )
         near(here_, there, most)
         memory = here.memory_of(there, at)
         own = memory.own if hasattr(memory, "residuals") else memory
@@ -190,7 +192,7 @@ def test_rubbish_from_a_node_is_refused():
 
     options = {"rounds": 1, "compress": fedax.Natural()}  # 15 numbers of 9 bits, and one bit that has to be 0
     with pytest.raises(fedax.NodeError, match="after the end"):
-        here.together(method, TASK, DATA, [[0, 1, 2, 3, 4]], spoilt, **options)
+        here.run_at_sites(method, TASK, DATA, [[0, 1, 2, 3, 4]], spoilt, **options)
 
 
 def test_a_run_goes_on_with_what_messages_lacked(tmp_path):
@@ -235,8 +237,8 @@ def test_what_a_server_lacks_is_in_the_errors():
 def test_a_client_that_is_left_out_keeps_what_its_messages_lacked():
     """A guard that leaves it out leaves all that it keeps as it was."""
     faults = {"guard": True, "faults": fedax.Faults([2], sends=np.nan)}
-    found = run("scaffold", EF, **faults)
-    assert found.left_out == {2: 4} and not found.memory.tree[2].any() and np.isfinite(found.params).all()
+    result = run("scaffold", EF, **faults)
+    assert result.left_out == {2: 4} and not result.memory.tree[2].any() and np.isfinite(result.params).all()
 
 
 class OwnMessages(fedax.Algorithm):
@@ -286,8 +288,8 @@ def test_what_cannot_be_compressed_is_refused(make, field, match):
 
 
 def test_messages_of_a_method_count_their_bits():
-    found = fedax.simulate(OwnMessages(), TASK6, DATA6, rounds=2)
-    assert found.history["bytes_up"][-1] == 2 * 5 * (4 + 1) and found.history["train_loss"][-1] < 0
+    run = fedax.simulate(OwnMessages(), TASK6, DATA6, rounds=2)
+    assert run.history["bytes_up"][-1] == 2 * 5 * (4 + 1) and run.history["train_loss"][-1] < 0
 
 
 def test_in_a_configuration(tmp_path):

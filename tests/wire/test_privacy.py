@@ -109,12 +109,12 @@ def sums(name, cohort, options, times, rounds=1):
         participation=COHORTS[cohort], privacy=private(), faults=fedax.Faults([WORST], times=times),
         evaluate_every=rounds, **options,
     )  # fmt: skip
-    found = []
+    results = []
     for k, (form, mean) in enumerate(zip(forms, run.state[1], strict=True)):
         expected = N if k < len(job.forms[0]) else N * CHANCE[cohort]
         scaled = [leaf * (N if is_change(part) else expected) for part, own in _pairs(form, mean) for leaf in own]
-        found.append(np.concatenate([np.ravel(leaf) for leaf in scaled] or [np.zeros(0)]))
-    return found
+        results.append(np.concatenate([np.ravel(leaf) for leaf in scaled] or [np.zeros(0)]))
+    return results
 
 
 def _pairs(form, mean):
@@ -200,18 +200,18 @@ def test_noise_is_added_once_and_is_that_of_seed_and_round(place):
 
 def test_noise_has_the_standard_deviation_that_is_accounted():
     clipped, noised = wide(0.0), wide(0.8)
-    found = (np.asarray(noised.params) - clipped.params) / (0.8 * CLIP / 3)
-    assert scipy.stats.kstest(found, "norm").pvalue > 0.01
+    result = (np.asarray(noised.params) - clipped.params) / (0.8 * CLIP / 3)
+    assert scipy.stats.kstest(result, "norm").pvalue > 0.01
     for wrong in (2 / 3, 1.5):
-        assert scipy.stats.kstest(found * wrong, "norm").pvalue < 1e-6
+        assert scipy.stats.kstest(result * wrong, "norm").pvalue < 1e-6
 
 
 def test_noise_of_changes_is_that_of_all_clients():
     """Of SCAFFOLD: c is a sum over N, the update one over the cohort that is expected."""
     clipped, noised = wide(0.0, name="scaffold"), wide(0.8, name="scaffold")
     for part, divided in (("x", 3), ("c", N)):
-        found = getattr(noised.state, part).tree - getattr(clipped.state, part).tree
-        assert scipy.stats.kstest(np.asarray(found) / (0.8 * CLIP / divided), "norm").pvalue > 0.01
+        value = getattr(noised.state, part).tree - getattr(clipped.state, part).tree
+        assert scipy.stats.kstest(np.asarray(value) / (0.8 * CLIP / divided), "norm").pvalue > 0.01
     correlation = np.corrcoef(noised.state.x.tree - clipped.state.x.tree, noised.state.c.tree - clipped.state.c.tree)
     assert abs(correlation[0, 1]) < 4 / 1500**0.5
 
@@ -392,9 +392,9 @@ def test_noises_and_clips_are_lanes_of_one_program():
         return {"algorithm": fedax.create("fedavg", lr=0.1), "privacy": private(clip=clip, noise=noise)}
 
     options = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 2, "participation": COHORTS["poisson"]}
-    found = fedax.sweep(point, {"noise": [1.0, 2.0], "clip": [0.1, 1.0]}, TASK, DATA, **options)
-    assert found.programs == 1
-    for each, (run,) in zip(found.points, found.runs, strict=True):
+    sweep = fedax.sweep(point, {"noise": [1.0, 2.0], "clip": [0.1, 1.0]}, TASK, DATA, **options)
+    assert sweep.programs == 1
+    for each, (run,) in zip(sweep.points, sweep.runs, strict=True):
         alone = fedax.simulate(**point(**each), task=TASK, data=DATA, **options)
         np.testing.assert_allclose(run.params["w"], alone.params["w"], 1e-5)
         np.testing.assert_array_equal(run.history["epsilon"], alone.history["epsilon"])
@@ -502,9 +502,9 @@ def test_the_noise_of_a_sweep_and_of_a_comparison():
     """All its runs have noise of their own, of lanes of one program too."""
     make = lambda lr: fedax.create("fedavg", lr=lr)  # noqa: E731
     given = {"privacy": private(noise=50.0, **KEPT), "work": fedax.Steps(1), "params": jnp.zeros(1500)}
-    found = fedax.sweep(make, {"lr": [0.1, 0.2]}, WIDE_TASK, WIDE, rounds=1, seeds=[3, 4], **given)
-    assert found.programs == 1
-    between = np.corrcoef([moved(run) for runs in found.runs for run in runs]) - np.eye(4)
+    sweep = fedax.sweep(make, {"lr": [0.1, 0.2]}, WIDE_TASK, WIDE, rounds=1, seeds=[3, 4], **given)
+    assert sweep.programs == 1
+    between = np.corrcoef([moved(run) for runs in sweep.runs for run in runs]) - np.eye(4)
     assert np.abs(between).max() < 4 / 1500**0.5
 
 
@@ -589,8 +589,8 @@ def test_what_is_measured_on_clients_decides_nothing(tmp_path):
         simulate(**{held: open_}, until=stop, checkpoint=fedax.Checkpoints(tmp_path / held, best=best))
     with pytest.raises(fedax.ConfigError, match=r"^checkpoint.best = 'train_loss'"):
         simulate(checkpoint=fedax.Checkpoints(tmp_path / "b", best="train_loss"))
-    found = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.2]}, TASK, DATA, val=open_, **given)
-    assert found.best() in ({"lr": 0.1}, {"lr": 0.2})
+    sweep = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.2]}, TASK, DATA, val=open_, **given)
+    assert sweep.best() in ({"lr": 0.1}, {"lr": 0.2})
     with pytest.raises(fedax.ConfigError, match=r"^criterion = 'train_loss': .*private runs must not"):
-        found.best("train_loss")
-    assert found.best(lambda run: 1.0) in ({"lr": 0.1}, {"lr": 0.2})
+        sweep.best("train_loss")
+    assert sweep.best(lambda run: 1.0) in ({"lr": 0.1}, {"lr": 0.2})

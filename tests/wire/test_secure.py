@@ -33,8 +33,8 @@ def fixed(clip: float = 10.0, places: int = S, bits: int = 32, largest: Any = (1
 
 def whole(point: FixedPoint, upload: Any, weight: float = 1.0, data_weight: float = 1.0) -> Any:
     """Of one array, signed."""
-    found = integers(point, jnp.asarray(upload), jnp.float32(weight), jnp.float32(data_weight))
-    return np.asarray(found.value).view(np.int32)
+    sent_integers = integers(point, jnp.asarray(upload), jnp.float32(weight), jnp.float32(data_weight))
+    return np.asarray(sent_integers.value).view(np.int32)
 
 
 @pytest.mark.parametrize("bits", [16, 24, 32])
@@ -77,8 +77,8 @@ def test_rounding_never_lengthens():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_an_upload_that_is_not_finite_is_zero(bad):
     upload = {"w": jnp.array([1.0, bad]), "b": jnp.array(3.0)}
-    found = integers(fixed(), upload, 1.0, 1.0)
-    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(found))
+    sent_integers = integers(fixed(), upload, 1.0, 1.0)
+    assert all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(sent_integers))
 
 
 @pytest.mark.parametrize("bits", [16, 24, 32])
@@ -100,9 +100,9 @@ def test_the_sum_in_numpy():
     total = numbers(point, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), each))
     assert all(leaf.dtype == jnp.uint32 for leaf in jax.tree.leaves(each))
     unit = 10.0 / most(S, 32)
-    for found, w in ((total["x"], weights), (total["c"].value, p)):
+    for result, w in ((total["x"], weights), (total["c"].value, p)):
         exact = w.astype(float) @ UPLOADS.astype(float)
-        np.testing.assert_allclose(found, exact, rtol=0, atol=S * w.max() * unit / 2 + 4e-7)
+        np.testing.assert_allclose(result, exact, rtol=0, atol=S * w.max() * unit / 2 + 4e-7)
 
 
 def test_types_stay():
@@ -194,9 +194,9 @@ def test_float64():
     """Whole numbers stay of 32 bits, of which the sum is made modulo 2^32."""
     expected = simulated(rounds=1)
     with jax.enable_x64(True):
-        found = simulated(rounds=1)
-    assert found.params.dtype == np.float64
-    np.testing.assert_allclose(found.params, expected.params, rtol=0, atol=1e-6)
+        run = simulated(rounds=1)
+    assert run.params.dtype == np.float64
+    np.testing.assert_allclose(run.params, expected.params, rtol=0, atol=1e-6)
 
 
 def test_bad_clients():
@@ -216,15 +216,15 @@ def test_methods_are_what_they_were():
     options: Any = {"rounds": 3, "work": UNEQUAL, "batch_size": 2, "participation": fedax.Uniform(3)}
     method = fedax.create("scaffold", lr=LR)
     plain = fedax.simulate(method, REGRESSION, PROBLEM, **options)
-    found = fedax.simulate(method, REGRESSION, PROBLEM, secure=fedax.SecureSum(50.0), **options)
-    np.testing.assert_allclose(flat(found.params), flat(plain.params), rtol=2e-6, atol=2e-6)
-    assert found.history["bytes_down"].tolist() == plain.history["bytes_down"].tolist()
+    run = fedax.simulate(method, REGRESSION, PROBLEM, secure=fedax.SecureSum(50.0), **options)
+    np.testing.assert_allclose(flat(run.params), flat(plain.params), rtol=2e-6, atol=2e-6)
+    assert run.history["bytes_down"].tolist() == plain.history["bytes_down"].tolist()
 
 
 def test_bytes():
     """An estimate and a change of the same numbers are two sums; each number takes its bits."""
-    found = {bits: simulated(secure=fedax.SecureSum(20.0, bits)).history["bytes_up"][-1] for bits in (16, 24, 32)}
-    assert found == {bits: 2 * N * 2 * D * bits // 8 for bits in (16, 24, 32)}
+    results = {bits: simulated(secure=fedax.SecureSum(20.0, bits)).history["bytes_up"][-1] for bits in (16, 24, 32)}
+    assert results == {bits: 2 * N * 2 * D * bits // 8 for bits in (16, 24, 32)}
     assert simulated(secure=None).history["bytes_up"][-1] == 2 * N * D * 4
 
 
@@ -279,8 +279,8 @@ def test_with_privacy():
     same = DATA.with_weights(np.full(N, 1 / N))
     private: Any = {"privacy": fedax.DP(clip=3.0, noise=0.0, delta=1e-5)}
     plain = fedax.simulate(FEDAVG, TASK, same, **OPTIONS | private)
-    found = fedax.simulate(FEDAVG, TASK, same, secure=fedax.SecureSum(), **OPTIONS | private)
-    np.testing.assert_allclose(found.params, plain.params, rtol=0, atol=1e-6)
+    run = fedax.simulate(FEDAVG, TASK, same, secure=fedax.SecureSum(), **OPTIONS | private)
+    np.testing.assert_allclose(run.params, plain.params, rtol=0, atol=1e-6)
     with pytest.raises(fedax.ConfigError, match=r"^secure.clip = 1.0: privacy clips uploads already"):
         fedax.simulate(FEDAVG, TASK, same, secure=fedax.SecureSum(1.0), **OPTIONS | private)
     private = {"privacy": fedax.DP(3.0, 1.0, 1e-5, adaptive=fedax.AdaptiveClip(noise=2.0))}

@@ -28,11 +28,11 @@ def sent(wire, client):
 def test_parts_come_in_their_order():
     """Faults, then the guard, which sees what the faults have made, then clipping of what is left."""
     wire = Wire(fedax.Faults([0], times=-1e12), fedax.Guard(largest=10.0), fedax.ClippedMean(1.0))
-    found = [sent(wire, i) for i in range(N)]
-    assert [bool(accepted) for _, accepted in found] == [False, True, False, True, True]
+    results = [sent(wire, i) for i in range(N)]
+    assert [bool(accepted) for _, accepted in results] == [False, True, False, True, True]
     norms = np.maximum(1, np.linalg.norm(UPLOADS, axis=1, keepdims=True))
     clipped = UPLOADS / norms * np.array([0, 1, 0, 1, 1])[:, None]
-    np.testing.assert_allclose([upload for upload, _ in found], clipped, 1e-6)
+    np.testing.assert_allclose([upload for upload, _ in results], clipped, 1e-6)
 
 
 def test_a_wire_without_parts_changes_nothing():
@@ -80,12 +80,12 @@ def test_a_sweep_over_a_number_of_the_wire_compiles_once(part):
         return {"algorithm": fedax.create("fedavg", lr=0.05), **part(number)}
 
     options = {"rounds": 3, "work": fedax.Steps(2), "batch_size": 2}
-    found = fedax.sweep(make, {"number": [0.02, 0.4]}, TASK, DATA, **options)
-    assert found.programs == 1
-    for number, (run,) in zip((0.02, 0.4), found.runs, strict=True):
+    sweep = fedax.sweep(make, {"number": [0.02, 0.4]}, TASK, DATA, **options)
+    assert sweep.programs == 1
+    for number, (run,) in zip((0.02, 0.4), sweep.runs, strict=True):
         alone = fedax.simulate(task=TASK, data=DATA, **options, **make(number))
         np.testing.assert_allclose(run.history["train_loss"], alone.history["train_loss"], 1e-5)
-    assert len({run.history["train_loss"][-1] for (run,) in found.runs}) == 2
+    assert len({run.history["train_loss"][-1] for (run,) in sweep.runs}) == 2
 
 
 def test_another_number_of_the_wire_compiles_nothing(compilations):

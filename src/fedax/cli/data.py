@@ -187,7 +187,7 @@ def apply(
     Exit code 2: an error, such as a column that is missing.
     """
     from fedax.data import Transform, from_frames
-    from fedax.data.doubts import said_of
+    from fedax.data.doubts import in_words
     from fedax.data.tables import read_table
 
     target = _new(out, table.stem)
@@ -197,7 +197,7 @@ def apply(
     examples.save(target)
     typer.echo(f"Wrote {target}: {examples.num_examples} examples, {len(found.features)} features.")
     if doubts := found.doubts(frame):  # of a table that was not among those that made the transform
-        typer.echo(f"note: {said_of(doubts)}")
+        typer.echo(f"note: {in_words(doubts)}")
     typer.echo(f"The transform's digest, the same at all sites: {found.digest}")
     typer.echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_typed(str(target))} --key KEY")
 

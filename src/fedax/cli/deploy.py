@@ -71,7 +71,7 @@ def deploy_local(
     say = lambda line: typer.echo(line, err=True)  # noqa: E731
     if ray:
         return finish(_on_ray(experiment, out, resume, timeout, say))
-    start = lambda ready, folder: local.begun(ready, folder, nodes, timeout, say)  # noqa: E731
+    start = lambda ready, folder: local.local_deployment(ready, folder, nodes, timeout, say)  # noqa: E731
     finish(carry_out(experiment, out, resume, "deploy local", start))
 
 
@@ -87,7 +87,7 @@ def _on_ray(
     folder = open_folder(console, out, experiment.config, experiment.config["name"], resume)
     with writing(folder, "deploy local --ray", bool(experiment.code)):
         show_choices(console, experiment, folder)
-        local.on_ray(experiment, folder, timeout, say)
+        local.run_on_ray(experiment, folder, timeout, say)
     return read(folder)
 
 

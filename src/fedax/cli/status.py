@@ -60,11 +60,11 @@ def status(
 
         say = lambda address: typer.echo(f"{address}  (Ctrl-C ends it)")  # noqa: E731
         return serve(lambda: _look(folder, link), port, say)
-    from fedax.flower.metrics import exposed
+    from fedax.flower.metrics import prometheus_text
 
     while True:
         found = _look(folder, link)
-        shown = json.dumps(found) if as_json else exposed(found).rstrip() if metrics else _shown(found)
+        shown = json.dumps(found) if as_json else prometheus_text(found).rstrip() if metrics else _shown(found)
         if watch and not as_json and not metrics and sys.stdout.isatty():
             shown = f"\x1b[H\x1b[2J{shown}"
         typer.echo(shown)

@@ -115,7 +115,7 @@ def review(
     """
     from fedax.engine.places.tables import decide, reviews
     from fedax.errors import ConfigError
-    from fedax.flower.deploy import spoken
+    from fedax.flower.deploy import decision_line
 
     if state is None:
         if key is None:
@@ -130,7 +130,7 @@ def review(
     if yes is not None and not decide(state, yes, why):
         typer.echo("Nothing waits.")
     for file, said in reviews(state).items():
-        typer.echo(spoken(file, said))
+        typer.echo(decision_line(file, said))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"tables": tables, "review": review}

@@ -68,7 +68,7 @@ def few(names: Iterable[Any]) -> str:
 
 
 class Cells(NamedTuple):
-    """The cells of a column, as what they can be read. A truth value is a number too, 0 or 1.
+    """The cells of a column, read as numbers, dates and texts. A truth value is a number too, 0 or 1.
 
     Attributes:
         numbers: float64 [n], NaN where a cell is no number.
@@ -121,7 +121,7 @@ def _numbered(numbers: np.ndarray, truths: bool) -> tuple[list[str], np.ndarray]
 
 
 def _of_values(values: list[Any], codes: np.ndarray, name: str) -> Cells:
-    """From the different values of a column and, for each cell, which it is (−1: missing)."""
+    """From the different values of a column, and the index of each cell's value (−1: missing)."""
     n = len(values)
     numbers, days = np.full(n + 1, np.nan), np.full(n + 1, np.nan)
     missing, words = np.zeros(n + 1, bool), np.zeros(n + 1, bool)
@@ -156,19 +156,19 @@ def _of_values(values: list[Any], codes: np.ndarray, name: str) -> Cells:
     for k in dated:
         days[k] = _day(texts[k])
         words[k] = np.isnan(days[k])
-    place: dict[str, int] = {}
-    of_value = [-1 if missing[k] else place.setdefault(text, len(place)) for k, text in enumerate(texts)]
-    found = np.array([*of_value, -1])[codes]
-    return Cells(numbers[codes], days[codes], missing[codes], int(words[codes].sum()), (list(place), found))
+    text_numbers: dict[str, int] = {}
+    of_value = [-1 if missing[k] else text_numbers.setdefault(text, len(text_numbers)) for k, text in enumerate(texts)]
+    text_codes = np.array([*of_value, -1])[codes]
+    return Cells(numbers[codes], days[codes], missing[codes], int(words[codes].sum()), (list(text_numbers), text_codes))
 
 
 def number(value: Any) -> float:
     """The number, or NaN where it is none, not finite, or beyond what is taken."""
     try:
-        found = float(value) if not isinstance(value, str) or "_" not in value else math.nan
+        parsed = float(value) if not isinstance(value, str) or "_" not in value else math.nan
     except (ValueError, OverflowError, ArithmeticError):
         return math.nan
-    return found if abs(found) <= LARGE else math.nan
+    return parsed if abs(parsed) <= LARGE else math.nan
 
 
 def _plain(text: str) -> bool:
@@ -177,7 +177,7 @@ def _plain(text: str) -> bool:
 
 
 def _text(number: Any) -> str:
-    """A number as a category, the same of a column of whole numbers and of one that has a gap."""
+    """A number as the text of a category, the same whether its column is read as whole numbers or as floats."""
     value = float(number)
     return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
 

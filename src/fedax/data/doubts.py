@@ -1,4 +1,4 @@
-"""Cells of new rows that a transform's training had nothing like: a model answers them with confidence all the same."""
+"""Cells of new rows unlike anything in training, which a model would still answer with confidence."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Why = Literal["unread", "far", "category", "missing"]
 
 
 class Doubt(NamedTuple):
-    """Cells of a column with the same thing wrong.
+    """The cells of a column with the same problem.
 
     Attributes:
         column: its name.
@@ -33,11 +33,11 @@ class Doubt(NamedTuple):
 
     def __str__(self) -> str:
         name = self.column if self.column.isprintable() else shown(self.column)
-        words = _SAID[self.why][len(self.rows) > 1].format(self.more)
+        words = _MESSAGES[self.why][len(self.rows) > 1].format(self.more)
         return f"{name}: {len(self.rows)} {words}" + (f" ({self.values})" if self.values else "")
 
 
-_SAID: dict[Why, tuple[str, str]] = {  # of one cell, and of several
+_MESSAGES: dict[Why, tuple[str, str]] = {  # of one cell, and of several
     "unread": ("cannot be read as a {} and counts as missing", "cannot be read as a {} and count as missing"),
     "far": ("is far outside of training, beyond {}", "are far outside of training, beyond {}"),
     "category": ("is a category that training did not have", "are categories that training did not have"),
@@ -53,10 +53,10 @@ _OF_A_ROW: dict[Why, str] = {
 
 @dataclass(frozen=True)
 class Doubts:
-    """What a table has that training had nothing like; false where there is nothing.
+    """The cells of a table that are unlike anything in training; false if there are none.
 
     Attributes:
-        found: by column and by what is wrong.
+        found: by column and by problem.
         rows: n, of the table.
         unknown: columns of numbers or dates whose range in training is not known, as of old files.
 
@@ -81,24 +81,29 @@ class Doubts:
 
     @property
     def doubtful(self) -> int:
-        """How many rows have such a cell."""
+        """The number of rows with such a cell."""
         return len({row for each in self.found for row in each.rows.tolist()})
 
     def lines(self) -> list[str]:
-        """A line for each column and for what is wrong, with counts."""
+        """A line for each column and problem, with counts."""
         return [str(each) for each in self.found]
 
     def by_row(self) -> list[str]:
-        """[n] what is wrong with the cells of each row; empty where nothing is."""
-        found: list[list[str]] = [[] for _ in range(self.rows)]
+        """[n] the problems of each row in words; empty if it has none."""
+        problems: list[list[str]] = [[] for _ in range(self.rows)]
         for each in self.found:
             for row in each.rows.tolist():
-                found[row].append(f"{each.column} {_OF_A_ROW[each.why]}")
-        return ["; ".join(parts) for parts in found]
+                problems[row].append(f"{each.column} {_OF_A_ROW[each.why]}")
+        return ["; ".join(parts) for parts in problems]
 
 
 def doubts_of(columns: Iterable[tuple[Any, Cells, Any]], rows: int) -> Doubts:
-    """Of each column of a transform, its cells as they were read, and as they were given."""
+    """The doubts about a table of so many rows.
+
+    Args:
+        columns: a column of the transform, its cells as they were read, and as they were given.
+        rows: n, of the table.
+    """
     found: list[Doubt] = []
     unknown = []
     for column, cells, given in columns:
@@ -130,18 +135,18 @@ def doubts_of(columns: Iterable[tuple[Any, Cells, Any]], rows: int) -> Doubts:
     return Doubts(tuple(found), rows, tuple(unknown))
 
 
-def said_of(doubts: Doubts) -> str:
-    """A sentence on all of them."""
+def in_words(doubts: Doubts) -> str:
+    """All doubts in words."""
     rows = f"{doubts.doubtful} of {doubts.rows} rows have"
     return f"{rows} cells that training had nothing like. {'; '.join(doubts.lines())}"
 
 
 def refuse(doubts: Doubts) -> None:
-    """Raise a DataError for the first of them; and for columns of which nobody knows what is far outside."""
+    """Raise a DataError if there are doubts, or if the range in training of a column is unknown."""
     if doubts.unknown:
         way_out = "train again to have them, or leave strict out"
         raise DataError(f"columns {few(doubts.unknown)}: their ranges in training are not known; {way_out}")
     if doubts:
         first = doubts.found[0]
         where = f"first in column {shown(first.column)}, row {first.rows[0]}"
-        raise DataError(f"{said_of(doubts)} ({where}). Mend them, leave these rows out, or leave strict out")
+        raise DataError(f"{in_words(doubts)} ({where}). Mend them, leave these rows out, or leave strict out")

@@ -24,7 +24,7 @@ from fedax.tasks.task import Task
 
 Examples = Any
 
-_BLOCK = 2**26  # bytes that are looked at at a time
+_BLOCK = 2**26  # bytes that are checked at a time
 
 
 class FederatedData:
@@ -134,10 +134,10 @@ class FederatedData:
             raise DataError("clients: the list is empty; give one pytree of arrays a client")
         sizes: list[int | None] = []
         every: list[list[np.ndarray]] = []
-        form: Any = jax.tree.structure(clients[0])
+        structure: Any = jax.tree.structure(clients[0])
         for i, client in enumerate(clients):
             columns = _columns(f"clients[{i}]", client)
-            if form != jax.tree.structure(client):
+            if structure != jax.tree.structure(client):
                 raise DataError(f"clients[{i}]: {_difference(client, clients[0])}")
             arrays = [_array(name, leaf) for name, leaf in columns]
             lengths = {array.shape[0] if array.ndim else None for array in arrays}
@@ -145,8 +145,8 @@ class FederatedData:
                 shapes = ", ".join(f"{name} {array.shape}" for (name, _), array in zip(columns, arrays, strict=True))
                 raise DataError(f"clients[{i}]: its arrays have different leading axes: {shapes}")
             for (name, leaf), array, first in zip(columns, arrays, every[0] if every else arrays, strict=True):
-                own = f"examples{name.removeprefix(f'clients[{i}]')}"
-                _check_numbers(own, leaf, array, lambda row: (i, row))  # noqa: B023  (called at once)
+                column = f"examples{name.removeprefix(f'clients[{i}]')}"
+                _check_numbers(column, leaf, array, lambda row: (i, row))  # noqa: B023  (called at once)
                 if array.shape[1:] != first.shape[1:]:
                     raise DataError(f"{name}: examples of shape {array.shape[1:]}, client 0 has {first.shape[1:]}")
                 if _kind(array) != _kind(first):
@@ -156,7 +156,7 @@ class FederatedData:
             every.append(arrays)
         pooled = [np.concatenate(arrays) for arrays in zip(*every, strict=True)]
         return cls(
-            jax.tree.unflatten(form, pooled),
+            jax.tree.unflatten(structure, pooled),
             np.asarray(sizes),
             weights,
             names=names,
@@ -272,11 +272,11 @@ class FederatedData:
             raise DataError(f"{folder}: no examples/*.npy in it; give a folder that FederatedData.save wrote")
         examples = {file.stem: _mapped(file) for file in files}
         sizes, weights = (np.array(_mapped(folder / f"{name}.npy")) for name in ("sizes", "weights"))
-        saved = folder / "transform.json"
-        transform = Transform.load(saved) if saved.exists() else None
+        transform_file = folder / "transform.json"
+        transform = Transform.load(transform_file) if transform_file.exists() else None
         names = _saved_names(folder / "names.json")
-        seen = folder / "overview.json"
-        overview = Overview.load(seen) if seen.exists() else None
+        overview_file = folder / "overview.json"
+        overview = Overview.load(overview_file) if overview_file.exists() else None
         return cls(examples, sizes, weights, names=names, transform=transform, overview=overview, _finite=True)
 
     @property
@@ -314,7 +314,7 @@ class FederatedData:
             raise ExampleError(error.column, row, error.what, client) from None
 
     def find(self, row: int) -> tuple[int, int]:
-        """Whose the example ``row`` of all is: the client, and the index among the client's own.
+        """The client of the example ``row`` of all, and its index among the client's examples.
 
         Example:
             >>> FederatedData({"y": np.zeros(3)}, sizes=[1, 2]).find(2)
@@ -324,7 +324,7 @@ class FederatedData:
         return client, int(row - self.offsets[client])
 
     def name(self, i: int) -> str:
-        """What client i is called; where clients have no names, by its number.
+        """The name of client i, or its number if clients have no names.
 
         Example:
             >>> FederatedData({"y": np.zeros(3)}, sizes=[1, 2]).name(1)
@@ -334,8 +334,8 @@ class FederatedData:
 
     def _whose(self, row: int) -> tuple[int | str, int]:
         """:meth:`find`, with the client's name where it has one."""
-        client, own = self.find(row)
-        return client if self.names is None else self.names[client], own
+        client, index = self.find(row)
+        return client if self.names is None else self.names[client], index
 
     def __repr__(self) -> str:
         low, high = self.sizes.min(), self.sizes.max()
@@ -369,12 +369,12 @@ def _mapped(file: pathlib.Path) -> np.ndarray:
 
 
 def _columns(name: str, examples: Examples) -> list[tuple[str, Any]]:
-    """The leaves of a pytree of arrays by name; lists of numbers, and None, are not taken for parts of the tree."""
+    """The leaves of a pytree of arrays by name; lists of numbers and None raise an error."""
     _check_containers(name, examples)
-    found = jax.tree_util.tree_leaves_with_path(examples)
-    if not found:
+    leaves = jax.tree_util.tree_leaves_with_path(examples)
+    if not leaves:
         raise DataError(f"{name}: there is no array in it; give a pytree such as {{'x': ..., 'y': ...}}")
-    return [(f"{name}{jax.tree_util.keystr(path)}", leaf) for path, leaf in found]
+    return [(f"{name}{jax.tree_util.keystr(path)}", leaf) for path, leaf in leaves]
 
 
 def _check_containers(name: str, tree: Any) -> None:
@@ -441,7 +441,7 @@ def _check_numbers(name: str, leaf: Any, array: np.ndarray, find: Callable[[int]
 
 
 def _check_finite(name: str, leaf: Any, array: np.ndarray, find: Callable[[int], tuple[int | str, int]]) -> None:
-    rows = max(1, _BLOCK * len(array) // max(1, array.nbytes))  # some at a time: they may be mapped from a large file
+    rows = max(1, _BLOCK * len(array) // max(1, array.nbytes))  # in blocks, since they may be mapped from a large file
     for start in range(0, len(array), rows):
         block = array[start : start + rows]
         if not np.isfinite(block).all():
@@ -453,7 +453,7 @@ def _check_finite(name: str, leaf: Any, array: np.ndarray, find: Callable[[int],
 
 
 def _entry(name: str, leaf: Any, at: tuple[int, ...]) -> str:
-    """The name of a column, and which of an example's numbers it is."""
+    """The name of a column, and the position of a number in an example."""
     if not at:
         return name
     if hasattr(leaf, "columns"):  # a table of pandas

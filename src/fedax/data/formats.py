@@ -1,8 +1,8 @@
 """File formats of data sets: idx, CIFAR-10 (Python and binary), LIBSVM text, LEAF JSON, NumPy archives.
 
-The libraries read; what is here is what they do not do. A file is not trusted: what it declares is checked against its
-length before memory is taken for it, links in archives are not followed, and a pickle can make nothing but plain
-containers. What cannot be read raises a DataError that names the file.
+Libraries do the reading; this module adds checks, since files are not trusted. The sizes that a file declares are
+checked against its length before memory is allocated, links in archives are not followed, and a pickle can make nothing
+but plain containers. A file that cannot be read raises a DataError that names it.
 """
 
 import bz2
@@ -30,7 +30,7 @@ import numpy as np
 from fedax.errors import DataError, FedaxError
 from fedax.files import regular
 
-_DEFLATE = 1032  # deflate packs no more than so many bytes into one
+_DEFLATE = 1032  # the largest compression ratio of deflate
 _BATCH = 1 << 26  # bytes; a batch of CIFAR-10 has 31 million
 _DIRECTORY = 1 << 16  # bytes of a NumPy archive's table of contents, of which an array takes some sixty
 _PLANES = (3, 32, 32)
@@ -91,9 +91,9 @@ def parse_json(content: bytes) -> Any:
         {'a': [1, 2.5]}
     """
     # Python takes 50 bytes and more for a list, a table or a text, and 24 for a number, unless it is one of few.
-    things = content.count(b"[") + content.count(b"{") + content.count(b'"') // 2
-    if things > 10_000 + len(content) // 12:
-        raise ValueError(f"{things} lists, tables and texts in {len(content)} bytes are too many")
+    containers = content.count(b"[") + content.count(b"{") + content.count(b'"') // 2
+    if containers > 10_000 + len(content) // 12:
+        raise ValueError(f"{containers} lists, tables and texts in {len(content)} bytes are too many")
     try:
         text = content.decode("utf-8-sig")
         return json.loads(text, parse_float=_float, parse_int=_int, parse_constant=_no_constant)
@@ -240,8 +240,8 @@ def _leaf_users(content: Any, path: Path) -> Iterator[tuple[str, list, list]]:
     if not all(isinstance(name, str) for name in names) or not all(type(count) is int for count in counts):
         raise DataError(f"{path}: users that are no texts, or num_samples that are no whole numbers")
     for user, count in zip(names, counts, strict=True):
-        own = data.get(user)
-        x, y = (own.get(k) if isinstance(own, dict) else None for k in "xy")
+        examples = data.get(user)
+        x, y = (examples.get(k) if isinstance(examples, dict) else None for k in "xy")
         if not isinstance(x, list) or not isinstance(y, list) or not len(x) == len(y) == count:
             raise DataError(
                 f"{path}: user {_clipped(user)} has not the {_clipped(count)} examples that num_samples says"
@@ -260,11 +260,11 @@ def read_npz(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     """
     arrays = {}
     with _archive(path) as archive:
-        there = archive.namelist()
+        members = archive.namelist()
         for name in names:
-            if there.count(f"{name}.npy") != 1:
-                many = "two arrays" if f"{name}.npy" in there else "no array"
-                raise DataError(f"{path}: {many} {name!r} in it; it has {_clipped(there)}")
+            if members.count(f"{name}.npy") != 1:
+                many = "two arrays" if f"{name}.npy" in members else "no array"
+                raise DataError(f"{path}: {many} {name!r} in it; it has {_clipped(members)}")
             arrays[name] = _array(archive, name, path)
     return arrays
 
@@ -312,7 +312,7 @@ def npz_names(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The zip file, whose table of contents, which is read as a whole, is not too long."""
+    """The zip file, if its table of contents, which is read as a whole, is not too long."""
     stored = regular(path)
     with _reading(path, "a NumPy archive"), path.open("rb") as file:
         file.seek(max(0, stored - 42))
@@ -368,7 +368,7 @@ def _cifar10_files(path: Path, names: Sequence[str]) -> Iterator[tuple[str, byte
 
 
 class _Member(tarfile.TarInfo):
-    """A member by its own header: headers of extensions, which tarfile reads as a whole, are skipped as others are."""
+    """A member without extension headers, which tarfile would read whole: here they are skipped like any member."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> Any:
         return self._proc_builtin(archive)  # type: ignore[attr-defined]
@@ -407,7 +407,7 @@ def _python_batch(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(pixels, np.uint8).reshape(-1, *_PLANES), np.array(labels, np.int64)
 
 
-_CONTAINERS = {  # the operations of a pickle that make plain values and containers, and of arrays
+_PLAIN_OPERATIONS = {  # the operations of a pickle that make plain values and containers, and of arrays
     *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG1"),
     *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "UNICODE", "BINUNICODE"),
     *("SHORT_BINUNICODE", "LIST", "EMPTY_LIST", "APPEND", "APPENDS", "TUPLE", "EMPTY_TUPLE", "TUPLE1", "TUPLE2"),
@@ -419,8 +419,8 @@ _ARRAYS = {
 }
 
 
-class _Kept:
-    """Stands for NumPy's constructors: keeps what they would get."""
+class _ArrayState:
+    """Replaces NumPy's constructors in a pickle: holds the arguments and the state that they would get."""
 
     def __init__(self, *args: Any):
         self.args, self.state = args, None
@@ -437,20 +437,20 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
         if f"{module}.{name}" not in _ARRAYS:
             raise DataError(f"{self.where}: it asks for {f'{module}.{name}'[:100]!a}, which is refused")
-        return _Kept
+        return _ArrayState
 
 
 def _unpickled(content: bytes, where: str) -> Any:
-    """What a pickle holds, with arrays as :class:`_Kept`.
+    """The content of a pickle, with arrays as :class:`_ArrayState`.
 
-    Looked through beforehand, for Python's unpickler takes 64 bytes for a list of one byte, and as much memory as the
-    largest number of a memo asks for. A batch has few operations, and small numbers.
+    Its operations are checked first, because Python's unpickler takes 64 bytes for a list of one byte, and as much
+    memory as the largest index of a memo asks for. A valid batch has few operations and small indices.
     """
     most = 1000 + len(content) // 50
     with warnings.catch_warnings():  # of escapes in texts that Python does not know
         warnings.simplefilter("ignore")
         for count, (operation, value, _) in enumerate(pickletools.genops(content)):
-            if operation.name not in _CONTAINERS:
+            if operation.name not in _PLAIN_OPERATIONS:
                 raise DataError(f"{where}: the operation {operation.name} of a pickle, which is refused")
             number = abs(value) if isinstance(value, int) else 0
             if max(count, number if "PUT" in operation.name else 0) > most or number >= 2**31:

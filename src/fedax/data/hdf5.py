@@ -14,7 +14,7 @@ from fedax.data.readers import windows
 from fedax.errors import DataError, complete
 from fedax.files import regular
 
-_SECONDS = 60  # that reading may take, and one more for each so many bytes
+_SECONDS = 60  # the time limit of reading, plus one second for each _BYTES of the file
 _BYTES = 1 << 20
 
 
@@ -47,40 +47,42 @@ def from_tff_hdf5(path: str | os.PathLike) -> FederatedData:
     need("h5py", "hdf5", "reading HDF5")
     with tempfile.TemporaryDirectory(prefix="fedax-") as scratch:
         folder = Path(scratch)
-        _read_apart(place, folder, room(stored), _SECONDS + stored // _BYTES)
+        _read_in_subprocess(place, folder, room(stored), _SECONDS + stored // _BYTES)
         return made_of(folder, place)
 
 
-def _read_apart(path: Path, folder: Path, most: int, seconds: int) -> None:
+def _read_in_subprocess(path: Path, folder: Path, most: int, seconds: int) -> None:
     script = Path(__file__).with_name("hdf5_reading.py")
     command = [sys.executable, "-P", str(script), str(path.absolute()), str(folder), str(most), str(seconds + 1)]
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, check=False)
+        process = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired:
         raise DataError(f"{path}: not read in {seconds} s; it may be damaged") from None
-    if done.returncode:
-        said = done.stdout.decode(errors="replace").strip()
-        what = said if done.returncode == 3 else "the HDF5 library ended without an answer"
+    if process.returncode:
+        message = process.stdout.decode(errors="replace").strip()
+        what = message if process.returncode == 3 else "the HDF5 library ended without an answer"
         raise DataError(f"{path}: cannot be read as HDF5: {what[:500]}")
 
 
 def made_of(folder: Path, path: Path) -> FederatedData:
-    """The data of the arrays that :mod:`fedax.data.hdf5_reading` wrote into a folder; ``path`` is for errors."""
+    """Federated data from the arrays that :mod:`fedax.data.hdf5_reading` wrote; ``path`` is named in errors."""
     with reading(path, "HDF5"):
         names, sizes = parse_json((folder / "names.json").read_bytes()), np.load(folder / "sizes.npy")
         if (folder / "text.npy").exists():
             text = np.load(folder / "text.npy")
-            parts = [windows(own, path) for own in np.split(text, np.cumsum(sizes)[:-1])]
+            parts = [windows(client_text, path) for client_text in np.split(text, np.cumsum(sizes)[:-1])]
             examples = {key: np.concatenate([part[key] for part in parts]) for key in ("x", "y")}
             sizes = np.array([len(part["y"]) for part in parts])
         else:
             examples = {key: np.load(folder / f"{key}.npy") for key in ("x", "y")}
             x = examples["x"]
             examples["x"] = x[..., None] if x.ndim == 3 else x
-    there = np.flatnonzero(sizes)
-    if not len(there):
+    nonempty = np.flatnonzero(sizes)
+    if not len(nonempty):
         raise DataError(f"{path}: no client has an example")
     try:
-        return FederatedData(examples, sizes[there], names=[names[i] for i in there])
+        return FederatedData(examples, sizes[nonempty], names=[names[i] for i in nonempty])
     except DataError as error:
         raise DataError(f"{path}: {error}") from None

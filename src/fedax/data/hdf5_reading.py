@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 _CLIENTS = 1_000_000
-_ARRAYS = {"pixels": "label", "image": "label"}  # of a picture -> that of its label
+_ARRAYS = {"pixels": "label", "image": "label"}  # name of the array of pictures -> name of that of their labels
 
 
 def read(file: Path, folder: Path, left: int) -> None:
@@ -32,17 +32,17 @@ def read(file: Path, folder: Path, left: int) -> None:
     import h5py
 
     with h5py.File(file, "r") as opened:
-        examples = _inside(opened, "examples", h5py.Group, "the file")
+        examples = _member(opened, "examples", h5py.Group, "the file")
         names = list(examples)
         if not 0 < len(names) <= _CLIENTS:
             raise ValueError(f"{len(names)} clients in 'examples'")
-        clients = {name: _inside(examples, name, h5py.Group, "examples") for name in names}
+        clients = {name: _member(examples, name, h5py.Group, "examples") for name in names}
         first = clients[names[0]]
         key = next((key for key in (*_ARRAYS, "snippets") if key in first), None)
         if key is None:
             raise ValueError(f"examples/{names[0]!r} has {', '.join(map(repr, first)) or 'nothing'}; {_WANTED}")
         texts = key == "snippets"
-        sizes = _texts(clients, folder, left) if texts else _pictures(clients, key, folder, left)
+        sizes = _write_texts(clients, folder, left) if texts else _write_pictures(clients, key, folder, left)
     np.save(folder / "sizes.npy", np.array(sizes, np.int64))
     (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
 
@@ -50,23 +50,23 @@ def read(file: Path, folder: Path, left: int) -> None:
 _WANTED = "it needs pixels or image with label, or snippets"
 
 
-def _texts(clients: dict[str, Any], folder: Path, left: int) -> list[int]:
-    found = []
+def _write_texts(clients: dict[str, Any], folder: Path, left: int) -> list[int]:
+    texts = []
     for name, client in clients.items():
         where = f"examples/{name!r}"
         column = _dataset(client, "snippets", where, left)
         if not _is_text(column):
             raise ValueError(f"{where}: snippets hold {column.dtype}, no texts")
         text = "\n".join(map(str, np.ravel(column.asstr("latin-1")[()]))).replace("\r", "")
-        found.append(np.frombuffer(text.encode("latin-1"), np.uint8))
+        texts.append(np.frombuffer(text.encode("latin-1"), np.uint8))
         left -= 16 * len(text)
         if left < 0:
             raise ValueError(f"{where}: its texts are too much for the file's size")
-    np.save(folder / "text.npy", np.concatenate(found))
-    return [len(each) for each in found]
+    np.save(folder / "text.npy", np.concatenate(texts))
+    return [len(each) for each in texts]
 
 
-def _pictures(clients: dict[str, Any], key: str, folder: Path, left: int) -> list[int]:
+def _write_pictures(clients: dict[str, Any], key: str, folder: Path, left: int) -> list[int]:
     columns = []
     for name, client in clients.items():
         where = f"examples/{name!r}"
@@ -81,17 +81,17 @@ def _pictures(clients: dict[str, Any], key: str, folder: Path, left: int) -> lis
             raise ValueError(f"{where}: {key} {x.dtype} {x.shape}, of the first client {like.dtype} {like.shape}")
     sizes = [len(y) for _, _, y in columns]
     labels = np.zeros(sum(sizes), np.int32)
-    made: Any = np.lib.format.open_memmap(
+    pictures: Any = np.lib.format.open_memmap(
         folder / "x.npy", "w+", columns[0][1].dtype, (sum(sizes), *columns[0][1].shape[1:])
     )
     at = 0
     for where, x, y in columns:
-        own = y[()].astype(np.int64)
-        if len(own) and not 0 <= own.min() <= own.max() < 2**31:
-            raise ValueError(f"{where}: labels from {own.min()} to {own.max()}")
-        made[at : at + len(own)], labels[at : at + len(own)] = x[()], own
-        at += len(own)
-    made.flush()
+        client_labels = y[()].astype(np.int64)
+        if len(client_labels) and not 0 <= client_labels.min() <= client_labels.max() < 2**31:
+            raise ValueError(f"{where}: labels from {client_labels.min()} to {client_labels.max()}")
+        pictures[at : at + len(client_labels)], labels[at : at + len(client_labels)] = x[()], client_labels
+        at += len(client_labels)
+    pictures.flush()
     np.save(folder / "y.npy", labels)
     return sizes
 
@@ -102,34 +102,34 @@ def _is_text(column: Any) -> bool:
     return h5py.check_string_dtype(column.dtype) is not None
 
 
-def _inside(group: Any, name: str, kind: Any, where: str) -> Any:
-    """What is in the file itself under this name."""
+def _member(group: Any, name: str, kind: Any, where: str) -> Any:
+    """The member of a group, which has to be in this file and of this kind."""
     import h5py
 
     if name not in group:
         raise ValueError(f"there is no {name!r} in {where}")
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
         raise ValueError(f"{name!r} in {where} is a link, which is not followed")
-    found = group[name]
-    if not isinstance(found, kind):
+    member = group[name]
+    if not isinstance(member, kind):
         raise ValueError(f"{name!r} in {where} is no {kind.__name__.lower()}")
-    return found
+    return member
 
 
 def _dataset(client: Any, name: str, where: str, left: int) -> Any:
-    """An array, if it takes no more than is left of what a file of this size may unpack to."""
+    """An array that takes at most ``left`` bytes, the rest of what a file of this size may unpack to."""
     import h5py
 
-    found = _inside(client, name, h5py.Dataset, where)
-    if found.is_virtual or found.external:
+    dataset = _member(client, name, h5py.Dataset, where)
+    if dataset.is_virtual or dataset.external:
         raise ValueError(f"{where}: {name} lies in another file, which is not read")
-    text = _is_text(found)
-    if not text and (found.dtype.kind not in "biuf" or found.dtype.subdtype is not None):
-        raise ValueError(f"{where}: {name} holds {str(found.dtype)[:60]}; numbers and texts are read")
-    wide = max(found.dtype.itemsize, 16 if text else 1)
-    if found.shape is None or max(found.size, math.prod(found.chunks or ())) * wide > left:
-        raise ValueError(f"{where}: {name} declares {found.shape}, too much for the file's size")
-    return found
+    text = _is_text(dataset)
+    if not text and (dataset.dtype.kind not in "biuf" or dataset.dtype.subdtype is not None):
+        raise ValueError(f"{where}: {name} holds {str(dataset.dtype)[:60]}; numbers and texts are read")
+    wide = max(dataset.dtype.itemsize, 16 if text else 1)
+    if dataset.shape is None or max(dataset.size, math.prod(dataset.chunks or ())) * wide > left:
+        raise ValueError(f"{where}: {name} declares {dataset.shape}, too much for the file's size")
+    return dataset
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The columns of clients' tables by client, and what is odd about them, from the summaries that clients send."""
+"""An overview of the columns of clients' tables, with notes on odd ones, from the summaries that clients send."""
 
 import math
 import re
@@ -12,9 +12,9 @@ from fedax.data.summaries import Facts, Plan, Summary, merge
 from fedax.data.transform import STRICT, Document
 from fedax.errors import DataError, complete
 
-_SITES = 12  # that the table has, of more those that are most unlike the whole
-_COLUMNS = 60  # that the table has, those with a note first
-_LINES = 12  # notes of one sort that are told one by one
+_SITES = 12  # the most sites in the table; of more, those that are most unlike the whole
+_COLUMNS = 60  # the most columns in the table, those with a note first
+_MOST_NOTES = 12  # notes of one kind that get a line each
 _ENOUGH = 20  # rows, to conclude anything from
 
 Looks = Literal["identifier", "date", "copy", "constant", "site", "missing"]
@@ -22,12 +22,12 @@ Looks = Literal["identifier", "date", "copy", "constant", "site", "missing"]
 
 @dataclass(frozen=True)
 class Note:
-    """What is odd about a column.
+    """A note on an odd column.
 
     Args:
         column: its name.
-        looks: like an ``"identifier"``, a ``"date"``, a ``"copy"`` of the label; ``"constant"`` nearly; it tells the
-            ``"site"``; or ``"missing"`` in most rows of a site.
+        looks: ``"identifier"``, ``"date"``, or ``"copy"`` of the label: it looks like one; ``"constant"``: nearly;
+            ``"site"``: it tells the site; ``"missing"``: in most rows of a site.
         why: what makes it look so.
 
     Example:
@@ -41,10 +41,10 @@ class Note:
     __pydantic_config__: ClassVar[Any] = STRICT
 
     def __str__(self) -> str:
-        return f"{shown(self.column)} {_SAYS[self.looks]}: {self.why}"
+        return f"{shown(self.column)} {_LOOKS[self.looks]}: {self.why}"
 
 
-_SAYS = {
+_LOOKS = {
     "identifier": "looks like an identifier",
     "date": "looks like a date",
     "copy": "looks like a copy of the label",
@@ -52,7 +52,7 @@ _SAYS = {
     "site": "tells the site",
     "missing": "is missing in most rows of a site",
 }
-_ALL_SAY = {
+_LOOK = {
     "identifier": "look like identifiers",
     "date": "look like dates",
     "copy": "look like copies of the label",
@@ -139,7 +139,7 @@ class Overview(Document):
             raise DataError("overview: it has more sites or columns than there are")
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """The heads and the rows of a table for people: a row for each column, the sites beside one another."""
+        """The head and the rows of a table for people: a row for each column, and a cell for each site."""
         heads = ["column", "as", "missing", "mean or commonest", *self.sites]
         rows = []
         for each in self.columns:
@@ -149,30 +149,33 @@ class Overview(Document):
 
     def shortened(self) -> list[str]:
         """What the table leaves out, in sentences."""
-        said = []
+        sentences = []
         if self.of > len(self.sites):
-            said.append(f"Shown are the {len(self.sites)} of {self.of} clients that are most unlike the whole.")
+            sentences.append(f"Shown are the {len(self.sites)} of {self.of} clients that are most unlike the whole.")
         if self.wide > len(self.columns):
-            said.append(f"Shown are {len(self.columns)} of {self.wide} columns, those with a note first.")
-        return said
+            sentences.append(f"Shown are {len(self.columns)} of {self.wide} columns, those with a note first.")
+        return sentences
 
     def lines(self, way_out: Callable[[str], str] | None = _in_python) -> list[str]:
         """The notes, a line for each column; where more than 12 are alike, one for all of them.
 
         Args:
-            way_out: of a column, the option that leaves it out; default: in Python. ``None``: there is none.
+            way_out: gives the option that leaves out a column; default: that of Python. ``None``: no option is shown.
         """
-        left = (lambda column, which: "") if way_out is None else lambda column, which: f"; {way_out(column)} {which}"
-        said = []
-        for looks in _SAYS:
+
+        def suggestion(column: str, which: str) -> str:
+            return "" if way_out is None else f"; {way_out(column)} {which}"
+
+        lines = []
+        for looks in _LOOKS:
             alike = [note for note in self.notes if note.looks == looks]
-            if len(alike) > _LINES:
+            if len(alike) > _MOST_NOTES:
                 named = few(note.column for note in alike)
-                way = left(alike[0].column, "leaves the first out")
-                said.append(f"{len(alike)} columns {_ALL_SAY[looks]}: {named}{way}")
+                suggested = suggestion(alike[0].column, "leaves the first out")
+                lines.append(f"{len(alike)} columns {_LOOK[looks]}: {named}{suggested}")
             else:
-                said += [f"{note}{left(note.column, 'leaves it out')}" for note in alike]
-        return said
+                lines += [f"{note}{suggestion(note.column, 'leaves it out')}" for note in alike]
+        return lines
 
     def __str__(self) -> str:
         return "\n".join([self.text(), *self.lines()])
@@ -192,7 +195,7 @@ def overview(
     first: Mapping[str, Summary] | Sequence[Summary],
     second: Mapping[str, Summary] | Sequence[Summary] = (),
 ) -> Overview:
-    """What the columns are at each client, and which look odd, from summaries alone.
+    """The columns at each client, and notes on odd ones, from summaries alone.
 
     Args:
         plan: of :func:`fedax.data.plan`.
@@ -222,38 +225,38 @@ def overview(
         >>> from fedax.data import plan, summarize
         >>> table = pandas.DataFrame({"ward": ["A", "B"] * 30, "result": [7, 3] * 30, "ill": ["yes", "no"] * 30})
         >>> first = {"north": summarize(table)}
-        >>> asked = plan(first, label="ill")
-        >>> [(note.column, note.looks) for note in overview(asked, first).notes]
+        >>> agreed = plan(first, label="ill")
+        >>> [(note.column, note.looks) for note in overview(agreed, first).notes]
         []
-        >>> [(note.column, note.looks) for note in overview(asked, first, {"north": summarize(table, asked)}).notes]
+        >>> [(note.column, note.looks) for note in overview(agreed, first, {"north": summarize(table, agreed)}).notes]
         [('ward', 'copy'), ('result', 'copy')]
     """
-    given, answers = _named(first), _named(second)
+    by_client, answers = _named(first), _named(second)
     facts = {
-        name: [summary.facts.get(name, Facts(missing=summary.rows)) for summary in given.values()]
+        name: [summary.facts.get(name, Facts(missing=summary.rows)) for summary in by_client.values()]
         for name in [*([plan.label] if plan.label is not None else []), *plan.columns, *plan.dropped]
     }
     notes = []
     for name in plan.columns:
-        note = _note(name, plan, facts[name], given, answers)
+        note = _note(name, plan, facts[name], by_client, answers)
         notes += [] if note is None else [note]
     marked = {note.column: k for k, note in enumerate(notes)}
     order = sorted(facts, key=lambda name: (name != plan.label, marked.get(name, len(marked))))
-    described = [_described(name, plan, facts[name], given, answers) for name in order[:_COLUMNS]]
-    kept = _unlike(described, len(given))
+    described = [_described(name, plan, facts[name], by_client, answers) for name in order[:_COLUMNS]]
+    shown_sites = _most_unlike(described, len(by_client))
     table = []
     for each in described:
-        parts = [tuple(values[k] for k in (0, *(i + 1 for i in kept))) for values in _values(each)]
+        parts = [tuple(values[k] for k in (0, *(i + 1 for i in shown_sites))) for values in _values(each)]
         table.append(Described(each.name, each.kind, *parts))
-    names, rows = list(given), [summary.rows for summary in given.values()]
-    sites, sizes = tuple(names[i] for i in kept), (sum(rows), *(rows[i] for i in kept))
-    return Overview(sites, sizes, len(given), tuple(table), len(facts), tuple(notes), dict(plan.dropped))
+    names, rows = list(by_client), [summary.rows for summary in by_client.values()]
+    sites, sizes = tuple(names[i] for i in shown_sites), (sum(rows), *(rows[i] for i in shown_sites))
+    return Overview(sites, sizes, len(by_client), tuple(table), len(facts), tuple(notes), dict(plan.dropped))
 
 
 def copies(plan: Plan, second: Mapping[str, Summary]) -> list[Note]:
     """Columns that look like a copy of the label, from the summaries that answered the plan."""
-    found = {name: _says_label(name, plan, second) for name in plan.columns}
-    return [Note(name, "copy", why) for name, why in found.items() if why]
+    whys = {name: _copies_label(name, plan, second) for name in plan.columns}
+    return [Note(name, "copy", why) for name, why in whys.items() if why]
 
 
 def _named(summaries: Mapping[str, Summary] | Sequence[Summary]) -> dict[str, Summary]:
@@ -262,8 +265,8 @@ def _named(summaries: Mapping[str, Summary] | Sequence[Summary]) -> dict[str, Su
     return {f"client {i}": summary for i, summary in enumerate(summaries)}
 
 
-def _values(each: Described) -> tuple[tuple[Any, ...], ...]:
-    return each.missing, each.mean, each.commonest
+def _values(column: Described) -> tuple[tuple[Any, ...], ...]:
+    return column.missing, column.mean, column.commonest
 
 
 def _described(
@@ -278,7 +281,7 @@ def _described(
     commonest: list[str | None] = [None] * (len(facts) + 1)
     if kind == "category" or (kind == "label" and not numbers):
         counts = [Counter(_texts(answers, client, name)) for client in given]
-        commonest = [_most(each) for each in (sum(counts, Counter()), *counts)]
+        commonest = [_commonest(each) for each in (sum(counts, Counter()), *counts)]
     rows, gaps = [summary.rows for summary in given.values()], [each.missing for each in facts]
     shares = [gap / max(n, 1) for gap, n in zip([sum(gaps), *gaps], [sum(rows), *rows], strict=True)]
     return Described(name, kind, tuple(min(share, 1.0) for share in shares), tuple(mean), tuple(commonest))
@@ -293,45 +296,46 @@ def _texts(answers: Mapping[str, Summary], client: str, name: str) -> Mapping[st
     return summary.counts[name].by_text if summary is not None and name in summary.counts else {}
 
 
-def _most(counts: Counter[str]) -> str | None:
+def _commonest(counts: Counter[str]) -> str | None:
     """The most frequent text; of several, the first."""
     return min(counts, key=lambda text: (-counts[text], text)) if counts else None
 
 
-def _unlike(described: Sequence[Described], number: int) -> list[int]:
+def _most_unlike(described: Sequence[Described], number: int) -> list[int]:
     """The clients that a table shows: all, or those that are most unlike the whole."""
     if number <= _SITES:
         return list(range(number))
-    apart = [0.0] * number
+    unlikeness = [0.0] * number
     for each in described:
         means = [value for value in each.mean[1:] if value is not None]
         spread = max(means, default=0.0) - min(means, default=0.0)
         for i in range(number):
             value, whole = each.mean[i + 1], each.mean[0]
             if value is not None and whole is not None and spread:
-                apart[i] += abs(value - whole) / spread
-            apart[i] += abs(each.missing[i + 1] - each.missing[0]) + (each.commonest[i + 1] != each.commonest[0])
-    most = sorted(range(number), key=lambda i: (-apart[i], i))[:_SITES]
+                unlikeness[i] += abs(value - whole) / spread
+            unlikeness[i] += abs(each.missing[i + 1] - each.missing[0]) + (each.commonest[i + 1] != each.commonest[0])
+    most = sorted(range(number), key=lambda i: (-unlikeness[i], i))[:_SITES]
     return sorted(most)
 
 
-# ---- what is odd
+# ---- notes
 
 
 def _note(
     name: str, plan: Plan, facts: Sequence[Facts], given: Mapping[str, Summary], answers: Mapping[str, Summary]
 ) -> Note | None:
-    """The gravest thing that is odd about a column, if there is any."""
+    """A note on the most serious oddity of a column, if it has one."""
     kind = plan.columns[name].kind
     counts = [Counter(_texts(answers, client, name)) for client in given]
-    if why := _says_label(name, plan, answers):
+    if why := _copies_label(name, plan, answers):
         return Note(name, "copy", why)
-    if why := _identifies(facts) if kind == "number" else _texts_identify(facts, counts) if kind == "category" else "":
+    identifies = {"number": lambda: _numbers_identify(facts), "category": lambda: _texts_identify(facts, counts)}
+    if kind in identifies and (why := identifies[kind]()):
         return Note(name, "identifier", why)
     if why := _dated(kind, facts, counts):
         return Note(name, "date", why)
-    if found := _one_value(kind, facts, counts):
-        return Note(name, *found)
+    if odd := _one_value(kind, facts, counts):
+        return Note(name, *odd)
     gaps = {
         client: each.missing / summary.rows
         for (client, summary), each in zip(given.items(), facts, strict=True)
@@ -343,26 +347,26 @@ def _note(
     return None
 
 
-def _says_label(name: str, plan: Plan, answers: Mapping[str, Summary]) -> str:
-    found = [summary.alone[name] for summary in answers.values() if name in summary.alone]
-    rows = sum(each.rows for each in found)
+def _copies_label(name: str, plan: Plan, answers: Mapping[str, Summary]) -> str:
+    parts = [summary.alone[name] for summary in answers.values() if name in summary.alone]
+    rows = sum(each.rows for each in parts)
     if plan.task == "classification":
-        wrong, left = rows - sum(each.most for each in found), rows - sum(each.right for each in found)
+        wrong, left = rows - sum(each.most for each in parts), rows - sum(each.right for each in parts)
         if wrong >= 10 and left <= 0.02 * wrong:
             return f"it alone gets {rows - left} of {rows} labels right"
         return ""
-    _, _, xx = merge([(each.rows, each.x, each.xx) for each in found])
-    _, _, yy = merge([(each.rows, each.y, each.yy) for each in found])
-    n, x, y = rows, sum(each.rows * each.x for each in found), sum(each.rows * each.y for each in found)
+    _, _, xx = merge([(each.rows, each.x, each.xx) for each in parts])
+    _, _, yy = merge([(each.rows, each.y, each.yy) for each in parts])
+    n, x, y = rows, sum(each.rows * each.x for each in parts), sum(each.rows * each.y for each in parts)
     if n < _ENOUGH or not (xx > 0 and yy > 0):
         return ""
-    xy = math.fsum(each.xy + each.rows * (each.x - x / n) * (each.y - y / n) for each in found)
+    xy = math.fsum(each.xy + each.rows * (each.x - x / n) * (each.y - y / n) for each in parts)
     correlation = xy / math.sqrt(xx) / math.sqrt(yy)
     return f"their correlation is {correlation:.4f}" if abs(correlation) >= 0.9995 else ""
 
 
-def _identifies(facts: Sequence[Facts]) -> str:
-    """Of numbers: whether they are whole and differ as numbers do that were given out."""
+def _numbers_identify(facts: Sequence[Facts]) -> str:
+    """Why numbers look like identifiers: whole, and with fewer equal pairs than measured ones have; empty if not."""
     n, different = sum(each.numbers for each in facts), sum(each.different for each in facts)
     if not n or any(each.whole < each.numbers or each.dates or each.words for each in facts):
         return ""
@@ -375,7 +379,7 @@ def _identifies(facts: Sequence[Facts]) -> str:
 
 
 def _spread(facts: Facts) -> float:
-    """The standard deviation, of whole numbers that are at least as far apart as two neighbours."""
+    """The standard deviation of whole numbers, at least that of two neighbours."""
     return max(math.sqrt(facts.m2 / facts.numbers), 0.5)
 
 
@@ -421,27 +425,27 @@ def _one_value(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]
         if kind == "category":
             if not any(counts):
                 return "constant", f"{share} at each site"
-            apart = len({_most(each) for each in counts if each}) > 1
+            sites_differ = len({_commonest(each) for each in counts if each}) > 1
         else:
-            apart = math.fsum(part[2] for part in parts) < m2 / 2
-        return ("site", f"{share} at each site, and not at all the same one") if apart else ("constant", share)
+            sites_differ = math.fsum(part[2] for part in parts) < m2 / 2
+        return ("site", f"{share} at each site, and not at all the same one") if sites_differ else ("constant", share)
     if kind == "number" and math.sqrt(m2 / n) <= 1e-6 * abs(mean):
         return "constant", f"its standard deviation is {math.sqrt(m2 / n):.2g}, its mean {mean:.6g}"
     return None
 
 
-# ---- words
+# ---- texts
 
 
-def _cell(each: Described, k: int) -> str:
-    mean, text = each.mean[k], each.commonest[k]
+def _cell(column: Described, k: int) -> str:
+    mean, text = column.mean[k], column.commonest[k]
     if mean is None:
         value = "–" if text is None else _plain(text)
-    elif each.kind == "date":
+    elif column.kind == "date":
         value = _day(mean)
     else:
         value = (f"{mean:.0f}" if 100 <= abs(mean) < 1e15 else f"{mean:.3g}").replace("-", "−")
-    return f"{value} ({_percent(each.missing[k])} missing)" if k and each.missing[k] > 0.005 else value
+    return f"{value} ({_percent(column.missing[k])} missing)" if k and column.missing[k] > 0.005 else value
 
 
 def _day(days: float) -> str:
@@ -464,6 +468,6 @@ def _percent(share: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text of a table for a line of the terminal."""
+    """A text of a table as a part of a line, printable and clipped."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:41])
     return line if len(text) <= 40 and len(line) <= 40 else f"{line[:40]}…"

@@ -229,8 +229,8 @@ def dominant(labels: np.ndarray, clients: int, share: float, seed: int = 0) -> l
     for c, of_class in enumerate(rows):
         drawn = generator.permutation(of_class)
         cut = round(share * len(drawn))
-        own = np.arange(clients) % classes == c
-        for holders, examples in ((own, drawn[:cut]), (~own, drawn[cut:])):
+        dominates = np.arange(clients) % classes == c
+        for holders, examples in ((dominates, drawn[:cut]), (~dominates, drawn[cut:])):
             # In random order, since the first parts may be one example larger.
             who = generator.permutation(np.flatnonzero(holders))
             for client, part in zip(who, np.array_split(examples, len(who)), strict=True):

@@ -56,18 +56,18 @@ def from_image_folders(root: str | os.PathLike, size: Sequence[int] | None = Non
     classes = sorted({name_of(folder.name) for each in folders.values() for folder in each})
     if len(classes) < 2:
         raise DataError(f"{place}: {len(classes)} classes; it needs folders <client>/<class>/ of at least two classes")
-    found: dict[str, tuple[list[np.ndarray], list[int]]] = {}
-    for client, own in folders.items():
-        pictures, labels = found[client] = ([], [])
-        for folder in own:
+    by_client: dict[str, tuple[list[np.ndarray], list[int]]] = {}
+    for client, class_folders in folders.items():
+        pictures, labels = by_client[client] = ([], [])
+        for folder in class_folders:
             for path in sorted(each for each in folder.iterdir() if each.suffix.lower() in _ENDINGS):
                 regular(path)
                 pictures.append(decoded(path.read_bytes(), str(path), size))
                 labels.append(classes.index(name_of(folder.name)))
         if not pictures:
             raise DataError(f"{place / client}: no {few(_ENDINGS)} in its folders of classes; leave it out")
-    x = stacked({name: pictures for name, (pictures, _) in found.items()})
-    arrays = {name: {"x": x[name], "y": np.array(labels, np.int32)} for name, (_, labels) in found.items()}
+    x = stacked({name: pictures for name, (pictures, _) in by_client.items()})
+    arrays = {name: {"x": x[name], "y": np.array(labels, np.int32)} for name, (_, labels) in by_client.items()}
     return FederatedData.from_clients(arrays, transform=Transform((), Label("class", tuple(classes))))
 
 

@@ -1,4 +1,4 @@
-"""The data sets that fedax knows by name, and the files in which people have them."""
+"""The data sets that fedax knows by name, and readers of the files in which they are published."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from fedax.files import regular
 from fedax.registry import Registry
 
 Arrays = dict[str, np.ndarray]
-Found = tuple[Arrays, Arrays | None, Arrays]  # train, test, groups
+Parts = tuple[Arrays, Arrays | None, Arrays]  # train, test, groups
 
 CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))
 """What the numbers of a text data set mean: ``"".join(CHARACTERS[i] for i in x[0])``."""
@@ -25,7 +25,7 @@ _WINDOW = 80  # characters, as in LEAF
 
 
 class _Pictures(NamedTuple):
-    """What the pictures of a data set look like: [height, width, channels], and the number of classes."""
+    """The shape of a data set's pictures, [height, width, channels], and the number of classes."""
 
     shape: tuple[int, int, int]
     classes: int
@@ -97,11 +97,11 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Dataset:
     if given:
         for read in known.readers:
             try:
-                found = read(Path(given))
+                parts = read(Path(given))
             except OSError as error:  # no permission, a name that is too long, a broken disk
                 raise DataError(f"{name}: {given} cannot be read ({error.strerror or error})") from error
-            if found is not None:
-                train, test, groups = found
+            if parts is not None:
+                train, test, groups = parts
                 return Dataset(name, train, test, known.classes, groups)
     looked = f"nothing of it in {Path(given).absolute()}" if given else "no folder given, and FEDAX_DATA is not set"
     raise DataError(f"{name}: {looked}. These files there would do: {known.files}. Get them from {known.page}")
@@ -134,7 +134,7 @@ def _digits() -> tuple[Arrays, Arrays]:
 
 def _image_npz(
     folder: Path, file: str, kind: _Pictures, keys: tuple[str, str, str, str], group: str | None = None
-) -> Found | None:
+) -> Parts | None:
     """``keys`` are the names of the training images and labels and of the test images and labels."""
     path = folder / file
     if not path.exists():
@@ -146,21 +146,21 @@ def _image_npz(
     return _images(x, y, kind, path), _images(x_test, y_test, kind, path), groups
 
 
-def _image_idx(folder: Path, subfolders: tuple[str, ...]) -> Found | None:
+def _image_idx(folder: Path, subfolders: tuple[str, ...]) -> Parts | None:
     """Only in folders of their own, since the files of MNIST and of Fashion-MNIST have the same names."""
     files = [f"{split}-{what}-ubyte" for split in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
     for place in (folder / name for name in subfolders):
-        found = {file: path for file in files if (path := _first(place, file, f"{file}.gz"))}
-        if not found:
+        files_there = {file: path for file in files if (path := _first(place, file, f"{file}.gz"))}
+        if not files_there:
             continue
-        if missing := [file for file in files if file not in found]:
+        if missing := [file for file in files if file not in files_there]:
             raise DataError(f"{place}: {', '.join(missing)} not in it")
-        x, y, x_test, y_test = map(read_idx, found.values())
+        x, y, x_test, y_test = map(read_idx, files_there.values())
         return _images(x, y, _GREY, place), _images(x_test, y_test, _GREY, place), {}
     return None
 
 
-def _cifar10_npz(folder: Path) -> Found | None:
+def _cifar10_npz(folder: Path) -> Parts | None:
     """Five parts, each with the places of its images in the original order."""
     paths = [folder / f"cifar10_part{i}.npz" for i in range(5)]
     if not any(path.exists() for path in paths):
@@ -178,10 +178,10 @@ def _ordered(paths: Sequence[Path], split: str) -> Arrays:
     order = np.argsort(index)
     if not np.array_equal(index[order], np.arange(len(index))):
         raise DataError(f"{paths[0]} and its other parts: index_{split} do not make one order")
-    return {key: column[order] for key, column in _stacked(parts).items()}
+    return {key: column[order] for key, column in _concatenated(parts).items()}
 
 
-def _cifar10_original(folder: Path) -> Found | None:
+def _cifar10_original(folder: Path) -> Parts | None:
     path = _first(folder, "cifar-10-python.tar.gz", "cifar-10-binary.tar.gz")
     path = path or _first(folder, "cifar-10-batches-py", "cifar-10-batches-bin")
     if path is None:
@@ -191,7 +191,7 @@ def _cifar10_original(folder: Path) -> Found | None:
     return _images(x, y, _COLOUR, path), _images(x_test, y_test, _COLOUR, path), {}
 
 
-def _csr_npz(folder: Path, file: str, features: int) -> Found | None:
+def _csr_npz(folder: Path, file: str, features: int) -> Parts | None:
     path = folder / file
     if not path.exists():
         return None
@@ -222,7 +222,7 @@ def _dense(path: Path, split: str, features: int) -> Arrays:
     return _signed(x, y, path)
 
 
-def _libsvm_text(folder: Path, name: str, features: int) -> Found | None:
+def _libsvm_text(folder: Path, name: str, features: int) -> Parts | None:
     endings = ("", ".txt", ".gz", ".bz2")
     train = _first(folder, *(f"{name}{end}" for end in endings))
     test = _first(folder, *(f"{name}.t{end}" for end in endings))
@@ -232,7 +232,7 @@ def _libsvm_text(folder: Path, name: str, features: int) -> Found | None:
     return _signed(*read_libsvm(train, features), train), held_out, {}
 
 
-def _shakespeare_npz(folder: Path) -> Found | None:
+def _shakespeare_npz(folder: Path) -> Parts | None:
     """Each role's lines in windows that do not overlap; of m windows the last ⌈m/5⌉ are held out.
 
     A role is a client. Roles of fewer than two windows (161 characters) are left out. McMahan et al. 2017 hold out the
@@ -249,19 +249,19 @@ def _shakespeare_npz(folder: Path) -> Found | None:
         raise DataError(f"{path}: role_ptr does not cut up the text")
     train, test, roles = [], [], []
     for role, (start, end) in enumerate(pairwise(ends)):
-        found = windows(text[start:end], path)
-        if (number := len(found["y"])) < 2:
+        examples = windows(text[start:end], path)
+        if (number := len(examples["y"])) < 2:
             continue
         cut = number - -(-number // 5)
-        train.append({name: array[:cut] for name, array in found.items()})
-        test.append({name: array[cut:] for name, array in found.items()})
+        train.append({name: array[:cut] for name, array in examples.items()})
+        test.append({name: array[cut:] for name, array in examples.items()})
         roles.append(np.full(cut, role))
     if not roles:
         raise DataError(f"{path}: no role speaks {2 * _WINDOW + 1} characters")
-    return _stacked(train), _stacked(test), {"role": np.concatenate(roles)}
+    return _concatenated(train), _concatenated(test), {"role": np.concatenate(roles)}
 
 
-def _leaf(folder: Path, name: str, group: str, convert: Callable[[list, list, str], Arrays]) -> Found | None:
+def _leaf(folder: Path, name: str, group: str, convert: Callable[[list, list, str], Arrays]) -> Parts | None:
     """A LEAF data set after its preprocessing; ``convert`` turns the examples of a user into arrays."""
     place = _first(folder, f"{name}/data/train", f"{name}/train")
     if place is None:
@@ -270,9 +270,9 @@ def _leaf(folder: Path, name: str, group: str, convert: Callable[[list, list, st
     ids = np.repeat(np.arange(len(train)), [len(user["y"]) for user in train])
     held_out = place.with_name("test")
     if not held_out.is_dir():
-        return _stacked(train), None, {group: ids}
+        return _concatenated(train), None, {group: ids}
     test = [convert(x, y, f"{held_out}: user {user[:100]!r}") for user, x, y in read_leaf(held_out)]
-    return _stacked(train), _stacked(test), {group: ids}
+    return _concatenated(train), _concatenated(test), {group: ids}
 
 
 def _leaf_image(x: list, y: list, where: str) -> Arrays:
@@ -348,7 +348,7 @@ def _column(values: np.ndarray, n: int, where: str) -> np.ndarray:
     return values.astype(np.int64)
 
 
-def _stacked(parts: Sequence[Arrays]) -> Arrays:
+def _concatenated(parts: Sequence[Arrays]) -> Arrays:
     return {key: np.concatenate([part[key] for part in parts]) for key in ("x", "y")}
 
 
@@ -360,7 +360,7 @@ def _first(folder: Path, *names: str) -> Path | None:
 class _Known:
     line: str
     classes: int | None
-    readers: tuple[Callable[[Path], Found | None], ...] = ()
+    readers: tuple[Callable[[Path], Parts | None], ...] = ()
     files: str = ""
     page: str = ""
 

@@ -1,4 +1,4 @@
-"""Each client's examples in parts: to learn from, to choose by, and to report."""
+"""Each client's examples, split into training, validation and test parts."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -81,13 +81,13 @@ def split(
         generator = np.random.default_rng([seed, place])
         order = generator.permutation(size)
         if classes is not None:
-            own = classes[start : start + size]
-            _, codes = np.unique(own, return_inverse=True)
+            client_classes = classes[start : start + size]
+            _, codes = np.unique(client_classes, return_inverse=True)
             ranks = generator.permutation(codes.max() + 1)  # so that no class is always the first
             order = order[np.argsort(ranks[codes[order]], kind="stable")]
         counts = _counts(int(size), list(shares.values()))
-        for part, found in zip(rows, _dealt(order, counts, generator), strict=True):
-            part.append(start + np.sort(found))
+        for part, chosen in zip(rows, _divide(order, counts, generator), strict=True):
+            part.append(start + np.sort(chosen))
     return Split(*(_part(data, part, whole=k == 0) for k, part in enumerate(rows)))  # type: ignore[arg-type]
 
 
@@ -120,36 +120,36 @@ def _counts(size: int, shares: list[float]) -> list[int]:
     return counts
 
 
-def _dealt(order: np.ndarray, counts: list[int], generator: np.random.Generator) -> list[np.ndarray]:
-    """Examples in an order, dealt so that every run of it holds its share of each part."""
-    held_out = _even(len(order), counts[1] + counts[2], generator)
+def _divide(order: np.ndarray, counts: list[int], generator: np.random.Generator) -> list[np.ndarray]:
+    """Divide examples into the parts such that any stretch of ``order`` has its share of each part."""
+    held_out = _evenly_spread(len(order), counts[1] + counts[2], generator)
     others = order[held_out]
-    tested = _even(len(others), counts[2], generator)
+    tested = _evenly_spread(len(others), counts[2], generator)
     return [order[~held_out], others[~tested], others[tested]]
 
 
-def _even(n: int, count: int, generator: np.random.Generator) -> np.ndarray:
-    """[n] of which ``count`` are true, evenly spread from a random start: each with probability count / n."""
+def _evenly_spread(n: int, count: int, generator: np.random.Generator) -> np.ndarray:
+    """A mask [n] with ``count`` true entries, evenly spread from a random start: each is true with p = count / n."""
     steps = (np.arange(n + 1) * count + generator.integers(max(n, 1))) // max(n, 1)
     return np.diff(steps) > 0
 
 
 def _part(data: FederatedData, rows: list[np.ndarray], whole: bool) -> FederatedData | None:
-    there = [i for i, own in enumerate(rows) if len(own)]
-    if not there:
+    clients = [i for i, client_rows in enumerate(rows) if len(client_rows)]
+    if not clients:
         return None
     chosen = np.concatenate(rows)
-    sizes = [len(rows[i]) for i in there]
-    weights = data.weights[there]
-    found = FederatedData(
+    sizes = [len(rows[i]) for i in clients]
+    weights = data.weights[clients]
+    data_of_part = FederatedData(
         jax.tree.map(lambda leaf: leaf[chosen], data.examples),
         sizes,
         weights / weights.sum() if weights.sum() > 0 else None,
-        names=data.names if whole else [data.name(i) for i in there],
+        names=data.names if whole else [data.name(i) for i in clients],
         transform=data.transform,
         overview=data.overview,
         _finite=True,
     )
     if whole:
-        found.weights = data.weights  # not divided by their sum again
-    return found
+        data_of_part.weights = data.weights  # not divided by their sum again
+    return data_of_part

@@ -1,8 +1,9 @@
 """A transform from summaries that clients send, never from pooled rows.
 
-Two exchanges. Each client sends a first :func:`summarize`, counts and moments of its columns; :func:`plan` decides what
-each column is; each client answers the plan with a second :func:`summarize`, counts by category and in bins;
-:func:`fit` makes the :class:`Transform`, which is the same however the rows are dealt to the clients.
+There are two exchanges. Each client sends a first :func:`summarize`, with counts and moments of its columns, from which
+:func:`plan` decides what each column is. Each client answers the plan with a second :func:`summarize`, with counts by
+category and in bins, from which :func:`fit` makes the :class:`Transform`. It does not depend on how the rows are
+distributed over the clients.
 """
 
 import itertools
@@ -22,13 +23,13 @@ from fedax.numbers import check_count
 
 BINS = 256  # of a number with missing values, over mean ± _REACH standard deviations, where its median lies
 _REACH = 1.01  # a median is at most one standard deviation from the mean; the rest is for rounding
-_FARTHEST = 64  # doublings of a standard deviation that are told apart
+_FARTHEST = 64  # the largest exponent of `reach`: doublings of a standard deviation
 _DIFFERENT = 1000  # texts of a column that a client counts; a column with more of them at a client holds no categories
-_FEW = 20  # different texts of a client that are categories even where most of its rows differ
-_HANDFUL = 5  # different texts that are categories of a small table, even where all of them differ
-_ROWS = 2_000  # of a client, by which is seen how well a column alone says the label
-_OFTEN = 5  # times that a value occurs to count for that: of a rarer one it would be chance
-_CLASSES = 20  # different whole numbers of a label that are still taken for classes
+_FEW = 20  # so many different texts at a client count as categories even if most of its rows differ
+_HANDFUL = 5  # so many different texts count as categories of a small table even if all of them differ
+_ROWS = 2_000  # rows of a client that are used to measure how well a column alone predicts the label
+_OFTEN = 5  # occurrences of a value that are needed for this; with fewer a prediction would be chance
+_CLASSES = 20  # the most different whole numbers of a label that are taken for classes
 
 KINDS = ("number", "category", "date", "drop")
 Kind = Literal["number", "category", "date"]
@@ -36,7 +37,7 @@ Kind = Literal["number", "category", "date"]
 
 @dataclass(frozen=True)
 class Facts:
-    """What a client says of a column in the first exchange.
+    """A client's statistics of a column, in the first exchange.
 
     Args:
         missing, numbers, dates, words: cells of each kind.
@@ -71,7 +72,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a client says of a column in the second exchange.
+    """A client's counts of a column, in the second exchange.
 
     Args:
         by_text: cells of each of its most frequent texts, 1000 at most, and 200 characters of each.
@@ -93,14 +94,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class Alone:
-    """How well a column alone says the label at a client, in the second exchange; of at most 2,000 rows.
+    """How well a column alone predicts the label at a client, in the second exchange; from at most 2,000 rows.
 
     Args:
-        rows: those in which neither is missing.
-        most: of classes: rows of the most frequent class.
-        right: of classes: rows that are right by the best threshold, or by the most frequent class of each value that
-            occurs at least 5 times.
-        x, y, xx, yy, xy: of a label that is a number: the means of column and label, and the sums of squares and of
+        rows: rows in which neither is missing.
+        most: for classes: rows of the most frequent class.
+        right: for classes: rows that are predicted by the best threshold, or by the most frequent class of each value
+            that occurs at least 5 times.
+        x, y, xx, yy, xy: for a label that is a number: the means of column and label, and the sums of squares and of
             products of the deviations from them.
     """
 
@@ -123,13 +124,13 @@ class Alone:
 
 @dataclass(frozen=True)
 class Summary(Document):
-    """What a client sends, so that a :class:`Transform` can be fitted: no row, and not more of it for more rows.
+    """A client's statistics for fitting a :class:`Transform`: no single row, and of a size independent of the rows.
 
     Args:
         rows: how many rows it has.
-        facts: of the first exchange: what it says of each column.
+        facts: of the first exchange: statistics of each column.
         counts: of the second exchange.
-        alone: of the second exchange: how well each column alone says the label.
+        alone: of the second exchange: how well each column alone predicts the label.
         plan: the digest of the plan that the second exchange answers.
         reach: of the second exchange: how far numbers and dates go below and above the plan's mean, as the exponents
             of a power of two of its standard deviation.
@@ -162,7 +163,7 @@ class Summary(Document):
 
 @dataclass(frozen=True)
 class Planned:
-    """What a plan says of a column; of numbers and dates with the mean and standard deviation over all clients."""
+    """A column in a plan; numbers and dates have their mean and standard deviation over all clients."""
 
     kind: Kind
     mean: float = 0.0
@@ -191,8 +192,8 @@ class Plan(Document):
         DataError: values that do not go together.
 
     Example:
-        >>> asked = Plan({"ward": Planned("category")}, label="ill")
-        >>> Plan.from_json(asked.to_json()) == asked
+        >>> agreed = Plan({"ward": Planned("category")}, label="ill")
+        >>> Plan.from_json(agreed.to_json()) == agreed
         True
     """
 
@@ -212,7 +213,7 @@ class Plan(Document):
 
 @complete
 def summarize(frame: Any, plan: Plan | None = None) -> Summary:
-    """What a client sends of its table.
+    """The summary that a client sends of its table.
 
     Args:
         frame: its rows, a table of pandas or Polars.
@@ -240,31 +241,31 @@ def summarize(frame: Any, plan: Plan | None = None) -> Summary:
         return Summary(len(frame), facts={name: _facts(cells(frame[name], name)) for name in frame.columns})
     label = None if plan.label is None else cells(series(frame, plan.label, "label"), plan.label)
     counts, alone, reach = {}, {}, {}
-    for name, asked in plan.columns.items():
-        found = cells(series(frame, name), name)
-        if asked.kind != "category" and asked.std > 0:
-            reach[name] = _reach(found.numbers if asked.kind == "number" else found.days, asked)
-        if asked.kind == "category" or asked.missing:
-            counts[name] = _counts(found, asked)
+    for name, planned in plan.columns.items():
+        column = cells(series(frame, name), name)
+        if planned.kind != "category" and planned.std > 0:
+            reach[name] = _reach(column.numbers if planned.kind == "number" else column.days, planned)
+        if planned.kind == "category" or planned.missing:
+            counts[name] = _counts(column, planned)
         if label is not None:
-            alone[name] = _alone(found, asked.kind, label, plan.task)
+            alone[name] = _alone(column, planned.kind, label, plan.task)
     if label is not None and plan.label is not None and plan.task == "classification":
         counts[plan.label] = _counts(label, Planned("category"))
     return Summary(len(frame), counts=counts, alone=alone, plan=plan.digest, reach=reach)
 
 
-def _facts(found: Cells) -> Facts:
-    numbers, days = found.numbers[~np.isnan(found.numbers)], found.days[~np.isnan(found.days)]
+def _facts(column: Cells) -> Facts:
+    numbers, days = column.numbers[~np.isnan(column.numbers)], column.days[~np.isnan(column.days)]
     mean, m2 = _moments(numbers)
     day, day_m2 = _moments(days)
     return Facts(
-        missing=int(found.missing.sum()),
+        missing=int(column.missing.sum()),
         numbers=len(numbers),
         dates=len(days),
-        words=found.words,
+        words=column.words,
         whole=int((numbers == np.rint(numbers)).sum()),
-        different=len(found.texts[0]),
-        commonest=int(np.bincount(found.texts[1][~found.missing], minlength=1).max()),
+        different=len(column.texts[0]),
+        commonest=int(np.bincount(column.texts[1][~column.missing], minlength=1).max()),
         mean=mean,
         m2=m2,
         day=day,
@@ -279,32 +280,32 @@ def _moments(values: np.ndarray) -> tuple[float, float]:
     return mean, float(np.square(values - mean).sum())
 
 
-def _counts(found: Cells, asked: Planned) -> Counts:
-    if asked.kind == "category":
-        texts, codes = found.texts
+def _counts(column: Cells, planned: Planned) -> Counts:
+    if planned.kind == "category":
+        texts, codes = column.texts
         times = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
         every = sorted(zip(texts, times, strict=True), key=lambda each: (-each[1], each[0]))
         return Counts(dict(every[:_DIFFERENT]), sum(count for _, count in every[_DIFFERENT:]))
-    values = found.numbers if asked.kind == "number" else found.days
+    values = column.numbers if planned.kind == "number" else column.days
     values = values[~np.isnan(values)]
-    if asked.std == 0:
+    if planned.std == 0:
         return Counts()
-    places = np.floor((values - asked.mean) * (BINS / (2 * _REACH * asked.std)) + BINS / 2)
+    places = np.floor((values - planned.mean) * (BINS / (2 * _REACH * planned.std)) + BINS / 2)
     bins = np.bincount(np.clip(places, 0, BINS - 1).astype(np.int64), minlength=BINS)
     return Counts(bins=tuple(bins.tolist()))
 
 
-def _reach(values: np.ndarray, asked: Planned) -> tuple[int, int]:
+def _reach(values: np.ndarray, planned: Planned) -> tuple[int, int]:
     """Below and above the mean: the least power of two of the standard deviation within which all values are."""
     below, above = (
-        float(np.fmax.reduce(sign * (values - asked.mean) / asked.std, initial=1.0)) for sign in (-1.0, 1.0)
+        float(np.fmax.reduce(sign * (values - planned.mean) / planned.std, initial=1.0)) for sign in (-1.0, 1.0)
     )
     return tuple(min(math.ceil(math.log2(each)), _FARTHEST) for each in (below, above))  # type: ignore[return-value]
 
 
-def _alone(found: Cells, kind: Kind, label: Cells, task: str) -> Alone:
-    values = {"number": found.numbers, "date": found.days, "category": found.texts[1].astype(float)}[kind]
-    good = ~(found.missing if kind == "category" else np.isnan(values))
+def _alone(column: Cells, kind: Kind, label: Cells, task: str) -> Alone:
+    values = {"number": column.numbers, "date": column.days, "category": column.texts[1].astype(float)}[kind]
+    good = ~(column.missing if kind == "category" else np.isnan(values))
     good &= label.texts[1] >= 0 if task == "classification" else ~np.isnan(label.numbers)
     rows = np.flatnonzero(good)
     rows = rows[:: -(-len(rows) // _ROWS) or 1]
@@ -334,7 +335,7 @@ def _alone(found: Cells, kind: Kind, label: Cells, task: str) -> Alone:
     return Alone(len(rows), most, max(right, most))
 
 
-# ---- what the server makes of it
+# ---- at the server
 
 
 Summaries = Mapping[str, Summary] | Sequence[Summary]
@@ -375,11 +376,11 @@ def plan(
         >>> import pandas
         >>> north = pandas.DataFrame({"age": [40, 60], "ill": ["no", "yes"]})
         >>> south = pandas.DataFrame({"age": [80], "ill": ["no"]})
-        >>> found = plan([summarize(north), summarize(south)], label="ill")
-        >>> found.columns["age"].mean, found.task
+        >>> agreed = plan([summarize(north), summarize(south)], label="ill")
+        >>> agreed.columns["age"].mean, agreed.task
         (60.0, 'classification')
     """
-    given = _by_name(summaries, "facts")
+    by_client = _by_name(summaries, "facts")
     chosen = kinds_of(columns, drop)
     if task not in (None, "classification", "regression"):
         raise ConfigError("task", task, 'give "classification" or "regression"')
@@ -389,7 +390,7 @@ def plan(
     for name, kind in chosen.items():
         if kind not in KINDS:
             raise ConfigError(f"columns.{name}", kind, f"give one of: {', '.join(KINDS)}")
-    names = _same_columns({client: summary.facts for client, summary in given.items()}, chosen)
+    names = _same_columns({client: summary.facts for client, summary in by_client.items()}, chosen)
     for name in chosen:
         if name not in names:
             raise no_column("drop" if name in drop else f"columns.{name}", name, names)
@@ -397,23 +398,23 @@ def plan(
         raise no_column("label", label, names)
     if label in chosen:
         raise ConfigError(f"columns.{label}", chosen[label], 'this is the label; say task = "classification"')
-    found: dict[str, Planned] = {}
+    used: dict[str, Planned] = {}
     dropped = {name: "you said so" for name, kind in chosen.items() if kind == "drop"}
     for name in names:
         if name == label or name in dropped:
             continue
-        decided = _decide([summary.facts[name] for summary in given.values()], chosen.get(name))
+        decided = _decide([summary.facts[name] for summary in by_client.values()], chosen.get(name))
         if isinstance(decided, str):
             dropped[name] = decided
         else:
-            found[name] = decided
-    if not found:
+            used[name] = decided
+    if not used:
         notes = "; ".join(f"{shown(name)}: {why}" for name, why in itertools.islice(dropped.items(), 10))
         raise DataError(f"columns: none is left to learn from ({notes or 'there is none but the label'})")
     if label is not None:
-        task = _task(label, {client: summary.facts[label] for client, summary in given.items()}, task)
+        task = _task(label, {client: summary.facts[label] for client, summary in by_client.items()}, task)
     return Plan(
-        found, label, task or "classification", dropped, "standard" if scale == "standard" else None, max_categories
+        used, label, task or "classification", dropped, "standard" if scale == "standard" else None, max_categories
     )
 
 
@@ -452,20 +453,20 @@ def _same_columns(by_client: Mapping[str, Mapping[str, Any]], chosen: Mapping[st
     """The columns of all clients, those to be dropped aside, in the order of the first."""
     (first, like), *_ = by_client.items()
     for client, has in by_client.items():
-        for lacks, there, missing in ((client, first, like.keys() - has), (first, client, has.keys() - like)):
+        for lacks, has_it, missing in ((client, first, like.keys() - has), (first, client, has.keys() - like)):
             if left := sorted(name for name in missing if chosen.get(name) != "drop"):
                 every = {*like}.union(*by_client.values()) - {*like}.intersection(*by_client.values())
                 few = sorted(name for name in every if chosen.get(name) != "drop")[:20]  # that not all have
                 way_out = f"drop=[{', '.join(map(shown, few))}] leaves {'it' if len(few) == 1 else 'them'} out"
                 options = " ".join(f"--drop {shlex.quote(name)}" for name in few)
-                what = f"it has no column {shown(left[0])}, which {there} has"
+                what = f"it has no column {shown(left[0])}, which {has_it} has"
                 raise DataError(f"{lacks}: {what}; {way_out}, or {options}")
     extra = [name for has in by_client.values() for name in has if name not in like]
     return [*like, *dict.fromkeys(extra)]
 
 
 def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
-    """What a column is; or why it is dropped."""
+    """The plan of a column, or the reason why it is dropped."""
     total = {name: sum(getattr(each, name) for each in facts) for name in ("missing", "numbers", "dates", "words")}
     present = total["numbers"] + total["dates"] + total["words"]
     if not present:
@@ -490,7 +491,7 @@ def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
 
 
 def identifying(facts: Sequence[Facts]) -> str | None:
-    """Why a column of texts holds no categories, from what its clients say of it; ``None``: it does.
+    """Why a column of texts holds no categories, from its clients' statistics; ``None`` if it does.
 
     Example:
         >>> identifying([Facts(words=10, different=10)]), identifying([Facts(words=10, different=3)])
@@ -524,8 +525,8 @@ def refused(frame: Any, plan: Plan) -> str | None:
         >>> refused(table, Plan({"ill": Planned("category")}))
     """
     frame = as_pandas(frame)
-    asked = [name for name, column in plan.columns.items() if column.kind == "category"]
-    for name in asked + ([plan.label] if plan.label is not None and plan.task == "classification" else []):
+    categories = [name for name, column in plan.columns.items() if column.kind == "category"]
+    for name in categories + ([plan.label] if plan.label is not None and plan.task == "classification" else []):
         facts = _facts(cells(series(frame, name), name))
         if facts.different > _HANDFUL and (why := identifying([facts])):
             return f"column {shown(name)}: {why}"
@@ -533,7 +534,7 @@ def refused(frame: Any, plan: Plan) -> str | None:
 
 
 def merge(moments: Sequence[tuple[Any, ...]]) -> tuple[int, float, float]:
-    """Count n, mean, and Σ(value − mean)² of several sets together, from those of each.
+    """Count n, mean, and Σ(value − mean)² of a union of sets, from those of each set.
 
     Source:
         Chan, Golub and LeVeque 1979.
@@ -584,22 +585,22 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
     Example:
         >>> import pandas
         >>> tables = [pandas.DataFrame({"ward": ["A", "A", "B"]}), pandas.DataFrame({"ward": ["A", None, "B"]})]
-        >>> asked = plan([summarize(table) for table in tables])
-        >>> transform = fit(asked, [summarize(table, asked) for table in tables])
+        >>> agreed = plan([summarize(table) for table in tables])
+        >>> transform = fit(agreed, [summarize(table, agreed) for table in tables])
         >>> transform.features, transform.columns[0].fill
         (('ward = A', 'ward = B', 'ward is missing'), 'A')
     """
-    given = _by_name(summaries, "counts")
+    by_client = _by_name(summaries, "counts")
     classes = [plan.label] if plan.label is not None and plan.task == "classification" else []
-    wanted = [name for name, asked in plan.columns.items() if asked.kind == "category" or asked.missing] + classes
-    for client, summary in given.items():
+    wanted = [name for name, column in plan.columns.items() if column.kind == "category" or column.missing] + classes
+    for client, summary in by_client.items():
         if {*summary.counts} != {*wanted} or summary.plan not in (None, plan.digest):
             raise DataError(f"{client}: its summary answers another plan; make it anew: summarize(table, plan)")
     columns = []
-    for name, asked in plan.columns.items():
-        counts = [summary.counts[name] for summary in given.values() if name in summary.counts]
-        reach = [summary.reach[name] for summary in given.values() if name in summary.reach]
-        column = _fitted(name, asked, counts, plan, reach if len(reach) == len(given) else ())
+    for name, planned in plan.columns.items():
+        counts = [summary.counts[name] for summary in by_client.values() if name in summary.counts]
+        reach = [summary.reach[name] for summary in by_client.values() if name in summary.reach]
+        column = _fitted(name, planned, counts, plan, reach if len(reach) == len(by_client) else ())
         if isinstance(column, Column):
             columns.append(column)
     dropped = plan.dropped | {
@@ -609,33 +610,35 @@ def fit(plan: Plan, summaries: Summaries) -> Transform:
         raise DataError("columns: none is left to learn from; all values of each are the same")
     label = None
     if plan.label is not None:
-        names = class_names(plan.label, [summary.counts[plan.label] for summary in given.values()]) if classes else None
+        names = (
+            class_names(plan.label, [summary.counts[plan.label] for summary in by_client.values()]) if classes else None
+        )
         label = Label(plan.label, names)
     return Transform(tuple(columns), label, dropped)
 
 
 def _fitted(
-    name: str, asked: Planned, counts: Sequence[Counts], plan: Plan, reach: Sequence[tuple[int, int]]
+    name: str, planned: Planned, counts: Sequence[Counts], plan: Plan, reach: Sequence[tuple[int, int]]
 ) -> Column | None:
-    if asked.kind == "category":
-        return _categories(name, asked, counts, plan.max_categories)
-    if asked.std == 0:
+    if planned.kind == "category":
+        return _categories(name, planned, counts, plan.max_categories)
+    if planned.std == 0:
         return Column(name, "flag", missing=True)
-    fill = _median(asked, counts) if asked.missing else None
-    mean, scale = (0.0, 1.0) if plan.scale is None and asked.kind == "number" else (asked.mean, asked.std)
-    low, high = _limits(asked, reach)
-    return Column(name, asked.kind, mean, scale, fill, asked.missing, low=low, high=high)
+    fill = _median(planned, counts) if planned.missing else None
+    mean, scale = (0.0, 1.0) if plan.scale is None and planned.kind == "number" else (planned.mean, planned.std)
+    low, high = _limits(planned, reach)
+    return Column(name, planned.kind, mean, scale, fill, planned.missing, low=low, high=high)
 
 
-def _limits(asked: Planned, reach: Sequence[tuple[int, int]]) -> tuple[float, float] | tuple[None, None]:
-    """Twice as far from the mean as any client's values reach; ``None`` where one does not say how far."""
+def _limits(planned: Planned, reach: Sequence[tuple[int, int]]) -> tuple[float, float] | tuple[None, None]:
+    """Twice as far from the mean as any client's values reach; ``None`` if a client did not send its reach."""
     if not reach:
         return None, None
-    below, above = (2 * asked.std * 2.0 ** max(each) for each in zip(*reach, strict=True))
-    return max(asked.mean - below, -LARGE), min(asked.mean + above, LARGE)
+    below, above = (2 * planned.std * 2.0 ** max(each) for each in zip(*reach, strict=True))
+    return max(planned.mean - below, -LARGE), min(planned.mean + above, LARGE)
 
 
-def _categories(name: str, asked: Planned, counts: Sequence[Counts], most: int) -> Column | None:
+def _categories(name: str, planned: Planned, counts: Sequence[Counts], most: int) -> Column | None:
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each.by_text)
@@ -644,26 +647,31 @@ def _categories(name: str, asked: Planned, counts: Sequence[Counts], most: int) 
     if not ranked:
         raise DataError(f"column {shown(name)}: the summaries hold no value of it; make them anew")
     if len(ranked) == 1 and not rest:
-        return Column(name, "flag", missing=True) if asked.missing else None
+        return Column(name, "flag", missing=True) if planned.missing else None
     other = rest > 0 or len(ranked) > most
     kept = tuple(sorted(ranked[:most]))
     return Column(
-        name, "category", fill=ranked[0] if asked.missing else None, missing=asked.missing, categories=kept, other=other
+        name,
+        "category",
+        fill=ranked[0] if planned.missing else None,
+        missing=planned.missing,
+        categories=kept,
+        other=other,
     )
 
 
-def _median(asked: Planned, counts: Sequence[Counts]) -> float:
+def _median(planned: Planned, counts: Sequence[Counts]) -> float:
     """The mean of the two middle values, each taken as the middle of its bin: off by half a bin at most."""
     bins = np.sum([each.bins for each in counts if each.bins], axis=0)
     if not np.ndim(bins) or not bins.sum():
         raise DataError("summaries: they hold no counts in bins; make them anew: summarize(table, plan)")
     ends, n = np.cumsum(bins), int(bins.sum())
     middle = np.searchsorted(ends, [(n + 1) // 2, n // 2 + 1])
-    return asked.mean + _REACH * asked.std * float((2 * middle.mean() + 1) / BINS - 1)
+    return planned.mean + _REACH * planned.std * float((2 * middle.mean() + 1) / BINS - 1)
 
 
 def class_names(label: str, counts: Sequence[Counts]) -> tuple[str, ...]:
-    """The classes of a label that has these values at the clients: by number, or else by text."""
+    """The classes of a label with these counts at the clients, sorted as numbers if all are, else as texts."""
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each.by_text)

@@ -1,6 +1,7 @@
 """Readers of clients' own tables: CSV, Parquet, Arrow, and tables in memory.
 
-The libraries read; a file is not trusted: what it declares is compared with its length before memory is taken.
+Libraries do the reading. Files are not trusted: the sizes that they declare are compared with their length before
+memory is allocated.
 """
 
 import csv
@@ -29,7 +30,7 @@ Task = Literal["classification", "regression"] | None
 Scale = Literal["standard", "none"] | None
 Files = str | os.PathLike | Sequence[str | os.PathLike]
 
-_ALIKE = 65_536  # bytes of a file's first line
+_FIRST_LINE = 65_536  # the most characters of a file's first line
 
 
 @complete
@@ -72,34 +73,34 @@ def from_frames(
     """
     if not isinstance(frames, Mapping) or not frames:
         raise DataError(f"frames: {type(frames).__name__}; give client's name -> its table, for one client at least")
-    seen = None
-    tables = {str(name): _within(str(name), as_pandas, table) for name, table in frames.items()}
+    columns_seen = None
+    tables = {str(name): _naming_client(str(name), as_pandas, table) for name, table in frames.items()}
     if transform is not None:
         given = {"label": label, "columns": columns or None, "task": task, "drop": drop or None}
-        if said := {name: value for name, value in given.items() if value is not None}:
-            name, value = next(iter(said.items()))
+        if conflicting := {name: value for name, value in given.items() if value is not None}:
+            name, value = next(iter(conflicting.items()))
             raise ConfigError(name, value, "the transform that is given has it already; leave it out")
-        found = transform if isinstance(transform, Transform) else Transform.load(transform)
-        target = found.label.name if found.label else None
+        fitted = transform if isinstance(transform, Transform) else Transform.load(transform)
+        target = fitted.label.name if fitted.label else None
     elif label is None:
         raise ConfigError("label", None, "this is missing; name the column to predict")
     else:
-        found, target = None, label
+        fitted, target = None, label
     for name, table in tables.items():
         if not len(table):
             raise DataError(f"{name}: its table has no rows; leave it out")
-        if target is not None and (found is None or target in table.columns):
+        if target is not None and (fitted is None or target in table.columns):
             tables[name] = with_labels(name, table, target, drop_missing_labels)
-    if found is None:
-        first = {name: _within(name, summarize, table) for name, table in tables.items()}
-        asked = plan(first, label, columns, task, scale, max_categories, drop)
-        second = {name: summarize(table, asked) for name, table in tables.items()}
-        found, seen = fit(asked, second), overview(asked, first, second)
-    arrays = {name: _within(name, found, table) for name, table in tables.items()}
-    return FederatedData.from_clients(arrays, transform=found, overview=seen)
+    if fitted is None:
+        first = {name: _naming_client(name, summarize, table) for name, table in tables.items()}
+        column_plan = plan(first, label, columns, task, scale, max_categories, drop)
+        second = {name: summarize(table, column_plan) for name, table in tables.items()}
+        fitted, columns_seen = fit(column_plan, second), overview(column_plan, first, second)
+    arrays = {name: _naming_client(name, fitted, table) for name, table in tables.items()}
+    return FederatedData.from_clients(arrays, transform=fitted, overview=columns_seen)
 
 
-def _within(client: str, call: Callable[..., Any], *args: Any) -> Any:
+def _naming_client(client: str, call: Callable[..., Any], *args: Any) -> Any:
     """``call(*args)``; an error names the client."""
     try:
         return call(*args)
@@ -112,8 +113,8 @@ def _cells_of(table: Any, name: str, field: str) -> Cells:
 
 
 def with_labels(client: str, table: Any, label: str, drop: bool) -> Any:
-    """The rows that have a label; that all have one, unless the others are to be dropped."""
-    missing = _within(client, _cells_of, table, label, "label").missing
+    """The rows that have a label; rows without one are an error unless they are to be dropped."""
+    missing = _naming_client(client, _cells_of, table, label, "label").missing
     if not missing.any():
         return table
     if missing.all():
@@ -189,7 +190,7 @@ def read_table(
         DataError: as of :func:`read_csv`; a column of ``drop`` is not there.
     """
     if path.suffix == ".parquet":
-        table = _of_arrow(_read_parquet(path), path, kinds_of(None, drop), None)
+        table = _arrow_to_pandas(_read_parquet(path), path, kinds_of(None, drop), None)
     else:
         table = read_csv(path, decimal, encoding, texts)
     for name in drop:
@@ -216,7 +217,7 @@ def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Seq
     try:
         encoding = "utf-8-sig" if encoding.lower().replace("_", "-") in ("utf-8", "utf8") else encoding
         with path.open(encoding=encoding, newline="") as file:
-            lines = iter(lambda: file.readline(_ALIKE), "")
+            lines = iter(lambda: file.readline(_FIRST_LINE), "")
             head = next((line for line in lines if line.strip()), "")
             names, separator = _header(head, decimal)
     except LookupError:
@@ -227,7 +228,7 @@ def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Seq
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except csv.Error as error:
         raise DataError(f"{path}: its first line is not that of a CSV file ({error})") from None
-    if len(head) >= _ALIKE or len(names) > 10_000:
+    if len(head) >= _FIRST_LINE or len(names) > 10_000:
         raise DataError(f"{path}: its first line is too long for the names of columns; is it a CSV file?")
     if "" in names or len({*names}) < len(names):
         twice = next((name for k, name in enumerate(names) if name in names[:k]), "")
@@ -257,12 +258,12 @@ def read_csv(path: Path, decimal: str = ".", encoding: str = "utf-8", texts: Seq
     if not len(table):
         raise DataError(f"{path}: it has no rows below the names of columns; leave it out")
     if decimal == ",":
-        return table.apply(_with_points)
+        return table.apply(_with_decimal_points)
     return table
 
 
-def _with_points(column: Any) -> Any:
-    """Of texts, those that are numbers with a decimal comma with a point: of a column that has words too."""
+def _with_decimal_points(column: Any) -> Any:
+    """A column of texts with a decimal point in its numbers: pandas leaves the comma if other cells are words."""
     if column.dtype.kind != "O":
         return column
     return column.str.replace(r"^\s*([+-]?\d+),(\d+)\s*$", r"\1.\2", regex=True)
@@ -313,8 +314,10 @@ def from_parquet(
         fedax.errors.ConfigError: files = 'nothing/*.parquet': no file fits this pattern
     """
     chosen = kinds_of(columns, drop)
-    frames = _by_client(files, "parquet", client, lambda path: _of_arrow(_read_parquet(path), path, chosen, size))
-    return _of_columns(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    frames = _by_client(
+        files, "parquet", client, lambda path: _arrow_to_pandas(_read_parquet(path), path, chosen, size)
+    )
+    return _to_arrays(frames, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
 
 
 @complete
@@ -358,23 +361,24 @@ def from_arrow(
             raise ConfigError("folders", str(each), "there is no such folder")
     if len(places) == 1 and not list(places[0].glob("*.arrow")):
         places = sorted(
-            (each for each in places[0].iterdir() if each.is_dir() and list(each.glob("*.arrow"))), key=_natural
+            (each for each in places[0].iterdir() if each.is_dir() and list(each.glob("*.arrow"))), key=_sort_key
         )
     if not places:
         raise ConfigError("folders", str(given[0]) if given else None, "no *.arrow is in it, nor in a folder below it")
     for place, name in zip(places, _names(places), strict=True):
         parts = [
-            _of_arrow(_read_arrow(path), path, chosen, size) for path in sorted(place.glob("*.arrow"), key=_natural)
+            _arrow_to_pandas(_read_arrow(path), path, chosen, size)
+            for path in sorted(place.glob("*.arrow"), key=_sort_key)
         ]
         if not parts:
             raise ConfigError("folders", str(place), "no *.arrow is in it")
         frames[name] = parts
-    tables = _dealt({name: _joined(name, parts) for name, parts in frames.items()}, client)
-    return _of_columns(tables, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
+    tables = _divided({name: _concatenated(name, parts) for name, parts in frames.items()}, client)
+    return _to_arrays(tables, label, columns, task, scale, max_categories, drop_missing_labels, transform, drop)
 
 
-def _of_columns(frames: dict[str, Any], label: str | None, columns: Any, *rest: Any) -> FederatedData:
-    """:func:`from_frames`, or where a column holds pictures, these and their labels."""
+def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: Any) -> FederatedData:
+    """Arrays by :func:`from_frames`, or if a column holds pictures, the pictures and their labels."""
     first = next(iter(frames.values()))
     pictures = [name for name in first.columns if _is_picture(first[name])]
     if not pictures:
@@ -385,14 +389,14 @@ def _of_columns(frames: dict[str, Any], label: str | None, columns: Any, *rest: 
         raise ConfigError("label", None, "this is missing; name the column to predict")
     x = stacked({name: list(series(frame, pictures[0])) for name, frame in frames.items()})
     labels = {name: cells(series(frame, label, "label"), label) for name, frame in frames.items()}
-    for name, found in labels.items():
-        if found.missing.any():
-            raise DataError(f"{name}: label {shown(label)}, row {np.flatnonzero(found.missing)[0]} is missing")
+    for name, column in labels.items():
+        if column.missing.any():
+            raise DataError(f"{name}: label {shown(label)}, row {np.flatnonzero(column.missing)[0]} is missing")
     known = first[label].dtype.categories.tolist() if hasattr(first[label].dtype, "categories") else None
-    classes = known or class_names(label, [Counts(dict.fromkeys(found.texts[0], 1)) for found in labels.values()])
+    classes = known or class_names(label, [Counts(dict.fromkeys(column.texts[0], 1)) for column in labels.values()])
     place = {text: k for k, text in enumerate(classes)}
     arrays = {}
-    for name, (texts, codes) in ((name, found.texts) for name, found in labels.items()):
+    for name, (texts, codes) in ((name, column.texts) for name, column in labels.items()):
         if bad := [text for text in texts if text not in place]:
             raise DataError(f"{name}: label {shown(label)} is {shown(bad[0])}; the classes are {few(classes)}")
         arrays[name] = {"x": x[name], "y": np.array([place[text] for text in texts], np.int32)[codes]}
@@ -408,19 +412,19 @@ def _is_picture(column: Any) -> bool:
 
 def _by_client(files: Files, ending: str, client: str | None, read: Callable[[Path], Any]) -> dict[str, Any]:
     """Client's name -> its table."""
-    paths = _found(files, ending)
-    return _dealt(dict(zip(_names(paths), map(read, paths), strict=True)), client)
+    paths = _paths_of(files, ending)
+    return _divided(dict(zip(_names(paths), map(read, paths), strict=True)), client)
 
 
-def _found(files: Files, ending: str) -> list[Path]:
+def _paths_of(files: Files, ending: str) -> list[Path]:
     if isinstance(files, str | os.PathLike):
         text = os.fspath(files)
         place = Path(text)
         if place.is_dir():
-            if paths := sorted(place.glob(f"*.{ending}"), key=_natural):
+            if paths := sorted(place.glob(f"*.{ending}"), key=_sort_key):
                 return paths
             raise ConfigError("files", text, f"no *.{ending} is in this folder")
-        if paths := [place] if place.exists() else sorted(map(Path, glob.glob(text, recursive=True)), key=_natural):
+        if paths := [place] if place.exists() else sorted(map(Path, glob.glob(text, recursive=True)), key=_sort_key):
             return paths
         what = "no file fits this pattern" if glob.has_magic(text) else "there is no such file"
         raise ConfigError("files", text, what)
@@ -429,7 +433,7 @@ def _found(files: Files, ending: str) -> list[Path]:
     return [Path(each) for each in files]
 
 
-def _natural(path: Path) -> list[Any]:
+def _sort_key(path: Path) -> list[Any]:
     """Sorts client-2 before client-10, and files of one folder by what clients are called: without the ending."""
     return [by_value(str(path.parent)), by_value(path.stem), path.name]
 
@@ -445,7 +449,7 @@ def by_value(text: str) -> list[Any]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """What the files' clients are called: by the file; by its folder too where two files have one name."""
+    """The names of the files' clients: of the file, with its folder if two files have the same name."""
     return [name_of(name) for name in _unique(paths)]
 
 
@@ -463,13 +467,13 @@ def _unique(paths: Sequence[Path]) -> list[str]:
     return names
 
 
-def _dealt(tables: dict[str, Any], client: str | None) -> dict[str, Any]:
-    """By the column that says whose each row is, if there is one."""
+def _divided(tables: dict[str, Any], client: str | None) -> dict[str, Any]:
+    """The tables divided into clients by the column ``client``, if there is one."""
     if client is None:
         return tables
     parts: dict[str, list[Any]] = {}
     for file, table in tables.items():
-        texts, codes = _within(file, _cells_of, table, client, "client").texts
+        texts, codes = _naming_client(file, _cells_of, table, client, "client").texts
         if (codes < 0).any():
             raise DataError(
                 f"{file}: column {shown(client)}, row {np.flatnonzero(codes < 0)[0]} does not say whose it is"
@@ -478,11 +482,11 @@ def _dealt(tables: dict[str, Any], client: str | None) -> dict[str, Any]:
         order = np.argsort(codes, kind="stable")
         for text, rows in zip(texts, np.split(order, np.cumsum(np.bincount(codes))[:-1]), strict=True):
             parts.setdefault(text, []).append(rest.iloc[rows].reset_index(drop=True))
-    return {name: _joined(name, parts[name]) for name in sorted(parts, key=by_value)}
+    return {name: _concatenated(name, parts[name]) for name in sorted(parts, key=by_value)}
 
 
-def _joined(name: str, parts: Sequence[Any]) -> Any:
-    """Several tables of one client as one."""
+def _concatenated(name: str, parts: Sequence[Any]) -> Any:
+    """The tables of one client as one table."""
     import pandas
 
     for part in parts[1:]:
@@ -501,9 +505,9 @@ def _read_parquet(path: Path) -> Any:
     limits = {"thrift_string_size_limit": 1 << 24, "thrift_container_size_limit": 1 << 20}
     with reading(path, "Parquet"):
         schema = parquet.read_schema(path)
-        _check_form(path, schema)
+        _check_columns(path, schema)
         texts = [field.name for field in schema if str(field.type) in ("string", "large_string", "string_view")]
-        # As dictionaries, as they are in the file: a text that occurs a million times is in memory once.
+        # As dictionaries, as in the file, so that a text that occurs a million times is in memory once.
         with parquet.ParquetFile(path, read_dictionary=texts, **limits) as file:
             about = file.metadata
             groups = [about.row_group(k) for k in range(about.num_row_groups)]  # their columns may make pyarrow abort
@@ -516,11 +520,13 @@ def _read_parquet(path: Path) -> Any:
                 table = file.read(use_threads=False)
                 table.validate(full=True)
                 return table
-            return _joined_batches(path, file.iter_batches(batch_size=16, use_threads=False), file.schema_arrow, stored)
+            return _table_of_batches(
+                path, file.iter_batches(batch_size=16, use_threads=False), file.schema_arrow, stored
+            )
 
 
-def _joined_batches(path: Path, batches: Iterable[Any], schema: Any, stored: int) -> Any:
-    """A table of batches, which together take no more than a file of this size may."""
+def _table_of_batches(path: Path, batches: Iterable[Any], schema: Any, stored: int) -> Any:
+    """A table of batches, whose total size is checked against the size of the file."""
     kept, taken = [], 0
     for batch in batches:
         batch.validate(full=True)
@@ -536,25 +542,25 @@ def _read_arrow(path: Path) -> Any:
     stored = regular(path)
     opened, streamed = arrow.OSFile, arrow.ipc.open_stream
     with reading(path, "an Arrow stream"), opened(str(path)) as source, streamed(source) as stream:
-        _check_form(path, stream.schema)
-        return _joined_batches(path, stream, stream.schema, stored)
+        _check_columns(path, stream.schema)
+        return _table_of_batches(path, stream, stream.schema, stored)
 
 
-def _check_form(path: Path, schema: Any) -> None:
+def _check_columns(path: Path, schema: Any) -> None:
     if not 0 < len(schema) <= 10_000 or len({*schema.names}) < len(schema):
         raise DataError(f"{path}: {len(schema)} columns; there have to be 1 to 10000, with different names")
 
 
-def _of_arrow(table: Any, path: Path, columns: Any, size: Sequence[int] | None) -> Any:
-    """A table of pandas: plain columns, and pictures as arrays."""
+def _arrow_to_pandas(table: Any, path: Path, columns: Any, size: Sequence[int] | None) -> Any:
+    """An Arrow table as one of pandas, with pictures as arrays."""
     import pandas
 
-    found: dict[str, Any] = {}
+    columns_read: dict[str, Any] = {}
     names = _class_labels(table.schema.metadata or {}, path)
     with reading(path, "a table"):
         for field in table.schema:
             if (columns or {}).get(field.name) == "drop":
-                found[field.name] = pandas.Series(np.full(table.num_rows, np.nan))
+                columns_read[field.name] = pandas.Series(np.full(table.num_rows, np.nan))
                 continue
             column = table.column(field.name)
             kind = _plain_kind(field.type)
@@ -565,9 +571,9 @@ def _of_arrow(table: Any, path: Path, columns: Any, size: Sequence[int] | None) 
                     decoded(each, f"{path}: column {shown(field.name)}, row {k}", size)
                     for k, each in enumerate(content)
                 ]
-                held = np.empty(len(pictures), object)
-                held[:] = pictures
-                found[field.name] = pandas.Series(held, dtype=object)
+                values_read = np.empty(len(pictures), object)
+                values_read[:] = pictures
+                columns_read[field.name] = pandas.Series(values_read, dtype=object)
             elif kind is None:
                 way_out = f"drop=[{shown(field.name)}] leaves it out"
                 raise DataError(f"{path}: column {shown(field.name)} holds {shown(str(field.type))}; {way_out}")
@@ -576,14 +582,14 @@ def _of_arrow(table: Any, path: Path, columns: Any, size: Sequence[int] | None) 
                 numbers = codes.fillna(-1).to_numpy(np.int64)
                 if len(numbers) and not -1 <= numbers.min() <= numbers.max() < len(names[field.name]):
                     raise DataError(f"{path}: column {shown(field.name)}: class {numbers.max()} has no name")
-                held = pandas.Categorical.from_codes(numbers, categories=names[field.name])
-                found[field.name] = pandas.Series(held)
+                values_read = pandas.Categorical.from_codes(numbers, categories=names[field.name])
+                columns_read[field.name] = pandas.Series(values_read)
             else:
                 values = column.to_pandas()
-                found[field.name] = values.astype(object) if hasattr(values.dtype, "categories") else values
-    if not found or not table.num_rows:
+                columns_read[field.name] = values.astype(object) if hasattr(values.dtype, "categories") else values
+    if not columns_read or not table.num_rows:
         raise DataError(f"{path}: it has no rows, or no columns; leave it out")
-    return pandas.DataFrame(found)
+    return pandas.DataFrame(columns_read)
 
 
 def _plain_kind(kind: Any) -> str | None:
@@ -605,11 +611,11 @@ def _class_labels(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, list
     """Column -> the names of its classes, where Hugging Face wrote them."""
     try:
         features = parse_json(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-        found = {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
+        names = {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{path}: what Hugging Face says of its columns cannot be read ({shown(str(error))})") from None
-    for name, classes in found.items():
+    for name, classes in names.items():
         good = isinstance(classes, list) and classes and all(isinstance(each, str) for each in classes)
         if not good or len({*classes}) < len(classes):
             raise DataError(f"{path}: column {shown(name)}: its classes have to be different texts")
-    return found
+    return names

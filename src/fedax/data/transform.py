@@ -1,4 +1,4 @@
-"""From a table to arrays: what its columns mean, as a JSON file that goes with a model."""
+"""The transform of a table into arrays: the meaning of its columns, as a JSON file that goes with a model."""
 
 import dataclasses
 import functools
@@ -188,14 +188,14 @@ class Column:
     @property
     def features(self) -> list[str]:
         """The names of its features."""
-        found = {
+        names = {
             "number": [self.name],
             "date": [self.name, f"{self.name} (sine of the year)", f"{self.name} (cosine of the year)"],
             "category": [f"{self.name} = {category}" for category in self.categories],
             "flag": [],
         }[self.kind]
-        found += [f"{self.name} = other"] if self.other else []
-        return found + ([f"{self.name} is missing"] if self.missing else [])
+        names += [f"{self.name} = other"] if self.other else []
+        return names + ([f"{self.name} is missing"] if self.missing else [])
 
     @property
     def limits(self) -> str:
@@ -259,8 +259,8 @@ class Transform(Document):
         >>> transform = Transform((age, ward), Label("ill", ("no", "yes")))
         >>> transform.features
         ('age', 'ward = A', 'ward = B')
-        >>> found = transform(pandas.DataFrame({"ward": ["B", "A"], "age": [45, 70], "ill": ["yes", "no"]}))
-        >>> found["x"].tolist(), found["y"].tolist()
+        >>> arrays = transform(pandas.DataFrame({"ward": ["B", "A"], "age": [45, 70], "ill": ["yes", "no"]}))
+        >>> arrays["x"].tolist(), arrays["y"].tolist()
         ([[-0.5, 0.0, 1.0], [2.0, 1.0, 0.0]], [1, 0])
     """
 
@@ -298,10 +298,10 @@ class Transform(Document):
             DataError: a column is missing; a label is missing or is none of the classes.
         """
         frame = as_pandas(frame)
-        found = {"x": self.apply(frame)}
+        arrays = {"x": self.apply(frame)}
         if self.label is not None and self.label.name in frame.columns:
-            found["y"] = _labels(frame[self.label.name], self.label)
-        return found
+            arrays["y"] = _labels(frame[self.label.name], self.label)
+        return arrays
 
     def apply(self, frame: Any) -> np.ndarray:
         """Features float32 [n, F] of a table, whether it has labels or not.
@@ -321,7 +321,7 @@ class Transform(Document):
         return out
 
     def doubts(self, frame: Any) -> Doubts:
-        """What a table has that training had nothing like: cells that cannot be read, numbers far outside, and so on.
+        """The cells of a table unlike anything in training: cells that cannot be read, numbers far outside, and so on.
 
         A number or date is far outside if it is more than twice as far from the mean as the values of training reach,
         where they reach a power of two of the standard deviation: see :func:`fedax.data.summarize`.
@@ -337,10 +337,10 @@ class Transform(Document):
         return doubts_of(((column, cells(each, column.name), each) for column, each in given), len(frame))
 
 
-def _fill(out: np.ndarray, found: Cells, column: Column) -> None:
+def _fill(out: np.ndarray, read: Cells, column: Column) -> None:
     """Write the features [n, …] of a column, which are zero."""
     if column.kind in ("number", "date"):
-        values = found.numbers if column.kind == "number" else found.days
+        values = read.numbers if column.kind == "number" else read.days
         missing = np.isnan(values)
         filled = np.where(missing, column.mean if column.fill is None else float(column.fill), values)
         most = float(np.finfo(np.float32).max)
@@ -349,13 +349,13 @@ def _fill(out: np.ndarray, found: Cells, column: Column) -> None:
             angle = 2 * np.pi * (filled / _YEAR)
             out[:, 1], out[:, 2] = np.sin(angle), np.cos(angle)
     else:
-        missing = found.missing
+        missing = read.missing
     if column.kind == "category":
-        place = {category: k for k, category in enumerate(column.categories)}
-        rest = len(place) if column.other else -1
-        of_missing = -1 if column.fill is None else place[str(column.fill)]
-        texts, codes = found.texts
-        where = np.array([place.get(text, rest) for text in texts] + [of_missing])[codes]
+        feature_of = {category: k for k, category in enumerate(column.categories)}
+        rest = len(feature_of) if column.other else -1
+        of_missing = -1 if column.fill is None else feature_of[str(column.fill)]
+        texts, codes = read.texts
+        where = np.array([feature_of.get(text, rest) for text in texts] + [of_missing])[codes]
         rows = np.flatnonzero(where >= 0)
         out[rows, where[rows]] = 1
     if column.missing:
@@ -363,19 +363,19 @@ def _fill(out: np.ndarray, found: Cells, column: Column) -> None:
 
 
 def _labels(column: Any, label: Label) -> np.ndarray:
-    found = cells(column, label.name)
+    read = cells(column, label.name)
     if label.classes is None:
-        missing = np.isnan(found.numbers)
+        missing = np.isnan(read.numbers)
         if missing.any():
             row = int(np.flatnonzero(missing)[0])
             raise DataError(f"label {shown(label.name)}, row {row} is no finite number ({missing.sum()} such rows)")
-        return found.numbers.astype(np.float32)
-    if found.missing.any():
-        row = int(np.flatnonzero(found.missing)[0])
-        raise DataError(f"label {shown(label.name)}, row {row} is missing ({found.missing.sum()} such rows)")
-    place = {name: k for k, name in enumerate(label.classes)}
-    texts, codes = found.texts
-    if (bad := next((text for text in texts if text not in place), None)) is not None:
+        return read.numbers.astype(np.float32)
+    if read.missing.any():
+        row = int(np.flatnonzero(read.missing)[0])
+        raise DataError(f"label {shown(label.name)}, row {row} is missing ({read.missing.sum()} such rows)")
+    class_of = {name: k for k, name in enumerate(label.classes)}
+    texts, codes = read.texts
+    if (bad := next((text for text in texts if text not in class_of), None)) is not None:
         row = int(np.flatnonzero(codes == texts.index(bad))[0])
         raise DataError(f"label {shown(label.name)}, row {row} is {shown(bad)}; the classes are {few(label.classes)}")
-    return np.array([place[text] for text in texts], np.int32)[codes]
+    return np.array([class_of[text] for text in texts], np.int32)[codes]

@@ -18,7 +18,7 @@ import safetensors.numpy
 import fedax
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
-from fedax.data.doubts import Doubts, refuse, said_of
+from fedax.data.doubts import Doubts, in_words, refuse
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import BLANK, damage, with_digest, write_atomic
 from fedax.engine.job import Origin
@@ -95,7 +95,7 @@ class Model:
             if strict:
                 refuse(doubts)
             elif doubts:
-                warnings.warn(said_of(doubts), DoubtfulWarning, stacklevel=caller_level())
+                warnings.warn(in_words(doubts), DoubtfulWarning, stacklevel=caller_level())
         batch = self._batch(x)
         n = len(jax.tree.leaves(batch)[0])
         numbers_per_example = max(1, max(int(np.prod(leaf.shape[1:])) for leaf in jax.tree.leaves(batch)))

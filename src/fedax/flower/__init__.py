@@ -22,8 +22,8 @@ def require() -> None:
         ConfigError: ``flwr`` is not installed, or has another version.
     """
     try:
-        found = importlib.metadata.version("flwr")
+        installed = importlib.metadata.version("flwr")
     except importlib.metadata.PackageNotFoundError:
-        found = None
-    if found != VERSION:
-        raise ConfigError("flwr", found, f"deployment works with flwr {VERSION}: pip install 'fedax[flower]'")
+        installed = None
+    if installed != VERSION:
+        raise ConfigError("flwr", installed, f"deployment works with flwr {VERSION}: pip install 'fedax[flower]'")

@@ -1,4 +1,4 @@
-"""The Flower app that fedax's runs consist of: two modules that name fedax's own code, and no more."""
+"""The Flower app of fedax's runs: two modules that import fedax's own code, and nothing else."""
 
 import functools
 import hashlib
@@ -61,7 +61,7 @@ def bundle(contents: Mapping[str, bytes]) -> bytes:
 
 
 def app_hash(content: bytes) -> str:
-    """What identifies an app: a hash of its files' paths and contents, however they are compressed.
+    """A hash that identifies an app: of its files' paths and contents, however they are compressed.
 
     Args:
         content: a bundle (FAB).

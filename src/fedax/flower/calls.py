@@ -1,4 +1,4 @@
-"""Calls to Flower's HTTP APIs: the link's secret, and what is done about errors."""
+"""Calls to Flower's HTTP APIs: authentication by the link's secret, retries and error messages."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ class Secret:
         return call_next(context)
 
 
-class Patience:
-    """In the place of Flower's retries, which end the process: try again for a while, then a NodeError.
+class Retries:
+    """Retries a call for a limited time, then raises a NodeError. It replaces Flower's retries, which end the process.
 
     Args:
         address: of the link, for errors.
@@ -86,14 +86,14 @@ def secret_of(folder: Path) -> str:
 
 
 def refusal(address: str, error: httpx.HTTPStatusError) -> str:
-    """What a link's refusal means, and what to do."""
+    """The error message for a link's refusal, with the way out."""
     status = error.response.status_code
     if status == httpx.codes.FORBIDDEN:
         return f"the link at {address} refuses the secret; take the file `secret` from the link's folder"
     if status == httpx.codes.UNAUTHORIZED:
         return f"the link at {address} has ended this run: it was restarted, or someone stopped the run; {RESUME}"
-    said = FlowerError.from_json(error.response.text)
-    text = error.response.text[:300] if said is None else said.message
+    error_body = FlowerError.from_json(error.response.text)
+    text = error.response.text[:300] if error_body is None else error_body.message
     return f"the link at {address} refused a request (HTTP {status}): {text}"
 
 
@@ -102,23 +102,23 @@ def over_tls(
     address: str,
     ca: Path,
     interceptors: Sequence[ProtobufClientInterceptor],
-    patience: Patience | None = None,
+    retries: Retries | None = None,
 ) -> Client:
-    """One of Flower's clients of a link, whose new connections trust what ``ca`` holds then."""
+    """One of Flower's clients of a link; each new connection trusts the certificates that ``ca`` holds at that time."""
     trust: Any = Trust(ca)
-    return kind(f"https://{address}", interceptors=interceptors, verify=trust, retry_invoker=patience)  # type: ignore[arg-type]
+    return kind(f"https://{address}", interceptors=interceptors, verify=trust, retry_invoker=retries)  # type: ignore[arg-type]
 
 
-def control(address: str, ca: Path | None, secret: str, patience: float = 15.0) -> ControlHttpClient:
+def control(address: str, ca: Path | None, secret: str, seconds: float = 15.0) -> ControlHttpClient:
     """A client of the link's Control API; without ``ca``, of a link on this machine that has no TLS."""
-    wait = Patience(address, patience)
+    retries = Retries(address, seconds)
     if ca is None:
-        return ControlHttpClient(f"http://{address}", retry_invoker=wait)  # type: ignore[arg-type]
-    return over_tls(ControlHttpClient, address, ca, [Secret(secret)], wait)
+        return ControlHttpClient(f"http://{address}", retry_invoker=retries)  # type: ignore[arg-type]
+    return over_tls(ControlHttpClient, address, ca, [Secret(secret)], retries)
 
 
-def look_often() -> None:
-    """Let Flower look often for parts of a message that are still on their way; its own first pause is a second."""
+def poll_often() -> None:
+    """Make Flower poll often for parts of a message that have not arrived; its own first pause is a second."""
     defaults = pull_objects.__kwdefaults__
     assert defaults is not None
     defaults.update(initial_backoff=0.02, backoff_cap=0.5, max_tries_per_object=None)

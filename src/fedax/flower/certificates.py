@@ -1,4 +1,4 @@
-"""Certificates of the link, keys of the nodes, and the first contact with a link."""
+"""Certificates of the link, keys of the nodes, and the check whether a link can be reached and trusted."""
 
 import contextlib
 import datetime
@@ -52,8 +52,9 @@ def make_server(folder: Path, hosts: Sequence[str], days: float = 730) -> None:
 def renew(folder: Path, authority: bool = False) -> datetime.datetime:
     """Make another certificate of the server, or another authority, for a link that may run meanwhile.
 
-    A new authority is first in ``ca.pem``, and the old one after it: who has this file trusts both. The server's
-    certificate stays that of the old one until it is renewed, which leaves the new one alone in ``ca.pem``.
+    A new authority is written first in ``ca.pem``, and the old one after it, so that sites with this file trust both.
+    The server's certificate stays that of the old authority until it is renewed; then only the new authority is left in
+    ``ca.pem``.
 
     Args:
         folder: of a link.
@@ -72,9 +73,9 @@ def renew(folder: Path, authority: bool = False) -> datetime.datetime:
     server = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
     if not authority:
         names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        found = _new_server(folder, [str(each.value) for each in names], days=730)
+        renewed = _new_server(folder, [str(each.value) for each in names], days=730)
         write_atomic(folder / "ca.pem", _signer(folder)[1].public_bytes(_PEM).decode())
-        return found.not_valid_after_utc
+        return renewed.not_valid_after_utc
     newest = _authorities(folder)[0]
     if not _issued(newest, server):
         reason = "one is new already; when all sites have its ca.pem, `fedax deploy link renew` without --ca takes it"
@@ -87,12 +88,12 @@ def until(folder: Path) -> dict[str, float]:
 
     A file that is not there, or holds none, is left out; of several in a file the first counts.
     """
-    found = {}
+    ends = {}
     for name in ("server.pem", "ca.pem"):
         with contextlib.suppress(OSError, ValueError):
             certificate = x509.load_pem_x509_certificate((folder / name).read_bytes())
-            found[name] = certificate.not_valid_after_utc.timestamp()
-    return found
+            ends[name] = certificate.not_valid_after_utc.timestamp()
+    return ends
 
 
 def _new_authority(folder: Path, before: Sequence[x509.Certificate]) -> x509.Certificate:
@@ -106,7 +107,7 @@ def _new_authority(folder: Path, before: Sequence[x509.Certificate]) -> x509.Cer
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    # In this order: a key without its certificate could sign what nobody trusts.
+    # In this order: a key without its certificate would sign certificates that nobody trusts.
     write_atomic(folder / "ca.pem", "".join(each.public_bytes(_PEM).decode() for each in (certificate, *before)))
     write_private(folder / "ca.key", _private_pem(key))
     return certificate
@@ -173,19 +174,19 @@ def load_public(path: Path) -> bytes:
     Raises:
         ConfigError: as :func:`public_key`.
     """
-    found: bytes = public_key(path, "nodes").public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return found
+    public: bytes = public_key(path, "nodes").public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return public
 
 
-def greet(address: str, ca: Path) -> str | None:
-    """Make contact with a link, as any of its clients will, and say what is wrong.
+def connection_problem(address: str, ca: Path) -> str | None:
+    """Connect to a link by TLS, as any of its clients will, and return what is wrong.
 
     Args:
         address: ``host:port``.
         ca: the certificate of the authority that signed the link's.
 
     Returns:
-        ``None`` where there is a link; the reason where there is none now, but may be later.
+        ``None`` if there is a link; the reason if there is none now, but may be later.
 
     Raises:
         NodeError: the link's certificate is not good; waiting does not help.
@@ -212,7 +213,7 @@ def greet(address: str, ca: Path) -> str | None:
 
 
 class Trust(ssl.SSLContext):
-    """What a client of a link needs for TLS; each new connection trusts what a file holds then.
+    """A client's TLS context for a link; each new connection trusts the certificates that a file holds at that time.
 
     A certificate that the file no longer holds is trusted until the process ends.
 

@@ -19,9 +19,9 @@ answer: Callable[[Message], Message] | None = None  # the worker sets it; None: 
 @app.query()
 def query(message: flwr.app.Message, context: flwr.app.Context) -> flwr.app.Message:
     """Answer a message; what the answering function raises becomes an answer with an ``error``."""
-    asked = unpack(message.content)
+    request = unpack(message.content)
     try:
-        reply = _answering(context)(asked)
+        reply = _answering(context)(request)
     except Exception as error:
         if not isinstance(error, FedaxError):
             traceback.print_exc(file=sys.stderr)

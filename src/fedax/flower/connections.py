@@ -1,4 +1,4 @@
-"""The link's connections: how many there may be, how long each may take, and the certificate of new ones."""
+"""The link's connections: limits on their number and duration, and the TLS certificate of new ones."""
 
 import asyncio
 import collections
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from fedax.flower.guard import LARGEST
+from fedax.flower.access import LARGEST
 
 _HEAD = 64 << 10  # bytes of a request's head
-_TICKS = 10  # of uvicorn's, 0.1 s each, between two looks whether the certificate is another one
+_TICKS = 10  # uvicorn's ticks, 0.1 s each, between two checks whether the certificate file has changed
 
 
 class Limits(NamedTuple):
-    """What a link bears of connections.
+    """Limits on the connections of a link.
 
     Attributes:
-        total: connections at a time; more are closed as they come.
+        total: simultaneous connections; further ones are closed at once.
         each: the same from one address.
         head: seconds for the handshake, and for the head of a request.
         body: seconds for the body of a request, and as many more as it takes at ``rate``.
@@ -39,7 +39,7 @@ class Limits(NamedTuple):
 
 
 class Listener(socket.socket):
-    """A socket that listens, and takes no more connections than it may."""
+    """A listening socket that accepts no more connections than the limits allow."""
 
     def __init__(self, address: tuple[str, int], limits: Limits):
         super().__init__(socket.AF_INET, socket.SOCK_STREAM)
@@ -48,16 +48,16 @@ class Listener(socket.socket):
         self.bind(address)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection that may be; others are closed."""
+        """The next connection within the limits; others are closed."""
         while True:
             number, address = self._accept()  # type: ignore[attr-defined]
             if self.taken.total() < self.limits.total and self.taken[address[0]] < self.limits.each:
-                return _Counted(self.taken, address[0], number), address
+                return _CountedConnection(self.taken, address[0], number), address
             socket.close(number)
 
 
-class _Counted(socket.socket):
-    """A connection, which counts as long as it is open."""
+class _CountedConnection(socket.socket):
+    """A connection that is counted in ``taken`` as long as it is open."""
 
     def __init__(self, taken: collections.Counter[str], host: str, number: int):
         super().__init__(socket.AF_INET, socket.SOCK_STREAM, 0, number)
@@ -74,7 +74,7 @@ class _Counted(socket.socket):
 
 
 def protocol(limits: Limits) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, of which one object handles a connection, with limits of time and of a head's size."""
+    """uvicorn's protocol class, whose objects handle one connection each, with limits on time and on header size."""
 
     class Bounded(HttpToolsProtocol):
         _due: asyncio.TimerHandle | None = None
@@ -107,7 +107,7 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
         def on_headers_complete(self) -> None:
             self._wait(None)
             self._size, self._body = 0, (self.loop.time(), 0)
-            self._look()
+            self._check_rate()
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
@@ -123,14 +123,14 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
         def _await_head(self) -> None:
             self._wait(self.loop.call_later(limits.head, self.transport.abort))
 
-        def _look(self) -> None:
-            """End a connection whose body comes too slowly; else look again when it may be too late."""
+        def _check_rate(self) -> None:
+            """Close a connection whose body arrives too slowly; else check again when its time would be over."""
             assert self._body is not None
             left = self._body[0] + limits.body + self._body[1] / limits.rate - self.loop.time()
             if left <= 0:
                 self.transport.abort()
             else:
-                self._wait(self.loop.call_later(left, self._look))
+                self._wait(self.loop.call_later(left, self._check_rate))
 
         def _wait(self, due: asyncio.TimerHandle | None) -> None:
             if self._due is not None:
@@ -141,18 +141,18 @@ def protocol(limits: Limits) -> type[HttpToolsProtocol]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with limits of connections, whose new ones have the certificate that its files hold then.
+    """uvicorn's server with limits on connections; it reloads the certificate when its files change.
 
     Args:
         app: an ASGI application.
-        address: where it listens.
+        address: host and port where it listens.
         files: certificate and key in PEM form; nothing: without TLS.
         limits: of connections.
     """
 
     def __init__(self, app: Any, address: tuple[str, int], files: Sequence[Path], limits: Limits = Limits()):
         self._limits, self._address, self._files = limits, address, files
-        self._times = self._changed()
+        self._loaded = self._file_states()
         certificate, key = files or (None, None)
         super().__init__(
             uvicorn.Config(
@@ -176,26 +176,26 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """uvicorn's, ten times a second."""
-        if self._files and counter % _TICKS == 0 and (now := self._changed()) != self._times:
+        if self._files and counter % _TICKS == 0 and (now := self._file_states()) != self._loaded:
             certificate, key = self._files
             with contextlib.suppress(OSError):  # ssl.SSLError is one: the files are being written
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
                 assert self.config.ssl is not None
                 self.config.ssl.load_cert_chain(certificate, key)
-                self._times = now
+                self._loaded = now
         return await super().on_tick(counter)
 
-    def _changed(self) -> list[tuple[int, int]]:
-        found = []
+    def _file_states(self) -> list[tuple[int, int]]:
+        states = []
         for file in self._files:
             with contextlib.suppress(OSError):
                 status = file.stat()
-                found.append((status.st_mtime_ns, status.st_ino))
-        return found
+                states.append((status.st_mtime_ns, status.st_ino))
+        return states
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose servers do not wait for ever for a handshake."""
+    """An event loop whose servers give up on a TLS handshake after ``handshake`` seconds."""
 
     def __init__(self, handshake: float):
         super().__init__()

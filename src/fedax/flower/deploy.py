@@ -1,4 +1,4 @@
-"""Experiments over nodes: what a node does, and what ``fedax deploy run`` adds to ``fedax run``."""
+"""Experiments over nodes: the answering function of a node, and what ``fedax deploy run`` adds to ``fedax run``."""
 
 import contextlib
 import functools
@@ -33,12 +33,12 @@ FACTORY = "fedax.flower.deploy:answering"
 
 @functools.lru_cache(maxsize=64)
 def _problem(text: str, code: tuple[str, ...]) -> Problem:
-    """One object for one configuration, so that its programs are compiled once."""
+    """The problem of a configuration, cached so that its programs are compiled once."""
     return problem_of(json.loads(text), code)
 
 
 def make_problem(table: Table, code: Sequence[str] = ()) -> Problem:
-    """What a site works on, made from the tables of a configuration; ``code``: that may run here."""
+    """The problem that a site works on, from the tables of a configuration; ``code``: the user's code that may run."""
     return _problem(json.dumps(table, sort_keys=True), tuple(code))
 
 
@@ -53,7 +53,7 @@ def answering(
     code: Sequence[str] = (),
     roster: tuple[str, str] | None = None,
 ) -> Callable[[Message], Message]:
-    """What answers for the clients of a node, in the process of its worker.
+    """The answering function for the clients of a node, in the process of its worker.
 
     Args:
         data: the folder of their examples, as ``FederatedData.save`` writes it; or a client's table.
@@ -72,11 +72,11 @@ def answering(
         ConfigError, DataError: these cannot be used.
     """
     held = [None if folder is None else FederatedData.open(folder).examples for folder in (test, val)]
-    for each in code:
-        own.owned(each)
+    for file in code:
+        own.owned(file)
     make = functools.partial(make_problem, code=code)
     rules, known = Policy.of(policy or {}), None if roster is None else Roster(*roster)
-    site = lambda found: Site(found, make, state, names, held[0], rules, held[1], known)  # noqa: E731
+    site = lambda federation: Site(federation, make, state, names, held[0], rules, held[1], known)  # noqa: E731
     if table is None:
         return site(FederatedData.open(data)).answer
     options = dict(table)
@@ -197,31 +197,33 @@ def node(
 
 
 def _listen(state: pathlib.Path, say: Say) -> None:
-    """What the owner types at the node's terminal: whether summaries may leave."""
+    """Read from the node's terminal whether the owner lets summaries leave."""
     for line in sys.stdin:
         word, _, why = line.strip().partition(" ")
         if word.lower() not in ("yes", "no"):
             say("type yes, or no and why")
             continue
         yes = word.lower() == "yes"
-        for file in (found := decide(state, yes, why.strip())):
-            say(spoken(file, Decision(yes, why.strip())))
-        if not found:
+        for file in (decided := decide(state, yes, why.strip())):
+            say(decision_line(file, Decision(yes, why.strip())))
+        if not decided:
             say("nothing waits")
 
 
-def spoken(file: pathlib.Path, said: Decision | None) -> str:
-    """What the owner of a node said of a summary, as a line for people."""
-    if said is None:
+def decision_line(file: pathlib.Path, decision: Decision | None) -> str:
+    """The owner's decision on a summary, as a line for people."""
+    if decision is None:
         return f"{file}: waits"
-    return f"{file}: " + ("may leave" if said.yes else f"does not leave{f': {said.why}' if said.why else ''}")
+    return f"{file}: " + (
+        "may leave" if decision.yes else f"does not leave{f': {decision.why}' if decision.why else ''}"
+    )
 
 
 def with_nodes_data(tables: Table, test: pathlib.Path | None, allow_code: bool | own.Code = False) -> Table:
-    """A configuration whose data are at nodes; its section ``data`` was for simulation.
+    """A configuration with its section ``data``, which is for simulation, replaced by data at nodes.
 
-    The task that is usual for the data set stays, the weights, and how the rows of each client are split: but for the
-    share for testing where the server has a folder for that.
+    Kept are the task that is usual for the data set, the weights, and the split of each client's rows. The share for
+    testing is left out if the server has a folder for that.
 
     Raises:
         ConfigError: something else in it cannot be used.
@@ -233,7 +235,7 @@ def with_nodes_data(tables: Table, test: pathlib.Path | None, allow_code: bool |
         task["name"] = usual
     data: Table = {"name": "nodes", "weights": given.get("weights", "sizes")}
     if isinstance(split := given.get("split"), dict):
-        # What the test part would have had stays with training.
+        # Without a split for testing, those rows stay with training.
         apart = () if test is None else ("test", "train")
         data["split"] = {name: value for name, value in split.items() if name not in apart}
     elif split is not None:
@@ -243,9 +245,9 @@ def with_nodes_data(tables: Table, test: pathlib.Path | None, allow_code: bool |
         data["test"] = str(test.absolute())
     elif given.get("name") == "nodes" and "test" in given:
         data["test"] = given["test"]
-    found = {**tables, "data": data, "task": task}
-    check_settings(found, allow_code)
-    return found
+    configuration = {**tables, "data": data, "task": task}
+    check_settings(configuration, allow_code)
+    return configuration
 
 
 @contextlib.contextmanager
@@ -263,8 +265,8 @@ def fleet_at(
     Raises:
         ConfigError, NodeError: the link cannot be used, or its nodes do not fit together.
     """
-    with transport_at(link, folder, say) as there:
-        fleet = Fleet(there, timeout, nodes, wait)
+    with transport_at(link, folder, say) as carrier:
+        fleet = Fleet(carrier, timeout, nodes, wait)
         census = fleet.census
         say(f"{len(fleet)} nodes with {census.num_clients} clients and {int(census.sizes.sum())} examples")
         fleet.census = census._replace(overview=_agreed(folder, census.transform))
@@ -272,7 +274,7 @@ def fleet_at(
 
 
 def _agreed(folder: pathlib.Path, transform: Transform | None) -> Overview | None:
-    """The columns that `fedax deploy tables` showed, where the nodes have the transform that came of it."""
+    """The overview that `fedax deploy tables` showed, if the nodes have the transform that it led to."""
     made, seen = (folder / "tables" / name for name in ("transform.json", "overview.json"))
     if transform is None or not (made.is_file() and seen.is_file()):
         return None
@@ -281,7 +283,7 @@ def _agreed(folder: pathlib.Path, transform: Transform | None) -> Overview | Non
 
 @contextlib.contextmanager
 def transport_at(link: str, folder: pathlib.Path, say: Say, command: str = "run") -> Iterator[Transport]:
-    """Carries messages to the nodes at a link, for as long as the context lasts.
+    """A transport to the nodes at a link, for as long as the context lasts.
 
     Args:
         link, folder, say: as of :func:`fleet_at`.
@@ -295,7 +297,7 @@ def transport_at(link: str, folder: pathlib.Path, say: Say, command: str = "run"
     from fedax.flower.calls import secret_of
 
     with (
-        transport.connect(link, folder / "ca.pem", secret_of(folder), say=say) as there,
-        Status(folder, link, there, command) as status,
+        transport.connect(link, folder / "ca.pem", secret_of(folder), say=say) as carrier,
+        Status(folder, link, carrier, command) as status,
     ):
         yield status

@@ -1,4 +1,4 @@
-"""The link: where nodes and servers meet. Its folder, and the process that keeps Flower's SuperLink running."""
+"""The link, to which nodes and servers connect: its folder, and the process that supervises Flower's SuperLink."""
 
 import argparse
 import json
@@ -17,10 +17,10 @@ from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import control, secret_of
 from fedax.flower.connections import Limits
-from fedax.flower.processes import Kept, end_with_parent, ending, log_level, options
+from fedax.flower.processes import SupervisedProcess, end_with_parent, ending, log_level, options
 
 _LOOK = 1.0  # seconds between looks into the folder of keys
-_AGAIN = 10.0  # seconds until the link is asked again whom it knows, where no key has come or gone
+_AGAIN = 10.0  # seconds until the link's list of nodes is compared again if no key was added or removed
 
 
 def prepare(folder: Path, hosts: Sequence[str]) -> None:
@@ -81,7 +81,7 @@ def run(
     bounds = dict(limits or {})
     if bind.startswith("127."):  # all come from one address, such as the nodes of a rehearsal
         bounds["each"] = bounds.get("total", Limits().total)
-    superlink = Kept(
+    superlink = SupervisedProcess(
         "fedax.flower.superlink",
         options(
             secret_file=folder / "secret",
@@ -98,7 +98,7 @@ def run(
         log=folder / "link.log",
         environment={"FLWR_LOG_LEVEL": log_level()},
     )
-    keys = _Keys(folder, f"{here}:{port}", say)
+    keys = _NodeKeys(folder, f"{here}:{port}", say)
     with ending() as end:
         try:
             ready, look = False, 0.0
@@ -110,7 +110,7 @@ def run(
                     superlink.start()
                 if time.monotonic() < look or not superlink.runs:
                     continue
-                if not ready and certificates.greet(f"{here}:{port}", folder / "ca.pem") is not None:
+                if not ready and certificates.connection_problem(f"{here}:{port}", folder / "ca.pem") is not None:
                     continue
                 look = time.monotonic() + _LOOK
                 try:
@@ -125,34 +125,37 @@ def run(
             superlink.stop()
 
 
-class _Keys:
-    """Keeps the nodes that the link knows those whose keys are in the folder."""
+class _NodeKeys:
+    """Registers at the link the nodes whose public keys are in its folder, and unregisters all others."""
 
     def __init__(self, folder: Path, address: str, say: Callable[[str], None]):
         self.folder, self._say = folder / "nodes", say
         self._control = control(address, folder / "ca.pem", secret_of(folder), 2.0)
-        self._said: set[str] = set()
-        self._done: tuple[frozenset[bytes], float] = (frozenset(), -math.inf)  # the keys of the last time, and when
+        self._printed: set[str] = set()
+        self._last: tuple[frozenset[bytes], float] = (
+            frozenset(),
+            -math.inf,
+        )  # the last keys, and when
 
     def reconcile(self, anyway: bool) -> None:
         """Register the nodes of new keys, and unregister those of removed ones.
 
         Args:
-            anyway: also where the keys are those of the last time, and that was not long ago.
+            anyway: even if the keys have not changed since the last time, a few seconds ago.
 
         Raises:
             NodeError: the SuperLink is not there.
         """
-        if not self.folder.is_dir():  # whoever moves it does not mean to part with all nodes
+        if not self.folder.is_dir():  # a moved folder is no reason to unregister all nodes
             return
         wanted = {}
         for path in sorted(self.folder.glob("*.pub")):
             try:
                 wanted[certificates.load_public(path)] = path
             except ConfigError as error:
-                self._once(str(error))
+                self._say_once(str(error))
         keys = frozenset(wanted)
-        if not anyway and keys == self._done[0] and time.monotonic() < self._done[1] + _AGAIN:
+        if not anyway and keys == self._last[0] and time.monotonic() < self._last[1] + _AGAIN:
             return
         known = {
             node.public_key: node.node_id
@@ -165,19 +168,21 @@ class _Keys:
                 number = self._control.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
                 self._say(f"node {name} is {number}")
             except NodeError as error:
-                self._once(f"{wanted[key]}: {error}; a key that was removed cannot come back: the node needs a new one")
+                self._say_once(
+                    f"{wanted[key]}: {error}; a key that was removed cannot come back: the node needs a new one"
+                )
         for key in known.keys() - wanted.keys():
             self._control.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
             self._say(f"node {known[key]} is no longer known: its key was removed")
-        self._done = keys, time.monotonic()
+        self._last = keys, time.monotonic()
 
     def close(self) -> None:
         """End the connection."""
         self._control.close()
 
-    def _once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
+    def _say_once(self, line: str) -> None:
+        if line not in self._printed:
+            self._printed.add(line)
             self._say(line)
 
 

@@ -27,20 +27,22 @@ from fedax.experiments.config import Experiment
 from fedax.federation.census import Census
 from fedax.flower import require
 from fedax.flower.deploy import FACTORY, Say, Table, fleet_at, make_problem
-from fedax.flower.processes import Kept, free_port, options
+from fedax.flower.processes import SupervisedProcess, free_port, options
 
 _START = 120.0  # seconds in which the processes of a local deployment have to be there
 
 
 @contextlib.contextmanager
-def begun(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: float, say: Say) -> Iterator[Experiment]:
-    """An experiment on clients behind a link and nodes on this machine, for as long as the context lasts.
+def local_deployment(
+    experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: float, say: Say
+) -> Iterator[Experiment]:
+    """Deploy an experiment on this machine: a link and nodes as local processes, for as long as the context lasts.
 
-    All of them are processes of their own, with TLS and keys made for them; what they need is in ``folder/deploy``, and
-    of a run that ended without an error only the nodes' logs stay.
+    Each is a separate process, with TLS and keys made for it. Their files are in ``folder/deploy``; after a run without
+    an error only the nodes' logs remain.
 
     Args:
-        experiment: with its data, which are dealt to the nodes.
+        experiment: with its data, which are distributed among the nodes.
         folder: of the run.
         nodes: how many, 1 to N.
         timeout: as of :class:`Fleet`.
@@ -55,10 +57,14 @@ def begun(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
     from fedax.flower import link as links
 
     data, place, port = experiment.undealt(), folder / "deploy", free_port()
-    code = _kept(experiment, place)
+    code = _copy_code(experiment, place)
     address, link = f"127.0.0.1:{port}", place / "link"
     links.prepare(link, [])
-    kept = [Kept("fedax.flower.link", options(folder=link, port=port, bind="127.0.0.1"), log=place / "link.log")]
+    processes = [
+        SupervisedProcess(
+            "fedax.flower.link", options(folder=link, port=port, bind="127.0.0.1"), log=place / "link.log"
+        )
+    ]
     for k, clients in enumerate(np.array_split(np.arange(data.num_clients), nodes)):
         site = place / f"node-{k}"
         site.mkdir(parents=True, exist_ok=True)
@@ -71,9 +77,9 @@ def begun(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
         arguments |= {"roster": [str((link / "nodes").absolute()), str((site / "key").absolute())]}
         command = options(link=address, ca=link / "ca.pem", key=site / "key", state=site / "state", poll=0.25)
         command += options(factory=FACTORY, arguments=json.dumps(arguments))
-        kept.append(Kept("fedax.flower.node", command, log=site / "node.log"))
-    with _running(kept):
-        _await(lambda: certificates.greet(address, link / "ca.pem"), "the link", place / "link.log")
+        processes.append(SupervisedProcess("fedax.flower.node", command, log=site / "node.log"))
+    with _supervised(processes):
+        _wait_until(lambda: certificates.connection_problem(address, link / "ca.pem"), "the link", place / "link.log")
         with fleet_at(address, link, timeout, nodes, say, _START) as fleet:
             known = Census.of(data)  # nodes call the clients by their numbers
             fleet.census = fleet.census._replace(
@@ -90,16 +96,16 @@ def begun(experiment: Experiment, folder: pathlib.Path, nodes: int, timeout: flo
         shutil.rmtree(each, ignore_errors=True)
 
 
-def _kept(experiment: Experiment, place: pathlib.Path) -> list[str]:
-    """What nodes on this machine may run of own code: copies of the files, and modules."""
+def _copy_code(experiment: Experiment, place: pathlib.Path) -> list[str]:
+    """The user's code that nodes on this machine may run: paths of copies of its files, and names of its modules."""
     place.mkdir(parents=True, exist_ok=True)
-    own.write(place, experiment.code.values())
-    kept = experiment.code.values()
-    return [each.name if each.module else str((place / own.FOLDER / each.name).absolute()) for each in kept]
+    sources = experiment.code.values()
+    own.write(place, sources)
+    return [code.name if code.module else str((place / own.FOLDER / code.name).absolute()) for code in sources]
 
 
 def check_local(experiment: Experiment, nodes: int) -> None:
-    """Refuse what :func:`begun` cannot do.
+    """Refuse what :func:`local_deployment` cannot do.
 
     Raises:
         ConfigError: Flower is not installed; more nodes than clients; other clients for each seed.
@@ -114,16 +120,16 @@ def check_local(experiment: Experiment, nodes: int) -> None:
 
 
 @contextlib.contextmanager
-def _running(kept: Sequence[Kept]) -> Iterator[None]:
-    """Keep processes running."""
+def _supervised(processes: Sequence[SupervisedProcess]) -> Iterator[None]:
+    """Start processes, and start each again when it ends, until the context is left."""
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(0.2):
-            for each in kept:
-                each.ended()
-                if each.due:
-                    each.start()
+            for process in processes:
+                process.ended()
+                if process.due:
+                    process.start()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -132,14 +138,14 @@ def _running(kept: Sequence[Kept]) -> Iterator[None]:
     finally:
         over.set()
         watcher.join()
-        for each in kept:
-            if each.process is not None:
-                each.process.terminate()  # all at once
-        for each in kept:
-            each.stop()
+        for supervised in processes:
+            if supervised.process is not None:
+                supervised.process.terminate()  # all at once
+        for supervised in processes:
+            supervised.stop()
 
 
-def _await(reason: Callable[[], str | None], what: str, log: pathlib.Path) -> None:
+def _wait_until(reason: Callable[[], str | None], what: str, log: pathlib.Path) -> None:
     end = time.monotonic() + _START
     while (why := reason()) is not None:
         if time.monotonic() > end:
@@ -147,14 +153,14 @@ def _await(reason: Callable[[], str | None], what: str, log: pathlib.Path) -> No
         time.sleep(0.2)
 
 
-def on_ray(experiment: Experiment, folder: pathlib.Path, timeout: float, say: Say) -> None:
-    """Run an experiment in Flower's simulation: every client is a node of its own, and an actor of Ray answers for it.
+def run_on_ray(experiment: Experiment, folder: pathlib.Path, timeout: float, say: Say) -> None:
+    """Run an experiment in Flower's simulation: every client is a separate node, simulated by a Ray actor.
 
-    The run is written to its folder by a process of Flower's.
+    A process started by Flower writes the run to its folder.
 
     Args:
         experiment: with its data; its run has begun in ``folder`` or begins there.
-        folder, timeout, say: as of :func:`begun`.
+        folder, timeout, say: as of :func:`local_deployment`.
 
     Raises:
         ConfigError: Ray is not installed, or the run needs nodes whose processes last.
@@ -178,7 +184,7 @@ def on_ray(experiment: Experiment, folder: pathlib.Path, timeout: float, say: Sa
     place.mkdir(exist_ok=True)
     if not (place / "data").exists():
         data.save(place / "data")
-    job: Table = {"code": _kept(experiment, place)}
+    job: Table = {"code": _copy_code(experiment, place)}
     job |= {"config": experiment.config, "data": str((place / "data").absolute()), "timeout": timeout}
     job |= {"state": str((place / "state").absolute()), "folder": str(folder.absolute())}
     arguments = options(insecure=True, simulation=True, host="127.0.0.1", port=port, database=place / "link.db")
@@ -186,17 +192,17 @@ def on_ray(experiment: Experiment, folder: pathlib.Path, timeout: float, say: Sa
     environment = {"FLWR_HOME": str((place / "flwr").absolute()), "FLWR_LOG_LEVEL": "WARNING"}
     # Flower calls its own commands by their names.
     environment["PATH"] = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
-    link = Kept("fedax.flower.superlink", arguments, log=place / "ray.log", environment=environment)
-    with _running([link]):
-        _await(lambda: _refuses(port), "Flower's SuperLink", place / "ray.log")
+    link = SupervisedProcess("fedax.flower.superlink", arguments, log=place / "ray.log", environment=environment)
+    with _supervised([link]):
+        _wait_until(lambda: _refuses(port), "Flower's SuperLink", place / "ray.log")
         calls = control(f"127.0.0.1:{port}", None, "")
         fab = build()
-        asked = StartRunRequest(
+        request = StartRunRequest(
             fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})),
             override_config=user_config_to_proto({"job": json.dumps(job)}),
             override_federation_config=SimulationConfig(num_supernodes=data.num_clients, client_resources_num_cpus=1),
         )
-        number = calls.StartRun(asked).run_id
+        number = calls.StartRun(request).run_id
         say(f"{data.num_clients} clients in Flower's simulation; its log is {place / 'ray.log'}")
         while (run := calls.ListRuns(ListRunsRequest(run_id=number)).run_dict[number]).status.status != "finished":
             time.sleep(0.5)
@@ -219,7 +225,7 @@ _SITES: dict[tuple[str, int], Site] = {}
 
 
 def ray_node(context: Any) -> Callable[[Message], Message]:
-    """What answers for the one client of a node of Flower's simulation."""
+    """The answering function of a node of Flower's simulation, which has one client."""
     job = json.loads(str(context.run_config["job"]))
     which = int(context.node_config["partition-id"])
     if (job["data"], which) not in _SITES:
@@ -246,7 +252,7 @@ def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
     from fedax.flower.transport import FlowerTransport
 
     job = json.loads(str(run_config["job"]))
-    # The files are copies that the process has made that began this one.
+    # The files are copies, made by the process that started this one.
     experiment = build(job["config"], allow_code=own.here(job["code"]))
     data = experiment.undealt()
     fleet = Fleet(FlowerTransport(grid), float(job["timeout"]), data.num_clients, _START)

@@ -9,12 +9,12 @@ FORMAT = "text/plain; version=0.0.4"
 Table = Mapping[str, Any]
 
 
-def exposed(found: Table) -> str:
+def prometheus_text(status: Table) -> str:
     """The metrics of a status, from :func:`fedax.flower.status.joined`.
 
     Example:
         >>> there = {"there": True, "problem": None, "certificates": {"ca.pem": 2e9}}
-        >>> print(exposed({"time": 1e9, "link": there, "run": None, "nodes": []}), end="")
+        >>> print(prometheus_text({"time": 1e9, "link": there, "run": None, "nodes": []}), end="")
         # HELP fedax_link_up Whether the link answers.
         # TYPE fedax_link_up gauge
         fedax_link_up 1
@@ -24,7 +24,7 @@ def exposed(found: Table) -> str:
     """
     lines: list[str] = []
     last = ""
-    for name, kind, what, labels, value in _samples(found):
+    for name, kind, what, labels, value in _samples(status):
         if name != last:
             lines += [f"# HELP {name} {what}", f"# TYPE {name} {kind}"]
             last = name
@@ -33,15 +33,15 @@ def exposed(found: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _samples(found: Table) -> Iterator[tuple[str, str, str, dict[str, Any], float]]:
-    """Name, kind, meaning, labels and value; those of one name one after another."""
-    yield "fedax_link_up", "gauge", "Whether the link answers.", {}, found["link"]["there"]
-    for file, end in found["link"]["certificates"].items():
+def _samples(status: Table) -> Iterator[tuple[str, str, str, dict[str, Any], float]]:
+    """Name, type, help text, labels and value of each sample; samples of one name are consecutive."""
+    yield "fedax_link_up", "gauge", "Whether the link answers.", {}, status["link"]["there"]
+    for file, end in status["link"]["certificates"].items():
         yield (
             "fedax_certificate_end_seconds", "gauge", "When a certificate ends, as Unix time.", {"file": file}, end
         )  # fmt: skip
-    names = [{"node": each["name"] or each["number"]} for each in found["nodes"]]
-    nodes = [*zip(names, found["nodes"], strict=True)]
+    names = [{"node": each["name"] or each["number"]} for each in status["nodes"]]
+    nodes = [*zip(names, status["nodes"], strict=True)]
     for name, node in nodes:
         yield "fedax_node_up", "gauge", "Whether a node is at the link.", name, node["status"] == "online"
     for name, node in nodes:
@@ -56,9 +56,9 @@ def _samples(found: Table) -> Iterator[tuple[str, str, str, dict[str, Any], floa
             )  # fmt: skip
     for name, node in nodes:
         waited = node["waited_for"]
-        seconds = found["time"] - waited["since"] if waited else 0.0
+        seconds = status["time"] - waited["since"] if waited else 0.0
         yield "fedax_node_waited_for_seconds", "gauge", "For how long the run waits for a node.", name, seconds
-    if (run := found["run"]) is None:
+    if (run := status["run"]) is None:
         return
     yield "fedax_run_up", "gauge", "Whether a run is under way.", {"state": run["state"]}, run["state"] == "running"
     runs = [({"method": each["method"], "seed": each["seed"]}, each) for each in run["runs"]]

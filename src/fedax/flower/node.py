@@ -1,4 +1,4 @@
-"""A node: the process that keeps Flower's SuperNode and the worker that answers for it running."""
+"""A node: the process that supervises Flower's SuperNode and the worker that answers its messages."""
 
 import argparse
 import json
@@ -22,13 +22,13 @@ from fedax.errors import ConfigError, FedaxError, NodeError
 from fedax.files import check_private, write_private
 from fedax.flower import certificates, require
 from fedax.flower.calls import over_tls
-from fedax.flower.processes import Kept, end_with_parent, ending, free_port, log_level, options
+from fedax.flower.processes import SupervisedProcess, end_with_parent, ending, free_port, log_level, options
 from fedax.flower.signature import Signer
 
 _LOOK = 15.0  # seconds between looks whether the link is still there
-_AGAIN = 2.0  # the same where it was not
+_AGAIN = 2.0  # the same if it was not there
 _REMIND = 60.0  # seconds between lines that say that the link is not there
-_UNKNOWN = 3.0  # seconds in which a key that was known may become known again
+_UNKNOWN = 3.0  # seconds for which a key that was registered before may be unknown
 
 
 def run(
@@ -80,7 +80,7 @@ def run(
         raise ConfigError("state", str(state), "another node uses this folder; give each node its own") from None
     write_private(state / "secret", secrets.token_bytes(32))
     runtime = free_port()
-    supernode = Kept(
+    supernode = SupervisedProcess(
         "fedax.flower.supernode",
         options(
             poll=poll,
@@ -95,7 +95,7 @@ def run(
         log=state / "supernode.log",
         environment={"FLWR_LOG_LEVEL": log_level()},
     )
-    worker = Kept(
+    worker = SupervisedProcess(
         "fedax.flower.worker",
         [
             *options(runtime=f"127.0.0.1:{runtime}", secret_file=state / "secret", factory=factory),
@@ -104,7 +104,7 @@ def run(
         ],
         environment={"FLWR_HOME": str((state / "flwr").resolve()), "FLWR_LOG_LEVEL": "ERROR"},
     )
-    door = _Door(link, ca, key, state, wait, say)
+    connection = _LinkClient(link, ca, key, state, wait, say)
     with lock, ending() as end:
         try:
             while not end.wait(0.2):
@@ -112,13 +112,13 @@ def run(
                     if status == 2:
                         raise NodeError("the worker cannot work; its own line above says why")
                     say(f"the worker has ended (status {status}); it is started again")
-                    supernode.stop(0)  # with the message that was being answered; the link learns of it
+                    supernode.stop(0)  # it holds the message that was being answered; the link notices its end
                 if (status := supernode.ended()) is not None:
                     say(f"the SuperNode has ended (status {status}; see {state / 'supernode.log'})")
-                there = door.there()  # first: where the certificate is not good there is nothing to start
+                reachable = connection.reachable()  # first: with a bad certificate there is nothing to start
                 if worker.due:
                     worker.start()
-                if there and supernode.due and (number := door.enter()) is not None:
+                if reachable and supernode.due and (number := connection.activate()) is not None:
                     supernode.start()
                     say(f"this is node {number} at {link}")
         finally:
@@ -126,8 +126,8 @@ def run(
             supernode.stop()
 
 
-class _Door:
-    """What a node has to see to at the link before its SuperNode can work."""
+class _LinkClient:
+    """A node's view of the link: whether it can be reached, and the node's activation before its SuperNode runs."""
 
     def __init__(self, link: str, ca: Path, key: Path, state: Path, wait: float | None, say: Callable[[str], None]):
         self.link, self.ca, self.key, self.wait, self.say = link, ca, key, wait, say
@@ -136,14 +136,14 @@ class _Door:
         self._next = self._next_line = 0.0
         self._missing: float | None = None
         self._refused: float | None = None
-        self._enter = self._remind = 0.0
+        self._next_try = self._next_reminder = 0.0
 
-    def there(self) -> bool:
-        """Whether the link was there when it was last looked for."""
+    def reachable(self) -> bool:
+        """Whether the link could be reached at the last check, which is repeated every few seconds."""
         now = time.monotonic()
         if now < self._next:
             return self._missing is None
-        reason = certificates.greet(self.link, self.ca)
+        reason = certificates.connection_problem(self.link, self.ca)
         if reason is None:
             if self._missing is not None:
                 self.say(f"the link at {self.link} is there")
@@ -157,31 +157,32 @@ class _Door:
             self.say(f"the link at {self.link} cannot be reached ({reason}); waiting for it")
         return False
 
-    def enter(self) -> int | None:
+    def activate(self) -> int | None:
         """Make the link ready for a new SuperNode of this node, and return the node's number.
 
-        A SuperNode that was killed counts as there for up to a minute, and another is refused: so it is signed off.
+        The link takes a SuperNode that was killed for alive for up to a minute, and refuses another one. So the node is
+        deactivated first.
 
         Returns:
-            ``None`` where it did not work now: a key that is new may still become known.
+            ``None`` if it failed this time: a new key may still be registered.
 
         Raises:
             NodeError: the link does not know the key any more, or did not come to know it in time.
         """
-        if time.monotonic() < self._enter:
+        if time.monotonic() < self._next_try:
             return None
         public = self._private.public_key()
         with over_tls(FleetHttpClient, self.link, self.ca, [Signer(self._private, public)]) as client:
             try:
                 if self._number_file.exists():
-                    with suppress(httpx.HTTPStatusError, ValueError):  # signed off, or known by another number now
+                    with suppress(httpx.HTTPStatusError, ValueError):  # deactivated, or it has another number now
                         client.DeactivateNode(DeactivateNodeRequest(node_id=int(self._number_file.read_text())))
-                entered = client.ActivateNode(
+                activated = client.ActivateNode(
                     ActivateNodeRequest(
                         public_key=public_key_to_bytes(public), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
                     )
                 )
-                client.DeactivateNode(DeactivateNodeRequest(node_id=entered.node_id))
+                client.DeactivateNode(DeactivateNodeRequest(node_id=activated.node_id))
             except httpx.TransportError:
                 self._next = 0.0
                 return None
@@ -189,8 +190,8 @@ class _Door:
                 self._refuse(error)
                 return None
         self._refused = None
-        self._number_file.write_text(str(entered.node_id))
-        return int(entered.node_id)
+        self._number_file.write_text(str(activated.node_id))
+        return int(activated.node_id)
 
     def _refuse(self, error: httpx.HTTPStatusError) -> None:
         now = time.monotonic()
@@ -200,7 +201,7 @@ class _Door:
                 f"the link at {self.link} refuses this node's signature ({error.response.text[:200]}): set the clock "
                 "of this machine; and link and node need the same fedax"
             ) from error
-        self._enter = now + _AGAIN
+        self._next_try = now + _AGAIN
         if error.response.status_code >= 500:
             return
         new = not self._number_file.exists()
@@ -211,8 +212,8 @@ class _Door:
                 f"{text}: the coordinator has to put it into the link's folder nodes (or another node with this key is "
                 "running, or was killed in the last minute)"
             ) from error
-        if new and now >= self._remind:
-            self._remind = now + _REMIND
+        if new and now >= self._next_reminder:
+            self._next_reminder = now + _REMIND
             self.say(f"{text} yet; waiting until it is in the link's folder nodes")
 
 

@@ -1,4 +1,4 @@
-"""Processes that a command starts, watches, and takes with it when it ends, however it ends."""
+"""Child processes that a command supervises, and that end when the command ends, even by SIGKILL."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedax.files import rotate
 
-_PARENT = "FEDAX_PARENT"  # whose child a process is meant to be
+_PARENT = "FEDAX_PARENT"  # environment variable: the process that a child ends with
 _FIRST_PAUSE, _LONGEST_PAUSE, _STEADY = 0.5, 30.0, 60.0  # seconds
 
 
@@ -67,16 +67,16 @@ def options(**given: object) -> list[str]:
 
 
 def log_level() -> str:
-    """What Flower's processes write down: ``FEDAX_LOG_LEVEL`` of the environment, warnings where it is not set."""
+    """The log level of Flower's processes: ``FEDAX_LOG_LEVEL`` of the environment; warnings if it is not set."""
     return os.environ.get("FEDAX_LOG_LEVEL", "warning").upper()
 
 
-class Kept:
-    """A Python module that runs as a process of its own and is started again when it ends.
+class SupervisedProcess:
+    """A Python module that runs as a child process. The caller restarts it when it is ``due``, after growing pauses.
 
     Args:
         module, arguments: what ``python -m`` is given.
-        log: the file that its output goes to, which is rotated; ``None``: it is shown.
+        log: the file that its output goes to, which is rotated; ``None``: it goes to this process's output.
         environment: variables in addition to this process's own.
     """
 
@@ -103,7 +103,7 @@ class Kept:
         return self.process is None and time.monotonic() >= self._due
 
     def start(self) -> None:
-        """Start it; Ctrl-C in a terminal does not reach it, and what it writes is for this user alone."""
+        """Start it. Ctrl-C in a terminal does not reach it, and its files can be read by this user only."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         output = None if self.log is None else os.fdopen(os.open(self.log, flags, 0o600), "ab")
         try:
@@ -122,7 +122,7 @@ class Kept:
         self._began = time.monotonic()
 
     def ended(self) -> int | None:
-        """Its exit status, once, when it has ended; the next start is due after a pause that grows."""
+        """Its exit status, once, after it has ended; then the next start is due after a pause that grows."""
         if self.log is not None:
             rotate(self.log, held=True)
         if self.process is None or (status := self.process.poll()) is None:
@@ -135,7 +135,7 @@ class Kept:
         return status
 
     def stop(self, grace: float = 5.0) -> None:
-        """Ask it to end; after ``grace`` seconds make it."""
+        """End it by SIGTERM, and after ``grace`` seconds by SIGKILL."""
         if self.process is None:
             return
         if grace > 0:

@@ -1,8 +1,8 @@
-"""fedax's messages as Flower's: a text, and bytes where there are tensors. Never pickle.
+"""fedax's messages as Flower's: a JSON text, and bytes for the tensors. Never pickle.
 
-Flower carries a message, its table of records, each record, and every array in one by requests of their own, and the
-link is busy with requests for most of a round. So a text and small tensors go within the message, which makes one
-request of three; large tensors go as an array, which Flower cuts into pieces.
+Flower sends a message, its table of records, each record and each array in separate requests, and handling requests
+takes most of a round at the link. So the text and small tensors go inside the message, which makes one request out of
+three. Large tensors go as an array, which Flower cuts into pieces.
 """
 
 import json
@@ -22,27 +22,27 @@ from flwr.supercore.inflatable.inflatable_utils import inflatable_class_registry
 from fedax.engine.places.nodes import Message
 
 _SMALL = 1 << 20  # bytes
-_LONGEST, _DEEPEST = 8 << 20, 64  # characters of a head, and lists and tables in one another
+_LONGEST, _DEEPEST = 8 << 20, 64  # characters of a head, and levels of nesting in it
 _FORM = "safetensors"  # how Flower's array names its bytes; Flower itself does not read them
 
 
 class FlowerMessage(flwr.app.Message):
     """A message of Flower's that carries its records itself, where none of them is an array."""
 
-    __qualname__ = "Message"  # what a link takes it for, and what is looked up where it arrives
+    __qualname__ = "Message"  # the class name by which Flower decodes it at the other end
 
     @property
     def children(self) -> dict[str, InflatableObject] | None:
-        """What travels by requests of its own."""
+        """The parts that are sent in separate requests."""
         return None if self.has_content() and not self.content.array_records else super().children
 
     def deflate(self) -> bytes:
         """The message as bytes."""
         if self.children or not self.has_content():
             return super().deflate()
-        found = message_to_proto(self)
-        found.metadata.message_id = ""  # it is made from these bytes
-        return add_header_to_object_body(found.SerializeToString(deterministic=True), self)
+        proto = message_to_proto(self)
+        proto.metadata.message_id = ""  # it is made from these bytes
+        return add_header_to_object_body(proto.SerializeToString(deterministic=True), self)
 
     @classmethod
     def inflate(cls, object_content: bytes, children: dict[str, InflatableObject] | None = None) -> flwr.app.Message:
@@ -88,17 +88,17 @@ def unpack(records: RecordDict) -> Message:
 
 
 def _head(text: str) -> object:
-    """The JSON of a head, which may be made to take much memory or to be nested without end."""
+    """The JSON of a head; a head that would take too much memory, or is nested too deep, is an error."""
     if len(text) > _LONGEST:
         raise ValueError(f"its head has {len(text)} characters, and {_LONGEST} are taken")
-    things = text.count("[") + text.count("{") + text.count('"') // 2
-    if things > 10_000 + len(text) // 5:  # each takes 50 bytes and more
-        raise ValueError(f"its head has {things} lists, tables and texts in {len(text)} characters")
-    found = json.loads(text)
-    layer = [found]
+    parts = text.count("[") + text.count("{") + text.count('"') // 2
+    if parts > 10_000 + len(text) // 5:  # each takes 50 bytes and more
+        raise ValueError(f"its head has {parts} lists, tables and texts in {len(text)} characters")
+    head = json.loads(text)
+    layer = [head]
     for _ in range(_DEEPEST):
         layer = [inner for each in layer if isinstance(each, dict | list)
                  for inner in (each.values() if isinstance(each, dict) else each)]  # fmt: skip
     if layer:
         raise ValueError(f"its head is nested more than {_DEEPEST} deep")
-    return found
+    return head

@@ -1,7 +1,8 @@
-"""What a node signs of each request: when, where to, and its body. Flower's own signature is of the time only.
+"""A node's signature of each request: of its time, path and body. Flower's own signature covers the time only.
 
-Whoever saw one request of a node could send others in its name for five minutes. So a request has two more headers: the
-digest of its body, and a signature of time, path and digest. The link takes each of them once.
+With Flower's signature alone, anyone who saw one request of a node could send others in its name for five minutes. So a
+request has two more headers: the digest of its body, and a signature of time, path and digest. The link accepts each
+signature once.
 """
 
 import base64
@@ -28,7 +29,7 @@ _HASH = ec.ECDSA(hashes.SHA256())
 
 
 class Signer(NodeAuthHttpInterceptor):
-    """In the place of Flower's interceptor: signs whole requests."""
+    """Replaces Flower's interceptor: signs whole requests."""
 
     def __init__(self, private_key: ec.EllipticCurvePrivateKey, public_key: ec.EllipticCurvePublicKey):
         super().__init__(private_key, public_key)
@@ -48,7 +49,7 @@ class Signer(NodeAuthHttpInterceptor):
 
 
 class Signed(NamedTuple):
-    """What the headers of a node's request say.
+    """The signed fields of a node's request, from its headers.
 
     Attributes:
         key: the node's public key, as Flower's SuperLink knows it.
@@ -66,7 +67,7 @@ class Signed(NamedTuple):
 
     @classmethod
     def read(cls, headers: Mapping[str, str], path: str) -> "Signed":
-        """What is in headers, which may hold anything.
+        """Parse the headers, which may hold anything.
 
         Args:
             headers: those of :data:`HEADERS`.
@@ -91,7 +92,7 @@ class Signed(NamedTuple):
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
     def is_of_key(self) -> bool:
-        """Whether the key made the signature. Ask only of a key that is known: others may be made to take long."""
+        """Whether the key made the signature. Only for registered keys: checking a crafted one may take long."""
         try:
             _public(self.key).verify(self.signature, self.text, _HASH)
         except InvalidSignature:
@@ -101,9 +102,9 @@ class Signed(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _public(key: bytes) -> ec.EllipticCurvePublicKey:
-    found = load_pem_public_key(key)
-    assert isinstance(found, ec.EllipticCurvePublicKey)  # the link registers no others
-    return found
+    public = load_pem_public_key(key)
+    assert isinstance(public, ec.EllipticCurvePublicKey)  # the link registers no others
+    return public
 
 
 def _text(time: str, path: str, digest: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What goes on at a link: a run writes it to ``status.json`` of the link's folder, and others read it there."""
+"""The status of a link: a run writes it to ``status.json`` in the link's folder, and other commands read it there."""
 
 import contextlib
 import datetime
@@ -23,20 +23,20 @@ from fedax.experiments.config.experiment import Experiment
 from fedax.files import regular
 
 FILE = "status.json"
-_PAUSE = 0.5  # seconds between two times that the file is written, at least
-_BEAT = 2.0  # the same, at most
-_STALE = 30.0  # seconds after which a file of another machine is that of a run that was killed
-_LONGEST = 300  # characters of what a node says
+_SHORTEST_INTERVAL = 0.5  # seconds between two times that the file is written, at least
+_LONGEST_INTERVAL = 2.0  # the same, at most
+_STALE = 30.0  # seconds without an update after which a run on another machine counts as killed
+_LONGEST = 300  # characters of a text from a node
 
-_SAID = ("clients", "examples", "held", "versions", "answered", "failed")  # of a node, besides its number
+_NODE_FIELDS = ("clients", "examples", "held", "versions", "answered", "failed")  # of a node, besides its number
 
 Table = dict[str, Any]
 
 
 class Status:
-    """Carries the messages of a command to its nodes, and writes down what it does and whom it waits for.
+    """A transport that also records to a file what the command does and which nodes it waits for.
 
-    It is a :class:`fedax.engine.places.nodes.Transport` itself. What goes wrong with the file never ends a command.
+    It is a :class:`fedax.engine.places.nodes.Transport`. An error in writing the file never ends a command.
 
     Args:
         folder: the link's.
@@ -48,11 +48,11 @@ class Status:
     def __init__(self, folder: Path, link: str, transport: Transport, command: str = "run"):
         now = time.time()
         self._path, self._transport = folder / FILE, transport
-        self._lock, self._wake, self._over = threading.Lock(), threading.Event(), threading.Event()
+        self._lock, self._wake, self._closed = threading.Lock(), threading.Event(), threading.Event()
         self._runs: dict[tuple[str, int], Table] = {}
         self._waiting: dict[int, Table] = {}
         self._nodes: dict[int, Table] = {}
-        self._known: Table = {
+        self._status: Table = {
             "format": 1, "link": link, "command": command, "pid": os.getpid(), "started": _started(os.getpid()),
             "host": socket.gethostname(), "began": now, "state": "running", "why": None, "ended": None, "run": None,
         }  # fmt: skip
@@ -63,19 +63,19 @@ class Status:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._over.set()
+        self._closed.set()
         self._wake.set()
         self._writer.join()
         with self._lock:
             self._waiting.clear()
             state = "finished" if error is None else "failed" if isinstance(error, Exception) else "stopped"
             code = getattr(error, "exit_code", None)
-            if code is not None:  # of a command that was stopped and has said how to go on
+            if code is not None:  # of a command that was stopped and has printed how to resume
                 state = "stopped" if code else "finished"
             why = None
             if state != "finished" and code is None:
                 why = str(error) if isinstance(error, FedaxError) else type(error).__name__
-            self._known |= {"state": state, "why": why and clean(why), "ended": time.time()}
+            self._status |= {"state": state, "why": why and clean(why), "ended": time.time()}
             for each in self._runs.values():
                 each["state"] = state if each["state"] == "running" else each["state"]
         self._write()
@@ -98,39 +98,39 @@ class Status:
 
     def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
         """Ask some nodes, as the transport does."""
-        self._asked(messages, timeout)
+        self._note_request(messages, timeout)
         for number, answer in self._transport.ask(messages, timeout):
             if isinstance(answer, Message) and isinstance(table := answer.head.get("table"), dict):
-                self._serves(number, table, answer.head.get("versions"))
+                self._note_table(number, table, answer.head.get("versions"))
             if isinstance(answer, Failure):
-                self._failed(number, answer.text, answer.gone)
-            elif "error" in answer.head and "table" not in answer.head:  # a table that waits for its transform
-                self._failed(number, str(answer.head["error"]), False)
+                self._note_failure(number, answer.text, answer.gone)
+            elif "error" in answer.head and "table" not in answer.head:  # with a table it only waits for its transform
+                self._note_failure(number, str(answer.head["error"]), False)
             elif "waits" in answer.head:  # it is asked again
-                self._waits(number, clean(answer.head["waits"]))
+                self._note_wait(number, clean(answer.head["waits"]))
             else:
-                self._answered(number)
+                self._note_answer(number)
             yield number, answer
 
-    def _asked(self, messages: Mapping[int, Message], timeout: float) -> None:
+    def _note_request(self, messages: Mapping[int, Message], timeout: float) -> None:
         now = time.time()
         with self._lock:
             if not messages.keys() <= self._waiting.keys():  # else those that were gone are asked once more
                 self._waiting.clear()
             for number, message in messages.items():
                 kinds = dict.fromkeys(clean(head.get("kind")) for head in heads_of(message))
-                asked = {"since": now, "until": now + timeout, "kind": " and ".join(kinds)}
-                self._waiting.setdefault(number, asked)
+                waiting = {"since": now, "until": now + timeout, "kind": " and ".join(kinds)}
+                self._waiting.setdefault(number, waiting)
         self._wake.set()
 
-    def _answered(self, number: int) -> None:
+    def _note_answer(self, number: int) -> None:
         with self._lock:
             self._waiting.pop(number, None)
             self._node(number)["answered"] = time.time()
         self._wake.set()
 
-    def _serves(self, number: int, table: Mapping[str, Any], versions: object) -> None:
-        """A node says which table it has; what a run knows of it later is more."""
+    def _note_table(self, number: int, table: Mapping[str, Any], versions: object) -> None:
+        """Note the table that a node has; a run knows more about the node later."""
         name, rows = table.get("name"), table.get("rows")
         with self._lock:
             node = self._node(number)
@@ -140,13 +140,13 @@ class Status:
                 node["versions"] = _shown(versions)
         self._wake.set()
 
-    def _waits(self, number: int, what: str) -> None:
+    def _note_wait(self, number: int, what: str) -> None:
         with self._lock:
             if number in self._waiting:
                 self._waiting[number]["kind"] = what
         self._wake.set()
 
-    def _failed(self, number: int, why: str, gone: bool) -> None:
+    def _note_failure(self, number: int, why: str, gone: bool) -> None:
         with self._lock:
             during = self._waiting.get(number, {}).get("kind")
             if not gone:
@@ -155,19 +155,19 @@ class Status:
         self._wake.set()
 
     def _node(self, number: int) -> Table:
-        return self._nodes.setdefault(number, {"number": number} | dict.fromkeys(_SAID))
+        return self._nodes.setdefault(number, {"number": number} | dict.fromkeys(_NODE_FIELDS))
 
-    # ---- what the run tells
+    # ---- the progress of the run
 
     def follow(self, experiment: Experiment, folder: Path) -> Callable[[str, int, Mapping[str, Any] | None], None]:
-        """What ``watch`` of :func:`fedax.experiments.execute` has to call."""
+        """Note what is run; returns the callback ``watch`` for :func:`fedax.experiments.execute`."""
         config, fleet = experiment.config, experiment.fleet
         assert fleet is not None
         with self._lock:
             for which in range(len(fleet)):
                 about = fleet.about(which)
                 self._node(about["number"]).update(_of_node(about))
-            self._known["run"] = {
+            self._status["run"] = {
                 "name": clean(config["name"]), "folder": str(folder.absolute()), "rounds": config["run"]["rounds"],
                 "methods": [clean(label) for label in experiment.methods], "seeds": [*config["run"]["seeds"]],
             }  # fmt: skip
@@ -179,7 +179,7 @@ class Status:
         with self._lock:
             known = self._runs.setdefault(
                 key, {"method": clean(label), "seed": seed, "state": "running", "since": now, "round": 0,
-                      "of": self._known["run"]["rounds"], "at": now, "seconds": None, "train_loss": None},
+                      "of": self._status["run"]["rounds"], "at": now, "seconds": None, "train_loss": None},
             )  # fmt: skip
             if row is not None:
                 done = row["round"] - known["round"]
@@ -196,14 +196,14 @@ class Status:
     # ---- the file
 
     def table(self) -> Table:
-        """What the file says."""
+        """The content of the file."""
         with self._lock:
             waiting = [{"node": number, **each} for number, each in sorted(self._waiting.items())]
-            found = self._known | {
+            table = self._status | {
                 "written": time.time(), "runs": [*self._runs.values()], "waiting": waiting,
                 "nodes": [*self._nodes.values()], "sent": self.sent, "received": self.received,
             }  # fmt: skip
-            copied: Table = json.loads(json.dumps(found))
+            copied: Table = json.loads(json.dumps(table))
         return copied
 
     def _write(self) -> None:
@@ -211,15 +211,15 @@ class Status:
             write_atomic(self._path, json.dumps(self.table()))
 
     def _write_on(self) -> None:
-        while not self._over.is_set():
+        while not self._closed.is_set():
             self._wake.clear()
             self._write()
-            self._over.wait(_PAUSE)
-            self._wake.wait(_BEAT - _PAUSE)
+            self._closed.wait(_SHORTEST_INTERVAL)
+            self._wake.wait(_LONGEST_INTERVAL - _SHORTEST_INTERVAL)
 
 
 def follow(experiment: Experiment, folder: Path, watch: Callable[..., None]) -> Callable[..., None]:
-    """``watch``, which the status of the experiment's fleet follows, too, if it has one."""
+    """A callback that calls ``watch`` and updates the status of the experiment's fleet, if it has one."""
     status = None if experiment.fleet is None else experiment.fleet.transport
     if not isinstance(status, Status):
         return watch
@@ -233,24 +233,24 @@ def follow(experiment: Experiment, folder: Path, watch: Callable[..., None]) -> 
 
 
 def read_file(folder: Path) -> Table | None:
-    """What the last run at a link wrote; its state is ``"killed"`` where it ended without a word.
+    """The status that the last run at a link wrote; its state is ``"killed"`` if the run was killed.
 
     Returns:
-        ``None`` where there is no file, or none that can be read.
+        ``None`` if there is no file, or it cannot be read.
     """
     try:
         regular(folder / FILE)
-        found = _File.model_validate(parse_json((folder / FILE).read_bytes())).model_dump()
+        status = _File.model_validate(parse_json((folder / FILE).read_bytes())).model_dump()
     except (OSError, ValueError):
         return None
-    if found["state"] == "running":
-        here = found["host"] == clean(socket.gethostname())
-        gone = _started(found["pid"]) != found["started"] if here else time.time() - found["written"] > _STALE
+    if status["state"] == "running":
+        here = status["host"] == clean(socket.gethostname())
+        gone = _started(status["pid"]) != status["started"] if here else time.time() - status["written"] > _STALE
         if gone:
-            found |= {"state": "killed", "why": "its process is gone", "ended": found["written"], "waiting": []}
-            for each in found["runs"]:
-                each["state"] = "killed" if each["state"] == "running" else each["state"]
-    return found
+            status |= {"state": "killed", "why": "its process is gone", "ended": status["written"], "waiting": []}
+            for run in status["runs"]:
+                run["state"] = "killed" if run["state"] == "running" else run["state"]
+    return status
 
 
 def registered(link: str, folder: Path) -> list[Table]:
@@ -266,7 +266,7 @@ def registered(link: str, folder: Path) -> list[Table]:
     from fedax.flower.calls import control, secret_of
 
     secret = secret_of(folder)
-    if reason := certificates.greet(link, folder / "ca.pem"):
+    if reason := certificates.connection_problem(link, folder / "ca.pem"):
         raise NodeError(f"the link at {link} cannot be reached ({reason}); start it with `fedax deploy link`")
     client = control(link, folder / "ca.pem", secret, 2.0)
     try:
@@ -284,7 +284,7 @@ def registered(link: str, folder: Path) -> list[Table]:
 def joined(
     file: Table | None, nodes: list[Table] | None, problem: str | None = None, ends: Mapping[str, float] | None = None
 ) -> Table:
-    """One object of what the file and the link say.
+    """The file's and the link's information in one object.
 
     Args:
         file: from :func:`read_file`.
@@ -292,13 +292,18 @@ def joined(
         problem: why.
         ends: from :func:`fedax.flower.certificates.until`.
     """
-    said = {each["number"]: each for each in (file or {}).get("nodes", [])}
+    reported = {each["number"]: each for each in (file or {}).get("nodes", [])}
     waiting = {each["node"]: each for each in (file or {}).get("waiting", [])}
-    there = nodes if nodes is not None else [
-        {"number": number, "name": None, "status": "unknown", "registered": None, "since": None} for number in said
+    listed_nodes = nodes if nodes is not None else [
+        {"number": number, "name": None, "status": "unknown", "registered": None, "since": None} for number in reported
     ]  # fmt: skip
-    listed = [dict.fromkeys(_SAID) | said.get(each["number"], {}) | each | {"waited_for": waiting.get(each["number"])}
-              for each in there]  # fmt: skip
+    listed = [
+        dict.fromkeys(_NODE_FIELDS)
+        | reported.get(node["number"], {})
+        | node
+        | {"waited_for": waiting.get(node["number"])}
+        for node in listed_nodes
+    ]
     shown = ("command", "state", "why", "began", "ended", "sent", "received", "run", "runs")
     run = None if file is None else {name: file[name] for name in shown}
     about = {"there": nodes is not None, "problem": problem, "certificates": dict(ends or {})}
@@ -306,7 +311,7 @@ def joined(
 
 
 def clean(text: object) -> str:
-    """A text of others as a part of a line: nothing in it moves a cursor, and it is not long.
+    """An untrusted text as a part of a line: without control characters, and clipped.
 
     Example:
         >>> clean("bad\\x1b[2J\\nnews")
@@ -316,17 +321,17 @@ def clean(text: object) -> str:
     return plain if len(plain) <= _LONGEST else plain[: _LONGEST - 1] + "…"
 
 
-def title(found: Table) -> str:
-    """What a command at the link does, or did; ``found`` is from :func:`joined`, and has a run."""
-    run = found["run"]
+def title(status: Table) -> str:
+    """A line on the command that runs, or last ran, at the link; ``status`` is from :func:`joined`, and has a run."""
+    run = status["run"]
     what = {"run": "A run", "tables": "fedax deploy tables"}[run["command"]]
     what = run["run"]["name"] if run["run"] else what
-    since = span(found["time"] - (run["ended"] or run["began"]))
+    since = span(status["time"] - (run["ended"] or run["began"]))
     return f"{what}: {run['state']} {'for' if run['state'] == 'running' else 'since'} {since}"
 
 
 def here(node: Table, now: float) -> str:
-    """How long a node is there, or that it is not."""
+    """For how long a node has been online, or its status if it is not."""
     if node["status"] == "online" and node["since"]:
         return span(now - datetime.datetime.fromisoformat(node["since"]).timestamp())
     return str(node["status"])
@@ -345,62 +350,62 @@ def span(seconds: float) -> str:
     return f"{max(0, int(seconds))} s"
 
 
-# ---- what the file has to be: others may have written it, or half of it
+# ---- the schema of the file, which may be damaged, or written by someone else
 
 _Text = Annotated[str, pydantic.AfterValidator(clean)]
-_Whole = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
-_Number = Annotated[int, pydantic.Field(ge=0, lt=2**64)]  # Flower's, of a node
-_Seconds = Annotated[float, pydantic.Field(ge=0, le=1e11, allow_inf_nan=False)]  # a time, or a while
+_Count = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
+_Number = Annotated[int, pydantic.Field(ge=0, lt=2**64)]  # Flower's number of a node
+_Seconds = Annotated[float, pydantic.Field(ge=0, le=1e11, allow_inf_nan=False)]  # a time or a duration
 
 
-class _Form(pydantic.BaseModel):
+class _StrictModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(strict=True)
 
 
-class _What(_Form):
+class _RunInfo(_StrictModel):
     name: _Text
     folder: str
-    rounds: _Whole
+    rounds: _Count
     methods: list[_Text]
-    seeds: list[_Whole]
+    seeds: list[_Count]
 
 
-class _Run(_Form):
+class _Run(_StrictModel):
     method: _Text
-    seed: _Whole
+    seed: _Count
     state: _Text
     since: _Seconds
-    round: _Whole
-    of: _Whole
+    round: _Count
+    of: _Count
     at: _Seconds
     seconds: _Seconds | None
     train_loss: Annotated[float, pydantic.Field(allow_inf_nan=False)] | None
 
 
-class _Waiting(_Form):
+class _Waiting(_StrictModel):
     node: _Number
     since: _Seconds
     until: _Seconds
     kind: _Text
 
 
-class _Failed(_Form):
+class _Failed(_StrictModel):
     time: _Seconds
     during: _Text | None
     why: _Text
 
 
-class _Node(_Form):
+class _Node(_StrictModel):
     number: _Number
     clients: list[_Text] | None
-    examples: _Whole | None
+    examples: _Count | None
     held: dict[str, Any] | None
     versions: dict[str, _Text] | None
     answered: _Seconds | None
     failed: _Failed | None
 
 
-class _File(_Form):
+class _File(_StrictModel):
     format: Literal[1]
     link: _Text
     command: Literal["run", "tables"]
@@ -411,13 +416,13 @@ class _File(_Form):
     state: _Text
     why: _Text | None
     ended: _Seconds | None
-    run: _What | None
+    run: _RunInfo | None
     written: _Seconds
     runs: list[_Run]
     waiting: list[_Waiting]
     nodes: list[_Node]
-    sent: _Whole
-    received: _Whole
+    sent: _Count
+    received: _Count
 
 
 def _of_node(about: Table) -> Table:

@@ -11,7 +11,7 @@ from typing import Any
 from fedax.errors import ConfigError, FedaxError
 from fedax.experiments import read, summary
 from fedax.experiments.report import charts, page, svg
-from fedax.flower.metrics import FORMAT, exposed
+from fedax.flower.metrics import FORMAT, prometheus_text
 from fedax.flower.status import here, span, title
 
 Table = dict[str, Any]
@@ -64,8 +64,8 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:
             assert isinstance(self.server, ThreadingHTTPServer)
-            own = self.server.server_port
-            if self.headers.get_all("Host") not in ([f"127.0.0.1:{own}"], [f"localhost:{own}"]):
+            own_port = self.server.server_port
+            if self.headers.get_all("Host") not in ([f"127.0.0.1:{own_port}"], [f"localhost:{own_port}"]):
                 return self._send(403, "text/plain", "this page is for browsers of its own machine")
             if self.path == "/":
                 return self._send(200, "text/html", _whole(body(look(), drawn)))
@@ -74,7 +74,7 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
             if self.path == "/status.json":
                 return self._send(200, "application/json", json.dumps(look()))
             if self.path == "/metrics":
-                return self._send(200, FORMAT, exposed(look()))
+                return self._send(200, FORMAT, prometheus_text(look()))
             if self.path == "/health":
                 problem = look()["link"]["problem"]
                 return self._send(503 if problem else 200, "text/plain", problem or "the link is there")
@@ -105,7 +105,7 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
 
 
 class _Curves:
-    """The curves of a run folder, drawn again when there are more rows."""
+    """The curves of a run folder, drawn again when its metrics file has changed."""
 
     def __init__(self) -> None:
         self._of: object = None
@@ -123,11 +123,11 @@ class _Curves:
         return self._text
 
 
-def body(found: Table, drawn: Callable[[Path], str]) -> str:
-    """What changes on the page, as HTML."""
-    e, now, run, parts = lambda text: html.escape(str(text)), found["time"], found["run"], []
-    if not found["link"]["there"]:
-        parts.append(f'<p class="missing">{e(found["link"]["problem"])}</p>')
+def body(status: Table, drawn: Callable[[Path], str]) -> str:
+    """The part of the page that is updated, as HTML."""
+    e, now, run, parts = lambda text: html.escape(str(text)), status["time"], status["run"], []
+    if not status["link"]["there"]:
+        parts.append(f'<p class="missing">{e(status["link"]["problem"])}</p>')
     if run is None:
         parts.append("<section><h2>No run has been at this link yet</h2></section>")
     else:
@@ -140,12 +140,12 @@ def body(found: Table, drawn: Callable[[Path], str]) -> str:
         )
         why = f'<p class="missing">{e(run["why"])}</p>' * bool(run["why"])
         parts.append(
-            f'<section><h2>{e(title(found))}</h2><p class="note">{e(folder)}</p>'
+            f'<section><h2>{e(title(status))}</h2><p class="note">{e(folder)}</p>'
             f"{why}<table><thead><tr><th>method</th><th>seed</th><th>state</th><th>round</th><th>seconds a round</th>"
             f"</tr></thead><tbody>{rows}</tbody></table></section>"
         )
     rows = ""
-    for each in found["nodes"]:
+    for each in status["nodes"]:
         versions, clients, failed, waited = each["versions"] or {}, each["clients"], each["failed"], each["waited_for"]
         why = f"{span(now - failed['time'])} ago, {failed['during']}: {failed['why']}" if failed else ""
         rows += (
@@ -156,9 +156,9 @@ def body(found: Table, drawn: Callable[[Path], str]) -> str:
             f"<td>{e(_waited(waited, now))}</td>"
             f'<td class="why">{e(why)}</td></tr>'
         )
-    online = sum(each["status"] == "online" for each in found["nodes"])
+    online = sum(each["status"] == "online" for each in status["nodes"])
     parts.append(
-        f"<section><h2>{online} of {len(found['nodes'])} nodes are here</h2>"
+        f"<section><h2>{online} of {len(status['nodes'])} nodes are here</h2>"
         '<div class="wide"><table><thead><tr><th>node</th><th>here for</th>'
         "<th>clients</th><th>examples</th><th>fedax</th><th>JAX</th><th>waited for</th><th>last failure</th></tr>"
         f"</thead><tbody>{rows}</tbody></table></div></section>"

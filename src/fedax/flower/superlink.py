@@ -1,7 +1,7 @@
-"""``python -m fedax.flower.superlink --secret-file FILE ...``: Flower's SuperLink, closed to all without the secret.
+"""``python -m fedax.flower.superlink --secret-file FILE ...``: Flower's SuperLink with access control.
 
-Flower serves nodes, commands and servers on one port, and authenticates only nodes. Here everything but the nodes' part
-needs the secret.
+Flower serves nodes, commands and servers on one port, and authenticates only nodes. Here all paths but those for nodes
+need the secret.
 """
 
 import argparse
@@ -22,41 +22,41 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fedax.flower.access import NODES, AccessControl, Event, Receive, Send, SenderCheck
 from fedax.flower.connections import Limits, Server
-from fedax.flower.guard import NODES, Event, Guard, Receive, Send, Sender
 from fedax.flower.processes import end_with_parent
 
-_IN_ONE_PIECE = (NODES, "/v1/runtime/")  # requests under these paths are not answered by streams
+_UNSTREAMED = (NODES, "/v1/runtime/")  # requests under these paths are not answered by streams
 
 
-class Spared:
-    """A middleware of Flower's for those requests that it does something for, and without Starlette's task and streams.
+class SelectiveMiddleware:
+    """Applies a middleware of Flower's only to requests that it concerns, and without Starlette's task and streams.
 
-    Starlette runs what is behind a middleware as a task of its own, whose answer comes through a stream, which takes
-    longer than all that the middleware does. Nodes' and servers' requests are answered in one piece: here they are
-    awaited as any coroutine is. Others, some of which are streams, go the usual way.
+    Starlette runs the application inside a middleware as a separate task, whose response comes through a stream. This
+    takes longer than the middleware itself. Requests of nodes and servers have responses without streams, so here they
+    are awaited like any coroutine. Other requests, some of which have streams, take Starlette's way.
 
     Args:
-        app: the application behind it.
+        app: the wrapped application.
         inner: the middleware.
-        path: all that it does concerns requests under this path.
+        path: the middleware concerns requests under this path only.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]], inner: Middleware, path: str):
-        self._path, self._past = path, app
-        self._through: Any = inner.cls(app, *inner.args, **inner.kwargs)
+        self._path, self._next = path, app
+        self._wrapped: Any = inner.cls(app, *inner.args, **inner.kwargs)
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         path: str = scope["path"] if scope["type"] == "http" else ""  # of a lifespan
         if path and not path.startswith(self._path):
-            await self._past(scope, receive, send)
-        elif path.startswith(_IN_ONE_PIECE) and isinstance(self._through, BaseHTTPMiddleware):
-            await self._directly(scope, receive, send)
+            await self._next(scope, receive, send)
+        elif path.startswith(_UNSTREAMED) and isinstance(self._wrapped, BaseHTTPMiddleware):
+            await self._without_stream(scope, receive, send)
         else:
-            await self._through(scope, receive, send)
+            await self._wrapped(scope, receive, send)
 
-    async def _directly(self, scope: Event, receive: Receive, send: Send) -> None:
+    async def _without_stream(self, scope: Event, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)  # keeps the body that it has read
 
         async def call_next(_: Request) -> Response:
@@ -71,52 +71,54 @@ class Spared:
                 else:
                     parts.append(event.get("body", b""))
 
-            await self._past(scope, again, keep)
+            await self._next(scope, again, keep)
             response.body = b"".join(parts)
             return response
 
-        answer: Response = await self._through.dispatch_func(request, call_next)
+        answer: Response = await self._wrapped.dispatch_func(request, call_next)
         await answer(scope, receive, send)
 
 
-def spared(middleware: Sequence[Middleware]) -> list[Middleware]:
-    """Flower's middleware, which all requests go through, where it does something, and as fast as it can be had.
+def selective(middleware: Sequence[Middleware]) -> list[Middleware]:
+    """Flower's middleware, each applied only to requests that it concerns, and without Starlette's overhead.
 
-    Most of a link's time goes into it: each of the nine takes about a millisecond, and a message to a node and its
+    Middleware takes most of a link's time: each of the nine takes about a millisecond, and a message to a node and its
     answer are a dozen requests.
     """
-    found = []
+    wrapped = []
     for each in middleware:
         if each.cls is RuntimeTracingMiddleware and os.getenv("FLWR_TRACING_ENABLED") != "1":
             continue  # it does nothing
         part = re.fullmatch(r"flwr\.superlink\.routers\.(control|fleet)\..*", each.cls.__module__)
-        path = NODES if each.cls is Sender else f"/v1/{part[1]}/" if part else "/"
-        found.append(Middleware(Spared, each, path))
-    return found
+        path = NODES if each.cls is SenderCheck else f"/v1/{part[1]}/" if part else "/"
+        wrapped.append(Middleware(SelectiveMiddleware, each, path))
+    return wrapped
 
 
-def guarded(app: FastAPI, secret: str | None, limits: Limits = Limits()) -> Guard | FastAPI:
-    """Flower's application, closed to all but the nodes that it knows and those who have the secret.
+def with_access_control(app: FastAPI, secret: str | None, limits: Limits = Limits()) -> AccessControl | FastAPI:
+    """Flower's application, closed to all but registered nodes and holders of the secret.
 
     Args:
-        app: which.
-        secret: ``None``: all is open.
-        limits: of connections.
+        app: Flower's application.
+        secret: ``None``: without access control.
+        limits: limits on connections.
     """
     given = app.user_middleware
     if secret is None:
-        app.user_middleware = spared(given)
+        app.user_middleware = selective(given)
         return app
-    # Flower's own check asks for the signature of a time only; the guard has asked for more.
-    app.user_middleware = spared([Middleware(Sender) if each.cls is NodeAuthMiddleware else each for each in given])
+    # Flower's own check asks for the signature of a time only; AccessControl has checked more.
+    app.user_middleware = selective(
+        [Middleware(SenderCheck) if each.cls is NodeAuthMiddleware else each for each in given]
+    )
     state = app.state.linkstate_factory.state()
-    return Guard(app, secret, state.get_node_id_by_public_key, limits.largest)
+    return AccessControl(app, secret, state.get_node_id_by_public_key, limits.largest)
 
 
 def main(arguments: list[str]) -> None:
     """Run the SuperLink: ``--secret-file FILE``, ``--limits JSON`` of :class:`Limits`, then Flower's own arguments.
 
-    Without a secret everything is open: for a simulation, whose link nobody else reaches.
+    Without a secret there is no access control: for a simulation, whose link nobody else can reach.
     """
     end_with_parent()
     parser = argparse.ArgumentParser(prog="python -m fedax.flower.superlink", allow_abbrev=False)
@@ -124,7 +126,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--limits", type=json.loads, default={})
     given, rest = parser.parse_known_args(arguments)
     for name in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
-        os.environ.pop(name, None)  # they would open ports without the guard
+        os.environ.pop(name, None)  # they would open ports without access control
     from flwr.superlink.main import create_app
 
     superlink = importlib.import_module("flwr.superlink.cli.flower_superlink")
@@ -133,7 +135,7 @@ def main(arguments: list[str]) -> None:
     app, limits = create_app(config, superlink.SuperLinkLifespan), Limits(**given.limits)
     secret = None if given.secret_file is None else given.secret_file.read_text().strip()
     files = [Path(file) for file in (config.ssl_certfile, config.ssl_keyfile) if file is not None]
-    Server(guarded(app, secret, limits), (config.host, config.port), files, limits).run()
+    Server(with_access_control(app, secret, limits), (config.host, config.port), files, limits).run()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""``python -m fedax.flower.supernode --poll SECONDS ...``: Flower's SuperNode, with our pauses in the place of its own.
+"""``python -m fedax.flower.supernode --poll SECONDS ...``: Flower's SuperNode with shorter polling intervals.
 
-Flower's SuperNode asks the link every three seconds whether there is a message, and looks every half second whether the
-worker has answered. While a run goes on that would be most of a round. So here it asks often after a message has come,
-and the less often the longer none came, down to once in ``SECONDS``.
+Flower's SuperNode polls the link every three seconds for a message, and every half second for the worker's answer.
+During a run that would be most of a round. So here it polls often after a message, and less often the longer none
+comes, down to once in ``SECONDS``.
 
-Flower's SuperNode also drops an answer that it cannot hand over whole, as when the link is restarted meanwhile, and the
-link waits three minutes for the rest: here it ends instead, which the link and the server see as it is started again.
+Flower's SuperNode also drops an answer that it cannot deliver completely, such as when the link is restarted meanwhile,
+and the link waits three minutes for the rest. Here it ends instead. It is then started again, which the link and the
+server notice.
 """
 
 import argparse
@@ -21,18 +22,18 @@ from typing import Any
 from fedax.flower.processes import end_with_parent
 
 _FLOWERS_POLL, _FLOWERS_LOOK, _LOOK = 3, 0.5, 0.05  # seconds
-_SOONEST = 0.1  # seconds between two questions while a run goes on
-_SHARE = 8  # a pause is this share of the time since the last message
-_BUSY = 4  # and at least so many times as long as the last question took
+_SOONEST = 0.1  # seconds between two requests during a run
+_SHARE = 8  # a pause is the time since the last message divided by this
+_BUSY = 4  # and at least this many times the duration of the last request
 
 
 def pause(idle: float, took: float, longest: float) -> float:
-    """Seconds until the next question for a message.
+    """Seconds until the next request for a message.
 
     Args:
-        idle: seconds since a message was answered; infinite where none was.
-        took: seconds that the last question took: a link with much to do is asked less often.
-        longest: seconds between two questions where nothing goes on.
+        idle: seconds since a message was answered; infinite if none was.
+        took: seconds that the last request took: a busy link is polled less often.
+        longest: seconds between two requests when there is no run.
 
     Example:
         >>> [pause(idle, 0.01, longest=3.0) for idle in (0.1, 2.0, 60.0)], pause(0.1, 0.2, longest=3.0)
@@ -42,7 +43,7 @@ def pause(idle: float, took: float, longest: float) -> float:
 
 
 class _Clock:
-    """In the place of the module ``time`` in Flower's loop."""
+    """Replaces the module ``time`` in Flower's loop, to choose its pauses."""
 
     def __init__(self, longest: float):
         self._longest = longest
@@ -60,8 +61,8 @@ class _Clock:
         self._began = time.monotonic()
 
 
-def _whole(push: Callable[..., None], clock: _Clock) -> Callable[..., None]:
-    """Flower's function that hands over the parts of an answer; where it cannot, this process ends."""
+def _push_or_exit(push: Callable[..., None], clock: _Clock) -> Callable[..., None]:
+    """Flower's function that sends the parts of an answer; if it fails, this process ends."""
 
     import httpx
     from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
@@ -78,7 +79,7 @@ def _whole(push: Callable[..., None], clock: _Clock) -> Callable[..., None]:
 
 
 def _trusting(ca: Path) -> Any:
-    """Flower's client of a link, whose new connections trust what a file holds then."""
+    """Flower's client of a link; each new connection trusts the certificates that the file holds at that time."""
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
     from fedax.flower.calls import over_tls
@@ -100,15 +101,15 @@ def main(arguments: list[str]) -> None:
     given, rest = parser.parse_known_args(arguments)
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    from fedax.flower.calls import look_often
+    from fedax.flower.calls import poll_often
     from fedax.flower.signature import Signer
 
-    look_often()
+    poll_often()
     link = importlib.import_module("flwr.supernode.fleet_http_connection").__dict__
     link["NodeAuthHttpInterceptor"], link["FleetHttpClient"] = Signer, _trusting(given.root_certificates)
     flowers = importlib.import_module("flwr.supernode.start_client_internal").__dict__
     flowers["time"] = clock = _Clock(given.poll)
-    flowers["push_object_contents_from_iterable"] = _whole(flowers["push_object_contents_from_iterable"], clock)
+    flowers["push_object_contents_from_iterable"] = _push_or_exit(flowers["push_object_contents_from_iterable"], clock)
     sys.argv = ["flower-supernode", f"--root-certificates={given.root_certificates}", *rest]
     flower_supernode()
 

@@ -36,8 +36,8 @@ from fedax.engine.places.nodes import Failure, Message
 from fedax.errors import NodeError
 from fedax.flower import require
 from fedax.flower.app import build
-from fedax.flower.calls import Patience, Secret, control, look_often, over_tls
-from fedax.flower.certificates import greet
+from fedax.flower.calls import Retries, Secret, control, over_tls, poll_often
+from fedax.flower.certificates import connection_problem
 from fedax.flower.records import FlowerMessage, pack, unpack
 
 _GONE = {  # Flower's errors that mean that a node is not there, or was not for a moment
@@ -48,9 +48,9 @@ _GONE = {  # Flower's errors that mean that a node is not there, or was not for 
 }
 _FIRST_LOOK, _LONGEST_LOOK = 0.1, 0.5  # seconds between looks for answers
 _ROLL_CALL = 2.0  # seconds between looks whether nodes were restarted
-_SPARE = 2.0  # seconds that a message lives on after its answer is of no use, so that it is we who give up
+_SPARE = 2.0  # seconds by which a message outlives the wait for its answer, so that this side gives up first
 _EXPIRY = 65.0  # seconds after which a link has noticed that a server was killed
-_FRESH = 1.0  # seconds for which it is believed which nodes are there
+_FRESH = 1.0  # seconds for which the list of nodes is not asked for again
 _SMALL = 1 << 20  # bytes of a message that is sent with others
 _PATIENCE = 30.0  # seconds in which a link may come back
 
@@ -65,7 +65,10 @@ class FlowerTransport:
 
     def __init__(self, grid: Grid, ahead: float = 0.0):
         self._grid, self._ahead = grid, ahead
-        self._seen: tuple[float, dict[int, str]] = (-math.inf, {})  # when, and what the link said of its nodes
+        self._seen: tuple[float, dict[int, str]] = (
+            -math.inf,
+            {},
+        )  # time of the last list; activations
         self.sent = self.received = 0
 
     def nodes(self) -> list[int]:
@@ -95,14 +98,14 @@ class FlowerTransport:
             since = self._since()
         waiting, roll_call = dict[str, int](), time.monotonic() + _ROLL_CALL
         for nodes in _parcels(messages):
-            asked = []
+            requests = []
             for node in nodes:
                 # A node that comes too late for this answer does not begin with it.
-                made = FlowerMessage(pack(messages[node]), node, "query", ttl=timeout + _SPARE)
-                made.metadata.created_at += self._ahead
-                asked.append(made)
-            sizes = [_size(each) for each in asked]
-            numbers = list(self._grid.push_messages(asked)) or [""] * len(asked)
+                request = FlowerMessage(pack(messages[node]), node, "query", ttl=timeout + _SPARE)
+                request.metadata.created_at += self._ahead
+                requests.append(request)
+            sizes = [_size(each) for each in requests]
+            numbers = list(self._grid.push_messages(requests)) or [""] * len(requests)
             for node, number, size in zip(nodes, numbers, sizes, strict=True):
                 if not number:
                     yield node, Failure("the link does not take messages for this node", True)
@@ -131,16 +134,16 @@ class FlowerTransport:
             time.sleep(max(0.0, min(pause, until - time.monotonic())))
 
     def _since(self) -> dict[int, str]:
-        """Of the nodes that are there the time at which each came; nodes of a simulation do not come and go."""
+        """When each node that is there was activated; empty for a simulation, whose nodes do not come and go."""
         if not isinstance(self._grid, HttpGrid):
             return {}
-        found = {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
-        self._seen = time.monotonic(), found
-        return found
+        activated = {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
+        self._seen = time.monotonic(), activated
+        return activated
 
 
 def _parcels(messages: Mapping[int, Message]) -> list[list[int]]:
-    """The nodes whose messages go to the link in one request: those of small ones, which are in memory together."""
+    """Groups of nodes whose messages go to the link in one request: all small ones together, each large one alone."""
     small = [node for node, message in messages.items() if message.size <= _SMALL]
     return ([small] if small else []) + [[node] for node, message in messages.items() if message.size > _SMALL]
 
@@ -149,7 +152,7 @@ def _parcels(messages: Mapping[int, Message]) -> list[list[int]]:
 def connect(
     address: str, ca: str | Path, secret: str, *, say: Callable[[str], None] = print
 ) -> Iterator[FlowerTransport]:
-    """A run of its own at a link, for as long as the context lasts; it ends with the context, however that ends.
+    """A new run at a link, for as long as the context lasts; it ends with the context, also after an error.
 
     Args:
         address: of the link, ``host:port``.
@@ -163,34 +166,34 @@ def connect(
     """
     require()
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    look_often()
-    if reason := greet(address, Path(ca)):
+    poll_often()
+    if reason := connection_problem(address, Path(ca)):
         raise NodeError(f"the link at {address} cannot be reached ({reason}); start it with `fedax deploy link`")
     ca = Path(ca)
-    patience = Patience(address, _PATIENCE)
+    retries = Retries(address, _PATIENCE)
     commands = control(address, ca, secret)
     try:
         ahead = _wait_for_others(commands, address, say)
-        number, token = _begin(commands, address, ca, secret, patience)
+        number, token = _begin(commands, address, ca, secret, retries)
     finally:
         commands.close()
-    grid = _Grid(address, ca, secret, token, patience)
+    grid = _Grid(address, ca, secret, token, retries)
     pulse = _runtime(address, ca, secret, token)
     beat = HeartbeatSender(lambda: _lives(pulse))
     status, details = SubStatus.FAILED, ""
     try:
         beat.start()
-        given = grid.runtime.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, number
-        TaskIdentity.node_id = context_from_proto(given.context).node_id
-        grid.set_run(run_from_proto(given.run))
+        task = grid.runtime.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, number
+        TaskIdentity.node_id = context_from_proto(task.context).node_id
+        grid.set_run(run_from_proto(task.run))
         yield FlowerTransport(grid, ahead)
         status = SubStatus.COMPLETED
     except BaseException as error:
         details = f"{type(error).__name__}: {error}"[:1000]
         raise
     finally:
-        patience.seconds = 0.0  # an end must not wait for a link that is gone
+        retries.seconds = 0.0  # an end must not wait for a link that is gone
         with suppress(NodeError):  # the link has ended the run already, or notices in a minute that nobody is there
             grid.runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
         if beat.is_running:
@@ -200,11 +203,11 @@ def connect(
 
 
 class _Grid(HttpGrid):
-    """Flower's grid with the link's secret, and with our errors in the place of signals."""
+    """Flower's grid with the link's secret, and with fedax's errors instead of signals."""
 
-    def __init__(self, address: str, ca: Path, secret: str, token: str, patience: Patience):
+    def __init__(self, address: str, ca: Path, secret: str, token: str, retries: Retries):
         super().__init__(address, False, ca.read_bytes(), token=token)
-        self._client = _runtime(address, ca, secret, token, patience)
+        self._client = _runtime(address, ca, secret, token, retries)
 
     @property
     def runtime(self) -> RuntimeHttpClient:
@@ -212,22 +215,22 @@ class _Grid(HttpGrid):
 
 
 def _runtime(
-    address: str, ca: Path, secret: str, token: str | None = None, patience: Patience | None = None
+    address: str, ca: Path, secret: str, token: str | None = None, retries: Retries | None = None
 ) -> RuntimeHttpClient:
     headers: list[ProtobufClientInterceptor] = [
         Secret(secret),
         *([RuntimeTokenHttpInterceptor(token)] if token else []),
     ]
-    return over_tls(RuntimeHttpClient, address, ca, headers, patience)
+    return over_tls(RuntimeHttpClient, address, ca, headers, retries)
 
 
 def _wait_for_others(commands: ControlHttpClient, address: str, say: Callable[[str], None]) -> float:
-    """A run whose server was killed counts as under way for up to a minute; one that goes on longer is an error.
+    """Wait until no other run is under way. A killed server's run counts for up to a minute; longer ones are an error.
 
     Returns:
         Seconds by which the link's clock is ahead of this machine's.
     """
-    until, said = time.monotonic() + _EXPIRY, False
+    until, announced = time.monotonic() + _EXPIRY, False
     while True:
         listed = commands.ListRuns(ListRunsRequest(limit=20))
         runs = listed.run_dict.items()
@@ -239,22 +242,22 @@ def _wait_for_others(commands: ControlHttpClient, address: str, say: Callable[[s
                 f"another run ({others[0]}) is under way at the link at {address}, and nodes do one thing at a time: "
                 "wait for its end, or use a link of its own"
             )
-        if not said:
+        if not announced:
             say(f"another run is under way at {address}, or its server was killed: waiting up to {_EXPIRY:g} s")
-            said = True
+            announced = True
         time.sleep(1.0)
 
 
-def _begin(commands: ControlHttpClient, address: str, ca: Path, secret: str, patience: Patience) -> tuple[int, str]:
-    """Start a run and take its task; tasks of commands that died before they took theirs are finished as failed."""
+def _begin(commands: ControlHttpClient, address: str, ca: Path, secret: str, retries: Retries) -> tuple[int, str]:
+    """Start a run and take its task; tasks left over from commands that died before taking them are failed."""
     fab = build()
     number = commands.StartRun(StartRunRequest(fab=fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {})))).run_id
     try:
-        with _runtime(address, ca, secret, patience=patience) as takes:
-            while (found := takes.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))).token:
-                if found.task.run_id == number:
-                    return number, found.token
-                with _runtime(address, ca, secret, found.token, patience) as old:
+        with _runtime(address, ca, secret, retries=retries) as runtime:
+            while (task := runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))).token:
+                if task.task.run_id == number:
+                    return number, task.token
+                with _runtime(address, ca, secret, task.token, retries) as old:
                     gone = "the command that started this run ended before the run began"
                     old.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=gone))
         raise NodeError(f"another command has taken this run at the link at {address}; start again")

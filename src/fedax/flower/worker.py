@@ -1,7 +1,7 @@
-"""``python -m fedax.flower.worker``: answers a node's messages, one after the other, in one process that stays warm.
+"""``python -m fedax.flower.worker``: answers a node's messages one after the other, in one process that keeps running.
 
-It takes tasks from the SuperNode as Flower's own executor does. What comes with a message as its app is run only where
-it is the app that this fedax builds itself, whose code is then this installation's, or one that the owner trusts.
+It takes tasks from the SuperNode as Flower's own executor does. The app that comes with a message is run only if it is
+the app that this fedax builds, which runs this installation's code, or an app that the node's owner trusts.
 """
 
 import argparse
@@ -51,9 +51,9 @@ from fedax.flower import client_app
 from fedax.flower.app import app_hash, own_hash
 from fedax.flower.processes import end_with_parent
 
-_LOOK = 0.5  # seconds between looks for a task; a SuperNode asks its link for one less often still
-_SOON, _RECENT = 0.05, 5.0  # seconds: the same while a run goes on, as long after its last task
-_PART = 0.1  # seconds: the longest pause while a task's message is still on its way
+_LOOK = 0.5  # seconds between polls for a task; a SuperNode polls its link even less often
+_SOON, _RECENT = 0.05, 5.0  # seconds between polls during a run, until so many seconds after its last task
+_PART = 0.1  # seconds: the longest pause between polls for a task's message
 
 
 class Untrusted(FedaxError):
@@ -83,9 +83,9 @@ class Worker:
         request, last = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]), -_RECENT
         while True:
             try:
-                found = self._client.AcquireTask(request)
-                if found.token:
-                    self._token.value = found.token
+                task = self._client.AcquireTask(request)
+                if task.token:
+                    self._token.value = task.token
                     self._one()
                     last = time.monotonic()
                     continue
@@ -102,9 +102,9 @@ class Worker:
         beat.start()
         status, details = SubStatus.COMPLETED, ""
         try:
-            given = self._client.PullTaskInput(PullTaskInputRequest())
-            context, run, fab = context_from_proto(given.context), run_from_proto(given.run), fab_from_proto(given.fab)
-            TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, run.run_id
+            task = self._client.PullTaskInput(PullTaskInputRequest())
+            context, run, fab = context_from_proto(task.context), run_from_proto(task.run), fab_from_proto(task.fab)
+            TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, run.run_id
             TaskIdentity.node_id = context.node_id
             message = self._message(context)
             try:
@@ -122,10 +122,10 @@ class Worker:
             beat.stop()
 
     def _message(self, context: flwr.app.Context) -> flwr.app.Message:
-        # The task is there a moment before its message is, and the message before its parts.
-        while not (found := self._client.PullMessages(PullAppMessagesRequest())).messages_list:
+        # The task arrives a moment before its message, and the message before its parts.
+        while not (pulled := self._client.PullMessages(PullAppMessagesRequest())).messages_list:
             time.sleep(_PART / 10)
-        tree: ObjectTree = found.message_object_trees[0]
+        tree: ObjectTree = pulled.message_object_trees[0]
         node = Node(node_id=context.node_id)
         message = pull_and_inflate_object_from_tree(
             tree,
@@ -141,10 +141,10 @@ class Worker:
 
     def _app(self, run: Run, fab: Fab) -> ClientApp:
         if fab.content not in self._apps:
-            found = app_hash(fab.content)
-            if found == own_hash():
+            digest = app_hash(fab.content)
+            if digest == own_hash():
                 self._apps[fab.content] = client_app.app
-            elif found in self._trusted:
+            elif digest in self._trusted:
                 from flwr.cli.install import install_from_fab  # slow to import, and rarely needed
                 from flwr.clientapp.utils import get_load_client_app_fn
 
@@ -154,7 +154,7 @@ class Worker:
             else:
                 raise Untrusted(
                     f"this node does not run the app {run.fab_id} {run.fab_version}: it is not fedax's own; "
-                    f"its owner can trust it with --trusted {found}"
+                    f"its owner can trust it with --trusted {digest}"
                 )
         return self._apps[fab.content]
 

@@ -1,4 +1,4 @@
-"""Do these examples fit the task? Checks on the host, in NumPy, before anything is compiled."""
+"""Checks that examples fit a task: on the host, in NumPy, before anything is compiled."""
 
 import math
 from collections.abc import Mapping
@@ -116,7 +116,7 @@ def _in_range(name: str, noun: str, setting: str, array: np.ndarray, count: int)
     outside = (array < 0) | (array >= count)
     if outside.any():
         where = tuple(np.argwhere(outside)[0])
-        found = f"has {noun} {array[where]}, but {count} classes are labelled 0 to {count - 1}"
+        problem = f"has {noun} {array[where]}, but {count} classes are labelled 0 to {count - 1}"
         most = int(array.max()) + 1
         way_out = "count from 0" if array[where] < 0 else f"count from 0, or make the task with {setting}={most}"
-        raise ExampleError(f"examples['{name}']", int(where[0]), f"{found}; {way_out}")
+        raise ExampleError(f"examples['{name}']", int(where[0]), f"{problem}; {way_out}")

@@ -72,11 +72,11 @@ def classification(
     def logits(params: Any, x: Any, key: Any) -> Any:
         x = scale(x)
         about = f"params are {spelled(params)}; x is {spelled(x)}"
-        found = call("apply", "apply(params, x, key) -> logits [b, classes]", apply, params, x, key, about=about)
-        if (due := (x.shape[0], classes)) != getattr(found, "shape", None):
-            returned = list(found.shape) if hasattr(found, "shape") else f"a {type(found).__name__}"
+        scores = call("apply", "apply(params, x, key) -> logits [b, classes]", apply, params, x, key, about=about)
+        if (due := (x.shape[0], classes)) != getattr(scores, "shape", None):
+            returned = list(scores.shape) if hasattr(scores, "shape") else f"a {type(scores).__name__}"
             raise CodeError("apply", f"returned {returned}", f"classes = {classes} needs {list(due)}", place_of(apply))
-        return found.astype(jnp.promote_types(found.dtype, jnp.float32))
+        return scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
 
     def loss(params: Any, batch: Any, key: Any) -> Any:
         return cross_entropy(logits(params, batch["x"], key), batch["y"]) + ridge(params, l2)
@@ -140,7 +140,7 @@ def image_classification(
 
 
 def scaling(mean: PerChannel, std: PerChannel) -> Callable[[Any], Any]:
-    """What is done to x before the model: whole numbers to real ones, then (x − mean)/std; see :func:`classification`.
+    """The scaling of x before the model: whole numbers to real ones, then (x − mean)/std; see :func:`classification`.
 
     Raises:
         ConfigError: a mean or std that cannot be used.

@@ -1,4 +1,4 @@
-"""What every task factory shares: the same arguments give the same Task, and bad arguments one clear error."""
+"""The base of all task factories: the same arguments give the same Task, and bad arguments a clear error."""
 
 import functools
 import inspect
@@ -45,8 +45,8 @@ class Factory:
             except TypeError:
                 raise ConfigError(name, value, "give a number, a text, a list of them or a function") from None
         task = self._cached(**arguments)
-        # A factory that calls another one comes last, and has the user's own arguments. The loss stands for the task:
-        # one with other metrics is of the same model.
+        # A factory that calls another one is entered last, with the user's own arguments. The loss identifies the task,
+        # so that a copy of it with other metrics is found too.
         _made_with[task.loss] = self.__name__, arguments
         return task
 

@@ -23,9 +23,9 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 _PRODUCTS_UP_TO = 9  # kernel entries, on a CPU
-_CHANNELS = 32  # from here on, of x and of the result, tiles are faster than shifted copies
-_FEW = 32  # outputs of a dense layer, up to which its gradient takes a way of its own
-_TILES = 256  # at a time: with 64 channels of float32 all their entries take 1 MiB, a core's cache
+_CHANNELS = 32  # with at least so many channels of x and of the result, tiles are faster than shifted copies
+_FEW = 32  # up to so many outputs, a dense layer computes its gradient in a special way
+_TILES = 256  # tiles at a time: with 64 channels of float32 they take 1 MiB, a core's cache
 
 # Two neighbouring outputs of a correlation with 3 weights, from 4 inputs by 4 products:
 # ``_OUTPUT ((_KERNEL weights) * (_INPUT inputs))``.
@@ -200,7 +200,7 @@ def _blocks(size: tuple[int, ...], *xs: Array) -> tuple[Array, ...]:
 
 
 def _padded(x: Array, low: tuple[int, int], tiles: tuple[int, int], side: int) -> Array:
-    """x with zeros before and behind it, so that it has all tiles of ``side`` pixels, 2 apart."""
+    """x padded with zeros on all sides to a whole number of tiles of ``side`` pixels, 2 apart."""
     ends = [(low, 2 * (n - 1) + side - low - length) for low, n, length in zip(low, tiles, x.shape[1:3], strict=True)]
     return jnp.pad(x, ((0, 0), *ends, (0, 0)))
 

@@ -107,7 +107,7 @@ def linear_regression(features: int, bias: bool = True) -> Task:
 
 @Factory
 def logistic_regression(features: int, l2: Real = 0.0) -> Task:
-    """Two classes, labelled −1 and +1, told apart by the sign of xᵀw.
+    """Two classes, labelled −1 and +1, separated by the sign of xᵀw.
 
     ``f(w) = log(1 + exp(−y xᵀw)) + (l2/2)‖w‖²``. There is no bias, as in the paper: append a column of ones to x
     for one. The parameters are ``{"w": [features]}``, the metrics are ``accuracy``, ``auc`` and ``f1``.

@@ -17,8 +17,8 @@ def cross_entropy(logits: Float[Array, "*b c"], y: Integer[Array, "*b"]) -> Floa
     """
     below = logits - lax.stop_gradient(logits.max(axis=-1, keepdims=True))
     total = lax.platform_dependent(below, cpu=_exp_as_one_row, default=jnp.exp).sum(axis=-1)
-    own = jnp.where(jax.nn.one_hot(y, logits.shape[-1], dtype=bool), below, 0).sum(axis=-1)
-    return jnp.log(total) - own
+    of_label = jnp.where(jax.nn.one_hot(y, logits.shape[-1], dtype=bool), below, 0).sum(axis=-1)
+    return jnp.log(total) - of_label
 
 
 def _exp_as_one_row(x: Array) -> Array:

@@ -17,13 +17,13 @@ from fedax.metrics import Perplexity
 from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, flat_classification, image_classification, scaling
 from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
-from fedax.tasks.initial import Uniform, draw, glorot, he, lecun, readout
+from fedax.tasks.initial import UniformInit, draw, glorot, he, lecun, readout
 from fedax.tasks.layers import conv2d, conv_and_pool, dense, dropout, group_norm, lstm
 from fedax.tasks.losses import correct, cross_entropy, ridge
 from fedax.tasks.task import Task
 
 
-def _affine(weights: Uniform) -> dict[str, Any]:
+def _affine(weights: UniformInit) -> dict[str, Any]:
     """A layer's weights, and its offsets, which start at zero."""
     return {"w": weights, "b": jnp.zeros(weights.shape[-1])}
 
@@ -409,7 +409,7 @@ def char_lstm(vocabulary: int, embedding: int = 8, hidden: int = 256, layers: in
             return {"input": glorot(i, 4 * hidden), "state": glorot(hidden, 4 * hidden), "offset": offset}
 
         plan = {
-            "embedding": Uniform((vocabulary, embedding), 1.0),
+            "embedding": UniformInit((vocabulary, embedding), 1.0),
             "lstm": [recurrent(i) for i in (embedding, *(layers - 1) * (hidden,))],
             "head": _affine(readout(hidden, vocabulary)),
         }

@@ -1,4 +1,4 @@
-"""Task: what is learned. A model's initial parameters, a loss per example, and metrics."""
+"""Task: a model's initial parameters, a loss per example, and metrics."""
 
 import dataclasses
 import functools
@@ -93,20 +93,20 @@ class Task:
 
     @property
     def whole_metrics(self) -> dict[str, Metric]:
-        """Those of the metrics that are of the whole held-out data."""
+        """The metrics that are computed from the whole held-out data at once."""
         return {name: metric for name, metric in self.metrics.items() if isinstance(metric, Metric)}
 
     def metric_sums(self, params: Params, batch: Examples, weights: Any) -> dict[str, Any]:
-        """The sums over a batch of all metrics that are made of sums; ``weights`` [b]: what each example counts.
+        """For each metric that is a function of sums, its sums over a batch; ``weights`` [b]: of the examples.
 
         Raises:
             ConfigError: there are no labels.
         """
-        made = {name: each for name, each in self.whole_metrics.items() if not isinstance(each, HostMetric)}
-        if not made:
+        summable = {name: each for name, each in self.whole_metrics.items() if not isinstance(each, HostMetric)}
+        if not summable:
             return {}
         outputs, y = self.answers(params, batch)
-        return {name: metric.sums(outputs, y, weights) for name, metric in made.items()}
+        return {name: metric.sums(outputs, y, weights) for name, metric in summable.items()}
 
     def answers(self, params: Params, batch: Examples) -> tuple[Any, Any]:
         """``outputs`` of a batch, and its labels.
@@ -122,7 +122,7 @@ class Task:
         return outputs, fitting(batch["y"], outputs)
 
     def check_examples(self, examples: Examples) -> None:
-        """Call ``check``, if there is one; and see that metrics of classes have classes to compare with.
+        """Call ``check``, if there is one, and check that metrics of classes have labels that are classes.
 
         Raises:
             DataError: the examples do not fit the task or its metrics.
@@ -155,16 +155,16 @@ class Task:
 
     @property
     def frozen(self) -> Any:
-        """Arrays that the functions need besides the parameters, and that are not learned; see :func:`partial`."""
+        """Arrays that the functions need besides the parameters and that are not learned; see :func:`partial`."""
         return ()
 
     def bound(self, frozen: Any) -> "Task":
-        """The task with these arrays in the place of ``frozen``; inside a program they are no constants of it then."""
+        """The task with these arrays in place of ``frozen``, which a compiled program then takes as arguments."""
         return self
 
     @property
     def entire(self) -> "Task":
-        """The task of the whole model; another one where only a part of it is learned here."""
+        """The task of the whole model; this one, unless it learns only a part of the model."""
         return self
 
     def with_frozen(self, frozen: Any) -> "Task":
@@ -176,19 +176,19 @@ class Task:
         raise ConfigError("task", self.name, "no part of it is frozen")
 
     def whole_of(self, params: Params) -> Params:
-        """The whole model, of parameters of which a part may be learned."""
+        """The whole model, from the parameters that are learned."""
         return params
 
     def part_of(self, params: Params) -> Params:
-        """What is learned of the whole model.
+        """The parameters that are learned, from the whole model.
 
         Raises:
-            ConfigError: that cannot be told from the whole.
+            ConfigError: they cannot be recovered from it, as of LoRA.
         """
         return params
 
     def from_whole(self, params: Params) -> "Task":
-        """The task that goes on from this whole model, in which a part is learned.
+        """The task that learns the same part of this whole model.
 
         Raises:
             ConfigError: all of it is learned; give it as ``params`` to the run.
@@ -197,16 +197,16 @@ class Task:
 
     @functools.cached_property
     def parts(self) -> dict[Any, Any]:
-        """The tasks in which a part of this one is learned, as :func:`fedax.tasks.partial` has made them last."""
+        """A cache of tasks that learn a part of this one, the last that :func:`fedax.tasks.partial` has made."""
         return {}
 
     @functools.cached_property
     def trained(self) -> "Task":
         """The task that fedax trains in place of this one; always the same object.
 
-        It has a float32 parameter for each bfloat16 one, from which it makes the bfloat16 one for this task's functions
-        each time: the model computes in bfloat16, and all that is updated, summed and kept is float32. Its losses and
-        metrics are float32 or wider. What this task's functions return is checked while they are traced.
+        It has a float32 parameter for each bfloat16 one, and casts it to bfloat16 for each call of this task's
+        functions: the model computes in bfloat16, and updates, sums and stored values are float32. Its losses and
+        metrics are float32 or wider. The values that this task's functions return are checked while they are traced.
 
         Raises:
             ConfigError: parameters of another type, or functions that do not return what they should.
@@ -221,23 +221,25 @@ class Task:
         def init(key: Any) -> Params:
             return jax.tree.map(_wide, _initial(self, key))
 
-        def own(params: Params) -> Params:
-            return jax.tree.map(lambda leaf, cast: leaf.astype(jnp.bfloat16) if cast else leaf, params, narrow)
+        def cast(params: Params) -> Params:
+            return jax.tree.map(
+                lambda leaf, is_narrow: leaf.astype(jnp.bfloat16) if is_narrow else leaf, params, narrow
+            )
 
         def loss(params: Params, batch: Examples, key: Any) -> Any:
-            return _each("task.loss", "loss", self.loss, own(params), batch, key)
+            return _each("task.loss", "loss", self.loss, cast(params), batch, key)
 
         def measuring(name: str, metric: Callable[..., Any]) -> Callable[..., Any]:
-            return lambda params, batch: _each(f"task.metrics[{name!r}]", "metrics", metric, own(params), batch)
+            return lambda params, batch: _each(f"task.metrics[{name!r}]", "metrics", metric, cast(params), batch)
 
-        def answering(given: Callable[..., Any], params: Params, batch: Examples) -> Any:
-            found = call("task.outputs", _CALLED_AS["outputs"], given, own(params), batch)
+        def answering(function: Callable[..., Any], params: Params, batch: Examples) -> Any:
+            returned = call("task.outputs", _CALLED_AS["outputs"], function, cast(params), batch)
             b = jax.tree.leaves(batch)[0].shape[0]
-            if getattr(found, "shape", ())[:1] != (b,) or not jnp.issubdtype(found.dtype, jnp.floating):
-                what = f"returned {spelled(found)}"
+            if getattr(returned, "shape", ())[:1] != (b,) or not jnp.issubdtype(returned.dtype, jnp.floating):
+                what = f"returned {spelled(returned)}"
                 way_out = f"return real numbers, one row for each of the {b} examples"
-                raise CodeError("task.outputs", what, way_out, place_of(given))
-            return _wide(found)
+                raise CodeError("task.outputs", what, way_out, place_of(function))
+            return _wide(returned)
 
         metrics = {
             name: metric if isinstance(metric, Metric) else measuring(name, metric)
@@ -249,7 +251,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class _Trained(Task):
-    """What :attr:`Task.trained` is."""
+    """The task that :attr:`Task.trained` gives."""
 
     of: Task = None  # type: ignore[assignment]  # the fields before it have defaults
 
@@ -274,7 +276,7 @@ _CALLED_AS = {
 
 
 def _initial(task: Task, key: Any) -> Params:
-    """What the task's own ``init`` returns, as arrays of a fixed type, if they are what fedax can train."""
+    """The parameters of the task's ``init``, as arrays of a fixed type, checked to be ones that fedax can train."""
     params = call("task.init", _CALLED_AS["init"], task.init, key)
     leaves, form = jax.tree_util.tree_flatten_with_path(params)
     if not leaves:
@@ -290,9 +292,9 @@ def _initial(task: Task, key: Any) -> Params:
 
 def check_params(params: Params, form: Params) -> None:
     """Raise a ConfigError unless these are a model's parameters, finite and of this form."""
-    own, wanted = jax.tree.structure(params), jax.tree.structure(form)
-    if own != wanted:  # type: ignore[operator]
-        raise ConfigError("params", own, f"the task's are {wanted}")
+    structure, wanted = jax.tree.structure(params), jax.tree.structure(form)
+    if structure != wanted:  # type: ignore[operator]
+        raise ConfigError("params", structure, f"the task's are {wanted}")
     for (path, want), got in zip(jax.tree_util.tree_leaves_with_path(form), jax.tree.leaves(params), strict=True):
         name = f"params{jax.tree_util.keystr(path)}"
         if jnp.shape(got) != want.shape:

@@ -1,4 +1,4 @@
-"""A part of a model that is learned: some of its leaves, or low-rank changes of them. The rest is frozen."""
+"""Learning a part of a model: some of its leaves, or low-rank changes of them. The rest is frozen."""
 
 import fnmatch
 import functools
@@ -100,7 +100,7 @@ class Partial(Task):
         return partial(self.given, self.rule, params)
 
     def with_frozen(self, frozen: Any) -> "Partial":
-        """The same part, with other values in what is frozen."""
+        """The same part, with other frozen values."""
         return _made(self.given, self.init, frozen, self.joined, self.rule)
 
 
@@ -120,9 +120,19 @@ def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params
 
 
 def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any) -> Partial:
-    own = _functions(task, init, lambda learned: joined(learned, frozen))
+    functions = _functions(task, init, lambda learned: joined(learned, frozen))
     return Partial(
-        own.init, own.loss, own.metrics, own.check, own.name, own.outputs, own.kind, task, frozen, joined, rule
+        functions.init,
+        functions.loss,
+        functions.metrics,
+        functions.check,
+        functions.name,
+        functions.outputs,
+        functions.kind,
+        task,
+        frozen,
+        joined,
+        rule,
     )
 
 
@@ -153,7 +163,7 @@ def partial(task: Task, trainable: Patterns | LoRA, params: Params = None) -> Pa
     rule = trainable if callable(trainable) or isinstance(trainable, LoRA) else _patterns("trainable", trainable)
     key = (rule if callable(rule) else repr(rule), id(params))
     if key not in task.parts:
-        task.parts[key] = params, _partial(task, rule, params)  # the parameters stay, or others had their number
+        task.parts[key] = params, _partial(task, rule, params)  # a reference to params, so that their id is not reused
         while len(task.parts) > _MOST:
             del task.parts[next(iter(task.parts))]
     part: Partial = task.parts[key][1]
@@ -181,20 +191,20 @@ def _partial(task: Task, rule: Any, params: Params) -> Partial:
 
     def init(key: Any) -> dict[str, Any]:
         start = dict(zip(names, jax.tree.leaves(task.init(key)), strict=True)) if params is None else values
-        found = {name: jnp.asarray(start[name]) for name in learned}
+        parameters = {name: jnp.asarray(start[name]) for name in learned}
         for k, name in enumerate(low):
             assert lora is not None
             (m, n), kind = shapes[name], jnp.result_type(values[name])
             drawn = jax.random.normal(jax.random.fold_in(key, k), (m, lora.rank), kind)
-            found |= {f"{name}.a": drawn / np.sqrt(m).astype(kind), f"{name}.b": jnp.zeros((lora.rank, n), kind)}
-        return found
+            parameters |= {f"{name}.a": drawn / np.sqrt(m).astype(kind), f"{name}.b": jnp.zeros((lora.rank, n), kind)}
+        return parameters
 
-    def joined(own: Params, rest: Any) -> Params:
-        leaves = {name: jnp.asarray(leaf) for name, leaf in {**rest, **own}.items() if name in shapes}
+    def joined(learned_leaves: Params, rest: Any) -> Params:
+        leaves = {name: jnp.asarray(leaf) for name, leaf in {**rest, **learned_leaves}.items() if name in shapes}
         for name in low:
             assert lora is not None
             scale = 1.0 if lora.alpha is None else lora.alpha / lora.rank
-            change = scale * (own[f"{name}.a"] @ own[f"{name}.b"])
+            change = scale * (learned_leaves[f"{name}.a"] @ learned_leaves[f"{name}.b"])
             leaves[name] = (leaves[name] + change).astype(leaves[name].dtype)
         return jax.tree.unflatten(structure, [leaves[name] for name in names])
 
@@ -219,7 +229,11 @@ def _fits(lora: LoRA, name: str, shape: tuple[int, ...]) -> bool:
 
 
 def _patterns(field: str, given: Any) -> tuple[str, ...]:
-    found = (given,) if isinstance(given, str) else given
-    if isinstance(found, Mapping) or not isinstance(found, Sequence) or not all(isinstance(p, str) for p in found):
+    patterns = (given,) if isinstance(given, str) else given
+    if (
+        isinstance(patterns, Mapping)
+        or not isinstance(patterns, Sequence)
+        or not all(isinstance(p, str) for p in patterns)
+    ):
         raise ConfigError(field, given, 'give patterns of names, such as "head.*" or ["*.b", "head.*"]')
-    return tuple(found)
+    return tuple(patterns)

@@ -88,15 +88,15 @@ def figures(history):
 def write(folder):
     """Write everything, and what is expected of it."""
     folder.mkdir()
-    found = {"version": fedax.__version__}
-    found["run"], found["diagnosis"] = _run(folder)
-    found["comparison"] = _comparison(folder)
-    found["sweep"], found["tuned"] = _sweep(folder)
-    found["study"] = _study(folder)
-    found["model"] = _model(folder)
+    results = {"version": fedax.__version__}
+    results["run"], results["diagnosis"] = _run(folder)
+    results["comparison"] = _comparison(folder)
+    results["sweep"], results["tuned"] = _sweep(folder)
+    results["study"] = _study(folder)
+    results["model"] = _model(folder)
     run = checkpointed(folder / "checkpoint")
-    found["checkpoint"] = {"history": figures(run.history), "end": figures(checkpointed(None, 4).history)}
-    (folder / "expected.json").write_text(json.dumps(found, indent=1) + "\n")
+    results["checkpoint"] = {"history": figures(run.history), "end": figures(checkpointed(None, 4).history)}
+    (folder / "expected.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _rows(record):
@@ -128,13 +128,13 @@ def _comparison(folder):
     methods = {"plain": fedax.create("fedavg", lr=0.1), "own server": fedax.create("fedavg-m", lr=0.1, beta=0.5)}
     options = {"work": fedax.RandomEpochs(1, 2), "participation": fedax.Dropout(fedax.Uniform(3), 0.1)}
     options |= {"guard": fedax.Guard(), "compress": fedax.QSGD(4), "faults": fedax.Faults([1], times=-1.0)}
-    found = fedax.compare(
+    comparison = fedax.compare(
         methods, task, data, rounds=2, seeds=2, evaluate_every=1, out=folder / "comparison", **options
     )
     shutil.rmtree(folder / "comparison" / "plots")  # these are drawn anew
     for name in ("report.html", ".lock"):
         (folder / "comparison" / name).unlink()
-    return {"rows": _rows(found.records[0]), "verdict": found.verdict, "config": found.records[0].config}
+    return {"rows": _rows(comparison.records[0]), "verdict": comparison.verdict, "config": comparison.records[0].config}
 
 
 def _sweep(folder):
@@ -156,8 +156,8 @@ def _study(folder):
     for left in ("log.txt", ".lock", "run/.lock"):
         for path in (place / "done").rglob(left):
             path.unlink()
-    (said,) = outcome(study, place / "done")
-    return {"results": results_of(place / "done"), "outcome": said}
+    (line,) = outcome(study, place / "done")
+    return {"results": results_of(place / "done"), "outcome": line}
 
 
 def _model(folder):

@@ -1,7 +1,7 @@
 """A PT2 archive, which ``torch.export.save`` writes, read without PyTorch: a zip of a JSON graph and raw numbers.
 
-A file is not trusted. Nothing in it is unpickled, what it declares is checked against its length before memory is
-taken, and sample inputs are never read. What cannot be read raises a DataError that names the file.
+Files are not trusted. Nothing in them is unpickled, the sizes that they declare are checked against their length before
+memory is allocated, and sample inputs are never read. A file that cannot be read raises a DataError that names it.
 """
 
 import json
@@ -43,7 +43,7 @@ _DAMAGE = (
 
 @dataclass(frozen=True, eq=False)
 class Archive:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         graph: the computation.
@@ -149,9 +149,9 @@ class _Reader:
         if sum(array.nbytes for array in seen.values()) + count * numbers.itemsize > self.size:
             raise ValueError("its tensors are larger than the file")
         steps = [step * numbers.itemsize for step in strides]
-        found = np.lib.stride_tricks.as_strided(numbers[offset:], sizes, steps, writeable=False)
-        seen[key] = found = np.ascontiguousarray(found).reshape(sizes)
-        return found
+        view = np.lib.stride_tricks.as_strided(numbers[offset:], sizes, steps, writeable=False)
+        seen[key] = np.ascontiguousarray(view).reshape(sizes)
+        return seen[key]
 
 
 def _graph(module: Any, tensors: Mapping[str, np.ndarray]) -> Graph:
@@ -180,9 +180,9 @@ def _graph(module: Any, tensors: Mapping[str, np.ndarray]) -> Graph:
             raise ConfigError("outputs", kind, way_out)
         outputs.append(_argument(given["arg"]))
     nodes = _nodes(graph["nodes"], "")
-    nodes, found = functional(nodes, {*leaves, *(given.name for given in inputs)}, tuple(outputs))
+    nodes, results = functional(nodes, {*leaves, *(given.name for given in inputs)}, tuple(outputs))
     shapes = tuple(_output_shape(graph, value) for value in outputs)
-    return Graph(tuple(inputs), leaves, tuple(nodes), found, shapes)
+    return Graph(tuple(inputs), leaves, tuple(nodes), results, shapes)
 
 
 def _output_shape(graph: Any, value: Any) -> tuple[int | None, ...] | None:
@@ -296,9 +296,9 @@ def _number(value: Any) -> Any:
 
 
 def _only(given: Any, kind: str) -> Any:
-    ((found, value),) = given.items()
-    if found != kind:
-        raise ConfigError("argument", found, "fedax takes tensors here: make other arguments part of the module")
+    ((kind_given, value),) = given.items()
+    if kind_given != kind:
+        raise ConfigError("argument", kind_given, "fedax takes tensors here: make other arguments part of the module")
     return value
 
 
@@ -325,16 +325,16 @@ def _numpy(name: str) -> np.dtype:
 
 
 def _place(metadata: Any) -> str:
-    """Where a node stands: the module's path and class, and the line of its code, where the file says so."""
+    """A node's place: the module's path and class, and the line of its code, if they are in the file."""
     place = ""
     stack = str(metadata.get("nn_module_stack") or "").rpartition(";")[2].split(",")
     if len(stack) == 3:
         path, kind = stack[1].replace("L['self'].", "") or "the module itself", stack[2].rpartition(".")[2]
         place = f"{path} ({kind})"
     frames = [line for line in str(metadata.get("stack_trace") or "").splitlines() if line.lstrip().startswith("File")]
-    own = [frame for frame in frames if "/site-packages/torch/" not in frame.replace("\\\\", "/")]
-    if own:
-        parts = own[-1].split('"')
+    module_frames = [frame for frame in frames if "/site-packages/torch/" not in frame.replace("\\\\", "/")]
+    if module_frames:
+        parts = module_frames[-1].split('"')
         line = parts[-1].partition("line ")[2].partition(",")[0]
         place += f", {PurePosixPath(parts[1]).name if len(parts) > 1 else ''}:{line}"
     return "".join(c for c in place if c.isprintable())[:200]

@@ -1,4 +1,4 @@
-"""What needs PyTorch: a module's export, and tensors. The only file of fedax that imports torch."""
+"""The parts that need PyTorch: a module's export, and tensors. The only file of fedax that imports torch."""
 
 import contextlib
 import io
@@ -61,9 +61,9 @@ def exported(module: Any, example: Any) -> bytes:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's own log and graphs, which say at length what the one error says; others log on.
+    """Suppress torch's log and graphs, which repeat the error at length; other loggers are not affected.
 
-    Where ``TORCH_LOGS`` is set, somebody wants them.
+    Nothing is suppressed if ``TORCH_LOGS`` is set.
     """
     if os.environ.get("TORCH_LOGS"):
         yield
@@ -81,7 +81,7 @@ def _quiet() -> Iterator[None]:
     try:
         with contextlib.redirect_stderr(printed):
             yield
-        sys.stderr.write(printed.getvalue())  # of a module that can be exported, it is the user's own
+        sys.stderr.write(printed.getvalue())  # if the export worked, this is the module's own output
     finally:
         for handler in handlers:
             if handler is not None:
@@ -90,11 +90,11 @@ def _quiet() -> Iterator[None]:
 
 def _batch(torch: Any, one: Any) -> Any:
     """The example as a tensor of at least two examples: torch.export takes a single one for a constant."""
-    found = one if isinstance(one, torch.Tensor) else torch.from_numpy(np.array(one))
-    if found.ndim == 0 or len(found) == 0:
-        raise ConfigError("example", f"shape {tuple(found.shape)}", "give a batch, [b, ...], of at least one example")
-    found = found.detach().cpu()
-    return torch.cat([found] * 2) if len(found) == 1 else found
+    batch = one if isinstance(one, torch.Tensor) else torch.from_numpy(np.array(one))
+    if batch.ndim == 0 or len(batch) == 0:
+        raise ConfigError("example", f"shape {tuple(batch.shape)}", "give a batch, [b, ...], of at least one example")
+    batch = batch.detach().cpu()
+    return torch.cat([batch] * 2) if len(batch) == 1 else batch
 
 
 def tensor(value: np.ndarray) -> Any:

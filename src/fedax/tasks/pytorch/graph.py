@@ -1,7 +1,7 @@
-"""The graph of a PyTorch module, as fedax keeps it: operators with named arguments, in the order in which they run.
+"""The graph of a PyTorch module in fedax: operators with named arguments, in the order in which they run.
 
 Values have names. A node's arguments are numbers, texts, ``None``, ``Ref`` (a value's name), ``Dtype`` and tuples of
-these. There is no operation in place: ``functional`` turns those of PyTorch into such that return what they change.
+these. There are no in-place operators: ``functional`` replaces those of PyTorch by operators that return the result.
 """
 
 import itertools
@@ -33,13 +33,13 @@ class Dtype:
 
 @dataclass(frozen=True)
 class Node:
-    """One operator at work.
+    """A call of an operator.
 
     Attributes:
-        target: PyTorch's name of it, such as ``aten.relu.default``.
+        target: PyTorch's name of the operator, such as ``aten.relu.default``.
         arguments: by the names of the operator's schema.
-        outputs: the names of what it returns; a tuple of names where it returns a list; ``None`` where nobody asks.
-        place: where it stands in the module, for errors.
+        outputs: the names of the results; a tuple of names for a list of results; ``None`` for a result without use.
+        place: its place in the module, for errors.
     """
 
     target: str
@@ -50,7 +50,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Input:
-    """What the module is called with: its name, the axes' lengths (``None``: any), and the type of its numbers."""
+    """An argument of the module: its name, the axes' lengths (``None``: any), and the type of its numbers."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -63,7 +63,7 @@ class Graph:
 
     Attributes:
         inputs: the module's arguments, in order.
-        tensors: name of a value -> name of the parameter, buffer or constant that it is.
+        tensors: name of a value -> name of its parameter, buffer or constant.
         nodes: in the order in which they run.
         outputs: what the module returns: values, or plain numbers.
         shapes: of each output the axes' lengths, as of ``Input``; ``None`` for what is no tensor.
@@ -94,14 +94,14 @@ class Graph:
 
     def kernels(self) -> set[str]:
         """The tensors that are weights of two-dimensional convolutions, and nothing else."""
-        found: dict[str, bool] = {}
+        only_kernel: dict[str, bool] = {}
         for node in self.nodes:
             for name, value in node.arguments.items():
                 for tensor in (self.tensors[ref] for ref in refs(value) if ref in self.tensors):
                     convolves = node.target.startswith("aten.conv2d.") and name == "weight"
-                    found[tensor] = found.get(tensor, True) and convolves
-        found |= {self.tensors[ref]: False for ref in refs(self.outputs) if ref in self.tensors}
-        return {tensor for tensor, convolves in found.items() if convolves}
+                    only_kernel[tensor] = only_kernel.get(tensor, True) and convolves
+        only_kernel |= {self.tensors[ref]: False for ref in refs(self.outputs) if ref in self.tensors}
+        return {tensor for tensor, convolves in only_kernel.items() if convolves}
 
     def describe(self) -> dict[str, Any]:
         """The graph as JSON can hold it, without the places of files."""
@@ -238,7 +238,7 @@ def _renamed(value: Any, same: Mapping[str, str]) -> Any:
     return value
 
 
-# ---- as JSON holds it: {"value": name}, {"dtype": name}, {"number": "inf"}; all else is itself
+# ---- JSON: {"value": name}, {"dtype": name}, {"number": "inf"}; other values stay as they are
 
 
 def _plain(value: Any) -> Any:

@@ -18,7 +18,7 @@ from fedax.tasks.pytorch.operators.table import Kernel
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class TorchModel:
     """A PyTorch module in JAX.
 
     Attributes:
@@ -68,9 +68,9 @@ class Model:
             given.name: cast(x, given.dtype) for given, x in zip(self.graph.inputs, inputs, strict=True)
         }
         for name, tensor in self.graph.tensors.items():
-            own = self.tied.get(tensor, tensor)
-            value = params[own] if own in params else jnp.asarray(self.constants[own])
-            values[name] = Kernel(value) if own in self.kernels else value
+            stored = self.tied.get(tensor, tensor)
+            value = params[stored] if stored in params else jnp.asarray(self.constants[stored])
+            values[name] = Kernel(value) if stored in self.kernels else value
         for i, node in enumerate(self.graph.nodes):
             _run(node, values, None if key is None else (key, i))
         return tuple(plain(_looked_up(output, values)) for output in self.graph.outputs)
@@ -94,7 +94,7 @@ def kernels(graph: Graph, parameters: Mapping[str, np.ndarray], tied: Mapping[st
     return frozenset(graph.kernels() & parameters.keys() - {*tied.values()})
 
 
-def of_archive(archive: Archive) -> Model:
+def of_archive(archive: Archive) -> TorchModel:
     """The model of a file: names of one tensor are one parameter."""
     first: dict[int, str] = {}
     tied = {}
@@ -107,7 +107,7 @@ def of_archive(archive: Archive) -> Model:
     constants = {name: array for name, array in archive.tensors.items() if name not in archive.trained}
     for name in kernels(archive.graph, parameters, tied):
         parameters[name] = parameters[name].transpose(2, 3, 1, 0)
-    return Model(archive.graph, parameters, constants, tied, archive.state)
+    return TorchModel(archive.graph, parameters, constants, tied, archive.state)
 
 
 def _run(node: Node, values: dict[str, Any], key: Any) -> None:
@@ -116,10 +116,10 @@ def _run(node: Node, values: dict[str, Any], key: Any) -> None:
     try:
         arguments = {name: _looked_up(value, values) for name, value in node.arguments.items()}
         rng = jax.random.fold_in(*key) if key is not None and operator.random else None
-        found = operator(arguments, rng)
-        results = found if len(node.outputs) != 1 or isinstance(node.outputs[0], tuple) else (found,)
+        returned = operator(arguments, rng)
+        results = returned if len(node.outputs) != 1 or isinstance(node.outputs[0], tuple) else (returned,)
         if len(node.outputs) == 1 and isinstance(node.outputs[0], tuple):
-            results = (found,)
+            results = (returned,)
         for name, result in zip(node.outputs, results if node.outputs else (), strict=True):
             if isinstance(name, tuple):
                 values.update(zip(name, result, strict=True))
@@ -127,7 +127,7 @@ def _run(node: Node, values: dict[str, Any], key: Any) -> None:
                 values[name] = result
     except FedaxError:
         raise
-    except Exception as error:  # what JAX says of arrays that do not fit, with the place in the module
+    except Exception as error:  # JAX's error on arrays that do not fit, with the place in the module
         detail = " ".join(str(error).split())[:300]
         raise ConfigError("operator", node.target, at(node, f"{type(error).__name__}: {detail}")) from error
 

@@ -1,4 +1,4 @@
-"""Tasks of PyTorch modules: in from a module or a file, out as a state dict, and as data that a file can carry."""
+"""Tasks of PyTorch modules: made from a module or a file, written as a state dict, and described as plain JSON."""
 
 import io
 import math
@@ -17,7 +17,7 @@ from fedax.tasks import checks
 from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES
 from fedax.tasks.losses import correct, cross_entropy
 from fedax.tasks.pytorch import archive, graph
-from fedax.tasks.pytorch.model import Model, of_archive
+from fedax.tasks.pytorch.model import TorchModel, of_archive
 from fedax.tasks.task import Task
 
 Loss = str | Callable[[Any, Any], Any]
@@ -69,8 +69,8 @@ def from_torch(
     from fedax.tasks.pytorch.export import exported
 
     content = exported(module, example)
-    found = archive.read(io.BytesIO(content), "the module's export", len(content))
-    return make_task(of_archive(found), loss, inputs, name or type(module).__name__)
+    contents = archive.read(io.BytesIO(content), "the module's export", len(content))
+    return make_task(of_archive(contents), loss, inputs, name or type(module).__name__)
 
 
 @complete
@@ -129,39 +129,39 @@ def to_torch_state_dict(
     form = {name: value.shape for name, value in model.parameters.items()}
     if not isinstance(params, Mapping) or {name: np.shape(value) for name, value in params.items()} != form:
         raise ConfigError("params", type(params).__name__, "give parameters of this task, such as run.params")
-    found = {}
+    arrays = {}
     for name in model.state:
-        own = model.tied.get(name, name)
-        value = params[own] if own in params else model.constants[own]
-        kept = model.parameters[own].dtype if own in params else value.dtype
-        array = np.array(value).astype(kept)
-        found[name] = np.ascontiguousarray(array.transpose(3, 2, 0, 1)) if own in model.kernels else array
+        parameter = model.tied.get(name, name)
+        value = params[parameter] if parameter in params else model.constants[parameter]
+        dtype = model.parameters[parameter].dtype if parameter in params else value.dtype
+        array = np.array(value).astype(dtype)
+        arrays[name] = np.ascontiguousarray(array.transpose(3, 2, 0, 1)) if parameter in model.kernels else array
     if not tensors:
-        return found
+        return arrays
     from fedax.tasks.pytorch.export import tensor
 
-    return {name: tensor(value) for name, value in found.items()}
+    return {name: tensor(value) for name, value in arrays.items()}
 
 
-def model_of(task: Task) -> Model:
-    """The PyTorch module behind a task.
+def model_of(task: Task) -> TorchModel:
+    """The PyTorch module of a task.
 
     Raises:
         ConfigError: there is none.
     """
     if not is_of(task):
         raise ConfigError("task", task.name, "give a task of fedax.tasks.from_torch or from_export")
-    model: Model = task.init.__self__  # type: ignore[attr-defined]
+    model: TorchModel = task.init.__self__  # type: ignore[attr-defined]
     return model
 
 
 def is_of(task: Task) -> bool:
     """Whether a task is of a PyTorch module."""
-    return isinstance(getattr(task.init, "__self__", None), Model)
+    return isinstance(getattr(task.init, "__self__", None), TorchModel)
 
 
 def describe(task: Task) -> dict[str, Any]:
-    """All of a task of a PyTorch module but its numbers, as JSON holds it; see :func:`from_description`.
+    """A task of a PyTorch module without its numbers, as plain JSON; see :func:`from_description`.
 
     A loss that is a function cannot be described; the task that comes back then has outputs and no loss.
 
@@ -219,7 +219,7 @@ def from_description(description: Any, params: Mapping[str, np.ndarray], constan
     if not all(isinstance(text, str) for text in texts) or not isinstance(loss, str | None):
         raise ConfigError("description", type(description).__name__, "no description of a task: names are texts")
     numbers = [{name: np.asarray(value) for name, value in found.items()} for found in (params, constants)]
-    model = Model(graph.from_description(given), numbers[0], numbers[1], tied, tuple(description["state"]))
+    model = TorchModel(graph.from_description(given), numbers[0], numbers[1], tied, tuple(description["state"]))
     return make_task(model, _no_loss if loss is None else loss, tuple(description["inputs"]), description["name"])
 
 
@@ -227,7 +227,7 @@ def _no_loss(outputs: Any, batch: Any) -> Any:
     raise ConfigError("loss", None, "the model came without its loss, which was a function: make the task anew")
 
 
-def make_task(model: Model, loss: Loss, inputs: Sequence[str] | None, name: str) -> Task:
+def make_task(model: TorchModel, loss: Loss, inputs: Sequence[str] | None, name: str) -> Task:
     """A task of a model; checks all that can be checked before anything is compiled."""
     if not callable(loss) and loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
@@ -267,7 +267,7 @@ def make_task(model: Model, loss: Loss, inputs: Sequence[str] | None, name: str)
 class _Losses:
     """The functions of a task."""
 
-    def __init__(self, model: Model, kind: Loss, inputs: tuple[str, ...], shape: tuple[int | None, ...] | None):
+    def __init__(self, model: TorchModel, kind: Loss, inputs: tuple[str, ...], shape: tuple[int | None, ...] | None):
         self.model, self.kind, self.inputs, self.shape = model, kind, inputs, shape
         self.one = shape is not None
         if isinstance(kind, str) and shape is not None:
@@ -286,10 +286,10 @@ class _Losses:
 
     def _answer(self, params: Any, batch: Any, key: Any) -> Any:
         """The module's output, as the loss takes it: classes last, [b] in place of [b, 1], float32 or wider."""
-        found = self.model.apply(params, tuple(batch[name] for name in self.inputs), key)
+        outputs = self.model.apply(params, tuple(batch[name] for name in self.inputs), key)
         if not isinstance(self.kind, str):
-            return found if len(found) > 1 else found[0]
-        (answer,) = (value for value in found if hasattr(value, "shape"))
+            return outputs if len(outputs) > 1 else outputs[0]
+        (answer,) = (value for value in outputs if hasattr(value, "shape"))
         answer = answer.astype(jnp.promote_types(answer.dtype, jnp.float32))
         if self.kind == "cross_entropy":
             return jnp.moveaxis(answer, 1, -1)
@@ -333,8 +333,8 @@ class _Losses:
         y = arrays["y"]
         if self.kind == "cross_entropy":
             # Where the length of an axis is any, it is that of the labels.
-            own = y.shape[1:] if y.ndim == len(self.shape) - 1 else (0,) * len(self.shape[2:])
-            each = tuple(m if n is None else n for n, m in zip(self.shape[2:], own, strict=True))
+            lengths = y.shape[1:] if y.ndim == len(self.shape) - 1 else (0,) * len(self.shape[2:])
+            each = tuple(m if n is None else n for n, m in zip(self.shape[2:], lengths, strict=True))
             checks.labels(y, int(self.shape[1] or 0), each=each)
             return
         due = () if self.shape[1:] == (1,) else self.shape[1:]
@@ -345,7 +345,7 @@ class _Losses:
             raise ExampleError("examples['y']", int(at[0]), f"has label {y[at]}; binary_cross_entropy is for 0 and 1")
 
 
-def _check_input(name: str, x: np.ndarray, given: graph.Input, model: Model) -> None:
+def _check_input(name: str, x: np.ndarray, given: graph.Input, model: TorchModel) -> None:
     column, due = f"examples['{name}']", given.shape[1:]
     if len(due) != x.ndim - 1 or any(n not in (None, m) for n, m in zip(due, x.shape[1:], strict=True)):
         shown = tuple("any" if n is None else n for n in due)
@@ -370,10 +370,10 @@ def _check_input(name: str, x: np.ndarray, given: graph.Input, model: Model) -> 
         raise ExampleError(column, int(where[0]), f"has {x[where]}, but the module's embedding has {most} rows")
 
 
-def _vocabulary(model: Model, name: str) -> int | None:
-    """The rows of the embedding that takes this input; ``None`` where there is none. JAX would not say."""
+def _vocabulary(model: TorchModel, name: str) -> int | None:
+    """The rows of the embedding that takes this input; ``None`` if there is none. JAX would not raise an error."""
     same = {name}
-    found = []
+    sizes = []
     for node in model.graph.nodes:
         source = next(graph.refs(tuple(node.arguments.values())), None)
         if node.target.startswith(("aten.reshape", "aten.view", "aten.to.")) and source in same:
@@ -383,5 +383,5 @@ def _vocabulary(model: Model, name: str) -> int | None:
             if isinstance(indices, graph.Ref) and indices.name in same and isinstance(weight, graph.Ref):
                 tensor = model.graph.tensors.get(weight.name, "")
                 array = model.parameters.get(model.tied.get(tensor, tensor), model.constants.get(tensor))
-                found += [] if array is None else [len(array)]
-    return min(found, default=None)
+                sizes += [] if array is None else [len(array)]
+    return min(sizes, default=None)

@@ -52,11 +52,11 @@ def embedding_bag(
         rows = rows * per_sample_weights.reshape(-1, length, 1)
     if mode == 2:
         highest = jnp.where(counted, rows, -jnp.inf).max(axis=1)
-        found = jnp.where(counted.any(axis=1), highest, 0)
+        bags = jnp.where(counted.any(axis=1), highest, 0)
     else:
-        found = jnp.where(counted, rows, 0).sum(axis=1)
-        found = found / jnp.maximum(counted.sum(axis=1), 1).astype(rows.dtype) if mode == 1 else found
-    return found, None, None, None
+        bags = jnp.where(counted, rows, 0).sum(axis=1)
+        bags = bags / jnp.maximum(counted.sum(axis=1), 1).astype(rows.dtype) if mode == 1 else bags
+    return bags, None, None, None
 
 
 @operator("aten.scaled_dot_product_attention")
@@ -82,6 +82,6 @@ def attend(
     else:
         mask = attn_mask.reshape((1,) * (scores.ndim - attn_mask.ndim) + attn_mask.shape)
         scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == bool else scores + mask
-        some = (scores > -jnp.inf).any(axis=-1, keepdims=True)  # who may attend to nothing gets zeros
+        some = (scores > -jnp.inf).any(axis=-1, keepdims=True)  # a row whose mask allows nothing gets zeros
         weights = jnp.where(some, jax.nn.softmax(jnp.where(some, scores, 0), axis=-1), 0)
     return dropout(weights, dropout_p, rng) @ value

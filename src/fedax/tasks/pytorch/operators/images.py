@@ -94,9 +94,9 @@ def convolve_images(
 def convolve_sequences(
     input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Any:
-    (step, _), (apart, _) = pair(stride), pair(dilation)
+    (step, _), (spacing, _) = pair(stride), pair(dilation)
     padding = padding if isinstance(padding, str) else (0, pair(padding)[0])
-    return _of_rows(_convolve)(input, weight[:, :, None], bias, (step, step), padding, (1, apart), groups)
+    return _of_rows(_convolve)(input, weight[:, :, None], bias, (step, step), padding, (1, spacing), groups)
 
 
 @operator("aten.conv_transpose2d", lay="image")
@@ -266,31 +266,32 @@ def mean_pool_sequences(
 
 
 def _shares(n: int, m: int) -> np.ndarray:
-    """[m, n]: what each of n pixels counts in m windows of adaptive pooling."""
+    """[m, n]: the weights of n pixels in the m windows of adaptive pooling."""
     i, j = np.arange(m)[:, None], np.arange(_some(n))[None]
     starts, ends = i * n // m, -(-(i + 1) * n // m)
     return ((starts <= j) & (j < ends)) / (ends - starts)
 
 
 def _some(n: int) -> int:
-    """A side for which there may be a matrix."""
+    """Check that a side is small enough for the matrix of weights."""
     if n > 8192:
         raise ValueError(f"an image of {n} pixels a side")
     return n
 
 
 def _resize(x: Any, rows: np.ndarray | None, columns: np.ndarray | None) -> Any:
-    """Each side of the images becomes a weighted sum of its pixels; ``None``: as it is."""
+    """Images whose rows and columns are weighted sums of the old ones; ``None``: unchanged."""
     if rows is not None:
         x = jnp.einsum("bhwc,oh->bowc", x, jnp.asarray(rows, x.dtype))
     return x if columns is None else jnp.einsum("bhwc,ow->bhoc", x, jnp.asarray(columns, x.dtype))
 
 
 def _adaptive_mean(x: Any, size: Any) -> Any:
-    h, w = (own if asked is None else asked for own, asked in zip(x.shape[1:3], size, strict=True))
+    h, w = (side if wanted is None else wanted for side, wanted in zip(x.shape[1:3], size, strict=True))
     if (h, w) == (1, 1):
         return x.mean(axis=(1, 2), keepdims=True)
-    sides = [None if own == asked else _shares(own, asked) for own, asked in zip(x.shape[1:3], (h, w), strict=True)]
+    pairs = zip(x.shape[1:3], (h, w), strict=True)
+    sides = [None if side == wanted else _shares(side, wanted) for side, wanted in pairs]
     return _resize(x, *sides)
 
 
@@ -333,7 +334,7 @@ def _small(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _target(x: Any, output_size: Any, factors: Any) -> tuple[tuple[int, int], tuple[float, float]]:
-    """The new sides, and how many old pixels one of the new ones takes."""
+    """The new sides, and for each how many old pixels a new one spans."""
     sides = x.shape[1:3]
     if output_size is not None:
         size = _small(pair(output_size))
@@ -423,8 +424,8 @@ def normalise_groups(input: Any, num_groups: int, weight: Any = None, bias: Any 
     if input.ndim == 4:
         return Image(group_norm(image(input), scale, offset, num_groups, eps))
     rows = input.reshape(*input.shape[:2], -1)
-    found = _of_rows(group_norm)(rows, scale, offset, num_groups, eps)
-    return found.reshape(input.shape)
+    normalised = _of_rows(group_norm)(rows, scale, offset, num_groups, eps)
+    return normalised.reshape(input.shape)
 
 
 @operator("aten.native_group_norm", lay="image")

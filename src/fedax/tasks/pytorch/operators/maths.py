@@ -272,10 +272,10 @@ def mean(self: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -
     axes = _axes(dim, self.ndim)
     if not isinstance(self, Image) or axes is None or 1 in axes:
         return jnp.mean(plain(self), axes, dtype_of(dtype), keepdims=keepdim)
-    found = jnp.mean(self.array, tuple(_AXIS[axis] for axis in axes), dtype_of(dtype), keepdims=True)
+    means = jnp.mean(self.array, tuple(_AXIS[axis] for axis in axes), dtype_of(dtype), keepdims=True)
     if keepdim:
-        return Image(found)
-    return plain(Image(found)).reshape([n for axis, n in enumerate(self.shape) if axis not in axes])
+        return Image(means)
+    return plain(Image(means)).reshape([n for axis, n in enumerate(self.shape) if axis not in axes])
 
 
 @operator("aten.sum")

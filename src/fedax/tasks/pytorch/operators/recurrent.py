@@ -56,15 +56,15 @@ def _layers(
     for layer in range(num_layers):
         if layer and key is not None and rate:
             x = dropout(x, rate, jax.random.fold_in(key, layer))
-        found = []
+        outputs = []
         for backward in range(directions):
             k = layer * directions + backward
             of_input, of_state, *offsets = params[k * each : (k + 1) * each]
             start = tuple(state[k] for state in states)
             ys, end = _scan(cell, x, start, of_input, of_state, offsets, bool(backward))
-            found.append(ys)
+            outputs.append(ys)
             last.append(end)
-        x = jnp.concatenate(found, axis=-1) if bidirectional else found[0]
+        x = jnp.concatenate(outputs, axis=-1) if bidirectional else outputs[0]
     x = x.swapaxes(0, 1) if batch_first else x
     return x, *(jnp.stack(ends) for ends in zip(*last, strict=True))
 

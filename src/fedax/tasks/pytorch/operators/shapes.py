@@ -10,7 +10,7 @@ import numpy as np
 from fedax.tasks.pytorch.operators.table import Image, dtype_of, is_array, operator, plain
 
 _MOST = 4096  # pieces that one operator may cut an array into
-_CONSTANT = 1 << 20  # numbers that are made before the program runs
+_CONSTANT = 1 << 20  # the most numbers of a constant that is made while tracing
 
 
 @operator("aten.view", "aten.reshape", "aten._unsafe_view", view=True)
@@ -81,7 +81,7 @@ def unsqueeze(self: Any, dim: int) -> Any:
 @operator("aten.expand", "aten.broadcast_to", view=True)
 def expand(self: Any, size: Any, implicit: bool = False) -> Any:
     grown = self.reshape((1,) * (len(size) - self.ndim) + self.shape)
-    shape = tuple(own if asked == -1 else asked for own, asked in zip(grown.shape, size, strict=True))
+    shape = tuple(side if wanted == -1 else wanted for side, wanted in zip(grown.shape, size, strict=True))
     return jnp.broadcast_to(grown, shape)
 
 

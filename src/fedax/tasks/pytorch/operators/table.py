@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Arguments that say where and how PyTorch keeps numbers: of no consequence here.
+# Arguments for PyTorch's device and memory layout, which are ignored.
 _IGNORED = frozenset(
     ("device", "layout", "pin_memory", "memory_format", "non_blocking", "cudnn_enabled", "cudnn_enable", "generator")
 )
@@ -17,7 +17,7 @@ _IGNORED = frozenset(
 
 @dataclass(frozen=True)
 class Operator:
-    """A function of JAX in place of an operator of PyTorch, with the same names of arguments.
+    """A function of JAX that replaces an operator of PyTorch, with the same argument names.
 
     Attributes:
         function: what does it.
@@ -35,7 +35,7 @@ class Operator:
     parameters: Mapping[str, bool]  # name -> whether it has to be given
 
     def misfit(self, names: Mapping[str, Any]) -> str | None:
-        """What is wrong with arguments of these names."""
+        """What is wrong with the names of the arguments; ``None`` if nothing is."""
         for name in names:
             if name not in self.parameters and name not in _IGNORED:
                 return f"fedax has this operator without the argument {name!r}"

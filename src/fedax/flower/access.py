@@ -1,4 +1,4 @@
-"""What stands before Flower's SuperLink: requests of known nodes, signed, and of those who have the secret."""
+"""Access control before Flower's SuperLink: requests signed by known nodes, and requests that hold the secret."""
 
 import hashlib
 import hmac
@@ -23,9 +23,9 @@ from starlette.responses import JSONResponse, Response
 
 from fedax.flower.signature import HEADERS, Signed
 
-NODES = "/v1/fleet/"  # the nodes' part; all else is for who has the secret
+NODES = "/v1/fleet/"  # paths for nodes; all others need the secret
 LARGEST = 32 << 20  # bytes of a request's body; Flower cuts arrays into pieces of 5 MB
-_LARGEST_OF_NODE = 4 << 20  # the same of a node's, but for a piece of a message
+_LARGEST_OF_NODE = 4 << 20  # the same for a node's request, unless it carries a piece of a message
 _PIECE = f"{NODES}push-object"
 _ENTRY = f"{NODES}activate-node"
 _PIECES = 1024  # of a message
@@ -38,10 +38,10 @@ Send = Callable[[Event], Awaitable[None]]
 
 
 class Node(NamedTuple):
-    """Who has signed a request.
+    """The node that signed a request.
 
     Attributes:
-        number: Flower's, of the node.
+        number: Flower's number of the node.
         key: its public key.
     """
 
@@ -55,16 +55,17 @@ class _Refused(Exception):
         self.status = status
 
 
-class Guard:
-    """An ASGI application that lets through what a known node has signed, and what has the secret.
+class AccessControl:
+    """ASGI middleware that passes on requests that a known node has signed, and requests that hold the secret.
 
-    A node's request is checked before its body is read, and taken once. What goes through has its body whole.
+    A node's request is checked before its body is read, and accepted only once. A request is passed on when its whole
+    body has arrived.
 
     Args:
-        inner: the application behind it. Of a node's request, ``scope["state"]["node"]`` is a :class:`Node`.
+        inner: the wrapped application. For a node's request, ``scope["state"]["node"]`` is a :class:`Node`.
         secret: what the header ``authorization: Bearer`` has to hold.
-        known: the number of the node with a public key, or ``None``.
-        largest: bytes of a body, at most.
+        node_of_key: gives the number of the node with a public key, or ``None``.
+        largest: the largest body that is accepted, in bytes.
         clock: Unix time in seconds.
     """
 
@@ -72,14 +73,14 @@ class Guard:
         self,
         inner: Callable[..., Awaitable[None]],
         secret: str,
-        known: Callable[[bytes], int | None],
+        node_of_key: Callable[[bytes], int | None],
         largest: int = LARGEST,
         clock: Callable[[], float] = time.time,
     ):
-        self.inner, self.header, self._known = inner, f"Bearer {secret}".encode(), known
+        self.inner, self.header, self._node_of_key = inner, f"Bearer {secret}".encode(), node_of_key
         self._largest, self._clock, self._began = largest, clock, clock()
-        self._taken: set[bytes] = set()  # digests of what was signed, as long as it is not too old
-        self._ages: deque[tuple[float, bytes]] = deque()
+        self._seen: set[bytes] = set()  # digests of recent requests, against replays
+        self._expiry: deque[tuple[float, bytes]] = deque()  # when each of them is too old to be accepted anyway
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -87,20 +88,20 @@ class Guard:
             await self.inner(scope, receive, send)
         elif scope["type"] == "http":
             try:
-                body = await self._body_of(scope, receive)
+                body = await self._checked_body(scope, receive)
             except _Refused as refused:
                 return await _refuse(send, refused)
-            await self.inner(scope, _again(body, receive), send)
+            await self.inner(scope, _replayed(body, receive), send)
 
-    async def _body_of(self, scope: Event, receive: Receive) -> bytes:
-        """The body of a request that may pass."""
+    async def _checked_body(self, scope: Event, receive: Receive) -> bytes:
+        """The body of a request; raises :class:`_Refused` if it may not pass."""
         path, headers = scope["path"], _Headers(scope["headers"])
         signed = None
         if path == "/health":
             largest = 0
         elif path.startswith(NODES):
             largest = min(self._largest, self._largest if path == _PIECE else _LARGEST_OF_NODE)
-            signed = await self._signed(scope, headers)
+            signed = await self._check_signature(scope, headers)
         else:
             largest = self._largest
             if not hmac.compare_digest(headers.one("authorization").encode("latin-1"), self.header):
@@ -119,8 +120,8 @@ class Guard:
             raise _Refused(401, "the body is not the one that was signed")
         return body
 
-    async def _signed(self, scope: Event, headers: "_Headers") -> Signed:
-        """What a node has signed, which is good, and came for the first time."""
+    async def _check_signature(self, scope: Event, headers: "_Headers") -> Signed:
+        """The signed fields of a node's request; raises :class:`_Refused` if they are bad, too old or a replay."""
         try:
             signed = Signed.read({name: headers.one(name) for name in HEADERS}, scope["path"])
             signed.digest.encode("ascii")
@@ -129,21 +130,21 @@ class Guard:
         now = self._clock()
         if not -_EARLY < now - signed.at < _LATE:
             raise _Refused(401, f"it was signed {now - signed.at:.0f} s ago")
-        if signed.at < self._began:  # what came then is not known any more
+        if signed.at < self._began:  # the digests of requests before that are lost
             raise _Refused(503, "it was signed before the link was started; sign it again")
-        number = await run_in_threadpool(self._number, signed, scope["path"])
-        while self._ages and self._ages[0][0] < now:
-            self._taken.discard(self._ages.popleft()[1])
-        this = hashlib.sha256(signed.key + signed.text).digest()
-        if this in self._taken:
+        number = await run_in_threadpool(self._node_number, signed, scope["path"])
+        while self._expiry and self._expiry[0][0] < now:
+            self._seen.discard(self._expiry.popleft()[1])
+        request_digest = hashlib.sha256(signed.key + signed.text).digest()
+        if request_digest in self._seen:
             raise _Refused(401, "it came a second time")
-        self._taken.add(this)
-        self._ages.append((now + _LATE + _EARLY, this))
+        self._seen.add(request_digest)
+        self._expiry.append((now + _LATE + _EARLY, request_digest))
         scope.setdefault("state", {})["node"] = Node(number, signed.key)
         return signed
 
-    def _number(self, signed: Signed, path: str) -> int:
-        number = self._known(signed.key)
+    def _node_number(self, signed: Signed, path: str) -> int:
+        number = self._node_of_key(signed.key)
         if number is None:  # by 401 a SuperNode knows that it is not wanted any more
             raise _Refused(403 if path == _ENTRY else 401, "the key is not known here")
         if not signed.is_of_key():
@@ -160,24 +161,24 @@ class _Headers(dict[str, list[str]]):
             self.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
 
     def one(self, name: str) -> str:
-        """The one of a name; nothing where there is none, or several."""
-        found = self.get(name, [])
-        return found[0] if len(found) == 1 else ""
+        """The header of this name; empty if there is none, or several."""
+        values = self.get(name, [])
+        return values[0] if len(values) == 1 else ""
 
 
-class Sender(BaseHTTPMiddleware):
-    """In the place of Flower's check of nodes: what a request says of its sender has to be who signed it."""
+class SenderCheck(BaseHTTPMiddleware):
+    """Replaces Flower's check of nodes: the sender that a request names has to be the node that signed it."""
 
     async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         """Handle one request, whose message has been read."""
         message = getattr(request.state, "protobuf_request", None)
-        if request.url.path.startswith(NODES) and (why := _wrong(message, getattr(request.state, "node", None))):
+        if request.url.path.startswith(NODES) and (why := _refusal_of(message, getattr(request.state, "node", None))):
             return JSONResponse({"detail": why}, 403)
         return await call_next(request)
 
 
-def _wrong(message: Any, node: Node | None) -> str | None:
-    """Why a request may not be of this node."""
+def _refusal_of(message: Any, node: Node | None) -> str | None:
+    """Why a request of this node is refused; ``None`` if it is not."""
     if node is None or message is None or isinstance(message, RegisterNodeFleetRequest | UnregisterNodeFleetRequest):
         return "this is not for nodes"
     if isinstance(message, ActivateNodeRequest):
@@ -191,17 +192,17 @@ def _wrong(message: Any, node: Node | None) -> str | None:
     about = message.messages_list[0].metadata
     if about.src_node_id != node.number or not about.reply_to_message_id:
         return "it is not this node's answer"
-    if _pieces(message.message_object_trees[0]) > _PIECES:
+    if _count_pieces(message.message_object_trees[0]) > _PIECES:
         return f"an answer has more than {_PIECES} pieces"
     return None
 
 
-def _pieces(tree: ObjectTree) -> int:
-    found, left = 0, [tree]
-    while left and found <= _PIECES:
-        found += 1
+def _count_pieces(tree: ObjectTree) -> int:
+    count, left = 0, [tree]
+    while left and count <= _PIECES:
+        count += 1
         left += left.pop().children
-    return found
+    return count
 
 
 async def _read(receive: Receive, size: int) -> bytes:
@@ -217,14 +218,14 @@ async def _read(receive: Receive, size: int) -> bytes:
             return bytes(body)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Gives a body that was read, then what comes after it."""
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives a body that was already read, then the events that follow it."""
     left: list[Event] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def given() -> Event:
+    async def receive_again() -> Event:
         return left.pop() if left else await receive()
 
-    return given
+    return receive_again
 
 
 async def _refuse(send: Send, refused: _Refused) -> None:
