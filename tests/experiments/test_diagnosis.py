@@ -14,7 +14,7 @@ from fedax.cli import app
 from fedax.engine.saved import read_model, write_model
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, read
-from fedax.experiments.diagnosis import _after, rows, verdict, where
+from fedax.experiments.diagnosis import _reworded, rows, verdict, where
 from fedax.experiments.report import render
 
 CONFIG = """
@@ -154,7 +154,7 @@ def test_no_verdict_contradicts_itself(name, work, cohort):
     assert not (found.take and "Keep " in found.verdict)
     useless = re.search(r"so (.*) would gain nothing", found.verdict)
     assert useless is None or f"({name})" not in useless[1], found.verdict
-    said = _after(found.verdict, found.method)
+    said = _reworded(found.verdict, found.method)
     assert not said.startswith("Keep ")
 
 

@@ -104,7 +104,7 @@ class Method:
         """What a run cost in the end, the mean over seeds."""
         return float(np.mean([run.history[column][-1] for run in self.runs]))
 
-    def of_examples(self, column: str) -> examples.Values | None:
+    def of_examples(self, column: str) -> examples.ExampleValues | None:
         """The values of held-out examples, means over the seeds; ``None`` where they are not known of all."""
         if self.folder is None:
             return None
@@ -112,7 +112,7 @@ class Method:
         there = [each for each in found if each is not None]
         if not there or len(there) < len(found) or any(list(each.sizes) != list(there[0].sizes) for each in there):
             return None
-        return examples.Values(np.mean([each.values for each in there], axis=0), there[0].sizes)
+        return examples.ExampleValues(np.mean([each.values for each in there], axis=0), there[0].sizes)
 
     @property
     def epsilon(self) -> float | None:
