@@ -22,7 +22,7 @@ from fedax.experiments.plots import series
 from fedax.experiments.pooled import LEAST_METHODS
 from fedax.experiments.runs import Record
 from fedax.experiments.study import Claim, Part, Study
-from fedax.experiments.summary import Method, Problem, problems, short
+from fedax.experiments.summary import Method, ProblemResults, problems, short
 from fedax.figures import Drawing, curves, write
 
 HERE = pathlib.Path(__file__).parent / "study"
@@ -127,7 +127,7 @@ def _design(part: Part, record: Record, column: str) -> str:
     return f"{text}, without {those} more: {', '.join(pool.apart)}."
 
 
-def _methods(study: Study, part: Part, record: Record, problem: Problem, column: str) -> list[str]:
+def _methods(study: Study, part: Part, record: Record, problem: ProblemResults, column: str) -> list[str]:
     """A row for each method, the best first."""
     known = describe(column)
     others = [each for each in ("test_accuracy", "test_loss", "train_loss") if each in record.runs[0].history]

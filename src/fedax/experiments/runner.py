@@ -567,7 +567,7 @@ def _summary(record: Record, compiled: Mapping[str, float]) -> dict[str, Any]:
     return {"name": record.name, "judged": summary.judged(problem), "methods": methods}
 
 
-def _method_summary(m: summary.Method, problem: summary.Problem, compiled: float) -> dict[str, Any]:
+def _method_summary(m: summary.Method, problem: summary.ProblemResults, compiled: float) -> dict[str, Any]:
     final = {}
     for column in summary.metrics([m]):
         values = m.final(column)

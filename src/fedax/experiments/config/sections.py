@@ -224,7 +224,7 @@ def seeds_of(field: str, given: Any) -> list[int]:
 
 def labels(methods: Sequence[MethodSection]) -> list[str]:
     """A label for each method; methods that occur several times get the settings in which they differ."""
-    labels_: list[str] = []
+    result: list[str] = []
     unlabelled: dict[str, list[MethodSection]] = {section.name: [] for section in methods}
     for section in methods:
         if not section.label:
@@ -235,13 +235,13 @@ def labels(methods: Sequence[MethodSection]) -> list[str]:
         if not section.label:
             given = section.parameters
             label += "".join(f" {key}={given[key]}" for key in differ[section.name] if key in given)
-        labels_.append(label)
+        result.append(label)
     seen = set()
-    for i, label in enumerate(labels_):
+    for i, label in enumerate(result):
         if slug(label) in seen:  # file names are made of them
             raise ConfigError(f"methods[{i}].label", label, "two methods have this label; give each its own label")
         seen.add(slug(label))
-    return labels_
+    return result
 
 
 def _differing(sections: Sequence[MethodSection]) -> list[str]:
