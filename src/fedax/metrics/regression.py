@@ -1,4 +1,4 @@
-"""Metrics of regression; of several numbers an example, the mean over them."""
+"""Metrics of regression; with several numbers for each example, the mean over them."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from fedax.errors import ConfigError
 from fedax.metrics.base import Array, Direction, Metric, Sums, total
 
 
-class _OfErrors(Metric):
-    """A metric of the sum of some error of each example."""
+class _ErrorMetric(Metric):
+    """A metric of a sum of errors, one for each example."""
 
     better: Direction = "lower"
     kind = "regression"
@@ -20,15 +20,15 @@ class _OfErrors(Metric):
             way_out = f"the model answers {list(outputs.shape)}: an answer for each number of a label is due"
             raise ConfigError("y", list(y.shape), way_out)
         errors = self._error(outputs.reshape(y.shape) - y)
-        weights_of = weights.reshape(weights.shape + (1,) * (y.ndim - 1))
-        return {"sum": total(errors, weights_of, axis=0), "all": weights.sum()}
+        broadcast_weights = weights.reshape(weights.shape + (1,) * (y.ndim - 1))
+        return {"sum": total(errors, broadcast_weights, axis=0), "all": weights.sum()}
 
     def _error(self, gap: Array) -> Array:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class MAE(_OfErrors):
+class MAE(_ErrorMetric):
     """Mean absolute error.
 
     Example:
@@ -45,7 +45,7 @@ class MAE(_OfErrors):
 
 
 @dataclass(frozen=True)
-class RMSE(_OfErrors):
+class RMSE(_ErrorMetric):
     """Root of the mean squared error.
 
     Example:
@@ -62,7 +62,7 @@ class RMSE(_OfErrors):
 
 
 @dataclass(frozen=True)
-class R2(_OfErrors):
+class R2(_ErrorMetric):
     """Share of the variance that is explained: 1 − Σ(y − f)² / Σ(y − mean of y)².
 
     Undefined for fewer than two examples; of labels that are all the same 0, or 1 where all are met.
