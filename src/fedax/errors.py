@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# A frame of the traceback that belongs to none of these is the user's own.
+# A frame of a traceback outside of these libraries is the user's own code.
 _LIBRARIES = {"equinox", "fedax", "flax", "jax", "jaxlib", "jaxtyping", "ml_dtypes", "numpy", "optax", "pandas"}
 
-# Characters that are not seen and change what is: escapes, and marks that turn the direction of the text around them.
+# Invisible characters that change how text is shown: escapes, and marks that change the direction of the text.
 _CODES = [*(code for code in range(32) if code not in (9, 10)), *range(127, 160), 0x61C, 0x200E, 0x200F]
 UNSEEN = dict.fromkeys([*_CODES, *range(0x2028, 0x202F), *range(0x2066, 0x206A)], "\N{REPLACEMENT CHARACTER}")
 
@@ -159,13 +159,13 @@ def unknown(field: str, name: str, choices: Iterable[str]) -> ConfigError:
 
 
 def call(field: str, called_as: str, function: Callable[..., Any], *args: Any, about: str = "") -> Any:
-    """``function(*args)`` for a function that the user may have written; what it raises names the user's own line.
+    """Call ``function(*args)``, which the user may have written; its errors name the user's line.
 
     Args:
-        field: how errors call the function.
-        called_as: its arguments, such as ``loss(params, batch, key)``.
-        function, args: what is called.
-        about: what helps to understand an error, such as the shapes of the arguments.
+        field: the name of the function in errors.
+        called_as: its signature, such as ``loss(params, batch, key)``.
+        function, args: the call.
+        about: details for the error, such as the shapes of the arguments.
 
     Raises:
         CodeError: the user's code raised something. What fedax itself raises on purpose passes unchanged.
@@ -314,6 +314,6 @@ def caller_level() -> int:
 
 
 def _short(file: str) -> str:
-    """A file's path from here, if it is below."""
+    """The path of a file relative to the current folder, if it is below."""
     below = os.path.relpath(file) if os.path.isabs(file) else file
     return file if below.startswith("..") else below

@@ -1,4 +1,4 @@
-"""Components by name: one spelling, one place where a name becomes an object, one error for what cannot be."""
+"""Registries of components by name: they make objects from names and arguments, with clear errors."""
 
 import functools
 import inspect
@@ -34,23 +34,23 @@ class Component(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What a user may set, and the defaults; ``inspect.Parameter.empty`` where an argument has to be given."""
-        found = {name: field.default for name, field in inspect.signature(self.make).parameters.items()}
-        return {name: self.defaults.get(name, value) for name, value in found.items() if name not in self.fixed}
+        """The arguments that a user may set: name -> default, or ``inspect.Parameter.empty`` if required."""
+        parameters = {name: field.default for name, field in inspect.signature(self.make).parameters.items()}
+        return {name: self.defaults.get(name, value) for name, value in parameters.items() if name not in self.fixed}
 
     def bind(self, given: Mapping[str, Any], *first: Any, section: str | None = None) -> tuple[Any, dict[str, Any]]:
-        """Make it from a table of arguments.
+        """Make the object from a table of arguments.
 
         Args:
             given: arguments by name.
-            first: arguments before these, which no user sets.
-            section: in front of the fields that errors name, such as a section of a configuration.
+            first: positional arguments, which no user sets.
+            section: a prefix for the fields in errors, such as a section of a configuration.
 
         Returns:
-            What was made, and the arguments that have a value, given or by default.
+            The object, and all arguments that have a value, given or by default.
 
         Raises:
-            ConfigError: an argument that it does not have, one that is missing, or what making it raises.
+            ConfigError: an unknown or missing argument, or the error of the class or function.
         """
         arguments = dict(list(self.arguments.items())[len(first) :])
         self.check(given, arguments, None if section is None else f"{section}.")
@@ -95,7 +95,7 @@ class Registry:
         self.kind, self.group, self.check = kind, group, check or (lambda field, made: None)
         self._components: dict[str, Component] = {}
         self._names: dict[str, str] = {}  # spellings as _key has them, of names and aliases
-        self._loaded: dict[str, str] = {}  # spelling -> what the entry point names that it is from
+        self._loaded: dict[str, str] = {}  # spelling -> the value of its entry point
 
     def add(
         self,
