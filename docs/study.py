@@ -196,7 +196,7 @@ def _tests(found: list[Claim], column: str, part: Part) -> list[str]:
             by = "–" if math.isnan(claim.gap) else show(column, claim.gap)
             between = "–" if math.isnan(claim.low) else f"{show(column, claim.low)} to {show(column, claim.high)}"
         error = "–" if math.isnan(claim.p) else "of all methods" if claim.pooled else "of the pair"
-        told = claim.told if claim in counted else "says nothing"
+        told = claim.result if claim in counted else "says nothing"
         rows.append([f"{claim.better} > {claim.worse}", by, between, error, _p(claim.p), _p(claim.corrected), told])
     return _table([row[:3] for row in rows] if part.section.provisional else rows)
 

@@ -244,9 +244,9 @@ def missing(function: str, name: str, signature: inspect.Signature, doc: str | N
     """The error for an argument that is missing, with what a docstring says of it."""
     args = inspect.cleandoc(doc or "").partition("\nArgs:\n")[2]
     found = re.search(rf"^    (?:[\w, ]+, )?{name}(?:, [\w, ]+)?: (.*(?:\n      .*)*)", args, re.MULTILINE)
-    said = "" if found is None else " ".join(re.sub(r":\w+:|`", "", found[1]).split()).rstrip(".:")
+    meaning = "" if found is None else " ".join(re.sub(r":\w+:|`", "", found[1]).split()).rstrip(".:")
     call = f"{function}({', '.join(_needed(signature))})"
-    return ConfigError(name, None, f"this is missing; give {call}" + (f": {said}" if said else ""))
+    return ConfigError(name, None, f"this is missing; give {call}" + (f": {meaning}" if meaning else ""))
 
 
 # By name, so that errors need not import JAX. What each means is a mistake that most newcomers make once.

@@ -148,16 +148,16 @@ class Registry:
             return {}
         from importlib.metadata import entry_points
 
-        found: dict[str, EntryPoint] = {}
+        entries: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
             key = _key(entry.name)
             if self._loaded.get(key) == entry.value:
                 continue
-            if key in self._names or key in found:
+            if key in self._names or key in entries:
                 way_out = f"the package {_package(entry)} gives this name too, which is taken; remove that package"
                 raise ConfigError(self.kind, entry.name, way_out)
-            found[key] = entry
-        return found
+            entries[key] = entry
+        return entries
 
     def _load(self, entry: "EntryPoint") -> None:
         field = f"{self.kind} {entry.name} of the package {_package(entry)}"

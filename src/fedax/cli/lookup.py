@@ -182,8 +182,10 @@ def privacy(
     given = {"rate": rate, "cohort": cohort, "apart": apart}
     sampling = {name: value for name, value in given.items() if value is not None}
     if len(sampling) != 1:
-        found = ", ".join(f"--{name} {value:g}" for name, value in sampling.items()) or "none of them"
-        raise ConfigError("rate", rate, f"say who takes part by one of --rate, --cohort and --apart, not by {found}")
+        given_options = ", ".join(f"--{name} {value:g}" for name, value in sampling.items()) or "none of them"
+        raise ConfigError(
+            "rate", rate, f"say who takes part by one of --rate, --cohort and --apart, not by {given_options}"
+        )
     if clip is not None:
         check_number("clip", clip, 0, open_low=True)
     sampling_options: dict[str, Any] = {**sampling, "exchanges": exchanges, "warmup": warmup, "numbers": numbers}

@@ -227,8 +227,8 @@ def sweep(
     with writing(folder, "sweep", bool(code.sources)):
         show_plan(console, tuning, folder)
         with Points(tuning, console) as watch:
-            record, found = tune(tuning, folder, watch, **kept)
-    show_sweep(console, record, found)
+            record, results = tune(tuning, folder, watch, **kept)
+    show_sweep(console, record, results)
     show_report(console, record)
 
 

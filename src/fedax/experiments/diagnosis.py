@@ -54,7 +54,7 @@ def diagnose_run(
             else:
                 missing.append(seed)
         assert isinstance(experiment.data, FederatedData)  # real clients need a fleet
-        found = diagnose(
+        diagnosis = diagnose(
             algorithm,
             experiment.task,
             experiment.data,
@@ -64,11 +64,11 @@ def diagnose_run(
             points=list(points.values()),
             seed=run["seeds"][0],
         )
-        table = {"label": label, "models": list(points), **dataclasses.asdict(found)}
+        table = {"label": label, "models": list(points), **dataclasses.asdict(diagnosis)}
         if missing:
             seeds = ", ".join(map(str, missing))
             table["unknown"] = [
-                *found.unknown,
+                *diagnosis.unknown,
                 f"{label} has no finite final model of seed {seeds}: what is there is not known.",
             ]
         methods.append(table)

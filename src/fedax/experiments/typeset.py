@@ -17,7 +17,7 @@ class Sheet:
         heads: of the columns; the first column has words, the others numbers.
         rows: [rows, columns].
         strong: the cells in bold, as (row, column).
-        said: the conclusion, as sentences.
+        conclusion: as sentences, before the table.
         notes: how to read the table, as sentences.
     """
 
@@ -26,7 +26,7 @@ class Sheet:
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     strong: frozenset[tuple[int, int]] = frozenset()
-    said: Sequence[str] = ()
+    conclusion: Sequence[str] = ()
     notes: Sequence[str] = ()
 
 
@@ -42,7 +42,7 @@ def latex(sheets: Sequence[Sheet]) -> str:
 
 def _latex(sheet: Sheet) -> str:
     lines = ["\\begin{table}", "  \\centering", "  \\small", "  \\setlength{\\tabcolsep}{4pt}"]
-    lines += [f"  % {_one_line(sentence)}" for sentence in sheet.said]
+    lines += [f"  % {_one_line(sentence)}" for sentence in sheet.conclusion]
     caption = " ".join([f"{sheet.title}.", *sheet.notes])
     lines += [f"  \\caption{{{tex(caption)}}}", f"  \\label{{tab:{sheet.name}}}"]
     lines += [f"  \\begin{{tabular}}{{l{'r' * (len(sheet.heads) - 1)}}}", "    \\toprule"]
@@ -77,8 +77,8 @@ def markdown(sheets: Sequence[Sheet]) -> str:
 
 def _markdown(sheet: Sheet) -> str:
     lines = [f"### {md(sheet.title)}", ""]
-    if sheet.said:
-        lines += [" ".join(map(md, sheet.said)), ""]
+    if sheet.conclusion:
+        lines += [" ".join(map(md, sheet.conclusion)), ""]
     lines += [_row([md(head) for head in sheet.heads]), _row(["---", *["---:"] * (len(sheet.heads) - 1)])]
     for i, row in enumerate(sheet.rows):
         lines.append(_row([f"**{md(cell)}**" if (i, j) in sheet.strong else md(cell) for j, cell in enumerate(row)]))

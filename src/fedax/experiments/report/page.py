@@ -22,20 +22,22 @@ from fedax.figures.style import CLASS_COLOURS, COLOURS
 _AGAIN = {"nodes": "fedax deploy run config.toml --link HOST:PORT", PYTHON: "the same fedax.compare(…) in Python"}
 
 
-def write_report(records: Sequence[Record], path: Path, *, target: Aim | None = None, said: Sequence[str] = ()) -> None:
+def write_report(
+    records: Sequence[Record], path: Path, *, target: Aim | None = None, opening: Sequence[str] = ()
+) -> None:
     """Write the report of one or several run folders to ``path``; arguments and errors are those of :func:`render`."""
-    write_atomic(path, render(records, target=target, said=said))
+    write_atomic(path, render(records, target=target, opening=opening))
 
 
 @np.errstate(all="ignore")  # means of numbers near the largest there are
-def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequence[str] = ()) -> str:
+def render(records: Sequence[Record], *, target: Aim | None = None, opening: Sequence[str] = ()) -> str:
     """The report's HTML.
 
     Args:
         records: from :func:`fedax.experiments.read`.
         target: a value of the deciding column, or ``{column: value}``: the report shows what it cost to reach it.
             Default: about the final value of the median method.
-        said: sentences at the beginning of the report.
+        opening: sentences at the beginning of the report.
 
     Raises:
         ConfigError: a target that cannot be used.
@@ -59,7 +61,7 @@ def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequen
         "version": fedax.__version__,
         "title": html.escape(title),
         "subtitle": html.escape(_subtitle(records)),
-        "verdict": _paragraphs([*said, *_conclusion(records, problems)]),
+        "verdict": _paragraphs([*opening, *_conclusion(records, problems)]),
         "missing": _missing(records),
         "facts": "".join(f"<div><dt>{k}</dt><dd>{_breakable(v)}</dd></div>" for k, v in _facts(records).items()),
         "contents": "".join(f'<a href="#{name}">{_PARTS[name]}</a>' for name, text in parts.items() if text),

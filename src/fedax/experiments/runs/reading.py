@@ -39,8 +39,8 @@ def read(folder: str | Path) -> Record:
                 raise ConfigError("run", str(folder), way_out)
         config = read_config(folder / "config.toml")
         about = read_json(folder / "about.json", About)
-        found = folder / "diagnosis.json"
-        diagnosis = read_json(found, Diagnoses)["methods"] if found.exists() else []
+        diagnosis_file = folder / "diagnosis.json"
+        diagnosis = read_json(diagnosis_file, Diagnoses)["methods"] if diagnosis_file.exists() else []
         runs = _runs(folder / "metrics.jsonl", config, about.get("public"))
     except OSError as error:
         raise ConfigError("run", str(folder), f"cannot be read ({error.strerror})") from error

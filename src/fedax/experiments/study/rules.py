@@ -68,7 +68,7 @@ def unsure(study: Study, part: Part) -> list[str]:
     tuned = [label for label in part.labels if chosen[label]]
     if not tuned:
         return []
-    found: list[str] = []
+    about_points: list[str] = []
     on_fewer_rounds: dict[int, list[str]] = {}
     before_decay: list[str] = []
     on_other_problem: dict[str, list[str]] = {}
@@ -83,7 +83,7 @@ def unsure(study: Study, part: Part) -> list[str]:
             before_decay.append(label)
         if _problem(origin[label]) != _problem(part):
             on_other_problem.setdefault(origin[label].name, []).append(label)
-        found += _unsure_points(part, label, chosen[label])
+        about_points += _unsure_points(part, label, chosen[label])
     shared = []
     for tried, which in on_fewer_rounds.items():
         shared.append(f"{part.name}: chosen on {tried:,} of {rounds:,} rounds ({'; '.join(which)}).")
@@ -91,7 +91,7 @@ def unsure(study: Study, part: Part) -> list[str]:
         shared.append(f"{part.name}: a rate falls after the rounds that were tried ({', '.join(before_decay)}).")
     for name, which in on_other_problem.items():
         shared.append(f"{part.name}: chosen on another problem, that of {name} ({'; '.join(which)}).")
-    return [*shared, *found, *_unequal(study, part, origin, tuned)]
+    return [*shared, *about_points, *_unequal(study, part, origin, tuned)]
 
 
 def _unsure_points(part: Part, label: str, table: Sequence[Table]) -> list[str]:

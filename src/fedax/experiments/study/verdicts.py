@@ -44,7 +44,7 @@ class Claim:
     pooled: bool = False
 
     @property
-    def told(self) -> str:
+    def result(self) -> str:
         """``"as claimed"``, ``"the other way"``, or ``"not told"`` if not significant, by the corrected p."""
         if not self.corrected < LEVEL and not math.isinf(self.gap):
             return "not told"
@@ -99,17 +99,17 @@ def claims(part: Part, record: Record) -> list[Claim]:
     ]  # fmt: skip
 
 
-def fair(part: Part, found: Sequence[Claim]) -> list[Claim]:
+def fair(part: Part, tested: Sequence[Claim]) -> list[Claim]:
     """The claims without pairs of methods that the part's file excludes as unfair."""
-    return [claim for claim in found if not {claim.better, claim.worse} & {*part.section.unfair}]
+    return [claim for claim in tested if not {claim.better, claim.worse} & {*part.section.unfair}]
 
 
-def verdict(found: Sequence[Claim]) -> str:
-    """Of several claims together, all of which are claimed: holds, does not hold, or cannot be told.
+def verdict(tested: Sequence[Claim]) -> str:
+    """The verdict on the conjunction of several claims: holds, does not hold, or cannot be told.
 
-    That all hold is an intersection-union test (Berger 1982): it is told if each pair is told by itself, and p needs no
-    correction, since a single pair that is wrongly told does not make the others so. That one does not is told by p
-    corrected for all, since any of them might be wrongly told.
+    That all hold is an intersection-union test (Berger 1982): each pair has to be significant by itself, and p needs no
+    correction, since one false positive does not make the others significant. That one does not hold needs p corrected
+    for all pairs, since any of them may be a false positive.
 
     Example:
         >>> def claim(gap, p, corrected):
@@ -118,16 +118,16 @@ def verdict(found: Sequence[Claim]) -> str:
         >>> verdict([sure, likely]), verdict([sure, against]), verdict([sure, claim(-1.0, 0.04, 0.08)]), verdict([])
         ('holds', 'does not hold', 'cannot be told', 'cannot be told')
     """
-    if any(claim.told == "the other way" for claim in found):
+    if any(claim.result == "the other way" for claim in tested):
         return "does not hold"
-    holds = all(claim.gap > 0 and (claim.p < LEVEL or math.isinf(claim.gap)) for claim in found)
-    return "holds" if found and holds else "cannot be told"
+    holds = all(claim.gap > 0 and (claim.p < LEVEL or math.isinf(claim.gap)) for claim in tested)
+    return "holds" if tested and holds else "cannot be told"
 
 
-def decisive(found: Sequence[Claim]) -> Claim | None:
+def decisive(tested: Sequence[Claim]) -> Claim | None:
     """The pair that decides the verdict: the least gap of those significantly the other way, or else of all."""
-    compared = [claim for claim in found if not math.isnan(claim.gap)]
-    against = [claim for claim in compared if claim.told == "the other way"]
+    compared = [claim for claim in tested if not math.isnan(claim.gap)]
+    against = [claim for claim in compared if claim.result == "the other way"]
     return min(against or compared, key=lambda claim: claim.gap, default=None)
 
 
@@ -220,14 +220,14 @@ def conclusion(part: Part, record: Record) -> str:
     return text
 
 
-def _count_text(found: Sequence[Claim]) -> str:
+def _count_text(tested: Sequence[Claim]) -> str:
     """How many pairs are significant, in each direction."""
-    counts = {way: sum(claim.told == way for claim in found) for way in ("as claimed", "the other way")}
-    return f"of {len(found)} pairs {counts['as claimed']} as claimed and {counts['the other way']} the other way"
+    counts = {way: sum(claim.result == way for claim in tested) for way in ("as claimed", "the other way")}
+    return f"of {len(tested)} pairs {counts['as claimed']} as claimed and {counts['the other way']} the other way"
 
 
-def _is_compared(label: str, found: Sequence[Claim]) -> bool:
-    return any(label in (claim.better, claim.worse) for claim in found)
+def _is_compared(label: str, tested: Sequence[Claim]) -> bool:
+    return any(label in (claim.better, claim.worse) for claim in tested)
 
 
 def write_page(study: Study, folder: Path) -> Path | None:
@@ -237,5 +237,5 @@ def write_page(study: Study, folder: Path) -> Path | None:
     if not records:
         return None
     path = folder / "report.html"
-    write_report(records, path, said=outcome(study, folder))
+    write_report(records, path, opening=outcome(study, folder))
     return path

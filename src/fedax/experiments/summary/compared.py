@@ -45,7 +45,7 @@ class Method:
         names: of the clients, where they are real; else empty.
         delta: the δ of the history's ε; ``None``: the runs are not private.
         folder: the run folder.
-        own: its label in that folder.
+        label_in_folder: its label in that folder, where ``label`` also names the folder.
     """
 
     label: str
@@ -54,7 +54,7 @@ class Method:
     names: Sequence[str] = ()
     delta: float | None = None
     folder: Path | None = None
-    own: str = ""
+    label_in_folder: str = ""
 
     @property
     def status(self) -> str:
@@ -111,7 +111,7 @@ class Method:
         """The values of held-out examples, means over the seeds; ``None`` unless all seeds have them."""
         if self.folder is None:
             return None
-        stored = [examples.read(self.folder, self.own, run.seed, column) for run in self.runs]
+        stored = [examples.read(self.folder, self.label_in_folder, run.seed, column) for run in self.runs]
         known = [each for each in stored if each is not None]
         if not known or len(known) < len(stored) or any(list(each.sizes) != list(known[0].sizes) for each in known):
             return None
@@ -126,7 +126,7 @@ class Method:
 
 def methods(records: Sequence[Record], names: Sequence[str] = ()) -> list[Method]:
     """The methods of run folders (of sweeps, at their best points); ``names``: names of the folders, for the labels."""
-    found = []
+    result = []
     for record, name in zip(records, names or [""] * len(records), strict=True):
         for settings in record.config["methods"]:
             runs = record.of(settings["label"])
@@ -135,8 +135,8 @@ def methods(records: Sequence[Record], names: Sequence[str] = ()) -> list[Method
                 clients = record.about["clients"].get("names") or ()
                 delta = record.config.get("privacy", {}).get("delta")
                 hyper = telling(_at_point(settings, runs[0].point))
-                found.append(Method(label, hyper, runs, clients, delta, record.folder, settings["label"]))
-    return found
+                result.append(Method(label, hyper, runs, clients, delta, record.folder, settings["label"]))
+    return result
 
 
 def _at_point(settings: dict[str, Any], point: dict[str, Any]) -> dict[str, Any]:
