@@ -405,14 +405,16 @@ def _python_state(method: Algorithm) -> dict[str, str]:
     for kind in type(method).__mro__:
         if kind.__module__.partition(".")[0] in ("fedax", "equinox", "builtins"):
             break
-        members = {name: each for name, each in vars(kind).items() if not name.startswith("__")}
-        state |= {f"{kind.__name__}.{name}": repr(each) for name, each in members.items() if not callable(each)}
+        members = {name: member for name, member in vars(kind).items() if not name.startswith("__")}
+        state |= {f"{kind.__name__}.{name}": repr(member) for name, member in members.items() if not callable(member)}
         for name, function in members.items():
-            for each in inspect.getclosurevars(function).nonlocals.items() if inspect.isfunction(function) else ():
-                state[f"{each[0]} in {kind.__name__}.{name}"] = repr(each[1])
+            for member in inspect.getclosurevars(function).nonlocals.items() if inspect.isfunction(function) else ():
+                state[f"{member[0]} in {kind.__name__}.{name}"] = repr(member[1])
         module = vars(sys.modules.get(kind.__module__, sys))
         plain = (dict, list, set, int, float, np.ndarray, itertools.count)
-        state |= {name: repr(each) for name, each in module.items() if isinstance(each, plain) and name[:2] != "__"}
+        state |= {
+            name: repr(member) for name, member in module.items() if isinstance(member, plain) and name[:2] != "__"
+        }
     return {name: text[:10_000] for name, text in state.items()}
 
 

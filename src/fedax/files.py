@@ -87,8 +87,8 @@ def rotate(path: Path, held: bool = False) -> None:
 
 def rotated(path: Path) -> list[Path]:
     """The existing files of a rotated log, the oldest first."""
-    older = [each for each in path.parent.glob(f"{path.name}.*") if each.suffix[1:].isdecimal()]
-    older.sort(key=lambda each: -int(each.suffix[1:]))
+    older = [file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()]
+    older.sort(key=lambda file: -int(file.suffix[1:]))
     return [*older, *([path] if path.exists() else [])]
 
 

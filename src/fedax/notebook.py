@@ -15,10 +15,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         (1, True)
     """
     first = 'style="text-align:left"'
-    titles = "".join(f'<th scope="col" {first * (not k)}>{html.escape(each)}</th>' for k, each in enumerate(head))
+    titles = "".join(f'<th scope="col" {first * (not k)}>{html.escape(text)}</th>' for k, text in enumerate(head))
     body = "".join(
         f'<tr><th scope="row" style="text-align:left">{html.escape(name)}</th>'
-        + "".join(f'<td style="text-align:right;white-space:nowrap">{html.escape(each)}</td>' for each in cells)
+        + "".join(f'<td style="text-align:right;white-space:nowrap">{html.escape(text)}</td>' for text in cells)
         + "</tr>"
         for name, *cells in rows
     )

@@ -242,9 +242,9 @@ class MLflow:
 
     def __call__(self, label: str, seed: int = 0, params: Params | None = None) -> Log:
         """The log of a run, which is a ``callback`` of :func:`fedax.simulate`."""
-        given = params or {}
-        experiment = self.experiment or str(given.get("experiment", "fedax"))
-        return Log("MLflow", lambda: _MLflowWriter(self.uri, experiment, label, seed, given))
+        parameters = params or {}
+        experiment = self.experiment or str(parameters.get("experiment", "fedax"))
+        return Log("MLflow", lambda: _MLflowWriter(self.uri, experiment, label, seed, parameters))
 
 
 class _MLflowWriter:

@@ -209,10 +209,10 @@ def kinds(given: Sequence[str] | None) -> dict[str, str]:
     from fedax.errors import ConfigError
 
     by_column: dict[str, str] = {}
-    for each in given or ():
-        name, equals, kind = each.rpartition("=")
+    for option in given or ():
+        name, equals, kind = option.rpartition("=")
         if not equals or name in by_column:
-            raise ConfigError("column", each, "give COLUMN=KIND, such as zip=category, once for a column")
+            raise ConfigError("column", option, "give COLUMN=KIND, such as zip=category, once for a column")
         by_column[name] = kind
     return by_column
 

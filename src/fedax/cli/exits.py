@@ -33,9 +33,9 @@ def exit_code(error: KeyboardInterrupt) -> int:
 
 def listen() -> None:
     """Let SIGTERM and SIGHUP end the command like Ctrl-C; a second signal ends it at once."""
-    for each in _LIKE_CTRL_C:
-        if signal.getsignal(each) == signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(each, terminate)
+    for number in _LIKE_CTRL_C:
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, terminate)
     # Python's signal handlers wait until a compiled program returns; a thread that reads this pipe does not.
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)

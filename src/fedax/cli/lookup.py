@@ -62,11 +62,11 @@ def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everyt
         Kind.studies: studies,
     }
     console = open_console()
-    for each in Kind if kind is None else [kind]:
+    for listed in Kind if kind is None else [kind]:
         if kind is None:
-            console.print(f"[bold]{each}[/]")
-        console.print(two_columns(lines[each]()))
-        if kind is None and each is not Kind.studies:
+            console.print(f"[bold]{listed}[/]")
+        console.print(two_columns(lines[listed]()))
+        if kind is None and listed is not Kind.studies:
             console.print()
 
 

@@ -101,24 +101,24 @@ def _as_text(table: Table) -> str:
         lines += [f"  {clean(run['run']['folder'])}"] if run["run"] else []
         if run["why"]:
             lines.append(f"  {run['why']}")
-        for each in run["runs"]:
-            pace = "" if each["seconds"] is None else f", {each['seconds']:.2g} s a round"
-            where = f"round {each['round']} of {each['of']}"
-            lines.append(f"  {each['method']}, seed {each['seed']}: {each['state']}, {where}{pace}")
-    online = sum(each["status"] == "online" for each in table["nodes"])
+        for entry in run["runs"]:
+            pace = "" if entry["seconds"] is None else f", {entry['seconds']:.2g} s a round"
+            where = f"round {entry['round']} of {entry['of']}"
+            lines.append(f"  {entry['method']}, seed {entry['seed']}: {entry['state']}, {where}{pace}")
+    online = sum(entry["status"] == "online" for entry in table["nodes"])
     counted = f"{online} of {len(table['nodes'])} nodes are here"
     lines += ["", counted if table["link"]["there"] else "The link is gone."]
     lines.append(f"{'node':16} {'here':>8} {'clients':>8} {'examples':>9} {'fedax':>10} {'jax':>8}  waited for")
-    for each in table["nodes"]:
-        name, state = str(each["name"] or each["number"])[:16], here(each, now)
-        clients, versions = each["clients"], each["versions"] or {}
-        count, examples = "?" if clients is None else len(clients), each["examples"]
-        waited = each["waited_for"] and span(now - each["waited_for"]["since"])
+    for entry in table["nodes"]:
+        name, state = str(entry["name"] or entry["number"])[:16], here(entry, now)
+        clients, versions = entry["clients"], entry["versions"] or {}
+        count, examples = "?" if clients is None else len(clients), entry["examples"]
+        waited = entry["waited_for"] and span(now - entry["waited_for"]["since"])
         lines.append(
             f"{name:16} {state:>8} {count:>8} {'?' if examples is None else examples:>9} "
             f"{versions.get('fedax', '?')[:10]:>10} {versions.get('jax', '?')[:8]:>8}  {waited or '-'}"
         )
-        if failed := each["failed"]:
+        if failed := entry["failed"]:
             lines.append(f"  failed {span(now - failed['time'])} ago at {failed['during']}: {failed['why']}")
     return "\n".join(lines)
 

@@ -179,7 +179,7 @@ def load(folder: str | Path, *more: str | Path) -> "Comparison":
         >>> load(place).labels
         ['fedavg', 'scaffold']
     """
-    return Comparison(tuple(read(each) for each in (folder, *more)))
+    return Comparison(tuple(read(path) for path in (folder, *more)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -388,7 +388,7 @@ def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
             way_out = f"a method has its own: methods={{'fedavg': fedax.create('fedavg', {name}=…)}}"
             raise ConfigError(name, value, way_out)
         if name not in names:
-            raise unknown(name, name, [each for each in names if each not in _ELSEWHERE])
+            raise unknown(name, name, [option for option in names if option not in _ELSEWHERE])
     until = options.get("until")
     if until is not None and not isinstance(until, Patience):
         raise ConfigError(
@@ -402,9 +402,9 @@ def _methods(given: Any) -> dict[str, tuple[Algorithm, str | None]]:
     if isinstance(given, str | Algorithm) or not isinstance(given, Mapping | Sequence) or not given:
         raise ConfigError("methods", given, 'give them by label, such as {"mine": method, "fedavg": "fedavg"}')
     if not isinstance(given, Mapping):
-        for each in given:
-            if not isinstance(each, str):
-                raise ConfigError("methods", each, 'give a label to what is no name: {"mine": method, …}')
+        for name in given:
+            if not isinstance(name, str):
+                raise ConfigError("methods", name, 'give a label to what is no name: {"mine": method, …}')
         if len({*given}) < len(given):
             raise ConfigError("methods", list(given), "one is there twice; give labels, and what they differ in")
         given = {name: name for name in given}
@@ -431,11 +431,13 @@ def _with_metrics(task: Task, metrics: Any) -> Task:
     if isinstance(metrics, str | Metric):
         metrics = [metrics]
     if not isinstance(metrics, Mapping):
-        metrics_made = [METRICS.get(each, "metrics").make() if isinstance(each, str) else each for each in metrics]
-        for each in metrics_made:
-            if not isinstance(each, Metric):
-                raise ConfigError("metrics", each, "give a name to a function: {'name': function}")
-        metrics = {each.name: each for each in metrics_made}
+        metrics_made = [
+            METRICS.get(metric, "metrics").make() if isinstance(metric, str) else metric for metric in metrics
+        ]
+        for metric in metrics_made:
+            if not isinstance(metric, Metric):
+                raise ConfigError("metrics", metric, "give a name to a function: {'name': function}")
+        metrics = {metric.name: metric for metric in metrics_made}
     return task.with_metrics(**metrics) if metrics else task
 
 

@@ -254,7 +254,7 @@ def is_own(component: Component) -> bool:
 
 def plain(value: Any) -> Any:
     """A default as a configuration can hold it; ``None`` for an object."""
-    if isinstance(value, list | tuple) and all(isinstance(each, bool | int | float | str) for each in value):
+    if isinstance(value, list | tuple) and all(isinstance(item, bool | int | float | str) for item in value):
         return list(value)
     missing = value is inspect.Parameter.empty or not isinstance(value, bool | int | float | str)
     return None if missing else value

@@ -109,7 +109,7 @@ def execute(
     checked = check_methods(experiment) if checked is None else checked
     runs = [(label, seed) for label in experiment.methods for seed in config["run"]["seeds"]]
     if config["run"]["split_seeds"] and not any(checked.together.values()):
-        runs.sort(key=lambda each: config["run"]["seeds"].index(each[1]))  # one split after the other in memory
+        runs.sort(key=lambda run: config["run"]["seeds"].index(run[1]))  # one split after the other in memory
     finished: set[tuple[str, int]] = set()
     about = None
     if writes:
@@ -122,17 +122,17 @@ def execute(
             check_key(folder, experiment)
             _check_same_problem(folder, about, checked.made_of)
             finished = _finished_runs(folder, experiment, runs, best=kept.get("best") is not None)
-    agreed = processes.from_first(np.array([each in finished for each in runs]))
-    finished = {each for each, done in zip(runs, agreed, strict=True) if done}
+    agreed = processes.from_first(np.array([run in finished for run in runs]))
+    finished = {run for run, done in zip(runs, agreed, strict=True) if done}
     batches = _batches(folder, runs, finished, checked.together)
-    finished -= {each for batch in batches for each in batch}
+    finished -= {run for batch in batches for run in batch}
     if about is not None:
         keep_rows(folder, finished)
     names = {method["label"]: method["name"] for method in config["methods"]}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
     data: dict[int, Any] = {}  # of the splits under way, by the seed
     logs = tracked.Logs((track or experiment.track) if writes else None, config, folder, experiment.public)
-    _report_begun(watch, [each for each in runs if each in finished])
+    _report_begun(watch, [run for run in runs if run in finished])
 
     def run_batch(batch: Sequence[tuple[str, int]], transport: Transport | None) -> None:
         label = batch[0][0]
@@ -277,22 +277,22 @@ def _batches(
     writes = jax.process_index() == 0
     batches = []
     for label in dict.fromkeys(label for label, _ in runs):
-        of_method = [each for each in runs if each[0] == label]
-        unfinished = [each for each in of_method if each not in finished]
+        of_method = [run for run in runs if run[0] == label]
+        unfinished = [run for run in of_method if run not in finished]
         joint_checkpoint = _checkpoints(folder, of_method) if len(of_method) > 1 else None
         begun_together = joint_checkpoint is not None and unfinished != [] and was_begun(joint_checkpoint)
         if begun_together and processes.count() > 1:
             raise ConfigError(
                 "out", str(folder), f"one process has begun all seeds of {label} together: go on with one"
             )
-        alone = any(present(_checkpoints(folder, [each])) for each in unfinished)
+        alone = any(present(_checkpoints(folder, [run])) for run in unfinished)
         if begun_together or (unfinished == of_method and together[label] and not alone):
             batches.append(of_method)
             continue
-        batches += [[each] for each in unfinished]
-        for each in of_method:
-            if writes and each in finished:
-                discard(_checkpoints(folder, [each]))
+        batches += [[run] for run in unfinished]
+        for run in of_method:
+            if writes and run in finished:
+                discard(_checkpoints(folder, [run]))
         if writes and joint_checkpoint is not None:
             discard_sweep(joint_checkpoint)
     return sorted(batches, key=lambda batch: runs.index(batch[0]))
@@ -389,10 +389,10 @@ def _same_shapes(experiment: Experiment) -> bool:
     seeds, form = experiment.config["run"]["seeds"], None
     for seed in seeds:
         parts = experiment.split(seed)
-        leaves = [leaf for each in parts for leaf in jax.tree.leaves(getattr(each, "examples", each))]
+        leaves = [leaf for part in parts for leaf in jax.tree.leaves(getattr(part, "examples", part))]
         if sum(leaf.nbytes for leaf in leaves) * len(seeds) > device_bytes() / _SHARE:
             return False
-        sizes = [tuple(each.sizes) for each in parts if isinstance(each, fedax.FederatedData)]
+        sizes = [tuple(part.sizes) for part in parts if isinstance(part, fedax.FederatedData)]
         form_of_seed = sizes, [(leaf.shape, leaf.dtype) for leaf in leaves], tuple(parts[0].weights)
         if form not in (None, form_of_seed):
             return False
@@ -540,8 +540,11 @@ def _client_facts(experiments: Sequence[Experiment]) -> dict[str, Any]:
         counts = np.zeros((data.num_clients, len(classes)), int)
         np.add.at(counts, (client, codes), 1)
     # For a sweep: every work and batch size that is tried.
-    works = {(str(each.config["work"]), each.config["run"].get("batch_size")): each for each in experiments}
-    steps = np.concatenate([_drawn_steps(each) for each in works.values()])
+    works = {
+        (str(experiment.config["work"]), experiment.config["run"].get("batch_size")): experiment
+        for experiment in experiments
+    }
+    steps = np.concatenate([_drawn_steps(experiment) for experiment in works.values()])
     return {
         "names": list(data.names) if data.names else None,
         "sizes": data.sizes,

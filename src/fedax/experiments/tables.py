@@ -105,7 +105,7 @@ def to_csv(records: Sequence[Record], *, target: Aim | None = None, confidence: 
 def as_csv(frame: "pandas.DataFrame") -> str:
     """A table of methods as the text of a CSV file."""
     frame = frame.map(lambda x: cell(x) if isinstance(x, str) else x)
-    quoting = quoting_of(str(each) for each in frame["method"])
+    quoting = quoting_of(str(label) for label in frame["method"])
     return str(frame.rename(columns=cell).to_csv(index=False, lineterminator="\n", quoting=quoting))
 
 
@@ -305,13 +305,13 @@ def _scientific(value: float) -> bool:
 
 def _unit(column: str, largest: float) -> tuple[float, str]:
     """The factor for the values of a column, and their unit after it."""
-    known = describe(column)
-    if known.unit == "%":
+    about_column = describe(column)
+    if about_column.unit == "%":
         return 100.0, "%"
-    if known.unit == "s":
+    if about_column.unit == "s":
         return (1.0, "s") if largest < 100 else (1 / 60, "min") if largest < 6000 else (1 / 3600, "h")
-    names = ("B", "kB", "MB", "GB", "TB") if known.unit == "B" else ("", "10³", "10⁶", "10⁹", "10¹²")
-    if known.type != "whole" or (known.unit != "B" and largest < 1e4):
+    names = ("B", "kB", "MB", "GB", "TB") if about_column.unit == "B" else ("", "10³", "10⁶", "10⁹", "10¹²")
+    if about_column.type != "whole" or (about_column.unit != "B" and largest < 1e4):
         return 1.0, ""
     power = min(len(names) - 1, max(0, math.floor(math.log10(largest) / 3))) if largest else 0
     return 1000.0**-power, names[power]

@@ -118,9 +118,9 @@ def plan(
     configs = [_at_point(tables, rows[label], point) for label in names for point in points[label]]
     built = iter(build_all(configs, allow_code=code))
     experiments = {label: [next(built) for _ in points[label]] for label in names}
-    firsts = [each[0] for each in experiments.values()]
+    firsts = [of_label[0] for of_label in experiments.values()]
     resolved = firsts[0].config | {"methods": [first.config["methods"][0] for first in firsts]}
-    resolved["sweep"] = _criterion(section, [each for label in names for each in experiments[label]]) | {
+    resolved["sweep"] = _criterion(section, [of_label for label in names for of_label in experiments[label]]) | {
         "grid": grid_values
     }
     return Tuning(resolved, points, experiments)

@@ -203,15 +203,15 @@ def clients(case: Case) -> str:
     if not (np.isfinite(first).all() and np.isfinite(last).all() and (first > 0).all() and (last >= 0).all()):
         return ""
     left = last / first
-    usual = float(np.median(left))
-    slow = np.flatnonzero(left > max(_FOLLOWS * usual, _LEFT))
+    median = float(np.median(left))
+    slow = np.flatnonzero(left > max(_FOLLOWS * median, _LEFT))
     if not len(slow):
         return ""
     which = f"client {slow[0]}" if len(slow) == 1 else f"clients {', '.join(map(str, slow[:5]))}"
     which += f" and {len(slow) - 5} more" if len(slow) > 5 else ""
     return (
         f"Clients that do not follow: {which} ({percent(float(case.p[slow].sum()))} of the weight) keep "
-        f"{percent(float(left[slow].min()))} of their first loss or more, the others {percent(usual)} in the median. "
+        f"{percent(float(left[slow].min()))} of their first loss or more, the others {percent(median)} in the median. "
         "Wrong labels do that, and data that are like nobody else's. No method takes it away: all that minimise the "
         "data's own objective count these clients by their weight, and control variates follow them exactly. Look at "
         "their labels first; a robust average (run.aggregate) counts them for less."
@@ -220,14 +220,18 @@ def clients(case: Case) -> str:
 
 def classes(case: Case) -> str:
     """Rare classes, which hardly affect the mean loss."""
-    known = case.classes
-    rare = [each for each in known if each.share < _RARE / len(known) or len(each.clients) == 1 < case.f.clients]
-    if not 0 < len(rare) <= max(1, len(known) // 4):
+    all_classes = case.classes
+    rare = [
+        class_
+        for class_ in all_classes
+        if class_.share < _RARE / len(all_classes) or len(class_.clients) == 1 < case.f.clients
+    ]
+    if not 0 < len(rare) <= max(1, len(all_classes) // 4):
         return ""
     parts = [
-        f"class {each.name} makes {percent(each.share)} of the objective"
-        + (f" and is at client {each.clients[0]} alone" if len(each.clients) == 1 else "")
-        for each in rare[:3]
+        f"class {class_.name} makes {percent(class_.share)} of the objective"
+        + (f" and is at client {class_.clients[0]} alone" if len(class_.clients) == 1 else "")
+        for class_ in rare[:3]
     ]
     return (
         f"Rare classes: {'; '.join(parts)}. The figures here are of the mean loss, in which a rare class hardly shows: "

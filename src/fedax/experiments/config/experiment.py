@@ -337,7 +337,7 @@ def columns(experiments: Sequence[Experiment]) -> list[str]:
         val=first.val is not None or "val" in at_nodes,
         test=first.test is not None or "test" in at_nodes,
         grad_norm=run["grad_norm"],
-        objective=all("regularizer" in method for each in experiments for method in each.config["methods"]),
+        objective=all("regularizer" in method for experiment in experiments for method in experiment.config["methods"]),
         density="density" in run,
     )
 

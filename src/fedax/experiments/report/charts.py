@@ -126,7 +126,7 @@ def _curve(
     methods: Sequence[Method], series: Sequence[dict[str, Any]], column: str, every: int
 ) -> tuple[str, dict[str, Any]]:
     """The curves of one column against rounds, and their data."""
-    known = describe(column)
+    about_column = describe(column)
     values = []
     for m in methods:
         thinned_values = _thin(m.values(column), every)
@@ -138,8 +138,8 @@ def _curve(
         values.append([_rounded(part) for part in parts])
     calm = [v for v, m in zip(values, methods, strict=True) if m.status not in GONE] or values
     seen = np.array([number for parts in calm for part in parts for number in part])
-    log = known.scale == "log" and summary.wide(seen[np.isfinite(seen)])
-    y = around(seen, log, known.unit) or Scale(0.0, 1.0, unit=known.unit)
+    log = about_column.scale == "log" and summary.wide(seen[np.isfinite(seen)])
+    y = around(seen, log, about_column.unit) or Scale(0.0, 1.0, unit=about_column.unit)
     x = Scale(0.0, max((v for s in series for v in s["x"]["rounds"]), default=0) or 1.0, whole=True)
     places = [(x.share(s["x"]["rounds"]), [y.share(part) for part in v]) for s, v in zip(series, values, strict=True)]
     groups = together([mean for _, (mean, *_) in places])
@@ -151,7 +151,7 @@ def _curve(
         start = f'<g class="{_colour(k)}" data-k="{k}">'
         field += f"{start}{edge}{line}</g>"
         marks += f"{start}{_marks(k, across, mean, bool(series[k]['gone']))}</g>"
-    label = known.label
+    label = about_column.label
     ends_at = [f"{m.label} {show(column, v[0][-1])}" for m, v in zip(methods, values, strict=True) if v[0]]
     about = f"{label} against rounds; at the end " + ", ".join(ends_at[:10]) + ", …" * (len(ends_at) > 10)
     on = "; ".join(_listed([methods[k].label for k in group]) for group in groups)
@@ -163,7 +163,7 @@ def _curve(
         head=head,
         note=f"Lying on one another: {html.escape(on)}." if on else "",
     )
-    chart = {"name": label, "unit": known.unit, "log": log, "groups": groups, "values": values}
+    chart = {"name": label, "unit": about_column.unit, "log": log, "groups": groups, "values": values}
     return text, chart
 
 
@@ -261,10 +261,10 @@ def _head(panel: dict[str, Any]) -> str:
 
 def _sweep_curve(record: Record, panel: dict[str, Any]) -> str:
     column, higher = record.config["sweep"]["criterion"], record.config["sweep"]["better"] == "higher"
-    known = describe(column)
+    about_column = describe(column)
     low, high, log = sweeps.scale(record)
     best = [v for line in panel["lines"] for v in line["high" if higher else "low"]]
-    y = around([low, high, (max if higher else min)(best, default=low)], log, known.unit) or Scale(0.0, 1.0)
+    y = around([low, high, (max if higher else min)(best, default=low)], log, about_column.unit) or Scale(0.0, 1.0)
     x = _sweep_axis(panel["x"], False)
     at = (lambda v: v) if panel["x"]["numeric"] else panel["x"]["values"].index
     field = marks = legend = ""
@@ -290,9 +290,9 @@ def _sweep_curve(record: Record, panel: dict[str, Any]) -> str:
         for v in line["failed"]:
             words = f"{line['label']}\n{panel['x']['name']} {v}: diverged or ended worse"
             spots.append(_spot(float(x.share(at(v))), 1.0, words))
-    about = f"{known.label} against {panel['title']}"
+    about = f"{about_column.label} against {panel['title']}"
     left = 52
-    picture = svg.frame(about, x, y, field, marks, x_name=panel["x"]["name"], y_name=known.label, left=left)
+    picture = svg.frame(about, x, y, field, marks, x_name=panel["x"]["name"], y_name=about_column.label, left=left)
     return _figure(f'<p class="keys">{legend}</p>{picture}', about, head=_head(panel), spots=spots)
 
 
@@ -356,8 +356,8 @@ def _spot(x: float, y: float, text: str) -> list[Any]:
 
 def spread(column: str, spreads: Sequence[clients.Spread], labels: Sequence[str]) -> str:
     """A figure over the clients: a row for each method, a dot for each client, a box around the middle half."""
-    known = describe(column)
-    x = around(np.concatenate([of_method.values for of_method in spreads]), unit=known.unit) or Scale(0.0, 1.0)
+    about_column = describe(column)
+    x = around(np.concatenate([of_method.values for of_method in spreads]), unit=about_column.unit) or Scale(0.0, 1.0)
     rows = len(spreads)
     y = Scale.of_words([""] * rows)
     field = marks = ""
@@ -392,7 +392,7 @@ def spread(column: str, spreads: Sequence[clients.Spread], labels: Sequence[str]
             value = show(column, of_method.values[i])
             words = f"{of_method.label}\n{of_method.names[i]} ({of_method.sizes[i]} examples): {value}"
             spots.append(_spot(u, v, words))
-    about = f"{known.label} of each client"
+    about = f"{about_column.label} of each client"
     return _figure(svg.frame(about, x, y, field, marks, height=58 * rows, left=12), about, spots=spots)
 
 

@@ -430,7 +430,7 @@ def _spreads(record: Record, judge: str | None) -> list[tuple[str, list[clients.
         way = better(f"test_{figure}") or "lower"
         labels = [*record.labels, *clients.BASELINES]
         by_label = [clients.spread_of(label, clients.tables(record, label), figure, way) for label in labels]
-        spreads.append((figure, [each for each in by_label if each is not None]))
+        spreads.append((figure, [method_spread for method_spread in by_label if method_spread is not None]))
     return spreads
 
 
@@ -444,14 +444,14 @@ def _by_client(record: Record, judge: str | None) -> str:
         about = f"{described.label} on each client's own test examples"
         about += f", the mean over {seeds} seeds. " if seeds > 1 else ". "
         about += f"{(described.better or 'lower').capitalize()} is better. "
-        if any(np.isnan(each.values).any() for each in spreads):
+        if any(np.isnan(method_spread.values).any() for method_spread in spreads):
             about += "Clients where it is not defined, as where all test examples are of one class, are left out. "
         if i == 0:
             about += (
                 "Local only: each client trains a model of its own on its own data. Pooled: one model on all data in "
                 "one place. Both go over the data as often as the method that did so most; they are no federated "
                 "methods, and are not ranked with them. "
-            ) * any(each.label in clients.BASELINES for each in spreads)
+            ) * any(method_spread.label in clients.BASELINES for method_spread in spreads)
         if not spreads:
             continue
         text += f'<h3 class="gap">{html.escape(described.label)} of each client</h3>'
@@ -465,12 +465,17 @@ def _by_client(record: Record, judge: str | None) -> str:
 def _spread_table(column: str, spreads: Sequence[clients.Spread]) -> str:
     names = ("Mean over clients", "Standard deviation", "Mean of the worst tenth", "Worst clients")
     rows = []
-    for each in spreads:
-        number, noise, unit = show_parts(column, each.mean, each.std)
+    for method_spread in spreads:
+        number, noise, unit = show_parts(column, method_spread.mean, method_spread.std)
         deviation = f"{noise.removeprefix('± ')} {unit}".strip() or "–"
-        worst = ", ".join(f"{html.escape(name)} ({show(column, value)})" for name, value in each.worst)
-        cells = (html.escape(each.label), f"{number} {unit}".strip(), deviation, show(column, each.worst_tenth))
-        apart = "baseline" if each.label in clients.BASELINES else ""
+        worst = ", ".join(f"{html.escape(name)} ({show(column, value)})" for name, value in method_spread.worst)
+        cells = (
+            html.escape(method_spread.label),
+            f"{number} {unit}".strip(),
+            deviation,
+            show(column, method_spread.worst_tenth),
+        )
+        apart = "baseline" if method_spread.label in clients.BASELINES else ""
         rows.append((apart, [*((cell, "") for cell in cells), (worst, "names")]))
     return tabular(["Method", *names], rows)
 

@@ -76,7 +76,7 @@ def _unused(folder: Path) -> bool:
                 known = read_json(folder / "about.json", About).get("code", {})  # raises if it is no file of a run
             except DataError:
                 return False
-            if path.name == own.FOLDER and not {each.name for each in path.iterdir()} <= {*known}:
+            if path.name == own.FOLDER and not {file.name for file in path.iterdir()} <= {*known}:
                 return False
         elif path.name == "metrics.jsonl":
             if not path.is_file() or path.stat().st_size:
@@ -97,7 +97,7 @@ def refuse_links(folder: Path) -> None:
     if not any(path.is_symlink() for path in places):
         for name in (*FOLDERS, own.FOLDER):
             for above, folders, inside in os.walk(folder / name):
-                places += [Path(above) / each for each in (*folders, *inside)]
+                places += [Path(above) / name_in_folder for name_in_folder in (*folders, *inside)]
     for path in places:
         if path.is_symlink():
             raise ConfigError("out", str(path), "this is a link, and a run writes in its own folder only; remove it")

@@ -68,16 +68,18 @@ def lost(record: Record) -> list[str]:
     """
     run, swept = record.config["run"], "sweep" in record.config
     runs: dict[tuple[str, int], list[MethodRun]] = {}
-    for each in record.runs:
-        runs.setdefault((each.label, each.seed), []).append(each)
+    for method_run in record.runs:
+        runs.setdefault((method_run.label, method_run.seed), []).append(method_run)
     over = (record.folder / "summary.json").exists() and not swept
     sentences = []
     for label in [method["label"] for method in record.config["methods"]]:
         for seed in run["seeds"]:
-            path, there = model_path(record.folder, label, seed), runs.get((label, seed), [])
+            path, runs_of_seed = model_path(record.folder, label, seed), runs.get((label, seed), [])
             ended = (over or path.is_file()) and not swept
-            gaps = [missing_rounds(each, record.config, ended) for each in there]
-            rounds = {index for each in gaps or [missing_rounds(None, record.config, ended)] for index in each}
+            gaps = [missing_rounds(method_run, record.config, ended) for method_run in runs_of_seed]
+            rounds = {
+                index for method_run in gaps or [missing_rounds(None, record.config, ended)] for index in method_run
+            }
             if rounds:
                 sentences.append(
                     f"{label}, seed {seed}: rows of rounds {few(sorted(rounds))} are missing in metrics.jsonl."
@@ -190,7 +192,7 @@ def _error_in(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any]
         if name in OF_A_RUN:
             continue
         if name.endswith(PER_CLIENT):
-            if not isinstance(value, list) or not all(each is None or type(each) in (int, float) for each in value):
+            if not isinstance(value, list) or not all(item is None or type(item) in (int, float) for item in value):
                 return f"{name[:100]!r} is no list of numbers"
             continue
         if name == "bad_clients":

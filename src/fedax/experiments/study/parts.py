@@ -164,8 +164,8 @@ class Study:
         table: list[Table] = []
         for _ in range(tune.extend + 1):
             # Tied settings differ from point to point, so that each point is a job.
-            for each in _points(grid) if part.section.hold.get(label) else [grid]:
-                job = self._tuning_job(part, label, each)
+            for points in _points(grid) if part.section.hold.get(label) else [grid]:
+                job = self._tuning_job(part, label, points)
                 yield job
                 if (line := self.results.get(job.key)) is None:
                     return
@@ -211,7 +211,7 @@ class Study:
         held = part.section.hold.get(label)
         config = at_point(part, label, {name: values[0] for name, values in grid.items()} if held else {})
         rounds = tune.rounds or config["run"]["rounds"]
-        numbers = {each: math.prod(map(len, grid_of(part, each).values())) for each in part.labels}
+        numbers = {other: math.prod(map(len, grid_of(part, other).values())) for other in part.labels}
         seeds = tune.again if after else max(numbers.values()) // numbers[label]
         config["run"] |= {"rounds": rounds, "seeds": [*range(tune.seed + after, tune.seed + after + seeds)]}
         config["run"].pop("evaluate_every", None)
@@ -234,12 +234,12 @@ class Study:
                 continue
             wider = best | {name: beyond}
             if accepted(part, label, wider):
-                tried_values = {each: list(dict.fromkeys(row["point"][each] for row in table)) for each in best}
+                tried_values = {axis: list(dict.fromkeys(row["point"][axis] for row in table)) for axis in best}
                 tried_values[name] = [beyond]
                 # A method may refuse some of them together with the new one: FedDyn asks that lr · alpha ≤ 1.
                 return {
-                    each: [value for value in values if accepted(part, label, wider | {each: value})]
-                    for each, values in tried_values.items()
+                    axis: [value for value in values if accepted(part, label, wider | {axis: value})]
+                    for axis, values in tried_values.items()
                 }
         return None
 
@@ -275,13 +275,13 @@ def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
     except pydantic.ValidationError as error:
         raise clear(error.errors()[0]) from None
     parts: dict[str, Part] = {}
-    for each in section.parts:
-        if each.name in parts or slug(each.name) != each.name:
+    for part_section in section.parts:
+        if part_section.name in parts or slug(part_section.name) != part_section.name:
             way_out = "give each part a name of its own, of small letters, digits and hyphens"
-            raise ConfigError("parts.name", each.name, way_out)
-        if each.tuned_by is not None and each.tuned_by not in parts:
-            raise unknown("parts.tuned_by", each.tuned_by, [*parts])
-        parts[each.name] = _part(each, path.parent)
+            raise ConfigError("parts.name", part_section.name, way_out)
+        if part_section.tuned_by is not None and part_section.tuned_by not in parts:
+            raise unknown("parts.tuned_by", part_section.tuned_by, [*parts])
+        parts[part_section.name] = _part(part_section, path.parent)
     for name in only:
         if name not in parts:
             raise unknown("part", name, [*parts])
@@ -371,9 +371,9 @@ def held_of(part: Part, label: str) -> dict[str, tuple[str, float]]:
             tied[name] = other, float(power)
         except ValueError:
             raise ConfigError(f"parts.hold.{label}.{name}", rule, "give a name and a power, such as lr^-2") from None
-        for each in (name, other):
-            if not isinstance(row.get(each), int | float):
-                raise ConfigError(f"parts.hold.{label}.{name}", rule, f"the recipe gives no number for {each}")
+        for setting in (name, other):
+            if not isinstance(row.get(setting), int | float):
+                raise ConfigError(f"parts.hold.{label}.{name}", rule, f"the recipe gives no number for {setting}")
     return tied
 
 
@@ -451,5 +451,5 @@ def _as_trial(row: Table) -> Trial:
 
 def short(value: Any) -> Any:
     if isinstance(value, list):
-        return [short(each) for each in value]
+        return [short(item) for item in value]
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

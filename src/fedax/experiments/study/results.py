@@ -84,10 +84,10 @@ def record_of(study: Study, part: Part, folder: Path) -> Record | None:
                 rows.append({"label": label, **line["settings"]})
     if not runs:
         return None
-    known = _shared(study, part, folder)
-    known["config"]["run"]["seeds"] = list(dict.fromkeys(run.seed for run in runs))
-    about = known["about"] | {"versions": versions, "device": ", ".join(sorted(devices))}
-    return Record(folder / part.name, known["config"] | {"methods": rows}, about, runs, [])
+    shared = _shared(study, part, folder)
+    shared["config"]["run"]["seeds"] = list(dict.fromkeys(run.seed for run in runs))
+    about = shared["about"] | {"versions": versions, "device": ", ".join(sorted(devices))}
+    return Record(folder / part.name, shared["config"] | {"methods": rows}, about, runs, [])
 
 
 def _shared(study: Study, part: Part, folder: Path) -> Table:

@@ -77,18 +77,18 @@ def _carry_out(study: Study, folder: Path, jobs: int | None, hours: float, watch
                     watch(f"{job.name} begins")
             if not under_way:
                 break
-            while all(each.process.poll() is None for each in under_way.values()) and time.monotonic() < deadline:
+            while all(running.process.poll() is None for running in under_way.values()) and time.monotonic() < deadline:
                 time.sleep(_POLL)
-            for each in [each for each in under_way.values() if each.process.poll() is not None]:
-                del under_way[each.job.key]
-                free_cores.append(each.core)
-                _finish(study, folder, each, failed, watch)
+            for running in [running for running in under_way.values() if running.process.poll() is not None]:
+                del under_way[running.job.key]
+                free_cores.append(running.core)
+                _finish(study, folder, running, failed, watch)
     finally:
-        for each in under_way.values():
-            each.process.terminate()
-        for each in under_way.values():
-            each.process.wait()
-            _finish(study, folder, each, failed, watch)
+        for running in under_way.values():
+            running.process.terminate()
+        for running in under_way.values():
+            running.process.wait()
+            _finish(study, folder, running, failed, watch)
     if failed:
         raise ConfigError("study", study.section.name, "; ".join(failed.values()))
     return not any(True for _ in study.jobs())

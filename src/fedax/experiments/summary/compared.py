@@ -112,10 +112,16 @@ class Method:
         if self.folder is None:
             return None
         stored = [examples.read(self.folder, self.label_in_folder, run.seed, column) for run in self.runs]
-        known = [each for each in stored if each is not None]
-        if not known or len(known) < len(stored) or any(list(each.sizes) != list(known[0].sizes) for each in known):
+        available = [values_of_seed for values_of_seed in stored if values_of_seed is not None]
+        if (
+            not available
+            or len(available) < len(stored)
+            or any(list(values_of_seed.sizes) != list(available[0].sizes) for values_of_seed in available)
+        ):
             return None
-        return examples.ExampleValues(np.mean([each.values for each in known], axis=0), known[0].sizes)
+        return examples.ExampleValues(
+            np.mean([values_of_seed.values for values_of_seed in available], axis=0), available[0].sizes
+        )
 
     @property
     def epsilon(self) -> float | None:
