@@ -23,7 +23,7 @@ def cores_as_devices() -> None:
     import jax
 
     if jax.config.values["jax_num_cpu_devices"] < 1:
-        with contextlib.suppress(RuntimeError):  # JAX runs already; then on the devices that it has
+        with contextlib.suppress(RuntimeError):  # JAX has started already, with the devices that it has
             jax.config.update("jax_num_cpu_devices", cores)
 
 

@@ -66,7 +66,7 @@ _TABLE = {  # in the order of a table's columns, after the metrics of the task
     "wire_up": Column("Received over the network", "traffic", "B", "lower", "whole"),
     "waited": Column("Waited for clients", "traffic", "s", "lower"),
 }
-_ROUNDING = 1e-7  # relative, of float32
+_ROUNDING = 1e-7  # relative rounding of float32
 _PLACES = {name: place for place, name in enumerate(_TABLE)}
 _HIGHER = {"accuracy", "precision", "recall", "f1", "auc", "r2"}
 _LOWER = {"loss", "error", "perplexity", "brier", "mse", "rmse", "mae"}
@@ -74,8 +74,8 @@ _SPELT = {"auc": "AUC", "f1": "F1", "r2": "R²", "mse": "MSE", "rmse": "RMSE", "
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-PARTS = ("val", "test")  # of held-out data
-PER_CLIENT = "_per_client"  # how columns end that have a figure for each client of a part
+PARTS = ("val", "test")  # the held-out parts
+PER_CLIENT = "_per_client"  # the suffix of columns with a figure for each client
 
 COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost")
 TRAFFIC = ("wire_down", "wire_up", "waited")

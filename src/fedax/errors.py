@@ -1,4 +1,4 @@
-"""What fedax raises for bad input: one error that names the field, the value and the way out."""
+"""The errors of fedax: each names the field, the value and the way out."""
 
 import difflib
 import functools
@@ -96,7 +96,7 @@ class CheckpointError(FedaxError, RuntimeError):
 
 
 class ProcessError(FedaxError, RuntimeError):
-    """Of several processes that run one job together, another one is gone."""
+    """Another process of the same job has died."""
 
 
 class NodeError(FedaxError, RuntimeError):
@@ -188,7 +188,7 @@ def call(field: str, called_as: str, function: Callable[..., Any], *args: Any, a
         raise
     except Exception as error:
         if (place := _raised_at(error)) is None:
-            raise  # no line of the user's is involved
+            raise  # no line of the user's code is involved
         kinds = [kind.__name__ for kind in type(error).__mro__]
         what = f"raised {type(error).__name__}"
         if hint := next((hint for name, hint in _HINTS.items() if name in kinds), None):
@@ -229,7 +229,7 @@ def lacking(signature: inspect.Signature, args: Any, kwargs: Any) -> str | None:
     """The first argument that a call has to have and has not."""
     try:
         given = signature.bind_partial(*args, **kwargs).arguments
-    except TypeError:  # one too many, or of another name: Python says it well
+    except TypeError:  # too many or unknown arguments: Python's message is clear
         return None
     return next((name for name in _needed(signature) if name not in given), None)
 
@@ -273,7 +273,7 @@ def place_of(function: Any) -> str:
     if isinstance(function, type):
         try:
             file, line = inspect.getsourcefile(function), inspect.getsourcelines(function)[1]
-        except (OSError, TypeError):  # typed in by hand
+        except (OSError, TypeError):  # typed interactively
             return ""
         return f"{_short(str(file))}:{line}"
     if not inspect.isroutine(function):

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-_MOST = 128  # each takes about 40 to 80 memory maps, of which Linux allows a process 65,530, and 3 to 5 MiB
+_MOST = 128  # a program takes 40 to 80 memory maps, of which Linux allows a process 65,530, and 3 to 5 MiB
 
 
 def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Callable[..., Callable[..., Any]]:

@@ -94,7 +94,7 @@ class Registry:
     def __init__(self, kind: str, group: str | None = None, check: Callable[[str, Any], None] | None = None):
         self.kind, self.group, self.check = kind, group, check or (lambda field, made: None)
         self._components: dict[str, Component] = {}
-        self._names: dict[str, str] = {}  # spellings as _key has them, of names and aliases
+        self._names: dict[str, str] = {}  # normalised spelling of a name or alias -> name
         self._loaded: dict[str, str] = {}  # spelling -> the value of its entry point
 
     def add(
@@ -214,7 +214,7 @@ class Registry:
         for entry in self._installed().values():
             try:
                 self._load(entry)
-            except ConfigError as error:  # of one package, which leaves the others
+            except ConfigError as error:  # an error in one package does not affect the others
                 broken[entry.name] = str(error)
         return broken | {
             each.name: each.summary + "".join(f" [alias {alias}]" for alias in each.aliases)
@@ -258,7 +258,7 @@ def within(section: str, call: Callable[[], Any]) -> Any:
     """
     try:
         return call()
-    except CodeError:  # its field is code, no setting
+    except CodeError:  # the error names code and not a setting
         raise
     except ConfigError as error:
         raise ConfigError(f"{section}.{error.field}", error.value, error.way_out) from error
@@ -271,7 +271,7 @@ def _package(entry: "EntryPoint") -> str:
 
 
 def _origin(make: Any) -> tuple[Any, ...]:
-    """What stays the same where a class or function is defined once more."""
+    """Identifies a class or function, also if it is defined once more."""
     module = getattr(make, "__module__", None)
     file = getattr(sys.modules.get(str(module)), "__file__", None)
     return (file or module, getattr(make, "__qualname__", repr(make)))

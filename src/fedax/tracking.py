@@ -176,7 +176,7 @@ class _TensorBoardWriter:
         above = folder / slug(str(params["run.folder"])) if "run.folder" in params else folder
         place = _event_folder(above, f"{slug(label)}-seed{seed}", mark)
         self.writer = SummaryWriter(str(place), filename_suffix=mark)
-        # Without a list of all parameters TensorBoard makes one, of all the runs that it finds.
+        # Without the first summary, a list of parameters, TensorBoard collects those of all runs that it finds.
         _, start, self.over = hparams(_shown_params(label, seed, params), {})
         self.writer.file_writer.add_summary(start)
         self.writer.flush()
@@ -364,7 +364,7 @@ class _WandBWriter:
         self.run.finish(exit_code=0 if status in _GOOD else 1)
 
 
-_GOOD = ("finished", "worse", "stopped")  # statuses of runs that came to an end
+_GOOD = ("finished", "worse", "stopped")  # statuses of completed runs
 
 
 def _shown_params(label: str, seed: int, params: Params) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def apply(
     examples = from_frames({name_of(table.stem): frame}, transform=fitted, drop_missing_labels=drop_missing_labels)
     examples.save(target)
     typer.echo(f"Wrote {target}: {examples.num_examples} examples, {len(fitted.features)} features.")
-    if doubts := fitted.doubts(frame):  # of a table that was not among those that made the transform
+    if doubts := fitted.doubts(frame):  # if the transform was not fitted on this table
         typer.echo(f"note: {said_of(doubts)}")
     typer.echo(f"The transform's digest, the same at all sites: {fitted.digest}")
     typer.echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_shell_quoted(str(target))} --key KEY")
@@ -226,7 +226,7 @@ def _show_one_table(site: str, rows: Any, label: str | None) -> None:
     first = {site: summarize(rows)}
     try:
         plan_made = plan_of(first, label)
-    except DataError as error:  # such as no column that says anything, which other sites may have
+    except DataError as error:  # for instance no usable column; other sites may have some
         typer.echo(f"note: {error}")
         return
     show(overview(plan_made, first, {site: summarize(rows, plan_made)}))

@@ -114,7 +114,7 @@ def _jax_starts() -> bool:
 def _why(error: Exception) -> str:
     """An error of JAX in one line, with the environment variables that it quotes."""
     text = str(error).strip().partition("\n")[0]
-    if not text:  # an assertion of its own
+    if not text:  # an AssertionError of JAX has no text
         return f"no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
     quoted = {name: value for name, value in os.environ.items() if name.startswith("JAX_")}
     blamed = [f"{name}={value}" for name, value in quoted.items() if f"'{value}'" in text or f'"{value}"' in text]
@@ -143,7 +143,7 @@ def report_error(error: BaseException) -> int:
     if _debug:
         traceback.print_exception(error)
     if isinstance(error, FedaxError):
-        typer.echo(f"error: {one_line(str(error), 5000)}", err=True)  # a file's name may have anything in it
+        typer.echo(f"error: {one_line(str(error), 5000)}", err=True)  # a file name may contain anything
         return 2
     what = one_line(shlex.join(["fedax", *sys.argv[1:]]), 200)
     if (way_out := way_out_of(error)) is not None:
@@ -214,7 +214,7 @@ def run_with_others(command: Callable[[], None]) -> None:
     except BaseException as error:
         # No exception: JAX would wait at exit for the others, which wait for this process.
         if isinstance(error, typer.Exit) and error.exit_code == 1:
-            raise  # a method diverged or ended worse than it began, in all of them
+            raise  # a method failed, in all processes alike
         if isinstance(error, typer.Exit):
             code = error.exit_code
         elif isinstance(error, KeyboardInterrupt):

@@ -61,7 +61,7 @@ def run_experiment(
     experiment = build(tables, allow_code=code)
     if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
         raise unknown("checkpoint-best", best, known)
-    if jax.process_index() > 0:  # the first of several processes writes and shows
+    if jax.process_index() > 0:  # only the first process writes and shows
         checked = check_methods(experiment)
         execute(experiment, pathlib.Path(processes.text_from_first("")), checked=checked, **kept)
         return
@@ -83,7 +83,7 @@ def carry_out(
     from fedax.experiments.runner import check_methods
 
     console = open_console()
-    checked = check_methods(experiment)  # before there is a folder
+    checked = check_methods(experiment)  # before the folder is made
     folder = open_folder(console, out, experiment.config, experiment.config["name"], resume)
     with writing(folder, command, bool(experiment.code)):
         processes.text_from_first(str(folder.absolute()))

@@ -217,7 +217,7 @@ def sweep(
         if not equals:
             raise ConfigError("grid", given, "give KEY=VALUES, such as methods.*.lr=0.01,0.1,1")
         values = value_of(text)
-        if isinstance(values, str):  # no TOML as it stands
+        if isinstance(values, str):  # not TOML yet
             listed = value_of(f"[{text}]")
             values = listed if isinstance(listed, list) else [value_of(word) for word in text.split(",")]
         axes[key.strip()] = values if isinstance(values, list | dict) else [values]
@@ -284,7 +284,7 @@ def study(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    for each in loaded.parts.values():  # before anything runs: what its design can tell
+    for each in loaded.parts.values():  # the power of the design, before anything runs
         if power := studies.design(each):
             say(f"{each.name}: {power}")
     done = False

@@ -135,7 +135,7 @@ def variance_of_mean(values: np.ndarray, sizes: np.ndarray | None) -> tuple[floa
     single = sizes == 1
     if single.any():  # one example gives no variance
         owner = np.where(single[owner], len(sizes), owner)
-        if single.sum() == 1 and len(sizes) > 1:  # with those of another client
+        if single.sum() == 1 and len(sizes) > 1:  # merge it with another client
             owner[owner == len(sizes)] = int(np.argmax(sizes))
     _, owner, counts = np.unique(owner, return_inverse=True, return_counts=True)
     if counts.min() < 2:

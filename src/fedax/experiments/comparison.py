@@ -214,7 +214,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """By how much methods differ, which is best, what that covers, and what became of those that did not finish."""
+        """Sentences: by how much methods differ, which is best, what that covers, and which methods did not finish."""
         return "\n".join(" ".join(summary.verdict(problem)) for problem in self.problems)
 
     def table(self, target: Aim | None = None, confidence: float = 0.95) -> "pandas.DataFrame":

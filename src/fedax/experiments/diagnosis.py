@@ -18,7 +18,7 @@ from fedax.theory.diagnostics import MATERIAL
 
 DiagnosisTable = dict[str, Any]
 
-_COLUMN = "train_loss"  # what is diagnosed
+_COLUMN = "train_loss"  # the column that is diagnosed
 _LESS = 0.9  # a method is called cheaper if it costs less than 0.9 of what the other costs
 
 
@@ -46,7 +46,7 @@ def diagnose_run(
             watch(label)
         points: dict[str, Any] = {"the initial model": experiment.options.get("params")}
         missing = []
-        for seed in run["seeds"][:1] if run["split_seeds"] else run["seeds"]:  # the others have other data
+        for seed in run["seeds"][:1] if run["split_seeds"] else run["seeds"]:  # other seeds have other data
             path = record.folder / "models" / f"{slug(label)}-seed{seed}.safetensors"
             model = read_model(path, form) if path.is_file() else None
             if model is not None and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)):
@@ -161,7 +161,7 @@ def _reworded(text: str, method: str = "") -> str:
 
 
 def _nearly_equal(methods: Sequence[summary.Method], diagnoses: dict[str, DiagnosisTable]) -> list[summary.Method]:
-    """With one seed: the methods whose final loss differs from the lowest by less than a remedy is worth."""
+    """With one seed: the methods whose final loss is within the material difference of the lowest."""
     ends = {m.label: float(m.final("train_loss")[0]) for m in methods}
     best = min(ends.values())
     close = [m for m in methods if ends[m.label] - best <= MATERIAL * (diagnoses[m.label].get("gained") or 0.0)]

@@ -34,8 +34,8 @@ class Runs:
         run = experiment.config["run"]
         self.experiment, self.rounds, self.decides = experiment, run["rounds"], decides(experiment)
         self.until: dict[tuple[str, int], Callable[[Mapping[str, Any]], bool]] = {}
-        self.objective: dict[tuple[str, int], list[float]] = {}  # of the runs that have begun
-        self.done: dict[tuple[str, int], int] = {}  # rounds of each
+        self.objective: dict[tuple[str, int], list[float]] = {}  # values of the judging column, by run
+        self.done: dict[tuple[str, int], int] = {}  # rounds done, by run
         self.total = len(experiment.methods) * len(run["seeds"]) * self.rounds
         self.progress = Progress(self.total, console)
 

@@ -23,7 +23,7 @@ def lines(config: Mapping[str, Any], overview: Overview | None) -> list[str]:
     if overview is None:
         return []
     name, dropped = config["data"]["name"], config["data"].get("drop") or ()
-    if name in _READERS:  # one list: of two settings with the same name the last would hold
+    if name in _READERS:  # one list, because a second --set of the same key would replace the first
         return overview.lines(lambda column: _setting([*dropped, column]))
     if name == PYTHON:
         return overview.lines()

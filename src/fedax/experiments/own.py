@@ -318,7 +318,7 @@ def _load(source: Source, field: str) -> Any:
             spec = importlib.util.spec_from_file_location(module_name, source.path.absolute())
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
-            sys.modules[module_name] = module  # dataclasses look for theirs
+            sys.modules[module_name] = module  # dataclasses look up their module there
             exec(compile(source.content, str(source.path.absolute()), "exec"), vars(module))
         return sys.modules[module_name]
     except BaseException as error:

@@ -51,7 +51,7 @@ def _save(figure: Drawing, record: Record, name: str) -> None:
     path: Path = record.folder / "plots" / name
     for form in FORMATS:
         write_atomic(path.with_name(f"{name}.{form}"), encode(figure, form))
-        figure.set_layout_engine("none")  # laid out by the first
+        figure.set_layout_engine("none")  # the layout of the first format stays
 
 
 def _clients(clients: dict[str, Any]) -> Drawing:
@@ -103,7 +103,7 @@ def _draw_panel(figure: Drawing, axes: Any, record: Record, panel: dict[str, Any
         axis = panel.get(side)
         if axis is None:
             continue
-        # A grid has a cell for each value; elsewhere numbers lie where they are.
+        # A grid has a cell for each value; other panels place numbers in proportion.
         numeric = axis["numeric"] and not cells
         places[side] = (lambda v: v) if numeric else axis["values"].index
         getattr(axes, f"set_{side}label")(axis["name"])

@@ -24,7 +24,7 @@ from fedax.experiments.chance import Gap, gap_of
 
 DOUBT = 0.2  # the level of the tests for unequal spreads
 POWER = 0.8
-LEAST_METHODS = 4  # with three, the residuals of the others hide one that spreads more; with two there is only the pair
+LEAST_METHODS = 4  # with fewer, a method that spreads more cannot be recognised by its residuals
 
 
 @dataclass(frozen=True)

@@ -114,10 +114,10 @@ def predict_file(
     elif columns["prediction"].ndim > 1:
         flat = columns.pop("prediction").reshape(len(batch["x"]), -1)
         columns |= {f"prediction {k}": flat[:, k] for k in range(flat.shape[1])}
-    if (answer := columns.get("prediction")) is not None and answer.dtype.kind in "OUT":  # of others' labels
+    if (answer := columns.get("prediction")) is not None and answer.dtype.kind in "OUT":  # labels may be formulas
         columns["prediction"] = np.array([cell(str(text)) for text in answer], object)
     if doubts is not None:
-        columns["doubts"] = [cell(text) for text in doubts.by_row()]  # they name others' columns
+        columns["doubts"] = [cell(text) for text in doubts.by_row()]  # doubts contain names of columns
     columns = {cell(str(name)): column for name, column in columns.items()}
     try:
         write_atomic(out, pandas.DataFrame(columns).to_csv(index=False))
@@ -137,7 +137,7 @@ def _array(path: Path) -> np.ndarray:
     regular(path)
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (  # what NumPy raises on bad headers
+    except (  # NumPy raises these for bad headers
         OSError, ValueError, TypeError, LookupError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError,
         tokenize.TokenError,
     ) as error:  # fmt: skip

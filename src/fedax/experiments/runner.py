@@ -130,7 +130,7 @@ def execute(
         keep_rows(folder, finished)
     names = {method["label"]: method["name"] for method in config["methods"]}
     compiled: dict[str, float] = dict.fromkeys(names, 0.0)
-    data: dict[int, Any] = {}  # of the splits under way, by the seed
+    data: dict[int, Any] = {}  # seed -> its split, of runs under way
     logs = tracked.Logs((track or experiment.track) if writes else None, config, folder, experiment.public)
     _report_begun(watch, [run for run in runs if run in finished])
 
@@ -203,7 +203,9 @@ def run_folder(
         ConfigError: the folder holds something else, cannot be written to, or, with ``resume``, does not exist.
     """
     folder = begun_folder(out, config, name) if resume or out is not None else None
-    if folder is None and resume and (out is None or not Path(out).exists()):  # it may have ended before it began
+    if (
+        folder is None and resume and (out is None or not Path(out).exists())
+    ):  # a run may have been stopped before it began
         raise ConfigError("resume", True, "no run of this configuration has begun there; leave --resume out")
     if folder is None:
         return new_folder(out, name)
@@ -256,7 +258,7 @@ def _run_at_nodes(
             for batch in batches[at : at + side_by_side_count]
         ]
         with warnings.catch_warnings():
-            for category in (DivergedWarning, BadClientWarning):  # by the report
+            for category in (DivergedWarning, BadClientWarning):  # the report shows these
                 warnings.simplefilter("ignore", category)
             side_by_side(fleet.transport, calls)
 
@@ -325,7 +327,7 @@ def _train(
         options |= {"checkpoint": checkpoint, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
         return [train(method, task, nodes, experiment.problem(label), seed=seeds[0], **options)]
     with warnings.catch_warnings():
-        for category in (DivergedWarning, BadClientWarning):  # by the report
+        for category in (DivergedWarning, BadClientWarning):  # the report shows these
             warnings.simplefilter("ignore", category)
         if len(seeds) > 1:
             watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
@@ -476,7 +478,7 @@ def begin(
     """
     text = toml.dumps(config)
     try:
-        toml.loads(text.encode())  # or the report could not be drawn in the end
+        toml.loads(text.encode())  # the report reads it again
     except ValueError as error:
         raise ConfigError("config", config["name"], f"cannot be kept in a run folder: {error}") from error
     for name in FOLDERS:

@@ -43,7 +43,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Reached:
-    """What it cost the seeds of a method to reach a target.
+    """The cost of reaching a target, for the seeds of a method.
 
     Attributes:
         seeds: those that reached it.
@@ -138,7 +138,7 @@ def target_of(problem: ProblemResults, aim: Aim) -> Target:
 
 
 def reached(m: Method, target: Target) -> Reached:
-    """What it cost each seed of a method to reach a target."""
+    """The cost of reaching a target, for each seed of a method."""
     seeds: list[int] = []
     costs: dict[str, list[float]] = {name: [] for name in summary.axes_of([m])}
     for run in m.runs:

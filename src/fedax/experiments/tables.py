@@ -258,7 +258,7 @@ class _NumberFormat:
         self.factor, self.unit = _unit(column, float(means.max(initial=0.0)))
         fixed = np.array([not _scientific(self.factor * mean) for mean in means], bool)
         plain_means, stds = self.factor * means[fixed], self.factor * stds[fixed]
-        stds = stds[stds > 0]  # not-a-number is not
+        stds = stds[stds > 0]  # drops not-a-number
         largest = float(plain_means.max(initial=0.0))
         # Two digits of the smallest spread, and no more than four of the largest number.
         digits = 1 - math.floor(math.log10(stds.min())) if stds.size else 4

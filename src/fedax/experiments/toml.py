@@ -13,7 +13,7 @@ _DEPTH = 16
 _PART = rb"""(?:[\w-]++|"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _LONG_KEY = re.compile(rb"(?:^|[{,])[ \t]*+\[{0,2}[ \t]*+(?:" + _PART + rb"\.[ \t]*+){16}", re.MULTILINE)
 _TABLE = re.compile(rb"^[ \t]*+\[.*\][ \t]*+(?:#.*)?$", re.MULTILINE)
-_LONG_WORD = re.compile(rb"[\w+-]{1000}")  # as a number, it would take 150 times its length
+_LONG_WORD = re.compile(rb"[\w+-]{1000}")  # parsing it as a number takes 150 times its length
 _MOST_KEYS = 10_000
 
 

@@ -12,7 +12,7 @@ from fedax.engine.private import of_public
 from fedax.experiments.runs import begun
 from fedax.tracking import Log, Params, Row, Tracker, begin
 
-_LONGEST = 500  # characters of a parameter, as MLflow had it
+_LONGEST = 500  # the most characters of a parameter, a former limit of MLflow
 
 
 class Logs:

@@ -164,13 +164,13 @@ def tune(
         else:
             own.check_same(folder, about.get("code", {}), experiments[0].code.values())
             check_key(folder, experiments[0])
-            keep_rows(folder, ())  # checkpoints have them
+            keep_rows(folder, ())  # the checkpoints have the rows
         record, content = _tune(tuning, folder, watch, places, drawn, kept)
         write_json(results, content)
     for of_label in places.values():
         for place in of_label.values():
             discard_sweep(place)
-            with contextlib.suppress(OSError):  # there are others, or it is gone
+            with contextlib.suppress(OSError):  # other methods need it, or it is gone
                 place.parent.rmdir()
     return record, content
 
@@ -247,7 +247,7 @@ def _sweep(
         data, val, test = experiments[0].split(seeds[0])
         assert isinstance(data, fedax.FederatedData)  # real clients need a fleet
         with warnings.catch_warnings():
-            for category in (DivergedWarning, BadClientWarning):  # by the table
+            for category in (DivergedWarning, BadClientWarning):  # the table shows these
                 warnings.simplefilter("ignore", category)
             swept = fedax.sweep(
                 make,
@@ -412,7 +412,7 @@ def _points(label: str, space: Mapping[str, GridAxis], section: SweepSection) ->
             different.setdefault(repr(rounded), rounded)
         if len(different) >= section.points:
             return list(different.values())[: section.points]
-        drawn *= 2  # the first ones stay as they are
+        drawn *= 2  # drawing more points keeps the first ones
     raise ConfigError("sweep.points", section.points, f"the ranges of {label} are too narrow for so many points")
 
 

@@ -128,7 +128,7 @@ def tex(text: str) -> str:
         f"$^{{{part.translate(_RAISED)}}}$" if i % 2 else "".join(map(_tex_letter, part))
         for i, part in enumerate(raised)
     ]
-    return re.sub(r"(?<!\\)\$\$", "", "".join(parts))  # two formulas side by side are one
+    return re.sub(r"(?<!\\)\$\$", "", "".join(parts))  # join neighbouring formulas
 
 
 def _tex_letter(letter: str) -> str:

@@ -47,7 +47,7 @@ class Metric:
 
     @property
     def name(self) -> str:
-        """What its column is called by default: the name of the class, and what it was made with."""
+        """The default name of its column: made of the name of the class and its arguments."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
     def __call__(self, y_true: Any, y_score: Any, sample_weight: Any = None) -> float:
@@ -102,7 +102,7 @@ class Metric:
         raise NotImplementedError
 
     def bound(self, sums: Sums) -> float:
-        """By how much a value of a total of sums may be wrong; 0 where sums suffice for an exact one."""
+        """The largest error of the value of these sums; 0 if it is exact."""
         return 0.0
 
     def of_run(self, sums: Sums, labels: Sums = ()) -> float:
@@ -115,7 +115,7 @@ class HostMetric(Metric):
     """A metric of which there are no sums: it needs all outputs in one place, on the host."""
 
     def exact(self, outputs: Array, y: Array, weights: Array = None, kind: Kind | None = "classification") -> float:
-        """As of :class:`Metric`; ``kind``: of the task, for metrics that are for all."""
+        """As in :class:`Metric`; ``kind``: of the task, for metrics of all kinds of tasks."""
         raise NotImplementedError
 
 
@@ -186,7 +186,7 @@ def of_two(outputs: Array, y: Array) -> bool:
 
 
 def log_odds(outputs: Array, y: Array) -> Array:
-    """Of the second of two classes, shaped as y."""
+    """The log-odds of the second of two classes, shaped as y."""
     return outputs if outputs.ndim == y.ndim else outputs[..., 1] - outputs[..., 0]
 
 
@@ -204,7 +204,7 @@ def classes_of(outputs: Array, y: Array) -> tuple[Array, Array]:
 
 
 def number_of(outputs: Array, y: Array) -> int:
-    """How many classes there are."""
+    """The number of classes."""
     return 2 if outputs.ndim == y.ndim else int(outputs.shape[-1])
 
 
@@ -216,7 +216,7 @@ def log_probabilities(logits: Array) -> Array:
 
 
 def probability(outputs: Array, y: Array) -> Array:
-    """Of the second of two classes."""
+    """The probability of the second of two classes."""
     f, s = functions_of(outputs), log_odds(outputs, y)
     small = f.exp(-f.abs(s))  # never too large
     return f.where(s >= 0, 1, small) / (1 + small)

@@ -68,7 +68,7 @@ class Perplexity(LogLoss):
     """
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
-        """Of the mean."""
+        """e to the power of the mean."""
         return float(np.exp(super().value(sums)))
 
 

@@ -61,7 +61,7 @@ class _RankingMetric(Metric):
             raise ConfigError("bits", self.bits, "give a whole number from 1 to 14")
 
     def __call__(self, y_true: object, y_score: object, sample_weight: object = None) -> float:
-        """As of :class:`fedax.metrics.Metric`; [n] scores of any scale are ranked as they are."""
+        """As in :class:`fedax.metrics.Metric`; [n] scores of any scale are ranked as they are."""
         y, score, weights = checked(self, y_true, y_score, sample_weight)
         weights = np.ones(len(y)) if weights is None else weights
         if score.ndim > y.ndim and are_probabilities(y, score.astype(float)):

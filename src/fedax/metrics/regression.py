@@ -57,7 +57,7 @@ class RMSE(_ErrorMetric):
         return gap**2
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
-        """Of the mean."""
+        """The root of the mean."""
         return float(np.mean(np.sqrt(np.divide(sums["sum"], sums["all"]))))
 
 
@@ -78,7 +78,7 @@ class R2(_ErrorMetric):
         return gap**2
 
     def labels(self, y: np.ndarray, weights: Array = None) -> Sums:
-        """What the variance is made of: in float64, where y may lie far from zero."""
+        """The sums for the variance, in float64, since y may lie far from zero."""
         y = np.asarray(y, float)
         weights = np.ones(len(y)) if weights is None else weights
         each = weights.reshape(weights.shape + (1,) * (y.ndim - 1))
@@ -91,7 +91,7 @@ class R2(_ErrorMetric):
         }
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
-        """From the errors, and from what the labels are."""
+        """The value from the sums of errors and of labels."""
         if labels["number"] < 2:
             return np.nan
         left = np.asarray(sums["sum"], float)

@@ -121,7 +121,7 @@ class Case:
 
     @property
     def noises(self) -> tuple[float, float]:
-        """What the noise of minibatches and that of cohorts cost this method; 0 where it is not known."""
+        """The costs of minibatch noise and of cohort noise for this method; 0 if not known."""
         x = self.last
         if x.noise_cost is None or x.cohort_cost is None or not (self.view.own_steps or self.view.corrected):
             return 0.0, 0.0
@@ -163,7 +163,7 @@ class Case:
         total = sum(removed_costs.values())
         if total > self.last.left:
             removed_costs = {kind: cost * self.last.left / total for kind, cost in removed_costs.items()}
-        if DRIFT not in kinds and OBJECTIVE in removed_costs:  # it drifts in its own way, and may do so more
+        if DRIFT not in kinds and OBJECTIVE in removed_costs:  # it has its own drift, which may be larger
             more = (self.last.normalized_drift_cost or 0.0) - (self.last.drift_cost or 0.0)
             removed_costs[OBJECTIVE] = max(removed_costs[OBJECTIVE] - max(more, 0.0), 0.0)
         if COHORT in kinds and self.fresh:
@@ -176,7 +176,7 @@ class Case:
         return f"about {shown(cost)} ({percent(share)} of what training gains)" if cost > 0 else "nothing"
 
     def above(self, cost: float) -> str:
-        """Where a run rests at that cost."""
+        """A clause on where a run ends with this cost."""
         return f"{self.of(cost)} above the lowest loss" if cost > 0 else "at the lowest loss"
 
     @property

@@ -155,8 +155,8 @@ class Bench:
         self._products = _GAIN_PRODUCTS if data.num_examples * parameters <= _COST else 1
         self._examples = jax.tree.map(jnp.asarray, data.examples)
         self._ends = data.offsets + data.sizes
-        self._share = jnp.asarray(np.repeat(data.weights / data.sizes, data.sizes), float)  # of an example in F
-        self._share_of_client = jnp.asarray(np.repeat(1 / data.sizes, data.sizes), float)  # in F_i
+        self._share = jnp.asarray(np.repeat(data.weights / data.sizes, data.sizes), float)  # weight of an example in F
+        self._share_of_client = jnp.asarray(np.repeat(1 / data.sizes, data.sizes), float)  # weight of an example in F_i
         widest = max(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(data.examples))
         self._block = min(data.max_size, max(16, min(4096, 2**19 // max(widest, 1))))
         self._singles = max(1, min(self._block, _NUMBERS // parameters))
@@ -345,7 +345,7 @@ class _Cohorts:
             np.add.at(self._updates[k], self._which[here], ratios[:, None] * change.mean(0))
             noise = spread * _variance(change)
             self.extra += noise if k == 0 else 0.0
-            self._noise[k] += noise / len(change)  # that is in the updates, too
+            self._noise[k] += noise / len(change)  # this part is contained in the updates
 
     def variances(self) -> np.ndarray:
         """E‖update − its mean‖² from the sampling of clients alone, for plain and corrected steps."""
@@ -442,7 +442,7 @@ def batch_variance(size: int, batch_size: int | None, steps: int, *, epochs: boo
     if not epochs:
         return 1 / B
     first = np.minimum(B, n - np.arange(steps) * B % n)
-    last = (B - first) % n  # between the two are whole passes, which have no variance
+    last = (B - first) % n  # complete passes between the two have no variance
     return float(np.mean(first * (n - first) + last * (n - last)) / (B * B * (n - 1)))
 
 

@@ -144,7 +144,7 @@ def rules_of(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[U
         )
     vectors = accumulation_vectors(view.solver, np.unique(steps))
     lengths = {tau: float(np.abs(a).sum()) for tau, a in vectors.items()}
-    normalized, counted = view.averaging == "normalized", weights > 0  # clients that never count are in no rule
+    normalized, counted = view.averaging == "normalized", weights > 0  # clients of weight 0 are left out
     rules, shares, normalized_shares = [], np.zeros(steps.shape), np.zeros(steps.shape)
     for draw, tau in enumerate(steps[:, counted]):
         p = weights[counted]
@@ -159,7 +159,7 @@ def rules_of(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[U
     length = float(view.solver.rate()) * float(np.mean([rule.tau_eff for rule in rules]))
     compare_normalized = (
         view.own_steps and view.averaging == "weighted" and steps.min() < steps.max()
-    )  # what FedNova would leave
+    )  # to measure the drift of FedNova
     scheme = Rounds(
         steps,
         shares,

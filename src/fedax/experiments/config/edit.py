@@ -82,7 +82,7 @@ def value_of(text: str) -> Any:
     """
     try:
         return toml.loads(f"value = {text.strip()}".encode())["value"]
-    except UnicodeEncodeError as error:  # of a file's name, which no configuration could hold
+    except UnicodeEncodeError as error:  # a file name with bytes that are not in UTF-8
         raise ConfigError("set", text, "this is not in UTF-8; rename it, or give a pattern such as *.csv") from error
     except ValueError:
         return text.strip()

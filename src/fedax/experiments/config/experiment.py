@@ -90,7 +90,7 @@ class Experiment:
     whole: fedax.FederatedData | None = None
 
     def problem(self, label: str) -> Table:
-        """What a node needs to make the method of this label, its task and its wire: see :func:`problem_of`."""
+        """The table from which a node makes the method of this label, its task and its wire; see :func:`problem_of`."""
         (method,) = (row for row in self.config["methods"] if row["label"] == label)
         return self._problem(method)
 
@@ -404,7 +404,7 @@ def repeats(
 
 
 def count_parameters(task: fedax.Task) -> int:
-    """How many numbers the model has."""
+    """The number of parameters of the model."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.entire.form()))
 
 

@@ -1,4 +1,4 @@
-"""What a configuration looks like: its sections, and the names, types and ranges of their settings.
+"""The schema of a configuration: its sections, and the names, types and ranges of their settings.
 
 The fields of the classes below are the settings that a section always has. All other keys of a section are parameters
 of the component that it names (partition, task, work, participation or method). They have the names and defaults of the
@@ -68,7 +68,7 @@ class TaskSection(Open):
 
 
 class WorkSection(Open):
-    """How much each client does in a round."""
+    """The local work of clients in a round."""
 
     kind: str
 
@@ -78,7 +78,7 @@ class ParticipationSection(Open):
 
     kind: str = "full"
     dropout: Any = None  # a rate, or one for each client
-    available: list[Any] | None = None  # of each round, a truth value for each client
+    available: list[Any] | None = None  # [rounds, clients] truth values
 
 
 class RunSection(Section):
@@ -130,7 +130,7 @@ class TrackSection(Open):
 
 
 class SweepSection(Section):
-    """What :mod:`fedax.experiments.tuning` varies, and the criterion; ``fedax run`` ignores this section."""
+    """The settings that a sweep varies, and its criterion; ``fedax run`` ignores this section."""
 
     criterion: str | None = None
     better: Literal["lower", "higher"] | None = None

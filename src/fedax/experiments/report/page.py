@@ -29,7 +29,7 @@ def write_report(
     write_atomic(path, render(records, target=target, opening=opening))
 
 
-@np.errstate(all="ignore")  # means of numbers near the largest there are
+@np.errstate(all="ignore")  # means of numbers near the largest float overflow
 def render(records: Sequence[Record], *, target: Aim | None = None, opening: Sequence[str] = ()) -> str:
     """The report's HTML.
 
@@ -203,7 +203,7 @@ def _default_target(problem: ProblemResults) -> Target | None:
     middle = means[len(means) // 2 if lower else (len(means) - 1) // 2]
     if not middle:
         return None
-    place = 10.0 ** (math.floor(math.log10(abs(middle))) - 1)  # two digits, on the side that is easier to reach
+    place = 10.0 ** (math.floor(math.log10(abs(middle))) - 1)  # round to two digits, towards the easier side
     value = (math.ceil if lower else math.floor)(middle / place * (1 - 1e-9 if lower else 1 + 1e-9)) * place
     return Target(column, float(f"{value:.2g}"), problem.better) if math.isfinite(value) else None
 
@@ -257,7 +257,7 @@ def _table(problem: ProblemResults) -> str:
     cost_names = ["Local steps", "Gradients", "Traffic down + up", "Time"]
     if all("wire_down" in run.history for m in problem.methods for run in m.runs):
         costs, cost_names = [*costs, "wire", "waited"], [*cost_names, "Over the network", "Waited"]
-    measured = []  # name, values of a method, column
+    measured = []  # (head, column, how many last evaluations)
     for column in summary.table_order(problem):
         measured.append((describe(column).label, column, 1))
         if column == problem.judge and problem.tail:
@@ -408,7 +408,7 @@ def _columns(record: Record, several: bool) -> str:
     heads, rows = overview.table()
     cells = []
     for row in rows:
-        words = "names" * (row[1] in ("category", "label"))  # may be broken where numbers may not
+        words = "names" * (row[1] in ("category", "label"))  # names may wrap, numbers may not
         cells.append(("", [(html.escape(cell), words * (k > 2)) for k, cell in enumerate(row)]))
     text = tabular(["Column", "Used as", "Missing", "Mean or commonest", *heads[4:]], cells)
     if overview.dropped:

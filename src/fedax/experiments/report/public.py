@@ -192,12 +192,12 @@ def to_latex(of: Public) -> str:
 
 
 def to_markdown(of: Public) -> str:
-    """The same table as Markdown."""
+    """A table as Markdown."""
     return markdown([_sheet(of)])
 
 
 FORMS: dict[str, Callable[[Public], str]] = {
-    "html": np.errstate(all="ignore")(to_html),  # means of numbers near the largest there are
+    "html": np.errstate(all="ignore")(to_html),  # means of numbers near the largest float overflow
     "csv": to_csv,
     "latex": to_latex,
     "markdown": to_markdown,

@@ -119,7 +119,7 @@ class _Outlook(_StrictModel):
     exchanges: WholeNumber
     warmup: WholeNumber
     rounds: WholeNumber
-    epsilon: FiniteNumber | None  # none: infinite
+    epsilon: FiniteNumber | None  # null: infinite
     one: FiniteNumber | None
     drawn: _Drawn | None = None
 

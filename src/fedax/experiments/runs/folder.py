@@ -139,7 +139,7 @@ def _differences(path: str, new: Any, old: Any) -> Iterator[str]:
     elif isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
         for i, (one, other) in enumerate(zip(new, old, strict=True)):
             yield from _differences(f"{path}[{i}]", one, other)
-    elif new != old and not (new != new and old != old):  # not-a-number is what a faulty client may send
+    elif new != old and not (new != new and old != old):  # two NaN, such as of run.faults, count as equal
         yield f"{path} was {old!r}, is {new!r}"
 
 

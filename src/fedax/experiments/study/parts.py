@@ -236,7 +236,7 @@ class Study:
             if accepted(part, label, wider):
                 tried_values = {axis: list(dict.fromkeys(row["point"][axis] for row in table)) for axis in best}
                 tried_values[name] = [beyond]
-                # A method may refuse some of them together with the new one: FedDyn asks that lr · alpha ≤ 1.
+                # The method may refuse some of the other values together with the new one: FedDyn needs lr · alpha ≤ 1.
                 return {
                     axis: [value for value in values if accepted(part, label, wider | {axis: value})]
                     for axis, values in tried_values.items()

@@ -34,7 +34,7 @@ def faults(study: Study, folder: Path) -> list[str]:
                 if both := sorted(seeds & {*line["tuned_with"]}):
                     sentences.append(f"{job.name}: chosen with the seeds {both}, which count.")
                 if (run := folder / "jobs" / job.key / "run").exists():
-                    trials = read(run).trials(line["label"])  # of the part that was first with this job
+                    trials = read(run).trials(line["label"])  # the label in the part that ran this job first
                     scores = {json.dumps(trial.point): short(finite(trial.mean)) for trial in trials}
                     if scores != {json.dumps(row["point"]): row["mean"] for row in line["points"]}:
                         sentences.append(f"{job.name}: its scores are not those of {run}.")
@@ -119,7 +119,7 @@ def _unequal(study: Study, part: Part, origin: dict[str, Part], tuned: Sequence[
     sentences, untuned = [], []
     planned, whole = dict[str, int](), dict[str, int]()
     for label in tuned:
-        first: dict[str, int] = {}  # point -> seeds, without those that tried the two best again
+        first: dict[str, int] = {}  # point -> number of seeds, without the second try of the two best
         for job in study.choices(origin[label], label):
             for row in study.results[job.key]["points"]:
                 first.setdefault(json.dumps(row["point"], sort_keys=True), len(row["seeds"]))

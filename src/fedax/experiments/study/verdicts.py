@@ -85,7 +85,7 @@ def claims(part: Part, record: Record) -> list[Claim]:
     for one, other in part.section.claims:
         seeds = [seed for seed in by_label.get(one, {}) if seed in by_label.get(other, {})]
         values = {label: np.array([by_label[label][seed] for seed in seeds]) for label in (one, other) if seeds}
-        with np.errstate(invalid="ignore"):  # of two that failed
+        with np.errstate(invalid="ignore"):  # both may be infinite
             gaps = np.subtract(values[one], values[other]) if seeds else np.zeros(0)
         gap, pooled = compare(pooled_error, one, other, values) if _testable(gaps) else (None, False)
         mean = float(gaps.mean()) if len({*np.isfinite(gaps)}) == 1 else math.nan

@@ -14,7 +14,7 @@ def telling(settings: dict[str, Any]) -> dict[str, Any]:
     """The hyper-parameters worth a line: numbers and schedules, and choices that are not the default."""
     try:
         default = hyperparameters(settings["name"])
-    except ConfigError:  # one's own method, which a report does without
+    except ConfigError:  # the user's own method; a report needs no code
         default = {}
     hyper = {k: v for k, v in settings.items() if k not in ("name", "label")}
     return {k: v for k, v in hyper.items() if not isinstance(v, bool | str) or v != default.get(k)}
@@ -36,7 +36,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
     where = {"nodes": "at nodes", PYTHON: "given in Python"}.get(data["name"], data["name"])
     of_user = data["name"] in ("folder", "csv", "parquet", "arrow", "images", "hdf5")
     unnamed = "given" if of_user or data["name"] == PYTHON else "generated"
-    if of_user:  # many have their default
+    if of_user:  # most settings have their default
         defaults = FEDERATIONS.get(data["name"]).arguments
         data = {name: value for name, value in data.items() if name == "name" or defaults.get(name) != value}
     if "split" in data:
@@ -80,7 +80,7 @@ def varied(config: dict[str, Any]) -> dict[str, Any]:
         if section != "methods":
             *above, last = name.split(".")
             table = config[section]
-            for key in above:  # above it may be an axis too
+            for key in above:  # an enclosing table may be an axis, too
                 table = table[key] if isinstance(table.get(key), dict) else {}
             table[last] = axis(values)
     return config
