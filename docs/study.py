@@ -22,7 +22,7 @@ from fedax.experiments.plots import series
 from fedax.experiments.pooled import LEAST_METHODS
 from fedax.experiments.runs import Record
 from fedax.experiments.study import Claim, Part, Study
-from fedax.experiments.summary import Method, Problem, problems, short
+from fedax.experiments.summary import Method, ProblemResults, problems, short
 from fedax.figures import Drawing, curves, write
 
 HERE = pathlib.Path(__file__).parent / "study"
@@ -127,7 +127,7 @@ def _design(part: Part, record: Record, column: str) -> str:
     return f"{text}, without {those} more: {', '.join(pool.apart)}."
 
 
-def _methods(study: Study, part: Part, record: Record, problem: Problem, column: str) -> list[str]:
+def _methods(study: Study, part: Part, record: Record, problem: ProblemResults, column: str) -> list[str]:
     """A row for each method, the best first."""
     known = describe(column)
     others = [each for each in ("test_accuracy", "test_loss", "train_loss") if each in record.runs[0].history]
@@ -196,7 +196,7 @@ def _tests(found: list[Claim], column: str, part: Part) -> list[str]:
             by = "–" if math.isnan(claim.gap) else show(column, claim.gap)
             between = "–" if math.isnan(claim.low) else f"{show(column, claim.low)} to {show(column, claim.high)}"
         error = "–" if math.isnan(claim.p) else "of all methods" if claim.pooled else "of the pair"
-        told = claim.told if claim in counted else "says nothing"
+        told = claim.result if claim in counted else "says nothing"
         rows.append([f"{claim.better} > {claim.worse}", by, between, error, _p(claim.p), _p(claim.corrected), told])
     return _table([row[:3] for row in rows] if part.section.provisional else rows)
 

@@ -1013,12 +1013,12 @@ def status_file() -> bytes:
 
 def read_status(folder: Path, content: bytes) -> Any:
     """Read, and shown in the terminal and on the page."""
-    from fedax.cli.status import _shown
+    from fedax.cli.status import _as_text
     from fedax.flower import status, status_page
 
     write(folder / status.FILE, content)
     result = status.joined(status.read_file(folder), None, "the link is gone")
-    text = _shown(result) + json.dumps(result, allow_nan=False) + status_page.body(result, lambda folder: "")
+    text = _as_text(result) + json.dumps(result, allow_nan=False) + status_page.body(result, lambda folder: "")
     assert text.replace("\n", "").isprintable(), "something moves the cursor"
 
 

@@ -1,4 +1,4 @@
-"""What has to be chosen before JAX starts, without importing it."""
+"""Settings that have to be made before JAX starts; this module does not import JAX."""
 
 import contextlib
 import hashlib
@@ -9,7 +9,7 @@ import sys
 
 
 def cores_as_devices() -> None:
-    """Make a device of every core that this process may use, unless somebody has chosen already.
+    """Make a device of every core that this process may use, unless the number of devices is set already.
 
     XLA runs the operations of one CPU device one after another, and only large ones on several cores; the engine
     spreads cohorts over devices instead.
@@ -23,12 +23,12 @@ def cores_as_devices() -> None:
     import jax
 
     if jax.config.values["jax_num_cpu_devices"] < 1:
-        with contextlib.suppress(RuntimeError):  # JAX runs already; then on the devices that it has
+        with contextlib.suppress(RuntimeError):  # JAX has started already, with the devices that it has
             jax.config.update("jax_num_cpu_devices", cores)
 
 
 def keep_compiled() -> None:
-    """Keep what XLA compiles for the next process: in JAX_COMPILATION_CACHE_DIR, or else in the user's cache.
+    """Keep compiled programs for later processes: in JAX_COMPILATION_CACHE_DIR, or else in the user's cache.
 
     JAX needs ``filelock`` to bound the folder's size. The folder's name has the processor's features in it: machines
     that share a home do not run each other's programs.
@@ -58,7 +58,7 @@ def keep_compiled() -> None:
 
 
 def share_gpu() -> None:
-    """Let this process and those that it starts take of a GPU's memory what they need, if JAX has not begun.
+    """Let this process and its children allocate a GPU's memory as needed, if JAX has not started.
 
     By default JAX takes most of the memory at once, which leaves the second process too little.
     """

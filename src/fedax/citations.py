@@ -79,20 +79,20 @@ def keys(name: str) -> tuple[str, ...]:
         >>> keys("FedCM")
         ('cheng2024momentum', 'xu2021fedcm')
     """
-    known = METHODS.get(name).name
-    if known not in SOURCES:
+    canonical = METHODS.get(name).name
+    if canonical not in SOURCES:
         raise ConfigError("method", name, "fedax knows no paper of a method of your own; name one that it comes with")
-    return SOURCES[known]
+    return SOURCES[canonical]
 
 
 def cite(*names: str) -> str:
-    """BibTeX entries to cite what was used.
+    """The BibTeX entries for methods, or for fedax itself.
 
     Args:
-        names: methods, by any name that :func:`fedax.create` takes; ``"fedax"`` is the library, and so is no name.
+        names: methods, by any name that :func:`fedax.create` takes; ``"fedax"``, or no name, is the library.
 
     Returns:
-        The entries, each once, in the order of the names.
+        The entries in the order of the names, without repetitions.
 
     Raises:
         ConfigError: no such method, or one of the user's own.
@@ -109,13 +109,13 @@ def cite(*names: str) -> str:
         }
         <BLANKLINE>
     """
-    found: dict[str, str] = {}
+    cited: dict[str, str] = {}
     for name in names or ("fedax",):
         if isinstance(name, str) and name.lower() == "fedax":
-            found["fedax"] = _fedax()
+            cited["fedax"] = _fedax()
         else:
-            found |= {key: entries()[key] for key in keys(name)}
-    return "\n\n".join(found.values()) + "\n"
+            cited |= {key: entries()[key] for key in keys(name)}
+    return "\n\n".join(cited.values()) + "\n"
 
 
 def _fedax() -> str:

@@ -1,12 +1,12 @@
 """The columns of a history: what each measures, its unit, which way is better, and how its values are shown.
 
-One table for all that reads histories: evaluation, sweeps, checkpoints, tables, plots and reports.
+Everything that reads histories uses this table: evaluation, sweeps, checkpoints, tables, plots and reports.
 
 A task's own metrics are the columns ``val_<metric>`` and ``test_<metric>``. Metrics of :mod:`fedax.metrics` say which
-way is better. Of others the names tell, by the words in them: ``accuracy``, ``precision``, ``recall``, ``f1``, ``auc``
-and ``r2`` are better high; ``loss``, ``error``, ``perplexity``, ``brier``, ``mse``, ``rmse`` and ``mae`` are better
-low. A name without such a word, or with words of both kinds, does not tell, and whoever picks a best value by it has to
-say which way.
+way is better. For others the words of the name decide: for ``accuracy``, ``precision``, ``recall``, ``f1``, ``auc`` and
+``r2`` higher is better; for ``loss``, ``error``, ``perplexity``, ``brier``, ``mse``, ``rmse`` and ``mae`` lower is
+better. A name without such a word, or with words of both kinds, does not decide; to pick a best value by it, the user
+has to give the direction.
 """
 
 import math
@@ -22,15 +22,15 @@ Direction = Literal["lower", "higher"]
 
 @dataclass(frozen=True)
 class Column:
-    """What is known of a column.
+    """The properties of a column.
 
     Attributes:
-        label: its name for people.
-        kind: ``"measure"`` of the model, ``"clients"``: a measure at each client of the held-out data, ``"cost"`` so
-            far, ``"privacy"`` that is spent, ``"exclusion"``: uploads that did not count, or ``"traffic"``: what real
-            clients cost besides, and how many of them were heard.
+        label: the name to show.
+        kind: ``"measure"`` of the model; ``"clients"``: a measure at each client of the held-out data; ``"cost"`` so
+            far; ``"privacy"`` spent; ``"exclusion"``: uploads that did not count; or ``"traffic"``: network bytes and
+            waiting times with real clients, and how many of them answered.
         unit: ``"%"`` for shares that are shown as percentages, ``"B"``, ``"s"``, or nothing.
-        better: which way is better; ``None`` where neither is, or the name does not tell.
+        better: which way is better; ``None`` where neither is, or it is not known.
         type: of its values; ``"whole"`` numbers are ≥ 0, ``"ids"`` are lists of clients, ``"reals"`` lists of numbers.
         scale: of its axis, ``"log"`` where the values are far apart.
     """
@@ -66,7 +66,7 @@ _TABLE = {  # in the order of a table's columns, after the metrics of the task
     "wire_up": Column("Received over the network", "traffic", "B", "lower", "whole"),
     "waited": Column("Waited for clients", "traffic", "s", "lower"),
 }
-_ROUNDING = 1e-7  # relative, of float32
+_ROUNDING = 1e-7  # relative rounding of float32
 _PLACES = {name: place for place, name in enumerate(_TABLE)}
 _HIGHER = {"accuracy", "precision", "recall", "f1", "auc", "r2"}
 _LOWER = {"loss", "error", "perplexity", "brier", "mse", "rmse", "mae"}
@@ -74,8 +74,8 @@ _SPELT = {"auc": "AUC", "f1": "F1", "r2": "R²", "mse": "MSE", "rmse": "RMSE", "
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-PARTS = ("val", "test")  # of held-out data
-PER_CLIENT = "_per_client"  # how columns end that have a figure for each client of a part
+PARTS = ("val", "test")  # the held-out parts
+PER_CLIENT = "_per_client"  # the suffix of columns with a figure for each client
 
 COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost")
 TRAFFIC = ("wire_down", "wire_up", "waited")
@@ -83,7 +83,7 @@ EXCLUSIONS = tuple(name for name, column in _TABLE.items() if column.kind == "ex
 
 
 def describe(name: str) -> Column:
-    """The column of this name; of a name that is not in the table, what its words tell.
+    """The column of this name; an unknown name is interpreted by its words.
 
     Example:
         >>> describe("bytes_up").unit, describe("test_top_5_accuracy").unit, describe("val_f1").label
@@ -105,26 +105,26 @@ def describe(name: str) -> Column:
 
 
 def better(name: str, metrics: Mapping[str, object] | None = None) -> Direction | None:
-    """Which way is better; ``None`` where neither the metric nor the name tells.
+    """Which way is better; ``None`` if neither the metric nor the name says so.
 
     Args:
         name: of the column.
-        metrics: the task's, of which some say it themselves.
+        metrics: of the task; some of them say which way is better.
 
     Example:
         >>> better("test_accuracy"), better("test_loss"), better("seconds"), better("test_score"), better("density")
         ('higher', 'lower', 'lower', None, None)
     """
     part, _, metric = name.removesuffix(PER_CLIENT).partition("_")
-    said = getattr((metrics or {}).get(metric), "better", None) if part in PARTS else None
-    return said if said in ("lower", "higher") else describe(name).better
+    given = getattr((metrics or {}).get(metric), "better", None) if part in PARTS else None
+    return given if given in ("lower", "higher") else describe(name).better
 
 
 def higher_is_better(name: str, field: str, metrics: Mapping[str, object] | None = None) -> bool:
-    """Whether higher is better, for callers that pick a best value where the user gave no direction.
+    """Whether higher is better, if the user gave no direction.
 
     Raises:
-        ConfigError: about ``field``: the name does not tell.
+        ConfigError: the name does not say; the error is about ``field``.
 
     Example:
         >>> higher_is_better("test_accuracy", "higher")
@@ -149,26 +149,26 @@ def measured_names(
 
     Args:
         metrics: names of the task's metrics.
-        val, test: with data for validation, and for the test.
-        grad_norm: with ‖∇F‖².
-        objective: with F + ψ, of a method that has a regularizer.
-        density: with the share of components beyond a threshold.
-        per_client: the parts of the held-out data whose clients have figures of their own.
+        val, test: whether there are validation and test data.
+        grad_norm: whether ‖∇F‖² is measured.
+        objective: whether F + ψ is measured, for a method with a regularizer.
+        density: whether the share of components beyond a threshold is measured.
+        per_client: the held-out parts with figures for each client.
 
     Example:
         >>> measured_names(["accuracy"], val=False, grad_norm=False, objective=False, density=False)
         ['train_loss', 'test_loss', 'test_accuracy']
     """
     parts = {"val": val, "test": test}
-    each = ["loss", *metrics]
-    held = {f"{part}_{name}": asked for part, asked in parts.items() for name in each}
-    there = {"train_loss": True, "grad_norm_sq": grad_norm, **held, "objective": objective, "density": density}
-    own = [f"{part}_{name}{PER_CLIENT}" for part in parts if part in per_client for name in each]
-    return [name for name, asked in there.items() if asked] + own
+    measures = ["loss", *metrics]
+    held_out = {f"{part}_{name}": measured for part, measured in parts.items() for name in measures}
+    wanted = {"train_loss": True, "grad_norm_sq": grad_norm, **held_out, "objective": objective, "density": density}
+    of_clients = [f"{part}_{name}{PER_CLIENT}" for part in parts if part in per_client for name in measures]
+    return [name for name, measured in wanted.items() if measured] + of_clients
 
 
 def choosing(names: Collection[str]) -> str:
-    """The column by which rounds and hyper-parameters are chosen: that of validation where there is one.
+    """The column by which rounds and hyper-parameters are chosen: the validation loss, if there is one.
 
     Example:
         >>> choosing(["train_loss", "val_loss", "test_loss"]), choosing(["train_loss", "test_loss"])
@@ -178,18 +178,18 @@ def choosing(names: Collection[str]) -> str:
 
 
 def measures(names: Collection[str]) -> list[str]:
-    """Those of some columns that measure the model, in the order of a table: first the task's metrics, of the test.
+    """The columns that measure the model, in the order of a table: first test metrics of the task.
 
     Example:
         >>> measures(["round", "train_loss", "test_loss", "test_accuracy", "seconds"])
         ['test_accuracy', 'test_loss', 'train_loss']
     """
-    found = [name for name in names if describe(name).kind == "measure"]
-    return sorted(found, key=lambda name: (_PLACES.get(name, -1), name.startswith("val_")))
+    measured = [name for name in names if describe(name).kind == "measure"]
+    return sorted(measured, key=lambda name: (_PLACES.get(name, -1), name.startswith("val_")))
 
 
 def shown(names: Iterable[str], decides: str | None = None) -> list[str]:
-    """Those of some columns for which a line has room: what decides, metrics, and the objective; a report has all.
+    """The most important columns, for a short line: the deciding one, metrics, and the objective.
 
     Args:
         names: of the columns, in their order.
@@ -199,9 +199,9 @@ def shown(names: Iterable[str], decides: str | None = None) -> list[str]:
         >>> shown(["round", "train_loss", "test_loss", "test_accuracy"], "test_loss")
         ['train_loss', 'test_loss', 'test_accuracy']
     """
-    there = [name for name in names if describe(name).kind == "measure"]
-    hidden = {"test_loss", "grad_norm_sq"} | ({"train_loss"} if "objective" in there else set())
-    return [name for name in there if name == decides or name not in hidden]
+    measured = [name for name in names if describe(name).kind == "measure"]
+    hidden = {"test_loss", "grad_norm_sq"} | ({"train_loss"} if "objective" in measured else set())
+    return [name for name in measured if name == decides or name not in hidden]
 
 
 def show(name: str, value: float) -> str:
@@ -232,7 +232,7 @@ def show(name: str, value: float) -> str:
 
 
 def show_parts(name: str, mean: float, std: float | None = None) -> tuple[str, str, str]:
-    """A mean, the standard deviation beside it, and the unit; empty texts for what there is not.
+    """A mean, its standard deviation, and the unit, as texts; missing ones are empty.
 
     Args:
         name: of the column.

@@ -1,4 +1,4 @@
-"""What fedax raises for bad input: one error that names the field, the value and the way out."""
+"""The errors of fedax: each names the field, the value and the way out."""
 
 import difflib
 import functools
@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# A frame of the traceback that belongs to none of these is the user's own.
+# A frame of a traceback outside of these libraries is the user's own code.
 _LIBRARIES = {"equinox", "fedax", "flax", "jax", "jaxlib", "jaxtyping", "ml_dtypes", "numpy", "optax", "pandas"}
 
-# Characters that are not seen and change what is: escapes, and marks that turn the direction of the text around them.
+# Invisible characters that change how text is shown: escapes, and marks that change the direction of the text.
 _CODES = [*(code for code in range(32) if code not in (9, 10)), *range(127, 160), 0x61C, 0x200E, 0x200F]
 UNSEEN = dict.fromkeys([*_CODES, *range(0x2028, 0x202F), *range(0x2066, 0x206A)], "\N{REPLACEMENT CHARACTER}")
 
@@ -96,7 +96,7 @@ class CheckpointError(FedaxError, RuntimeError):
 
 
 class ProcessError(FedaxError, RuntimeError):
-    """Of several processes that run one job together, another one is gone."""
+    """Another process of the same job has died."""
 
 
 class NodeError(FedaxError, RuntimeError):
@@ -159,13 +159,13 @@ def unknown(field: str, name: str, choices: Iterable[str]) -> ConfigError:
 
 
 def call(field: str, called_as: str, function: Callable[..., Any], *args: Any, about: str = "") -> Any:
-    """``function(*args)`` for a function that the user may have written; what it raises names the user's own line.
+    """Call ``function(*args)``, which the user may have written; its errors name the user's line.
 
     Args:
-        field: how errors call the function.
-        called_as: its arguments, such as ``loss(params, batch, key)``.
-        function, args: what is called.
-        about: what helps to understand an error, such as the shapes of the arguments.
+        field: the name of the function in errors.
+        called_as: its signature, such as ``loss(params, batch, key)``.
+        function, args: the call.
+        about: details for the error, such as the shapes of the arguments.
 
     Raises:
         CodeError: the user's code raised something. What fedax itself raises on purpose passes unchanged.
@@ -188,7 +188,7 @@ def call(field: str, called_as: str, function: Callable[..., Any], *args: Any, a
         raise
     except Exception as error:
         if (place := _raised_at(error)) is None:
-            raise  # no line of the user's is involved
+            raise  # no line of the user's code is involved
         kinds = [kind.__name__ for kind in type(error).__mro__]
         what = f"raised {type(error).__name__}"
         if hint := next((hint for name, hint in _HINTS.items() if name in kinds), None):
@@ -229,7 +229,7 @@ def lacking(signature: inspect.Signature, args: Any, kwargs: Any) -> str | None:
     """The first argument that a call has to have and has not."""
     try:
         given = signature.bind_partial(*args, **kwargs).arguments
-    except TypeError:  # one too many, or of another name: Python says it well
+    except TypeError:  # too many or unknown arguments: Python's message is clear
         return None
     return next((name for name in _needed(signature) if name not in given), None)
 
@@ -244,9 +244,9 @@ def missing(function: str, name: str, signature: inspect.Signature, doc: str | N
     """The error for an argument that is missing, with what a docstring says of it."""
     args = inspect.cleandoc(doc or "").partition("\nArgs:\n")[2]
     found = re.search(rf"^    (?:[\w, ]+, )?{name}(?:, [\w, ]+)?: (.*(?:\n      .*)*)", args, re.MULTILINE)
-    said = "" if found is None else " ".join(re.sub(r":\w+:|`", "", found[1]).split()).rstrip(".:")
+    meaning = "" if found is None else " ".join(re.sub(r":\w+:|`", "", found[1]).split()).rstrip(".:")
     call = f"{function}({', '.join(_needed(signature))})"
-    return ConfigError(name, None, f"this is missing; give {call}" + (f": {said}" if said else ""))
+    return ConfigError(name, None, f"this is missing; give {call}" + (f": {meaning}" if meaning else ""))
 
 
 # By name, so that errors need not import JAX. What each means is a mistake that most newcomers make once.
@@ -273,7 +273,7 @@ def place_of(function: Any) -> str:
     if isinstance(function, type):
         try:
             file, line = inspect.getsourcefile(function), inspect.getsourcelines(function)[1]
-        except (OSError, TypeError):  # typed in by hand
+        except (OSError, TypeError):  # typed interactively
             return ""
         return f"{_short(str(file))}:{line}"
     if not inspect.isroutine(function):
@@ -314,6 +314,6 @@ def caller_level() -> int:
 
 
 def _short(file: str) -> str:
-    """A file's path from here, if it is below."""
+    """The path of a file relative to the current folder, if it is below."""
     below = os.path.relpath(file) if os.path.isabs(file) else file
     return file if below.startswith("..") else below

@@ -1,4 +1,4 @@
-"""Files: what all readers of files that are not trusted ask first, and names for new ones."""
+"""Files: checks before untrusted files are read, private files, rotated logs, safe CSV cells, and file names."""
 
 import csv
 import hashlib
@@ -12,14 +12,14 @@ from typing import Literal
 
 from fedax.errors import ConfigError, DataError
 
-_LONGEST = 120  # bytes of a slug: a file system takes names of 255, and endings are added
+_LONGEST = 120  # bytes of a slug; file systems allow names of 255, and endings are added
 
 
 def regular(path: Path) -> int:
     """The size of a regular file in bytes.
 
     Raises:
-        DataError: there is none, or it is a folder, a pipe or a device, which may have no end.
+        DataError: no such file; or a folder, a pipe or a device, which may have no end.
     """
     try:
         status = path.stat()
@@ -31,7 +31,7 @@ def regular(path: Path) -> int:
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read; it is there whole or not at all."""
+    """Write a file that only its owner can read, completely or not at all."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     scratch.unlink(missing_ok=True)
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -42,7 +42,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def open_to_others(path: Path) -> str:
-    """Which rights others than its owner have to a file or folder, as its mode; nothing where they have none."""
+    """The mode of a file or folder, as octal digits, if users other than its owner have rights to it; else empty."""
     mode = stat.S_IMODE(path.stat().st_mode) if os.name == "posix" else 0
     return f"{mode:o}" if mode & 0o077 else ""
 
@@ -51,25 +51,25 @@ def check_private(path: Path, field: str) -> None:
     """Refuse a file or folder that others than its owner can read.
 
     Args:
-        path: is there.
-        field: what the command that reads it calls it.
+        path: an existing file or folder.
+        field: the name of the option, for the error.
 
     Raises:
-        ConfigError: others can.
+        ConfigError: others can read it.
     """
     if mode := open_to_others(path):
         raise ConfigError(field, str(path), f"others can read it (mode {mode}), and it is private: chmod go= {path}")
 
 
 def rotate(path: Path, held: bool = False) -> None:
-    """Give a log that has grown too large another name: ``log`` becomes ``log.1``, ``log.1`` becomes ``log.2``.
+    """Rotate a log that has grown too large: ``log`` becomes ``log.1``, ``log.1`` becomes ``log.2``.
 
-    Two variables of the environment say when: ``FEDAX_LOG_SIZE`` is the size in MB, 10 where it is not set, and
-    ``FEDAX_LOG_KEEP`` how many older files are kept, 5 where it is not set.
+    Two environment variables control this: ``FEDAX_LOG_SIZE``, the largest size in MB (default 10), and
+    ``FEDAX_LOG_KEEP``, how many older files are kept (default 5).
 
     Args:
-        path: of the log; nothing happens where there is none.
-        held: whether a process has it open and goes on writing at its end; then it is copied, and emptied.
+        path: of the log, which need not exist.
+        held: whether a process has the log open and appends to it; then it is copied and truncated.
     """
     largest, keep = float(os.environ.get("FEDAX_LOG_SIZE", 10)), int(os.environ.get("FEDAX_LOG_KEEP", 5))
     if not path.exists() or path.stat().st_size < largest * 1e6:
@@ -86,14 +86,14 @@ def rotate(path: Path, held: bool = False) -> None:
 
 
 def rotated(path: Path) -> list[Path]:
-    """A log and those that had its name before, the oldest first; only those that are there."""
-    older = [each for each in path.parent.glob(f"{path.name}.*") if each.suffix[1:].isdecimal()]
-    older.sort(key=lambda each: -int(each.suffix[1:]))
+    """The existing files of a rotated log, the oldest first."""
+    older = [file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()]
+    older.sort(key=lambda file: -int(file.suffix[1:]))
     return [*older, *([path] if path.exists() else [])]
 
 
 def cell(text: str) -> str:
-    """A text for a CSV file that a spreadsheet does not take for a formula: ``'`` goes before it where it would.
+    """A text as a safe CSV cell: ``'`` is put before a text that a spreadsheet would take for a formula.
 
     Example:
         >>> [cell(text) for text in ("=cmd()", "-1", "north", "'=a")]
@@ -103,7 +103,7 @@ def cell(text: str) -> str:
 
 
 def text_of(cell: str) -> str:
-    """The text that :func:`cell` was given.
+    """The inverse of :func:`cell`.
 
     Example:
         >>> [text_of(each) for each in ("'=cmd()", "-1", "north", "'north'", "''=a")]
@@ -113,7 +113,7 @@ def text_of(cell: str) -> str:
 
 
 def quoting_of(texts: Iterable[str]) -> Literal[0, 1]:
-    """What :mod:`csv` has to put into quotes: it leaves a carriage return bare, and other programs end a row there."""
+    """The quoting for :mod:`csv`: all cells if one has a carriage return, which other programs take for a row's end."""
     return csv.QUOTE_ALL if any("\r" in text for text in texts) else csv.QUOTE_MINIMAL
 
 
@@ -129,7 +129,7 @@ def _is_formula(text: str) -> bool:
 
 
 def slug(label: str) -> str:
-    """A label as a part of a file name; of a long one the beginning, and a digest.
+    """A label as a part of a file name; a long one is cut off, and gets a digest.
 
     Example:
         >>> slug("FedProx μ=0.01 (2)"), len(slug("x" * 1000))
@@ -143,7 +143,7 @@ def slug(label: str) -> str:
 
 
 def name_of(name: str) -> str:
-    r"""A file's name as a text that can be written, whatever bytes it has and whatever the locale is.
+    r"""The name of a file as printable text, whatever bytes it has and whatever the locale is.
 
     Example:
         >>> name_of("Zürich"), name_of("Z\udcfcrich")  # the second is not in UTF-8

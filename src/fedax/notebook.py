@@ -1,4 +1,4 @@
-"""Pieces of HTML that notebooks show in the place of a result's repr."""
+"""HTML by which notebooks show results instead of their repr."""
 
 import base64
 import html
@@ -8,17 +8,17 @@ from fedax.figures import Drawing, encode
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first column holds names and the others numbers, as texts; all are escaped.
+    """An HTML table of texts, escaped; the first column has names, the others numbers.
 
     Example:
         >>> table(["Method", "Loss"], [["a < b", "0.5"]]).count("<td"), "a &lt; b" in table(["Method"], [["a < b"]])
         (1, True)
     """
     first = 'style="text-align:left"'
-    titles = "".join(f'<th scope="col" {first * (not k)}>{html.escape(each)}</th>' for k, each in enumerate(head))
+    titles = "".join(f'<th scope="col" {first * (not k)}>{html.escape(text)}</th>' for k, text in enumerate(head))
     body = "".join(
         f'<tr><th scope="row" style="text-align:left">{html.escape(name)}</th>'
-        + "".join(f'<td style="text-align:right;white-space:nowrap">{html.escape(each)}</td>' for each in cells)
+        + "".join(f'<td style="text-align:right;white-space:nowrap">{html.escape(text)}</td>' for text in cells)
         + "</tr>"
         for name, *cells in rows
     )
@@ -26,11 +26,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def image(figure: Drawing, text: str) -> str:
-    """A figure that stands in the page itself.
+    """A figure as an HTML image that holds its own data.
 
     Args:
         figure: from :mod:`fedax.figures`.
-        text: what it shows, for those who do not see it.
+        text: a description for screen readers.
 
     Example:
         >>> from fedax.figures import Series, curves
@@ -43,7 +43,7 @@ def image(figure: Drawing, text: str) -> str:
 
 
 def paragraph(*sentences: str) -> str:
-    """Sentences, escaped.
+    """Sentences as an HTML paragraph, escaped.
 
     Example:
         >>> paragraph("a < b.", "Yes.")

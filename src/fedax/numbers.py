@@ -11,7 +11,9 @@ import numpy as np
 from fedax.contract.schedule import Schedule, Stepwise
 from fedax.errors import ConfigError
 
-MOST = 10**9 - 1  # of rounds, steps and draws: devices count in 32 bits, and names of checkpoints have nine digits
+MOST = (
+    10**9 - 1
+)  # the most rounds, steps and draws: devices count in 32 bits, and names of checkpoints have nine digits
 
 
 def check_number(

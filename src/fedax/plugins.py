@@ -1,6 +1,6 @@
-"""What users add by name: their own methods and tasks.
+"""Registration of the user's own methods and tasks.
 
-An installed package adds them by entry points, ``fedax.methods`` for classes and ``fedax.tasks`` for functions.
+An installed package registers them by entry points, ``fedax.methods`` for classes and ``fedax.tasks`` for functions.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from fedax.tasks import TASKS
 
 
 def register(what: Any = None, /, *, aliases: Sequence[str] = ()) -> Any:
-    """Give an own method or task a name, by which :func:`fedax.create`, configurations and the command know it.
+    """Register your own method or task under a name, for :func:`fedax.create`, configurations and the command.
 
-    A decorator, with a name or without. A class has to be a :class:`fedax.Algorithm`; its fields are the method's
-    hyper-parameters. A function has to make a :class:`fedax.Task`; its arguments are the task's settings, and what is
-    called ``features``, ``shape`` or ``classes`` comes from the data in a configuration.
+    Use it as a decorator, with or without a name. A class has to be a :class:`fedax.Algorithm`; its fields are the
+    method's hyper-parameters. A function has to make a :class:`fedax.Task`; its arguments are the task's settings.
+    Arguments called ``features``, ``shape`` or ``classes`` come from the data in a configuration.
 
     Args:
-        what: the class or function; or its name, default: its own.
+        what: the class or function; or the name to register, by default that of the class or function.
         aliases: other names.
 
     Raises:

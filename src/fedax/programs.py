@@ -1,4 +1,4 @@
-"""Compiled programs, of which only those used last are kept."""
+"""Compiled programs; only those used last are kept in memory."""
 
 import functools
 import inspect
@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-_MOST = 128  # each takes about 40 to 80 memory maps, of which Linux allows a process 65,530, and 3 to 5 MiB
+_MOST = 128  # a program takes 40 to 80 memory maps, of which Linux allows a process 65,530, and 3 to 5 MiB
 
 
 def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Callable[..., Callable[..., Any]]:
-    """Decorator, as ``jax.jit``: but all functions together keep the 128 programs that were used last.
+    """A decorator like ``jax.jit``, but all functions together keep only the 128 programs that were used last.
 
-    ``jax.jit`` itself keeps the programs of a function as long as the function lives, which for one of a module is for
-    ever, and with them the tasks and plans that they were compiled for.
+    ``jax.jit`` keeps the programs of a function as long as the function exists, which is forever for one of a module,
+    and with them the tasks and plans that they were compiled for.
 
     Args:
         static: names of the arguments that are part of the program: hashable, compared by ``==``.
@@ -47,7 +47,7 @@ def compiled(*, static: Sequence[str] = (), donate: Sequence[str] = ()) -> Calla
 
 @functools.lru_cache(maxsize=_MOST)
 def _program(function: Callable[..., Any], donate: tuple[str, ...], fixed: Any, structure: Any, form: Any) -> Any:
-    """A function for JAX that is nobody else's: once it is gone, so is what was compiled for it."""
+    """A new jitted function for one program; when the cache drops it, JAX frees what it has compiled."""
     program = functools.partial(function, **dict(fixed))
     program.__name__ = function.__name__  # type: ignore[attr-defined]
     return jax.jit(program, donate_argnames=donate)

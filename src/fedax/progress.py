@@ -1,6 +1,6 @@
 """Progress of work under way: a bar in a terminal and in a notebook, lines elsewhere.
 
-It is drawn from what the work says of itself, and never waits for it or changes a number of it.
+It never waits for the work, and never changes a number of it.
 """
 
 import html
@@ -15,18 +15,18 @@ from fedax.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-_LINES = 10.0  # seconds between two lines at least
-_NOTEBOOK = 0.2  # and between two drawings in a notebook
+_LINES = 10.0  # the least seconds between two lines
+_NOTEBOOK = 0.2  # the least seconds between two updates in a notebook
 
 
 def wanted(progress: bool | None) -> bool:
-    """Whether progress is shown: as asked; where nothing is asked, in notebooks.
+    """Whether progress is shown; by default only in notebooks.
 
     Args:
         progress: the argument of :func:`fedax.simulate`, :func:`fedax.sweep` and :func:`fedax.compare`.
 
     Raises:
-        ConfigError: something else than True, False and None.
+        ConfigError: a value other than True, False and None.
 
     Example:
         >>> wanted(None), wanted(True)
@@ -38,14 +38,14 @@ def wanted(progress: bool | None) -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether this is a cell of a notebook, in Jupyter or a tool like it."""
+    """Whether this runs in a cell of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def figures(row: Mapping[str, Any], decides: str | None = None) -> str:
-    """What a line says of a row of a history; ``decides``: the column by which methods are compared.
+    """A row of a history as a short text; ``decides``: the column by which methods are compared.
 
     Example:
         >>> figures({"round": 3, "train_loss": 0.25, "test_loss": 0.3, "test_accuracy": 0.5, "seconds": 1.0})
@@ -65,11 +65,11 @@ class _Display(Protocol):
 
 
 class Progress:
-    """Shows how far some work is, while it is entered.
+    """Shows the progress of some work, as a context manager.
 
     Args:
-        total: how much there is to do, in rounds.
-        console: where to write; default: the notebook in whose cell this runs, or else the errors' stream.
+        total: the amount of work, in rounds.
+        console: where to write; default: the notebook in whose cell this runs, or else stderr.
 
     Example:
         >>> import io
@@ -86,13 +86,13 @@ class Progress:
         self.done = 0  # so far
         self._display: _Display
         if console is None and in_notebook():
-            self._display = _Cell(total)
+            self._display = _NotebookCell(total)
             return
         from rich.console import Console
 
         if console is None:  # a log is no terminal, though FORCE_COLOR is set
             console = Console(stderr=True, highlight=False, force_terminal=sys.stderr.isatty())
-        self._display = _Bar(total, console) if console.is_terminal else _Lines(total, console)
+        self._display = _TerminalBar(total, console) if console.is_terminal else _LogLines(total, console)
 
     def __enter__(self) -> "Progress":
         self._display.begin()
@@ -102,31 +102,31 @@ class Progress:
         self._display.end()
 
     def at(self, name: str, done: int, figures: str, line: str = "") -> None:
-        """Say where the work is.
+        """Update the progress.
 
         Args:
-            name: of what is at work.
-            done: so much of the total is done.
-            figures: what is known of it.
-            line: the same for a log; default: name and figures.
+            name: of the current part of the work.
+            done: how much of the total is done.
+            figures: its latest figures.
+            line: the text for a log; default: name and figures.
         """
         self.done = done
         self._display.at(name, done, figures, line or f"{name}: {figures}")
 
     def tell(self, text: str, done: int, warning: str = "") -> None:
-        """Say something that stays, in a line of its own; in a notebook there are the results for that.
+        """Print a line that stays; in notebooks it is left out, as the results follow.
 
         Args:
             text: the line.
-            done: so much of the total is done.
-            warning: its end, which stands out.
+            done: how much of the total is done.
+            warning: the end of the line, in red.
         """
         self.done = done
         self._display.tell(text, warning, done)
 
 
-class _Bar:
-    """In a terminal."""
+class _TerminalBar:
+    """Progress in a terminal: a bar."""
 
     def __init__(self, total: int, console: "Console"):
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -152,8 +152,8 @@ class _Bar:
         _print(self.console, text, warning)
 
 
-class _Lines:
-    """In a log: a line every ten seconds at most, where there is news."""
+class _LogLines:
+    """Progress in a log: a line at most every ten seconds."""
 
     def __init__(self, total: int, console: "Console"):
         self.console, self.total = console, total
@@ -167,7 +167,7 @@ class _Lines:
         now = time.monotonic()
         if now - self.then < _LINES:
             return
-        # How fast it went since the last line says how long the rest takes.
+        # The pace since the last line estimates how long the rest takes.
         pace = (now - self.then) / max(done - self.done, 1)
         left = f", about {duration(pace * (self.total - done))} left" if done > self.done else ""
         _print(self.console, f"{line}{left}")
@@ -178,12 +178,12 @@ class _Lines:
         self.then, self.done = time.monotonic(), done
 
 
-class _Cell:
-    """In a notebook, below its cell; in the end nothing is left of it."""
+class _NotebookCell:
+    """Progress below a notebook's cell; it is removed in the end."""
 
     def __init__(self, total: int):
         self.total, self.then = total, 0.0
-        self.first: tuple[float, int] | None = None  # when something was done for the first time, and how much
+        self.first: tuple[float, int] | None = None  # time and amount when something was first done
 
     def begin(self) -> None:
         from IPython.display import display
@@ -203,8 +203,8 @@ class _Cell:
         if self.first is not None and done > self.first[1]:
             pace = (now - self.first[0]) / (done - self.first[1])
             left = f"about {duration(pace * (self.total - done))} left"
-        said = [f"{100 * share:.0f} %", left, name, figures]
-        text = " · ".join(html.escape(each) for each in said if each)
+        parts = [f"{100 * share:.0f} %", left, name, figures]
+        text = " · ".join(html.escape(part) for part in parts if part)
         bar = f'<progress max="1" value="{share:.4f}" aria-label="{html.escape(name)}"></progress>'
         self.handle.update({"text/plain": line, "text/html": f"<div>{bar} {text}</div>"}, raw=True)
 
@@ -218,7 +218,7 @@ def _print(console: "Console", text: str, warning: str = "") -> None:
 
 
 def duration(seconds: float) -> str:
-    """In words.
+    """A duration as text.
 
     Example:
         >>> duration(9.6), duration(600), duration(9000)

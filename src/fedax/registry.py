@@ -1,4 +1,4 @@
-"""Components by name: one spelling, one place where a name becomes an object, one error for what cannot be."""
+"""Registries of components by name: they make objects from names and arguments, with clear errors."""
 
 import functools
 import inspect
@@ -34,23 +34,23 @@ class Component(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What a user may set, and the defaults; ``inspect.Parameter.empty`` where an argument has to be given."""
-        found = {name: field.default for name, field in inspect.signature(self.make).parameters.items()}
-        return {name: self.defaults.get(name, value) for name, value in found.items() if name not in self.fixed}
+        """The arguments that a user may set: name -> default, or ``inspect.Parameter.empty`` if required."""
+        parameters = {name: field.default for name, field in inspect.signature(self.make).parameters.items()}
+        return {name: self.defaults.get(name, value) for name, value in parameters.items() if name not in self.fixed}
 
     def bind(self, given: Mapping[str, Any], *first: Any, section: str | None = None) -> tuple[Any, dict[str, Any]]:
-        """Make it from a table of arguments.
+        """Make the object from a table of arguments.
 
         Args:
             given: arguments by name.
-            first: arguments before these, which no user sets.
-            section: in front of the fields that errors name, such as a section of a configuration.
+            first: positional arguments, which no user sets.
+            section: a prefix for the fields in errors, such as a section of a configuration.
 
         Returns:
-            What was made, and the arguments that have a value, given or by default.
+            The object, and all arguments that have a value, given or by default.
 
         Raises:
-            ConfigError: an argument that it does not have, one that is missing, or what making it raises.
+            ConfigError: an unknown or missing argument, or the error of the class or function.
         """
         arguments = dict(list(self.arguments.items())[len(first) :])
         self.check(given, arguments, None if section is None else f"{section}.")
@@ -94,8 +94,8 @@ class Registry:
     def __init__(self, kind: str, group: str | None = None, check: Callable[[str, Any], None] | None = None):
         self.kind, self.group, self.check = kind, group, check or (lambda field, made: None)
         self._components: dict[str, Component] = {}
-        self._names: dict[str, str] = {}  # spellings as _key has them, of names and aliases
-        self._loaded: dict[str, str] = {}  # spelling -> what the entry point names that it is from
+        self._names: dict[str, str] = {}  # normalised spelling of a name or alias -> name
+        self._loaded: dict[str, str] = {}  # spelling -> the value of its entry point
 
     def add(
         self,
@@ -148,16 +148,16 @@ class Registry:
             return {}
         from importlib.metadata import entry_points
 
-        found: dict[str, EntryPoint] = {}
+        entries: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
             key = _key(entry.name)
             if self._loaded.get(key) == entry.value:
                 continue
-            if key in self._names or key in found:
+            if key in self._names or key in entries:
                 way_out = f"the package {_package(entry)} gives this name too, which is taken; remove that package"
                 raise ConfigError(self.kind, entry.name, way_out)
-            found[key] = entry
-        return found
+            entries[key] = entry
+        return entries
 
     def _load(self, entry: "EntryPoint") -> None:
         field = f"{self.kind} {entry.name} of the package {_package(entry)}"
@@ -214,7 +214,7 @@ class Registry:
         for entry in self._installed().values():
             try:
                 self._load(entry)
-            except ConfigError as error:  # of one package, which leaves the others
+            except ConfigError as error:  # an error in one package does not affect the others
                 broken[entry.name] = str(error)
         return broken | {
             each.name: each.summary + "".join(f" [alias {alias}]" for alias in each.aliases)
@@ -258,7 +258,7 @@ def within(section: str, call: Callable[[], Any]) -> Any:
     """
     try:
         return call()
-    except CodeError:  # its field is code, no setting
+    except CodeError:  # the error names code and not a setting
         raise
     except ConfigError as error:
         raise ConfigError(f"{section}.{error.field}", error.value, error.way_out) from error
@@ -271,7 +271,7 @@ def _package(entry: "EntryPoint") -> str:
 
 
 def _origin(make: Any) -> tuple[Any, ...]:
-    """What stays the same where a class or function is defined once more."""
+    """Identifies a class or function, also if it is defined once more."""
     module = getattr(make, "__module__", None)
     file = getattr(sys.modules.get(str(module)), "__file__", None)
     return (file or module, getattr(make, "__qualname__", repr(make)))

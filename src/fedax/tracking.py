@@ -14,11 +14,11 @@ and :func:`fedax.simulate` (``callback=``, with a log) take it.
 A row is that of the history: column -> value, with the round in ``round``. Of a private run it has the public columns
 alone, :attr:`fedax.Run.public_columns`, and the parameters name no client. The ready-made trackers make each number of
 a row one metric, under the name of its column, at the step ``round``; lists with a figure for each client are left out.
-A run that goes on from a checkpoint is told of all its rows once more. A ready-made tracker knows the run again by the
-parameter ``run.id``; it then replaces what it had, or adds what is new, so that no row is there twice.
+A run that continues from a checkpoint sends all its rows again. The ready-made trackers recognise the run by the
+parameter ``run.id`` and replace its rows, or add the new ones, so that no row is there twice.
 
-Tracking never ends a run: what goes wrong is warned of once, and the run goes on without it. Nothing leaves the machine
-unless a tracker is told so: :class:`WandB` by its ``mode``, :class:`MLflow` by its ``uri``.
+Tracking never ends a run: an error is reported by one warning, and the run goes on without tracking. Nothing leaves the
+machine unless you ask for it: :class:`WandB` by its ``mode``, :class:`MLflow` by its ``uri``.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ __all__ = ["Log", "MLflow", "TensorBoard", "WandB"]
 
 
 class Writer(Protocol):
-    """What a tracker gives for one run."""
+    """The log of one run, as a tracker returns it."""
 
     def row(self, row: Row, /) -> None:
         """One evaluation: column -> value."""
@@ -59,11 +59,11 @@ Tracker = Callable[[str, int, Params], Writer]
 
 
 class Log:
-    """The tracking of one run, which can be a ``callback``. What goes wrong is warned of, and ends the tracking.
+    """The tracking of one run; it can be a ``callback``. An error ends the tracking with a warning.
 
     Args:
-        name: what warnings call the tracker.
-        open: gives what is written to.
+        name: of the tracker, for warnings.
+        open: returns the writer.
 
     Example:
         >>> class Printed:
@@ -84,14 +84,14 @@ class Log:
         self._try(lambda: setattr(self, "_writer", open()))
 
     def row(self, row: Row) -> None:
-        """Hand on one evaluation."""
+        """Pass on one evaluation."""
         if (writer := self._writer) is not None:
             self._try(lambda: writer.row(row))
 
     __call__ = row
 
     def end(self, status: str = "finished") -> None:
-        """Hand on how the run ended; what comes later is left out."""
+        """Pass on the status of the run; later rows are ignored."""
         if (writer := self._writer) is not None:
             self._try(lambda: writer.end(status))
             self._writer = None
@@ -113,7 +113,7 @@ class Log:
 
 
 def begin(tracker: Tracker, label: str, seed: int, params: Params) -> Log:
-    """The log of a run that begins, of any tracker.
+    """Call a tracker for a run that begins, and return its log.
 
     Example:
         >>> begin(print, "fedavg", 0, {"method.lr": 0.1}).failed
@@ -162,11 +162,11 @@ class TensorBoard:
 
     def __call__(self, label: str, seed: int = 0, params: Params | None = None) -> Log:
         """The log of a run, which is a ``callback`` of :func:`fedax.simulate`."""
-        return Log("TensorBoard", lambda: _Events(Path(self.folder), label, seed, params or {}))
+        return Log("TensorBoard", lambda: _TensorBoardWriter(Path(self.folder), label, seed, params or {}))
 
 
-class _Events:
-    """One run in event files."""
+class _TensorBoardWriter:
+    """Writes one run to event files."""
 
     def __init__(self, folder: Path, label: str, seed: int, params: Params):
         from tensorboardX import SummaryWriter
@@ -174,10 +174,10 @@ class _Events:
 
         mark = f".{params['run.id']}" if "run.id" in params else ""
         above = folder / slug(str(params["run.folder"])) if "run.folder" in params else folder
-        place = _free(above, f"{slug(label)}-seed{seed}", mark)
+        place = _event_folder(above, f"{slug(label)}-seed{seed}", mark)
         self.writer = SummaryWriter(str(place), filename_suffix=mark)
-        # Without a list of all parameters TensorBoard makes one, of all the runs that it finds.
-        _, start, self.over = hparams(_told(label, seed, params), {})
+        # Without the first summary, a list of parameters, TensorBoard collects those of all runs that it finds.
+        _, start, self.over = hparams(_shown_params(label, seed, params), {})
         self.writer.file_writer.add_summary(start)
         self.writer.flush()
 
@@ -193,15 +193,15 @@ class _Events:
         self.writer.close()
 
 
-def _free(folder: Path, name: str, mark: str) -> Path:
-    """A place for event files in a folder: where this run had its own, which go; else one where no run has any."""
+def _event_folder(folder: Path, name: str, mark: str) -> Path:
+    """The folder for a run's event files: the one that has its old files, which are removed, or else a free one."""
     number = 1
     while True:
         place = folder / (name if number == 1 else f"{name}-{number}")
-        there = list(place.glob("events.out.tfevents.*"))
-        own = [path for path in there if mark and path.name.endswith(mark)]
-        if own or not there:
-            for path in own:
+        existing = list(place.glob("events.out.tfevents.*"))
+        of_this_run = [path for path in existing if mark and path.name.endswith(mark)]
+        if of_this_run or not existing:
+            for path in of_this_run:
                 path.unlink()
             return place
         number += 1
@@ -242,13 +242,13 @@ class MLflow:
 
     def __call__(self, label: str, seed: int = 0, params: Params | None = None) -> Log:
         """The log of a run, which is a ``callback`` of :func:`fedax.simulate`."""
-        given = params or {}
-        experiment = self.experiment or str(given.get("experiment", "fedax"))
-        return Log("MLflow", lambda: _Stored(self.uri, experiment, label, seed, given))
+        parameters = params or {}
+        experiment = self.experiment or str(parameters.get("experiment", "fedax"))
+        return Log("MLflow", lambda: _MLflowWriter(self.uri, experiment, label, seed, parameters))
 
 
-class _Stored:
-    """One run in a store of MLflow; the rows that it has already are left out."""
+class _MLflowWriter:
+    """Writes one run to a store of MLflow, without the rows that are there already."""
 
     def __init__(self, uri: str, experiment: str, label: str, seed: int, params: Params):
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -257,21 +257,21 @@ class _Stored:
         from mlflow.tracking import MlflowClient
 
         self.client, self.last = MlflowClient(uri), -1
-        with contextlib.suppress(MlflowException):  # it is there; or, what the next line says
+        with contextlib.suppress(MlflowException):  # it exists already; other errors show in the next line
             self.client.create_experiment(experiment)
-        found = self.client.get_experiment_by_name(experiment).experiment_id
+        experiment_id = self.client.get_experiment_by_name(experiment).experiment_id
         if (mark := params.get("run.id")) is not None:
-            for run in self.client.search_runs([found], f"tags.`fedax.run` = '{mark}'", max_results=1):
+            for run in self.client.search_runs([experiment_id], f"tags.`fedax.run` = '{mark}'", max_results=1):
                 self.run = run.info.run_id
                 # Of private runs a tracker has public columns only.
-                every = "epsilon" if "epsilon" in run.data.metrics else "train_loss"
-                past = self.client.get_metric_history(self.run, every)
-                self.last = max((each.step for each in past), default=-1)
+                column = "epsilon" if "epsilon" in run.data.metrics else "train_loss"
+                history = self.client.get_metric_history(self.run, column)
+                self.last = max((point.step for point in history), default=-1)
                 self.client.update_run(self.run, status="RUNNING")
                 return
         tags = {} if mark is None else {"fedax.run": str(mark)}
-        self.run = self.client.create_run(found, run_name=f"{label}, seed {seed}", tags=tags).info.run_id
-        given = _told(label, seed, params).items()
+        self.run = self.client.create_run(experiment_id, run_name=f"{label}, seed {seed}", tags=tags).info.run_id
+        given = _shown_params(label, seed, params).items()
         self.client.log_batch(self.run, params=[Param(name, str(value)) for name, value in given])
 
     def row(self, row: Row) -> None:
@@ -325,11 +325,11 @@ class WandB:
 
     def __call__(self, label: str, seed: int = 0, params: Params | None = None) -> Log:
         """The log of a run, which is a ``callback`` of :func:`fedax.simulate`."""
-        return Log("WandB", lambda: _Sent(self, label, seed, params or {}))
+        return Log("WandB", lambda: _WandBWriter(self, label, seed, params or {}))
 
 
-class _Sent:
-    """One run of Weights & Biases."""
+class _WandBWriter:
+    """Writes one run to Weights & Biases."""
 
     def __init__(self, of: WandB, label: str, seed: int, params: Params):
         if of.mode == "offline":
@@ -337,9 +337,9 @@ class _Sent:
         import wandb
 
         place, mark = Path(of.folder), params.get("run.id")
-        if not place.is_dir():  # wandb would take another one
+        if not place.is_dir():  # wandb would use another folder
             raise NotADirectoryError(f"no folder: {place}")
-        if of.mode == "offline" and mark is not None:  # two of them would be two runs
+        if of.mode == "offline" and mark is not None:  # else the run would be there twice
             for past in place.glob(f"wandb/offline-run-*-{mark}"):
                 shutil.rmtree(past)
         self.run = wandb.init(
@@ -347,7 +347,7 @@ class _Sent:
             group=params.get("run.folder"),
             name=f"{label}, seed {seed}",
             id=mark,
-            config=_told(label, seed, params),
+            config=_shown_params(label, seed, params),
             dir=str(place),
             mode=of.mode,
             resume=None if of.mode == "offline" or mark is None else "allow",
@@ -356,7 +356,7 @@ class _Sent:
         )
 
     def row(self, row: Row) -> None:
-        if row["round"] >= self.run.step:  # the first that a run that goes on does not have
+        if row["round"] >= self.run.step:  # skips rows that a continued run has already
             self.run.log(dict(_numbers(row)), step=row["round"])
 
     def end(self, status: str) -> None:
@@ -364,16 +364,16 @@ class _Sent:
         self.run.finish(exit_code=0 if status in _GOOD else 1)
 
 
-_GOOD = ("finished", "worse", "stopped")  # statuses of runs that came to an end
+_GOOD = ("finished", "worse", "stopped")  # statuses of completed runs
 
 
-def _told(label: str, seed: int, params: Params) -> dict[str, Any]:
-    """The parameters as tools show them: without the one that is theirs alone."""
+def _shown_params(label: str, seed: int, params: Params) -> dict[str, Any]:
+    """The parameters that tools show: all but ``run.id``, which only identifies the run."""
     return {"label": label, "seed": seed, **{name: value for name, value in params.items() if name != "run.id"}}
 
 
 def _numbers(row: Row) -> Iterator[tuple[str, float]]:
-    """The metrics of a row.
+    """The numbers of a row, as (name, value).
 
     Example:
         >>> list(_numbers({"round": 3, "train_loss": 0.5, "bad_clients": [1, 2]}))

@@ -9,11 +9,20 @@ from fedax.algorithms import METHODS
 from fedax.contract.compression import COMPRESSORS
 from fedax.contract.regularizers import REGULARIZERS
 from fedax.experiments import build, read, toml
-from fedax.experiments.config.codec import ADAPTIVE, PARTICIPATIONS, PRIVACY, RUN, SCHEDULES, WORKS, Kinds, setting
+from fedax.experiments.config.codec import (
+    ADAPTIVE,
+    PARTICIPATIONS,
+    PRIVACY,
+    RUN,
+    SCHEDULES,
+    WORKS,
+    ComponentCodec,
+    setting,
+)
 from fedax.federation import PARTICIPATION, WORK
 from fedax.wire import AVERAGES
 
-# Arguments that have to be given.
+# ArgumentsCodec that have to be given.
 GIVEN = {
     "top-k": {"share": 0.5}, "random-k": {"share": 0.5}, "qsgd": {"levels": 4},
     "rotated": {"of": {"name": "qsgd", "levels": 4}},
@@ -44,7 +53,7 @@ def given(registry, name):
 
 @pytest.mark.parametrize(("registry", "key", "name"), CASES)
 def test_registered_parts_are_read_as_they_are_written(registry, key, name):
-    kinds = Kinds(registry, key)
+    kinds = ComponentCodec(registry, key)
     part = kinds.read("section", {key: name, **given(registry, name)})
     table = kinds.write(part)
     assert table[key] == name

@@ -12,7 +12,7 @@ import fedax
 from fedax.engine.saved import read_model, write_model
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import build, read
-from fedax.experiments.diagnosis import _after, rows, verdict, where
+from fedax.experiments.diagnosis import _reworded, rows, verdict, where
 from fedax.experiments.report import render
 from tests.experiments import run_cli
 
@@ -149,7 +149,7 @@ def test_no_verdict_contradicts_itself(name, work, cohort):
     assert not (diagnosis.take and "Keep " in diagnosis.verdict)
     useless = re.search(r"so (.*) would gain nothing", diagnosis.verdict)
     assert useless is None or f"({name})" not in useless[1], diagnosis.verdict
-    text = _after(diagnosis.verdict, diagnosis.method)
+    text = _reworded(diagnosis.verdict, diagnosis.method)
     assert not text.startswith("Keep ")
 
 

@@ -383,11 +383,11 @@ def test_register_gives_names_to_classes_and_functions(here):
 
 def test_check_is_a_command(here, monkeypatch):
     seen = []
-    monkeypatch.setattr("fedax.conformance._TRIALS", {"lr": ("the lr", lambda bed: seen.append(bed.method.lr) or "ok")})
+    monkeypatch.setattr("fedax.conformance._CHECKS", {"lr": ("the lr", lambda bed: seen.append(bed.method.lr) or "ok")})
     result = run_cli("check", "mine.py:FedAvgEMA", "--set", "lr=0.25")
     assert result.exit_code == 0 and "everything holds" in result.output and seen == [0.25]
     result = run_cli("check", "mine.py:FedAvgEMA", "--set", "lr=-1")
     assert result.exit_code == 2 and "FedAvgEMA.lr = -1" in result.output
-    monkeypatch.setattr("fedax.conformance._TRIALS", {"lr": ("the lr", lambda bed: 1 / 0)})
+    monkeypatch.setattr("fedax.conformance._CHECKS", {"lr": ("the lr", lambda bed: 1 / 0)})
     result = run_cli("check", "fedavg")
     assert result.exit_code == 1 and "FAILS  lr  the lr" in result.output and "ZeroDivisionError" in result.output

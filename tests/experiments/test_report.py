@@ -12,7 +12,7 @@ from fedax.experiments import clients, summary, toml
 from fedax.experiments.chance import gap_of
 from fedax.experiments.plots import series, write_plots
 from fedax.experiments.report import charts, render
-from fedax.experiments.report.svg import HEIGHT, WIDTH, Axis
+from fedax.experiments.report.svg import HEIGHT, WIDTH, Scale
 from fedax.experiments.runs import Record, append_metrics, new_folder, read, write_atomic, write_json
 from fedax.experiments.summary import problems, short
 from fedax.figures import curves
@@ -346,15 +346,15 @@ def test_costs_to_a_target_and_differences_stand_beside(tmp_path):
 @pytest.mark.parametrize(
     ("axis", "ticks"),
     [
-        (Axis(0, 40, whole=True), "0 10 20 30 40"),
-        (Axis(0, 3, whole=True), "0 1 2 3"),
-        (Axis(0.929, 0.9371, unit="%"), "93.0 % 93.2 % 93.4 % 93.6 %"),
-        (Axis(0, 82e6, unit="B"), "0 MB 20 MB 40 MB 60 MB 80 MB"),
-        (Axis(0, 25000, whole=True), "0 k 5 k 10 k 15 k 20 k 25 k"),
-        (Axis(0.05, 3.0, log=True), "0.05 0.1 0.2 0.5 1 2"),
-        (Axis(1e-12, 1.0, log=True), "1e-12 1e-10 1e-8 1e-6 1e-4 0.01 1"),
-        (Axis(2.1e-5, 8e-5), "3e-5 4e-5 5e-5 6e-5 7e-5 8e-5"),
-        (Axis(-1.1e300, 1e300), "-1e300 -5e299 0 5e299 1e300"),
+        (Scale(0, 40, whole=True), "0 10 20 30 40"),
+        (Scale(0, 3, whole=True), "0 1 2 3"),
+        (Scale(0.929, 0.9371, unit="%"), "93.0 % 93.2 % 93.4 % 93.6 %"),
+        (Scale(0, 82e6, unit="B"), "0 MB 20 MB 40 MB 60 MB 80 MB"),
+        (Scale(0, 25000, whole=True), "0 k 5 k 10 k 15 k 20 k 25 k"),
+        (Scale(0.05, 3.0, log=True), "0.05 0.1 0.2 0.5 1 2"),
+        (Scale(1e-12, 1.0, log=True), "1e-12 1e-10 1e-8 1e-6 1e-4 0.01 1"),
+        (Scale(2.1e-5, 8e-5), "3e-5 4e-5 5e-5 6e-5 7e-5 8e-5"),
+        (Scale(-1.1e300, 1e300), "-1e300 -5e299 0 5e299 1e300"),
     ],
 )
 def test_axes_have_round_numbers(axis, ticks):

@@ -395,10 +395,10 @@ def part_with(*pairs, labels=(), **given):
 def test_claims_are_tested_over_the_seeds_that_both_have():
     result = record(a=[0.9, 0.8, 0.7, 0.6], b=[0.8, 0.69, 0.61, 0.5], c=[0.5, 0.9, 0.6])
     one, two, three = claims(part_with(("a", "b"), ("b", "a"), ("c", "a")), result)
-    assert (one.gap, one.seeds, one.told) == (pytest.approx(0.1), 4, "as claimed")
+    assert (one.gap, one.seeds, one.result) == (pytest.approx(0.1), 4, "as claimed")
     assert one.low < 0.1 < one.high and one.low > 0
-    assert (two.gap, two.told) == (pytest.approx(-0.1), "the other way")
-    assert (three.seeds, three.told) == (3, "not told")
+    assert (two.gap, two.result) == (pytest.approx(-0.1), "the other way")
+    assert (three.seeds, three.result) == (3, "not told")
     assert not any(claim.pooled for claim in (one, two, three))  # of two methods with all seeds
     assert verdict([one, two, three]) == "does not hold"  # all of it was claimed
     alone = claims(part_with(("a", "b")), result)[0]
@@ -408,14 +408,14 @@ def test_claims_are_tested_over_the_seeds_that_both_have():
 def test_of_losses_lower_is_better():
     (claim,) = claims(part_with(("a", "b")), record("test_loss", a=[1.0, 1.1, 1.2], b=[1.5, 1.59, 1.71]))
     assert claim.gap == pytest.approx(0.5)
-    assert claim.told == "as claimed" and verdict([claim]) == "holds"
+    assert claim.result == "as claimed" and verdict([claim]) == "holds"
 
 
 def test_a_method_that_fails_with_every_seed_has_lost():
     result = record(a=[0.9, 0.8], b=[None, None], c=[0.5, None], d=[None, None])
     one, two, three, four = claims(part_with(("a", "b"), ("b", "a"), ("a", "c"), ("b", "d")), result)
-    assert (one.told, two.told) == ("as claimed", "the other way")
-    assert (three.told, four.told) == ("not told", "not told")
+    assert (one.result, two.result) == ("as claimed", "the other way")
+    assert (three.result, four.result) == ("not told", "not told")
     assert one.gap == math.inf and math.isnan(three.gap) and math.isnan(four.gap)
     assert verdict([one]) == "holds" and verdict([one, three]) == "cannot be told"
     assert studies.effect(one, "test_accuracy") == "a against b, which failed"
@@ -424,7 +424,7 @@ def test_a_method_that_fails_with_every_seed_has_lost():
 def test_one_seed_tells_nothing():
     (claim,) = claims(part_with(("a", "b")), record(a=[0.9], b=[0.1]))
     assert claim.gap == pytest.approx(0.8)
-    assert (claim.told, math.isnan(claim.p), verdict([claim])) == ("not told", True, "cannot be told")
+    assert (claim.result, math.isnan(claim.p), verdict([claim])) == ("not told", True, "cannot be told")
     assert "One seed" in studies.design(
         studies.Part(part_with(("a", "b")).section, {"run": {"seeds": 1}, "methods": [{"label": "a"}, {"label": "b"}]})
     )
@@ -459,7 +459,7 @@ def test_methods_that_spread_alike_share_their_error():
     d = values["a"] - values["b"]
     error = math.sqrt(max(2 * together.variance, d.var(ddof=1)) / 3)
     assert result[0].high - result[0].gap == pytest.approx(2.228139 * error, rel=1e-5)  # t of ten degrees, 97.5 %
-    assert result[0].told == "as claimed"
+    assert result[0].result == "as claimed"
     alone = claims(part_with(("a", "b")), record(a=values["a"], b=values["b"]))[0]
     assert alone.gap == pytest.approx(result[0].gap) and alone.p > result[0].p
     assert alone.high - alone.gap == pytest.approx(4.302653 * math.sqrt(d.var(ddof=1) / 3), rel=1e-5)  # of two degrees
@@ -484,7 +484,7 @@ def test_a_conclusion_gives_the_effect_first_and_says_what_does_not_count():
 def test_the_pair_that_decides_is_one_that_is_told_the_other_way():
     values = {"a": [0.50, 0.51, 0.53], "b": [0.55, 0.56, 0.58], "wild": [0.9, 0.2, 0.9]}
     wild, close = claims(part_with(("a", "wild"), ("a", "b")), record(**values))
-    assert wild.gap < close.gap < 0 and wild.told == "not told"
+    assert wild.gap < close.gap < 0 and wild.result == "not told"
     assert studies.decisive([wild, close]) is close and studies.decisive([wild]) is wild
     assert studies.decisive([]) is None
 

@@ -246,7 +246,7 @@ def test_a_label_beyond_pdflatex_has_a_warning(tmp_path):
     ],
 )
 def test_shares_are_shown_in_percent(values, shown, unit):
-    figures = tables._Figures("test_accuracy", [np.array(each) for each in values])
+    figures = tables._NumberFormat("test_accuracy", [np.array(each) for each in values])
     assert [figures.mean(k) for k in range(len(values))] == shown and figures.unit == unit
 
 
@@ -265,7 +265,7 @@ def test_shares_are_shown_in_percent(values, shown, unit):
     ],
 )
 def test_numbers_have_the_decimals_that_their_spread_is_worth(column, values, shown, unit):
-    figures = tables._Figures(column, [np.array(each) for each in values])
+    figures = tables._NumberFormat(column, [np.array(each) for each in values])
     assert [figures.mean(k) for k in range(len(values))] == shown and figures.unit == unit
 
 

@@ -25,7 +25,7 @@ def main() -> None:
     from fedax.errors import UNSEEN
 
     warnings.formatwarning = lambda message, *_: f"warning: {message}".translate(UNSEEN).replace("\n", " ") + "\n"
-    os.environ["MPLBACKEND"] = "agg"  # a notebook that calls the command has set its own, which may not be here
+    os.environ["MPLBACKEND"] = "agg"  # a notebook may have set a backend that is not installed here
     console.open_output()
     exits.listen()
     try:
@@ -34,7 +34,7 @@ def main() -> None:
         code = ended.code
     except Exception as error:
         code = exits.report_error(error)
-    else:  # of another program that has taken the place of app
+    else:  # app returned: another program has replaced it
         code = 0
     sys.exit(console.close_output(code))
 

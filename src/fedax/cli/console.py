@@ -1,4 +1,4 @@
-"""What commands print: output of any encoding, colours, tables."""
+"""Printing for the commands: output in any encoding, colours, tables."""
 
 import codecs
 import contextlib
@@ -22,7 +22,7 @@ _PLAIN = {"±": "+-", "★": "*", "×": "x", "–": "-", "−": "-", "•": "-",
 
 
 def open_output() -> None:
-    """Let the output be of any encoding, and let nothing end because nobody reads it any more."""
+    """Prepare stdout and stderr: any encoding works, and a closed pipe does not end the command."""
     codecs.register_error("plain", _plain)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -31,7 +31,7 @@ def open_output() -> None:
             continue
         try:
             number = stream.fileno()
-        except io.UnsupportedOperation:  # main() in another program, which takes what is written
+        except io.UnsupportedOperation:  # main() called by a program that captures the output
             continue
         stream.flush()
         raw = io.BufferedWriter(_Pipe(number, "w", closefd=False))
@@ -40,13 +40,14 @@ def open_output() -> None:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """What is written in the place of characters that the output's encoding does not have."""
+    """The error handler "plain": replaces characters that the output's encoding lacks."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(map(_in_ascii, error.object[error.start : error.end])), error.end
 
 
 def _in_ascii(character: str) -> str:
-    """
+    """A replacement in ASCII for one character.
+
     Example:
         >>> [_in_ascii(c) for c in "±ψ…ö月"]
         ['+-', 'psi', '...', 'o', '?']
@@ -59,9 +60,10 @@ def _in_ascii(character: str) -> str:
 
 
 class _Pipe(io.FileIO):
-    """An output that may refuse what is said: its reader goes away, as ``head`` does, or its disk is full.
+    """An output stream that may fail: its reader closes the pipe, as ``head`` does, or the disk is full.
 
-    The work goes on, and what is said is not heard. ``lost`` is the error, where nobody wanted it so.
+    After a failure the command goes on, and further output is discarded. ``lost`` is the error, unless the reader has
+    closed the pipe.
     """
 
     lost: OSError | None = None
@@ -79,7 +81,7 @@ class _Pipe(io.FileIO):
 
 
 def close_output(code: Any) -> Any:
-    """The exit code of a command that ends; 2 where all went well but what it said was lost."""
+    """The exit code of a command that ends: its own, or 2 if its output was lost."""
     with contextlib.suppress(ValueError):  # closed
         sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
@@ -90,15 +92,15 @@ def close_output(code: Any) -> Any:
 
 
 def open_console() -> "Console":
-    """Where results are printed: the terminal, a file or a pipe."""
+    """The console for results: a terminal, a file or a pipe."""
     from rich.console import Console
     from rich.segment import Segment
 
     class Quiet(Console):
-        """Writes names that may be others', of methods, classes and clients, without what moves a cursor."""
+        """A console that replaces control characters: names of methods, classes and clients may come from others."""
 
-        def render(self, *given: Any, **options: Any) -> Any:
-            for segment in super().render(*given, **options):
+        def render(self, *args: Any, **options: Any) -> Any:
+            for segment in super().render(*args, **options):
                 yield segment if segment.control else Segment(segment.text.translate(UNSEEN), segment.style)
 
     from fedax.errors import UNSEEN
@@ -110,7 +112,7 @@ def open_console() -> "Console":
 
 
 def two_columns(lines: Mapping[str, str]) -> Any:
-    """A table of names and what belongs to each."""
+    """A table of two columns: names and texts."""
     from rich.table import Table
     from rich.text import Text
 
@@ -123,9 +125,9 @@ def two_columns(lines: Mapping[str, str]) -> Any:
 
 
 def print_table(console: "Console", table: Any) -> None:
-    """Print a table without those of its last columns for which there is no room: no name and no number is cut.
+    """Print a table; the last columns are left out if the terminal is too narrow, so that nothing is cut off.
 
-    The first column may be wrapped, and others that are not ``no_wrap``.
+    Columns may wrap unless they are ``no_wrap``.
     """
     from rich.measure import Measurement
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""The commands ``fedax data``: from the tables of several sites to what their nodes serve, by files."""
+"""The commands ``fedax data``: prepare the tables of several sites by exchanging files."""
 
 import pathlib
 import shlex
@@ -68,26 +68,26 @@ def summarize(
     from fedax.data.tables import read_table, with_labels
     from fedax.errors import ConfigError
 
-    asked = None if plan is None else Plan.load(plan)
-    if asked is not None:
+    plan_loaded = None if plan is None else Plan.load(plan)
+    if plan_loaded is not None:
         for name, value in (("label", label), ("drop", drop)):
             if value:
                 raise ConfigError(name, value, "the plan has it already; leave it out")
-        label = asked.label
+        label = plan_loaded.label
     elif drop_missing_labels and label is None:
         raise ConfigError("drop_missing_labels", True, "name the label: --label COLUMN")
-    target = _new(out, f"{table.stem}{_FIRST if asked is None else _SECOND}")
+    target = _new(out, f"{table.stem}{_FIRST if plan_loaded is None else _SECOND}")
     rows = read_table(table, decimal, encoding, drop=drop or ())
     if label is not None:
         rows = with_labels(name_of(table.stem), rows, label, drop_missing_labels)
-    if asked is None:
-        _show_own(name_of(table.stem), rows, label)
-    summary_of(rows, asked).save(target)
+    if plan_loaded is None:
+        _show_one_table(name_of(table.stem), rows, label)
+    summary_of(rows, plan_loaded).save(target)
     typer.echo(f"Wrote {target}: counts and moments of {len(rows)} rows, and no row. Read it, then send it.")
-    if asked is None:
-        typer.echo(f"Next, at the coordinator: fedax data plan *{_FIRST} --label {_typed(label or 'COLUMN')}")
+    if plan_loaded is None:
+        typer.echo(f"Next, at the coordinator: fedax data plan *{_FIRST} --label {_shell_quoted(label or 'COLUMN')}")
     else:
-        typer.echo(f"Next, at the coordinator: fedax data fit {_typed(str(plan))} *{_SECOND}")
+        typer.echo(f"Next, at the coordinator: fedax data fit {_shell_quoted(str(plan))} *{_SECOND}")
 
 
 def plan(
@@ -126,12 +126,14 @@ def plan(
     from fedax.data import plan as plan_of
 
     target = _new(out, "plan.json")
-    given = _load(summaries, _FIRST)
-    found = plan_of(given, label, kinds(column), task, scale, max_categories, drop or ())  # type: ignore[arg-type]
-    show(overview(found, given))
-    found.save(target)
-    typer.echo(f"Wrote {target} for {found.task} of {_typed(label)}. If you agree with it, send it to all sites.")
-    typer.echo(f"Next, at each site: fedax data summarize TABLE.csv --plan {_typed(target.name)}")
+    summaries_by_site = _load(summaries, _FIRST)
+    plan_made = plan_of(summaries_by_site, label, kinds(column), task, scale, max_categories, drop or ())  # type: ignore[arg-type]
+    show(overview(plan_made, summaries_by_site))
+    plan_made.save(target)
+    typer.echo(
+        f"Wrote {target} for {plan_made.task} of {_shell_quoted(label)}. If you agree with it, send it to all sites."
+    )
+    typer.echo(f"Next, at each site: fedax data summarize TABLE.csv --plan {_shell_quoted(target.name)}")
 
 
 def fit(
@@ -159,13 +161,13 @@ def fit(
     from fedax.data.overview import copies
 
     target = _new(out, "transform.json")
-    asked, given = Plan.load(plan), _load(summaries, _SECOND)
-    transform = transform_of(asked, given)
-    for line in copies(asked, given):
-        typer.echo(f"note: {line}; plan again with --drop {_typed(line.column)} to leave it out")
+    plan_loaded, answers = Plan.load(plan), _load(summaries, _SECOND)
+    transform = transform_of(plan_loaded, answers)
+    for line in copies(plan_loaded, answers):
+        typer.echo(f"note: {line}; plan again with --drop {_shell_quoted(line.column)} to leave it out")
     transform.save(target)
     typer.echo(f"Wrote {target}: {len(transform.features)} features, digest {transform.digest}. Send it to all sites.")
-    typer.echo(f"Next, at each site: fedax data apply {_typed(target.name)} TABLE.csv")
+    typer.echo(f"Next, at each site: fedax data apply {_shell_quoted(target.name)} TABLE.csv")
 
 
 def apply(
@@ -191,53 +193,53 @@ def apply(
     from fedax.data.tables import read_table
 
     target = _new(out, table.stem)
-    found = Transform.load(transform)
+    fitted = Transform.load(transform)
     frame = read_table(table, decimal, encoding)
-    examples = from_frames({name_of(table.stem): frame}, transform=found, drop_missing_labels=drop_missing_labels)
+    examples = from_frames({name_of(table.stem): frame}, transform=fitted, drop_missing_labels=drop_missing_labels)
     examples.save(target)
-    typer.echo(f"Wrote {target}: {examples.num_examples} examples, {len(found.features)} features.")
-    if doubts := found.doubts(frame):  # of a table that was not among those that made the transform
+    typer.echo(f"Wrote {target}: {examples.num_examples} examples, {len(fitted.features)} features.")
+    if doubts := fitted.doubts(frame):  # if the transform was not fitted on this table
         typer.echo(f"note: {in_words(doubts)}")
-    typer.echo(f"The transform's digest, the same at all sites: {found.digest}")
-    typer.echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_typed(str(target))} --key KEY")
+    typer.echo(f"The transform's digest, the same at all sites: {fitted.digest}")
+    typer.echo(f"Next, here: fedax deploy node --link HOST:PORT --data {_shell_quoted(str(target))} --key KEY")
 
 
 def kinds(given: Sequence[str] | None) -> dict[str, str]:
-    """Column -> its kind, as ``--column COLUMN=KIND`` says."""
+    """Column -> kind, from options ``--column COLUMN=KIND``."""
     from fedax.errors import ConfigError
 
-    found: dict[str, str] = {}
-    for each in given or ():
-        name, equals, kind = each.rpartition("=")
-        if not equals or name in found:
-            raise ConfigError("column", each, "give COLUMN=KIND, such as zip=category, once for a column")
-        found[name] = kind
-    return found
+    by_column: dict[str, str] = {}
+    for option in given or ():
+        name, equals, kind = option.rpartition("=")
+        if not equals or name in by_column:
+            raise ConfigError("column", option, "give COLUMN=KIND, such as zip=category, once for a column")
+        by_column[name] = kind
+    return by_column
 
 
-def _show_own(site: str, rows: Any, label: str | None) -> None:
-    """What the columns of one table look like, as far as it can be said without the others."""
+def _show_one_table(site: str, rows: Any, label: str | None) -> None:
+    """Show the columns of one table, as far as that is possible without the other sites."""
     from fedax.data import overview, summarize
     from fedax.data import plan as plan_of
     from fedax.errors import DataError
 
     first = {site: summarize(rows)}
     try:
-        asked = plan_of(first, label)
-    except DataError as error:  # such as no column that says anything, which other sites may have
+        plan_made = plan_of(first, label)
+    except DataError as error:  # for instance no usable column; other sites may have some
         typer.echo(f"note: {error}")
         return
-    show(overview(asked, first, {site: summarize(rows, asked)}))
+    show(overview(plan_made, first, {site: summarize(rows, plan_made)}))
 
 
-def show(found: "Overview") -> None:
-    """The columns by site; what is left out, and what is odd."""
+def show(columns: "Overview") -> None:
+    """Show the columns by site, which are left out, and which look odd."""
     from fedax.data.cells import shown
 
-    typer.echo(found.text())
-    for name, why in found.dropped.items():
+    typer.echo(columns.text())
+    for name, why in columns.dropped.items():
         typer.echo(f"left out: {shown(name)}: {why}")
-    for line in found.lines(lambda column: f"--drop {_typed(column)}"):
+    for line in columns.lines(lambda column: f"--drop {_shell_quoted(column)}"):
         typer.echo(f"note: {line}")
 
 
@@ -245,7 +247,7 @@ COMMANDS: dict[str, Callable[..., None]] = {"summarize": summarize, "plan": plan
 
 
 def _new(out: pathlib.Path | None, usual: str) -> pathlib.Path:
-    """What will be written, which nothing may be yet."""
+    """The path to write, which must not exist yet."""
     from fedax.errors import ConfigError
 
     target = pathlib.Path(usual) if out is None else out
@@ -257,19 +259,19 @@ def _new(out: pathlib.Path | None, usual: str) -> pathlib.Path:
 
 
 def _load(files: Sequence[pathlib.Path], ending: str) -> "dict[str, Summary]":
-    """The sites' summaries by name."""
+    """The summaries of the sites, by name."""
     from fedax.data import Summary
     from fedax.errors import ConfigError
 
-    found: dict[str, Summary] = {}
+    summaries: dict[str, Summary] = {}
     for file in files:
         name = name_of(file.name).removesuffix(ending).removesuffix(".json")
-        if name in found:
+        if name in summaries:
             raise ConfigError("summaries", str(file), f"another file is of a site called {name!r}, too; rename one")
-        found[name] = Summary.load(file)
-    return found
+        summaries[name] = Summary.load(file)
+    return summaries
 
 
-def _typed(text: str) -> str:
-    """A text as a part of a command, without control characters for the terminal."""
+def _shell_quoted(text: str) -> str:
+    """A text quoted for a shell, without control characters."""
     return shlex.quote(text if text.isprintable() else repr(text)[1:-1])

@@ -278,20 +278,22 @@ def deploy_node(
 
 
 def _policy(path: pathlib.Path | None, rules: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The tables of an owner's rules: of a file, or of options."""
+    """The tables of an owner's rules, from a file or from options."""
     from fedax.engine.places.policy import Policy, read_table
     from fedax.errors import ConfigError
 
     given = {}
-    for section, own in rules.items():
-        if known := {name: value for name, value in own.items() if value is not None}:
+    for section, values in rules.items():
+        if known := {name: value for name, value in values.items() if value is not None}:
             given[section] = known
     if path is None:
         return given
     if given:
-        (section, own), *_ = given.items()
-        name = next(iter(own))
-        raise ConfigError(f"{section}.{name}", own[name], f"with --policy all rules are in the file: give it in {path}")
+        (section, values), *_ = given.items()
+        name = next(iter(values))
+        raise ConfigError(
+            f"{section}.{name}", values[name], f"with --policy all rules are in the file: give it in {path}"
+        )
     table = read_table(path)
     Policy.of(table)
     return table

@@ -1,4 +1,4 @@
-"""How a command ends: errors, defects, signals, and the exit code of each."""
+"""The end of a command: errors, defects and signals, with their exit codes."""
 
 import contextlib
 import errno
@@ -23,41 +23,42 @@ _LIKE_CTRL_C = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Wi
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: an end like Ctrl-C, with an exit code of its own."""
+    """SIGTERM or SIGHUP; it ends a command like Ctrl-C, with its own exit code."""
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """As shells have it, 128 and the signal's number."""
+    """128 plus the signal's number, as in shells."""
     return 128 + (error.args[0] if isinstance(error, _Terminated) else signal.SIGINT)
 
 
 def listen() -> None:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, and a second signal at once, whatever is at work."""
-    for each in _LIKE_CTRL_C:
-        if signal.getsignal(each) == signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(each, terminate)
-    # Python's handlers wait for compiled programs; this pipe does not.
-    told, tell = os.pipe()
-    os.set_blocking(tell, False)
-    signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
-    threading.Thread(target=_end_at_second, args=(told,), daemon=True).start()
+    """Let SIGTERM and SIGHUP end the command like Ctrl-C; a second signal ends it at once."""
+    for number in _LIKE_CTRL_C:
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(number, terminate)
+    # Python's signal handlers wait until a compiled program returns; a thread that reads this pipe does not.
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    threading.Thread(target=_end_at_second, args=(read_end,), daemon=True).start()
 
 
 def terminate(signum: int, frame: Any) -> NoReturn:
-    """What handles SIGTERM and SIGHUP."""
+    """The handler of SIGTERM and SIGHUP."""
     raise _Terminated(signum)
 
 
-def _end_at_second(told: int) -> None:
+def _end_at_second(pipe: int) -> None:
+    """End the process at the second signal; ``pipe`` delivers the signals' numbers."""
     first: float | None = None
-    while number := os.read(told, 1):
+    while number := os.read(pipe, 1):
         if number[0] not in {signal.SIGINT, *_LIKE_CTRL_C}:
             continue
         if first is None:
             first = time.monotonic()
             with contextlib.suppress(OSError):  # nobody reads it
                 os.write(2, b"stopping; a second signal does it at once\n")
-        # Sooner it is the same: timeout(1), say, signals both a process and its group.
+        # Two signals within half a second count as one: timeout(1) signals both a process and its group.
         elif time.monotonic() - first > 0.5:
             with contextlib.suppress(OSError):
                 if os.isatty(1):
@@ -66,7 +67,7 @@ def _end_at_second(told: int) -> None:
 
 
 def clear_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """Bad input ends in one line on stderr and exit code 2; a signal in its own."""
+    """Wrap a command: bad input ends in one line on stderr and exit code 2, a signal in its own exit code."""
 
     @functools.wraps(command)
     def checked(*args: Any, **kwargs: Any) -> None:
@@ -105,15 +106,15 @@ def _jax_starts() -> bool:
         import jax
 
         jax.devices()
-    except Exception:  # of an import that failed once, the second time there are others
+    except Exception:  # an import that has failed once fails differently the second time
         return False
     return True
 
 
 def _why(error: Exception) -> str:
-    """An error of JAX's in one line, with the environment's settings that it quotes."""
+    """An error of JAX in one line, with the environment variables that it quotes."""
     text = str(error).strip().partition("\n")[0]
-    if not text:  # an assertion of its own
+    if not text:  # an AssertionError of JAX has no text
         return f"no device for JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS', '')}"
     quoted = {name: value for name, value in os.environ.items() if name.startswith("JAX_")}
     blamed = [f"{name}={value}" for name, value in quoted.items() if f"'{value}'" in text or f'"{value}"' in text]
@@ -122,40 +123,40 @@ def _why(error: Exception) -> str:
 
 _DEFECT = 70  # the exit code: EX_SOFTWARE of sysexits.h
 _debug = False  # whether tracebacks are shown
-under_way: list[pathlib.Path] = []  # the run folder that is written now
+under_way: list[pathlib.Path] = []  # the run folder that is being written
 
 
 def show_tracebacks(wanted: bool) -> None:
-    """Whether errors are shown with their tracebacks, from now on."""
+    """Set whether errors are shown with their tracebacks."""
     global _debug
     _debug = wanted
 
 
 def report_error(error: BaseException) -> int:
-    """Say an error in one line on stderr; the exit code that belongs to it.
+    """Print an error in one line on stderr, and return its exit code.
 
-    What the machine has not enough of, and what was put in that no run can take, are errors like bad input. All else
-    is a defect of fedax, and its traceback goes into a file.
+    Bad input and missing resources (memory, disk) have exit code 2. All else is a defect of fedax, and its traceback is
+    written to a file.
     """
     from fedax.errors import FedaxError, one_line
 
     if _debug:
         traceback.print_exception(error)
     if isinstance(error, FedaxError):
-        typer.echo(f"error: {one_line(str(error), 5000)}", err=True)  # a file's name may have anything in it
+        typer.echo(f"error: {one_line(str(error), 5000)}", err=True)  # a file name may contain anything
         return 2
     what = one_line(shlex.join(["fedax", *sys.argv[1:]]), 200)
     if (way_out := way_out_of(error)) is not None:
         typer.echo(f"error: {what}: {way_out}; fedax --debug … shows where", err=True)
         return 2
-    said = one_line(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
+    summary = one_line(f"{type(error).__name__}: {error}".partition("\n")[0], 300)
     where = _keep_traceback(error, what)
-    typer.echo(f"error: {what}: {said}; {where}; this is a defect of fedax, please report it", err=True)
+    typer.echo(f"error: {what}: {summary}; {where}; this is a defect of fedax, please report it", err=True)
     return _DEFECT
 
 
 def way_out_of(error: BaseException) -> str | None:
-    """What went wrong outside of fedax, and what to do; ``None``: nothing did."""
+    """The cause of an error outside of fedax, and what to do; ``None``: it is a defect of fedax."""
     from fedax.errors import one_line
 
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)[:200]:
@@ -185,7 +186,7 @@ def way_out_of(error: BaseException) -> str | None:
 
 
 def _keep_traceback(error: BaseException, what: str) -> str:
-    """Write it to a new file, in the run folder where there is one; where it is, as a clause."""
+    """Write a traceback to a new file, in the run folder if there is one; return a clause that says where."""
     import platform
     import tempfile
 
@@ -204,16 +205,16 @@ def _keep_traceback(error: BaseException, what: str) -> str:
 
 
 def run_with_others(command: Callable[[], None]) -> None:
-    """Run what several processes do together; one that fails ends at once, so that the others see it."""
+    """Run a command of several processes; a process that fails exits at once, so that the others notice."""
     from fedax.engine import processes, signals
     from fedax.errors import ProcessError
 
     try:
         return command()
     except BaseException as error:
-        # Not by an exception: at its exit JAX would wait for the others, who wait for this process.
+        # No exception: JAX would wait at exit for the others, which wait for this process.
         if isinstance(error, typer.Exit) and error.exit_code == 1:
-            raise  # a method diverged or ended worse than it began, in all of them
+            raise  # a method failed, in all processes alike
         if isinstance(error, typer.Exit):
             code = error.exit_code
         elif isinstance(error, KeyboardInterrupt):

@@ -10,7 +10,7 @@ from fedax.cli.console import open_console, two_columns
 
 
 class Kind(enum.StrEnum):
-    """What ``fedax list`` can list."""
+    """The argument of ``fedax list``."""
 
     methods = "methods"
     data = "data"
@@ -62,11 +62,11 @@ def list_(kind: Annotated[Kind | None, typer.Argument(help="What to list; everyt
         Kind.studies: studies,
     }
     console = open_console()
-    for each in Kind if kind is None else [kind]:
+    for listed in Kind if kind is None else [kind]:
         if kind is None:
-            console.print(f"[bold]{each}[/]")
-        console.print(two_columns(lines[each]()))
-        if kind is None and each is not Kind.studies:
+            console.print(f"[bold]{listed}[/]")
+        console.print(two_columns(lines[listed]()))
+        if kind is None and listed is not Kind.studies:
             console.print()
 
 
@@ -98,18 +98,18 @@ def check(
     from fedax.experiments.config.sections import MethodSection
     from fedax.experiments.own import configured
 
-    given: dict[str, Any] = {}
+    hyper: dict[str, Any] = {}
     for setting in settings or []:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             raise ConfigError("set", setting, "give KEY=VALUE, such as lr=0.1")
-        given[key.strip()] = value_of(text)
-    made = made_method(MethodSection(name=method, **given), configured(False, typed=[method]))
+        hyper[key.strip()] = value_of(text)
+    made = made_method(MethodSection(name=method, **hyper), configured(False, typed=[method]))
     console = open_console()
     with console.status("checking") as status:
-        found = conforms(made, watch=lambda name: status.update(f"checking: {name}"))
-    console.print(str(found), markup=False, highlight=False, soft_wrap=True)
-    if not found.passed:
+        result = conforms(made, watch=lambda name: status.update(f"checking: {name}"))
+    console.print(str(result), markup=False, highlight=False, soft_wrap=True)
+    if not result.passed:
         raise typer.Exit(1)
 
 
@@ -179,18 +179,20 @@ def privacy(
 
     if (epsilon is None) == (noise is None):
         raise ConfigError("epsilon", epsilon, "give either --epsilon, a budget, or --noise")
-    ways = {"rate": rate, "cohort": cohort, "apart": apart}
-    sampling = {name: value for name, value in ways.items() if value is not None}
+    given = {"rate": rate, "cohort": cohort, "apart": apart}
+    sampling = {name: value for name, value in given.items() if value is not None}
     if len(sampling) != 1:
-        found = ", ".join(f"--{name} {value:g}" for name, value in sampling.items()) or "none of them"
-        raise ConfigError("rate", rate, f"say who takes part by one of --rate, --cohort and --apart, not by {found}")
+        given_options = ", ".join(f"--{name} {value:g}" for name, value in sampling.items()) or "none of them"
+        raise ConfigError(
+            "rate", rate, f"say who takes part by one of --rate, --cohort and --apart, not by {given_options}"
+        )
     if clip is not None:
         check_number("clip", clip, 0, open_low=True)
-    how: dict[str, Any] = {**sampling, "exchanges": exchanges, "warmup": warmup, "numbers": numbers}
+    sampling_options: dict[str, Any] = {**sampling, "exchanges": exchanges, "warmup": warmup, "numbers": numbers}
     if noise is None:
         assert epsilon is not None
-        noise = _rounded_up(noise_for(epsilon, delta, rounds, clients, **how))
-    ledger = Ledger(noise, clients, **how)
+        noise = _rounded_up(noise_for(epsilon, delta, rounds, clients, **sampling_options))
+    ledger = Ledger(noise, clients, **sampling_options)
     spent = {count: ledger.epsilon(count, delta) for count in sorted({-(-rounds // 4), -(-rounds // 2), rounds})}
     lines = {
         "Noise": f"{noise:.5g} times the clip, on each sum",
@@ -211,7 +213,7 @@ def privacy(
 
 
 def _rounded_up(noise: float) -> float:
-    """To five digits, upwards."""
+    """Round up to five digits."""
     import decimal
 
     return float(decimal.Context(prec=5, rounding=decimal.ROUND_UP).create_decimal(noise))

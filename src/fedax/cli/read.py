@@ -45,7 +45,7 @@ def predict(
     from fedax.columns import describe, show
     from fedax.experiments.predictions import predict_file
 
-    rows, found, doubts = predict_file(load_model(model), source, out, decimal, encoding, strict)
+    rows, measured, doubts = predict_file(load_model(model), source, out, decimal, encoding, strict)
     typer.echo(f"{rows} predictions: {out}")
     if doubts:
         typer.echo(f"{doubts.doubtful} of {rows} rows have cells that training had nothing like (column doubts):")
@@ -53,8 +53,8 @@ def predict(
             typer.echo(f"  {line}")
     if doubts is not None and doubts.unknown:
         typer.echo(f"Ranges of training are not known of: {', '.join(doubts.unknown)}. A new model will have them.")
-    if found:
-        figures = {f"test_{name}": value for name, value in found.items()}
+    if measured:
+        figures = {f"test_{name}": value for name, value in measured.items()}
         texts = [f"{describe(name).label.removeprefix('Test ')} {show(name, value)}" for name, value in figures.items()]
         typer.echo(f"The rows have labels: {', '.join(texts)}")
 
@@ -123,8 +123,8 @@ def diagnose(
     show_report(console, record)
 
 
-class Form(enum.StrEnum):
-    """In which ``fedax report`` can be written."""
+class ReportFormat(enum.StrEnum):
+    """The formats of ``fedax report``."""
 
     html = "html"
     csv = "csv"
@@ -134,7 +134,9 @@ class Form(enum.StrEnum):
 
 def report(
     runs: Annotated[list[pathlib.Path], typer.Argument(help="One or several run folders.", show_default=False)],
-    form: Annotated[Form, typer.Option("--format", help="A page, or tables for a paper or a program.")] = Form.html,
+    form: Annotated[
+        ReportFormat, typer.Option("--format", help="A page, or tables for a paper or a program.")
+    ] = ReportFormat.html,
     target: Annotated[
         str | None,
         typer.Option(metavar="[COLUMN=]VALUE", help="Show what it cost to reach it.", show_default=False),
@@ -185,23 +187,27 @@ def report(
     text = ""
     if public:
         text = _public(records, form, target)
-    elif form is not Form.html:
-        made = {Form.csv: tables.to_csv, Form.latex: tables.to_latex, Form.markdown: tables.to_markdown}
+    elif form is not ReportFormat.html:
+        made = {
+            ReportFormat.csv: tables.to_csv,
+            ReportFormat.latex: tables.to_latex,
+            ReportFormat.markdown: tables.to_markdown,
+        }
         text = made[form](records, target=aim)
     try:
-        if form is Form.html and not public:
+        if form is ReportFormat.html and not public:
             write_report(records, path, target=aim)
-        elif form is Form.html or out is not None:
+        elif form is ReportFormat.html or out is not None:
             write_atomic(path, text)
     except OSError as error:
         raise ConfigError("out", str(path), f"cannot be written ({error.strerror}); name another with --out") from error
-    typer.echo(path if form is Form.html or out is not None else text.rstrip("\n"))
+    typer.echo(path if form is ReportFormat.html or out is not None else text.rstrip("\n"))
     if (number := len(summary.problems(records))) > 1:
         typer.echo(f"these runs are of {number} different problems, which the report keeps apart", err=True)
 
 
-def _public(records: "list[Record]", form: Form, target: str | None) -> str:
-    """What may be published of a run folder."""
+def _public(records: "list[Record]", form: ReportFormat, target: str | None) -> str:
+    """The publishable part of a run folder, as text."""
     from fedax.errors import ConfigError
     from fedax.experiments.report.public import FORMS, public
 
@@ -214,7 +220,7 @@ def _public(records: "list[Record]", form: Form, target: str | None) -> str:
 
 
 def _target(text: str) -> float | dict[str, float]:
-    """What is to be reached: a value of the column that decides, or of another."""
+    """Parse a target: a value of the deciding column, or ``COLUMN=VALUE``."""
     from fedax.errors import ConfigError
 
     column, _, value = text.rpartition("=")

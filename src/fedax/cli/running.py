@@ -1,4 +1,4 @@
-"""What the commands share that run an experiment: their options, the run folder, what is shown."""
+"""Shared by the commands that run an experiment: options, the run folder, output."""
 
 import contextlib
 import pathlib
@@ -35,7 +35,7 @@ AllowCode = Annotated[
 
 
 def read_config(source: str, settings: list[str] | None, allow_code: bool) -> "tuple[dict[str, Any], Code]":
-    """The tables of a configuration with the settings that were typed; and what of the code that it names may run."""
+    """The tables of a configuration with the typed settings, and the code that it may run."""
     from fedax.experiments import override, read_toml
     from fedax.experiments.own import configured, names
 
@@ -49,7 +49,7 @@ def read_config(source: str, settings: list[str] | None, allow_code: bool) -> "t
 def run_experiment(
     tables: Mapping[str, Any], code: "Code", out: pathlib.Path | None, resume: bool = False, **kept: Any
 ) -> None:
-    """Run what a configuration says, in all processes, and show it; ``kept``: as of ``execute``."""
+    """Run a configuration, in all processes, and show the results; ``kept``: as in ``execute``."""
     import jax
 
     from fedax.engine import processes
@@ -61,7 +61,7 @@ def run_experiment(
     experiment = build(tables, allow_code=code)
     if (best := kept.get("best")) is not None and best not in (known := columns([experiment])):
         raise unknown("checkpoint-best", best, known)
-    if jax.process_index() > 0:  # the first of several processes writes and shows
+    if jax.process_index() > 0:  # only the first process writes and shows
         checked = check_methods(experiment)
         execute(experiment, pathlib.Path(processes.text_from_first("")), checked=checked, **kept)
         return
@@ -76,14 +76,14 @@ def carry_out(
     nodes: Callable[["Experiment", pathlib.Path], contextlib.AbstractContextManager["Experiment"]] | None = None,
     **kept: Any,
 ) -> "Record":
-    """Run an experiment with all that is shown of it; ``nodes``: gives it real clients, once it has a folder."""
+    """Run an experiment and show its progress; ``nodes``: a context manager that connects it to real clients."""
     from fedax.engine import processes
     from fedax.experiments import execute
     from fedax.experiments.following import Runs
     from fedax.experiments.runner import check_methods
 
     console = open_console()
-    checked = check_methods(experiment)  # before there is a folder
+    checked = check_methods(experiment)  # before the folder is made
     folder = open_folder(console, out, experiment.config, experiment.config["name"], resume)
     with writing(folder, command, bool(experiment.code)):
         processes.text_from_first(str(folder.absolute()))
@@ -101,7 +101,7 @@ def carry_out(
 
 
 def finish(record: "Record") -> None:
-    """Show what came of a run; exit code 1 where a method failed."""
+    """Show the results of a run; exit code 1 if a method failed."""
     console = open_console()
     show_results(console, record)
     show_report(console, record)
@@ -110,7 +110,7 @@ def finish(record: "Record") -> None:
 def open_folder(
     console: "Console", out: pathlib.Path | None, config: Mapping[str, Any], name: str, resume: bool
 ) -> pathlib.Path:
-    """That of the run of this configuration that has begun, where it is asked for; else a new one."""
+    """The folder of a run of this configuration that has begun, if that is asked for; else a new one."""
     from fedax.experiments.runner import run_folder
 
     def say(folder: pathlib.Path) -> None:
@@ -121,10 +121,10 @@ def open_folder(
 
 @contextlib.contextmanager
 def writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Iterator[None]:
-    """While a run folder is written: nobody else does; and what ends it early leaves a report and the way to go on."""
+    """Hold the lock of a run folder; an early end leaves a report and says how to continue."""
     from fedax.experiments import runner
 
-    # Whatever command began it.
+    # The same for every command that began the run.
     way_on = f"fedax {command} {shlex.quote(str(folder / 'config.toml'))} --out {shlex.quote(str(folder))} --resume"
     way_on += " --allow-code" * own_code
 

@@ -1,4 +1,4 @@
-"""What is shown of an experiment before it runs, and of a run folder after it."""
+"""Shows an experiment before it runs, and its results."""
 
 import pathlib
 from collections.abc import Mapping
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 
 def show_plan(console: "Console", tuning: "Tuning", folder: pathlib.Path) -> None:
-    """What a sweep is about to try."""
+    """Show what a sweep will try."""
     from fedax.experiments.runner import count_parameters
     from fedax.experiments.summary import axis, facts
 
     first = next(iter(tuning.experiments.values()))[0]
     lines = facts(tuning.config, first.data.sizes.tolist(), count_parameters(first.task))
     methods = [f"{label} ({len(points)} point{'s'[: len(points) - 1]})" for label, points in tuning.points.items()]
-    asked = tuning.config["sweep"]
-    axes = "; ".join(f"{path} {axis(values)}" for path, values in asked["grid"].items())
+    sweep = tuning.config["sweep"]
+    axes = "; ".join(f"{path} {axis(values)}" for path, values in sweep["grid"].items())
     lines |= {
-        "Sweep": f"{axes}; {asked['search']} search",
-        "Judged by": f"{asked['criterion']}, {asked['better']} is better",
+        "Sweep": f"{axes}; {sweep['search']} search",
+        "Judged by": f"{sweep['criterion']}, {sweep['better']} is better",
     }
     console.print(two_columns({**lines, "Methods": ", ".join(methods), "Folder": str(folder)}))
     console.print()
 
 
-_TOP = 3  # points of a method in the table
+_TOP = 3  # how many points of a method the table shows
 
 
-def show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) -> None:
-    """The best points of each method, and how to run them again."""
+def show_sweep(console: "Console", record: "Record", results: Mapping[str, Any]) -> None:
+    """Show the best points of each method, and how to run them again."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -48,7 +48,7 @@ def show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) -
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("Method", overflow="fold")
     table.add_column("Best points", overflow="fold")
-    table.add_column(describe(found["criterion"]).label, justify="right", no_wrap=True)
+    table.add_column(describe(results["criterion"]).label, justify="right", no_wrap=True)
     for label in record.labels:
         trials = record.trials(label)
         for k, trial in enumerate(trials[:_TOP]):
@@ -58,21 +58,21 @@ def show_sweep(console: "Console", record: "Record", found: Mapping[str, Any]) -
                 cells[2] += f", {trial.failed} of {len(trial.runs)} seeds {sweeps.failure(trial)}"
             table.add_row(escape(cells[0]), *(f"{style}{escape(cell)}[/]" for cell in cells[1:]))
     print_table(console, table)
-    for note in found["notes"]:
+    for note in results["notes"]:
         console.print(f"[yellow]•[/] {escape(note)}")
-    programs = found["programs"]
+    programs = results["programs"]
     compiled = f"{programs} compiled program{'s'[: programs - 1]}"
     console.print(
-        f"\n{len(record.runs)} runs in {compiled}, {show('seconds', found['seconds'])}; all points: sweep.json"
+        f"\n{len(record.runs)} runs in {compiled}, {show('seconds', results['seconds'])}; all points: sweep.json"
     )
-    for file, labels in found["best"].items():
-        which = f"   [dim]# {escape(', '.join(labels))}[/]" if len(found["best"]) > 1 else ""
+    for file, labels in results["best"].items():
+        which = f"   [dim]# {escape(', '.join(labels))}[/]" if len(results["best"]) > 1 else ""
         path = escape(str(record.folder / file))
         console.print(f"The best again: [bold]fedax run {path}[/]{which}", soft_wrap=True)
 
 
 def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.Path) -> None:
-    """What an experiment is about to run."""
+    """Show what an experiment will run."""
     from fedax.columns import better
     from fedax.experiments import noted
     from fedax.experiments.following import decides
@@ -93,7 +93,7 @@ def show_choices(console: "Console", experiment: "Experiment", folder: pathlib.P
 
 
 def show_results(console: "Console", record: "Record") -> None:
-    """The table of final figures, the verdict, and what is odd."""
+    """Show the table of final figures, the verdict, and notes."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -143,32 +143,32 @@ def show_results(console: "Console", record: "Record") -> None:
 
 
 def show_diagnosis(console: "Console", record: "Record") -> None:
-    """The figures, then the reasons, and last, where a person looks, the verdict."""
+    """Show the figures, the reasons, and last, where a reader looks first, the verdict."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     from fedax.experiments import diagnosis
 
-    found = record.diagnosis
-    table = Table(box=box.SIMPLE_HEAD, title=f"Measured at {escape(diagnosis.where(found))}", title_justify="left",
+    methods = record.diagnosis
+    table = Table(box=box.SIMPLE_HEAD, title=f"Measured at {escape(diagnosis.where(methods))}", title_justify="left",
                   title_style="bold", pad_edge=False)  # fmt: skip
     table.add_column("")
-    for method in found:
+    for method in methods:
         table.add_column(escape(method["label"]), justify="right", overflow="fold")
-    for name, cells in diagnosis.rows(found):
+    for name, cells in diagnosis.rows(methods):
         table.add_row(name, *cells)
     console.print(table)
     console.print("[bold]What these figures cannot tell[/]")
-    console.print(bullets(diagnosis.unknown(found)))
-    for method in found:
+    console.print(bullets(diagnosis.unknown(methods)))
+    for method in methods:
         console.print(f"\n[bold]{escape(method['label'])}[/]")
         console.print(bullets(method["advice"]))
     console.print(f"\n[bold]Verdict[/]\n{escape(diagnosis.verdict(record))}\n", highlight=False)
 
 
 def show_report(console: "Console", record: "Record") -> None:
-    """Where it is; and exit code 1 where a method failed."""
+    """Show the path of the report; exit code 1 if a method failed."""
     from rich.markup import escape
 
     from fedax.engine.history import FAILED

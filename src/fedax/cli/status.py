@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 
 Table = dict[str, Any]
-_EVERY = 2.0  # seconds between two looks of --watch
+_EVERY = 2.0  # seconds between two updates of --watch
 
 
-def _form(text: str) -> bool:
+def _is_json(text: str) -> bool:
     from fedax.errors import ConfigError
 
     if text not in ("text", "json"):
@@ -51,7 +51,7 @@ def status(
     from fedax.errors import ConfigError
     from fedax.flower import require
 
-    as_json = _form(format)
+    as_json = _is_json(format)
     require()
     if not folder.is_dir():
         raise ConfigError("folder", str(folder), "there is no such folder; give that of `fedax deploy link`")
@@ -59,24 +59,24 @@ def status(
         from fedax.flower.status_page import serve
 
         say = lambda address: typer.echo(f"{address}  (Ctrl-C ends it)")  # noqa: E731
-        return serve(lambda: _look(folder, link), port, say)
+        return serve(lambda: _current_status(folder, link), port, say)
     from fedax.flower.metrics import prometheus_text
 
     while True:
-        found = _look(folder, link)
-        shown = json.dumps(found) if as_json else prometheus_text(found).rstrip() if metrics else _shown(found)
+        table = _current_status(folder, link)
+        shown = json.dumps(table) if as_json else prometheus_text(table).rstrip() if metrics else _as_text(table)
         if watch and not as_json and not metrics and sys.stdout.isatty():
             shown = f"\x1b[H\x1b[2J{shown}"
         typer.echo(shown)
         if not watch:
             break
         time.sleep(_EVERY)
-    if not found["link"]["there"]:
-        typer.echo(f"error: {found['link']['problem']}", err=True)
+    if not table["link"]["there"]:
+        typer.echo(f"error: {table['link']['problem']}", err=True)
         raise typer.Exit(2)
 
 
-def _look(folder: pathlib.Path, link: str | None) -> Table:
+def _current_status(folder: pathlib.Path, link: str | None) -> Table:
     from fedax.errors import FedaxError
     from fedax.flower.certificates import until
     from fedax.flower.status import joined, read_file, registered
@@ -88,42 +88,42 @@ def _look(folder: pathlib.Path, link: str | None) -> Table:
         return joined(file, None, str(error), ends)
 
 
-def _shown(found: Table) -> str:
-    """For a terminal of 80 columns."""
+def _as_text(table: Table) -> str:
+    """The status as text for a terminal of 80 columns."""
     from fedax.flower.status import clean, here, span, title
 
-    now, lines = found["time"], []
-    run = found["run"]
+    now, lines = table["time"], []
+    run = table["run"]
     if run is None:
         lines.append("No run has been at this link yet.")
     else:
-        lines.append(title(found))
+        lines.append(title(table))
         lines += [f"  {clean(run['run']['folder'])}"] if run["run"] else []
         if run["why"]:
             lines.append(f"  {run['why']}")
-        for each in run["runs"]:
-            pace = "" if each["seconds"] is None else f", {each['seconds']:.2g} s a round"
-            where = f"round {each['round']} of {each['of']}"
-            lines.append(f"  {each['method']}, seed {each['seed']}: {each['state']}, {where}{pace}")
-    online = sum(each["status"] == "online" for each in found["nodes"])
-    counted = f"{online} of {len(found['nodes'])} nodes are here"
-    lines += ["", counted if found["link"]["there"] else "The link is gone."]
+        for entry in run["runs"]:
+            pace = "" if entry["seconds"] is None else f", {entry['seconds']:.2g} s a round"
+            where = f"round {entry['round']} of {entry['of']}"
+            lines.append(f"  {entry['method']}, seed {entry['seed']}: {entry['state']}, {where}{pace}")
+    online = sum(entry["status"] == "online" for entry in table["nodes"])
+    counted = f"{online} of {len(table['nodes'])} nodes are here"
+    lines += ["", counted if table["link"]["there"] else "The link is gone."]
     lines.append(f"{'node':16} {'here':>8} {'clients':>8} {'examples':>9} {'fedax':>10} {'jax':>8}  waited for")
-    for each in found["nodes"]:
-        name, state = str(each["name"] or each["number"])[:16], here(each, now)
-        clients, versions = each["clients"], each["versions"] or {}
-        count, examples = "?" if clients is None else len(clients), each["examples"]
-        waited = each["waited_for"] and span(now - each["waited_for"]["since"])
+    for entry in table["nodes"]:
+        name, state = str(entry["name"] or entry["number"])[:16], here(entry, now)
+        clients, versions = entry["clients"], entry["versions"] or {}
+        count, examples = "?" if clients is None else len(clients), entry["examples"]
+        waited = entry["waited_for"] and span(now - entry["waited_for"]["since"])
         lines.append(
             f"{name:16} {state:>8} {count:>8} {'?' if examples is None else examples:>9} "
             f"{versions.get('fedax', '?')[:10]:>10} {versions.get('jax', '?')[:8]:>8}  {waited or '-'}"
         )
-        if failed := each["failed"]:
+        if failed := entry["failed"]:
             lines.append(f"  failed {span(now - failed['time'])} ago at {failed['during']}: {failed['why']}")
     return "\n".join(lines)
 
 
-_LEAVES = {  # what a site sends, by what it was asked
+_LEAVES = {  # kind of question -> kind of data in a site's answer
     "exchange": "updates", "evaluate": "figures", "figures": "figures", "alone": "figures", "summarize": "summaries",
 }  # fmt: skip
 
@@ -144,31 +144,31 @@ def node_status(
     """
     from fedax.errors import ConfigError
 
-    as_json = _form(format)
+    as_json = _is_json(format)
     if key is None and state is None:
         raise ConfigError("key", None, "give --key, the node's private key, or --state, its folder")
     folder = state or key.with_name(f"{key.name}.state")  # type: ignore[union-attr]
     if not folder.is_dir():
         raise ConfigError("state", str(folder), "there is no such folder; a node makes it when it first starts")
-    found = node_table(folder)
+    table = node_table(folder)
     if as_json:
-        return typer.echo(json.dumps(found))
-    typer.echo(f"{found['messages']} messages, the last at {found['last'] or '-'}")
-    typer.echo(f"{found['rounds']} rounds in {len(found['runs'])} runs")
-    typer.echo(f"{found['came']} bytes came, {found['left']} bytes left")
-    today = ", ".join(f"{kind}: {count} bytes" for kind, count in found["left_today"].items())
+        return typer.echo(json.dumps(table))
+    typer.echo(f"{table['messages']} messages, the last at {table['last'] or '-'}")
+    typer.echo(f"{table['rounds']} rounds in {len(table['runs'])} runs")
+    typer.echo(f"{table['came']} bytes came, {table['left']} bytes left")
+    today = ", ".join(f"{kind}: {count} bytes" for kind, count in table["left_today"].items())
     typer.echo(f"left today: {today or 'nothing'}")
-    typer.echo(f"{found['questions']} questions answered, {found['questions_today']} of them today")
-    if found["epsilon"] is not None:
-        typer.echo(f"the noise of its answers has spent ε = {found['epsilon']:g}")
-    for run, about in [*found["runs"].items()][-10:]:
+    typer.echo(f"{table['questions']} questions answered, {table['questions_today']} of them today")
+    if table["epsilon"] is not None:
+        typer.echo(f"the noise of its answers has spent ε = {table['epsilon']:g}")
+    for run, about in [*table["runs"].items()][-10:]:
         typer.echo(f"  run {run}, asked by {', '.join(about['servers'])}: {about['messages']} messages")
-    for error in found["errors"]:
+    for error in table["errors"]:
         typer.echo(f"  failed at {error['time']}, {error['kind']}: {error['why']}")
 
 
 def node_table(folder: pathlib.Path) -> Table:
-    """What a node's folder says of its work; lines that cannot be read are counted in ``unreadable``."""
+    """Summarise the log in a node's folder; lines that cannot be read are counted in ``unreadable``."""
     from fedax.data.formats import parse_json
     from fedax.engine.places import answered
     from fedax.engine.places.site import read_rounds
@@ -177,9 +177,9 @@ def node_table(folder: pathlib.Path) -> Table:
 
     rounds = sum(read_rounds(folder / "site" / "rounds.json").values())
     today, runs, errors = time.strftime("%Y-%m-%d"), dict[str, Table](), list[Table]()
-    found: Table = {"rounds": rounds, "messages": 0, "unreadable": 0, "came": 0, "left": 0, "last": None}
-    found["questions"], found["questions_today"] = answered.counted(folder / "site", today)
-    found["epsilon"] = None
+    totals: Table = {"rounds": rounds, "messages": 0, "unreadable": 0, "came": 0, "left": 0, "last": None}
+    totals["questions"], totals["questions_today"] = answered.counted(folder / "site", today)
+    totals["epsilon"] = None
     left: dict[str, int] = {}
     with contextlib.ExitStack() as files:
         logs = [files.enter_context(path.open("rb")) for path in rotated(folder / "site" / "log.jsonl")]
@@ -192,17 +192,17 @@ def node_table(folder: pathlib.Path) -> Table:
                 case {"time": str(when), "came": int(came), "left": int(out)} if min(came, out) >= 0:
                     pass
                 case _:
-                    found["unreadable"] += 1
+                    totals["unreadable"] += 1
                     continue
             kind = clean(line.get("kind"))
-            found |= {"messages": found["messages"] + 1, "came": found["came"] + came, "left": found["left"] + out}
-            found["last"] = clean(when)
+            totals |= {"messages": totals["messages"] + 1, "came": totals["came"] + came, "left": totals["left"] + out}
+            totals["last"] = clean(when)
             if when.startswith(today):
                 what = _LEAVES.get(kind, "other")
                 left[what] = left.get(what, 0) + out
             match line:
                 case {"epsilon": float(epsilon)} if epsilon >= 0:
-                    found["epsilon"] = epsilon
+                    totals["epsilon"] = epsilon
             if "run" in line:
                 about = runs.setdefault(clean(line["run"]), {"messages": 0, "servers": [], "first": clean(when)})
                 about |= {"messages": about["messages"] + 1, "last": clean(when)}
@@ -211,7 +211,7 @@ def node_table(folder: pathlib.Path) -> Table:
                     about["servers"].append(server)
             if "error" in line:
                 errors = [*errors[-4:], {"time": clean(when), "kind": kind, "why": clean(line["error"])}]
-    return found | {"left_today": left, "runs": runs, "errors": errors}
+    return totals | {"left_today": left, "runs": runs, "errors": errors}
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"status": status, "node status": node_status}

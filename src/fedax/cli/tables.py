@@ -1,4 +1,4 @@
-"""The commands ``fedax deploy tables`` and ``fedax deploy review``: from tables at nodes to one transform at all."""
+"""The commands ``fedax deploy tables`` and ``fedax deploy review``: agree on one transform for the tables at nodes."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedax.data import Plan, Summary
     from fedax.data.transform import Document
 
-_USUAL = "tables"  # the folder, in that of the link
+_DEFAULT = "tables"  # the default folder, inside of the link's
 
 
 def tables(
@@ -67,7 +67,7 @@ def tables(
     from fedax.flower import deploy as deployment
 
     chosen = kinds(column)
-    target = _fresh(folder / _USUAL if out is None else out, moved=out is None)
+    target = _fresh(folder / _DEFAULT if out is None else out, moved=out is None)
     files: dict[str, str] = {}
     sent: dict[str, dict[str, Any]] = {}
 
@@ -129,15 +129,15 @@ def review(
         raise ConfigError("why", why, "this goes with --no")
     if yes is not None and not decide(state, yes, why):
         typer.echo("Nothing waits.")
-    for file, said in reviews(state).items():
-        typer.echo(decision_line(file, said))
+    for file, decision in reviews(state).items():
+        typer.echo(decision_line(file, decision))
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"tables": tables, "review": review}
 
 
 def _fresh(target: pathlib.Path, moved: bool) -> pathlib.Path:
-    """A folder that is new or empty; what is in the usual one is moved aside."""
+    """A folder that is new or empty; the content of the default folder is moved aside."""
     from fedax.errors import ConfigError
 
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -154,7 +154,7 @@ def _fresh(target: pathlib.Path, moved: bool) -> pathlib.Path:
 
 
 def _file(client: str, files: dict[str, str]) -> str:
-    """The part of a file's name that stands for a client, whatever the client's name is."""
+    """A unique part of a file name for a client, whatever the client's name is."""
     from fedax.files import slug
 
     if client not in files:
@@ -167,13 +167,13 @@ def _file(client: str, files: dict[str, str]) -> str:
 
 
 def _write_experiment(place: pathlib.Path, rows: int, parameters: int) -> None:
-    """The configuration of ``fedax compare csv``, for the nodes; where that repeats the split, this does so too."""
+    """Write the configuration of ``fedax compare csv`` for the nodes; it repeats the split where that does."""
     import tomli_w
 
     from fedax.experiments.defaults import are_small, comparison, usual_seeds
 
     config: dict[str, Any] = comparison("csv", ["fedavg", "fedprox", "fednova"])
-    config |= {"name": _USUAL, "data": {**config["data"], "name": "nodes"}}
+    config |= {"name": _DEFAULT, "data": {**config["data"], "name": "nodes"}}
     if are_small(rows, parameters):
         config["run"] |= {"seeds": usual_seeds(repeated=True), "split_seeds": True}
     place.write_text(tomli_w.dumps(config), encoding="utf-8")

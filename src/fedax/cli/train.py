@@ -217,7 +217,7 @@ def sweep(
         if not equals:
             raise ConfigError("grid", given, "give KEY=VALUES, such as methods.*.lr=0.01,0.1,1")
         values = value_of(text)
-        if isinstance(values, str):  # no TOML as it stands
+        if isinstance(values, str):  # not TOML yet
             listed = value_of(f"[{text}]")
             values = listed if isinstance(listed, list) else [value_of(word) for word in text.split(",")]
         axes[key.strip()] = values if isinstance(values, list | dict) else [values]
@@ -227,8 +227,8 @@ def sweep(
     with writing(folder, "sweep", bool(code.sources)):
         show_plan(console, tuning, folder)
         with Points(tuning, console) as watch:
-            record, found = tune(tuning, folder, watch, **kept)
-    show_sweep(console, record, found)
+            record, results = tune(tuning, folder, watch, **kept)
+    show_sweep(console, record, results)
     show_report(console, record)
 
 
@@ -278,23 +278,23 @@ def study(
 
     console = open_console()
     share_gpu()  # before a schedule makes JAX look for devices
-    found = studies.read_study(name, part or ())
-    folder = out or pathlib.Path("studies") / slug(found.section.name)
+    loaded = studies.read_study(name, part or ())
+    folder = out or pathlib.Path("studies") / slug(loaded.section.name)
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    for each in found.parts.values():  # before anything runs: what its design can tell
+    for each in loaded.parts.values():  # the power of the design, before anything runs
         if power := studies.design(each):
             say(f"{each.name}: {power}")
     done = False
     try:
-        done = studies.carry_out(found, folder, jobs, math.inf if hours is None else hours, say)
+        done = studies.carry_out(loaded, folder, jobs, math.inf if hours is None else hours, say)
     except OSError as error:
         raise ConfigError("out", str(folder), f"cannot write there ({error.strerror}); name another") from error
     finally:
-        page = studies.write_page(found, folder)
-    for sentence in studies.outcome(found, folder):
+        page = studies.write_page(loaded, folder)
+    for sentence in studies.outcome(loaded, folder):
         say(sentence)
     if page is not None:
         say(str(page))

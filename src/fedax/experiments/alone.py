@@ -1,4 +1,4 @@
-"""The baseline where each client trains alone, as a method: so it runs where methods run, and at nodes."""
+"""The baseline where each client trains alone, written as a method so that it runs on every place, nodes included."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ LOCAL_ONLY = "local only"
 
 
 class LocalOnly(Algorithm):
-    """Each client trains alone: its model is what it keeps between rounds, and its uploads are zero.
+    """Each client trains alone: its model is its memory, and its uploads are zero.
 
     Args:
         lr: learning rate of stochastic gradient descent.

@@ -1,8 +1,8 @@
-"""How the models of a run do at each client: tables in its folder, two baselines, and what is said of them.
+"""Figures of each client: tables in the run folder, two baselines, and the sentences that the report makes of them.
 
-The baselines are no federated methods, and are not compared with them: ``local only``, where each client trains a model
-of its own on its own data, and ``pooled``, one model on the data of all in one place. Both begin at the run's initial
-model and go over the data as often as the method that did so most, by stochastic gradient descent with the run's
+The baselines are no federated methods, and are not ranked with them. In ``local only`` each client trains its own model
+on its own data; ``pooled`` is one model on the data of all clients in one place. Both start from the run's initial
+model and make as many passes over the data as the method that made most, by stochastic gradient descent with the run's
 minibatch size and the first method's learning rate.
 """
 
@@ -33,13 +33,19 @@ from fedax.files import cell, quoting_of, regular, slug, text_of
 Path = pathlib.Path
 
 BASELINES = (LOCAL_ONLY, "pooled")
-WORST = 3  # clients that are named
+WORST = 3  # how many of the worst clients are named
 _MOST_BYTES = 1 << 28
 _LEFT_OUT = "left-out.json"
 
 
 class ClientTable(NamedTuple):
-    """Figures of each client: names [N], how many examples each has, and the columns ``loss`` and metrics, [N] each."""
+    """Figures of each client.
+
+    Attributes:
+        names: [N] of the clients.
+        sizes: [N] how many examples each client has.
+        values: ``loss`` and metrics by name, [N] each.
+    """
 
     names: list[str]
     sizes: np.ndarray
@@ -50,12 +56,12 @@ class ClientTable(NamedTuple):
 
 
 def table_path(folder: Path, label: str, seed: int) -> Path:
-    """Where the table of a run is, or that of a baseline."""
+    """The path of the table of a run, or of a baseline."""
     return folder / ("baselines" if label in BASELINES else "clients") / f"{slug(label)}-seed{seed}.csv"
 
 
 def write_table(path: Path, table: ClientTable) -> None:
-    """Write a table as CSV, whole or not at all; a figure that is not defined is left empty."""
+    """Write a table as CSV, completely or not at all; a figure that is not defined is an empty cell."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n", quoting=quoting_of(table.names))
     rows.writerow(["name", "n", *table.values])
@@ -70,7 +76,7 @@ def read_table(path: Path) -> ClientTable:
     """The table that :func:`write_table` wrote.
 
     Raises:
-        DataError: it cannot be read, or is no such table.
+        DataError: the file cannot be read, or is no such table.
 
     Example:
         >>> import tempfile
@@ -90,43 +96,43 @@ def read_table(path: Path) -> ClientTable:
         names, sizes = [text_of(row[0]) for row in rows], [int(row[1]) for row in rows]
         if not all(0 < size < 2**53 for size in sizes) or not all(names) or len({*names}) < len(names):
             raise ValueError("a client without a name or without examples, or two of one name")
-        found = {
+        columns = {
             name: np.array([float(row[k]) if row[k] else math.nan for row in rows])
             for k, name in enumerate(head)
             if k >= 2
         }
-        if any(np.isinf(values).any() for values in found.values()):
+        if any(np.isinf(values).any() for values in columns.values()):
             raise ValueError("a figure that is not finite")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, csv.Error) as error:
         raise DataError(f"{path}: no table of clients as a run writes it: {str(error)[:200]}") from error
-    return ClientTable(names, np.array(sizes), found)
+    return ClientTable(names, np.array(sizes), columns)
 
 
 def tables(record: Record, label: str) -> list[ClientTable]:
-    """The tables of a method or a baseline, one a seed; of a damaged one :func:`damaged` tells."""
-    found = []
+    """The tables of a method or a baseline, one for each seed; damaged files are left out (see :func:`damaged`)."""
+    read = []
     for seed in record.config["run"]["seeds"]:
-        if (path := table_path(record.folder, label, seed)).is_file() and _wrong(path) is None:
-            found.append(read_table(path))
-    return found
+        if (path := table_path(record.folder, label, seed)).is_file() and _damage(path) is None:
+            read.append(read_table(path))
+    return read
 
 
 def damaged(record: Record) -> list[str]:
-    """What is wrong with the tables of a run folder, as sentences."""
+    """Sentences about tables of a run folder that are damaged or missing."""
     files = [*(record.folder / "clients").glob("*.csv"), *(record.folder / "baselines").glob("*.csv")]
-    found = [f"{wrong}." for path in sorted(files) if (wrong := _wrong(path)) is not None]
-    over = (record.folder / "summary.json").exists() and files
-    for label in record.labels if over else ():
+    sentences = [f"{problem}." for path in sorted(files) if (problem := _damage(path)) is not None]
+    finished = (record.folder / "summary.json").exists() and files
+    for label in record.labels if finished else ():
         for seed in record.config["run"]["seeds"]:
             path = table_path(record.folder, label, seed)
             if not path.exists() and model_path(record.folder, label, seed).exists():
-                found.append(f"{label}, seed {seed}: its table of clients, {path.name}, is missing.")
-    return found
+                sentences.append(f"{label}, seed {seed}: its table of clients, {path.name}, is missing.")
+    return sentences
 
 
-def _wrong(path: Path) -> str | None:
+def _damage(path: Path) -> str | None:
     try:
         read_table(path)
     except DataError as error:
@@ -134,67 +140,67 @@ def _wrong(path: Path) -> str | None:
     return None
 
 
-# ---- what is evaluated
+# ---- evaluation
 
 
 def add_table(experiment: Experiment, folder: Path, label: str, seed: int, params: Any, test: Any) -> None:
-    """Write the table of a run that is over; none of a model that is not finite. ``test``: ``None``: it is at nodes."""
+    """Write the table of a finished run; ``test``: the test examples by client, or ``None`` if they are at nodes."""
     if test is None:
-        _add_of_nodes(experiment, folder, label, seed, params)
+        _add_table_of_nodes(experiment, folder, label, seed, params)
         return
     table = fedax.evaluate(whole_task(experiment.task), params, test)
     figures = {name: table[name].to_numpy(float) for name in table.columns if name not in ("name", "n")}
     write_table(table_path(folder, label, seed), ClientTable(list(table["name"]), table["n"].to_numpy(), figures))
 
 
-def _add_of_nodes(experiment: Experiment, folder: Path, label: str, seed: int, params: Any) -> None:
-    """:func:`add_table` where each client's test examples are at its node."""
+def _add_table_of_nodes(experiment: Experiment, folder: Path, label: str, seed: int, params: Any) -> None:
+    """:func:`add_table` for test examples that are at the nodes."""
     if experiment.config["run"].get("secure") is not None:
-        _leave_out(folder, "The run has secure sums, so no figures of single clients leave their sites.")
+        _record_left_out(folder, "The run has secure sums, so no figures of single clients leave their sites.")
         return
     fleet = experiment.nodes(seed)
     model = start(whole_task(experiment.task).trained, params, 0, {})[1]
-    found = fleet.figures(experiment.problem(label), model)
-    _write_of_nodes(folder, label, seed, fleet, found)
+    figures = fleet.figures(experiment.problem(label), model)
+    _write_table_of_nodes(folder, label, seed, fleet, figures)
 
 
-def _write_of_nodes(folder: Path, label: str, seed: int, fleet: Fleet, found: Figures) -> None:
-    """Write what nodes gave, if any did, and why others gave nothing."""
-    for who, why in found.withheld.items():
-        _leave_out(folder, f"Clients {who} are not in the tables of clients: {why}.")
-    if not found.values:
+def _write_table_of_nodes(folder: Path, label: str, seed: int, fleet: Fleet, received: Figures) -> None:
+    """Write the figures that nodes sent, and why other nodes sent none."""
+    for clients, why in received.withheld.items():
+        _record_left_out(folder, f"Clients {clients} are not in the tables of clients: {why}.")
+    if not received.values:
         return
-    columns = dict.fromkeys(name for each in found.values.values() for name in each)
-    names, sizes = fleet.whole.census.names, [fleet.tested[i] for i in found.values]
-    figures = {name: np.array([each.get(name, math.nan) for each in found.values.values()]) for name in columns}
+    columns = dict.fromkeys(name for values in received.values.values() for name in values)
+    names, sizes = fleet.whole.census.names, [fleet.tested[i] for i in received.values]
+    figures = {name: np.array([values.get(name, math.nan) for values in received.values.values()]) for name in columns}
     write_table(
-        table_path(folder, label, seed), ClientTable([names[i] for i in found.values], np.array(sizes), figures)
+        table_path(folder, label, seed), ClientTable([names[i] for i in received.values], np.array(sizes), figures)
     )
 
 
-def _leave_out(folder: Path, sentence: str) -> None:
-    """Keep what the tables of a run folder have not, and why."""
-    if sentence not in (said := left_out(folder)):
+def _record_left_out(folder: Path, sentence: str) -> None:
+    """Record a sentence on what the tables of a run folder lack, and why."""
+    if sentence not in (sentences := left_out(folder)):
         (folder / "clients").mkdir(exist_ok=True)
-        write_atomic(folder / "clients" / _LEFT_OUT, json.dumps([*said, sentence], indent=1))
+        write_atomic(folder / "clients" / _LEFT_OUT, json.dumps([*sentences, sentence], indent=1))
 
 
 def left_out(folder: Path) -> list[str]:
-    """What the tables of clients of a run folder have not, and why, as sentences."""
+    """Sentences on what the tables of clients of a run folder lack, and why."""
     try:
-        found = json.loads((folder / "clients" / _LEFT_OUT).read_text(encoding="utf-8"))
+        sentences = json.loads((folder / "clients" / _LEFT_OUT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [str(each) for each in found] if isinstance(found, list) else []
+    return [str(sentence) for sentence in sentences] if isinstance(sentences, list) else []
 
 
 def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
-    """Write the table of a run that is over again, where it is missing or damaged."""
+    """Write the table of a finished run anew if it is missing or damaged."""
     path = table_path(folder, label, seed)
-    wrong = _wrong(path) if path.exists() else None
-    if wrong is not None:
-        warnings.warn(f"{label}, seed {seed}: {wrong}; it is made again", DamagedWarning, stacklevel=3)
-    if wrong is not None or not path.exists():
+    problem = _damage(path) if path.exists() else None
+    if problem is not None:
+        warnings.warn(f"{label}, seed {seed}: {problem}; it is made again", DamagedWarning, stacklevel=3)
+    if problem is not None or not path.exists():
         params = read_model(model_path(folder, label, seed), experiment.task.entire.form())
         if finite_model(params):
             add_table(experiment, folder, label, seed, params, experiment.split(seed)[2])
@@ -211,18 +217,18 @@ def finite_model(params: Any) -> bool:
 
 
 def add_baselines(experiment: Experiment, folder: Path) -> None:
-    """Run the baselines of all seeds whose tables are not there, and write them."""
+    """Run the baselines of all seeds whose tables are missing or damaged, and write the tables."""
     run = experiment.config["run"]
     for seed in run["seeds"]:
-        due = []
+        missing = []
         for label in BASELINES:
             path = table_path(folder, label, seed)
-            if not path.exists() or _wrong(path) is not None:
-                due.append(label)
-        if due:
+            if not path.exists() or _damage(path) is not None:
+                missing.append(label)
+        if missing:
             data, _, test = experiment.split(seed)
             rounds = _passes(experiment, folder, seed, data)
-            for label in due:
+            for label in missing:
                 if experiment.fleet is not None:
                     _baseline_at_nodes(experiment, folder, label, seed, rounds)
                     continue
@@ -230,19 +236,19 @@ def add_baselines(experiment: Experiment, folder: Path) -> None:
 
 
 def _passes(experiment: Experiment, folder: Path, seed: int, data: Any) -> int:
-    """How often the method that took most steps went over the data."""
+    """The number of passes over the data of the method that made most."""
     runs = rows_of(folder, experiment.config)
-    steps = max(int(run.history["local_steps"][-1]) for (_, own), run in runs.items() if own == seed)
+    steps = max(int(run.history["local_steps"][-1]) for (_, run_seed), run in runs.items() if run_seed == seed)
     batch_size = experiment.config["run"].get("batch_size")
-    each = data.num_clients if batch_size is None else int(data.sizes.sum()) / batch_size
-    return max(1, round(steps / each))
+    steps_a_pass = data.num_clients if batch_size is None else int(data.sizes.sum()) / batch_size
+    return max(1, round(steps / steps_a_pass))
 
 
 def baseline_rate(config: Mapping[str, Any]) -> float | None:
-    """The learning rate of the baselines: what ``run.baselines`` says, else the first method's; ``None``: no number."""
-    asked = config["run"].get("baselines")
-    own = asked.get("lr") if isinstance(asked, dict) else None
-    lr = config["methods"][0].get("lr") if own is None else own
+    """The learning rate of the baselines: that of ``run.baselines``, else the first method's; ``None``: no number."""
+    baselines = config["run"].get("baselines")
+    given = baselines.get("lr") if isinstance(baselines, dict) else None
+    lr = config["methods"][0].get("lr") if given is None else given
     return float(lr) if isinstance(lr, int | float) and not isinstance(lr, bool) else None
 
 
@@ -251,60 +257,60 @@ def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: An
     options: dict[str, Any] = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "work": fedax.Epochs(1)}
     options |= {"batch_size": run.get("batch_size"), "params": experiment.options.get("params"), "progress": False}
     with warnings.catch_warnings():
-        for said in (DivergedWarning, BadClientWarning):
-            warnings.simplefilter("ignore", said)
+        for category in (DivergedWarning, BadClientWarning):
+            warnings.simplefilter("ignore", category)
         if label == "pooled":
-            whole = fedax.FederatedData(data.examples, [data.num_examples], _finite=True)
-            one = fedax.simulate(fedax.create("fedavg", lr=lr), task, whole, **options)
-            found = by_client.figures(whole_task(experiment.task).trained, _wide(one.params), test)
-            return ClientTable([test.name(i) for i in range(test.num_clients)], test.sizes, _arrays(found))
-        alone = fedax.simulate(LocalOnly(lr), task, data, **options)
+            pooled = fedax.FederatedData(data.examples, [data.num_examples], _finite=True)
+            pooled_run = fedax.simulate(fedax.create("fedavg", lr=lr), task, pooled, **options)
+            values = by_client.figures(whole_task(experiment.task).trained, _at_least_float32(pooled_run.params), test)
+            return ClientTable([test.name(i) for i in range(test.num_clients)], test.sizes, _arrays(values))
+        local_run = fedax.simulate(LocalOnly(lr), task, data, **options)
     places = {data.name(i): i for i in range(data.num_clients)}
     rows = np.array([places[test.name(i)] for i in range(test.num_clients)])
-    memory: Any = alone.memory
-    memory = memory[rows] if hasattr(memory, "kept") else _taken(memory, rows)
-    found = by_client.figures(task.trained, None, test, memory.tree)
-    return ClientTable([test.name(i) for i in range(test.num_clients)], test.sizes, _arrays(found))
+    memory: Any = local_run.memory
+    memory = memory[rows] if hasattr(memory, "kept") else _rows_of(memory, rows)
+    values = by_client.figures(task.trained, None, test, memory.tree)
+    return ClientTable([test.name(i) for i in range(test.num_clients)], test.sizes, _arrays(values))
 
 
 def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: int, rounds: int) -> None:
-    """A baseline where the clients are at nodes: each trains alone there, and no rows are pooled."""
+    """A baseline for clients at nodes: each client trains alone at its node; there is no pooled baseline."""
     if label != LOCAL_ONLY:
-        _leave_out(folder, "There is no baseline pooled: it is a model on the rows of all clients in one place.")
+        _record_left_out(folder, "There is no baseline pooled: it is a model on the rows of all clients in one place.")
         return
     run, lr = experiment.config["run"], baseline_rate(experiment.config)
     if run.get("secure") is not None:
-        return  # the tables have said why
+        return  # :func:`_add_table_of_nodes` has recorded why
     assert lr is not None
     fleet, task = experiment.nodes(seed), experiment.task
     options: dict[str, Any] = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "work": fedax.Epochs(1)}
     options |= {"batch_size": run.get("batch_size"), "params": experiment.options.get("params")}
     job = make_job(LocalOnly(lr), task, fleet.census, **options)
-    made = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
-    program = program_of(client_round(made, job.plan, job.census.example, job.x))
-    asked = order(job.plan, experiment.problem_alone(lr), seed, program, fleet.deal)
-    fleet.check(asked, [], 0, job.plan.task.frozen)
-    _write_of_nodes(folder, label, seed, fleet, fleet.alone(asked, rounds, job.x))
+    problem = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
+    program = program_of(client_round(problem, job.plan, job.census.example, job.x))
+    message = order(job.plan, experiment.problem_alone(lr), seed, program, fleet.deal)
+    fleet.check(message, [], 0, job.plan.task.frozen)
+    _write_table_of_nodes(folder, label, seed, fleet, fleet.alone(message, rounds, job.x))
 
 
-def _taken(memory: Any, rows: np.ndarray) -> Any:
+def _rows_of(memory: Any, rows: np.ndarray) -> Any:
     import jax
 
     return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], memory)
 
 
-def _wide(params: Any) -> Any:
+def _at_least_float32(params: Any) -> Any:
     import jax
 
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.promote_types(leaf.dtype, np.float32)), params)
 
 
-def _arrays(found: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(values, float) for name, values in found.items()}
+def _arrays(lists: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(values, float) for name, values in lists.items()}
 
 
 def majority(experiment: Experiment) -> dict[str, Any] | None:
-    """What a model that always says the commoner of two classes has on the test; ``None`` of other tasks."""
+    """Test metrics of a model that always predicts the commoner of two classes; ``None`` for other tasks."""
     test = experiment.test
     examples = test.examples if isinstance(test, fedax.FederatedData) else test
     if examples is None or "auc" not in experiment.task.metrics or "y" not in examples:
@@ -321,31 +327,33 @@ def majority(experiment: Experiment) -> dict[str, Any] | None:
     }
 
 
-def majority_text(found: Mapping[str, Any]) -> str:
-    """In one line.
+def majority_text(baseline: Mapping[str, Any]) -> str:
+    """The majority baseline in one line.
 
     Example:
         >>> majority_text({"class": "0", "accuracy": 0.93, "f1": 0.0, "auc": 0.5})
         'Majority baseline, always class 0: accuracy 93.00 %, F1 0, AUC 0.5.'
     """
-    f1 = f"{found['f1']:.4g}"
-    accuracy = show("test_accuracy", found["accuracy"])
-    return f"Majority baseline, always class {found['class']}: accuracy {accuracy}, F1 {f1}, AUC {found['auc']:g}."
+    f1 = f"{baseline['f1']:.4g}"
+    accuracy = show("test_accuracy", baseline["accuracy"])
+    return (
+        f"Majority baseline, always class {baseline['class']}: accuracy {accuracy}, F1 {f1}, AUC {baseline['auc']:g}."
+    )
 
 
-# ---- what is said of them
+# ---- what the report says
 
 
 class Spread(NamedTuple):
-    """A figure over the clients of one method: the means over the seeds by client, and what they come to.
+    """How a figure is spread over the clients of one method; each client's value is its mean over the seeds.
 
     Attributes:
-        label: of the method, or the baseline.
+        label: of the method or the baseline.
         names: of the clients.
-        sizes: [N] test examples.
-        values: [N], not-a-number where the metric is not defined.
-        mean, std: over the clients where it is defined.
-        worst_tenth: mean over the worst tenth of these, at least one client.
+        sizes: [N] test examples of each client.
+        values: [N]; not-a-number where the metric is not defined.
+        mean, std: over the clients where the metric is defined.
+        worst_tenth: the mean over the worst tenth of these clients, at least one.
         worst: the worst clients, by name, with their values.
     """
 
@@ -359,42 +367,42 @@ class Spread(NamedTuple):
     worst: list[tuple[str, float]]
 
 
-def spread_of(label: str, found: Sequence[ClientTable], figure: str, way: str) -> Spread | None:
-    """How a figure is spread over the clients that all seeds have; ``None`` where there is nothing.
+def spread_of(label: str, tables: Sequence[ClientTable], figure: str, way: str) -> Spread | None:
+    """How a figure is spread over the clients that all seeds have; ``None`` if no client has it.
 
     Args:
         label: of the method.
-        found: its tables, one a seed.
-        figure: a column of theirs.
+        tables: its tables, one for each seed.
+        figure: a column of the tables.
         way: ``"lower"`` or ``"higher"`` is better.
     """
-    found = [table for table in found if figure in table.values]
-    if not found:
+    tables = [table for table in tables if figure in table.values]
+    if not tables:
         return None
-    places = [{name: i for i, name in enumerate(table.names)} for table in found]
-    names = [name for name in found[0].names if all(name in each for each in places)]
-    rows = [[each[name] for name in names] for each in places]
-    every = np.array([table.values[figure][own] for table, own in zip(found, rows, strict=True)])
-    known = ~np.isnan(every)
-    values = np.where(known.any(0), np.where(known, every, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)
-    there = np.flatnonzero(~np.isnan(values))
-    if not there.size:
+    places = [{name: i for i, name in enumerate(table.names)} for table in tables]
+    names = [name for name in tables[0].names if all(name in place for place in places)]
+    rows = [[place[name] for name in names] for place in places]
+    by_seed = np.array([table.values[figure][rows_of_table] for table, rows_of_table in zip(tables, rows, strict=True)])
+    known = ~np.isnan(by_seed)
+    values = np.where(known.any(0), np.where(known, by_seed, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)
+    defined = np.flatnonzero(~np.isnan(values))
+    if not defined.size:
         return None
-    order = there[np.argsort(values[there] if way == "higher" else -values[there], kind="stable")]
+    order = defined[np.argsort(values[defined] if way == "higher" else -values[defined], kind="stable")]
     tenth = order[: max(1, math.ceil(len(order) / 10))]
-    std = float(np.std(values[there], ddof=1)) if len(there) > 1 else math.nan
+    std = float(np.std(values[defined], ddof=1)) if len(defined) > 1 else math.nan
     worst = [(names[i], float(values[i])) for i in order[:WORST]]
-    sizes = found[0].sizes[rows[0]]
-    return Spread(label, names, sizes, values, float(values[there].mean()), std, float(values[tenth].mean()), worst)
+    sizes = tables[0].sizes[rows[0]]
+    return Spread(label, names, sizes, values, float(values[defined].mean()), std, float(values[tenth].mean()), worst)
 
 
 def figures_of(record: Record, judge: str | None) -> list[str]:
-    """The figures of clients that are shown: that by which methods are judged, and the first metric, or the loss."""
-    there = next((table for label in record.labels for table in tables(record, label)), None)
-    if there is None:
+    """The figures of clients that are shown: the one by which methods are judged (or the loss), and a metric."""
+    example = next((table for label in record.labels for table in tables(record, label)), None)
+    if example is None:
         return []
     judged = (judge or "").removeprefix("test_")
-    names = [name for name in there.values if better(f"test_{name}") is not None]
+    names = [name for name in example.values if better(f"test_{name}") is not None]
     chosen = [judged] if judged in names else ["loss"]
     usual = [name for name in ("auc", "r2", "accuracy", *names) if name in names and name not in chosen]
     return chosen + usual[:1]

@@ -1,4 +1,4 @@
-"""compare: methods side by side from Python, with all that a run of the command has; and run folders opened again."""
+"""``fedax.compare``, the command ``fedax run`` as a function of Python objects; and ``fedax.load``."""
 
 import contextlib
 import dataclasses
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 Path = pathlib.Path
 
-_NAME = "comparison"  # of the experiment
-_LONGEST = 200  # letters of a label
+_NAME = "comparison"  # the name of the experiment
+_LONGEST = 200  # the most characters of a label
 _ELSEWHERE = {
     "algorithm": "methods={label: method}",
     "seed": "seeds=…",
@@ -130,30 +130,35 @@ def compare(
     """
     if processes.count() > 1:
         raise ConfigError("processes", processes.count(), "compare runs in one process; give each some of the methods")
-    given: dict[str, Any] = {"rounds": rounds, "batch_size": batch_size, "val": val, "test": test} | _allowed(
-        with_place(options)
-    )
-    given |= {"work": work or Epochs(1), "participation": participation or Full()}
+    simulate_options: dict[str, Any] = {
+        "rounds": rounds,
+        "batch_size": batch_size,
+        "val": val,
+        "test": test,
+    } | _checked_options(with_place(options))
+    simulate_options |= {"work": work or Epochs(1), "participation": participation or Full()}
     showing = wanted(progress)
-    chosen = seeds_of(
+    seed_list = seeds_of(
         "seeds", plain(list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else seeds)
     )
     named = _methods(methods)
     if isinstance(task, Task):
-        task = _measured(task, metrics)
-    # Of any method: what is wrong with the problem itself is said of no method in particular.
-    make_job(fedax.create("fedavg"), task, data, **given)
-    if given["rounds"] == 0:
+        task = _with_metrics(task, metrics)
+    # With FedAvg in place of the methods: an error in the problem itself should not name one of them.
+    make_job(fedax.create("fedavg"), task, data, **simulate_options)
+    if simulate_options["rounds"] == 0:
         raise ConfigError("rounds", 0, "give a whole number of at least 1")
     _check_baselines(baselines, test)
-    experiment = _experiment(named, task, data, chosen, given)
+    experiment = _experiment(named, task, data, seed_list, simulate_options)
     checked = check_methods(experiment)
     experiment = _completed(experiment, named, checked, judge, baselines)
-    place = _Temporary() if out is None else None
-    folder = _in_python(lambda: run_folder(place.path if place else Path(str(out)), experiment.config, _NAME))
+    temporary = _Temporary() if out is None else None
+    folder = _with_argument_names(
+        lambda: run_folder(temporary.path if temporary else Path(str(out)), experiment.config, _NAME)
+    )
     with Runs(experiment) if showing else contextlib.nullcontext() as watch:
-        record = _run(experiment, folder, watch=watch, checked=checked, track=track, drawn=place is None)
-    return Comparison((record,), place, task)
+        record = _run(experiment, folder, watch=watch, checked=checked, track=track, drawn=temporary is None)
+    return Comparison((record,), temporary, task)
 
 
 @complete
@@ -175,7 +180,7 @@ def load(folder: str | Path, *more: str | Path) -> "Comparison":
         >>> load(place).labels
         ['fedavg', 'scaffold']
     """
-    return Comparison(tuple(read(each) for each in (folder, *more)))
+    return Comparison(tuple(read(path) for path in (folder, *more)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,22 +200,22 @@ class Comparison:
     """
 
     records: tuple[Record, ...]
-    _place: Any = field(default=None, compare=False)  # the temporary folder, which goes with this object
-    _task: Task | None = field(default=None, compare=False)  # of a comparison that was made here
+    _place: Any = field(default=None, compare=False)  # the temporary folder, which is removed with this object
+    _task: Task | None = field(default=None, compare=False)  # where the comparison was made in this process
 
     @functools.cached_property
-    def problems(self) -> list[summary.Problem]:
-        """The methods, those together that were run on the same problem."""
+    def problems(self) -> list[summary.ProblemResults]:
+        """The methods, grouped by the problem that they were run on."""
         return summary.problems(self.records)
 
     @property
     def labels(self) -> list[str]:
-        """What the methods are called, in their order."""
+        """The labels of the methods, in their order."""
         return [m.label for problem in self.problems for m in problem.methods]
 
     @property
     def verdict(self) -> str:
-        """By how much methods differ, which is best, what that covers, and what became of those that did not finish."""
+        """Sentences: by how much methods differ, which is best, what that covers, and which methods did not finish."""
         return "\n".join(" ".join(summary.verdict(problem)) for problem in self.problems)
 
     def table(self, target: Aim | None = None, confidence: float = 0.95) -> "pandas.DataFrame":
@@ -314,7 +319,7 @@ class Comparison:
             ConfigError: it holds something, or cannot be written to; there are several run folders.
         """
         source = self._only("save").folder
-        place = _in_python(lambda: new_folder(folder, _NAME), "folder")
+        place = _with_argument_names(lambda: new_folder(folder, _NAME), "folder")
         shutil.copytree(source, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns(LOCK, KEY))
         draw(read(place))
 
@@ -336,11 +341,11 @@ class Comparison:
         return f"Comparison({', '.join(self.labels)}): {self.verdict}".strip(": ")
 
 
-# ---- what is shown
+# ---- display
 
 
 def _plot(
-    problem: summary.Problem, x: str = "rounds", column: str | None = None, target: float | None = None
+    problem: summary.ProblemResults, x: str = "rounds", column: str | None = None, target: float | None = None
 ) -> "Drawing":
     known = summary.curve_order(problem)
     column = known[0] if column is None else column
@@ -352,7 +357,7 @@ def _plot(
     return curves(series(problem.methods, column, x), x=x, column=column, target=target)
 
 
-def _html(problem: summary.Problem) -> str:
+def _html(problem: summary.ProblemResults) -> str:
     """The verdict, a small table and the curves of one problem, for a notebook."""
     columns = shown(summary.table_order(problem), problem.judge)
     head = ["Method", *(describe(column).label for column in columns), "Traffic", "Time"]
@@ -365,17 +370,17 @@ def _html(problem: summary.Problem) -> str:
             cells[0] = summary.WORDS[m.status]
         traffic = show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
         rows.append([m.label, *cells, traffic, show("seconds", m.cost("seconds"))])
-    named = [f"{name} {value}" for name, value in problem.differs.items()]
-    said = [notebook.paragraph(", ".join(named))] if named else []
-    said += [notebook.paragraph(*summary.verdict(problem))] if summary.verdict(problem) else []
+    differences = [f"{name} {value}" for name, value in problem.differs.items()]
+    paragraphs = [notebook.paragraph(", ".join(differences))] if differences else []
+    paragraphs += [notebook.paragraph(*summary.verdict(problem))] if summary.verdict(problem) else []
     figure = notebook.image(_plot(problem), f"curves of {', '.join(m.label for m in problem.methods)}")
-    return "".join([*said, notebook.table(head, rows), notebook.paragraph(*summary.legend(problem)), figure])
+    return "".join([*paragraphs, notebook.table(head, rows), notebook.paragraph(*summary.legend(problem)), figure])
 
 
-# ---- what compare is given
+# ---- arguments of compare
 
 
-def _allowed(options: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     names = [*inspect.signature(fedax.simulate).parameters]
     for name, value in options.items():
         if name in _ELSEWHERE:
@@ -384,7 +389,7 @@ def _allowed(options: Mapping[str, Any]) -> dict[str, Any]:
             way_out = f"a method has its own: methods={{'fedavg': fedax.create('fedavg', {name}=…)}}"
             raise ConfigError(name, value, way_out)
         if name not in names:
-            raise unknown(name, name, [each for each in names if each not in _ELSEWHERE])
+            raise unknown(name, name, [option for option in names if option not in _ELSEWHERE])
     until = options.get("until")
     if until is not None and not isinstance(until, Patience):
         raise ConfigError(
@@ -394,17 +399,17 @@ def _allowed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _methods(given: Any) -> dict[str, tuple[Algorithm, str | None]]:
-    """Label -> method, and its registered name where the user gave that."""
+    """Label -> method, and its registered name if the user gave a name."""
     if isinstance(given, str | Algorithm) or not isinstance(given, Mapping | Sequence) or not given:
         raise ConfigError("methods", given, 'give them by label, such as {"mine": method, "fedavg": "fedavg"}')
     if not isinstance(given, Mapping):
-        for each in given:
-            if not isinstance(each, str):
-                raise ConfigError("methods", each, 'give a label to what is no name: {"mine": method, …}')
+        for name in given:
+            if not isinstance(name, str):
+                raise ConfigError("methods", name, 'give a label to what is no name: {"mine": method, …}')
         if len({*given}) < len(given):
             raise ConfigError("methods", list(given), "one is there twice; give labels, and what they differ in")
         given = {name: name for name in given}
-    found: dict[str, tuple[Algorithm, str | None]] = {}
+    by_label: dict[str, tuple[Algorithm, str | None]] = {}
     slugs: dict[str, str] = {}
     for label, method in given.items():
         if not isinstance(label, str) or not label.strip() or len(label) > _LONGEST or not label.isprintable():
@@ -413,39 +418,43 @@ def _methods(given: Any) -> dict[str, tuple[Algorithm, str | None]]:
             raise ConfigError("methods", label, f"this gives the same name of a file as {other!r}; take another label")
         if isinstance(method, str):
             name = METHODS.get(method, f"methods[{label!r}]").name
-            found[label] = fedax.create(name), name
+            by_label[label] = fedax.create(name), name
         elif isinstance(method, Algorithm):
-            found[label] = method, None
+            by_label[label] = method, None
         else:
             way_out = "give a method, as of fedax.create('fedavg', lr=0.1), or the name of one"
             raise ConfigError(f"methods[{label!r}]", method, way_out)
-    return found
+    return by_label
 
 
-def _measured(task: Task, metrics: Any) -> Task:
+def _with_metrics(task: Task, metrics: Any) -> Task:
     """The task with more metrics."""
     if isinstance(metrics, str | Metric):
         metrics = [metrics]
     if not isinstance(metrics, Mapping):
-        made = [METRICS.get(each, "metrics").make() if isinstance(each, str) else each for each in metrics]
-        for each in made:
-            if not isinstance(each, Metric):
-                raise ConfigError("metrics", each, "give a name to a function: {'name': function}")
-        metrics = {each.name: each for each in made}
+        metrics_made = [
+            METRICS.get(metric, "metrics").make() if isinstance(metric, str) else metric for metric in metrics
+        ]
+        for metric in metrics_made:
+            if not isinstance(metric, Metric):
+                raise ConfigError("metrics", metric, "give a name to a function: {'name': function}")
+        metrics = {metric.name: metric for metric in metrics_made}
     return task.with_metrics(**metrics) if metrics else task
 
 
-def _check_baselines(asked: Any, test: Any) -> None:
-    if asked is False or asked is None:
+def _check_baselines(baselines: Any, test: Any) -> None:
+    if baselines is False or baselines is None:
         return
     if not isinstance(test, FederatedData):
-        raise ConfigError("baselines", asked, "they are measured at each client: give test as a fedax.FederatedData")
-    if isinstance(asked, Mapping):
-        if asked.keys() != {"lr"}:
-            raise ConfigError("baselines", asked, 'give True, or {"lr": 0.1}')
-        check_number("baselines.lr", asked["lr"], 0, open_low=True, fixed=True)
-    elif asked is not True:
-        raise ConfigError("baselines", asked, 'give True, or {"lr": 0.1}')
+        raise ConfigError(
+            "baselines", baselines, "they are measured at each client: give test as a fedax.FederatedData"
+        )
+    if isinstance(baselines, Mapping):
+        if baselines.keys() != {"lr"}:
+            raise ConfigError("baselines", baselines, 'give True, or {"lr": 0.1}')
+        check_number("baselines.lr", baselines["lr"], 0, open_low=True, fixed=True)
+    elif baselines is not True:
+        raise ConfigError("baselines", baselines, 'give True, or {"lr": 0.1}')
 
 
 def _experiment(
@@ -455,7 +464,7 @@ def _experiment(
     seeds: list[int],
     given: dict[str, Any],
 ) -> Experiment:
-    """All objects, and the configuration as far as it is known before the methods are checked."""
+    """The experiment, with the configuration as far as it is known before the methods are checked."""
     if given.get("trainable") is not None:
         task = partial(task, given["trainable"], given.get("params"))
         given = {**given, "params": None}
@@ -470,8 +479,8 @@ def _experiment(
         **({} if given.get("privacy") is None else {"privacy": described.privacy(given["privacy"])}),
         "methods": [described.method(label, method, False, name) for label, (method, name) in named.items()],
     }
-    apart = ("work", "participation", "val", "test", "trainable")
-    options = {name: value for name, value in given.items() if name not in apart and value is not None}
+    fields_of_experiment = ("work", "participation", "val", "test", "trainable")
+    options = {name: value for name, value in given.items() if name not in fields_of_experiment and value is not None}
     methods = {label: method for label, (method, _) in named.items()}
     return Experiment(
         config, data, given["val"], given["test"], class_names(data), task, given["work"], given["participation"],
@@ -486,31 +495,31 @@ def _completed(
     judge: str | None,
     baselines: Any,
 ) -> Experiment:
-    """With what is known of the methods now: their columns."""
+    """The experiment with all that depends on the columns of the methods: the judge, baselines, regularizers."""
     config, task = experiment.config, experiment.task
     columns = [
         name for name in checked.columns[next(iter(named))] if all(name in each for each in checked.columns.values())
     ]
-    penalised = [label for label, own in checked.columns.items() if "objective" in own]
+    penalised = [label for label, columns_of_method in checked.columns.items() if "objective" in columns_of_method]
     rows = [described.method(label, method, label in penalised, name) for label, (method, name) in named.items()]
     run = config["run"] | {name: value for name, value in (("judge", judge), ("baselines", baselines)) if value}
-    found = dataclasses.replace(experiment, config={**config, "run": run, "methods": rows})
+    completed = dataclasses.replace(experiment, config={**config, "run": run, "methods": rows})
     if judge is not None:
-        check_judge("judge", judge, columns, task.metrics, [found.config])
+        check_judge("judge", judge, columns, task.metrics, [completed.config])
     if (until := experiment.options.get("until")) is not None and until.column not in columns:
         raise unknown("until.column", until.column, columns)
-    if baselines and baseline_rate(found.config) is None:
+    if baselines and baseline_rate(completed.config) is None:
         label = next(iter(named))
         way_out = f"{label} has no constant lr for them to take: name one, baselines={{'lr': 0.1}}"
         raise ConfigError("baselines", baselines, way_out)
-    return found
+    return completed
 
 
 # ---- the run
 
 
 class _Temporary:
-    """A folder that goes with this object."""
+    """A temporary folder that is removed with this object."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="fedax-"))
@@ -522,17 +531,17 @@ def _run(experiment: Experiment, folder: Path, *, drawn: bool, **options: Any) -
         way_on = f"what was done is in {folder}: the same call goes on with it"
         error.add_note(way_on if drawn else "with out=… a comparison is kept, and the same call goes on with it")
 
-    def filled() -> Record | None:
+    def run_in_folder() -> Record | None:
         with writing(folder, stopped):
             return execute(experiment, folder, drawn=drawn, **options)
 
-    record = _in_python(filled)
+    record = _with_argument_names(run_in_folder)
     assert record is not None
     return record
 
 
-def _in_python(call: Callable[[], Any], argument: str = "out") -> Any:
-    """What ``call`` gives; its errors name this argument in place of the command's option."""
+def _with_argument_names(call: Callable[[], Any], argument: str = "out") -> Any:
+    """Return ``call()``; its errors name this argument instead of the command's option ``--out``."""
     try:
         return call()
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What suits where nothing is said: the task of a data set, an experiment to begin with, the column that decides."""
+"""Defaults: the task for a data set, the experiment of ``fedax compare``, the number of seeds, the judging column."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ TASKS_OF = {
 # FedNova's experiments: 16 clients, classes dealt by Dir(0.1), 2 to 5 epochs drawn anew for each client and round.
 _DIRICHLET = {"clients": 16, "partition": "dirichlet", "alpha": 0.1}
 _EPOCHS = {"kind": "random-epochs", "low": 2, "high": 5}
-_OWN: dict[str, Any] = {"data": {}, "run": {"rounds": 50, "batch_size": 32}, "lr": 0.1}
+_USER_DATA: dict[str, Any] = {"data": {}, "run": {"rounds": 50, "batch_size": 32}, "lr": 0.1}
 _HELD_OUT = {"split": {"val": 0.15, "test": 0.15}}
 _COMPARISONS: dict[str, dict[str, Any]] = {
     "digits": {"data": _DIRICHLET, "run": {"rounds": 100, "batch_size": 32}, "lr": 0.5},
@@ -66,12 +66,12 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
         "run": {"rounds": 30, "batch_size": 32},
         "lr": 0.05,
     },
-    "folder": _OWN,
-    "csv": _OWN | {"data": _HELD_OUT},
-    "parquet": _OWN | {"data": _HELD_OUT},
-    "arrow": _OWN | {"data": _HELD_OUT},
-    "images": _OWN | {"data": _HELD_OUT, "lr": 0.05},
-    "hdf5": _OWN | {"data": _HELD_OUT, "lr": 0.05},
+    "folder": _USER_DATA,
+    "csv": _USER_DATA | {"data": _HELD_OUT},
+    "parquet": _USER_DATA | {"data": _HELD_OUT},
+    "arrow": _USER_DATA | {"data": _HELD_OUT},
+    "images": _USER_DATA | {"data": _HELD_OUT, "lr": 0.05},
+    "hdf5": _USER_DATA | {"data": _HELD_OUT, "lr": 0.05},
     "quadratics": {
         "data": {"clients": 30, "dimension": 10},
         "work": {"kind": "random-steps", "mean": 30.0, "std": 20.0, "low": 1, "high": 96},
@@ -81,13 +81,13 @@ _COMPARISONS: dict[str, dict[str, Any]] = {
 }
 
 
-OWN_TABLES = ("folder", "csv", "parquet", "arrow", "images", "hdf5")  # whose clients' examples are given, not drawn
+OWN_TABLES = ("folder", "csv", "parquet", "arrow", "images", "hdf5")  # data of the user's: clients are given, not drawn
 _SMALL = 2**25  # examples × parameters; an epoch of ten splits takes a second or so
 _SPLITS, _SEEDS = 10, 3
 
 
 def are_small(examples: int, parameters: int) -> bool:
-    """Whether a run is so quick that a comparison repeats the split too, unless it is told not to.
+    """Whether runs are so quick that a comparison repeats the split too, unless the user says otherwise.
 
     Example:
         >>> are_small(569, 62), are_small(60_000, 1_000_000)
@@ -97,11 +97,11 @@ def are_small(examples: int, parameters: int) -> bool:
 
 
 def usual_seeds(repeated: bool, methods: int = 2) -> int:
-    """How many seeds there are where a configuration of own tables with a split does not say it.
+    """The number of seeds for the user's own tables with a split, where the configuration does not say.
 
     Args:
-        repeated: whether each has a split of its own.
-        methods: how many are compared.
+        repeated: whether each seed has its own split.
+        methods: how many methods are compared.
 
     Example:
         >>> usual_seeds(repeated=True), usual_seeds(repeated=False), usual_seeds(repeated=False, methods=1)
@@ -111,18 +111,20 @@ def usual_seeds(repeated: bool, methods: int = 2) -> int:
 
 
 def usual_task(name: str, census: Census | None) -> str | None:
-    """The task for a data set, or for clients' own data by what they are; ``None`` where only their owner knows.
+    """The task for a data set; for the user's own data the one that fits their shapes and labels; ``None``: unknown.
 
     Args:
         name: of the data set.
-        census: of the clients, wherever their examples are; ``None``: nothing is known of them.
+        census: of the clients; ``None``: nothing is known of their examples.
 
     Example:
         >>> usual_task("digits", None), usual_task("folder", None)
         ('softmax_regression', None)
     """
-    own = name in ("csv", "parquet", "arrow", "images", "hdf5") or (census is not None and census.transform is not None)
-    if name in TASKS_OF or not own or census is None:
+    of_user = name in ("csv", "parquet", "arrow", "images", "hdf5") or (
+        census is not None and census.transform is not None
+    )
+    if name in TASKS_OF or not of_user or census is None:
         return TASKS_OF.get(name)
     x, y = census.example["x"], census.example["y"]
     if len(y.shape) > 0:
@@ -133,26 +135,26 @@ def usual_task(name: str, census: Census | None) -> str | None:
 
 
 def comparison(name: str, methods: Sequence[str]) -> dict[str, Any]:
-    """The configuration with which ``fedax compare`` begins, for one of :func:`fedax.experiments.datasets`.
+    """The configuration of ``fedax compare`` for one of :func:`fedax.experiments.datasets`, before its options.
 
     Example:
         >>> config = comparison("digits", ["fedavg"])
         >>> config["methods"], config["work"]
         ([{'name': 'fedavg', 'lr': 0.5}], {'kind': 'random-epochs', 'low': 2, 'high': 5})
     """
-    found = copy.deepcopy(_COMPARISONS[name])
+    preset = copy.deepcopy(_COMPARISONS[name])
     return {
         "name": f"compare-{name}",
-        "data": {"name": name, **found["data"]},
-        "work": found.get("work", dict(_EPOCHS)),
-        "participation": found.get("participation", {"kind": "full"}),
-        "run": {**({"baselines": True} if "split" in found["data"] else {"seeds": _SEEDS}), **found["run"]},
-        "methods": [{"name": method, "lr": found["lr"]} for method in methods],
+        "data": {"name": name, **preset["data"]},
+        "work": preset.get("work", dict(_EPOCHS)),
+        "participation": preset.get("participation", {"kind": "full"}),
+        "run": {**({"baselines": True} if "split" in preset["data"] else {"seeds": _SEEDS}), **preset["run"]},
+        "methods": [{"name": method, "lr": preset["lr"]} for method in methods],
     }
 
 
 def judge(config: Mapping[str, Any], columns: Sequence[str]) -> str | None:
-    """The column by which methods are compared: ``run.judge``, or one that suits.
+    """The column by which methods are compared: ``run.judge``, or a default that suits the problem.
 
     The objective F + ψ where all methods have the same ψ; ‖∇F‖² of quadratics, whose F has an arbitrary offset; else
     the test loss, or without a test part that of validation, or without held-out data F. (Rounds and hyper-parameters
@@ -160,19 +162,19 @@ def judge(config: Mapping[str, Any], columns: Sequence[str]) -> str | None:
 
     Args:
         config: a whole configuration.
-        columns: what was measured of all methods.
+        columns: those that were measured for all methods.
 
     Returns:
-        ``None`` where methods have unequal ψ and there are no held-out data: nothing tells which is better.
+        ``None`` where methods have unequal ψ and there are no held-out data: then no column can decide.
 
     Example:
         >>> config = {"data": {"name": "digits"}, "run": {}, "methods": [{"name": "fedavg"}]}
         >>> judge(config, ["train_loss", "test_loss"]), judge(config, ["train_loss"])
         ('test_loss', 'train_loss')
     """
-    asked = config["run"].get("judge")
-    if asked in columns:
-        return str(asked)
+    configured = config["run"].get("judge")
+    if configured in columns:
+        return str(configured)
     held_out = next((name for name in ("test_loss", "val_loss") if name in columns), None)
     if unequal_penalties(config):
         return held_out
@@ -184,5 +186,5 @@ def judge(config: Mapping[str, Any], columns: Sequence[str]) -> str | None:
 
 
 def unequal_penalties(config: Mapping[str, Any]) -> bool:
-    """Whether the methods minimise different objectives: F + ψ with unlike ψ, or some F alone."""
+    """Whether the methods minimise different objectives: F + ψ with different ψ, or some of them F alone."""
     return len({json.dumps(method.get("regularizer"), sort_keys=True) for method in config["methods"]}) > 1

@@ -1,7 +1,8 @@
-"""An experiment that was made in Python, told in the words of a configuration: for its report, and to know it again.
+"""The configuration of an experiment that was made in Python, for its run folder and report, and to recognise it.
 
-Objects of fedax are written as a configuration would have them. What a file cannot hold, such as a function or a large
-array, is named and not written: ``fedax run`` refuses such a configuration, all that reads run folders takes it.
+Objects of fedax are written as a user would write them in a configuration. What a file cannot hold, such as a function
+or a large array, is written as a text that names it. ``fedax run`` refuses such a configuration; everything that reads
+run folders accepts it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -33,52 +34,52 @@ from fedax.tasks.trainable import LoRA, Partial
 
 
 def method(label: str, algorithm: Algorithm, penalised: bool, name: str | None = None) -> Table:
-    """A method's row of a configuration; of an own one ``name`` is that of its class.
+    """A method's table in a configuration; an unregistered method is named by its class.
 
     Args:
-        label: what it is called in the comparison.
+        label: its name in the comparison.
         algorithm: the method.
-        penalised: whether it minimises F + ψ with a ψ of its own.
-        name: its registered name, where the user gave that.
+        penalised: whether it minimises F + ψ with its own ψ.
+        name: its registered name, where the user gave one.
 
     Example:
         >>> method("a", fedax.create("fedexp", lr=0.1), False)
         {'name': 'fedexp', 'label': 'a', 'lr': 0.1, 'eps': 0.001, 'average_last': True}
     """
-    given = dict(_hyper(algorithm))
+    hyper = dict(_hyperparameters(algorithm))
     names = METHODS if name is None else [name]
-    name, arguments = _registered(algorithm, given, names) or (written_class(algorithm), given.keys())
-    told = {key: setting(value) for key, value in given.items() if key in arguments}
-    if penalised and "regularizer" not in told:  # nobody else's
-        told["regularizer"] = {"name": f"{PYTHON}:{label}"}
-    return {"name": name, "label": label, **told}
+    name, arguments = _registered(algorithm, hyper, names) or (written_class(algorithm), hyper.keys())
+    settings = {key: setting(value) for key, value in hyper.items() if key in arguments}
+    if penalised and "regularizer" not in settings:  # a regularizer of this method alone
+        settings["regularizer"] = {"name": f"{PYTHON}:{label}"}
+    return {"name": name, "label": label, **settings}
 
 
-def _hyper(part: Any) -> Iterator[tuple[str, Any]]:
-    """Name -> value of the hyper-parameters of a method, those of its parts among them, without those that are off."""
+def _hyperparameters(part: Any) -> Iterator[tuple[str, Any]]:
+    """The hyper-parameters of a method and of its parts, as (name, value); those that are off are left out."""
     for name, value in arguments_of(part).items():
         if isinstance(value, eqx.Module) and not isinstance(value, Schedule | Stepwise | Regularizer):
-            yield from _hyper(value)
+            yield from _hyperparameters(value)
         elif value is not None and not isinstance(value, Unconstrained):
             yield name, value.schedule if isinstance(value, Stepwise) else value
 
 
-def _registered(algorithm: Algorithm, given: Table, names: Iterable[str]) -> tuple[str, Collection[str]] | None:
-    """The name under which ``fedax.create`` makes this very method, and the hyper-parameters that it takes.
+def _registered(algorithm: Algorithm, hyper: Table, names: Iterable[str]) -> tuple[str, Collection[str]] | None:
+    """The name with which ``fedax.create`` makes an equal method, and the hyper-parameters to give; ``None``: no name.
 
-    Of several names that of which least has to be set: FedProx is no FedAvg with ``prox``.
+    If several names do, the one that needs fewest settings is taken: FedProx, not FedAvg with ``prox``.
     """
-    found: list[tuple[int, int, str, Collection[str]]] = []
+    matches: list[tuple[int, int, str, Collection[str]]] = []
     for name in names:
         try:
             defaults = METHODS.get(name).arguments
-            taken = given.keys() & defaults.keys()
-            made = fedax.create(name, **{key: given[key] for key in taken})
-        except FedaxError:  # a package that cannot be loaded, or a method that is made otherwise
+            accepted = hyper.keys() & defaults.keys()
+            made = fedax.create(name, **{key: hyper[key] for key in accepted})
+        except FedaxError:  # a package that cannot be loaded, or other arguments
             continue
         if type(made) is type(algorithm) and repr(made) == repr(algorithm):
-            found.append((sum(defaults[key] is None for key in taken), len(taken), name, taken))
-    return min(found)[2:] if found else None
+            matches.append((sum(defaults[key] is None for key in accepted), len(accepted), name, accepted))
+    return min(matches)[2:] if matches else None
 
 
 def data(given: fedax.FederatedData) -> Table:
@@ -98,14 +99,14 @@ def task(given: fedax.Task) -> Table:
         >>> task(fedax.tasks.mlp(64, 10, hidden=(16,)))["name"], task(fedax.Task(lambda key: 0.0, lambda *a: 0.0))
         ('mlp', {'name': 'python:task'})
     """
-    made = made_as(given.entire)
-    told: Table = {"name": f"{PYTHON}:{given.name}"}
-    if made is not None:
-        told = {name: setting(value) for name, value in made.items() if name not in FROM_DATA}
+    arguments = made_as(given.entire)
+    settings: Table = {"name": f"{PYTHON}:{given.name}"}
+    if arguments is not None:
+        settings = {name: setting(value) for name, value in arguments.items() if name not in FROM_DATA}
     if isinstance(given, Partial):
         rule = setting(given.rule)
-        told["lora" if isinstance(given.rule, LoRA) else "trainable"] = rule
-    return told
+        settings["lora" if isinstance(given.rule, LoRA) else "trainable"] = rule
+    return settings
 
 
 def work(given: fedax.Work) -> Table:
@@ -141,13 +142,13 @@ def privacy(given: fedax.DP) -> Table:
 
 
 def run(seeds: Sequence[int], options: Mapping[str, Any]) -> Table:
-    """The section ``run``, of those arguments of :func:`fedax.simulate` that a configuration has too."""
-    told: Table = {"seeds": list(seeds), "split_seeds": False, "grad_norm": False}
+    """The section ``run``, from the arguments of :func:`fedax.simulate` that a configuration has too."""
+    settings: Table = {"seeds": list(seeds), "split_seeds": False, "grad_norm": False}
     for name in ("rounds", "batch_size", "evaluate_every", "grad_norm", "density"):
-        told[name] = setting(options.get(name, told.get(name)))
+        settings[name] = setting(options.get(name, settings.get(name)))
     if (place := options.get("place")) is not None:
-        told["chunk_size"] = setting(place.chunk_size)
+        settings["chunk_size"] = setting(place.chunk_size)
     for name, codec in RUN.items():
         if (part := options.get(ARGUMENTS.get(name, name))) is not None:
-            told[name] = codec.write(part)
-    return {name: value for name, value in told.items() if value is not None}
+            settings[name] = codec.write(part)
+    return {name: value for name, value in settings.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What the final model of a run is worth at each held-out example: files in its folder, to compare methods by."""
+"""The loss or metric of a run's final model at each held-out example: files in the run folder, for the tests."""
 
 import warnings
 from collections.abc import Mapping
@@ -23,20 +23,25 @@ from fedax.files import regular, slug
 _MOST_BYTES = 1 << 30
 
 
-class Values(NamedTuple):
-    """Of each held-out example [n] the column that decides, and how many each client has, [N]; one where not known."""
+class ExampleValues(NamedTuple):
+    """Values of held-out examples.
+
+    Attributes:
+        values: [n] the deciding measure at each example.
+        sizes: [N] how many of the examples each client has; [1] where the clients are not known.
+    """
 
     values: np.ndarray
     sizes: np.ndarray
 
 
 def path_of(folder: Path, label: str, seed: int) -> Path:
-    """Where the values of a run are."""
+    """The path of the file with the values of a run."""
     return folder / "examples" / f"{slug(label)}-seed{seed}.safetensors"
 
 
 def measured(experiment: Experiment) -> tuple[str, str] | None:
-    """``(part, measure)`` by which methods are compared and that is a mean over examples that all seeds have."""
+    """The held-out part and the measure to store; ``None`` where it is no mean over examples that all seeds share."""
     if experiment.fleet is not None:
         return None
     column = judge(experiment.config, columns([experiment]))
@@ -53,46 +58,52 @@ def measured(experiment: Experiment) -> tuple[str, str] | None:
 
 
 def add(experiment: Experiment, folder: Path, label: str, seed: int, params: Any) -> None:
-    """Write the values of a run that is over; none of a model that is not finite, or where there are none."""
-    if (known := measured(experiment)) is None or not finite_model(params):
+    """Write the values of a finished run, unless its model is not finite or there is nothing to store."""
+    if (stored := measured(experiment)) is None or not finite_model(params):
         return
-    part, measure = known
+    part, measure = stored
     held = getattr(experiment, part)
     values = by_client.each_example(whole_task(experiment.task), params, held)[measure]
     sizes = held.sizes if isinstance(held, fedax.FederatedData) else [len(values)]
     path = path_of(folder, label, seed)
     path.parent.mkdir(exist_ok=True)
-    found: dict[str, np.ndarray] = {
+    tensors: dict[str, np.ndarray] = {
         f"{part}_{measure}": np.asarray(values, np.float32),
         "sizes": np.asarray(sizes, np.int64),
     }
-    write_tensors(path, found, "values of held-out examples")
+    write_tensors(path, tensors, "values of held-out examples")
 
 
 def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
-    """Write the values of a run that is over again, where they are missing or damaged."""
-    if (known := measured(experiment)) is None:
+    """Write the values of a finished run anew if they are missing or damaged."""
+    if (stored := measured(experiment)) is None:
         return
     path = path_of(folder, label, seed)
-    if read(folder, label, seed, "_".join(known)) is None:
+    if read(folder, label, seed, "_".join(stored)) is None:
         if path.exists():
             warnings.warn(f"{path} is damaged; it is made again", DamagedWarning, stacklevel=3)
         params = read_model(model_path(folder, label, seed), experiment.task.entire.form())
         add(experiment, folder, label, seed, params)
 
 
-def read(folder: Path, label: str, seed: int, column: str) -> Values | None:
-    """The values of a run; ``None`` where there are none that can be used."""
+def read(folder: Path, label: str, seed: int, column: str) -> ExampleValues | None:
+    """The values of a run; ``None`` if the file is missing or cannot be used."""
     path = path_of(folder, label, seed)
     try:
         if not path.is_file() or regular(path) > _MOST_BYTES:
             return None
         with safetensors.safe_open(path, framework="numpy") as file:
-            found: Mapping[str, np.ndarray] = {name: file.get_tensor(name) for name in (column, "sizes")}
+            tensors: Mapping[str, np.ndarray] = {name: file.get_tensor(name) for name in (column, "sizes")}
     except (OSError, ValueError, KeyError, safetensors.SafetensorError):
         return None
-    values, sizes = found[column], found["sizes"]
-    forms = values.ndim == sizes.ndim == 1 and values.dtype.kind == "f" and sizes.dtype.kind == "i"
-    if not forms or len(values) < 2 or (sizes < 1).any() or (sizes > len(values)).any() or sizes.sum() != len(values):
+    values, sizes = tensors[column], tensors["sizes"]
+    well_formed = values.ndim == sizes.ndim == 1 and values.dtype.kind == "f" and sizes.dtype.kind == "i"
+    if (
+        not well_formed
+        or len(values) < 2
+        or (sizes < 1).any()
+        or (sizes > len(values)).any()
+        or sizes.sum() != len(values)
+    ):
         return None
-    return Values(values.astype(float), sizes) if np.isfinite(values).all() else None
+    return ExampleValues(values.astype(float), sizes) if np.isfinite(values).all() else None

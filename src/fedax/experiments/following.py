@@ -1,4 +1,4 @@
-"""Follows runs and sweeps as they go, for :mod:`fedax.progress`."""
+"""Progress displays for the runs of an experiment and the points of a sweep; they draw by :mod:`fedax.progress`."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,20 +22,20 @@ def decides(experiment: Experiment) -> str | None:
 
 
 def _until(experiment: Experiment) -> Callable[[Mapping[str, Any]], bool]:
-    """Tells, of each row of one run in turn, whether it is the last for want of patience."""
+    """A function that gets each row of one run in turn, and returns whether patience ends the run there."""
     until = experiment.options.get("until")
     return until.fresh(experiment.task.metrics) if isinstance(until, Patience) else lambda row: False
 
 
 class Runs:
-    """Follows the runs of an experiment while it is entered; a line stays of each that is over."""
+    """Shows the progress of an experiment's runs, as a context manager; each finished run leaves a line."""
 
     def __init__(self, experiment: Experiment, console: "Console | None" = None):
         run = experiment.config["run"]
         self.experiment, self.rounds, self.decides = experiment, run["rounds"], decides(experiment)
         self.until: dict[tuple[str, int], Callable[[Mapping[str, Any]], bool]] = {}
-        self.objective: dict[tuple[str, int], list[float]] = {}  # of the runs that have begun
-        self.done: dict[tuple[str, int], int] = {}  # rounds of each
+        self.objective: dict[tuple[str, int], list[float]] = {}  # values of the judging column, by run
+        self.done: dict[tuple[str, int], int] = {}  # rounds done, by run
         self.total = len(experiment.methods) * len(run["seeds"]) * self.rounds
         self.progress = Progress(self.total, console)
 
@@ -47,37 +47,37 @@ class Runs:
         self.progress.__exit__(*error)
 
     def watch(self, label: str, seed: int, row: Mapping[str, Any] | None) -> None:
-        """As :func:`fedax.experiments.execute` calls it; the rows of several seeds may come in turns."""
+        """The callback of :func:`fedax.experiments.execute`; rows of several seeds may be interleaved."""
         run, name = (label, seed), f"{label}, seed {seed}"
         if row is None:
-            self.objective[run], self.done[run] = [], self.rounds  # of one that is over there are no rows
+            self.objective[run], self.done[run] = [], self.rounds  # a finished run sends no rows
             self.until[run] = _until(self.experiment)
             self.progress.at(name, self.progress.done, "compiling", f"{name}: begins")
             return
-        said, at = figures(row, self.decides), f"round {row['round']}"
+        shown_figures, at = figures(row, self.decides), f"round {row['round']}"
         column = judged(row, self.experiment.public)
         self.objective[run] += [] if column is None else [row[column]]
         diverged = not math.isfinite(row["train_loss"])
-        over = self.until[run](row) or diverged or row["round"] == self.rounds
-        self.done[run] = self.rounds if over else row["round"]
+        finished = self.until[run](row) or diverged or row["round"] == self.rounds
+        self.done[run] = self.rounds if finished else row["round"]
         done = sum(self.done.values())
-        if over:
+        if finished:
             worse = not diverged and bool(self.objective[run]) and ended_worse(self.objective[run])
             early = "" if row["round"] == self.rounds else "ended early, "
-            text = f"{name}: " if diverged else f"{name}: {early}{at}, {said}"
+            text = f"{name}: " if diverged else f"{name}: {early}{at}, {shown_figures}"
             warning = f"diverged by {at}" if diverged else "; ended worse than it began" * worse
             self.progress.tell(text, done, warning)
-        self.progress.at(name, done, said, f"{name}: {at} of {self.rounds}, {said}")
+        self.progress.at(name, done, shown_figures, f"{name}: {at} of {self.rounds}, {shown_figures}")
         if done == self.total:
             self.progress.at("writing the report", done, "")
 
 
 class Points:
-    """Follows a sweep while it is entered; a line stays of each method that is done."""
+    """Shows the progress of a sweep, as a context manager; each finished method leaves a line."""
 
     def __init__(self, tuning: Tuning, console: "Console | None" = None):
         run = tuning.config["run"]
-        self.experiments = {label: found[0] for label, found in tuning.experiments.items()}
+        self.experiments = {label: experiments[0] for label, experiments in tuning.experiments.items()}
         self.until: dict[tuple[str, str, int], Callable[[Mapping[str, Any]], bool]] = {}
         self.left = {label: len(points) * len(run["seeds"]) for label, points in tuning.points.items()}
         self.runs, self.rounds = dict(self.left), run["rounds"]
@@ -94,17 +94,17 @@ class Points:
         self.progress.__exit__(*error)
 
     def watch(self, label: str, point: dict[str, Any], seed: int, row: Mapping[str, Any]) -> None:
-        """As :func:`fedax.experiments.tune` calls it."""
+        """The callback of :func:`fedax.experiments.tune`."""
         at = (label, repr(point), seed)
         if at not in self.until:
             self.until[at] = _until(self.experiments[label])
-        over = self.until[at](row) or row["round"] == self.rounds or not math.isfinite(row["train_loss"])
-        now = self.rounds if over else row["round"]
+        finished = self.until[at](row) or row["round"] == self.rounds or not math.isfinite(row["train_loss"])
+        now = self.rounds if finished else row["round"]
         self.done += now - self.seen.get(at, 0)
         self.seen[at] = now
-        if over:
+        if finished:
             self.left[label] -= 1
             if not self.left[label]:
                 self.progress.tell(f"{label}: {self.runs[label]} runs done", self.done)
-        to_go = f"{self.left[label]} runs to go"
-        self.progress.at(label, self.done, to_go, f"{label}: round {row['round']} of {self.rounds}, {to_go}")
+        remaining = f"{self.left[label]} runs to go"
+        self.progress.at(label, self.done, remaining, f"{label}: round {row['round']} of {self.rounds}, {remaining}")

@@ -1,4 +1,4 @@
-"""What a run says of the columns of its tables, and the option that leaves one out."""
+"""Notes on odd columns of a run's tables, with the option that leaves each one out."""
 
 import json
 import shlex
@@ -13,18 +13,18 @@ _READERS = ("csv", "parquet", "arrow")
 
 
 def overview_of(record: Record) -> Overview | None:
-    """The columns of a run's tables by client; ``None`` where it had none, or did not agree on them with its sites."""
+    """The columns of a run's tables by client; ``None`` if it had no tables, or its sites did not agree."""
     about = record.about.get("columns")
     return None if about is None else Overview.from_json(about)
 
 
 def lines(config: Mapping[str, Any], overview: Overview | None) -> list[str]:
-    """A line for each column that looks odd, with the option that leaves it out, if the data's reader has one."""
+    """A line for each column that looks odd, with the option that leaves it out if there is one."""
     if overview is None:
         return []
-    name, given = config["data"]["name"], config["data"].get("drop") or ()
-    if name in _READERS:  # one list: of two settings with the same name the last would hold
-        return overview.lines(lambda column: _setting([*given, column]))
+    name, dropped = config["data"]["name"], config["data"].get("drop") or ()
+    if name in _READERS:  # one list, because a second --set of the same key would replace the first
+        return overview.lines(lambda column: _setting([*dropped, column]))
     if name == PYTHON:
         return overview.lines()
     if name == "nodes":
@@ -33,7 +33,7 @@ def lines(config: Mapping[str, Any], overview: Overview | None) -> list[str]:
 
 
 def _setting(columns: Sequence[str]) -> str:
-    """What is typed to leave columns out; it can be pasted whatever their names hold.
+    """The option that leaves columns out, quoted for a shell.
 
     Example:
         >>> print(_setting(["patient"]), _setting(["$HOME's"]))

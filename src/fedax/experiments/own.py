@@ -1,7 +1,7 @@
-"""Own methods and tasks in a configuration: ``name = "mine.py:Class"``, or ``"package.module:Class"``.
+"""The user's own methods and tasks in a configuration: ``name = "mine.py:Class"``, or ``"package.module:Class"``.
 
-What a configuration names so is code, and whoever runs it trusts whoever wrote it. Nothing is imported before that is
-clear: the user has typed the name at the command line herself, or allows what stands in a file.
+Such a name stands for code, and whoever runs it trusts its author. So nothing is imported unless the user has typed the
+name at the command line, or has allowed the code that a file names.
 """
 
 import functools
@@ -26,19 +26,19 @@ from fedax.tasks import TASKS, Task
 
 Path = pathlib.Path
 
-FOLDER = "code"  # of a run folder
-_LARGEST = 1 << 24  # bytes of a file
+FOLDER = "code"  # in a run folder, for copies of the files
+_LARGEST = 1 << 24  # the most bytes of a file
 _FORM = "give file.py:Class or package.module:Class"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of own code, as it was when it was looked at.
+    """A file of the user's code, as it was when it was read.
 
     Attributes:
         name: of the file, or of its module.
-        path: where it is.
-        content: all of it.
+        path: of the file.
+        content: all bytes of the file.
         module: whether it is imported as a module of a package.
     """
 
@@ -49,7 +49,7 @@ class Source:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The SHA-256 of its content."""
+        """The SHA-256 of the content."""
         return hashlib.sha256(self.content).hexdigest()
 
     def __str__(self) -> str:
@@ -60,13 +60,13 @@ Find = Callable[[str, str], Source]
 
 
 class Code:
-    """The components that a configuration names, registered ones and own code.
+    """The components that a configuration names: registered ones, and the user's own code.
 
     Args:
-        find: gives the file of a name; called as ``find(field, name)``, it raises a ConfigError for what may not run.
+        find: ``find(field, name)`` returns the file of a name, or raises a ConfigError if it may not run.
 
     Attributes:
-        sources: the files that were loaded: what stands before the colon -> its file.
+        sources: the files that were loaded, by the part of the name before the colon.
     """
 
     def __init__(self, find: Find):
@@ -75,25 +75,25 @@ class Code:
         self.sources: dict[str, Source] = {}
 
     def method(self, name: str, field: str) -> Component:
-        """The method of this name; ``field`` is what errors call it."""
+        """The method of this name; errors are about ``field``."""
         return self._component(METHODS, name, field)
 
     def task(self, name: str, field: str = "task.name") -> Component:
         """The task of this name."""
         component = self._component(TASKS, name, field)
-        return component._replace(make=_gives_task(component.make)) if is_own(component) else component
+        return component._replace(make=_checked_task(component.make)) if is_own(component) else component
 
     def _component(self, registry: Registry, name: str, field: str) -> Component:
         if not is_code(name):
             return registry.get(name, field)
-        at = registry.kind, name
-        if at not in self._components:
+        key = registry.kind, name
+        if key not in self._components:
             source = self._source(field, name)
-            made = _attribute(_load(source, field), name, field, registry.kind)
-            registry.check(f"{field} = {name!r}", made)
-            line = (inspect.getdoc(made) or "").partition("\n")[0]
-            self._components[at] = _checked(Component(name, made, line))
-        return self._components[at]
+            value = _attribute(_load(source, field), name, field, registry.kind)
+            registry.check(f"{field} = {name!r}", value)
+            line = (inspect.getdoc(value) or "").partition("\n")[0]
+            self._components[key] = _with_named_arguments(Component(name, value, line))
+        return self._components[key]
 
     def _source(self, field: str, name: str) -> Source:
         source = self._find(field, name)
@@ -106,7 +106,7 @@ class Code:
 
 
 def is_code(name: object) -> bool:
-    """Whether a name in a configuration stands for own code.
+    """Whether a name in a configuration stands for the user's own code.
 
     Example:
         >>> is_code("mine.py:FedAvgEMA"), is_code("fedavg")
@@ -116,7 +116,7 @@ def is_code(name: object) -> bool:
 
 
 def label_of(name: str) -> str:
-    """What a method is called where it has no label.
+    """The label of a method that was given none.
 
     Example:
         >>> label_of("mine.py:FedAvgEMA"), label_of("fedavg")
@@ -126,31 +126,31 @@ def label_of(name: str) -> str:
 
 
 def names(config: Mapping[str, Any]) -> set[str]:
-    """The names of own code in the tables of a configuration, whatever else is in them."""
+    """The names of own code in the tables of a configuration, which need not be checked yet."""
     rows, task = config.get("methods"), config.get("task")
     tables = [*(rows if isinstance(rows, list) else []), task]
     return {table["name"] for table in tables if isinstance(table, dict) and is_code(table.get("name"))}
 
 
 def code_of(allowed: "bool | Code") -> Code:
-    """``allow_code`` of :func:`fedax.experiments.build`: whether own code may run, from the current folder."""
+    """The code that the argument ``allow_code`` of :func:`fedax.experiments.build` stands for."""
     return allowed if isinstance(allowed, Code) else configured(bool(allowed))
 
 
 def configured(allowed: bool, folder: str | Path | None = None, typed: Collection[str] = ()) -> Code:
-    """The code of a configuration.
+    """The code that a configuration may run.
 
     Args:
-        allowed: whether all that it names may run.
-        folder: of the configuration's file; own files are looked for there, and then in the current folder. That of a
-            run has copies in its folder ``code``.
-        typed: names that the user has typed herself. They may run, and are looked for in the current folder.
+        allowed: whether all code that it names may run.
+        folder: of the configuration's file; own files are looked for there, and then in the current folder. A run
+            folder has copies in its folder ``code``.
+        typed: names that the user has typed. They may run, and are looked for in the current folder.
     """
 
     def find(field: str, name: str) -> Source:
         place = _place(field, name)
-        here = [Path()] if name in typed or folder is None else [Path(folder), Path()]
-        source = _of_file(field, name, place, here) if place.endswith(".py") else _of_module(field, name, place)
+        folders = [Path()] if name in typed or folder is None else [Path(folder), Path()]
+        source = _of_file(field, name, place, folders) if place.endswith(".py") else _of_module(field, name, place)
         if allowed or name in typed:
             return source
         way_out = f"it would run the code of {source}; read it, and allow it: --allow-code (in Python allow_code=True)"
@@ -160,21 +160,21 @@ def configured(allowed: bool, folder: str | Path | None = None, typed: Collectio
 
 
 def of_owner(allowed: Sequence[str], wanted: Mapping[str, str]) -> Code:
-    """The code that runs at a node: what its owner allows, where it is the server's.
+    """The code that a node may run: files that its owner allows, if they are equal to the server's.
 
     Args:
-        allowed: own files, and modules of packages.
-        wanted: what stands before the colon in a name -> the digest of the server's file.
+        allowed: files, and modules of packages.
+        wanted: the part of a name before the colon -> the digest of the server's file.
     """
 
     def find(field: str, name: str) -> Source:
         place = _place(field, name)
-        own = [owned(each) for each in allowed]
-        for source in own:
+        sources = [owned(each) for each in allowed]
+        for source in sources:
             if source.digest == wanted.get(place):
                 return source
         short = f"{place} (sha256 {str(wanted.get(place))[:16]}…)"
-        others = [str(each) for each in own if each.name == Path(place).name]
+        others = [str(each) for each in sources if each.name == Path(place).name]
         why = f"the file here is another one, {others[0]}" if others else "its owner has not allowed it"
         raise NodeError(
             f"this node does not run {short}: {why}; get the server's file, read it, and start the node with "
@@ -185,12 +185,12 @@ def of_owner(allowed: Sequence[str], wanted: Mapping[str, str]) -> Code:
 
 
 def here(files: Sequence[str]) -> Code:
-    """Code that another process of this run has allowed: copies of its files by their names, and modules."""
+    """The code that another process of this run has allowed: copies of files, by their names, and modules."""
 
     def find(field: str, name: str) -> Source:
         place = _place(field, name)
-        own = [owned(each) for each in files]
-        return next(source for source in own if source.name in (place, Path(place).name))
+        sources = [owned(each) for each in files]
+        return next(source for source in sources if source.name in (place, Path(place).name))
 
     return Code(find)
 
@@ -199,7 +199,7 @@ def owned(allowed: str) -> Source:
     """A file, or a module of a package, that the owner of a node allows.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such file or module.
     """
     if allowed.endswith(".py"):
         return _of_file("allow-code", allowed, allowed, [Path()])
@@ -207,7 +207,7 @@ def owned(allowed: str) -> Source:
 
 
 def write(folder: Path, sources: Iterable[Source]) -> None:
-    """Copy files into the folder ``code``; modules of packages are no files of a run."""
+    """Copy files into the folder ``code``; modules of packages are not copied."""
     for source in sources:
         if not source.module:
             (folder / FOLDER).mkdir(exist_ok=True)
@@ -220,16 +220,16 @@ def digests(sources: Iterable[Source]) -> dict[str, str]:
 
 
 def check_same(folder: Path, was: Mapping[str, str], sources: Iterable[Source]) -> None:
-    """Refuse to go on with a run by other code than it began with.
+    """Refuse to continue a run with other code than it began with.
 
     Raises:
-        ConfigError: it names the file.
+        ConfigError: a file has changed.
     """
     for source in sources:
         if was.get(source.name) != source.digest:
-            then = was.get(source.name, "another file")[:16]
+            old = was.get(source.name, "another file")[:16]
             way_out = (
-                f"{source.path} is not what this run began with (sha256 was {then}…, is {source.digest[:16]}…), and a "
+                f"{source.path} is not what this run began with (sha256 was {old}…, is {source.digest[:16]}…), and a "
                 f"run goes on by the same code only; {folder / FOLDER} has a copy of it: go on by the configuration "
                 f"{folder / 'config.toml'}, or name another folder with --out"
             )
@@ -237,7 +237,7 @@ def check_same(folder: Path, was: Mapping[str, str], sources: Iterable[Source]) 
 
 
 def made(component: Component, given: Mapping[str, Any]) -> Algorithm:
-    """A user's method from the settings of a configuration, tables of regularizers and lists included."""
+    """Make a user's method from the settings of a configuration; lists become tuples, regularizers objects."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     if isinstance(values.get("regularizer"), Mapping):
         values["regularizer"] = regularizer(values["regularizer"])
@@ -248,13 +248,13 @@ def made(component: Component, given: Mapping[str, Any]) -> Algorithm:
 
 
 def is_own(component: Component) -> bool:
-    """Whether a method or task is a user's: in a file, of a package, or registered."""
+    """Whether a method or task is the user's: from a file or another package, or registered."""
     return not of_a_library(getattr(component.make, "__module__", None) or "")
 
 
 def plain(value: Any) -> Any:
-    """A default as a configuration can have it, or ``None``: an object is no setting."""
-    if isinstance(value, list | tuple) and all(isinstance(each, bool | int | float | str) for each in value):
+    """A default as a configuration can hold it; ``None`` for an object."""
+    if isinstance(value, list | tuple) and all(isinstance(item, bool | int | float | str) for item in value):
         return list(value)
     missing = value is inspect.Parameter.empty or not isinstance(value, bool | int | float | str)
     return None if missing else value
@@ -264,7 +264,7 @@ def plain(value: Any) -> Any:
 
 
 def _place(field: str, name: str) -> str:
-    """What stands before the colon."""
+    """The file or module of a name: the part before the colon."""
     place, _, attribute = name.rpartition(":")
     module = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
     if not module or not attribute.isidentifier():
@@ -273,14 +273,14 @@ def _place(field: str, name: str) -> str:
 
 
 def _of_file(field: str, name: str, place: str, folders: Sequence[Path]) -> Source:
-    """The first file of this path, in these folders; a run folder's copy before all."""
-    tried = [folder / place for folder in folders]
-    tried[:0] = [folder / FOLDER / Path(place).name for folder in folders if (folder / "about.json").is_file()]
+    """The first file with this path in the folders; copies in run folders come first."""
+    candidates = [folder / place for folder in folders]
+    candidates[:0] = [folder / FOLDER / Path(place).name for folder in folders if (folder / "about.json").is_file()]
     try:
-        path = next((path for path in tried if path.exists()), None)
+        path = next((path for path in candidates if path.exists()), None)
         if path is None:
-            looked = ", ".join(dict.fromkeys(str(path.parent.absolute()) for path in tried))
-            raise ConfigError(field, name, f"there is no such file in {looked}")
+            searched = ", ".join(dict.fromkeys(str(path.parent.absolute()) for path in candidates))
+            raise ConfigError(field, name, f"there is no such file in {searched}")
         if regular(path) > _LARGEST:
             raise ConfigError(field, name, f"{path} has more than {_LARGEST} bytes; it is no file of code")
         return Source(path.name, path, path.read_bytes(), False)
@@ -291,15 +291,15 @@ def _of_file(field: str, name: str, place: str, folders: Sequence[Path]) -> Sour
 
 
 def _of_module(field: str, name: str, place: str) -> Source:
-    """The file of a module of a package, none of which is imported."""
-    where, spec, parts = None, None, place.split(".")
+    """The file of a module; neither the module nor its packages are imported."""
+    search_path, spec, parts = None, None, place.split(".")
     for k in range(len(parts)):
         full = ".".join(parts[: k + 1])
-        finders = (finder.find_spec(full, where) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        if (spec := next((found for found in finders if found is not None), None)) is None:
+        finders = (finder.find_spec(full, search_path) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        if (spec := next((spec_found for spec_found in finders if spec_found is not None), None)) is None:
             hint = f"; of a file in this folder give {place}.py:{label_of(name)}" if len(parts) == 1 else ""
             raise ConfigError(field, name, f"no module {full} is installed{hint}")
-        where = spec.submodule_search_locations
+        search_path = spec.submodule_search_locations
     if spec is None or not spec.has_location or spec.origin is None:
         raise ConfigError(field, name, f"the module {place} has no file")
     try:
@@ -309,27 +309,27 @@ def _of_module(field: str, name: str, place: str) -> Source:
 
 
 def _load(source: Source, field: str) -> Any:
-    """The module that a file is; a file that was loaded before, by its content, is not loaded again."""
-    known = f"_fedax_code_{source.digest[:16]}"
+    """Import a file; a file with the same content is imported only once."""
+    module_name = f"_fedax_code_{source.digest[:16]}"
     try:
         if source.module:
             return importlib.import_module(source.name)
-        if known not in sys.modules:
-            spec = importlib.util.spec_from_file_location(known, source.path.absolute())
+        if module_name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(module_name, source.path.absolute())
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
-            sys.modules[known] = module  # dataclasses look for theirs
+            sys.modules[module_name] = module  # dataclasses look up their module there
             exec(compile(source.content, str(source.path.absolute()), "exec"), vars(module))
-        return sys.modules[known]
+        return sys.modules[module_name]
     except BaseException as error:
-        sys.modules.pop(known, None)
+        sys.modules.pop(module_name, None)
         if not isinstance(error, Exception | SystemExit):
             raise
         _refuse(source, field, error)
 
 
 def _refuse(source: Source, field: str, error: BaseException) -> NoReturn:
-    """Raise the error for a file that cannot be imported, with its line."""
+    """Raise the error for a file that cannot be imported; it names the line."""
     if isinstance(error, SyntaxError) and error.filename == str(source.path.absolute()):
         what, place = f"is no Python ({error.msg})", f"{source.path}:{error.lineno}"
     else:
@@ -341,8 +341,8 @@ def _refuse(source: Source, field: str, error: BaseException) -> NoReturn:
     raise CodeError(f"{field}: {source.name}", what, "it has to be importable", place) from error
 
 
-def _gives_task(make: Callable[..., Any]) -> Callable[..., Task]:
-    """A user's function, whose errors name its line."""
+def _checked_task(make: Callable[..., Any]) -> Callable[..., Task]:
+    """Wrap a user's function: its errors name its line, and it has to return a Task."""
     name = f"task {make.__name__}"
 
     @functools.wraps(make)
@@ -357,23 +357,25 @@ def _gives_task(make: Callable[..., Any]) -> Callable[..., Task]:
 
 def _attribute(module: Any, name: str, field: str, kind: str) -> Any:
     wanted = label_of(name)
-    found = getattr(module, wanted, None)
-    # Another one's function, such as os.system, is no task, whoever names it.
-    if found is None or (kind == "task" and getattr(found, "__module__", "") != module.__name__):
+    value = getattr(module, wanted, None)
+    # A function that the file only imports, such as os.system, is no task.
+    if value is None or (kind == "task" and getattr(value, "__module__", "") != module.__name__):
         fits: dict[str, Callable[[Any], bool]] = {
-            "method": lambda each: isinstance(each, type) and issubclass(each, Algorithm),
+            "method": lambda item: isinstance(item, type) and issubclass(item, Algorithm),
             "task": inspect.isfunction,
         }
-        own = {key: each for key, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__}
-        there = [key for key, each in own.items() if fits[kind](each)]
-        if there:
-            raise unknown(field, wanted, there)
+        defined_here = {
+            key: item for key, item in vars(module).items() if getattr(item, "__module__", "") == module.__name__
+        }
+        candidates = [key for key, item in defined_here.items() if fits[kind](item)]
+        if candidates:
+            raise unknown(field, wanted, candidates)
         raise ConfigError(field, name, f"there is no {wanted} in {module.__file__}, and no {kind} at all")
-    return found
+    return value
 
 
-def _checked(component: Component) -> Component:
-    """Refuse what takes arguments that have no names: they cannot be settings."""
+def _with_named_arguments(component: Component) -> Component:
+    """Refuse a component with arguments that have no names, which cannot be settings."""
     for parameter in inspect.signature(component.make).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             what, way_out = f"takes {parameter}", "name each argument: they are the settings of a configuration"

@@ -17,30 +17,30 @@ from fedax.figures.drawing import LINES, canvas, legend, number, powers, style
 
 FORMATS = ("png", "svg", "pdf")
 _HEIGHT = 2.2  # inches
-_LETTERS = 20  # of a class's name, so that the axes keep their room
+_LETTERS = 20  # longer names of classes are cut off, so that the axes keep their space
 
 
 def write_plots(record: Record) -> None:
     """Write ``<metric>``, against rounds, ``clients``, and of a sweep ``sweep-<what>`` into plots/, in each format."""
-    found = summary.methods([record])
-    for column in summary.metrics(found):
-        _save(curves(series(found, column), column=column), record, column)
+    methods = summary.methods([record])
+    for column in summary.metrics(methods):
+        _save(curves(series(methods, column), column=column), record, column)
     _save(_clients(record.about["clients"]), record, "clients")
     if "sweep" in record.config:
         for panel in sweeps.panels(record):
             _save(_panel(record, panel), record, f"sweep-{slug(panel['title'])}")
 
 
-def series(found: Sequence[Method], column: str, x: str = "rounds") -> list[Series]:
-    """The curves of methods, as far as all seeds of each came.
+def series(methods: Sequence[Method], column: str, x: str = "rounds") -> list[Series]:
+    """The curves of methods, up to the last evaluation that all seeds of a method have.
 
     Args:
-        found: from :func:`fedax.experiments.summary.methods`, or of a :class:`fedax.experiments.summary.Problem`.
+        methods: from :func:`fedax.experiments.summary.methods`, or those of a problem.
         column: the measure.
-        x: what it is drawn against, one of ``fedax.figures.AXES``; the mean over the seeds.
+        x: the axis, one of ``fedax.figures.AXES``; positions are means over the seeds.
     """
     drawn = []
-    for m in found:
+    for m in methods:
         values = m.values(column)
         place = np.mean([along(run.history, x)[: values.shape[1]] for run in m.runs], axis=0)
         drawn.append(Series(m.label, place, values, GONE.get(m.status, "")))
@@ -51,7 +51,7 @@ def _save(figure: Drawing, record: Record, name: str) -> None:
     path: Path = record.folder / "plots" / name
     for form in FORMATS:
         write_atomic(path.with_name(f"{name}.{form}"), encode(figure, form))
-        figure.set_layout_engine("none")  # laid out by the first
+        figure.set_layout_engine("none")  # the layout of the first format stays
 
 
 def _clients(clients: dict[str, Any]) -> Drawing:
@@ -103,7 +103,7 @@ def _draw_panel(figure: Drawing, axes: Any, record: Record, panel: dict[str, Any
         axis = panel.get(side)
         if axis is None:
             continue
-        # A grid has a cell for each value; elsewhere numbers lie where they are.
+        # A grid has a cell for each value; other panels place numbers in proportion.
         numeric = axis["numeric"] and not cells
         places[side] = (lambda v: v) if numeric else axis["values"].index
         getattr(axes, f"set_{side}label")(axis["name"])

@@ -1,17 +1,17 @@
-"""The error of a difference, pooled over methods, and how small a difference a design can tell.
+"""The error of a difference, pooled over methods, and the smallest difference that a design can detect.
 
-Run m, s is one of method m with seed s: its value is the method's mean, plus what the seed does to all methods, plus a
-residual. Three seeds give the difference of two methods an error with two degrees of freedom, with which nothing but a
-huge difference is told. If residuals spread alike with all M methods, their variance can be estimated from all runs
-together, with (M − 1)(S − 1) degrees of freedom: the two-way analysis of variance. Whether they do is looked at, twice:
+The value of method m with seed s is the method's mean, plus an effect of the seed on all methods, plus a residual.
+With three seeds the difference of two methods has an error with two degrees of freedom, so that only huge differences
+are significant. If the residuals of all M methods have the same variance, it can be estimated from all runs together,
+with (M − 1)(S − 1) degrees of freedom: the two-way analysis of variance. Two tests check whether they do:
 
 - A method leaves the pool if its residuals spread more than those of the others: Cochran's test (1941) of the largest
   variance, again and again until none does.
 - A pair has its own error, that of the paired t-test, if its differences spread more than those of the pool: an F test.
   Otherwise it has the larger of the two variances, so that a pair that spreads a little more is not flattered.
 
-Both are at 20 %: what goes wrong if unequal spreads are missed is worse than what is lost if equal ones are not used.
-With few seeds they miss some all the same; ``python benchmarks/pooled.py`` says how often a test is then wrong.
+Both tests are at the level of 20 %, because pooling unequal variances does more harm than not pooling equal ones. With
+few seeds they still miss some unequal variances; ``python benchmarks/pooled.py`` says how often a test is then wrong.
 """
 
 import math
@@ -24,16 +24,16 @@ from fedax.experiments.chance import Gap, gap_of
 
 DOUBT = 0.2  # the level of the tests for unequal spreads
 POWER = 0.8
-LEAST_METHODS = 4  # of three, one that spreads more hides in the residuals of the others; of two it is the pair's error
+LEAST_METHODS = 4  # with fewer, a method that spreads more cannot be recognised by its residuals
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What the residuals of several methods say together.
+    """The residual variance of several methods together.
 
     Attributes:
-        labels: the methods whose residuals spread alike.
-        apart: those that spread more, which are not in it.
+        labels: the methods in the pool, whose residuals spread alike.
+        apart: the methods whose residuals spread more, which are not in the pool.
         variance: of a residual.
         freedom: the degrees of freedom of the variance.
     """
@@ -45,10 +45,10 @@ class Pool:
 
 
 def pool_of(values: Mapping[str, np.ndarray]) -> Pool | None:
-    """The methods whose residuals spread alike, with their common variance; ``None`` where there are not four.
+    """The pool of the methods whose residuals spread alike; ``None`` if there are fewer than four.
 
     Args:
-        values: method -> [S] its values with the same seeds in the same order; those that are not all finite stay out.
+        values: method -> [S] values with the same seeds in the same order; methods with a non-finite value stay out.
 
     Example:
         >>> a, noise = np.array([1.0, 2.0, 4.0]), np.array([0.1, -0.1, 0.0])
@@ -59,7 +59,7 @@ def pool_of(values: Mapping[str, np.ndarray]) -> Pool | None:
     """
     from scipy import special  # slow to import
 
-    left = {label: each for label, each in values.items() if np.isfinite(each).all()}
+    left = {label: of_method for label, of_method in values.items() if np.isfinite(of_method).all()}
     apart: list[str] = []
     while len(left) >= LEAST_METHODS:
         y = np.array([*left.values()])
@@ -81,12 +81,12 @@ def pool_of(values: Mapping[str, np.ndarray]) -> Pool | None:
 
 
 def compare(pool: Pool | None, one: str, other: str, values: Mapping[str, np.ndarray]) -> tuple[Gap, bool]:
-    """How far a method is above another, and whether the error is the pooled one.
+    """By how much a method is above another, and whether the error is the pooled one.
 
     Args:
-        pool: of these values, or ``None``.
+        pool: from :func:`pool_of` with these values; may be ``None``.
         one, other: methods; both have the same S ≥ 2 seeds.
-        values: as of :func:`pool_of`.
+        values: as in :func:`pool_of`.
 
     Example:
         >>> rng = np.random.default_rng(1)
@@ -97,23 +97,23 @@ def compare(pool: Pool | None, one: str, other: str, values: Mapping[str, np.nda
     """
     from scipy import special
 
-    own = gap_of(values[other], values[one])
-    if pool is None or one not in pool.labels or other not in pool.labels or own.same:
-        return own, False
+    paired = gap_of(values[other], values[one])
+    if pool is None or one not in pool.labels or other not in pool.labels or paired.same:
+        return paired, False
     seeds = len(values[one])
-    mine, common = own.error**2 * seeds, 2 * pool.variance
-    if special.fdtrc(seeds - 1, pool.freedom, mine / common) < DOUBT:
-        return own, False
-    return Gap(own.mean, math.sqrt(max(mine, common) / seeds), pool.freedom), True
+    pair_variance, pooled_variance = paired.error**2 * seeds, 2 * pool.variance
+    if special.fdtrc(seeds - 1, pool.freedom, pair_variance / pooled_variance) < DOUBT:
+        return paired, False
+    return Gap(paired.mean, math.sqrt(max(pair_variance, pooled_variance) / seeds), pool.freedom), True
 
 
 def least(seeds: int, methods: int, tests: int = 1, level: float = 0.05) -> float:
-    """The smallest difference that is told with 80 %, in standard deviations of a residual.
+    """The smallest difference that is detected with a power of 80 %, in standard deviations of a residual.
 
     Args:
         seeds: S ≥ 2 of each method.
-        methods: M whose errors are pooled; 2: a pair with its own error.
-        tests: among how many a p-value is corrected, by Bonferroni's bound of Holm's correction.
+        methods: M, how many methods are pooled; 2: a pair with its own error.
+        tests: the number of tests for which a p-value is corrected, by Bonferroni's bound on Holm's correction.
         level: of the two-sided test.
 
     Example:

@@ -1,4 +1,4 @@
-"""Predictions of a saved model for the rows of a file."""
+"""Predicts for the rows of a file with a saved model."""
 
 import pathlib
 import tokenize
@@ -20,12 +20,12 @@ _TABLES = (".csv", ".parquet")
 
 
 class Predicted(NamedTuple):
-    """What was predicted.
+    """The result of :func:`predict_file`.
 
     Attributes:
-        rows: how many there are.
-        measured: the loss and the metrics of the task where all rows have labels.
-        doubts: cells that training had nothing like; ``None`` of arrays.
+        rows: how many rows were predicted.
+        measured: the loss and the metrics of the task if all rows have labels, else empty.
+        doubts: cells unlike all that the model was trained on; ``None`` for arrays.
     """
 
     rows: int
@@ -82,7 +82,7 @@ def predict_file(
         raise ConfigError("out", str(out), "this is there already; name a new file")
     if not out.parent.is_dir():
         raise ConfigError("out", str(out), "there is no such folder; make it first")
-    aside: dict[str, Any] = {}
+    unused_columns: dict[str, Any] = {}
     batch: Any
     doubts = None
     if source.suffix in _TABLES:
@@ -95,7 +95,7 @@ def predict_file(
                 refuse(doubts)
             except DataError as error:
                 raise DataError(f"{source}: {error}") from None
-        aside = {name: table[name].to_numpy() for name in table.columns if name in model.transform.dropped}
+        unused_columns = {name: table[name].to_numpy() for name in table.columns if name in model.transform.dropped}
         batch = {"x": model.transform.apply(table)}
         label = model.transform.label
         if label is not None and label.name in table.columns and not table[label.name].isna().any():
@@ -106,28 +106,28 @@ def predict_file(
         batch = {"x": _array(source)}
     else:
         raise DataError(f"{source}: give a .csv, .parquet or .npy file")
-    found = {**aside, "prediction": model.predict(batch)}
-    if model.task.kind == "classification" and found["prediction"].ndim == 1:
-        shares = model.predict_proba(batch)
-        names = model.labels or range(shares.shape[1])
-        found |= {f"p {name}": shares[:, k].astype(np.float32) for k, name in enumerate(names)}
-    elif found["prediction"].ndim > 1:
-        flat = found.pop("prediction").reshape(len(batch["x"]), -1)
-        found |= {f"prediction {k}": flat[:, k] for k in range(flat.shape[1])}
-    if (answer := found.get("prediction")) is not None and answer.dtype.kind in "OUT":  # of others' labels
-        found["prediction"] = np.array([cell(str(text)) for text in answer], object)
+    columns = {**unused_columns, "prediction": model.predict(batch)}
+    if model.task.kind == "classification" and columns["prediction"].ndim == 1:
+        probabilities = model.predict_proba(batch)
+        names = model.labels or range(probabilities.shape[1])
+        columns |= {f"p {name}": probabilities[:, k].astype(np.float32) for k, name in enumerate(names)}
+    elif columns["prediction"].ndim > 1:
+        flat = columns.pop("prediction").reshape(len(batch["x"]), -1)
+        columns |= {f"prediction {k}": flat[:, k] for k in range(flat.shape[1])}
+    if (answer := columns.get("prediction")) is not None and answer.dtype.kind in "OUT":  # labels may be formulas
+        columns["prediction"] = np.array([cell(str(text)) for text in answer], object)
     if doubts is not None:
-        found["doubts"] = [cell(text) for text in doubts.by_row()]  # they name others' columns
-    found = {cell(str(name)): column for name, column in found.items()}
+        columns["doubts"] = [cell(text) for text in doubts.by_row()]  # doubts contain names of columns
+    columns = {cell(str(name)): column for name, column in columns.items()}
     try:
-        write_atomic(out, pandas.DataFrame(found).to_csv(index=False))
+        write_atomic(out, pandas.DataFrame(columns).to_csv(index=False))
     except OSError as error:
         raise ConfigError("out", str(out), f"cannot be written ({error.strerror or error})") from error
     return Predicted(len(batch["x"]), _measured(model, batch) if "y" in batch else {}, doubts)
 
 
 def _measured(model: Model, batch: dict[str, np.ndarray]) -> dict[str, float]:
-    """Loss and metrics of rows with labels."""
+    """The loss and the metrics on rows with labels."""
     held = fedax.FederatedData(batch, sizes=[len(batch["x"])])
     (row,) = fedax.evaluate(model.task, model.params, held).drop(columns=["name", "n"]).to_dict("records")
     return {str(name): float(value) for name, value in row.items()}
@@ -137,7 +137,7 @@ def _array(path: Path) -> np.ndarray:
     regular(path)
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (  # what NumPy raises on bad headers
+    except (  # NumPy raises these for bad headers
         OSError, ValueError, TypeError, LookupError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError,
         tokenize.TokenError,
     ) as error:  # fmt: skip

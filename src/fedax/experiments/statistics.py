@@ -1,4 +1,4 @@
-"""What tables of results show: intervals, differences to the best method, and what it cost to reach a target.
+"""Statistics for tables of results: intervals, differences to the best method, and the cost of reaching a target.
 
 Values are those of the last evaluation. Methods are compared as in :mod:`fedax.experiments.summary`: within a problem,
 by the seeds that all have, with a paired t-test and Holm's correction. With n seeds of mean x̄ and sample standard
@@ -19,7 +19,7 @@ import numpy as np
 from fedax.columns import better
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import summary
-from fedax.experiments.summary import Method, Problem
+from fedax.experiments.summary import Method, ProblemResults
 from fedax.figures import along
 from fedax.numbers import check_number
 
@@ -28,7 +28,7 @@ Aim = float | Mapping[str, float]  # a value of the column that decides, or {col
 
 @dataclass(frozen=True)
 class Target:
-    """What a run has to reach.
+    """A value that a run has to reach.
 
     Attributes:
         column: the measure.
@@ -43,12 +43,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Reached:
-    """What it cost the seeds of a method to reach a target.
+    """The cost of reaching a target, for the seeds of a method.
 
     Attributes:
         seeds: those that reached it.
-        of: how many there are.
-        costs: name of ``fedax.figures.AXES`` -> [seeds that reached it] the cost until then; of those that it has.
+        of: how many seeds there are.
+        costs: name of an axis of ``fedax.figures.AXES`` -> [seeds that reached it] the cost until then.
     """
 
     seeds: list[int]
@@ -58,7 +58,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Difference:
-    """A method's value less the best one's, over the seeds that both have.
+    """The value of a method less that of the best one, over the seeds that both have.
 
     Attributes:
         mean: over the seeds; 0 of the best itself, not-a-number where there is nothing to compare.
@@ -95,30 +95,30 @@ def interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float
     return mean - half, mean + half
 
 
-def difference(problem: Problem, m: Method, confidence: float = 0.95) -> Difference:
-    """A method's value in the end less the best one's, in the column that decides."""
-    none = Difference(math.nan, math.nan, math.nan, math.nan)
+def difference(problem: ProblemResults, m: Method, confidence: float = 0.95) -> Difference:
+    """The difference of a method to the best one in the deciding column, at the last evaluation."""
+    undefined = Difference(math.nan, math.nan, math.nan, math.nan)
     if problem.best is None or problem.judge is None:
-        return none
+        return undefined
     if m is problem.best:
         return Difference(0.0, math.nan, math.nan, math.nan)
     if (gap := problem.gaps.get(m.label)) is not None:
         return Difference(gap.mean, *gap.interval(confidence), problem.p[m.label])
     values, best = m.final(problem.judge), problem.best.final(problem.judge)
     if m.status != "finished" or not np.isfinite(values).all():
-        return none
+        return undefined
     return Difference(float(np.mean(values - best)), math.nan, math.nan, math.nan)
 
 
-def target_of(problem: Problem, aim: Aim) -> Target:
-    """What is to be reached.
+def target_of(problem: ProblemResults, aim: Aim) -> Target:
+    """The target that a value stands for.
 
     Args:
-        problem: whose methods are to reach it.
+        problem: the methods that are to reach it.
         aim: a value of the column that decides; or another column with its value, ``{"test_accuracy": 0.9}``.
 
     Raises:
-        ConfigError: no number, no such column, or one that does not tell which way is better.
+        ConfigError: no number, no such column, or a column that does not say which way is better.
     """
     known = summary.metrics(problem.methods)
     if isinstance(aim, Mapping):
@@ -138,14 +138,14 @@ def target_of(problem: Problem, aim: Aim) -> Target:
 
 
 def reached(m: Method, target: Target) -> Reached:
-    """What it cost each seed of a method to reach a target."""
+    """The cost of reaching a target, for each seed of a method."""
     seeds: list[int] = []
     costs: dict[str, list[float]] = {name: [] for name in summary.axes_of([m])}
     for run in m.runs:
         values = np.asarray(run.history[target.column], float)
-        there = values <= target.value if target.better == "lower" else values >= target.value
-        if there.any():
+        hits = values <= target.value if target.better == "lower" else values >= target.value
+        if hits.any():
             seeds.append(run.seed)
             for name in costs:
-                costs[name].append(along(run.history, name)[int(np.argmax(there))])
+                costs[name].append(along(run.history, name)[int(np.argmax(hits))])
     return Reached(seeds, len(m.runs), {name: np.array(values) for name, values in costs.items()})

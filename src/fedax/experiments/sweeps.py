@@ -1,4 +1,4 @@
-"""What a sweep found, in words and as drawings: for the report, the plots and the command."""
+"""The results of a sweep as sentences and panels to draw: for the report, the plots and the command."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from fedax.experiments.summary import over, short, wide
 
 Panel = dict[str, Any]
 
-SHOWN = 0.75  # of the points have a colour of their own in a map; the worst ones are of no interest
+SHOWN = 0.75  # the share of the points that the colours of a map distinguish; the worst ones look alike
 
-_BINS = 4  # of an axis with more than twice as many values, when axes are compared
+_BINS = 4  # bins for an axis with more than twice as many values, when the importance of axes is compared
 
 
 def settings(point: dict[str, Any]) -> str:
-    """A point in words.
+    """The settings of a point in one line.
 
     Example:
         >>> settings({"lr": 0.1, "work.steps": 5})
@@ -36,14 +36,14 @@ def score(record: Record, trial: Trial) -> str:
 
 
 def failure(trial: Trial) -> str:
-    """What became of the seeds that failed, in words."""
-    found = {run.status for run in trial.runs}
+    """How the failed seeds of a point ended, in words."""
+    statuses = {run.status for run in trial.runs}
     words = {"diverged": "diverged", "worse": "ended worse than it began", "failed": "stopped by its guard"}
-    return " or ".join(text for status, text in words.items() if status in found)
+    return " or ".join(text for status, text in words.items() if status in statuses)
 
 
 def about(record: Record) -> str:
-    """What was tried and how it is judged, as a sentence."""
+    """Two sentences: what was tried, and the criterion."""
     sweep, run = record.config["sweep"], record.config["run"]
     points = {label: len(record.trials(label)) for label in record.labels}
     search = "grid search" if sweep["search"] == "grid" else f"random search (seed {sweep['seed']})"
@@ -55,14 +55,14 @@ def about(record: Record) -> str:
 
 
 def notes(record: Record) -> list[str]:
-    """What to know before believing the best points."""
+    """Sentences with caveats about the best points."""
     trials = {label: record.trials(label) for label in record.labels}
-    found = []
+    sentences = []
     counts = {label: len(tried) for label, tried in trials.items()}
     if len(set(counts.values())) > 1:
-        each = ", ".join(f"{label} {count}" for label, count in counts.items())
-        found.append(f"The methods had unequal numbers of points ({each}); more points find a better best.")
-    found += [
+        listed = ", ".join(f"{label} {count}" for label, count in counts.items())
+        sentences.append(f"The methods had unequal numbers of points ({listed}); more points find a better best.")
+    sentences += [
         f"{label} diverged, ended worse than it began or was stopped at every point, with one seed or more."
         for label, tried in trials.items()
         if tried and tried[0].failed
@@ -74,32 +74,32 @@ def notes(record: Record) -> list[str]:
     for (name, value, end), names in alike.items():
         text = f"the best {name}, {short(value)}, is the {end} that was tried"
         beyond = {"largest": "larger", "smallest": "smaller"}[end]
-        found.append(f"{', '.join(names)}: {text}; {beyond} ones may be better.")
+        sentences.append(f"{', '.join(names)}: {text}; {beyond} ones may be better.")
     if record.config["sweep"]["criterion"].startswith(PARTS):
         part = "validation" if record.config["sweep"]["criterion"].startswith("val") else "held-out"
-        found.append(f"Points were chosen by {part} data: the best points' own figures on these data flatter them.")
-    return found
+        sentences.append(f"Points were chosen by {part} data: the best points' own figures on these data flatter them.")
+    return sentences
 
 
 def edges(trials: Sequence[Trial]) -> list[tuple[str, float, str]]:
-    """The numbers of the best point at an end of what was tried: name, value, ``"smallest"`` or ``"largest"``."""
+    """The settings of the best point that are at an edge of the grid: name, value, ``"smallest"`` or ``"largest"``."""
     if not trials or trials[0].failed:
         return []
-    found = []
+    at_edge = []
     for name, value in trials[0].point.items():
         values = [trial.point[name] for trial in trials]
         if all(map(_is_number, values)) and min(values) < max(values) and value in (min(values), max(values)):
-            found.append((name, value, "smallest" if value == min(values) else "largest"))
-    return found
+            at_edge.append((name, value, "smallest" if value == min(values) else "largest"))
+    return at_edge
 
 
 def panels(record: Record) -> list[Panel]:
-    """What to draw: of methods with one axis curves of the criterion, of others a map over two axes.
+    """The panels to draw: curves of the criterion for methods with one axis, a map over two axes for the others.
 
     Each is a dictionary: ``kind`` (``"curve"``, ``"grid"``, ``"scatter"``), ``title``, ``note``, the axes ``x`` (and
-    ``y``) with name, values and whether they are logarithmic, and what is in it.
+    ``y``) with name, values and whether they are logarithmic, and its ``lines`` or ``points``.
     """
-    found: list[Panel] = []
+    drawn: list[Panel] = []
     curves: dict[str, Panel] = {}
     for k, label in enumerate(record.labels):
         trials = record.trials(label)
@@ -108,23 +108,23 @@ def panels(record: Record) -> list[Panel]:
             name = axes[0]
             panel = curves.setdefault(name, {"kind": "curve", "title": name, "note": "", "lines": []})
             panel["lines"].append(_line(label, k, trials, name))
-            if panel not in found:
-                found.append(panel)
+            if panel not in drawn:
+                drawn.append(panel)
         elif axes:
-            found.append(_map(record, label, trials, axes))
+            drawn.append(_map(record, label, trials, axes))
     for name, panel in curves.items():
         panel["x"] = _axis(name, [x for line in panel["lines"] for x in line["x"] + line["failed"]])
-    return found
+    return drawn
 
 
 def scale(record: Record, share: float = 1.0) -> tuple[float, float, bool]:
-    """The lowest and highest criterion that are told apart, and whether on a logarithmic scale.
+    """The range of the criterion in drawings, ``(low, high, logarithmic)``.
 
-    What is worse than the initial model is drawn as bad as that: one point that is far off would hide all others.
+    Points that are worse than the initial model are drawn like it: a single far point would hide all differences.
 
     Args:
         record: the sweep.
-        share: of the points, beginning with the best; the others are drawn alike.
+        share: the share of the points that the range covers, beginning with the best.
     """
     sweep = record.config["sweep"]
     trials = [trial for label in record.labels for trial in record.trials(label) if not trial.failed]
@@ -137,13 +137,13 @@ def scale(record: Record, share: float = 1.0) -> tuple[float, float, bool]:
     if best < sign * start < worst:
         worst = sign * start
     low, high = sorted((sign * best, sign * worst))
-    return low, high, sweep["better"] == "lower" and 0 < 3 * low < high  # the good ones are to be told apart
+    return low, high, sweep["better"] == "lower" and 0 < 3 * low < high  # good points should be distinguishable
 
 
 def _map(record: Record, label: str, trials: list[Trial], axes: list[str]) -> Panel:
-    """A panel over the two axes that matter most; of a grid, with the best over the others."""
+    """A panel over the two axes that matter most; a cell of a grid shows the best over the other axes."""
     if len(axes) > 2:
-        axes = sorted(sorted(axes, key=lambda name: -_matters(trials, name))[:2], key=axes.index)
+        axes = sorted(sorted(axes, key=lambda name: -_importance(trials, name))[:2], key=axes.index)
     x, y = axes
     panel: Panel = {"title": label, "x": _axis(x, _values(trials, x)), "y": _axis(y, _values(trials, y))}
     others = [name for name in trials[0].point if name not in axes and len(_values(trials, name)) > 1]
@@ -172,22 +172,22 @@ def _spot(record: Record, trial: Trial, x: str, y: str) -> Panel:
 
 
 def _line(label: str, k: int, trials: list[Trial], name: str) -> Panel:
-    there = [trial for trial in trials if not trial.failed]
-    if all(_is_number(trial.point[name]) for trial in there):
-        there.sort(key=lambda trial: trial.point[name])
+    successful = [trial for trial in trials if not trial.failed]
+    if all(_is_number(trial.point[name]) for trial in successful):
+        successful.sort(key=lambda trial: trial.point[name])
     return {
         "label": label,
         "k": k,
-        "x": [_place(trial.point[name]) for trial in there],
-        "mean": [trial.mean for trial in there],
-        "low": [float(trial.scores.min()) for trial in there],
-        "high": [float(trial.scores.max()) for trial in there],
+        "x": [_place(trial.point[name]) for trial in successful],
+        "mean": [trial.mean for trial in successful],
+        "low": [float(trial.scores.min()) for trial in successful],
+        "high": [float(trial.scores.max()) for trial in successful],
         "failed": [_place(trial.point[name]) for trial in trials if trial.failed],
     }
 
 
 def _axis(name: str, values: list[Any]) -> Panel:
-    """An axis: numbers, on a logarithmic scale where they are wide apart, or words."""
+    """An axis of a panel: numbers, logarithmic if they differ much, or words."""
     places = list(dict.fromkeys(map(_place, values)))
     numeric = all(map(_is_number, places))
     if numeric:
@@ -200,16 +200,16 @@ def _place(value: Any) -> Any:
 
 
 def _values(trials: Sequence[Trial], name: str) -> list[Any]:
-    """The different values of an axis, in the order of the best point that has each."""
-    found: list[Any] = []
+    """The different values of an axis, in the order of their best points."""
+    values: list[Any] = []
     for trial in trials:
-        if trial.point[name] not in found:
-            found.append(trial.point[name])
-    return found
+        if trial.point[name] not in values:
+            values.append(trial.point[name])
+    return values
 
 
-def _matters(trials: Sequence[Trial], name: str) -> float:
-    """How much the best that can be reached changes along an axis."""
+def _importance(trials: Sequence[Trial], name: str) -> float:
+    """The importance of an axis: how much the best criterion changes along it."""
     values = [trial.point[name] for trial in trials]
     if all(map(_is_number, values)) and len(set(values)) > 2 * _BINS:
         ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable")

@@ -1,6 +1,6 @@
 """Tables of results: for programs as a data frame and CSV, for papers as LaTeX and Markdown.
 
-What stands in them is of :mod:`fedax.experiments.statistics`.
+:mod:`fedax.experiments.statistics` computes their content.
 """
 
 import math
@@ -14,7 +14,7 @@ from fedax.columns import COSTS, PARTS, describe, raised, show
 from fedax.experiments import summary
 from fedax.experiments.runs import Record
 from fedax.experiments.statistics import Aim, Difference, Target, difference, interval, reached, target_of
-from fedax.experiments.summary import Method, Problem, spread
+from fedax.experiments.summary import Method, ProblemResults, spread
 from fedax.experiments.typeset import Sheet, latex, markdown
 from fedax.files import cell, quoting_of
 from fedax.numbers import check_number
@@ -63,7 +63,7 @@ def table(records: Sequence[Record], *, target: Aim | None = None, confidence: f
     return pandas.DataFrame(rows)
 
 
-def _row(problem: Problem, m: Method, aim: Target | None, confidence: float) -> dict[str, Any]:
+def _row(problem: ProblemResults, m: Method, aim: Target | None, confidence: float) -> dict[str, Any]:
     row: dict[str, Any] = {"method": m.label, "status": m.status, "seeds": len(m.runs), "judged_by": problem.judge}
     for column in summary.metrics(problem.methods):
         values = m.final(column)
@@ -74,9 +74,9 @@ def _row(problem: Problem, m: Method, aim: Target | None, confidence: float) -> 
     row["mark"] = problem.mark(m)
     row |= {column: m.cost(column) for column in COSTS}
     if aim is not None:
-        found = reached(m, aim)
-        row |= {"target_column": aim.column, "target": aim.value, "reached": len(found.seeds)}
-        for name, costs in found.costs.items():
+        result = reached(m, aim)
+        row |= {"target_column": aim.column, "target": aim.value, "reached": len(result.seeds)}
+        for name, costs in result.costs.items():
             row[f"{name}_to_target"] = float(np.mean(costs)) if costs.size else math.nan
             row[f"{name}_to_target_std"] = _std(costs)
     if m.epsilon is not None:
@@ -85,28 +85,28 @@ def _row(problem: Problem, m: Method, aim: Target | None, confidence: float) -> 
 
 
 def mean_and_std(column: str, values: np.ndarray) -> dict[str, float]:
-    """``<column>`` and ``<column>_std`` over the seeds; not-a-number where there are none, or not two."""
+    """``<column>`` and ``<column>_std`` over the seeds; not-a-number with too few seeds."""
     return {column: float(np.mean(values)) if values.size else math.nan, f"{column}_std": _std(values)}
 
 
 def _std(values: np.ndarray) -> float:
-    found = spread(values)
-    return math.nan if found is None else found
+    std = spread(values)
+    return math.nan if std is None else std
 
 
 def to_csv(records: Sequence[Record], *, target: Aim | None = None, confidence: float = 0.95) -> str:
-    """:func:`table` as comma-separated values; what there is not is empty.
+    """:func:`table` as comma-separated values; missing values are empty cells.
 
-    A text that a spreadsheet would take for a formula, such as a label ``=a``, has ``'`` before it.
+    A text that a spreadsheet would take for a formula, such as a label ``=a``, gets ``'`` in front.
     """
     return as_csv(table(records, target=target, confidence=confidence))
 
 
-def as_csv(found: "pandas.DataFrame") -> str:
-    """A table of methods as the text of a file."""
-    found = found.map(lambda x: cell(x) if isinstance(x, str) else x)
-    quoting = quoting_of(str(each) for each in found["method"])
-    return str(found.rename(columns=cell).to_csv(index=False, lineterminator="\n", quoting=quoting))
+def as_csv(frame: "pandas.DataFrame") -> str:
+    """A table of methods as the text of a CSV file."""
+    frame = frame.map(lambda x: cell(x) if isinstance(x, str) else x)
+    quoting = quoting_of(str(label) for label in frame["method"])
+    return str(frame.rename(columns=cell).to_csv(index=False, lineterminator="\n", quoting=quoting))
 
 
 def to_latex(records: Sequence[Record], *, target: Aim | None = None, confidence: float = 0.95) -> str:
@@ -139,87 +139,87 @@ def _sheets(records: Sequence[Record], aim: Aim | None, confidence: float) -> li
     return sheets
 
 
-def _final(problem: Problem, confidence: float) -> Sheet:
-    found = problem.methods
-    columns = {"Method": [m.label for m in found]}
-    strong: frozenset[tuple[int, int]] = frozenset()
-    for column in _shown(problem):
+def _final(problem: ProblemResults, confidence: float) -> Sheet:
+    methods = problem.methods
+    columns = {"Method": [m.label for m in methods]}
+    bold: frozenset[tuple[int, int]] = frozenset()
+    for column in _columns_for_paper(problem):
         if column == problem.judge:
-            strong = frozenset((i, len(columns)) for i, m in enumerate(found) if m is problem.star)
-            columns |= _compared(problem, confidence)
+            bold = frozenset((i, len(columns)) for i, m in enumerate(methods) if m is problem.star)
+            columns |= _judged_columns(problem, confidence)
         else:
-            columns |= means_of(column, found)
-    figures = _Figures("bytes_down", [np.array([m.cost("bytes_down") + m.cost("bytes_up")]) for m in found])
+            columns |= means_of(column, methods)
+    figures = _NumberFormat("bytes_down", [np.array([m.cost("bytes_down") + m.cost("bytes_up")]) for m in methods])
     columns[_head("Traffic", figures.unit)] = figures.means()
-    notes = summary.legend(problem) + _reading(confidence) * bool(problem.p)
-    if any(m.epsilon is not None for m in found):
-        columns["ε"] = ["–" if m.epsilon is None else show("epsilon", m.epsilon) for m in found]
+    notes = summary.legend(problem) + _explanation(confidence) * bool(problem.p)
+    if any(m.epsilon is not None for m in methods):
+        columns["ε"] = ["–" if m.epsilon is None else show("epsilon", m.epsilon) for m in methods]
         notes += summary.deltas(problem)
     rows = list(zip(*columns.values(), strict=True))
-    return Sheet("final", "Final figures", list(columns), rows, strong, summary.verdict(problem), notes)
+    return Sheet("final", "Final figures", list(columns), rows, bold, summary.verdict(problem), notes)
 
 
-def means_of(column: str, found: Sequence[Method]) -> dict[str, list[str]]:
-    """Head -> of each method the mean ± standard deviation of a column, in the end."""
-    figures = _Figures(column, [m.final(column) for m in found])
+def means_of(column: str, methods: Sequence[Method]) -> dict[str, list[str]]:
+    """Head -> the final mean ± standard deviation of a column, for each method."""
+    figures = _NumberFormat(column, [m.final(column) for m in methods])
     return {_head(describe(column).label, figures.unit): figures.means()}
 
 
-def compared(problem: Problem, confidence: float = 0.95) -> Sheet | None:
-    """How sure the comparison is: intervals and paired differences; ``None`` where there are not two seeds."""
+def compared(problem: ProblemResults, confidence: float = 0.95) -> Sheet | None:
+    """The table of intervals and paired differences; ``None`` with fewer than two seeds."""
     if not problem.p:
         return None
-    columns = {"Method": [m.label for m in problem.methods], **_compared(problem, confidence)}
+    columns = {"Method": [m.label for m in problem.methods], **_judged_columns(problem, confidence)}
     rows = list(zip(*columns.values(), strict=True))
-    return Sheet("compared", "Intervals and paired differences", list(columns), rows, notes=_reading(confidence))
+    return Sheet("compared", "Intervals and paired differences", list(columns), rows, notes=_explanation(confidence))
 
 
-def _compared(problem: Problem, confidence: float) -> dict[str, list[str]]:
-    """The columns of what decides."""
-    found, judge = problem.methods, problem.judge
+def _judged_columns(problem: ProblemResults, confidence: float) -> dict[str, list[str]]:
+    """The table's columns for the deciding measure: means, intervals, differences, p-values."""
+    methods, judge = problem.methods, problem.judge
     assert judge is not None
-    figures = _Figures(judge, [m.final(judge) for m in found])
-    means = [f"{mean} {problem.mark(m)}".strip() for mean, m in zip(figures.means(), found, strict=True)]
+    figures = _NumberFormat(judge, [m.final(judge) for m in methods])
+    means = [f"{mean} {problem.mark(m)}".strip() for mean, m in zip(figures.means(), methods, strict=True)]
     columns = {_head(describe(judge).label, figures.unit): means}
     if problem.p and problem.best is not None:
-        gaps = [difference(problem, m, confidence) for m in found]
+        gaps = [difference(problem, m, confidence) for m in methods]
         columns[f"{100 * confidence:g} % interval"] = [
-            figures.ends(*interval(m.final(judge), confidence)) for m in found
+            figures.ends(*interval(m.final(judge), confidence)) for m in methods
         ]
         columns[_head(f"Difference to {problem.best.label}", figures.unit)] = [figures.gap(gap) for gap in gaps]
         columns["p"] = [_p(gap.p) for gap in gaps]
     return columns
 
 
-def _reading(confidence: float) -> list[str]:
+def _explanation(confidence: float) -> list[str]:
     return [
         f"Intervals: {100 * confidence:g} % confidence, each for itself; of a mean by Student's t over the seeds.",
         "Those of differences and p cover what the verdict says; p is corrected for all pairs of methods.",
     ]
 
 
-def _shown(problem: Problem) -> list[str]:
-    """The columns that a paper has room for: what decides, and what is measured on held-out data."""
-    found = summary.table_order(problem)
-    return [column for column in found if column == problem.judge or column.startswith(PARTS)] or found
+def _columns_for_paper(problem: ProblemResults) -> list[str]:
+    """The columns for a paper: the deciding one, and those of held-out data."""
+    columns = summary.table_order(problem)
+    return [column for column in columns if column == problem.judge or column.startswith(PARTS)] or columns
 
 
-def costs_to(problem: Problem, target: Target) -> Sheet:
-    """What it cost to reach a target, on every axis on which methods differ."""
-    found = [reached(m, target) for m in problem.methods]
+def costs_to(problem: ProblemResults, target: Target) -> Sheet:
+    """The table of what it cost to reach a target, on every axis of cost."""
+    results = [reached(m, target) for m in problem.methods]
     label = describe(target.column).label
     way = "at most" if target.better == "lower" else "at least"
     value = f"{100 * target.value:g} %" if describe(target.column).unit == "%" else show(target.column, target.value)
     columns = {
         "Method": [m.label for m in problem.methods],
-        "Seeds that reached it": [f"{len(each.seeds)} of {each.of}" for each in found],
+        "Seeds that reached it": [f"{len(result.seeds)} of {result.of}" for result in results],
     }
     for key, axis in summary.axes(problem).items():
-        figures = _Figures(axis.columns[0], [each.costs[key] for each in found])
+        figures = _NumberFormat(axis.columns[0], [result.costs[key] for result in results])
         name = "Traffic" if key == "bytes" else describe(axis.columns[0]).label
         columns[_head(name, figures.unit)] = figures.means()
     notes = ["Up to the first evaluation that is as good or better, of all clients together."]
-    notes += ["Mean ± standard deviation over the seeds that reached it."] * (max(each.of for each in found) > 1)
+    notes += ["Mean ± standard deviation over the seeds that reached it."] * (max(result.of for result in results) > 1)
     title = f"Cost until {label[0].lower()}{label[1:]} is {way} {value}"
     return Sheet("target", title, list(columns), list(zip(*columns.values(), strict=True)), notes=notes)
 
@@ -235,29 +235,34 @@ def _p(value: float) -> str:
     return "–" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
-class _Figures:
-    """How the numbers of a column are written: in one unit, with as many decimals as their spread is worth.
+class _NumberFormat:
+    """Formats the numbers of a column: in one unit, with as many decimals as their spread justifies.
 
     Args:
-        column: of the history, which tells the unit.
-        values: of each method, those of its seeds; none where there is none.
+        column: of the history; it determines the unit.
+        values: for each method, [seeds]; may be empty.
 
     Attributes:
         unit: for the head of the column.
     """
 
     def __init__(self, column: str, values: Sequence[np.ndarray]):
-        self.values = [each if each.size and np.isfinite(each).all() else np.zeros(0) for each in values]
-        there = [each for each in self.values if each.size]
-        means, stds = np.abs([float(np.mean(each)) for each in there]), np.array([_std(each) for each in there])
+        self.values = [
+            of_method if of_method.size and np.isfinite(of_method).all() else np.zeros(0) for of_method in values
+        ]
+        known = [of_method for of_method in self.values if of_method.size]
+        means, stds = (
+            np.abs([float(np.mean(of_method)) for of_method in known]),
+            np.array([_std(of_method) for of_method in known]),
+        )
         self.factor, self.unit = _unit(column, float(means.max(initial=0.0)))
         fixed = np.array([not _scientific(self.factor * mean) for mean in means], bool)
-        usual, stds = self.factor * means[fixed], self.factor * stds[fixed]
-        stds = stds[stds > 0]  # not-a-number is not
-        most = float(usual.max(initial=0.0))
+        plain_means, stds = self.factor * means[fixed], self.factor * stds[fixed]
+        stds = stds[stds > 0]  # drops not-a-number
+        largest = float(plain_means.max(initial=0.0))
         # Two digits of the smallest spread, and no more than four of the largest number.
         digits = 1 - math.floor(math.log10(stds.min())) if stds.size else 4
-        cap = 3 - math.floor(math.log10(most)) if most else 2
+        cap = 3 - math.floor(math.log10(largest)) if largest else 2
         whole = describe(column).type == "whole" and self.factor == 1 and not stds.size
         self.decimals = 0 if whole else max(0, min(digits, cap))
 
@@ -284,7 +289,7 @@ class _Figures:
         return f"[{self._number(self.factor * low)}, {self._number(self.factor * high)}]"
 
     def gap(self, gap: Difference) -> str:
-        """A difference with its interval; a dash of the best itself."""
+        """A difference with its interval; a dash for the best method itself."""
         if math.isnan(gap.low):
             return "–"
         return f"{self._number(self.factor * gap.mean, '+')} {self.ends(gap.low, gap.high)}"
@@ -299,14 +304,14 @@ def _scientific(value: float) -> bool:
 
 
 def _unit(column: str, largest: float) -> tuple[float, str]:
-    """What the values of a column are multiplied by, and the unit that they then have."""
-    known = describe(column)
-    if known.unit == "%":
+    """The factor for the values of a column, and their unit after it."""
+    about_column = describe(column)
+    if about_column.unit == "%":
         return 100.0, "%"
-    if known.unit == "s":
+    if about_column.unit == "s":
         return (1.0, "s") if largest < 100 else (1 / 60, "min") if largest < 6000 else (1 / 3600, "h")
-    names = ("B", "kB", "MB", "GB", "TB") if known.unit == "B" else ("", "10³", "10⁶", "10⁹", "10¹²")
-    if known.type != "whole" or (known.unit != "B" and largest < 1e4):
+    names = ("B", "kB", "MB", "GB", "TB") if about_column.unit == "B" else ("", "10³", "10⁶", "10⁹", "10¹²")
+    if about_column.type != "whole" or (about_column.unit != "B" and largest < 1e4):
         return 1.0, ""
     power = min(len(names) - 1, max(0, math.floor(math.log10(largest) / 3))) if largest else 0
     return 1000.0**-power, names[power]

@@ -7,21 +7,21 @@ from typing import Any
 
 import tomli_w
 
-_LONGEST = 1 << 24  # bytes; the lists in a configuration have a number a client or round
+_LONGEST = 1 << 24  # bytes; lists in a configuration may have a number for each client or round
 _DEPTH = 16
-# Python takes time that grows with the square of a dotted key, and a kilobyte for each table and key.
+# Python's parser takes quadratic time for a dotted key, and a kilobyte for each table and key.
 _PART = rb"""(?:[\w-]++|"(?:[^"\\\n]++|\\.)*+"|'[^'\n]*+')[ \t]*+"""
 _LONG_KEY = re.compile(rb"(?:^|[{,])[ \t]*+\[{0,2}[ \t]*+(?:" + _PART + rb"\.[ \t]*+){16}", re.MULTILINE)
 _TABLE = re.compile(rb"^[ \t]*+\[.*\][ \t]*+(?:#.*)?$", re.MULTILINE)
-_LONG_WORD = re.compile(rb"[\w+-]{1000}")  # as a number, it would take 150 times its length
+_LONG_WORD = re.compile(rb"[\w+-]{1000}")  # parsing it as a number takes 150 times its length
 _MOST_KEYS = 10_000
 
 
 def loads(content: bytes) -> dict[str, Any]:
-    """The tables of a TOML text, without dates, with whole numbers of 64 bits, in time and memory of its length.
+    """Parse a TOML text in time and memory linear in its length; dates and integers above 64 bits are refused.
 
     Raises:
-        ValueError: it is not, is too long or nested too deep, or has too many keys.
+        ValueError: no such TOML; or it is too long, nested too deep, or has too many keys.
 
     Example:
         >>> loads(b"a = [1, 2.5]")
@@ -29,7 +29,7 @@ def loads(content: bytes) -> dict[str, Any]:
     """
     if len(content) > _LONGEST:
         raise ValueError(f"{len(content)} bytes; a configuration has at most {_LONGEST}")
-    # A kilobyte for each part of a table's name too.
+    # Each part of a table's name takes a kilobyte, too.
     tables = sum(1 + header.count(b".") for header in _TABLE.findall(content))
     keys = content.count(b"=") + content.count(b"{") + tables
     if keys > _MOST_KEYS or content.count(b"[") > _MOST_KEYS + len(content) // 16:
@@ -47,10 +47,10 @@ def loads(content: bytes) -> dict[str, Any]:
 
 
 def check_plain(content: Any) -> None:
-    """Texts, truth values, numbers of 64 bits, and tables and lists of them that are not nested deeply.
+    """Check that a value consists of texts, truth values, 64-bit numbers, and tables and lists of limited depth.
 
     Raises:
-        ValueError: there is something else.
+        ValueError: it has other parts.
     """
     level = [content]
     for _ in range(_DEPTH):
@@ -82,11 +82,11 @@ def dumps(config: Mapping[str, Any]) -> str:
         rounds = 3
         <BLANKLINE>
     """
-    return tomli_w.dumps(_written(config))
+    return tomli_w.dumps(_without_none(config))
 
 
-def _written(value: Any) -> Any:
+def _without_none(value: Any) -> Any:
     """``value`` without ``None``, its keys as texts."""
     if isinstance(value, Mapping):
-        return {str(key): _written(each) for key, each in value.items() if each is not None}
-    return [_written(each) for each in value] if isinstance(value, list | tuple) else value
+        return {str(key): _without_none(item) for key, item in value.items() if item is not None}
+    return [_without_none(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""The runs of an experiment, as a tracker follows them."""
+"""Hands the rows of an experiment's runs to a tracker."""
 
 import contextlib
 import hashlib
@@ -12,17 +12,17 @@ from fedax.engine.private import of_public
 from fedax.experiments.runs import begun
 from fedax.tracking import Log, Params, Row, Tracker, begin
 
-_LONGEST = 500  # characters of a parameter, as MLflow had it
+_LONGEST = 500  # the most characters of a parameter, a former limit of MLflow
 
 
 class Logs:
     """The logs of the runs that are under way.
 
     Args:
-        track: the tracker; after its first failure it is asked no more. ``None``: there is none.
+        track: the tracker; it is not called again after its first failure. ``None``: there is no tracker.
         config: the whole configuration.
-        folder: of the run, which has begun.
-        public: of private runs the columns that are handed on, see :func:`fedax.engine.private.public`; ``None``: all.
+        folder: the run folder.
+        public: the columns of private runs that may be tracked, see :func:`fedax.engine.private.public`; ``None``: all.
     """
 
     def __init__(
@@ -39,17 +39,17 @@ class Logs:
         """Hand on one evaluation."""
         if (log := self.logs.get((label, seed))) is not None:
             log.row(of_public(row, self.public))
-            self._follow(log)
+            self._stop_if_failed(log)
 
     @contextlib.contextmanager
     def of(self, runs: Sequence[tuple[str, int]]) -> Iterator[Callable[[Sequence[str]], None]]:
-        """Follow some runs side by side; gives what takes their statuses in the end."""
+        """Track runs side by side; yields a function that takes their statuses in the end."""
         for label, seed in runs:
             if self.track is not None:
-                told = params(self.config, self.folder, label, seed, self.public is not None)
-                log = begin(self.track, label, seed, told)
+                parameters = params(self.config, self.folder, label, seed, self.public is not None)
+                log = begin(self.track, label, seed, parameters)
                 self.logs[label, seed] = log
-                self._follow(log)
+                self._stop_if_failed(log)
         ended: list[str] = []
         try:
             yield ended.extend
@@ -58,41 +58,41 @@ class Logs:
                 if run in self.logs:
                     log = self.logs.pop(run)
                     log.end(status)
-                    self._follow(log)
+                    self._stop_if_failed(log)
 
-    def _follow(self, log: Log) -> None:
+    def _stop_if_failed(self, log: Log) -> None:
         if log.failed:
             self.track = None
             self.logs.clear()
 
 
 def params(config: Mapping[str, Any], folder: pathlib.Path, label: str, seed: int, private: bool = False) -> Params:
-    """What makes a run, flat: numbers, truth values and texts; lists and tables are JSON.
+    """The parameters of a run as one flat table of numbers, truth values and texts; lists and tables become JSON.
 
     Args:
         config: the whole configuration.
-        folder: of the run, which has begun.
-        label, seed: which.
-        private: whether nothing may tell who the clients are: of the data their name alone, and no lists of who works
-            how much, or comes when.
+        folder: the run folder.
+        label, seed: of the run.
+        private: whether to leave out what may identify clients: all about the data but its name, and lists with an
+            entry for each client, such as the local steps.
     """
     about = begun(folder) or {}
-    (method,) = (each for each in config["methods"] if each["label"] == label)
+    (method,) = (row for row in config["methods"] if row["label"] == label)
     text = "/".join([about.get("id") or about.get("started", ""), label, str(seed)])
     sections = {name: config[name] for name in ("data", "task", "work", "participation", "run")}
     if private:
-        alone = {name: _single(sections[name]) for name in ("work", "participation", "run")}
-        sections |= {"data": {"name": config["data"]["name"]}} | alone
+        single = {name: _single(sections[name]) for name in ("work", "participation", "run")}
+        sections |= {"data": {"name": config["data"]["name"]}} | single
     sections |= {"privacy": config["privacy"]} if "privacy" in config else {}
     sections["method"] = {name: value for name, value in method.items() if name != "label"}
     flat = {f"{section}.{key}": _plain(value) for section, table in sections.items() for key, value in table.items()}
-    about_it = {"experiment": config["name"], "label": label, "seed": seed, "fedax": fedax.__version__}
-    own = {"run.folder": folder.name, "run.id": hashlib.sha256(text.encode()).hexdigest()[:12]}
-    return about_it | flat | own
+    general = {"experiment": config["name"], "label": label, "seed": seed, "fedax": fedax.__version__}
+    identity = {"run.folder": folder.name, "run.id": hashlib.sha256(text.encode()).hexdigest()[:12]}
+    return general | flat | identity
 
 
 def _single(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are one value, and no list that may have an entry for each client.
+    """The settings that are single values; lists may have an entry for each client.
 
     Example:
         >>> _single({"kind": "steps", "steps": [3, 8, 1]})
@@ -102,7 +102,8 @@ def _single(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> bool | int | float | str:
-    """
+    """A value as a tracker can show it, of at most 500 characters.
+
     Example:
         >>> _plain(0.5), _plain({"evaluations": 3}), len(_plain([0] * 1000))
         (0.5, '{"evaluations": 3}', 500)

@@ -1,7 +1,7 @@
-"""The search for good settings: every method of a configuration at the points of a grid, or at random ones.
+"""Tuning: runs every method of a configuration at the points of a grid, or at random points.
 
-What may vary are hyper-parameters of the methods, the work, the participation, the privacy, what compresses uploads and
-downloads, and the batch size. All points have the same data, task, rounds and seeds: their figures can be compared.
+Hyper-parameters of the methods, work, participation, privacy, compression and the batch size may vary. All points have
+the same data, task, rounds and seeds, so that their figures can be compared.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from fedax.experiments.runs import (
     write_json,
 )
 
-Axis = list[Any] | fedax.Range
+GridAxis = list[Any] | fedax.Range
 Point = dict[str, Any]
 Seeds = tuple[int, ...]
 Watch = Callable[[str, Point, int, Mapping[str, Any]], None]
@@ -56,7 +56,7 @@ _FIXED = {
     "run": "all points have the same budget and measurements; of [run] only run.batch_size and run.compress may vary",
 }
 _SHARED = ("work", "participation", "run", "privacy")
-_OWN = ("privacy", "compress")  # arguments of :func:`fedax.simulate` that each point has for itself
+_OF_POINT = ("privacy", "compress")  # arguments of :func:`fedax.simulate` that may differ from point to point
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Tuning:
     """A sweep that has passed every check.
 
     Attributes:
-        config: the configuration with its section ``sweep``, all defaults filled in, every method at its first point.
-        points: label -> the points: hyper-parameters by their name, settings of other sections by their path.
-        experiments: label -> the experiment of each point, with this method alone.
+        config: the configuration with all defaults filled in, its section ``sweep``, and methods at their first point.
+        points: label -> the points: hyper-parameters by name, settings of other sections by path.
+        experiments: label -> the experiment of each point, with this method only.
     """
 
     config: Table
@@ -77,15 +77,15 @@ class Tuning:
 def plan(
     config: Mapping[str, Any], grid: Mapping[str, Any] | None = None, allow_code: bool | own.Code = False
 ) -> Tuning:
-    """Check a configuration with a section ``sweep`` wholly, at all its points, and make all objects.
+    """Check a configuration with a section ``sweep`` at all its points, and make all objects.
 
     Args:
-        config: tables, as of :func:`fedax.experiments.read_toml`.
-        grid: more axes; of one that the configuration has, other values.
-        allow_code: as of :func:`fedax.experiments.build`.
+        config: tables, from :func:`fedax.experiments.read_toml`.
+        grid: more axes, or other values for an axis of the configuration.
+        allow_code: as in :func:`fedax.experiments.build`.
 
     Raises:
-        ConfigError, DataError: as :func:`fedax.experiments.build`, of any point; and axes that cannot be.
+        ConfigError, DataError: as :func:`fedax.experiments.build`, for any point; or an axis that cannot be used.
 
     Example:
         >>> tuning = plan({
@@ -100,8 +100,8 @@ def plan(
     tables = copy.deepcopy(dict(config))
     sections = check(tables)
     section = sections.sweep or SweepSection()
-    given = dict(_flat(section.grid)) | dict(grid or {})
-    if not given:
+    grid_values = dict(_flat(section.grid)) | dict(grid or {})
+    if not grid_values:
         way_out = 'this is missing; add [sweep.grid] with "methods.*.lr" = [0.01, 0.1], or --grid methods.*.lr=0.01,0.1'
         raise ConfigError("sweep.grid", None, way_out)
     if (section.points is None) == (section.search == "random"):
@@ -111,40 +111,41 @@ def plan(
     for row, label in zip(tables["methods"], names, strict=True):
         row["label"] = label
     code = own.code_of(allow_code)
-    spaces = _spaces(sections, names, {path: _axis(path, values) for path, values in given.items()}, code)
-    _check_number(spaces, section.points, given)
+    spaces = _spaces(sections, names, {path: _axis(path, values) for path, values in grid_values.items()}, code)
+    _check_number(spaces, section.points, grid_values)
     points = {label: _points(label, space, section) for label, space in spaces.items()}
     rows = dict(zip(names, tables.pop("methods"), strict=True))
-    configs = [_at(tables, rows[label], point) for label in names for point in points[label]]
+    configs = [_at_point(tables, rows[label], point) for label in names for point in points[label]]
     built = iter(build_all(configs, allow_code=code))
     experiments = {label: [next(built) for _ in points[label]] for label in names}
-    firsts = [each[0] for each in experiments.values()]
+    firsts = [of_label[0] for of_label in experiments.values()]
     resolved = firsts[0].config | {"methods": [first.config["methods"][0] for first in firsts]}
-    resolved["sweep"] = _judge(section, [each for label in names for each in experiments[label]]) | {"grid": given}
+    resolved["sweep"] = _criterion(section, [of_label for label in names for of_label in experiments[label]]) | {
+        "grid": grid_values
+    }
     return Tuning(resolved, points, experiments)
 
 
 def tune(
     tuning: Tuning, folder: Path, watch: Watch | None = None, drawn: bool = True, **kept: Any
 ) -> tuple[Record, dict[str, Any]]:
-    """Run a sweep and fill its folder: as :func:`fedax.experiments.execute`, and sweep.json and best.toml.
+    """Run a sweep and write its folder, as :func:`fedax.experiments.execute` does, with sweep.json and best.toml.
 
-    A sweep that was stopped goes on from its checkpoints, which stay until all methods are done; one that is over stays
-    as it is.
+    A stopped sweep continues from its checkpoints, which are kept until all methods are done; a finished one is kept.
 
     Args:
         tuning: from :func:`plan`.
-        folder: from :func:`fedax.experiments.new_folder`, or that of the same configuration.
+        folder: from :func:`fedax.experiments.new_folder`, or a folder with a sweep of the same configuration.
         watch: called as ``watch(label, point, seed, row)`` with each row of the histories.
         drawn: whether plots and report are drawn in the end.
-        kept: settings of the :class:`fedax.Checkpoints`, but their folder.
+        kept: arguments of :class:`fedax.Checkpoints`, without the folder.
 
     Returns:
-        The run folder, read again, and the content of sweep.json. Of the models, those of the best points are written.
+        The run folder as a record, and the content of sweep.json. Only the models of the best points are written.
 
     Raises:
-        ConfigError: a folder with a link in it, or with files that no run writes.
-        CheckpointError: a folder with the sweep of another problem.
+        ConfigError: the folder has a link in it, or files that no run writes.
+        CheckpointError: the folder has the sweep of another problem.
     """
     config, results = tuning.config, folder / "sweep.json"
     refuse_links(folder)
@@ -157,19 +158,19 @@ def tune(
     if results.exists():
         record, content = read(folder), json.loads(results.read_text())
     else:
-        experiments = [experiment for each in tuning.experiments.values() for experiment in each]
+        experiments = [experiment for of_label in tuning.experiments.values() for experiment in of_label]
         if (about := begun(folder)) is None:
             begin(folder, config, experiments)
         else:
             own.check_same(folder, about.get("code", {}), experiments[0].code.values())
             check_key(folder, experiments[0])
-            keep_rows(folder, ())  # checkpoints have them
+            keep_rows(folder, ())  # the checkpoints have the rows
         record, content = _tune(tuning, folder, watch, places, drawn, kept)
         write_json(results, content)
-    for each in places.values():
-        for place in each.values():
+    for of_label in places.values():
+        for place in of_label.values():
             discard_sweep(place)
-            with contextlib.suppress(OSError):  # there are others, or it is gone
+            with contextlib.suppress(OSError):  # other methods need it, or it is gone
                 place.parent.rmdir()
     return record, content
 
@@ -182,17 +183,17 @@ def _tune(
     drawn: bool,
     kept: Table,
 ) -> tuple[Record, Table]:
-    """All methods, one after another, and what becomes sweep.json."""
+    """Sweep all methods, one after another; returns the record and the content of sweep.json."""
     config = tuning.config
     began, programs, compiled = time.perf_counter(), 0, {}
     for method in config["methods"]:
         label = method["label"]
         swept = _sweep(tuning, folder, method, watch, places[label], kept)
-        programs += sum(found.programs for found in swept)
-        compiled[label] = sum(run.compile_seconds for found in swept for runs in found.runs for run in runs)
+        programs += sum(sweep.programs for sweep in swept)
+        compiled[label] = sum(run.compile_seconds for sweep in swept for runs in sweep.runs for run in runs)
         best = tuning.points[label].index(read(folder).trials(label)[0].point)
-        for found in swept:
-            for seed, run in zip(found.seeds, found.runs[best], strict=True):
+        for sweep in swept:
+            for seed, run in zip(sweep.seeds, sweep.runs[best], strict=True):
                 run.save(model_path(folder, label, seed))
     seconds = time.perf_counter() - began
     record = finish(folder, compiled, drawn)
@@ -208,7 +209,7 @@ def _tune(
 
 
 def _splits(config: Table) -> list[Seeds]:
-    """The seeds that have the same data."""
+    """Groups of seeds that have the same data."""
     run = config["run"]
     return [(seed,) for seed in run["seeds"]] if run["split_seeds"] else [tuple(run["seeds"])]
 
@@ -216,7 +217,7 @@ def _splits(config: Table) -> list[Seeds]:
 def _sweep(
     tuning: Tuning, folder: Path, method: Table, watch: Watch | None, places: Mapping[Seeds, Path], kept: Table
 ) -> list[fedax.Sweep]:
-    """One method at all its points with all seeds: at once, or where each has a split of its own, one by one."""
+    """Run one method at all its points: with all seeds at once, or one by one if each has its own split."""
     label = method["label"]
     experiments, points = tuning.experiments[label], tuning.points[label]
 
@@ -227,27 +228,27 @@ def _sweep(
             "work": experiment.work,
             "participation": experiment.participation,
             "batch_size": experiment.config["run"].get("batch_size"),
-            **{name: experiment.options[name] for name in _OWN if name in experiment.options},
+            **{name: experiment.options[name] for name in _OF_POINT if name in experiment.options},
         }
 
     shared = dict[Any, Any]()
-    most = [_ended(experiment, label, shared) for experiment in experiments]
+    last_rounds = [_budget_end(experiment, label, shared) for experiment in experiments]
 
-    def on_row(at: dict[str, Any], seed: int, row: dict[str, Any]) -> None:
-        point = points[at["number"]]
-        append_metrics(folder, label, method["name"], seed, row, point, most[at["number"]])
+    def on_row(lane: dict[str, Any], seed: int, row: dict[str, Any]) -> None:
+        point = points[lane["number"]]
+        append_metrics(folder, label, method["name"], seed, row, point, last_rounds[lane["number"]])
         if watch is not None:
             watch(label, point, seed, row)
 
-    found, apart = [], ("batch_size", *_OWN)
+    sweeps_done, handled_elsewhere = [], ("batch_size", *_OF_POINT)
     for seeds, place in places.items():
         if experiments[0].keeps_noise:
             secret.derive(folder, place, slug(label))
         data, val, test = experiments[0].split(seeds[0])
         assert isinstance(data, fedax.FederatedData)  # real clients need a fleet
         with warnings.catch_warnings():
-            for said in (DivergedWarning, BadClientWarning):  # by the table
-                warnings.simplefilter("ignore", said)
+            for category in (DivergedWarning, BadClientWarning):  # the table shows these
+                warnings.simplefilter("ignore", category)
             swept = fedax.sweep(
                 make,
                 [{"number": i} for i in range(len(points))],
@@ -259,14 +260,14 @@ def _sweep(
                 test=test,
                 checkpoint=fedax.Checkpoints(place, **kept),
                 progress=False,
-                **{name: value for name, value in experiments[0].options.items() if name not in apart},
+                **{name: value for name, value in experiments[0].options.items() if name not in handled_elsewhere},
             )
-        found.append(swept)
-    return found
+        sweeps_done.append(swept)
+    return sweeps_done
 
 
-def _ended(experiment: Experiment, label: str, shared: dict[Any, Any]) -> int | None:
-    """The round with which a budget of privacy ends a point's runs, where that is before their last one."""
+def _budget_end(experiment: Experiment, label: str, shared: dict[Any, Any]) -> int | None:
+    """The round after which the privacy budget ends a point's runs; ``None``: it does not."""
     dp = experiment.options.get("privacy")
     if dp is None or dp.epsilon is None:
         return None
@@ -275,7 +276,7 @@ def _ended(experiment: Experiment, label: str, shared: dict[Any, Any]) -> int | 
 
 
 def _write_best(tuning: Tuning, record: Record) -> dict[str, list[str]]:
-    """Configurations of the best points: one for all methods whose other settings agree; file -> labels."""
+    """Write the configurations of the best points, one for all methods whose other settings agree: file -> labels."""
     groups: dict[str, dict[str, Table]] = {}
     for label, points in tuning.points.items():
         best = record.trials(label)[0]
@@ -306,7 +307,7 @@ def _table(record: Record, label: str) -> Table:
 
 
 def _flat(grid: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Path -> values; TOML reads ``work.steps = [1, 2]`` without quotation marks as a table in a table."""
+    """Flatten a grid to (path, values); TOML reads ``work.steps = [1, 2]`` without quotes as nested tables."""
     for key, values in grid.items():
         if isinstance(values, Mapping) and values and "low" not in values:
             yield from _flat(values, f"{before}{key}.")
@@ -314,7 +315,7 @@ def _flat(grid: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]
             yield f"{before}{key}", values
 
 
-def _axis(path: str, values: Any) -> Axis:
+def _axis(path: str, values: Any) -> GridAxis:
     field = f"sweep.grid.{path}"
     first, *rest = path.split(".")
     if first == "methods":
@@ -350,37 +351,37 @@ def _axis(path: str, values: Any) -> Axis:
 
 
 def _spaces(
-    sections: ExperimentSection, names: list[str], axes: Mapping[str, Axis], code: own.Code
-) -> dict[str, dict[str, Axis]]:
-    """Label -> the axes of this method; the axis that names it is taken before that of all methods."""
-    found: dict[str, dict[str, Axis]] = {label: {} for label in names}
+    sections: ExperimentSection, names: list[str], axes: Mapping[str, GridAxis], code: own.Code
+) -> dict[str, dict[str, GridAxis]]:
+    """Label -> the axes of this method; an axis that names the method replaces one for all methods."""
+    spaces: dict[str, dict[str, GridAxis]] = {label: {} for label in names}
     known = {label: hyperparameters_of(m, label, code) for label, m in zip(names, sections.methods, strict=True)}
-    # The methods' own come first; what names a method replaces what is for all.
+    # Axes of methods come first; an axis that names a method replaces one for all methods.
     ranks = {path: path.startswith("methods.") + path.startswith("methods.*.") for path in axes}
     for path in sorted(axes, key=lambda path: -ranks[path]):
         axis = axes[path]
-        first, who, *rest = path.split(".")
+        first, selector, *rest = path.split(".")
         if first != "methods":
-            for space in found.values():
+            for space in spaces.values():
                 space[path] = axis
             continue
-        matched = [label for label, m in zip(names, sections.methods, strict=True) if who in ("*", m.name, label)]
+        matched = [label for label, m in zip(names, sections.methods, strict=True) if selector in ("*", m.name, label)]
         if not matched:
-            raise unknown(f"sweep.grid.{path}", who, names)
-        having = [label for label in matched if rest[0] in known[label]]
-        if not having or (who != "*" and having != matched):
-            lacking = next(label for label in matched if label not in having)
-            raise unknown(f"sweep.grid.{path}", rest[0], known[lacking])
-        for label in having:
-            found[label][".".join(rest)] = axis
-    return found
+            raise unknown(f"sweep.grid.{path}", selector, names)
+        with_setting = [label for label in matched if rest[0] in known[label]]
+        if not with_setting or (selector != "*" and with_setting != matched):
+            without_setting = next(label for label in matched if label not in with_setting)
+            raise unknown(f"sweep.grid.{path}", rest[0], known[without_setting])
+        for label in with_setting:
+            spaces[label][".".join(rest)] = axis
+    return spaces
 
 
-def _size(axis: Axis) -> int:
+def _size(axis: GridAxis) -> int:
     return axis.points if isinstance(axis, fedax.Range) else len(axis)
 
 
-def _check_number(spaces: Mapping[str, Mapping[str, Axis]], drawn: int | None, given: Table) -> None:
+def _check_number(spaces: Mapping[str, Mapping[str, GridAxis]], drawn: int | None, given: Table) -> None:
     if drawn is None:
         number = sum(math.prod(map(_size, space.values())) for space in spaces.values())
     else:
@@ -390,7 +391,7 @@ def _check_number(spaces: Mapping[str, Mapping[str, Axis]], drawn: int | None, g
         raise ConfigError("sweep.grid" if drawn is None else "sweep.points", given if drawn is None else drawn, way_out)
 
 
-def _points(label: str, space: Mapping[str, Axis], section: SweepSection) -> list[Point]:
+def _points(label: str, space: Mapping[str, GridAxis], section: SweepSection) -> list[Point]:
     if not space:
         return [{}]
     if section.points is None:
@@ -407,54 +408,54 @@ def _points(label: str, space: Mapping[str, Axis], section: SweepSection) -> lis
     while drawn <= 64 * section.points:
         different: dict[str, Point] = {}
         for point in fedax.random_points(space, drawn, section.seed):
-            rounded = {name: _round(value, space[name]) for name, value in point.items()}
+            rounded = {name: _rounded(value, space[name]) for name, value in point.items()}
             different.setdefault(repr(rounded), rounded)
         if len(different) >= section.points:
             return list(different.values())[: section.points]
-        drawn *= 2  # the first ones stay as they are
+        drawn *= 2  # drawing more points keeps the first ones
     raise ConfigError("sweep.points", section.points, f"the ranges of {label} are too narrow for so many points")
 
 
-def _values(axis: Axis) -> list[Any]:
-    """The values of an axis of a grid; of a range with as many digits as tell them apart."""
+def _values(axis: GridAxis) -> list[Any]:
+    """The values of an axis of a grid; those of a range are rounded, but stay different."""
     if not isinstance(axis, fedax.Range):
         return axis
     for digits in (4, 8, 17):
-        found = [_round(value, axis, digits) for value in axis.values()]
-        if len({*found}) == len(found):
-            return found
+        values = [_rounded(value, axis, digits) for value in axis.values()]
+        if len({*values}) == len(values):
+            return values
     raise ConfigError("sweep.grid", axis, "the range is too narrow for so many points")
 
 
-def _round(value: Any, axis: Axis, digits: int = 4) -> Any:
-    """Four digits are enough of what is drawn in a range, and can be copied."""
+def _rounded(value: Any, axis: GridAxis, digits: int = 4) -> Any:
+    """Round a value of a range: four digits are precise enough, and can be copied."""
     return min(max(float(f"{value:.{digits}g}"), axis.low), axis.high) if isinstance(axis, fedax.Range) else value
 
 
-def _at(tables: Table, row: Table, point: Point) -> Table:
+def _at_point(tables: Table, row: Table, point: Point) -> Table:
     """The configuration of one method at one point."""
     config = copy.deepcopy(tables | {"methods": [row]})
-    # What chooses among parameters comes before them.
+    # Selectors come first, because they drop the parameters of the old choice.
     for name in sorted(point, key=lambda name: (name not in SELECTORS, name != "run.compress")):
         path = name if name.split(".")[0] in _SHARED else f"methods.*.{name}"
         put(config, path, copy.deepcopy(point[name]))
     return config
 
 
-def _judge(section: SweepSection, experiments: list[Experiment]) -> Table:
-    """The section's settings with their defaults: by which column points are judged, and which way."""
-    first, there = experiments[0].config, columns(experiments)
+def _criterion(section: SweepSection, experiments: list[Experiment]) -> Table:
+    """The section's settings with their defaults: the criterion and which way is better."""
+    first, known = experiments[0].config, columns(experiments)
     run = first["run"]
-    methods = [method for each in experiments for method in each.config["methods"]]
-    usual = "val_loss" if "val_loss" in there else judge(first | {"methods": methods}, there) or "train_loss"
+    methods = [method for experiment in experiments for method in experiment.config["methods"]]
+    usual = "val_loss" if "val_loss" in known else judge(first | {"methods": methods}, known) or "train_loss"
     criterion = section.criterion or usual
-    if criterion not in there:
-        raise unknown("sweep.criterion", criterion, there)
-    public = next((each.public for each in experiments if each.public is not None), None)
+    if criterion not in known:
+        raise unknown("sweep.criterion", criterion, known)
+    public = next((experiment.public for experiment in experiments if experiment.public is not None), None)
     if public is not None and criterion not in public:
         way_out = (
             "the choice among private runs must not depend on clients' data: name a column of held-out examples that "
-            f"belong to no client ({', '.join(set(public) & set(there)) or 'there is none'}), or try settings on other "
+            f"belong to no client ({', '.join(set(public) & set(known)) or 'there is none'}), or try settings on other "
             "data first"
         )
         raise ConfigError("sweep.criterion", criterion, way_out)

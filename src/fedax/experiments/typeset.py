@@ -1,4 +1,4 @@
-"""Tables as text for papers and pages: LaTeX with booktabs, and Markdown. What users wrote stands there as it is."""
+"""Tables as LaTeX (with booktabs) and Markdown. Texts of users are escaped, so that they appear unchanged."""
 
 import html
 import re
@@ -12,13 +12,13 @@ class Sheet:
     """A table of texts.
 
     Attributes:
-        name: a word for it, of letters.
-        title: what it shows, without a full stop.
-        heads: of the columns; the first column is of words, the others of numbers.
+        name: a short name of letters, for LaTeX labels.
+        title: what the table shows, without a full stop.
+        heads: of the columns; the first column has words, the others numbers.
         rows: [rows, columns].
-        strong: the cells that stand out, as (row, column).
-        said: what it comes to, as sentences.
-        notes: how to read it, as sentences.
+        strong: the cells in bold, as (row, column).
+        conclusion: as sentences, before the table.
+        notes: how to read the table, as sentences.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Sheet:
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     strong: frozenset[tuple[int, int]] = frozenset()
-    said: Sequence[str] = ()
+    conclusion: Sequence[str] = ()
     notes: Sequence[str] = ()
 
 
@@ -35,14 +35,14 @@ def latex(sheets: Sequence[Sheet]) -> str:
     tables = [_latex(sheet) for sheet in sheets]
     head = "% \\usepackage{booktabs}\n"
     seen = "\n".join(line for text in tables for line in text.split("\n") if not line.startswith("  % "))
-    if not all(map(_usual, seen)):
+    if not all(map(_in_latin_1, seen)):
         head += "% Some characters here are not known to pdfLaTeX: compile with LuaLaTeX or XeLaTeX, or rename.\n"
     return head + "\n".join(tables)
 
 
 def _latex(sheet: Sheet) -> str:
     lines = ["\\begin{table}", "  \\centering", "  \\small", "  \\setlength{\\tabcolsep}{4pt}"]
-    lines += [f"  % {_one_line(sentence)}" for sentence in sheet.said]
+    lines += [f"  % {_one_line(sentence)}" for sentence in sheet.conclusion]
     caption = " ".join([f"{sheet.title}.", *sheet.notes])
     lines += [f"  \\caption{{{tex(caption)}}}", f"  \\label{{tab:{sheet.name}}}"]
     lines += [f"  \\begin{{tabular}}{{l{'r' * (len(sheet.heads) - 1)}}}", "    \\toprule"]
@@ -55,7 +55,7 @@ def _latex(sheet: Sheet) -> str:
 
 
 def _wrapped(head: str, side: str) -> str:
-    """A head of several words over two lines or more."""
+    """A head of several words, broken into lines."""
     lines, last = [], ""
     for word in head.split(" "):
         if last and len(last) + len(word) > 12:
@@ -71,14 +71,14 @@ def _wrapped(head: str, side: str) -> str:
 
 
 def markdown(sheets: Sequence[Sheet]) -> str:
-    """The tables as Markdown, as GitHub and most others read it."""
+    """The tables as Markdown of GitHub's flavour."""
     return "\n".join(map(_markdown, sheets))
 
 
 def _markdown(sheet: Sheet) -> str:
     lines = [f"### {md(sheet.title)}", ""]
-    if sheet.said:
-        lines += [" ".join(map(md, sheet.said)), ""]
+    if sheet.conclusion:
+        lines += [" ".join(map(md, sheet.conclusion)), ""]
     lines += [_row([md(head) for head in sheet.heads]), _row(["---", *["---:"] * (len(sheet.heads) - 1)])]
     for i, row in enumerate(sheet.rows):
         lines.append(_row([f"**{md(cell)}**" if (i, j) in sheet.strong else md(cell) for j, cell in enumerate(row)]))
@@ -92,7 +92,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def md(text: str) -> str:
-    r"""Text that Markdown shows as it is, also in a table.
+    r"""Escape a text, so that Markdown shows it as it is, also in a table.
 
     Example:
         >>> print(md("a|b *c* <d> $x_1$"))
@@ -117,7 +117,7 @@ _AS_LATIN = {"ALPHA": "A", "BETA": "B", "EPSILON": "E", "ZETA": "Z", "ETA": "H",
 
 
 def tex(text: str) -> str:
-    r"""Text that LaTeX sets as it is.
+    r"""Escape a text, so that LaTeX sets it as it is.
 
     Example:
         >>> print(tex("50 % of $x_1$, λ = 2 ± 1 × 10⁻³"))
@@ -128,7 +128,7 @@ def tex(text: str) -> str:
         f"$^{{{part.translate(_RAISED)}}}$" if i % 2 else "".join(map(_tex_letter, part))
         for i, part in enumerate(raised)
     ]
-    return re.sub(r"(?<!\\)\$\$", "", "".join(parts))  # two formulas side by side are one
+    return re.sub(r"(?<!\\)\$\$", "", "".join(parts))  # join neighbouring formulas
 
 
 def _tex_letter(letter: str) -> str:
@@ -145,8 +145,8 @@ def _tex_letter(letter: str) -> str:
     return f"$\\{name.lower()}$"
 
 
-def _usual(letter: str) -> bool:
-    """Whether pdfLaTeX knows a character: of Western European languages."""
+def _in_latin_1(letter: str) -> bool:
+    """Whether pdfLaTeX knows a character: ASCII and Latin-1."""
     return letter == "\n" or " " <= letter <= "~" or "\u00a1" <= letter <= "\u00ff"
 
 

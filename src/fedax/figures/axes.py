@@ -1,4 +1,4 @@
-"""What curves are drawn against: the costs on which methods differ, and the privacy that is spent."""
+"""The axes against which curves are drawn: costs, and the privacy spent."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ class Axis(NamedTuple):
     """A cost as an axis.
 
     Attributes:
-        label: for people.
-        columns: of a history, whose sum it is.
+        label: the name to show.
+        columns: of a history; the axis is their sum.
         unit: ``"B"``, ``"s"``, or nothing.
     """
 

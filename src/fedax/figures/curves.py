@@ -14,10 +14,10 @@ from fedax.figures.series import Series
 from fedax.figures.style import colour, dash, marker
 
 _HEIGHT = 2.0  # inches, without the legend
-_LETTERS = 26  # of a label, in a line along that height
+_LETTERS = 26  # the most characters of the label along the axis
 
 
-@np.errstate(all="ignore")  # means of numbers near the largest there are
+@np.errstate(all="ignore")  # means of numbers near the largest float overflow
 def curves(
     series: Sequence[Series], *, x: str = "rounds", column: str = "test_loss", target: float | None = None
 ) -> Drawing:
@@ -64,7 +64,7 @@ def _draw(axes: Any, s: Series, k: int, number: int) -> Any:
     if len(s.values) > 1:
         axes.fill_between(s.x, s.values.min(0), s.values.max(0), color=colour(k), alpha=0.16, linewidth=0)
     # Marks are spread along the line, those of different methods in different places. The first lines are wider than
-    # those that are drawn over them, so that of curves that are the same each is seen.
+    # those that are drawn over them, so that equal curves are all visible.
     under = 1 - k / number
     (line,) = axes.plot(
         s.x, mean, linestyle=LINES[dash(k)], color=colour(k), marker=marker(k), markevery=_marks(s.x, k / number),

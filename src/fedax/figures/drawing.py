@@ -34,12 +34,12 @@ _STYLE: dict[str, Any] = {
     "lines.linewidth": 1.1,
     "lines.markersize": 4.0,
     "pdf.fonttype": 42,  # TrueType: many venues refuse Type 3
-    "svg.hashsalt": "fedax",  # else its ids are random
+    "svg.hashsalt": "fedax",  # otherwise ids are random
 }
 _NO_DATE: dict[str, dict[str, Any]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _DPI = 300
 _DECADES = 30  # an axis that goes further has powers of ten only
-_LETTERS = 44  # of a label in a line of a legend
+_LETTERS = 44  # the most characters of a label in a legend
 
 
 class Drawing(Figure):

@@ -6,7 +6,7 @@ WIDTH = 3.3  # inches, of one column of a paper
 # et al. 2009), and from white by a contrast of 3.
 COLOURS = ("#0667c6", "#d77b05", "#8c0c72", "#829a5e", "#5b4b40", "#b982a7", "#ae1607", "#810dff")
 DASHES = ("solid", "dash", "dot", "dashdot")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")  # nine, so that they are out of step with the colours
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")  # nine markers and eight colours, so that pairs repeat late
 CLASS_COLOURS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#9c755f", "#ff9da7", "#8a8f98",
 )  # fmt: skip

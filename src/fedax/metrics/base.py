@@ -1,9 +1,9 @@
-"""What a metric is: sums over examples, and a value that is made of the sums; and how answers of a model are read.
+"""The contract of a metric: sums over examples, and a value computed from the sums; and how model outputs are read.
 
-A metric of a whole data set, such as AUC, is no mean of examples. What every place where examples are, a block, a
-device, a process or a client, can give is a sum over its own examples; all that is left is to add the sums and to take
-the value of the total. Sums are made by the program that evaluates the model, on its devices; values on the host, in
-float64. Outside of a run all is done in float64 on the host, by the same formulas.
+A metric of a whole data set, such as AUC, is no mean over examples. But every place that holds examples (a block, a
+device, a process, a client) can compute sums over its own examples; the sums are added, and the value is computed from
+the total. The program that evaluates the model computes the sums, on its devices; the host computes the value, in
+float64. Outside of a run both are computed in float64 on the host, by the same formulas.
 """
 
 import math
@@ -47,7 +47,7 @@ class Metric:
 
     @property
     def name(self) -> str:
-        """What its column is called by default: the name of the class, and what it was made with."""
+        """The default name of its column: made of the name of the class and its arguments."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
     def __call__(self, y_true: Any, y_score: Any, sample_weight: Any = None) -> float:
@@ -102,7 +102,7 @@ class Metric:
         raise NotImplementedError
 
     def bound(self, sums: Sums) -> float:
-        """By how much a value of a total of sums may be wrong; 0 where sums suffice for an exact one."""
+        """The largest error of the value of these sums; 0 if it is exact."""
         return 0.0
 
     def of_run(self, sums: Sums, labels: Sums = ()) -> float:
@@ -115,26 +115,26 @@ class HostMetric(Metric):
     """A metric of which there are no sums: it needs all outputs in one place, on the host."""
 
     def exact(self, outputs: Array, y: Array, weights: Array = None, kind: Kind | None = "classification") -> float:
-        """As of :class:`Metric`; ``kind``: of the task, for metrics that are for all."""
+        """As in :class:`Metric`; ``kind``: of the task, for metrics of all kinds of tasks."""
         raise NotImplementedError
 
 
 def wide(sums: Sums) -> Sums:
     """Sums as NumPy arrays of float64 and int64, which can be added without loss."""
-    return jax.tree.map(lambda leaf: _wide(np.asarray(leaf)), sums)
+    return jax.tree.map(lambda leaf: _widened(np.asarray(leaf)), sums)
 
 
-def _wide(leaf: np.ndarray) -> np.ndarray:
+def _widened(leaf: np.ndarray) -> np.ndarray:
     return leaf.astype(np.int64 if leaf.dtype.kind in "iub" else np.float64)
 
 
 def added(one: Sums, other: Sums) -> Sums:
-    """The total of two."""
+    """The sum of two."""
     return jax.tree.map(np.add, wide(one), wide(other))
 
 
 def check_metrics(metrics: Mapping[str, Any], outputs: Callable[..., Any] | None, kind: str | None) -> None:
-    """That a task with these outputs can have these metrics.
+    """Check that a task with these outputs can have these metrics.
 
     Raises:
         ConfigError: one needs outputs and there are none, or is for tasks of another kind.
@@ -150,7 +150,7 @@ def check_metrics(metrics: Mapping[str, Any], outputs: Callable[..., Any] | None
 
 
 def check_labels(metrics: Mapping[str, Any], kind: str | None, examples: Any) -> None:
-    """That labels are classes, where a metric of a task of this kind compares them with classes.
+    """Check that labels are classes, if a metric compares them with classes.
 
     Raises:
         ExampleError: one has a fraction, or is not finite.
@@ -167,7 +167,7 @@ def check_labels(metrics: Mapping[str, Any], kind: str | None, examples: Any) ->
             raise ExampleError("examples['y']", int(bad[0]), f"has label {y[bad[0]].tolist()}, {way_out}")
 
 
-# ---- how answers are read
+# ---- reading outputs
 
 
 def functions_of(array: Array) -> Any:
@@ -186,7 +186,7 @@ def of_two(outputs: Array, y: Array) -> bool:
 
 
 def log_odds(outputs: Array, y: Array) -> Array:
-    """Of the second of two classes, shaped as y."""
+    """The log-odds of the second of two classes, shaped as y."""
     return outputs if outputs.ndim == y.ndim else outputs[..., 1] - outputs[..., 0]
 
 
@@ -196,7 +196,7 @@ def second(y: Array) -> Array:
 
 
 def classes_of(outputs: Array, y: Array) -> tuple[Array, Array]:
-    """The classes that are predicted, and those that are true, counted from 0."""
+    """The predicted and the true classes, counted from 0."""
     if of_two(outputs, y):
         # Of two equal logits the first is taken, as argmax does.
         return (log_odds(outputs, y) > 0).astype(np.int32), second(y)
@@ -204,7 +204,7 @@ def classes_of(outputs: Array, y: Array) -> tuple[Array, Array]:
 
 
 def number_of(outputs: Array, y: Array) -> int:
-    """How many classes there are."""
+    """The number of classes."""
     return 2 if outputs.ndim == y.ndim else int(outputs.shape[-1])
 
 
@@ -216,25 +216,25 @@ def log_probabilities(logits: Array) -> Array:
 
 
 def probability(outputs: Array, y: Array) -> Array:
-    """Of the second of two classes."""
+    """The probability of the second of two classes."""
     f, s = functions_of(outputs), log_odds(outputs, y)
     small = f.exp(-f.abs(s))  # never too large
     return f.where(s >= 0, 1, small) / (1 + small)
 
 
 def each_weight(weights: Array, y: Array) -> Array:
-    """What each label counts: of labels that are lists, all of an example's the same."""
+    """The weight of each label; if labels are lists, all labels of an example have its weight."""
     return functions_of(y).broadcast_to(weights.reshape(weights.shape + (1,) * (y.ndim - 1)), y.shape)
 
 
 def total(values: Array, weights: Array, axis: int | None = None) -> Array:
-    """Σ of values times weights; what counts nothing may be anything."""
+    """Σ of values times weights; values of weight 0 may be anything, even NaN."""
     f = functions_of(values)
     return f.where(weights != 0, values * weights.astype(values.dtype), 0).sum(axis=axis)
 
 
 def tally(places: Array, weights: Array, size: int) -> Array:
-    """[size] the weights at each place; of whole numbers, whole numbers."""
+    """[size] the sums of weights at each place; integer weights give integers."""
     places, weights = places.reshape(-1), weights.reshape(-1)
     if isinstance(places, np.ndarray):
         return np.bincount(places, weights, size)
@@ -245,10 +245,10 @@ def tally(places: Array, weights: Array, size: int) -> Array:
 
 
 def checked(metric: Metric, y_true: Any, y_score: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, Any]:
-    """Labels, scores and weights as arrays, if they are such as scikit-learn takes, and fit together.
+    """Labels, scores and weights as arrays, checked as scikit-learn does.
 
     Raises:
-        ConfigError: they are not; the message says what to give.
+        ConfigError: they cannot be used or do not fit together.
     """
     y, score = _array("y_true", y_true), _array("y_score", y_score)
     y = fitting(y, score)
@@ -274,12 +274,12 @@ def checked(metric: Metric, y_true: Any, y_score: Any, sample_weight: Any) -> tu
 
 def _array(field: str, given: Any) -> np.ndarray:
     try:
-        found = np.asarray(given)
+        array = np.asarray(given)
     except ValueError:  # lists of unequal lengths
-        found = np.zeros(0)
-    if found.ndim == 0 or not len(found) or found.dtype.kind not in "biuf":
+        array = np.zeros(0)
+    if array.ndim == 0 or not len(array) or array.dtype.kind not in "biuf":
         raise ConfigError(field, given, "give an array of numbers, of at least one example")
-    return found
+    return array
 
 
 def _first(values: np.ndarray, where: np.ndarray) -> Any:
@@ -287,7 +287,7 @@ def _first(values: np.ndarray, where: np.ndarray) -> Any:
 
 
 def _check_classes(metric: Metric, y: np.ndarray, score: np.ndarray) -> None:
-    """That labels are classes, and those that the scores tell of."""
+    """Check that labels are classes, and that the scores have a class for each."""
     if (fractions := y != np.rint(y)).any():
         numbers = "for predicted numbers take fedax.metrics.R2, MAE or RMSE"
         if metric.kind is None:
@@ -329,14 +329,14 @@ def _one_hot(y: np.ndarray) -> bool:
 
 
 def _check_two(field: str, values: np.ndarray, why: str) -> None:
-    """That values are 0 and 1, or −1 and +1."""
+    """Check that values are 0 and 1, or −1 and +1."""
     outside = abs(values) != 1 if values.min() < 0 else values > 1
     if outside.any():
         raise ConfigError(field, _first(values, outside), f"give labels 0 and 1, or -1 and +1; {why}")
 
 
 def as_outputs(y: np.ndarray, score: np.ndarray) -> np.ndarray:
-    """What a task's ``outputs`` would be: log-odds or logits, of scores that may be probabilities or classes."""
+    """Scores (probabilities, classes or log-odds) as a task's ``outputs``: log-odds or logits."""
     if score.ndim == y.ndim and are_classes(y, score):
         most = int(max(score.max(), y.max()))
         if most <= 1:

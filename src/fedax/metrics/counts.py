@@ -1,4 +1,4 @@
-"""Metrics of the classes that are predicted: sums of them are counts, and exact."""
+"""Metrics of predicted classes: their sums are counts, so they are exact."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,32 +24,36 @@ class Accuracy(Metric):
     kind = "classification"
 
     def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
-        """How much is right, of how much."""
-        said, true = classes_of(outputs, y)
-        each = each_weight(weights, y)
-        return {"right": functions_of(each).where(said == true, each, 0).sum(), "all": each.sum()}
+        """The number of correct predictions, and of all."""
+        predicted, true = classes_of(outputs, y)
+        weight = each_weight(weights, y)
+        return {"right": functions_of(weight).where(predicted == true, weight, 0).sum(), "all": weight.sum()}
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
         """Their ratio."""
         return float(np.divide(sums["right"], sums["all"]))
 
 
-class _OfClasses(Metric):
-    """A metric of three counts of each class: said and true, said, true."""
+class _ClassCounts(Metric):
+    """A metric of three counts of each class: predicted correctly, predicted, true."""
 
     better = "higher"
     kind = "classification"
 
     def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
-        """[C] counts of each class: predicted rightly, predicted, true."""
-        said, true = classes_of(outputs, y)
-        each, size = each_weight(weights, y), number_of(outputs, y)
-        right = functions_of(each).where(said == true, each, 0)
-        return {"right": tally(true, right, size), "said": tally(said, each, size), "true": tally(true, each, size)}
+        """[C] counts of each class: predicted correctly, predicted, true."""
+        predicted, true = classes_of(outputs, y)
+        weight, size = each_weight(weights, y), number_of(outputs, y)
+        right = functions_of(weight).where(predicted == true, weight, 0)
+        return {
+            "right": tally(true, right, size),
+            "said": tally(predicted, weight, size),
+            "true": tally(true, weight, size),
+        }
 
 
-class _Averaged(_OfClasses):
-    """Of one class, or a mean over classes."""
+class _AveragedOverClasses(_ClassCounts):
+    """A metric of one class, or a mean over classes."""
 
     average: Average
 
@@ -59,27 +63,31 @@ class _Averaged(_OfClasses):
 
     @property
     def name(self) -> str:
-        """With the average, where it is not the usual one."""
+        """The name of the class, with the average unless it is ``"binary"``."""
         return super().name + ("" if self.average == "binary" else f"_{self.average}")
 
     def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
-        """As of all such metrics; ``average="binary"`` is of two classes only."""
+        """The counts of each class; ``average="binary"`` needs two classes."""
         if self.average == "binary" and number_of(outputs, y) > 2:
             way_out = f"this is for two classes, and there are {number_of(outputs, y)}: take 'macro' or 'micro'"
             raise ConfigError(f"{type(self).__name__}.average", self.average, way_out)
         return super().sums(outputs, y, weights)
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
-        """Of the second of two classes; the mean over the classes that occur; or of all counts together."""
-        right, said, true = (np.asarray(sums[name], float) for name in ("right", "said", "true"))
+        """The value for the second of two classes; the mean over the classes that occur; or that of all counts."""
+        right, predicted, true = (np.asarray(sums[name], float) for name in ("right", "said", "true"))
         if self.average == "micro":
-            return self._ratio(right.sum(), said.sum(), true.sum())
+            return self._ratio(right.sum(), predicted.sum(), true.sum())
         if self.average == "binary":
-            return self._ratio(right[1], said[1], true[1])
-        there = np.flatnonzero((said > 0) | (true > 0))
-        return float(np.mean([self._ratio(right[c], said[c], true[c]) for c in there])) if there.size else np.nan
+            return self._ratio(right[1], predicted[1], true[1])
+        occurring = np.flatnonzero((predicted > 0) | (true > 0))
+        return (
+            float(np.mean([self._ratio(right[c], predicted[c], true[c]) for c in occurring]))
+            if occurring.size
+            else np.nan
+        )
 
-    def _ratio(self, right: Any, said: Any, true: Any) -> float:
+    def _ratio(self, right: Any, predicted: Any, true: Any) -> float:
         raise NotImplementedError
 
 
@@ -88,7 +96,7 @@ def _share(part: Any, whole: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Precision(_Averaged):
+class Precision(_AveragedOverClasses):
     """Of the examples that are called a class, the share that are of it; 0 where none is.
 
     Args:
@@ -105,12 +113,12 @@ class Precision(_Averaged):
 
     average: Average = "binary"
 
-    def _ratio(self, right: Any, said: Any, true: Any) -> float:
-        return _share(right, said)
+    def _ratio(self, right: Any, predicted: Any, true: Any) -> float:
+        return _share(right, predicted)
 
 
 @dataclass(frozen=True)
-class Recall(_Averaged):
+class Recall(_AveragedOverClasses):
     """Of the examples of a class, the share that are called so; 0 where there are none.
 
     Args:
@@ -126,12 +134,12 @@ class Recall(_Averaged):
 
     average: Average = "binary"
 
-    def _ratio(self, right: Any, said: Any, true: Any) -> float:
+    def _ratio(self, right: Any, predicted: Any, true: Any) -> float:
         return _share(right, true)
 
 
 @dataclass(frozen=True)
-class F1(_Averaged):
+class F1(_AveragedOverClasses):
     """Harmonic mean of precision and recall; 0 where the class neither occurs nor is predicted.
 
     Args:
@@ -147,12 +155,12 @@ class F1(_Averaged):
 
     average: Average = "binary"
 
-    def _ratio(self, right: Any, said: Any, true: Any) -> float:
-        return _share(2 * right, said + true)
+    def _ratio(self, right: Any, predicted: Any, true: Any) -> float:
+        return _share(2 * right, predicted + true)
 
 
 @dataclass(frozen=True)
-class BalancedAccuracy(_OfClasses):
+class BalancedAccuracy(_ClassCounts):
     """Mean over the classes that occur of the share of a class that is called so.
 
     Example:

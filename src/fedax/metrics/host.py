@@ -57,11 +57,11 @@ class OnHost(HostMetric):
 
     @property
     def name(self) -> str:
-        """The function's own."""
+        """The name of the function."""
         return str(getattr(self.function, "__name__", "on_host"))
 
     def exact(self, outputs: Array, y: Array, weights: Array = None, kind: Kind | None = "classification") -> float:
-        """What the function says of what a task's ``outputs`` gave; ``kind``: of the task.
+        """The function's value for what a task's ``outputs`` gave; ``kind``: of the task.
 
         Raises:
             ConfigError: the function fails, or returns no number.
@@ -71,16 +71,16 @@ class OnHost(HostMetric):
         if weights is not None:
             function = functools.partial(function, sample_weight=np.asarray(weights, float))
         answer = self._answer(outputs, y) if kind == "classification" else outputs
-        found = call("metric", "function(y_true, y) -> a number", function, y, answer)
-        if np.shape(found) != () or np.asarray(found).dtype.kind not in "biuf":
+        value = call("metric", "function(y_true, y) -> a number", function, y, answer)
+        if np.shape(value) != () or np.asarray(value).dtype.kind not in "biuf":
             way_out = f"return one number ({place_of(self.function)})"
-            raise ConfigError(f"metric {self.name}", found, way_out)
-        return float(found)
+            raise ConfigError(f"metric {self.name}", value, way_out)
+        return float(value)
 
     def _answer(self, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """What the function takes besides the labels."""
+        """The second argument of the function: predicted classes or probabilities."""
         with np.errstate(all="ignore"):
             if self.of == "scores":
                 return probability(outputs, y) if of_two(outputs, y) else np.exp(log_probabilities(outputs))
-        said, _ = classes_of(outputs, y)
-        return np.where(said == 1, 1, -1).astype(y.dtype) if (y < 0).any() else said.astype(y.dtype)
+        predicted, _ = classes_of(outputs, y)
+        return np.where(predicted == 1, 1, -1).astype(y.dtype) if (y < 0).any() else predicted.astype(y.dtype)

@@ -21,7 +21,7 @@ from fedax.metrics.base import (
 )
 
 
-class _Mean(Metric):
+class _MeanOverExamples(Metric):
     """A mean over examples."""
 
     better = "lower"
@@ -29,10 +29,10 @@ class _Mean(Metric):
 
     def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
         """Σ over the labels, and how many they are."""
-        each = each_weight(weights, y)
-        return {"sum": total(self._of_each(outputs, y), each), "all": each.sum()}
+        weight = each_weight(weights, y)
+        return {"sum": total(self._per_label(outputs, y), weight), "all": weight.sum()}
 
-    def _of_each(self, outputs: Array, y: Array) -> Array:
+    def _per_label(self, outputs: Array, y: Array) -> Array:
         raise NotImplementedError
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
@@ -41,7 +41,7 @@ class _Mean(Metric):
 
 
 @dataclass(frozen=True)
-class LogLoss(_Mean):
+class LogLoss(_MeanOverExamples):
     """Cross-entropy, −log of the probability of the true class, without any penalty; a mean over the labels.
 
     Example:
@@ -49,13 +49,13 @@ class LogLoss(_Mean):
         0.1643
     """
 
-    def _of_each(self, outputs: Array, y: Array) -> Array:
+    def _per_label(self, outputs: Array, y: Array) -> Array:
         f = functions_of(outputs)
         if of_two(outputs, y):
             against = f.where(second(y) == 1, -1, 1) * log_odds(outputs, y)
             return f.logaddexp(against, f.zeros_like(against))
-        own = f.take_along_axis(log_probabilities(outputs), y.astype(np.int32)[..., None], axis=-1)
-        return -own[..., 0]
+        of_true_class = f.take_along_axis(log_probabilities(outputs), y.astype(np.int32)[..., None], axis=-1)
+        return -of_true_class[..., 0]
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Perplexity(LogLoss):
     """
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
-        """Of the mean."""
+        """e to the power of the mean."""
         return float(np.exp(super().value(sums)))
 
 
 @dataclass(frozen=True)
-class Brier(_Mean):
+class Brier(_MeanOverExamples):
     """Mean squared error of probabilities: of two classes (p − y)², of more Σ_c (p_c − [y = c])².
 
     Example:
@@ -81,7 +81,7 @@ class Brier(_Mean):
         0.025
     """
 
-    def _of_each(self, outputs: Array, y: Array) -> Array:
+    def _per_label(self, outputs: Array, y: Array) -> Array:
         if of_two(outputs, y):
             return (probability(outputs, y) - second(y)) ** 2
         f = functions_of(outputs)
@@ -118,22 +118,22 @@ class CalibrationError(Metric):
             raise ConfigError("bins", self.bins, "give a whole number from 1 to 1000000")
 
     def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
-        """[bins] how many there are, how often it was so, and the sum of the probabilities."""
+        """[bins] the number of examples, of correct ones, and the sum of the probabilities."""
         f = functions_of(outputs)
         if of_two(outputs, y):
-            p, so = probability(outputs, y), second(y) == 1
+            p, correct = probability(outputs, y), second(y) == 1
         else:
-            of_all = f.exp(log_probabilities(outputs))
-            p, so = of_all.max(axis=-1), f.argmax(outputs, axis=-1) == y
-        each = each_weight(weights, y)
+            probabilities = f.exp(log_probabilities(outputs))
+            p, correct = probabilities.max(axis=-1), f.argmax(outputs, axis=-1) == y
+        weight = each_weight(weights, y)
         bin_ = f.clip(f.where(p == p, p, 0) * self.bins, 0, self.bins - 1).astype(np.int32)
-        found = f.where(each != 0, p, 0) * each.astype(p.dtype)
+        confidences = f.where(weight != 0, p, 0) * weight.astype(p.dtype)
         return {
-            "all": tally(bin_, each, self.bins),
-            "so": tally(bin_, f.where(so, each, 0), self.bins),
-            "said": tally(bin_, found, self.bins),
+            "all": tally(bin_, weight, self.bins),
+            "so": tally(bin_, f.where(correct, weight, 0), self.bins),
+            "said": tally(bin_, confidences, self.bins),
         }
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
-        """Σ |Σ probabilities − how often it was so| / n."""
+        """Σ |Σ probabilities − number of correct ones| / n."""
         return float(np.divide(np.abs(sums["said"] - sums["so"]).sum(), sums["all"].sum()))

@@ -1,11 +1,11 @@
-"""Metrics of the order in which scores put the examples: AUC and average precision.
+"""Ranking metrics: AUC and average precision.
 
-Outside of a run they are exact, by sorting. In a run they are made of a histogram of the log-odds for each of the two
-labels, which is a sum over examples: nobody's rows leave, and no device sorts. The bins are the leading bits of
-``1 + |log-odds|`` as a float32: equally wide between two powers of two, twice as wide in the next. So they are narrow
-where most models are, at 0, and still tell confident answers of an unbalanced problem apart; they are a monotone
-function of the score, without any rounding, the same on all devices. Scores in one bin count as equal. By how much that
-can be wrong is a figure of the histogram itself, see ``bound``.
+Outside of a run they are exact, by sorting. In a run they are computed from a histogram of the log-odds for each of the
+two labels. A histogram is a sum over examples, so no rows leave a client, and no device sorts. The bins are the leading
+bits of ``1 + |log-odds|`` as a float32: equally wide between two powers of two, twice as wide in the next. So they are
+narrow near 0, where most scores are, and still distinguish confident predictions of an unbalanced problem. The bin is a
+monotone function of the score without rounding, the same on all devices. Scores in one bin count as equal; ``bound``
+computes the largest error of that from the histogram.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from fedax.metrics.base import (
     tally,
 )
 
-_OCTAVES = 11  # log-odds beyond ±2047 are one bin
+_OCTAVES = 11  # all log-odds beyond ±2047 are in one bin
 _ONE = 0x3F800000  # the bits of 1.0
 
 
@@ -48,8 +48,8 @@ def bin_of(score: Array, bits: int) -> Array:
     return f.where(score < 0, half - 1 - beyond, half + beyond)
 
 
-class _Ranking(Metric):
-    """A metric of two histograms."""
+class _RankingMetric(Metric):
+    """A metric of two histograms, one for each label."""
 
     bits: int
     better = "higher"
@@ -61,84 +61,88 @@ class _Ranking(Metric):
             raise ConfigError("bits", self.bits, "give a whole number from 1 to 14")
 
     def __call__(self, y_true: object, y_score: object, sample_weight: object = None) -> float:
-        """As of :class:`fedax.metrics.Metric`; [n] scores of any scale are ranked as they are."""
+        """As in :class:`fedax.metrics.Metric`; [n] scores of any scale are ranked as they are."""
         y, score, weights = checked(self, y_true, y_score, sample_weight)
         weights = np.ones(len(y)) if weights is None else weights
         if score.ndim > y.ndim and are_probabilities(y, score.astype(float)):
             if score.shape[-1] != 2:
-                return self._mean(score, y, weights)
+                return self._mean_over_classes(score, y, weights)
             score = score[..., 1]
         return self.exact(score, y, weights)
 
     def exact(self, outputs: Array, y: Array, weights: Array = None) -> float:
-        """By sorting."""
+        """The exact value, by sorting."""
         outputs, y = np.asarray(outputs, float), np.asarray(y)
         weights = np.ones(len(y)) if weights is None else np.asarray(weights, float)
         if of_two(outputs, y):
-            each = each_weight(weights, y).ravel()
-            return self._ranked(log_odds(outputs, y).ravel(), second(y).ravel(), each)
-        return self._mean(_against_the_rest(outputs), y, weights)
+            weight_of_label = each_weight(weights, y).ravel()
+            return self._exact_of_two(log_odds(outputs, y).ravel(), second(y).ravel(), weight_of_label)
+        return self._mean_over_classes(_against_the_rest(outputs), y, weights)
 
-    def _mean(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
+    def _mean_over_classes(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
         """The mean over the classes, each against the rest."""
-        each, scores = each_weight(weights, y).ravel(), scores.reshape(-1, scores.shape[-1])
-        return float(np.mean([self._ranked(s, (y.ravel() == c).astype(int), each) for c, s in enumerate(scores.T)]))
+        weight_of_label, scores = each_weight(weights, y).ravel(), scores.reshape(-1, scores.shape[-1])
+        return float(
+            np.mean(
+                [self._exact_of_two(s, (y.ravel() == c).astype(int), weight_of_label) for c, s in enumerate(scores.T)]
+            )
+        )
 
-    def _ranked(self, score: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
-        """Of two classes, exactly; ``y`` are 0 and 1."""
+    def _exact_of_two(self, score: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
+        """The exact value for two classes; ``y`` is 0 or 1."""
         if np.isnan(score).any():
             return np.nan
         order = np.argsort(score, kind="stable")
         score, y, weights = score[order], y[order], weights[order]
         ends = np.append(np.flatnonzero(score[1:] != score[:-1]), len(score) - 1)
-        found = [np.diff(np.cumsum(weights * (y == label))[ends], prepend=0) for label in (0, 1)]
+        groups = [np.diff(np.cumsum(weights * (y == label))[ends], prepend=0) for label in (0, 1)]
         with np.errstate(all="ignore"):
-            return self._of_groups(*found)
+            return self._value_of_groups(*groups)
 
     def sums(self, outputs: Array, y: Array, weights: Array) -> Sums:
-        """The histogram, [2, bins], of more than two classes [C, 2, bins]; and how many scores are not a number."""
+        """The histogram, [2, bins] or, for more than two classes, [C, 2, bins]; and the number of NaN scores."""
         f, size = functions_of(outputs), (2 * _OCTAVES) << self.bits
-        each = each_weight(weights, y)
+        weight = each_weight(weights, y)
         if of_two(outputs, y):
             scores, true, first = log_odds(outputs, y), second(y), 0
         else:
             classes = f.arange(number_of(outputs, y), dtype=np.int32)
             scores, true = _against_the_rest(outputs), (y[..., None] == classes).astype(np.int32)
-            each, first = f.broadcast_to(each[..., None], scores.shape), 2 * size * classes
-        lost = scores != scores
-        places = first + size * true + f.where(lost, 0, bin_of(scores, self.bits))
+            weight, first = f.broadcast_to(weight[..., None], scores.shape), 2 * size * classes
+        undefined = scores != scores
+        places = first + size * true + f.where(undefined, 0, bin_of(scores, self.bits))
         shape = (2, size) if of_two(outputs, y) else (number_of(outputs, y), 2, size)
-        counts = tally(places, each, int(np.prod(shape))).reshape(shape)
-        return {"counts": counts, "lost": f.where(lost, each, 0).sum()}
+        counts = tally(places, weight, int(np.prod(shape))).reshape(shape)
+        return {"counts": counts, "lost": f.where(undefined, weight, 0).sum()}
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
         """Scores in one bin count as equal."""
-        return float(np.mean([self._of_groups(*pair) for pair in self._pairs(sums)]))
+        return float(np.mean([self._value_of_groups(*pair) for pair in self._pairs(sums)]))
 
     def bound(self, sums: Sums) -> float:
-        """By how much the value may be above or below the exact one, whatever the scores in the bins are."""
+        """The largest possible error of the value, over all scores in the bins."""
         with np.errstate(all="ignore"):
-            return float(np.mean([self._bound(*pair) for pair in self._pairs(sums)]))
+            return float(np.mean([self._bound_of_groups(*pair) for pair in self._pairs(sums)]))
 
     def _pairs(self, sums: Sums) -> np.ndarray:
         counts = np.asarray(sums["counts"], float)
         counts = np.where(np.asarray(sums["lost"]) > 0, np.nan, counts)
         return counts.reshape(-1, *counts.shape[-2:])
 
-    def _of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
-        """The value of groups of equal scores, the lowest first: what is in each of both labels."""
+    def _value_of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
+        """The value from groups of equal scores, the lowest first: the weight of each label in each group."""
         raise NotImplementedError
 
-    def _bound(self, negative: np.ndarray, positive: np.ndarray) -> float:
+    def _bound_of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
         raise NotImplementedError
 
 
 def _against_the_rest(logits: Array) -> Array:
-    """Log-odds of each class against all others."""
+    """The log-odds of each class against all others."""
     f = functions_of(logits)
     most = logits.max(axis=-1, keepdims=True)
     parts = f.exp(logits - most)
-    # Of the largest class the rest is summed without it: 1 − p would be rounded to nothing.
+    # For the largest class the others are summed, because 1 − p would be rounded to 0.
     which = f.arange(logits.shape[-1]) == f.argmax(logits, axis=-1)[..., None]
     others = f.where(which, 0, parts)
     rest = f.where(which, others.sum(axis=-1, keepdims=True), 1 + others.sum(axis=-1, keepdims=True) - others)
@@ -146,7 +150,7 @@ def _against_the_rest(logits: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class AUC(_Ranking):
+class AUC(_RankingMetric):
     """Area under the ROC curve: how often a positive example has a higher score than a negative one; ties count half.
 
     Of more than two classes, the mean over them of each against the rest. Not a number where a label does not occur.
@@ -168,16 +172,16 @@ class AUC(_Ranking):
 
     bits: int = 9
 
-    def _of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
+    def _value_of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
         pairs = negative.sum() * positive.sum()
         return float(np.divide((positive * (np.cumsum(negative) - negative / 2)).sum(), pairs))
 
-    def _bound(self, negative: np.ndarray, positive: np.ndarray) -> float:
+    def _bound_of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
         return float(np.divide((positive * negative).sum(), 2 * negative.sum() * positive.sum()))
 
 
 @dataclass(frozen=True)
-class AveragePrecision(_Ranking):
+class AveragePrecision(_RankingMetric):
     """Mean over the positive examples of the precision among those with their score or a higher one.
 
     Of more than two classes, the mean over them of each against the rest. Not a number where no example is positive.
@@ -202,22 +206,22 @@ class AveragePrecision(_Ranking):
 
     bits: int = 9
 
-    def _of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
+    def _value_of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
         p, q = positive[::-1], negative[::-1]  # the highest first
         above, below = np.cumsum(p), np.cumsum(q)
-        there = p > 0
-        return float(np.divide((p[there] * above[there] / (above + below)[there]).sum(), p.sum()))
+        occupied = p > 0
+        return float(np.divide((p[occupied] * above[occupied] / (above + below)[occupied]).sum(), p.sum()))
 
-    def _bound(self, negative: np.ndarray, positive: np.ndarray) -> float:
+    def _bound_of_groups(self, negative: np.ndarray, positive: np.ndarray) -> float:
         from scipy.special import digamma  # slow to import
 
         if np.isnan(positive).any():
             return np.nan
         p, q = positive[::-1], negative[::-1]  # the highest first
         t, f = np.cumsum(p), np.cumsum(q)
-        there = p > 0
-        highest = (p * t / (t + f - q))[there].sum()
+        occupied = p > 0
+        highest = (p * t / (t + f - q))[occupied].sum()
         # Σ_j (a + j)/(a + j + c) = p − c (ψ(a + p + c + 1) − ψ(a + c + 1)), where a = P⁺ and c = N⁺ + q.
-        lowest = (p - f * (digamma(t + f + 1) - digamma(t - p + f + 1)))[there].sum()
-        own = self._of_groups(negative, positive) * p.sum()
-        return float(np.divide(max(highest - own, own - lowest), p.sum()))
+        lowest = (p - f * (digamma(t + f + 1) - digamma(t - p + f + 1)))[occupied].sum()
+        middle = self._value_of_groups(negative, positive) * p.sum()
+        return float(np.divide(max(highest - middle, middle - lowest), p.sum()))

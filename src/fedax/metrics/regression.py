@@ -1,4 +1,4 @@
-"""Metrics of regression; of several numbers an example, the mean over them."""
+"""Metrics of regression; with several numbers for each example, the mean over them."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ from fedax.errors import ConfigError
 from fedax.metrics.base import Array, Direction, Metric, Sums, total
 
 
-class _OfErrors(Metric):
-    """A metric of the sum of some error of each example."""
+class _ErrorMetric(Metric):
+    """A metric of a sum of errors, one for each example."""
 
     better: Direction = "lower"
     kind = "regression"
@@ -20,15 +20,15 @@ class _OfErrors(Metric):
             way_out = f"the model answers {list(outputs.shape)}: an answer for each number of a label is due"
             raise ConfigError("y", list(y.shape), way_out)
         errors = self._error(outputs.reshape(y.shape) - y)
-        weights_of = weights.reshape(weights.shape + (1,) * (y.ndim - 1))
-        return {"sum": total(errors, weights_of, axis=0), "all": weights.sum()}
+        broadcast_weights = weights.reshape(weights.shape + (1,) * (y.ndim - 1))
+        return {"sum": total(errors, broadcast_weights, axis=0), "all": weights.sum()}
 
     def _error(self, gap: Array) -> Array:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class MAE(_OfErrors):
+class MAE(_ErrorMetric):
     """Mean absolute error.
 
     Example:
@@ -45,7 +45,7 @@ class MAE(_OfErrors):
 
 
 @dataclass(frozen=True)
-class RMSE(_OfErrors):
+class RMSE(_ErrorMetric):
     """Root of the mean squared error.
 
     Example:
@@ -57,12 +57,12 @@ class RMSE(_OfErrors):
         return gap**2
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
-        """Of the mean."""
+        """The root of the mean."""
         return float(np.mean(np.sqrt(np.divide(sums["sum"], sums["all"]))))
 
 
 @dataclass(frozen=True)
-class R2(_OfErrors):
+class R2(_ErrorMetric):
     """Share of the variance that is explained: 1 − Σ(y − f)² / Σ(y − mean of y)².
 
     Undefined for fewer than two examples; of labels that are all the same 0, or 1 where all are met.
@@ -78,7 +78,7 @@ class R2(_OfErrors):
         return gap**2
 
     def labels(self, y: np.ndarray, weights: Array = None) -> Sums:
-        """What the variance is made of: in float64, where y may lie far from zero."""
+        """The sums for the variance, in float64, since y may lie far from zero."""
         y = np.asarray(y, float)
         weights = np.ones(len(y)) if weights is None else weights
         each = weights.reshape(weights.shape + (1,) * (y.ndim - 1))
@@ -91,7 +91,7 @@ class R2(_OfErrors):
         }
 
     def value(self, sums: Sums, labels: Sums = ()) -> float:
-        """From the errors, and from what the labels are."""
+        """The value from the sums of errors and of labels."""
         if labels["number"] < 2:
             return np.nan
         left = np.asarray(sums["sum"], float)

@@ -1,4 +1,4 @@
-"""What convergence theorems prescribe and predict."""
+"""Prescriptions and predictions of convergence theorems, and the diagnosis of a problem."""
 
 from fedax.theory.conditioning import (
     ConditionNumbers,

@@ -1,7 +1,8 @@
-"""What to do about what keeps a run from the optimum: remedies, what each takes away, and the verdict.
+"""Advice: remedies for what keeps a run from the optimum, the costs that each removes, and the verdict.
 
-A remedy counts with all costs that it takes away, and those of a method follow from its traits. Of the remedies that
-gain about as much as the best one the cheapest is taken. docs/theory.md, "What is worth a remedy", has the rules.
+The gain of a remedy is the sum of all costs that it removes; for a method these follow from its traits. Among the
+remedies that gain about as much as the best one, the cheapest is taken. docs/theory.md, "What is worth a remedy", has
+the rules.
 """
 
 import dataclasses
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from fedax.theory.diagnostics import Diagnosis
 
 SAME = 1e-6  # χ² up to which weights are the same
-MATERIAL = 0.002  # of what training gains: a cost that is worth a remedy
-OFTEN = 20  # rounds between two visits of a client, up to which its control variate is fresh enough
-_ALIKE = 0.9  # of the best remedy's gain: costs are right to a factor of two, and less than that is not told apart
-# What the advice names: registered methods, whose traits say what they take away. With ``MOMENTUM`` stand the values
-# that were tried, docs/study/choosing.md and docs/results/advice.md.
+MATERIAL = 0.002  # a cost is worth a remedy if it is at least this share of what training gains
+OFTEN = 20  # a control variate is fresh enough with up to so many rounds between two visits of a client
+_ALIKE = 0.9  # remedies with this share of the best gain count as equal: costs are only known to a factor of two
+# The methods that the advice names; their traits say which costs they remove. The values for ``MOMENTUM`` were tried in
+# docs/study/choosing.md and docs/results/advice.md.
 PLAIN, NORMALIZED, CORRECTED, HALF = "fedavg", "fednova", "scaffold", "feddyn"
 MOMENTUM = "fedavg-m"
 _TRIED = f"{MOMENTUM} with beta = 0.2 or 0.5, or server-momentum with server_momentum = 0.5 or 0.9"
@@ -34,17 +35,17 @@ DRIFT, OBJECTIVE, NOISE, COHORT = "drift", "objective", "noise", "cohort"  # the
 
 
 class View(NamedTuple):
-    """A method of round 0 as the theorems see it.
+    """The traits of a method in round 0 that the theorems need.
 
     Attributes:
-        solver: by which its clients drift; ``None``: it takes no local steps.
+        solver: of the local steps, by which clients drift; ``None``: there are no local steps.
         averaging: ``"weighted"``, w_i ∝ p_i‖a_i‖₁; ``"normalized"``, w_i = p_i; ``None``: for the reason ``why`` it
             is ``exact``, at rest at the optimum of F whatever clients do, or not known.
         corrected: it corrects each client's steps, so that they do not drift.
         tau_eff: FedNova's rule.
         averages: the theorems of Wang et al. cover it, with plain averaging at the server or (not ``plain``) without.
-        own_steps: its local steps are the solver's, which else only stand for them.
-        remedy: against the bias of unequal work.
+        own_steps: its local steps are those of ``solver``; else ``solver`` only approximates them.
+        remedy: a sentence on what removes the bias of unequal work.
     """
 
     name: str
@@ -71,11 +72,11 @@ class Class(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What was found, and what the advice reads out of it.
+    """A diagnosis, and the quantities that the advice derives from it.
 
     Attributes:
         f: the figures.
-        view: the method.
+        view: the traits of the method.
         p: [N] the data's weights.
         batch_size, participation: of the run.
         classes: of the labels, where they are whole numbers.
@@ -120,7 +121,7 @@ class Case:
 
     @property
     def noises(self) -> tuple[float, float]:
-        """What the noise of minibatches and that of cohorts cost this method; 0 where it is not known."""
+        """The costs of minibatch noise and of cohort noise for this method; 0 if not known."""
         x = self.last
         if x.noise_cost is None or x.cohort_cost is None or not (self.view.own_steps or self.view.corrected):
             return 0.0, 0.0
@@ -128,7 +129,7 @@ class Case:
 
     @property
     def costs(self) -> dict[str, float]:
-        """What keeps the method above the optimum."""
+        """The costs that keep the method above the optimum."""
         noise, cohort = self.noises
         other = self.last.inconsistency_cost if self.f.chi2 is not None and self.f.chi2 > SAME else 0.0
         drift = 0.0 if self.view.corrected else self.last.drift_cost or 0.0
@@ -152,35 +153,35 @@ class Case:
         return not self.view.corrected and free < cohort / 2 and self.rounds_between <= OFTEN
 
     def removed(self, name: str) -> dict[str, float]:
-        """What a method takes away of each cost, by its traits; of bias no more than a run has yet to gain."""
+        """The part of each cost that a method removes, by its traits; of bias at most what a run can still gain."""
         kinds, costs = removes(methods.create(name).traits(), everyone=isinstance(self.participation, Full)), self.costs
-        found = {}
+        removed_costs = {}
         if OBJECTIVE in kinds and (self.by_work or COHORT in kinds):
-            found[OBJECTIVE] = costs[OBJECTIVE]
+            removed_costs[OBJECTIVE] = costs[OBJECTIVE]
         if DRIFT in kinds and not self.too_long:
-            found[DRIFT] = self.sure_drift
-        total = sum(found.values())
+            removed_costs[DRIFT] = self.sure_drift
+        total = sum(removed_costs.values())
         if total > self.last.left:
-            found = {kind: cost * self.last.left / total for kind, cost in found.items()}
-        if DRIFT not in kinds and OBJECTIVE in found:  # it drifts in its own way, and may do so more
+            removed_costs = {kind: cost * self.last.left / total for kind, cost in removed_costs.items()}
+        if DRIFT not in kinds and OBJECTIVE in removed_costs:  # it has its own drift, which may be larger
             more = (self.last.normalized_drift_cost or 0.0) - (self.last.drift_cost or 0.0)
-            found[OBJECTIVE] = max(found[OBJECTIVE] - max(more, 0.0), 0.0)
+            removed_costs[OBJECTIVE] = max(removed_costs[OBJECTIVE] - max(more, 0.0), 0.0)
         if COHORT in kinds and self.fresh:
-            found[COHORT] = costs[COHORT] - (self.last.free_cohort_cost or 0.0)
-        return found
+            removed_costs[COHORT] = costs[COHORT] - (self.last.free_cohort_cost or 0.0)
+        return removed_costs
 
     def of(self, cost: float) -> str:
-        """A cost, and how much of what training gains that is."""
+        """A cost as text, with its share of what training gains."""
         share = cost / self.f.gained if self.f.gained > 0 and math.isfinite(self.f.gained) else 0.0
         return f"about {shown(cost)} ({percent(share)} of what training gains)" if cost > 0 else "nothing"
 
     def above(self, cost: float) -> str:
-        """Where a run rests at that cost."""
+        """A clause on where a run ends with this cost."""
         return f"{self.of(cost)} above the lowest loss" if cost > 0 else "at the lowest loss"
 
     @property
     def visits(self) -> str:
-        """That control variates need clients that come back."""
+        """A clause: control variates need clients that return."""
         rounds = self.rounds_between
         return "" if rounds < 2 else f", and they need clients that come back (here once in about {rounds:.0f} rounds)"
 
@@ -197,9 +198,9 @@ def removes(traits: Traits, everyone: bool) -> frozenset[str]:
         ['objective']
     """
     exact = traits.exact == "always" or (traits.exact == "all clients" and everyone)
-    found = {OBJECTIVE} if traits.limit == "F" else set()
-    found |= {DRIFT} if traits.corrects and exact else set()
-    return frozenset(found | ({COHORT} if traits.corrects and traits.exact == "always" else set()))
+    kinds = {OBJECTIVE} if traits.limit == "F" else set()
+    kinds |= {DRIFT} if traits.corrects and exact else set()
+    return frozenset(kinds | ({COHORT} if traits.corrects and traits.exact == "always" else set()))
 
 
 class Remedy(NamedTuple):
@@ -269,7 +270,7 @@ _CAUSES = {
 
 
 def _method(case: Case, take: str) -> Remedy:
-    """Another method, for all that it takes away."""
+    """The remedy of taking another method, with all costs that it removes."""
     if not take:
         return Remedy("", 0.0, "", "")
     removed, name = case.removed(take), case.view.name
@@ -299,7 +300,7 @@ def verdict(case: Case) -> tuple[str, str]:
     total = sum(case.costs.values())
     if not math.isfinite(total + f.gained):
         return f"Nothing can be said of {f.method}: figures are not finite here. Lower its lr first.", ""
-    take, _, text, then = _corrected(case) if case.view.corrected else _plain(case)
+    take, _, text, then = _advice_with_corrections(case) if case.view.corrected else _advice_without_corrections(case)
     if len(f.points) == 1:
         then = "This was measured at one model alone; diagnose a run to see what holds at its end."
     elif take != MOMENTUM and x.left > max(3 * total, case.least):
@@ -309,8 +310,8 @@ def verdict(case: Case) -> tuple[str, str]:
     return f"{text} {then}".strip(), take
 
 
-def _plain(case: Case) -> Remedy:
-    """What to do with a method that corrects nothing."""
+def _advice_without_corrections(case: Case) -> Remedy:
+    """The remedy for a method without corrections."""
     known = remedies(case)
     best = max(remedy.gain for remedy in known)
     if best > case.least:
@@ -339,8 +340,8 @@ def _plain(case: Case) -> Remedy:
     return Remedy("", 0.0, f"Keep {name}: {why}.", AGAIN)
 
 
-def _corrected(case: Case) -> Remedy:
-    """:func:`_plain` of a method that corrects drift: whether it is worth its price."""
+def _advice_with_corrections(case: Case) -> Remedy:
+    """The remedy for a method that corrects drift: to keep it, or to save its price."""
     name, x, free = case.f.method, case.last, case.last.free_cohort_cost or 0.0
     instead = PLAIN if case.f.steps[0] == case.f.steps[1] else NORMALIZED
     if x.drift_cost is None or x.cohort_cost is None:
@@ -369,12 +370,12 @@ def _corrected(case: Case) -> Remedy:
 
 
 def shown(value: float) -> str:
-    """A number, shortly."""
+    """A number with three digits."""
     return f"{value:.3g}"
 
 
 def percent(share: float) -> str:
-    """A share."""
+    """A share in percent."""
     if share < 0.001:
         return "less than 0.1 %"
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"

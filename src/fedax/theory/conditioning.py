@@ -20,7 +20,7 @@ from fedax.theory.checks import normalised, number
 
 
 class ConditionNumbers(NamedTuple):
-    """What the theorems need to know of the features.
+    """The constants of the features that the theorems need.
 
     Example:
         >>> c = condition_numbers([np.diag([1.0, 2.0]), np.diag([3.0, 1.0])])
@@ -256,7 +256,7 @@ class _Stack:
 
         shape = (len(self.scales), self.blocks[0].shape[1])
         x = linalg.LinearOperator(shape, self.times, self.transposed, dtype=float)
-        # To rounding, or as near to it as so many iterations come.
+        # Up to rounding, or the limit of iterations.
         return linalg.lsqr(x.T if transposed else x, z, atol=0, btol=1e-15, conlim=0, iter_lim=50 + 4 * min(shape))[0]
 
 

@@ -1,10 +1,10 @@
-"""What the theorems say about one's own problem: their constants at given models, what a method minimises, advice.
+"""Diagnosis of a problem: the theorems' constants at given models, what a method minimises, and advice.
 
-Symbols and units are those of :mod:`fedax.theory.nova`; :mod:`fedax.theory.measure` has how each is measured.
+Symbols and units are those of :mod:`fedax.theory.nova`; :mod:`fedax.theory.measure` says how each is measured.
 
 Sources: Wang et al. 2020, "Tackling the objective inconsistency problem in heterogeneous federated optimization", for
 w, χ², β², κ² and the condition on η; Karimireddy et al. 2020, "SCAFFOLD", for drift; Cheng et al. 2024 for momentum in
-the local steps. What the other methods minimise is said, and tested, in docs/methods.md.
+the local steps. docs/methods.md says what the other methods minimise; tests check it.
 """
 
 import dataclasses
@@ -44,13 +44,13 @@ from fedax.theory.surrogate import (
 
 __all__ = ["MATERIAL", "Diagnosis", "diagnose"]
 
-_CLASSES = 1000  # of labels; more are no classes
-_UPDATES = 2**24  # numbers that the updates of drawn cohorts may hold, of at most 256 and at least 8 cohorts
+_CLASSES = 1000  # labels with more different values are not treated as classes
+_UPDATES = 2**24  # the most numbers in the updates of sampled cohorts; between 8 and 256 cohorts are sampled
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What :func:`diagnose` found.
+    """The result of :func:`diagnose`.
 
     Attributes:
         method: its name in the advice.
@@ -162,24 +162,24 @@ def diagnose(
     tolerance, seed = number("tolerance", tolerance, 1), check_count("seed", seed, 0)
     view = view_of(resolve(algorithm, 0), participation)
     algorithm.traits().refuse(unequal=work.equal(data.sizes, batch_size) is None)
-    given = [None] if points is None else points
-    models = [_start(task, seed) if model is None else _point(task, model, k) for k, model in enumerate(given)]
+    requested = [None] if points is None else points
+    models = [_start(task, seed) if model is None else _point(task, model, k) for k, model in enumerate(requested)]
     if not models:
         raise ConfigError("points", points, "give at least one model, or None for the initial one")
 
     p, steps = data.weights, drawn_steps(work, data, batch_size, seed)
     expected = expected_weights(participation, p)
-    rules, made = rules_of(view, steps, expected)
+    rules, scheme = rules_of(view, steps, expected)
     w = p if view.exact else None if rules is None else mean_weights(rules)
     weight_square = 1.0
     if not participation.everyone(data.num_clients):
         draws = min(256, max(8, _UPDATES // models[0].size))
         ids, weights = draw_cohorts(participation, p, draws, jax.random.key(seed))
         mean = np.append(np.where(expected > 0, expected, 1.0), 1.0)
-        made = made._replace(ids=ids, ratios=weights / mean[ids])
+        scheme = scheme._replace(ids=ids, ratios=weights / mean[ids])
         weight_square = weight_square_of(participation, p, weights)
     bench = Bench(
-        task, data, batch_size=batch_size, epochs=work.without_replacement(), rounds=made,
+        task, data, batch_size=batch_size, epochs=work.without_replacement(), rounds=scheme,
         weights=p if w is None else w, solver=view.solver, sample=sample, seed=seed, tolerance=tolerance,
     )  # fmt: skip
     measured = tuple(map(bench.measure, models))
@@ -189,8 +189,8 @@ def diagnose(
     rounds = [] if view.exact or rules is None else [chi2_of(p, rule.weights) for rule in rules]
     L = max(x.smoothness for x in measured)
     line = dissimilarity_line([x.surrogate_gradient for x in measured], [x.client_gradients for x in measured])
-    limited = rules if rules and view.averages and L > 0 else None
-    found = Diagnosis(
+    rules_with_limit = rules if rules and view.averages and L > 0 else None
+    diagnosis = Diagnosis(
         method=view.name,
         clients=data.num_clients,
         steps=(int(steps.min()), int(steps.max())),
@@ -204,22 +204,22 @@ def diagnose(
         chi2_range=(min(rounds), max(rounds)) if len(rounds) > 1 else None,
         floor=chi2 if chi2 is None or chi2 == math.inf else objective_bound(chi2, 0, dissimilarity=kappa2[-1]).floor,
         lr=view.lr,
-        max_lr=max_lr(limited, smoothness=L, dissimilarity_factor=line[0]) if limited else None,
-        loosest_lr=max_lr(limited, smoothness=L) if limited else None,
+        max_lr=max_lr(rules_with_limit, smoothness=L, dissimilarity_factor=line[0]) if rules_with_limit else None,
+        loosest_lr=max_lr(rules_with_limit, smoothness=L) if rules_with_limit else None,
         weight_square=weight_square,
         gained=max(measured[0].loss - measured[-1].loss, 0.0) + measured[-1].left,
         losses=np.stack(bench.losses),
     )
-    unknown = _unknown(found, view, bench.unconverged)
+    unknown = _unknown(diagnosis, view, bench.unconverged)
     if algorithm.penalty(models[0]) is not None:
         unknown.append("All figures are of F alone, without the regulariser ψ of F + ψ.")
-    case = Case(found, view, p, batch_size, participation, _classes(data))
+    case = Case(diagnosis, view, p, batch_size, participation, _classes(data))
     text, take = verdict(case)
-    return dataclasses.replace(found, verdict=text, take=take, advice=tuple(reasons(case)), unknown=tuple(unknown))
+    return dataclasses.replace(diagnosis, verdict=text, take=take, advice=tuple(reasons(case)), unknown=tuple(unknown))
 
 
 def _classes(data: FederatedData) -> list[Class]:
-    """The classes of labels that are whole numbers, one an example."""
+    """The classes, if labels are whole numbers, one for each example; else none."""
     labels = data.examples.get("y") if isinstance(data.examples, dict) else None
     if labels is None or np.ndim(labels) != 1 or np.asarray(labels).dtype.kind not in "iu":
         return []
@@ -237,11 +237,11 @@ def _classes(data: FederatedData) -> list[Class]:
 
 
 def _unknown(f: Diagnosis, view: View, unconverged: int) -> list[str]:
-    """What these figures cannot tell: the sentences of a table whose condition holds."""
+    """Sentences on what the figures cannot tell: those of a table whose condition holds."""
     at = "the one model" if len(f.points) == 1 else f"the {len(f.points)} models"
     some = "" if f.clients_seen == f.clients else f" and {f.clients_seen} of {f.clients} clients"
     low, high = map(shown, f.chi2_range or (0.0, 0.0))
-    noise = view.own_steps or view.solver is None  # is looked at
+    noise = view.own_steps or view.solver is None  # whether noise is measured
     sentences = [
         (True, f"L is the largest curvature at {at}{some} looked at. Elsewhere it may be larger."),
         (True, f"β² and κ² are the smallest that fit {at}: lower bounds of the theorems' constants."),
@@ -300,9 +300,9 @@ def _start(task: Task, seed: int) -> Vector:
 
 def _point(task: Task, params: Any, k: int) -> Vector:
     expected = jax.eval_shape(task.init, jax.random.key(0))
-    own: Any = jax.tree.structure(expected)
-    if own != jax.tree.structure(params):
-        raise ConfigError(f"points[{k}]", jax.tree.structure(params), f"the task's are {own}")
+    structure: Any = jax.tree.structure(expected)
+    if structure != jax.tree.structure(params):
+        raise ConfigError(f"points[{k}]", jax.tree.structure(params), f"the task's are {structure}")
     for (path, want), got in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(params), strict=True):
         field = f"points[{k}]{jax.tree_util.keystr(path)}"
         if jnp.shape(got) != want.shape:

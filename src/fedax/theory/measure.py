@@ -1,4 +1,4 @@
-"""The constants of the theorems, measured at given models: curvature, noise, dissimilarity, and what a round does.
+"""Measures the constants of the theorems at given models: curvature, noise, dissimilarity, the update of a round.
 
 | here | symbol | how |
 |---|---|---|
@@ -33,18 +33,18 @@ from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task
 
-_NUMBERS = 2**26  # that a Krylov basis, or the gradients of single examples, may hold at a time
-_COST = 5e8  # examples × parameters up to which every client's curvature is measured
-_ROUNDS = 4  # of local steps from one model; of one with exact gradients and fixed work all are alike
-_STUDENT = 3.18  # t of 95 %, for _ROUNDS − 1 degrees of freedom
-_WIDTH = 12  # of a Krylov space, before it is restarted
-_PRODUCTS = 200  # Hessian-vector products after which an eigenvalue is given up
-_GAIN_PRODUCTS = 20  # that a cost may take; one where examples × parameters are more than _COST
+_NUMBERS = 2**26  # the most numbers in a Krylov basis, or in the gradients of single examples, at a time
+_COST = 5e8  # up to this many examples × parameters every client's curvature is measured
+_ROUNDS = 4  # rounds that are simulated from one model; one if gradients are exact and work is fixed
+_STUDENT = 3.18  # Student's t of 95 %, for _ROUNDS − 1 degrees of freedom
+_WIDTH = 12  # dimension of a Krylov space before it is restarted
+_PRODUCTS = 200  # the most Hessian-vector products for an eigenvalue
+_GAIN_PRODUCTS = 20  # the most products for a cost; only one if examples × parameters are more than _COST
 
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured at one model.
+    """The measurements at one model.
 
     Attributes:
         loss: F.
@@ -55,21 +55,21 @@ class Point:
         smoothness: L, the largest over the clients looked at.
         objective_smoothness: L of F; ``None`` where not all clients are looked at.
         variance, largest_variance: Σ p_iσ_i² and max_i σ_i².
-        move: ‖D‖, how far the mean update of a round goes; noise is taken out. ``None``, as all that follows, of a
+        move: ‖D‖, the length of the mean update of a round, without noise. ``None``, as all that follows, for a
             method without local steps.
-        bias, bias_range: ‖D − C‖, what drift does to it, and its 95 % interval; ``None`` where the local solver is not
-            linear. 0 where every client takes one step.
+        bias, bias_range: ‖D − C‖, the effect of drift on it, and its 95 % interval; ``None`` if the local solver is
+            not linear; 0 if every client takes one step.
         free_move: ‖C‖, the same without drift.
         descent, free_descent: −⟨∇F, D⟩ and −⟨∇F, C⟩: by how much the mean update lowers F, to first order, and by how
             much it would without drift.
         noise, cohort_noise: root mean square of a round's update about D, the part of minibatches and random work,
-            and the part of who is drawn.
-        free_cohort_noise: the latter with every client's steps corrected: what fresh control variates leave.
-        left: ½∇FᵀH⁻¹∇F, what a run at this model has yet to gain; in units of F, as all that follows.
-        inconsistency_cost: ½cᵀH⁻¹c, c = ∇F̃ − ∇F: how far above the optimum it rests for its other objective.
+            and the part of the sampled clients.
+        free_cohort_noise: the latter with corrected steps: what remains with fresh control variates.
+        left: ½∇FᵀH⁻¹∇F, what a run at this model can still gain; in units of F, as all that follows.
+        inconsistency_cost: ½cᵀH⁻¹c, c = ∇F̃ − ∇F: how far above the optimum its other objective keeps it.
         drift_cost, drift_cost_range: the same of drift, about ½bᵀH⁻¹b with b = (D − C)/(ητ_eff); of ``bias_range``.
-        normalized_drift_cost: the drift cost of normalised averaging in the place of the method's, from the same local
-            steps; ``None`` where that is not asked.
+        normalized_drift_cost: the drift cost that normalised averaging would have with the same local steps; ``None``
+            if not measured.
         noise_cost, cohort_cost, free_cohort_cost: V/(4ητ_eff) of the three noises: how far above the optimum they keep
             a run whose lr does not decay.
     """
@@ -103,7 +103,7 @@ class Point:
 
 
 class Rounds(NamedTuple):
-    """How rounds make one update of the clients' changes Δ_i, in one row for each draw of random work.
+    """How a round combines the clients' changes Δ_i into one update; one row for each draw of random work.
 
     Attributes:
         steps: [draws, N] τ_i.
@@ -111,8 +111,9 @@ class Rounds(NamedTuple):
         weights: [draws, N] w_i of the surrogate whose gradient it follows, Σ c_iΔ_i ≈ −ητ_eff Σ w_i∇F_i; ``None``
             where the solver is not linear.
         length: ητ_eff, the mean over the draws.
-        normalized: the shares of normalised averaging, for what its drift would be; ``None``: that is not asked.
-        ids, ratios: [cohorts, S] who was drawn, and ω_i/E ω_i; an id of N is an empty place. ``None``: all, always.
+        normalized: the shares of normalised averaging, to measure its drift; ``None``: not measured.
+        ids, ratios: [cohorts, S] the sampled clients, and ω_i/E ω_i; an id of N is an empty place. ``None``: all
+            clients take part in every round.
     """
 
     steps: np.ndarray
@@ -125,20 +126,20 @@ class Rounds(NamedTuple):
 
 
 class Bench:
-    """A problem whose constants are measured at one model after the other.
+    """Measures the constants of a problem, one model after another.
 
     Args:
-        task, data, batch_size: as of :func:`fedax.simulate`; ``epochs``: whether minibatches run through permutations.
-        rounds: how updates are made.
+        task, data, batch_size: as in :func:`fedax.simulate`; ``epochs``: whether minibatches run through permutations.
+        rounds: how updates are computed.
         weights: [N] w of the surrogate objective.
-        solver: the clients' local steps; ``None`` where there are none.
-        sample: clients whose curvature is measured; ``None``: as many as examples × parameters ≤ 5·10⁸ lets.
-        seed, tolerance: as of :func:`fedax.theory.diagnose`.
+        solver: of the clients' local steps; ``None``: no local steps.
+        sample: the number of clients whose curvature is measured; ``None``: all with examples × parameters ≤ 5·10⁸.
+        seed, tolerance: as in :func:`fedax.theory.diagnose`.
 
     Attributes:
         seen: the clients whose curvature is measured.
-        unconverged: eigenvalues that were given up.
-        losses: [N] F_i at each model that was measured.
+        unconverged: the number of eigenvalues that did not converge.
+        losses: [N] F_i at each measured model.
     """
 
     def __init__(
@@ -154,8 +155,8 @@ class Bench:
         self._products = _GAIN_PRODUCTS if data.num_examples * parameters <= _COST else 1
         self._examples = jax.tree.map(jnp.asarray, data.examples)
         self._ends = data.offsets + data.sizes
-        self._share = jnp.asarray(np.repeat(data.weights / data.sizes, data.sizes), float)  # of an example in F
-        self._own = jnp.asarray(np.repeat(1 / data.sizes, data.sizes), float)  # in F_i
+        self._share = jnp.asarray(np.repeat(data.weights / data.sizes, data.sizes), float)  # weight of an example in F
+        self._share_of_client = jnp.asarray(np.repeat(1 / data.sizes, data.sizes), float)  # weight of an example in F_i
         widest = max(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(data.examples))
         self._block = min(data.max_size, max(16, min(4096, 2**19 // max(widest, 1))))
         self._singles = max(1, min(self._block, _NUMBERS // parameters))
@@ -165,11 +166,11 @@ class Bench:
         ])  # fmt: skip
 
     def measure(self, x: Vector) -> Point:
-        """Everything at one model; sums over clients are in float64."""
+        """Measure everything at one model; sums over clients are in float64."""
         p, w = self.data.weights, self.weights
         N, d = self.data.num_clients, x.size
         mean, surrogate, squares, variances, losses = np.zeros(d), np.zeros(d), np.zeros(N), np.zeros(N), np.zeros(N)
-        drawn = self._drawn(self.rounds.weights)
+        drawn = self._rows_of_rounds(self.rounds.weights)
         towards = None if drawn is None else np.zeros((len(drawn), d))  # ∇F̃ of each round
         for i in range(N):
             value, gradient = self._gradient_of(x, i)
@@ -184,7 +185,7 @@ class Bench:
                 towards += drawn[:, i, None] * g
         self.losses.append(losses)
         everyone = len(self.seen) == N
-        L = max(self._curvature(x, self.data.offsets[i], self._ends[i], self._own) for i in self.seen)
+        L = max(self._curvature(x, self.data.offsets[i], self._ends[i], self._share_of_client) for i in self.seen)
         return Point(
             loss=float(p @ losses),
             gradient=float(mean @ mean),
@@ -197,13 +198,13 @@ class Bench:
             largest_variance=float(variances.max()),
             left=self._gain(x, mean, L),
             inconsistency_cost=self._gain(x, surrogate - mean, L),
-            **self._round(x, mean, towards, L),
+            **self._simulate_rounds(x, mean, towards, L),
         )
 
     def _gradient_of(self, x: Vector, i: int) -> Any:
         """F_i and ∇F_i."""
         rows = self.data.offsets[i], self._ends[i]
-        return _gradient(self.task, x, self._examples, self._own, *rows, block=self._block)
+        return _gradient(self.task, x, self._examples, self._share_of_client, *rows, block=self._block)
 
     def _hessian(self, x: Vector, v: np.ndarray, weights: Any, start: Any, end: Any) -> np.ndarray:
         flat, unravel = ravel_pytree(x.tree)
@@ -216,10 +217,10 @@ class Bench:
         return lambda v: self._hessian(x, v, self._share, 0, self.data.num_examples)
 
     def _gain(self, x: Vector, gradient: np.ndarray, L: float) -> float:
-        """½gᵀH⁻¹g, at least: by how much a function of this gradient and F's curvature can be lowered."""
+        """A lower bound of ½gᵀH⁻¹g: how much a function with this gradient and F's curvature can decrease."""
         return newton_gain(self._product(x), gradient, L, self._products)
 
-    def _rest(self, x: Vector, bias: np.ndarray, length: float, L: float) -> float:
+    def _bias_cost(self, x: Vector, bias: np.ndarray, length: float, L: float) -> float:
         """F − F* where ∇F holds the bias B of rounds of length ℓ = ητ_eff in balance; of small ones ½bᵀH⁻¹b, b = B/ℓ.
 
         A round takes 1 − exp(−ℓh) of the way along a direction of curvature h. So the model rests at a distance of
@@ -238,56 +239,60 @@ class Bench:
         self.unconverged += not converged
         return value
 
-    def _drawn(self, table: Any) -> Any:
-        """The rows of the rounds that are measured."""
+    def _rows_of_rounds(self, table: Any) -> Any:
+        """The rows of a table for the simulated rounds."""
         random = bool(self._batch_share.any()) or len(self.rounds.steps) > 1
         return None if table is None else table[np.arange(_ROUNDS if random else 1) % len(table)]
 
-    def _round(self, x: Vector, gradient: np.ndarray, towards: np.ndarray | None, L: float) -> dict[str, Any]:
-        """What rounds do from ``x``: several, with their own minibatches and work, plain and corrected side by side."""
+    def _simulate_rounds(self, x: Vector, gradient: np.ndarray, towards: np.ndarray | None, L: float) -> dict[str, Any]:
+        """Simulate rounds from ``x``, each with its own minibatches and work, with plain and corrected local steps."""
         if self.solver is None:
             return {}
-        how, steps, shares = self.rounds, self._drawn(self.rounds.steps), self._drawn(self.rounds.shares)
-        normalized = self._drawn(how.normalized)
-        rounds, alone = len(steps), bool((how.steps == 1).all())
+        scheme, steps, shares = (
+            self.rounds,
+            self._rows_of_rounds(self.rounds.steps),
+            self._rows_of_rounds(self.rounds.shares),
+        )
+        normalized = self._rows_of_rounds(scheme.normalized)
+        rounds, single_steps = len(steps), bool((scheme.steps == 1).all())
         sums, free, apart_normalized = np.zeros((3, rounds, x.size))
-        cohorts = _Cohorts(how, self.data.num_clients, x.size)
+        cohorts = _Cohorts(scheme, self.data.num_clients, x.size)
         for i in range(self.data.num_clients):
             place = [jnp.int32(number) for number in (self.data.offsets[i], self.data.sizes[i])]
-            own = None if towards is None else towards - np.asarray(self._gradient_of(x, i)[1], np.float64)
+            correction = None if towards is None else towards - np.asarray(self._gradient_of(x, i)[1], np.float64)
 
-            def local(own: Any, i: int = i, place: Any = place) -> Any:
+            def local(correction: Any, i: int = i, place: Any = place) -> Any:
                 return _local(
                     self.task, self.solver, x, self._examples, *place, jnp.asarray(steps[:, i], jnp.int32),
                     jax.random.split(jax.random.fold_in(self.key, i), rounds),
-                    None if own is None else jnp.asarray(own, ravel_pytree(x.tree)[0].dtype),
+                    None if correction is None else jnp.asarray(correction, ravel_pytree(x.tree)[0].dtype),
                     max_size=self.data.max_size, batch_size=self.batch_size, epochs=self.epochs,
                 )  # fmt: skip
 
-            plain, corrected = local(own)
-            if normalized is not None and own is not None and towards is not None:
-                change, exact = (np.asarray(each, np.float64) for each in local(own - towards + gradient))
+            plain, corrected = local(correction)
+            if normalized is not None and correction is not None and towards is not None:
+                change, exact = (np.asarray(each, np.float64) for each in local(correction - towards + gradient))
                 apart_normalized += normalized[:, i, None] * (change - exact)
             plain, corrected = (shares[:, i, None] * np.asarray(change, np.float64) for change in (plain, corrected))
             sums, free = sums + plain, free + corrected
             cohorts.add(i, plain, corrected)
         noise = _variance(sums) + cohorts.extra
         drawn, free_drawn = cohorts.variances()
-        found: dict[str, Any] = {
+        measured: dict[str, Any] = {
             "move": math.sqrt(_square(sums)[0]),
             "noise": math.sqrt(noise),
             "cohort_noise": math.sqrt(drawn),
-            "noise_cost": noise / (4 * how.length),
-            "cohort_cost": drawn / (4 * how.length),
+            "noise_cost": noise / (4 * scheme.length),
+            "cohort_cost": drawn / (4 * scheme.length),
             "descent": -float(gradient @ sums.mean(0)),
         }
         if towards is None:
-            return found
-        apart = np.zeros_like(sums) if alone else sums - free
+            return measured
+        apart = np.zeros_like(sums) if single_steps else sums - free
         square, low, high = _square(apart)
-        scale = self._rest(x, apart.mean(0), how.length, L) / (float(np.sum(apart.mean(0) ** 2)) or 1.0)
+        scale = self._bias_cost(x, apart.mean(0), scheme.length, L) / (float(np.sum(apart.mean(0) ** 2)) or 1.0)
         return (
-            found
+            measured
             | {
                 "bias": math.sqrt(square),
                 "bias_range": (math.sqrt(low), math.sqrt(high)),
@@ -296,22 +301,26 @@ class Bench:
                 "free_cohort_noise": math.sqrt(free_drawn),
                 "drift_cost": square * scale,
                 "drift_cost_range": (low * scale, high * scale),
-                "free_cohort_cost": free_drawn / (4 * how.length),
+                "free_cohort_cost": free_drawn / (4 * scheme.length),
             }
-            | ({} if normalized is None else {"normalized_drift_cost": self._cost(x, apart_normalized, how.length, L)})
+            | (
+                {}
+                if normalized is None
+                else {"normalized_drift_cost": self._mean_bias_cost(x, apart_normalized, scheme.length, L)}
+            )
         )
 
-    def _cost(self, x: Vector, apart: np.ndarray, length: float, L: float) -> float:
-        """What a bias costs, of which several rounds [rounds, d] are known: its square without that of the noise."""
+    def _mean_bias_cost(self, x: Vector, apart: np.ndarray, length: float, L: float) -> float:
+        """The cost of a bias from its values in several rounds [rounds, d], without the square of the noise."""
         mean = apart.mean(0)
-        return _square(apart)[0] * self._rest(x, mean, length, L) / (float(np.sum(mean**2)) or 1.0)
+        return _square(apart)[0] * self._bias_cost(x, mean, length, L) / (float(np.sum(mean**2)) or 1.0)
 
 
 class _Cohorts:
-    """The updates of sampled cohorts, from those of all clients, one client after the other.
+    """The updates of sampled cohorts, accumulated client by client.
 
     Attributes:
-        extra: the square by which minibatches scatter a cohort's update more than that of all clients.
+        extra: the additional variance of minibatches in a cohort's update, compared with that of all clients.
     """
 
     def __init__(self, rounds: Rounds, clients: int, size: int):
@@ -326,7 +335,7 @@ class _Cohorts:
         self._updates, self._noise = np.zeros((2, number, size)), np.zeros(2)
 
     def add(self, i: int, *changes: np.ndarray) -> None:
-        """Client i's part of the update, [rounds, d], if it were always there."""
+        """Add client i's part of the update, [rounds, d], as if it took part in every round."""
         if self._ids is None:
             return
         here = slice(self._ends[i], self._ends[i + 1])
@@ -336,25 +345,25 @@ class _Cohorts:
             np.add.at(self._updates[k], self._which[here], ratios[:, None] * change.mean(0))
             noise = spread * _variance(change)
             self.extra += noise if k == 0 else 0.0
-            self._noise[k] += noise / len(change)  # that is in the updates, too
+            self._noise[k] += noise / len(change)  # this part is contained in the updates
 
     def variances(self) -> np.ndarray:
-        """E‖update − its mean‖², of who is drawn alone; of plain and corrected steps."""
+        """E‖update − its mean‖² from the sampling of clients alone, for plain and corrected steps."""
         if self._ids is None:
             return np.zeros(2)
         return np.maximum([_variance(updates) for updates in self._updates] - self._noise, 0.0)
 
 
 def newton_gain(product: Callable[[np.ndarray], np.ndarray], gradient: np.ndarray, L: float, most: int = 20) -> float:
-    """½gᵀH⁻¹g by conjugate gradients: every product brings it closer, from below.
+    """½gᵀH⁻¹g by conjugate gradients, which approach it from below.
 
-    Where H is not positive along a direction that they ask for, they end there; in the first step with ‖g‖²/2L.
+    They end at a direction along which H is not positive; if that is the first one, the result is ‖g‖²/2L.
 
     Args:
         product: v -> Hv, both [d] in float64.
         gradient: g [d].
         L: largest absolute curvature.
-        most: products at most.
+        most: the largest number of products.
 
     Example:
         >>> round(newton_gain(lambda v: np.array([1.0, 4.0]) * v, np.array([2.0, 4.0]), 4.0), 9)
@@ -365,12 +374,12 @@ def newton_gain(product: Callable[[np.ndarray], np.ndarray], gradient: np.ndarra
     g, gain = np.asarray(gradient, np.float64), 0.0
 
     def image(direction: np.ndarray) -> np.ndarray:
-        found = product(direction)
-        if not direction @ found > 0:
+        product_of_direction = product(direction)
+        if not direction @ product_of_direction > 0:
             raise _Enough
-        return found
+        return product_of_direction
 
-    def note(x: np.ndarray) -> None:
+    def stop_when_converged(x: np.ndarray) -> None:
         nonlocal gain
         gain, before = float(g @ x) / 2, gain
         if gain - before <= 1e-3 * gain:
@@ -379,16 +388,22 @@ def newton_gain(product: Callable[[np.ndarray], np.ndarray], gradient: np.ndarra
     if not g.any():
         return 0.0
     with contextlib.suppress(_Enough):
-        linalg.cg(linalg.LinearOperator((len(g),) * 2, image, dtype=float), g, rtol=0, maxiter=most, callback=note)
+        linalg.cg(
+            linalg.LinearOperator((len(g),) * 2, image, dtype=float),
+            g,
+            rtol=0,
+            maxiter=most,
+            callback=stop_when_converged,
+        )
     return gain or (float(g @ g) / (2 * L) if L > 0 else math.inf)
 
 
 class _Enough(Exception):
-    """Ends an iteration of SciPy."""
+    """Raised in a callback to end an iteration of SciPy."""
 
 
 def _square(vectors: np.ndarray) -> tuple[float, float, float]:
-    """‖E v‖² without bias, of a sample [n, d], and a 95 % interval by the jackknife; exact of a single one."""
+    """An unbiased estimate of ‖E v‖² from a sample [n, d], with a 95 % interval by the jackknife; exact for n = 1."""
     products = vectors @ vectors.T
     n = len(products)
     if n == 1:
@@ -402,7 +417,7 @@ def _square(vectors: np.ndarray) -> tuple[float, float, float]:
 
 
 def _variance(vectors: np.ndarray) -> float:
-    """E‖v − E v‖², of a sample [n, d]; 0 of a single one."""
+    """E‖v − E v‖² from a sample [n, d]; 0 for n = 1."""
     return float(np.sum((vectors - vectors.mean(0)) ** 2)) / max(len(vectors) - 1, 1)
 
 
@@ -427,7 +442,7 @@ def batch_variance(size: int, batch_size: int | None, steps: int, *, epochs: boo
     if not epochs:
         return 1 / B
     first = np.minimum(B, n - np.arange(steps) * B % n)
-    last = (B - first) % n  # between the two are whole passes, which have no variance
+    last = (B - first) % n  # complete passes between the two have no variance
     return float(np.mean(first * (n - first) + last * (n - last)) / (B * B * (n - 1)))
 
 
@@ -471,9 +486,9 @@ def largest_eigenvalue(
 
     Args:
         product: v -> Av, both [d] in float64.
-        start: [d], not orthogonal to what is sought; random.
+        start: [d], a random vector.
         tolerance: in (0, 1).
-        most: products at most.
+        most: the largest number of products.
 
     Returns:
         |θ|, and whether the tolerance was reached. If not, the largest ‖Av‖/‖v‖ that was seen, which is too low; not a
@@ -487,17 +502,21 @@ def largest_eigenvalue(
     """
     from scipy.sparse import linalg  # slow to import
 
-    d, used, seen = len(start), 0, 0.0
+    d, used, largest_ratio = len(start), 0, 0.0
 
     def image(v: np.ndarray) -> np.ndarray:
-        nonlocal used, seen
+        nonlocal used, largest_ratio
         if used == most:
             raise _Enough
-        found, used = product(v), used + 1
-        seen = max(seen, float(np.linalg.norm(found) / np.linalg.norm(v))) if np.isfinite(found).all() else math.nan
-        if not seen > 0:  # NaN, or the zero operator
+        image_of_v, used = product(v), used + 1
+        largest_ratio = (
+            max(largest_ratio, float(np.linalg.norm(image_of_v) / np.linalg.norm(v)))
+            if np.isfinite(image_of_v).all()
+            else math.nan
+        )
+        if not largest_ratio > 0:  # NaN, or the zero operator
             raise _Enough
-        return found
+        return image_of_v
 
     with contextlib.suppress(_Enough, linalg.ArpackNoConvergence):
         if d == 1:
@@ -505,16 +524,16 @@ def largest_eigenvalue(
         operator, width = linalg.LinearOperator((d, d), image, dtype=float), min(d, _WIDTH, max(5, _NUMBERS // d))
         (value,) = linalg.eigsh(operator, 1, v0=start, ncv=width, tol=tolerance, return_eigenvectors=False)
         return abs(float(value)), True
-    return seen, seen == 0
+    return largest_ratio, largest_ratio == 0
 
 
 def accumulation_vectors(solver: Solver, lengths: Any) -> dict[int, np.ndarray]:
-    """τ -> a for many τ: those of :func:`fedax.theory.accumulation_vector`, from one program.
+    """τ -> a for many τ, as :func:`fedax.theory.accumulation_vector` gives them, from one program.
 
-    The impulses of all steps run side by side through the longest round, which is looked at after each τ.
+    The unit impulses of all steps run side by side through the longest round; the state is read after each τ.
 
     Args:
-        solver: linear, and with numbers in the place of its schedules.
+        solver: linear, with schedules already replaced by numbers.
         lengths: the τ ≥ 1.
 
     Example:
@@ -525,11 +544,11 @@ def accumulation_vectors(solver: Solver, lengths: Any) -> dict[int, np.ndarray]:
     ends = sorted({int(t) for t in lengths})
     with jax.enable_x64(True):
         x = Vector(jnp.zeros(ends[-1]))
-        state, found = (x, solver.init(x)), {}
+        state, vectors = (x, solver.init(x)), {}
         for start, end in zip([0, *ends], ends, strict=False):
             state = _impulses(solver, x, state, start, end)
-            found[end] = -np.asarray(state[0].tree)[:end] / float(solver.rate())
-    return found
+            vectors[end] = -np.asarray(state[0].tree)[:end] / float(solver.rate())
+    return vectors
 
 
 @compiled()
@@ -544,7 +563,7 @@ def _impulses(solver: Solver, x: Vector, state: Any, start: Any, end: Any) -> An
 
 
 def _seen(sizes: np.ndarray, parameters: int, sample: int | None) -> np.ndarray:
-    """The clients whose curvature is measured, drawn at random where that is not all."""
+    """The clients whose curvature is measured: all, or a random sample."""
     order = np.random.default_rng(0).permutation(len(sizes))
     if sample is None:
         sample = max(1, int(np.sum(np.cumsum(sizes[order]) * parameters <= _COST)))
@@ -554,25 +573,25 @@ def _seen(sizes: np.ndarray, parameters: int, sample: int | None) -> np.ndarray:
 
 
 def _blocks(start: Any, end: Any, block: int, part: Callable[[Any, Any], Any]) -> Any:
-    """Σ of ``part(rows, there)`` over blocks of the rows start … end − 1."""
+    """Σ of ``part(rows, present)`` over blocks of the rows start … end − 1."""
 
-    def one(b: Any) -> Any:
+    def sum_of_block(b: Any) -> Any:
         rows = start + b * block + jnp.arange(block)
-        there = rows < end
-        return part(jnp.where(there, rows, start), there)
+        present = rows < end
+        return part(jnp.where(present, rows, start), present)
 
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(one, 0))
-    add = lambda b, total: jax.tree.map(jnp.add, total, one(b))  # noqa: E731
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(sum_of_block, 0))
+    add = lambda b, total: jax.tree.map(jnp.add, total, sum_of_block(b))  # noqa: E731
     return jax.lax.fori_loop(0, -(-(end - start) // block), add, zero)
 
 
 def _weighted(task: Task, tree: Any, examples: Any, weights: Any, start: Any, end: Any, block: int) -> Any:
     """The weighted sum of the rows' losses, and its gradient."""
 
-    def part(rows: Any, there: Any) -> Any:
+    def part(rows: Any, present: Any) -> Any:
         def objective(tree: Any) -> Any:
             losses = task.loss(tree, jax.tree.map(lambda leaf: leaf[rows], examples), None)
-            return jnp.sum(jnp.where(there, losses * weights[rows].astype(losses.dtype), 0))
+            return jnp.sum(jnp.where(present, losses * weights[rows].astype(losses.dtype), 0))
 
         return jax.value_and_grad(objective)(tree)
 
@@ -602,7 +621,7 @@ def _spread(task: Task, x: Vector, mean: Any, examples: Any, start: Any, end: An
         gradient = jax.grad(lambda tree: task.loss(tree, batch, None)[0])(x.tree)
         return jnp.sum((ravel_pytree(gradient)[0] - mean) ** 2)
 
-    return _blocks(start, end, block, lambda rows, there: jnp.sum(jnp.where(there, jax.vmap(single)(rows), 0)))
+    return _blocks(start, end, block, lambda rows, present: jnp.sum(jnp.where(present, jax.vmap(single)(rows), 0)))
 
 
 @compiled(static=["task", "max_size", "batch_size", "epochs"])

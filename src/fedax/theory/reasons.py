@@ -1,4 +1,4 @@
-"""The reasons of a diagnosis: what each figure means, in a sentence or two; docs/theory.md has the rules."""
+"""The reasons in a diagnosis: one or two sentences about each figure; docs/theory.md has the rules."""
 
 import numpy as np
 
@@ -7,15 +7,16 @@ from fedax.federation.participation import Dropout, Trace, UniformNormalized
 from fedax.theory.advice import CORRECTED, NORMALIZED, SAME, Case, percent, shown
 from fedax.theory.measure import Point
 
-_FOLLOWS = 3.0  # times the median of what is left of clients' losses, above which a client does not follow
-_LEFT = 0.25  # and so much of its first loss
-_RARE = 0.25  # of an even share of the objective, below which a class is rare
+# A client does not follow if the share of its first loss that is left is above both of these.
+_FOLLOWS = 3.0  # times the median share of all clients
+_LEFT = 0.25
+_RARE = 0.25  # a class is rare if its share of the objective is below this part of an even share
 
 
 def reasons(case: Case) -> list[str]:
-    """On the objective, on drift, on noise, on single clients and classes, on η; those that have something to say."""
-    found = (objective, drift, noise, cohort, sums, clients, classes, rate)
-    return [sentence for reason in found if (sentence := reason(case))]
+    """The reasons that apply, of: the objective, drift, noise, single clients and classes, η."""
+    rules = (objective, drift, noise, cohort, sums, clients, classes, rate)
+    return [sentence for reason in rules if (sentence := reason(case))]
 
 
 def objective(case: Case) -> str:
@@ -65,7 +66,7 @@ def objective(case: Case) -> str:
 
 
 def drift(case: Case) -> str:
-    """What local steps do because they leave x, and clients are unlike: the bias of the mean update."""
+    """Client drift: the bias of the mean update, because local steps leave x and clients differ."""
     f, view, x = case.f, case.view, case.last
     if f.steps == (1, 1) or x.move is None:
         return ""
@@ -74,9 +75,9 @@ def drift(case: Case) -> str:
             "Client drift cannot be told: the local solver is not linear in the gradients, so there are no steps "
             "without drift to compare with. Compare with a run of fewer local steps."
         )
-    those = "the local steps" if view.own_steps else f"local steps of plain SGD at {shown(f.lr)}"
-    takes = [_taken(case, point) for point in f.points]
-    text = f"Client drift: because {those} leave the model and clients are unlike, the mean update {takes[-1]}"
+    which_steps = "the local steps" if view.own_steps else f"local steps of plain SGD at {shown(f.lr)}"
+    takes = [_effect_on_descent(case, point) for point in f.points]
+    text = f"Client drift: because {which_steps} leave the model and clients are unlike, the mean update {takes[-1]}"
     text += f" ({takes[0]} at the first model)" if len(takes) > 1 else ""
     low, high = x.drift_cost_range
     text += f". Left to it, a run rests {case.above(x.drift_cost)}: "
@@ -100,7 +101,7 @@ def drift(case: Case) -> str:
     return f"{text}drift does not harm here{'' if gains else ', and control variates would gain nothing that shows'}."
 
 
-def _taken(case: Case, x: Point) -> str:
+def _effect_on_descent(case: Case, x: Point) -> str:
     descent, free = x.descent or 0.0, x.free_descent or 0.0
     if not free > 0:
         return "no longer lowers the loss, with drift or without"
@@ -127,7 +128,7 @@ def noise(case: Case) -> str:
     return (
         f"Noise of minibatches: with {case.batch_size} examples each (σ² = {shown(x.variance)}) they "
         "scatter a round's "
-        f"update by {_beside(case, x.noise)}, which keeps a run at this lr "
+        f"update by {_relative_to_update(case, x.noise)}, which keeps a run at this lr "
         f"{case.of(x.noise_cost)} above the lowest "
         f"loss: {act}."
     )
@@ -140,11 +141,11 @@ def cohort(case: Case) -> str:
     if not looked_at or x.cohort_noise is None or x.cohort_cost is None or not x.cohort_noise:
         return ""
     size, free = case.participation.places(case.f.clients), x.free_cohort_noise
-    own = free if case.view.corrected and free is not None else x.cohort_noise
+    noise = free if case.view.corrected and free is not None else x.cohort_noise
     cost = case.noises[1]
     text = (
         f"Noise of cohorts: with {size} of {case.f.clients} clients a round, who is drawn scatters the update by "
-        f"{_beside(case, own)}, which keeps a run at this lr {case.above(cost)}: "
+        f"{_relative_to_update(case, noise)}, which keeps a run at this lr {case.above(cost)}: "
     )
     if cost <= case.least:
         return f"{text}too little for larger cohorts to be worth their traffic."
@@ -175,8 +176,8 @@ def sums(case: Case) -> str:
     )
 
 
-def _beside(case: Case, noise: float) -> str:
-    """A noise beside the mean update, in squares, which is how they add."""
+def _relative_to_update(case: Case, noise: float) -> str:
+    """A noise relative to the mean update, as a share of its square."""
     move = (case.last.free_move if case.view.corrected else case.last.move) or 0.0
     if not move:
         return f"{shown(noise)} (root mean square) about a mean of 0"
@@ -184,7 +185,7 @@ def _beside(case: Case, noise: float) -> str:
 
 
 def _harms(case: Case) -> bool | None:
-    """Whether drift costs plain local steps enough to be seen, and more than noise; ``None``: not known."""
+    """Whether the cost of drift is material and above that of noise; ``None``: not known."""
     x = case.last
     if x.drift_cost_range is None or x.noise_cost is None or x.cohort_cost is None:
         return None
@@ -195,22 +196,22 @@ def _harms(case: Case) -> bool | None:
 
 
 def clients(case: Case) -> str:
-    """Clients whose loss stays high while that of the others falls: wrong labels, or data like nobody's."""
+    """Clients whose loss stays high while the others' falls: wrong labels, or unusual data."""
     if case.f.losses is None or len(case.f.losses) < 2 or case.f.clients < 5:
         return ""
     first, last = case.f.losses[0], case.f.losses[-1]
     if not (np.isfinite(first).all() and np.isfinite(last).all() and (first > 0).all() and (last >= 0).all()):
         return ""
     left = last / first
-    usual = float(np.median(left))
-    found = np.flatnonzero(left > max(_FOLLOWS * usual, _LEFT))
-    if not len(found):
+    median = float(np.median(left))
+    slow = np.flatnonzero(left > max(_FOLLOWS * median, _LEFT))
+    if not len(slow):
         return ""
-    which = f"client {found[0]}" if len(found) == 1 else f"clients {', '.join(map(str, found[:5]))}"
-    which += f" and {len(found) - 5} more" if len(found) > 5 else ""
+    which = f"client {slow[0]}" if len(slow) == 1 else f"clients {', '.join(map(str, slow[:5]))}"
+    which += f" and {len(slow) - 5} more" if len(slow) > 5 else ""
     return (
-        f"Clients that do not follow: {which} ({percent(float(case.p[found].sum()))} of the weight) keep "
-        f"{percent(float(left[found].min()))} of their first loss or more, the others {percent(usual)} in the median. "
+        f"Clients that do not follow: {which} ({percent(float(case.p[slow].sum()))} of the weight) keep "
+        f"{percent(float(left[slow].min()))} of their first loss or more, the others {percent(median)} in the median. "
         "Wrong labels do that, and data that are like nobody else's. No method takes it away: all that minimise the "
         "data's own objective count these clients by their weight, and control variates follow them exactly. Look at "
         "their labels first; a robust average (run.aggregate) counts them for less."
@@ -218,15 +219,19 @@ def clients(case: Case) -> str:
 
 
 def classes(case: Case) -> str:
-    """Classes that the mean loss hardly sees."""
-    known = case.classes
-    rare = [each for each in known if each.share < _RARE / len(known) or len(each.clients) == 1 < case.f.clients]
-    if not 0 < len(rare) <= max(1, len(known) // 4):
+    """Rare classes, which hardly affect the mean loss."""
+    all_classes = case.classes
+    rare = [
+        class_
+        for class_ in all_classes
+        if class_.share < _RARE / len(all_classes) or len(class_.clients) == 1 < case.f.clients
+    ]
+    if not 0 < len(rare) <= max(1, len(all_classes) // 4):
         return ""
     parts = [
-        f"class {each.name} makes {percent(each.share)} of the objective"
-        + (f" and is at client {each.clients[0]} alone" if len(each.clients) == 1 else "")
-        for each in rare[:3]
+        f"class {class_.name} makes {percent(class_.share)} of the objective"
+        + (f" and is at client {class_.clients[0]} alone" if len(class_.clients) == 1 else "")
+        for class_ in rare[:3]
     ]
     return (
         f"Rare classes: {'; '.join(parts)}. The figures here are of the mean loss, in which a rare class hardly shows: "

@@ -1,6 +1,6 @@
-"""What a method minimises: its view of the theorems, the local steps and cohorts of a round, and the weights w.
+"""The objective that a method minimises: its traits for the theorems, the steps and cohorts of a round, the weights w.
 
-Sources as of :mod:`fedax.theory.diagnostics`. What the methods minimise is said, and tested, in docs/methods.md.
+Sources are those of :mod:`fedax.theory.diagnostics`. docs/methods.md says what each method minimises; tests check it.
 """
 
 import functools
@@ -23,12 +23,12 @@ from fedax.theory.advice import CORRECTED, View
 from fedax.theory.measure import Rounds, accumulation_vectors
 from fedax.theory.nova import UpdateRule, chi_square, update_rule
 
-DRAWS = 50  # of random work
-_COHORTS = 2000  # drawn for the mean weights of normalised cohorts
+DRAWS = 50  # draws of random work
+_COHORTS = 2000  # cohorts that are drawn to estimate the mean weights of normalised cohorts
 
 
 def view_of(method: Any, participation: Participation) -> View:
-    """A method of round 0 as the theorems see it."""
+    """The traits of a method in round 0 that the theorems need."""
     if isinstance(method, methods.FedAvg):
         return _averaging(method)
     name, traits, solver = type(method).__name__, method.traits(), getattr(method, "solver", None)
@@ -37,18 +37,20 @@ def view_of(method: Any, participation: Participation) -> View:
     if rate is None:
         raise ConfigError("algorithm", name, "it has no lr by which its local steps could be judged")
     view = functools.partial(View, name, float(rate))
-    own = solver if isinstance(solver, Solver) else SGD(float(rate) * float(traits.own))
+    local_solver = solver if isinstance(solver, Solver) else SGD(float(rate) * float(traits.own))
     everyone = isinstance(participation, Full)
     if traits.exact == "always" and not traits.corrects:
         return view(None, None, "it takes no local steps, its minibatches make one large one", exact=True)
     if traits.exact == "always" or (traits.exact == "all clients" and everyone):
-        return view(own, None, f"it corrects each client's steps by {traits.corrects}", exact=True, corrected=True)
+        return view(
+            local_solver, None, f"it corrects each client's steps by {traits.corrects}", exact=True, corrected=True
+        )
     if traits.exact == "equal steps":
         remedy = f"Steps that change between rounds make it diverge. Equal steps remove that; {CORRECTED} needs none."
-        return view(own, "weighted", remedy=remedy)
+        return view(local_solver, "weighted", remedy=remedy)
     if traits.limit and traits.exact == "never":
-        return view(own, {"F": "normalized", "steps": "weighted"}[traits.limit])
-    return view(own, None, "fedax has no closed form of where it ends")
+        return view(local_solver, {"F": "normalized", "steps": "weighted"}[traits.limit])
+    return view(local_solver, None, "fedax has no closed form of where it ends")
 
 
 def _averaging(method: methods.FedAvg) -> View:
@@ -80,7 +82,7 @@ def _linear(solver: Solver) -> bool:
 
 
 def drawn_steps(work: Work, data: FederatedData, batch_size: int | None, seed: int) -> np.ndarray:
-    """[draws, N] local steps; one draw where the work is not random."""
+    """[draws, N] local steps; a single draw if the work is not random."""
     ids, sizes, key = jnp.arange(data.num_clients), jnp.asarray(data.sizes, jnp.int32), jax.random.key(seed)
     draw = jax.jit(lambda k: work.draw(jax.random.fold_in(key, k), ids, sizes, batch_size))
     drawn = np.stack([draw(k) for k in range(DRAWS)])
@@ -88,10 +90,10 @@ def drawn_steps(work: Work, data: FederatedData, batch_size: int | None, seed: i
 
 
 def draw_cohorts(participation: Participation, p: np.ndarray, number: int, key: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and weights [number, S] of cohorts; of one that is given round by round, all rounds equally often."""
-    given = participation.of if isinstance(participation, Dropout) else participation
+    """Ids and weights [number, S] of cohorts; given cohorts are taken equally often."""
+    design = participation.of if isinstance(participation, Dropout) else participation
     table = participation.available if isinstance(participation, Dropout) else None
-    rounds = len(table) if table is not None else len(given.cohorts) if isinstance(given, Trace) else 1
+    rounds = len(table) if table is not None else len(design.cohorts) if isinstance(design, Trace) else 1
     number = max(number, rounds) // rounds * rounds
     known, bound = jnp.asarray(p, float), participation.bind(p)
     draw = jax.jit(lambda at: jax.lax.map(lambda at: bound.draw(at[0], known, at[1])[:2], at))
@@ -101,12 +103,12 @@ def draw_cohorts(participation: Participation, p: np.ndarray, number: int, key: 
 
 def expected_weights(participation: Participation, p: np.ndarray) -> np.ndarray:
     """The mean weights E ω_i of cohorts, over their sum: p, unless each cohort's weights are divided by their sum."""
-    given, some = participation, False
+    design, varies = participation, False
     if isinstance(participation, Dropout):
-        given = participation.of
-        some = participation.available is not None or isinstance(given, UniformNormalized | Trace)
-    if some or isinstance(given, Trace):
-        ids, weights = draw_cohorts(participation, p, _COHORTS if some else 1, jax.random.key(0))
+        design = participation.of
+        varies = participation.available is not None or isinstance(design, UniformNormalized | Trace)
+    if varies or isinstance(design, Trace):
+        ids, weights = draw_cohorts(participation, p, _COHORTS if varies else 1, jax.random.key(0))
         total = np.zeros(len(p) + 1)
         np.add.at(total, ids, weights)
         return total[:-1] / total.sum()
@@ -124,7 +126,7 @@ def expected_weights(participation: Participation, p: np.ndarray) -> np.ndarray:
 
 
 def weight_square_of(participation: Participation, p: np.ndarray, weights: np.ndarray) -> float:
-    """E(Σω)², of drawn cohorts' weights where it has no closed form."""
+    """E(Σω)²: in closed form for Uniform, else the mean over drawn cohorts' weights."""
     if not isinstance(participation, Uniform):
         return float(np.mean(weights.sum(1) ** 2))
     N, S = len(p), participation.size
@@ -132,9 +134,9 @@ def weight_square_of(participation: Participation, p: np.ndarray, weights: np.nd
 
 
 def rules_of(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[UpdateRule] | None, Rounds]:
-    """For the cohorts' mean weights: the update rule of each draw of the steps, if known, and how rounds are made.
+    """The update rule for each draw of the steps, if known, with the cohorts' mean weights; and the scheme of a round.
 
-    Where the rule is not known, or the method is none of the averaging kind, rounds are those of FedAvg.
+    If the rule is not known, or the method does not average, rounds are those of FedAvg.
     """
     if view.solver is None or not _linear(view.solver):
         return None, Rounds(
@@ -142,22 +144,30 @@ def rules_of(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[U
         )
     vectors = accumulation_vectors(view.solver, np.unique(steps))
     lengths = {tau: float(np.abs(a).sum()) for tau, a in vectors.items()}
-    normalized, there = view.averaging == "normalized", weights > 0  # clients that never count are in no rule
-    rules, shares, other = [], np.zeros(steps.shape), np.zeros(steps.shape)
-    for draw, tau in enumerate(steps[:, there]):
-        p = weights[there]
+    normalized, counted = view.averaging == "normalized", weights > 0  # clients of weight 0 are left out
+    rules, shares, normalized_shares = [], np.zeros(steps.shape), np.zeros(steps.shape)
+    for draw, tau in enumerate(steps[:, counted]):
+        p = weights[counted]
         named = {"default": None, "ptau": float(p @ tau / p.sum()), "mean": float(tau.mean())}
         tau_eff = named[view.tau_eff] if isinstance(view.tau_eff, str) else float(view.tau_eff)
         rule = update_rule([vectors[t] for t in tau.tolist()], p, normalized=normalized, tau_eff=tau_eff)
         w = np.zeros(len(weights))
-        w[there] = rule.weights
-        each = rule.tau_eff / np.array([lengths[t] for t in tau.tolist()])
-        shares[draw, there], other[draw, there] = each * rule.weights, each * p / p.sum()
+        w[counted] = rule.weights
+        scale = rule.tau_eff / np.array([lengths[t] for t in tau.tolist()])
+        shares[draw, counted], normalized_shares[draw, counted] = scale * rule.weights, scale * p / p.sum()
         rules.append(rule._replace(weights=w))
     length = float(view.solver.rate()) * float(np.mean([rule.tau_eff for rule in rules]))
-    asked = view.own_steps and view.averaging == "weighted" and steps.min() < steps.max()  # what FedNova would leave
-    made = Rounds(steps, shares, np.stack([rule.weights for rule in rules]), length, other if asked else None)
-    return (rules if view.averaging is not None else None), made
+    compare_normalized = (
+        view.own_steps and view.averaging == "weighted" and steps.min() < steps.max()
+    )  # to measure the drift of FedNova
+    scheme = Rounds(
+        steps,
+        shares,
+        np.stack([rule.weights for rule in rules]),
+        length,
+        normalized_shares if compare_normalized else None,
+    )
+    return (rules if view.averaging is not None else None), scheme
 
 
 def mean_weights(rules: Sequence[UpdateRule]) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""One codec between objects and tables: how the parts of a configuration are read, and how they are written again.
+"""Codecs between objects and tables: each reads a setting of a configuration, and writes it again.
 
-A :class:`Codec` reads a setting into an object and writes an object as a setting. What a part may be called is in the
-registries; what arguments it has is in its class. Objects of fedax are written as a configuration would have them. What
-a file cannot hold, such as a function or a large array, is named and not written.
+A :class:`Codec` reads a setting into an object and writes an object as a setting. The registries have the names of the
+parts, and the class of a part has its arguments. Objects of fedax are written as a user would write them in a
+configuration. What a file cannot hold, such as a function or a large array, is written as a short text that names it.
 """
 
 import dataclasses
@@ -43,9 +43,9 @@ from fedax.wire.compressed import Compression
 
 FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of tasks that come from the data set
 
-_MOST = 1000  # entries of a list that is written, and letters of a text
-_PART = ("trainable", "lora")  # settings of the section task that say which part is learned
-_PARTS = ("regularizer", "compress")  # hyper-parameters that tables make something else than schedules of
+_MOST = 1000  # the most entries of a list, and characters of a text, that are written
+_PART = ("trainable", "lora")  # settings of the section task that say which part of the model is trained
+_NOT_SCHEDULES = ("regularizer", "compress")  # hyper-parameters whose tables are no schedules
 
 
 class Codec(Protocol):
@@ -55,21 +55,21 @@ class Codec(Protocol):
         """The object; ``field`` is the dotted name of the setting, which a ConfigError names."""
 
     def write(self, part: Any) -> Any:
-        """The setting, without what is ``None``."""
+        """The setting as a table or value; arguments that are ``None`` are left out."""
 
 
 @dataclass(frozen=True)
-class Kinds:
-    """Parts of several kinds: a table with the registered name of the kind, and its arguments; or the name alone.
+class ComponentCodec:
+    """A registered component: a table with its name and its arguments; or the name alone.
 
     Attributes:
-        registry: of the kinds.
-        key: the setting that has the name.
+        registry: the registry of the components.
+        key: the setting that holds the name.
 
     Example:
-        >>> Kinds(COMPRESSORS).read("run.compress", {"name": "top-k", "share": 0.1})
+        >>> ComponentCodec(COMPRESSORS).read("run.compress", {"name": "top-k", "share": 0.1})
         TopK(share=0.1)
-        >>> Kinds(COMPRESSORS).write(fedax.TopK(0.1))
+        >>> ComponentCodec(COMPRESSORS).write(fedax.TopK(0.1))
         {'name': 'top-k', 'share': 0.1}
     """
 
@@ -77,7 +77,7 @@ class Kinds:
     key: str = "name"
 
     def bind(self, field: str, given: Mapping[str, Any]) -> tuple[Any, Table]:
-        """The part, and its table with the name as the registry spells it and with the arguments' defaults."""
+        """The object, and its table: the registry's spelling of the name, and all arguments with their defaults."""
         arguments = {name: value for name, value in given.items() if name != self.key}
         return self.registry.bind(given.get(self.key), arguments, section=field, key=self.key)  # type: ignore[arg-type]
 
@@ -86,21 +86,22 @@ class Kinds:
         return self.bind(field, {self.key: given} if isinstance(given, str) else given)[0]
 
     def write(self, part: Any) -> Table:
-        """Under its registered name; a part that nobody has registered under its class's."""
-        return {self.key: self.registry.name_of(part) or written_class(part), **_given(part)}
+        """Its registered name and its arguments; an unregistered class is written as ``python:<class>``."""
+        return {self.key: self.registry.name_of(part) or written_class(part), **_written_arguments(part)}
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """Parts of one kind: a table of their arguments.
+class ArgumentsCodec:
+    """An object of one class: a table of its arguments.
 
     Attributes:
-        make: their class.
-        short: the argument that is meant where there is no table.
-        brief: whether arguments that have their default are not written.
+        make: the class.
+        short: the argument that a plain value sets, where the user gives no table.
+        brief: whether arguments that have their default are left out when written.
 
     Example:
-        >>> Arguments(fedax.Guard).read("run.guard", {"largest": 10.0}), Arguments(fedax.Guard).write(fedax.Guard(10.0))
+        >>> guard = ArgumentsCodec(fedax.Guard)
+        >>> guard.read("run.guard", {"largest": 10.0}), guard.write(fedax.Guard(10.0))
         (Guard(largest=10.0), {'largest': 10.0, 'stop': False})
     """
 
@@ -115,11 +116,13 @@ class Arguments:
     def write(self, part: Any) -> Table:
         """Its arguments."""
         usual = Component("", self.make, "").arguments if self.brief else {}
-        return {name: value for name, value in _given(part).items() if name not in usual or value != usual[name]}
+        return {
+            name: value for name, value in _written_arguments(part).items() if name not in usual or value != usual[name]
+        }
 
 
-class _Guards(Arguments):
-    """Guards: true is the usual one."""
+class _GuardCodec(ArgumentsCodec):
+    """The guard: a table, or true for the default one."""
 
     def read(self, field: str, given: Any) -> Any:
         return super().read(field, given) if isinstance(given, dict) else given
@@ -128,15 +131,15 @@ class _Guards(Arguments):
         return super().write(part) if isinstance(part, fedax.Guard) else setting(part)
 
 
-class _Patience(Arguments):
-    """What ends a run early: patience, or a function that no file holds."""
+class _PatienceCodec(ArgumentsCodec):
+    """What ends a run early: patience, or a function, which no file can hold."""
 
     def write(self, part: Any) -> Any:
         return super().write(part) if isinstance(part, Patience) else setting(part)
 
 
-class _Compressions:
-    """What compresses uploads, or tables for the two ways, up and down."""
+class _CompressionCodec:
+    """The compressor of the uploads; or a table with one for each direction, ``up`` and ``down``."""
 
     def read(self, field: str, given: Any) -> Any:
         return within(
@@ -144,11 +147,11 @@ class _Compressions:
         )
 
     def write(self, part: Any) -> Table:
-        return _given(Compression.of(part))
+        return _written_arguments(Compression.of(part))
 
 
-class _Schedules:
-    """Numbers that change with the rounds: factors at some of them, or a power."""
+class _ScheduleCodec:
+    """Schedules: factors at given rounds, or a power of the round."""
 
     def read(self, field: str, given: Any) -> Any:
         for name, value in given.items():
@@ -164,11 +167,11 @@ class _Schedules:
         return call(field, Piecewise, {**given, "at": {int(round_): factor for round_, factor in at.items()}})
 
     def write(self, part: Any) -> Table:
-        return _given(part)
+        return _written_arguments(part)
 
 
-class _Privacy(Arguments):
-    """Differential privacy, whose errors name the section already; ``adaptive`` may be true or false."""
+class _PrivacyCodec(ArgumentsCodec):
+    """Differential privacy. Its own errors name the section; ``adaptive`` may be true or false."""
 
     def read(self, field: str, given: Any) -> Any:
         given = dict(given)
@@ -179,8 +182,8 @@ class _Privacy(Arguments):
         return self.make(**{**given, "adaptive": adaptive})
 
 
-class _Participations(Kinds):
-    """Who takes part; with ``dropout`` or ``available``, and who of them does not answer."""
+class _ParticipationCodec(ComponentCodec):
+    """Participation: who is drawn; with ``dropout`` or ``available`` also who of these does not answer."""
 
     def bind(self, field: str, given: Mapping[str, Any]) -> tuple[Any, Table]:
         absent = {name: given[name] for name in ("dropout", "available") if given.get(name) is not None}
@@ -193,44 +196,44 @@ class _Participations(Kinds):
         if not isinstance(part, Dropout):
             return super().write(part)
         available = None if part.available is None else setting(np.asarray(part.available))
-        if isinstance(available, str):  # of a table that is too large
+        if isinstance(available, str):  # a table too large to write
             available = [available]
-        told = {"dropout": setting(part.rate), "available": available}
-        return self.write(part.of) | {name: value for name, value in told.items() if value is not None}
+        settings = {"dropout": setting(part.rate), "available": available}
+        return self.write(part.of) | {name: value for name, value in settings.items() if value is not None}
 
 
-ADAPTIVE = Arguments(fedax.AdaptiveClip)
-PARTICIPATIONS = _Participations(PARTICIPATION, "kind")
-PRIVACY = _Privacy(fedax.DP, brief=True)
-SCHEDULES = _Schedules()
-TRACKS = Kinds(TRACKERS)
-WORKS = Kinds(WORK, "kind")
+ADAPTIVE = ArgumentsCodec(fedax.AdaptiveClip)
+PARTICIPATIONS = _ParticipationCodec(PARTICIPATION, "kind")
+PRIVACY = _PrivacyCodec(fedax.DP, brief=True)
+SCHEDULES = _ScheduleCodec()
+TRACKS = ComponentCodec(TRACKERS)
+WORKS = ComponentCodec(WORK, "kind")
 
 # Settings of the section run that stand for objects, in the order in which they are written.
 RUN: dict[str, Codec] = {
-    "guard": _Guards(fedax.Guard),
-    "faults": Arguments(fedax.Faults),
-    "secure": Arguments(fedax.SecureSum),
-    "patience": _Patience(Patience, short="evaluations"),
-    "aggregate": Kinds(AVERAGES),
-    "compress": _Compressions(),
+    "guard": _GuardCodec(fedax.Guard),
+    "faults": ArgumentsCodec(fedax.Faults),
+    "secure": ArgumentsCodec(fedax.SecureSum),
+    "patience": _PatienceCodec(Patience, short="evaluations"),
+    "aggregate": ComponentCodec(AVERAGES),
+    "compress": _CompressionCodec(),
 }
-ARGUMENTS = {"patience": "until"}  # of :func:`fedax.simulate`, where they are called otherwise than the setting
-WIRE = ("guard", "aggregate", "faults", "compress", "secure")  # those that belong to the wire
+ARGUMENTS = {"patience": "until"}  # setting -> argument of :func:`fedax.simulate`, where the names differ
+WIRE = ("guard", "aggregate", "faults", "compress", "secure")  # the settings that belong to the wire
 
-# What a hyper-parameter may be, besides a number or a word.
+# Objects that a hyper-parameter may be, besides a number or a word.
 _OBJECTS: dict[type, Codec] = {
-    Regularizer: Kinds(REGULARIZERS),
-    Compressor: Kinds(COMPRESSORS),
+    Regularizer: ComponentCodec(REGULARIZERS),
+    Compressor: ComponentCodec(COMPRESSORS),
     Piecewise: SCHEDULES,
     fedax.PowerDecay: SCHEDULES,
     fedax.AdaptiveClip: ADAPTIVE,
-    LoRA: Arguments(LoRA),
+    LoRA: ArgumentsCodec(LoRA),
 }
 
 
 def setting(value: Any) -> Any:
-    """A value as a configuration has it; of what none can hold, a text that tells what it is.
+    """A value as it is written in a configuration; a value that no file can hold becomes a text that names it.
 
     Example:
         >>> setting(fedax.L1(0.1)), setting(fedax.Piecewise(1.0, {5: 0.1})), setting(np.zeros((2000, 2)))
@@ -245,16 +248,16 @@ def setting(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {str(name): setting(each) for name, each in value.items()}
+        return {str(name): setting(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [setting(each) for each in value] if len(value) <= _MOST else f"{len(value)} entries"
+        return [setting(item) for item in value] if len(value) <= _MOST else f"{len(value)} entries"
     if isinstance(value, str):
         return value[:_MOST]
     return (repr(value) if isinstance(value, eqx.Module) else written_class(value))[:_MOST]
 
 
 def written_class(thing: Any) -> str:
-    """What stands in a configuration for an object of a class that fedax does not know.
+    """The name that a configuration gives to an object of a class that fedax does not know.
 
     Example:
         >>> written_class(1.5)
@@ -264,19 +267,19 @@ def written_class(thing: Any) -> str:
 
 
 def arguments_of(part: Any) -> Table:
-    """Name -> value of the arguments with which an equal part is made."""
+    """The arguments that make an equal object: name -> value."""
     if isinstance(part, Settings):
         return part.arguments()
     return {field.name: getattr(part, field.name, None) for field in dataclasses.fields(part) if field.init}
 
 
 def call(section: str, make: Callable[..., Any], given: Table) -> Any:
-    """``make(**given)``; errors are reported as settings of ``section``."""
+    """``make(**given)``; its errors name the settings of ``section``."""
     return Component(section, make, "").bind(given, section=section)[0]
 
 
-def _given(part: Any) -> Table:
-    return {name: each for name, value in arguments_of(part).items() if (each := setting(value)) is not None}
+def _written_arguments(part: Any) -> Table:
+    return {name: written for name, value in arguments_of(part).items() if (written := setting(value)) is not None}
 
 
 # ---- sections
@@ -284,8 +287,8 @@ def _given(part: Any) -> Table:
 
 def options_of(run: Table) -> Table:
     """The section ``run`` as arguments of :func:`fedax.simulate`, without the seeds."""
-    apart = ("seeds", "split_seeds", "judge", "metrics", "patience", "baselines", "chunk_size")
-    options = {name: value for name, value in run.items() if name not in apart}
+    handled_elsewhere = ("seeds", "split_seeds", "judge", "metrics", "patience", "baselines", "chunk_size")
+    options = {name: value for name, value in run.items() if name not in handled_elsewhere}
     if run.get("chunk_size") is not None:
         options["place"] = fedax.Place(chunk_size=run["chunk_size"])
     for name, codec in RUN.items():
@@ -296,13 +299,13 @@ def options_of(run: Table) -> Table:
 
 def metrics_of(run: Table) -> dict[str, Any]:
     """The metrics that the section ``run`` asks for, by the names of their columns."""
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for entry in run.get("metrics", ()):
-        metric = Kinds(METRICS).read("run.metrics", entry)
-        if metric.name in found:
+        metric = ComponentCodec(METRICS).read("run.metrics", entry)
+        if metric.name in metrics:
             raise ConfigError("run.metrics", metric.name, "this is asked for twice; leave one out")
-        found[metric.name] = metric
-    return found
+        metrics[metric.name] = metric
+    return metrics
 
 
 def with_metrics(task: fedax.Task, run: Table) -> fedax.Task:
@@ -325,15 +328,15 @@ def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax
     component = code.method(section.name, f"{place}.name")
     given = section.parameters
     component.check(given, component.arguments, f"{place}.")
-    schedules = {name for name, value in given.items() if isinstance(value, dict) and name not in _PARTS}
-    made = {
+    schedules = {name for name, value in given.items() if isinstance(value, dict) and name not in _NOT_SCHEDULES}
+    arguments = {
         name: SCHEDULES.read(f"{place}.{name}", given[name]) if name in schedules else given[name] for name in given
     }
     if own.is_own(component):
-        method = within(place, lambda: own.made(component, made))
+        method = within(place, lambda: own.made(component, arguments))
         defaults = {name: own.plain(value) for name, value in component.arguments.items()}
     else:
-        method = within(place, lambda: fedax.create(section.name, **made))
+        method = within(place, lambda: fedax.create(section.name, **arguments))
         defaults = {name: setting(value) for name, value in component.arguments.items()}
     defaults = {name: value for name, value in defaults.items() if value is not None}
     return method, {"name": section.name, "label": label, **defaults, **given}
@@ -342,7 +345,7 @@ def method_of(section: MethodSection, label: str, code: own.Code) -> tuple[fedax
 def task_of(
     section: TaskSection, data_name: str, usual: str | None, census: Census, classes: int | None, code: own.Code
 ) -> tuple[fedax.Task, Table, Table]:
-    """The task; its section with what comes from the data; and the section as it is written to config.toml."""
+    """The task, its complete section with the values that come from the data, and its section for config.toml."""
     name = section.name or usual
     if name is None:
         raise ConfigError("task.name", None, f"this is missing; name one: {', '.join(TASKS)}")
@@ -353,34 +356,34 @@ def task_of(
         derived = {"features": int(np.prod(shape)), "shape": shape, "classes": classes, "vocabulary": classes}
     elif "e" in example:
         derived = {"d": example["e"].shape[0]}
-    wanted = [key for key in component.arguments if key in FROM_DATA]
-    for key in wanted:
+    from_data = [key for key in component.arguments if key in FROM_DATA]
+    for key in from_data:
         if derived.get(key) is None:
             raise ConfigError("task.name", name, f"this does not fit {data_name}; try {usual or 'another'!r}")
         if key in section.parameters:
             raise ConfigError(f"task.{key}", section.parameters[key], "this comes from the data set; leave it out")
-    part = {key: value for key in _PART if (value := getattr(section, key)) is not None}
-    model = {"name": component.name, **section.parameters, **{key: derived[key] for key in wanted}, **part}
+    subset = {key: value for key in _PART if (value := getattr(section, key)) is not None}
+    model = {"name": component.name, **section.parameters, **{key: derived[key] for key in from_data}, **subset}
     task, parameters = made_task(model, code)
-    written = {key: value for key, value in parameters.items() if key not in wanted}
-    return task, model, {"name": component.name, **written, **part}
+    written = {key: value for key, value in parameters.items() if key not in from_data}
+    return task, model, {"name": component.name, **written, **subset}
 
 
 def made_task(model: Table, code: own.Code) -> tuple[fedax.Task, Table]:
-    given = {key: tuple(value) if key == "shape" else value for key, value in model.items() if key != "name"}
-    part: Table = {key: given.pop(key) for key in _PART if key in given}
-    task, parameters = code.task(model["name"]).bind(given, section="task")
-    if len(part) == 2:
-        raise ConfigError("task.trainable", part["trainable"], "there is task.lora too; give one of them")
-    if part:
-        rule = call("task.lora", fedax.tasks.LoRA, part["lora"]) if "lora" in part else part["trainable"]
+    arguments = {key: tuple(value) if key == "shape" else value for key, value in model.items() if key != "name"}
+    subset: Table = {key: arguments.pop(key) for key in _PART if key in arguments}
+    task, parameters = code.task(model["name"]).bind(arguments, section="task")
+    if len(subset) == 2:
+        raise ConfigError("task.trainable", subset["trainable"], "there is task.lora too; give one of them")
+    if subset:
+        rule = call("task.lora", fedax.tasks.LoRA, subset["lora"]) if "lora" in subset else subset["trainable"]
         task = within("task", lambda: fedax.tasks.partial(task, rule))
     return task, parameters
 
 
 def started(path: str | None, task: fedax.Task) -> tuple[fedax.Task, Any]:
-    """The task that goes on from the model in a file, and its initial parameters if they are not in it already."""
+    """The task that starts from the model in a file, and the initial parameters where the task does not hold them."""
     if path is None:
         return task, None
-    start = within("task.start", lambda: read_model(pathlib.Path(path), task.entire.form()))
-    return (task, start) if task.entire is task else (task.from_whole(start), None)
+    params = within("task.start", lambda: read_model(pathlib.Path(path), task.entire.form()))
+    return (task, params) if task.entire is task else (task.from_whole(params), None)

@@ -1,4 +1,4 @@
-"""The section ``data`` of a configuration: which data, dealt to which clients, in which parts."""
+"""The section ``data`` of a configuration: loads a data set, deals it to clients, and holds examples out."""
 
 from typing import Any, NamedTuple
 
@@ -12,102 +12,109 @@ from fedax.experiments.config.sections import DataSection, SplitSection, Table
 from fedax.federation.census import Census
 from fedax.registry import Component, within
 
-Held = fedax.FederatedData | Table | None
+HeldOut = fedax.FederatedData | Table | None
 
 
 class Dealt(NamedTuple):
-    """The data of a configuration: the data set, where it comes in one; the parts; and the section as it is written.
+    """The data of a configuration.
 
-    ``fleet``: the nodes that have dealt their rows, or ``None``.
+    Attributes:
+        pooled: the data set in one piece; ``None`` where it comes in clients.
+        data, val, test: the clients' training examples, or their census; and the held-out parts.
+        config: the section as it is written to config.toml.
+        fleet: the nodes that split their rows; ``None`` in a simulation.
+        whole: the clients' examples before the split, where no seed draws the clients.
     """
 
     pooled: Any
     data: fedax.FederatedData | Census
     val: fedax.FederatedData | None
-    test: Held
+    test: HeldOut
     config: Table
     fleet: Fleet | None = None
-    whole: fedax.FederatedData | None = None  # before the split, where no seed draws it
+    whole: fedax.FederatedData | None = None
 
 
 def deal(section: DataSection, fleet: Fleet | None = None) -> Dealt:
     pooled, data, test, config = unsplit(section, fleet)
     if section.split is None:
         return Dealt(pooled, data, None, test, config, fleet)
-    given = _shares(section.split)
-    if test is not None and given["test"]:
+    split = _split_arguments(section.split)
+    if test is not None and split["test"]:
         way_out = "there are held-out examples already; leave it out, and split off val alone"
-        raise ConfigError("data.split.test", given["test"], way_out)
+        raise ConfigError("data.split.test", split["test"], way_out)
     if fleet is not None:
-        found = dealt_by(given, fleet)
-        return Dealt(pooled, found.census, None, test, {**config, "split": given}, found)
+        dealt = dealt_by(split, fleet)
+        return Dealt(pooled, dealt.census, None, test, {**config, "split": split}, dealt)
     assert isinstance(data, fedax.FederatedData)
     train, val, test = parts_of(data, test, section.split)
     given_clients = pooled is None and "seed" not in config
-    return Dealt(pooled, train, val, test, {**config, "split": given}, None, data if given_clients else None)
+    return Dealt(pooled, train, val, test, {**config, "split": split}, None, data if given_clients else None)
 
 
-def _shares(section: SplitSection) -> Table:
-    """The arguments of :func:`fedax.data.split`."""
-    given = section.model_dump()
-    if given["train"] is None:
-        given["train"] = round(1 - given["val"] - given["test"], 12)
-    return given
+def _split_arguments(section: SplitSection) -> Table:
+    """The section as arguments of :func:`fedax.data.split`."""
+    shares = section.model_dump()
+    if shares["train"] is None:
+        shares["train"] = round(1 - shares["val"] - shares["test"], 12)
+    return shares
 
 
 def parts_of(
-    data: fedax.FederatedData, test: Held, section: SplitSection
-) -> tuple[fedax.FederatedData, fedax.FederatedData | None, Held]:
-    """The clients' examples in parts; ``test``: held-out examples that there are without it, which stay."""
-    given = _shares(section)
-    parts = within("data.split", lambda: fedax.data.split(data, **given))
+    data: fedax.FederatedData, test: HeldOut, section: SplitSection
+) -> tuple[fedax.FederatedData, fedax.FederatedData | None, HeldOut]:
+    """Split the clients' examples; ``test``: held-out examples that the data set has already, which are kept."""
+    shares = _split_arguments(section)
+    parts = within("data.split", lambda: fedax.data.split(data, **shares))
     for name in ("val", "test"):
-        if given[name] and getattr(parts, name) is None:
+        if shares[name] and getattr(parts, name) is None:
             way_out = f"no client has enough examples for one, the largest {data.sizes.max()}; ask for a larger share"
-            raise ConfigError(f"data.split.{name}", given[name], f"{way_out}, or 0")
-    return parts.train, parts.val, parts.test if given["test"] or test is None else test
+            raise ConfigError(f"data.split.{name}", shares[name], f"{way_out}, or 0")
+    return parts.train, parts.val, parts.test if shares["test"] or test is None else test
 
 
 def dealt_by(split: Table | None, fleet: Fleet, seed: int = 0) -> Fleet:
-    """The nodes whose rows are dealt by a split with all its settings, of a training seed."""
+    """The nodes with their rows split as a run with this seed needs them; ``split``: with all its settings."""
     if split is None or (not split["val"] and not split["test"]):
         return fleet
     return fleet.dealt({**split, "seed": split["seed"] + seed})
 
 
-def unsplit(section: DataSection, fleet: Fleet | None = None) -> tuple[Any, fedax.FederatedData | Census, Held, Table]:
-    """``-> (data set, clients' data, held-out examples, configuration)``; no data set where one is generated."""
+def unsplit(
+    section: DataSection, fleet: Fleet | None = None
+) -> tuple[Any, fedax.FederatedData | Census, HeldOut, Table]:
+    """The data before the split: ``(data set or None, clients' data, held-out examples, configuration)``."""
     if section.name == "nodes":
         return _at_nodes(section, fleet)
     pool = data_set(section.name)
     if pool.name in FEDERATIONS:
         return _in_clients(section, pool)
     partition = PARTITIONS.get(section.partition or "iid", "data.partition")
-    counted = "clients" in partition.arguments
-    if counted and section.clients is None:
+    takes_clients = "clients" in partition.arguments
+    if takes_clients and section.clients is None:
         raise ConfigError("data.clients", None, "this is missing; give the number of clients")
     pooled = fedax.data.load(pool.name)
     if partition.make is by_column:
         parts, parameters = _by_column(section, pooled)
     else:
-        given, named = section.parameters, {}
+        arguments, columns = section.parameters, {}
         first: Any = pooled.train["y"]
-        if partition.make is by_value and "column" in given:
-            named["column"] = given.pop("column")
-            if named["column"] not in pooled.groups:
-                raise unknown("data.column", named["column"], pooled.groups)
-            first = pooled.groups[named["column"]]
+        if partition.make is by_value and "column" in arguments:
+            columns["column"] = arguments.pop("column")
+            if columns["column"] not in pooled.groups:
+                raise unknown("data.column", columns["column"], pooled.groups)
+            first = pooled.groups[columns["column"]]
         first = len(first) if "n" in partition.arguments else first
-        given |= {"seed": section.seed} | ({"clients": section.clients} if section.clients is not None else {})
-        parts, parameters = partition.bind(given, first, section="data")
-        parameters |= named
+        arguments |= {"seed": section.seed} | ({"clients": section.clients} if section.clients is not None else {})
+        parts, parameters = partition.bind(arguments, first, section="data")
+        parameters |= columns
     data = _weighted(fedax.FederatedData.from_partition(pooled.train, parts), section.weights)
     config = {"name": pool.name, "partition": partition.name, **parameters, "weights": section.weights}
     return pooled, data, pooled.test, config
 
 
 def _at_nodes(section: DataSection, fleet: Fleet | None) -> tuple[None, Census, Table | None, Table]:
-    """:func:`deal` of real clients; held-out examples are at the nodes, or in a folder at the server."""
+    """:func:`unsplit` for real clients; held-out examples are at the nodes, or in a folder at the server."""
     if fleet is None:
         raise ConfigError(
             "data.name", "nodes", "these are real clients: fedax deploy run; to simulate, name a data set"
@@ -127,28 +134,28 @@ def _at_nodes(section: DataSection, fleet: Fleet | None) -> tuple[None, Census, 
     return None, census, test, config
 
 
-def _in_clients(section: DataSection, federation: Component) -> tuple[None, fedax.FederatedData, Held, Table]:
-    """:func:`deal` that come in clients."""
+def _in_clients(section: DataSection, federation: Component) -> tuple[None, fedax.FederatedData, HeldOut, Table]:
+    """:func:`unsplit` for data sets that come in clients."""
     if section.partition is not None:
         raise ConfigError("data.partition", section.partition, f"{federation.name} comes in clients; leave it out")
-    given = section.parameters
+    arguments = section.parameters
     if "seed" in federation.arguments or "seed" in section.model_fields_set:
-        given = given | {"seed": section.seed}
+        arguments = arguments | {"seed": section.seed}
     if section.clients is not None:
-        given["clients"] = section.clients
-    made, parameters = federation.bind(given, section="data")
+        arguments["clients"] = section.clients
+    made, parameters = federation.bind(arguments, section="data")
     data, test = made if isinstance(made, tuple) else (made, None)
     data = data if federation.make is folder and section.weights == "sizes" else _weighted(data, section.weights)
     return None, data, test, {"name": federation.name, **parameters, "weights": section.weights}
 
 
 def split_of_seed(split: SplitSection, seed: int) -> SplitSection:
-    """The split of a run with this seed, where each has its own: data.split.seed + seed."""
+    """The split for this training seed, where each seed has its own: data.split.seed + seed."""
     return split.model_copy(update={"seed": split.seed + seed})
 
 
 def of_seed(section: DataSection, seed: int) -> DataSection:
-    """The section with the split of a training seed."""
+    """The section with the seeds of its clients and its split moved by a training seed."""
     drawn = section.name not in FEDERATIONS or "seed" in FEDERATIONS.get(section.name).arguments
     update: Table = {"seed": section.seed + seed} if drawn else {}
     if section.split is not None:
@@ -157,21 +164,21 @@ def of_seed(section: DataSection, seed: int) -> DataSection:
 
 
 def _by_column(section: DataSection, pooled: Any) -> tuple[list[np.ndarray], Table]:
-    given = section.parameters
-    for name in given:
+    settings = section.parameters
+    for name in settings:
         if name not in ("column", "group_size"):
             raise unknown(f"data.{name}", name, ["column", "group_size", *DataSection.model_fields])
     if not pooled.groups:
         raise ConfigError("data.partition", "column", f"{section.name} has no columns of clients; choose another one")
-    if "column" not in given:
+    if "column" not in settings:
         raise ConfigError("data.column", None, f"this is missing; there are: {', '.join(pooled.groups)}")
-    if given["column"] not in pooled.groups:
-        raise unknown("data.column", given["column"], pooled.groups)
-    group_size = given.get("group_size", 1)
-    parts = within("data", lambda: by_column(pooled.groups[given["column"]], group_size))
+    if settings["column"] not in pooled.groups:
+        raise unknown("data.column", settings["column"], pooled.groups)
+    group_size = settings.get("group_size", 1)
+    parts = within("data", lambda: by_column(pooled.groups[settings["column"]], group_size))
     if section.clients not in (None, len(parts)):
         raise ConfigError("data.clients", section.clients, f"the column has {len(parts)} clients; leave it out")
-    return parts, given
+    return parts, settings
 
 
 def _weighted(data: fedax.FederatedData, weights: str) -> fedax.FederatedData:
@@ -186,12 +193,12 @@ def number_of_classes(pooled: Any, data: fedax.FederatedData | Census) -> int | 
     if data.transform is not None and data.transform.label is not None:
         return None if data.transform.classes is None else len(data.transform.classes)
     labels = data.examples.get("y")
-    whole = labels is not None and labels.dtype.kind in "iub"
-    return int(labels.max()) + 1 if whole else None
+    are_classes = labels is not None and labels.dtype.kind in "iub"
+    return int(labels.max()) + 1 if are_classes else None
 
 
 def class_names(data: fedax.FederatedData) -> list[str] | None:
-    """What the classes of clients' examples are called; ``None`` where they have none."""
+    """The names of the classes of clients' examples; ``None`` where there are no classes."""
     labels = data.examples.get("y")
     if labels is None or labels.ndim != 1:
         return None
@@ -202,12 +209,12 @@ def class_names(data: fedax.FederatedData) -> list[str] | None:
 
 
 def datasets() -> dict[str, str]:
-    """All data sets that a configuration may name: name -> one line."""
+    """All data sets that a configuration can name: name -> one line about it."""
     return SETS.available() | FEDERATIONS.available()
 
 
 def data_set(name: str, field: str = "data.name") -> Component:
-    """The data set of this name, in any spelling; the error for another one names ``field``."""
+    """The data set of this name, in any spelling; the error for an unknown name is about ``field``."""
     if name in FEDERATIONS or name in SETS:
         return (FEDERATIONS if name in FEDERATIONS else SETS).get(name)
     raise unknown(field, name, datasets())

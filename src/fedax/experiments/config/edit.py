@@ -17,17 +17,17 @@ def read_toml(source: str | pathlib.Path) -> Table:
     """The tables of a TOML file, or of a recipe by its name.
 
     Args:
-        source: a file, or where there is none, one of :func:`recipes`.
+        source: a file; or, where there is no such file, the name of a recipe (:func:`recipes`).
 
     Raises:
-        ConfigError: there is neither, or it is no TOML; the message has the line.
+        ConfigError: no such file or recipe, or no TOML; the message has the line.
     """
     path = pathlib.Path(source)
     known = recipes()
     if str(source) in known and not path.exists():
         path = _RECIPES / f"{source}.toml"
-    near = difflib.get_close_matches(str(source)[-100:], known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "give a TOML file, or a recipe (fedax list recipes)"
+    similar = difflib.get_close_matches(str(source)[-100:], known, n=1)
+    hint = f"did you mean {similar[0]!r}?" if similar else "give a TOML file, or a recipe (fedax list recipes)"
     try:
         regular(path)
         return toml.loads(path.read_bytes())
@@ -40,7 +40,7 @@ def read_toml(source: str | pathlib.Path) -> Table:
 
 
 def recipes() -> dict[str, str]:
-    """The papers' experiments that come with fedax: name -> where in which paper.
+    """The experiments of papers that come with fedax: name -> paper and figure or table.
 
     Example:
         >>> recipes()["fednova-figure-2-equal"]
@@ -54,10 +54,10 @@ def override(config: Table, setting: str) -> None:
     """Apply one ``key=value`` to a configuration, in place.
 
     Args:
-        config: as of :func:`read_toml`.
-        setting: ``section.key=value``; the value is TOML, or else a plain word. ``methods.<name or label>.key`` sets
-            one method's, ``methods.*.key`` that of all. Another partition, task, work or participation drops the
-            parameters of the former one.
+        config: from :func:`read_toml`.
+        setting: ``section.key=value``; the value is TOML, or else a plain word. ``methods.<name or label>.key`` changes
+            one method, ``methods.*.key`` all of them. A new partition, task, work or participation drops the parameters
+            of the old one.
 
     Example:
         >>> config = {"run": {"rounds": 9}, "methods": [{"name": "fedavg"}, {"name": "fedprox"}]}
@@ -74,7 +74,7 @@ def override(config: Table, setting: str) -> None:
 
 
 def value_of(text: str) -> Any:
-    """What is written in TOML, or else a plain word.
+    """The value of a TOML text; a text that is no TOML is taken as a plain word.
 
     Example:
         >>> value_of("[1, 2]"), value_of(" iid")
@@ -82,14 +82,14 @@ def value_of(text: str) -> Any:
     """
     try:
         return toml.loads(f"value = {text.strip()}".encode())["value"]
-    except UnicodeEncodeError as error:  # of a file's name, which no configuration could hold
+    except UnicodeEncodeError as error:  # a file name with bytes that are not in UTF-8
         raise ConfigError("set", text, "this is not in UTF-8; rename it, or give a pattern such as *.csv") from error
     except ValueError:
         return text.strip()
 
 
 def put(config: Table, path: str, value: Any) -> None:
-    """Set one setting of a configuration, in place; ``path`` and what happens are those of :func:`override`."""
+    """Change one setting of a configuration, in place; ``path`` and the rules are those of :func:`override`."""
     keys = path.split(".")
     tables = [config]
     if keys[0] == "methods":
@@ -98,11 +98,11 @@ def put(config: Table, path: str, value: Any) -> None:
         rows = config.get("methods", [])
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ConfigError("methods", rows, "give tables: [[methods]] and the settings of each below it")
-        called = [str(row.get("label", own.label_of(str(row.get("name"))))) for row in rows]
-        wanted = zip(rows, called, strict=True)
-        tables = [row for row, label in wanted if keys[1] in ("*", row.get("name"), label)]
+        labels = [str(row.get("label", own.label_of(str(row.get("name"))))) for row in rows]
+        labelled = zip(rows, labels, strict=True)
+        tables = [row for row, label in labelled if keys[1] in ("*", row.get("name"), label)]
         if not tables:
-            raise unknown(f"methods.{keys[1]}", keys[1], called)
+            raise unknown(f"methods.{keys[1]}", keys[1], labels)
         keys = keys[2:]
     elif keys[0] not in ExperimentSection.model_fields:
         raise unknown(path, keys[0], ExperimentSection.model_fields)

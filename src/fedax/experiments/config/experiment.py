@@ -61,16 +61,16 @@ class Experiment:
         val: held-out examples to choose by, by client; or ``None``.
         test: held-out examples to report, by client or in one pytree; or ``None``.
         classes: names of the classes, or ``None`` where the examples have none.
-        task: what is learned; one object for all runs, so that JAX compiles once a method.
-        work: local work.
+        task: the task; one object for all runs, so that JAX compiles each method once.
+        work: how many local steps clients take.
         participation: who takes part.
         methods: label -> method.
         options: the section ``run`` as arguments of :func:`fedax.simulate`, without the seeds.
         fleet: the nodes of real clients; ``None`` in a simulation.
-        model: the section ``task`` with what comes from the data.
-        code: the files of own methods and of the own task, by what stands before the colon in their names.
-        track: what follows the runs, see :mod:`fedax.tracking`; ``None``: nothing does.
-        whole: the clients' examples before they are split, where all seeds have the same of them; else ``None``.
+        model: the section ``task``, completed with what comes from the data.
+        code: the files of the user's own methods and task, by the part of their names before the colon.
+        track: the tracker of the runs, see :mod:`fedax.tracking`; ``None``: there is none.
+        whole: the clients' examples before the split, where all seeds split the same examples; else ``None``.
     """
 
     config: Table
@@ -90,36 +90,36 @@ class Experiment:
     whole: fedax.FederatedData | None = None
 
     def problem(self, label: str) -> Table:
-        """What a node needs to make the method of this label, its task and its wire: see :func:`problem_of`."""
-        (method,) = (each for each in self.config["methods"] if each["label"] == label)
+        """The table from which a node makes the method of this label, its task and its wire; see :func:`problem_of`."""
+        (method,) = (row for row in self.config["methods"] if row["label"] == label)
         return self._problem(method)
 
     def problem_alone(self, lr: float) -> Table:
-        """The same for the baseline where each client trains alone."""
-        found = self._problem({"name": LOCAL_ONLY, "label": LOCAL_ONLY, "lr": lr})
-        metrics = {name: value for name, value in found["run"].items() if name == "metrics"}
-        return {name: part for name, part in found.items() if name != "privacy"} | {"run": metrics}
+        """As :meth:`problem`, for the baseline where each client trains alone."""
+        table = self._problem({"name": LOCAL_ONLY, "label": LOCAL_ONLY, "lr": lr})
+        metrics = {name: value for name, value in table["run"].items() if name == "metrics"}
+        return {name: part for name, part in table.items() if name != "privacy"} | {"run": metrics}
 
     def _problem(self, method: Table) -> Table:
         run = {name: self.config["run"][name] for name in (*codec.WIRE, "metrics") if name in self.config["run"]}
         private = {"privacy": self.config["privacy"]} if "privacy" in self.config else {}
-        named = [table["name"].rpartition(":")[0] for table in (self.model, method)]
-        code = {place: source.digest for place, source in self.code.items() if place in named}
+        places = [table["name"].rpartition(":")[0] for table in (self.model, method)]
+        code = {place: source.digest for place, source in self.code.items() if place in places}
         return {"task": self.model, "method": method, "run": run} | private | ({"code": code} if code else {})
 
     @property
     def keeps_noise(self) -> bool:
-        """Whether the runs are private, and their noise that of a secret."""
+        """Whether the runs are private, with noise that is derived from a secret key."""
         return is_drawn(self.options.get("privacy"))
 
     @property
     def public(self) -> list[str] | None:
-        """Of private runs the columns with nothing but what ε covers, and public data; ``None``: they are none."""
+        """The columns of private runs that ε covers, or that come from public data; ``None``: runs are not private."""
         if not is_kept(self.options.get("privacy")):
             return None
-        parts = {part: each for part, each in (("val", self.val), ("test", self.test)) if each is not None}
-        held = self.data.held if isinstance(self.data, Census) else {}
-        return list(public(["round", *columns([self]), "epsilon"], parts, held))
+        parts = {part: data for part, data in (("val", self.val), ("test", self.test)) if data is not None}
+        at_nodes = self.data.held if isinstance(self.data, Census) else {}
+        return list(public(["round", *columns([self]), "epsilon"], parts, at_nodes))
 
     def split(
         self, seed: int
@@ -136,20 +136,20 @@ class Experiment:
         data = self.config["data"]
         if self.whole is not None:
             return parts_of(self.whole, self.test, split_of_seed(SplitSection(**data["split"]), seed))
-        found = deal(of_seed(DataSection(**data), seed))
-        return found.data, found.val, found.test
+        dealt = deal(of_seed(DataSection(**data), seed))
+        return dealt.data, dealt.val, dealt.test
 
     def nodes(self, seed: int) -> Fleet:
-        """The nodes, with their rows dealt as a run with this seed has them: :meth:`split` says how."""
+        """The nodes, with their rows split as a run with this seed needs them: see :meth:`split`."""
         assert self.fleet is not None
         return self.fleet if self._first(seed) else dealt_by(self.config["data"].get("split"), self.fleet, seed)
 
     def over(self, fleet: Fleet) -> "Experiment":
-        """The same on clients at nodes, who have all rows and deal them as :meth:`split` has them here."""
+        """The same experiment on clients at nodes, who have all rows and split them as :meth:`split` does here."""
         split, run = self.config["data"].get("split"), self.config["run"]
-        found = dealt_by(split, fleet, run["seeds"][0] if run["split_seeds"] else 0)
-        test = None if found.deal is not None and split["test"] else self.test
-        return dataclasses.replace(self, data=found.census, val=None, test=test, fleet=found)
+        dealt = dealt_by(split, fleet, run["seeds"][0] if run["split_seeds"] else 0)
+        test = None if dealt.deal is not None and split["test"] else self.test
+        return dataclasses.replace(self, data=dealt.census, val=None, test=test, fleet=dealt)
 
     def undealt(self) -> fedax.FederatedData:
         """The clients' data of a simulation before they are split."""
@@ -157,9 +157,9 @@ class Experiment:
         if section.split is None:
             assert isinstance(self.data, fedax.FederatedData)
             return self.data
-        found = unsplit(of_seed(section, run["seeds"][0] if run["split_seeds"] else 0))[1]
-        assert isinstance(found, fedax.FederatedData)
-        return found
+        clients = unsplit(of_seed(section, run["seeds"][0] if run["split_seeds"] else 0))[1]
+        assert isinstance(clients, fedax.FederatedData)
+        return clients
 
     def _first(self, seed: int) -> bool:
         run = self.config["run"]
@@ -167,16 +167,16 @@ class Experiment:
 
 
 def build(config: Mapping[str, Any], fleet: Fleet | None = None, allow_code: bool | own.Code = False) -> Experiment:
-    """Check a configuration wholly, load its data, and make all its objects.
+    """Check a whole configuration, load its data, and make all its objects.
 
     Args:
         config: tables, as of :func:`read_toml`.
-        fleet: the nodes of real clients, whose data are the data set ``nodes``.
-        allow_code: whether own code that the configuration names (``name = "mine.py:Class"``) may run. Files are looked
-            for in the current folder, unless :func:`fedax.experiments.own.configured` says more.
+        fleet: the nodes of real clients, for the data set ``nodes``.
+        allow_code: whether code of the user's that the configuration names (``name = "mine.py:Class"``) may run. Files
+            are looked for in the current folder; :func:`fedax.experiments.own.configured` can name others.
 
     Raises:
-        ConfigError, DataError: whatever cannot be used, with the setting's dotted name.
+        ConfigError, DataError: a setting that cannot be used, by its dotted name.
 
     Example:
         >>> experiment = build({
@@ -191,14 +191,14 @@ def build(config: Mapping[str, Any], fleet: Fleet | None = None, allow_code: boo
 
 
 def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
-    """The method, the task and the wire of :meth:`Experiment.problem`, wherever it is read.
+    """Make the method, the task and the wire from the table of :meth:`Experiment.problem`, at a server or a node.
 
     Args:
-        table: plain JSON.
-        allowed: files and modules of own code that may run here.
+        table: from :meth:`Experiment.problem`, as plain JSON.
+        allowed: files and modules of the user's code that may run here.
 
     Raises:
-        NodeError: it needs other code.
+        NodeError: the table names code that is not allowed here.
 
     Example:
         >>> experiment = build({
@@ -217,15 +217,15 @@ def problem_of(table: Table, allowed: Sequence[str] = ()) -> Problem:
         method: fedax.Algorithm = LocalOnly(check_number("lr", table["method"]["lr"], 0, open_low=True))
     else:
         method, _ = codec.method_of(MethodSection(**table["method"]), table["method"]["label"], code)
-    given = {name: part for name, part in codec.options_of(table["run"]).items() if name in codec.WIRE}
+    options = {name: part for name, part in codec.options_of(table["run"]).items() if name in codec.WIRE}
     privacy = _private(PrivacySection(**table["privacy"])).get("privacy") if "privacy" in table else None
-    how = Compression.of(given.get("compress"))
-    wire = Options(rounds=0, privacy=privacy, **given).with_defaults().wire(how)
-    return Problem(method, task, wire, how.up)
+    compression = Compression.of(options.get("compress"))
+    wire = Options(rounds=0, privacy=privacy, **options).with_defaults().wire(compression)
+    return Problem(method, task, wire, compression.up)
 
 
 def check_settings(config: Mapping[str, Any], allow_code: bool | own.Code = False) -> None:
-    """Check all of a configuration that needs no data.
+    """Check all settings of a configuration that can be checked without data.
 
     Raises:
         ConfigError: the first thing that cannot be used.
@@ -236,8 +236,8 @@ def check_settings(config: Mapping[str, Any], allow_code: bool | own.Code = Fals
 def build_all(
     configs: Sequence[Mapping[str, Any]], fleet: Fleet | None = None, allow_code: bool | own.Code = False
 ) -> list[Experiment]:
-    """:func:`build` of configurations that have data and task in common: all are checked, then data are loaded once."""
-    # What needs no data comes first, so that a misspelt method does not wait for a large file.
+    """:func:`build` for configurations with the same data and task: all are checked, then the data are loaded once."""
+    # Checks without data come first: the error for a misspelt method should not wait for a large file.
     code = own.code_of(allow_code)
     settings = [settings_of(check(config), code) for config in configs]
     first = check(configs[0])
@@ -254,7 +254,7 @@ def build_all(
     task, model, task_config = codec.task_of(first.task, data_config["name"], usual, census, classes, code)
     task, start = codec.started(first.task.start, task)
     task_config |= {"start": first.task.start} if first.task.start is not None else {}
-    begun = {} if start is None else {"params": start}
+    initial = {} if start is None else {"params": start}
     task = codec.with_metrics(task, settings[0].run)
     if whole is not None and first.data.split and first.run.split_seeds is None and repeats(first, whole, task, fleet):
         settings = [_repeated(made, first.run.seeds) for made in settings]
@@ -276,11 +276,11 @@ def build_all(
         data_config["seed"] = first.data.seed
     if first.data.split is not None:
         data_config["split"]["seed"] = first.data.split.seed
-    named = None if isinstance(data, Census) else class_names(data)
+    names_of_classes = None if isinstance(data, Census) else class_names(data)
 
-    def experiment(made: Settings) -> Experiment:
-        for each in sizes:
-            within("work", functools.partial(made.work.validate, each))
+    def experiment(made: CheckedSettings) -> Experiment:
+        for sizes_of_seed in sizes:
+            within("work", functools.partial(made.work.validate, sizes_of_seed))
         within("participation", lambda: made.participation.validate(data.num_clients, made.run["rounds"]))
         within("participation", lambda: made.participation.bind(data.weights))
         resolved = {
@@ -300,12 +300,12 @@ def build_all(
             data,
             val,
             test,
-            named,
+            names_of_classes,
             task,
             made.work,
             made.participation,
             made.methods,
-            made.options | begun,
+            made.options | initial,
             nodes,
             model,
             code.sources,
@@ -313,19 +313,19 @@ def build_all(
             whole if made.run["split_seeds"] else None,
         )
 
-    found = [experiment(each) for each in settings]
+    experiments = [experiment(made) for made in settings]
     if (judge := first.run.judge) is not None:
-        configs = [each.config for each in found]
-        check_judge("run.judge", judge, columns(found), found[0].task.metrics, configs)
+        configs = [each.config for each in experiments]
+        check_judge("run.judge", judge, columns(experiments), experiments[0].task.metrics, configs)
     if first.run.patience is not None:
-        _check_patience(found)
+        _check_patience(experiments)
     if first.run.baselines:
-        _check_baselines(first.run.baselines, found[0], settings[0].methods_config[0])
-    return found
+        _check_baselines(first.run.baselines, experiments[0], settings[0].methods_config[0])
+    return experiments
 
 
 def columns(experiments: Sequence[Experiment]) -> list[str]:
-    """The columns, besides the costs, that all methods of some experiments on the same data have."""
+    """The measured columns, without the costs, that all methods of experiments on the same data have."""
     first, run = experiments[0], experiments[0].config["run"]
     at_nodes = {part for part, n in first.data.held.items() if n} if isinstance(first.data, Census) else ()
     return measured_names(
@@ -333,21 +333,21 @@ def columns(experiments: Sequence[Experiment]) -> list[str]:
         val=first.val is not None or "val" in at_nodes,
         test=first.test is not None or "test" in at_nodes,
         grad_norm=run["grad_norm"],
-        objective=all("regularizer" in method for each in experiments for method in each.config["methods"]),
+        objective=all("regularizer" in method for experiment in experiments for method in experiment.config["methods"]),
         density="density" in run,
     )
 
 
 def check_judge(
-    field: str, judge: str, there: Sequence[str], metrics: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]
+    field: str, judge: str, available: Sequence[str], metrics: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Check that methods can be compared by a column; ``there``: those that all of them have.
+    """Check that methods can be compared by a column; ``available``: the columns that all methods have.
 
     Raises:
         ConfigError: they cannot.
     """
-    if judge not in there:
-        raise unknown(field, judge, there)
+    if judge not in available:
+        raise unknown(field, judge, available)
     if better(judge, metrics) is None:
         raise ConfigError(field, judge, "its name does not tell which way is better; take another column")
     if judge == "objective" and any(map(unequal_penalties, configs)):
@@ -355,44 +355,44 @@ def check_judge(
 
 
 def _check_patience(experiments: Sequence[Experiment]) -> None:
-    column, there = experiments[0].options["until"].column, columns(experiments)
-    if column not in there:
+    column, available = experiments[0].options["until"].column, columns(experiments)
+    if column not in available:
         way_out = "there is no validation part to stop by: hold one out, [data.split] with val = 0.15"
         if column != "val_loss":
-            raise unknown("run.patience.column", column, there)
+            raise unknown("run.patience.column", column, available)
         raise ConfigError("run.patience", experiments[0].config["run"]["patience"], way_out)
 
 
 def measured_by_client(experiment: Experiment) -> bool:
-    """Whether there are held-out test examples of each client, here or at the nodes that have dealt their rows."""
+    """Whether each client has held-out test examples, here or at nodes that split their rows."""
     if isinstance(experiment.test, fedax.FederatedData):
         return True
     return experiment.test is None and experiment.fleet is not None and bool(experiment.fleet.tested)
 
 
-def _check_baselines(asked: bool | Table, experiment: Experiment, method: Table) -> None:
-    if isinstance(asked, dict):
-        if differ := asked.keys() - {"lr"}:
+def _check_baselines(baselines: bool | Table, experiment: Experiment, method: Table) -> None:
+    if isinstance(baselines, dict):
+        if differ := baselines.keys() - {"lr"}:
             raise unknown(f"run.baselines.{min(differ)}", min(differ), ["lr"])
-        check_number("run.baselines.lr", asked.get("lr", 1.0), 0, open_low=True, fixed=True)
+        check_number("run.baselines.lr", baselines.get("lr", 1.0), 0, open_low=True, fixed=True)
     if not measured_by_client(experiment):
         way_out = "they are measured at each client: hold a part of its examples out, [data.split] with test = 0.15"
-        raise ConfigError("run.baselines", asked, way_out)
-    given = asked.get("lr") if isinstance(asked, dict) else None
-    if given is None and not isinstance(method.get("lr"), int | float):
+        raise ConfigError("run.baselines", baselines, way_out)
+    lr = baselines.get("lr") if isinstance(baselines, dict) else None
+    if lr is None and not isinstance(method.get("lr"), int | float):
         way_out = f"{method['label']} has no constant lr for them to take: name one, baselines = {{lr = 0.1}}"
-        raise ConfigError("run.baselines", asked, way_out)
+        raise ConfigError("run.baselines", baselines, way_out)
 
 
 def tasks() -> dict[str, str]:
-    """All tasks that a configuration may name: name -> one line."""
+    """All tasks that a configuration can name: name -> one line about it."""
     return fedax.tasks.available()
 
 
 def repeats(
     config: ExperimentSection, whole: fedax.FederatedData | None, task: fedax.Task, fleet: Fleet | None
 ) -> bool:
-    """Whether each seed is to have a split of its own, where the configuration does not say it."""
+    """Whether each seed gets its own split, where the configuration does not say."""
     compares = config.data.name in OWN_TABLES and config.data.split is not None and len(config.methods) > 1
     if not compares or whole is None or fleet is not None or config.sweep is not None:
         return False
@@ -400,21 +400,21 @@ def repeats(
 
 
 def count_parameters(task: fedax.Task) -> int:
-    """How many numbers the model has."""
+    """The number of parameters of the model."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.entire.form()))
 
 
-def _repeated(made: "Settings", seeds: Any) -> "Settings":
-    """Settings by which each seed has a split of its own."""
-    chosen = [*range(usual_seeds(repeated=True))] if seeds is None else made.run["seeds"]
-    return made._replace(run=made.run | {"seeds": chosen, "split_seeds": True})
+def _repeated(settings: "CheckedSettings", seeds: Any) -> "CheckedSettings":
+    """The same settings, with a new split for each seed."""
+    numbers = [*range(usual_seeds(repeated=True))] if seeds is None else settings.run["seeds"]
+    return settings._replace(run=settings.run | {"seeds": numbers, "split_seeds": True})
 
 
 # ---- sections
 
 
-class Settings(NamedTuple):
-    """What needs no data, made; and as it is written to config.toml."""
+class CheckedSettings(NamedTuple):
+    """The objects that need no data, and their sections as they are written to config.toml."""
 
     methods: dict[str, fedax.Algorithm]
     methods_config: list[Table]
@@ -426,22 +426,22 @@ class Settings(NamedTuple):
     options: Table
 
 
-def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> Settings:
+def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> CheckedSettings:
     names = labels(sections.methods)
     code = code or own.configured(False)
-    made = [codec.method_of(section, label, code) for section, label in zip(sections.methods, names, strict=True)]
+    pairs = [codec.method_of(section, label, code) for section, label in zip(sections.methods, names, strict=True)]
     work, work_config = codec.WORKS.bind("work", dict(sections.work))
     participation, participation_config = codec.PARTICIPATIONS.bind("participation", dict(sections.participation))
-    methods = dict(zip(names, (method for method, _ in made), strict=True))
-    configs = [config for _, config in made]
+    methods = dict(zip(names, (method for method, _ in pairs), strict=True))
+    configs = [config for _, config in pairs]
     run = _run(sections.run)
     codec.metrics_of(run)
-    return Settings(methods, configs, work, work_config, participation, participation_config, run,
+    return CheckedSettings(methods, configs, work, work_config, participation, participation_config, run,
                      codec.options_of(run) | _private(sections.privacy))  # fmt: skip
 
 
 def _private(section: PrivacySection | None) -> Table:
-    """The section ``privacy`` as an argument of :func:`fedax.simulate`."""
+    """The argument ``privacy`` of :func:`fedax.simulate`, if there is such a section."""
     return {} if section is None else {"privacy": codec.PRIVACY.read("privacy", dict(section))}
 
 
@@ -453,6 +453,6 @@ def _track(section: TrackSection | None) -> tuple[Tracker | None, Table]:
 
 
 def _run(section: RunSection) -> Table:
-    given = section.model_dump(exclude_none=True)
+    options = section.model_dump(exclude_none=True)
     seeds = seeds_of("run.seeds", 1 if section.seeds is None else section.seeds)
-    return {**given, "seeds": seeds, "split_seeds": bool(section.split_seeds)}
+    return {**options, "seeds": seeds, "split_seeds": bool(section.split_seeds)}

@@ -1,8 +1,8 @@
-"""What a configuration looks like: its sections, and the names, types and ranges of their settings.
+"""The schema of a configuration: its sections, and the names, types and ranges of their settings.
 
-The sections' own settings are the fields of the classes below. All other keys of a section are the parameters of what
-it names: the partition, the task, the work, the participation, the method, with the names and defaults of the Python
-functions of that name.
+The fields of the classes below are the settings that a section always has. All other keys of a section are parameters
+of the component that it names (partition, task, work, participation or method). They have the names and defaults of the
+Python function that makes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from fedax.files import slug
 
 Table = dict[str, Any]
 
-PYTHON = "python"  # the data of a run that was made in Python, which no file describes
+PYTHON = "python"  # the name of data that were given as Python objects, which no file describes
 MOST_SEEDS = 1000
 
 Count = pydantic.PositiveInt
@@ -28,7 +28,7 @@ class Section(pydantic.BaseModel):
 
 
 class Open(Section):
-    """A section whose other keys are the parameters of what it names."""
+    """A section that names a component; all keys that are no fields are the component's parameters."""
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True)
 
@@ -38,9 +38,9 @@ class Open(Section):
 
 
 class SplitSection(Section):
-    """Which share of each client's examples is held out, to choose by and to report."""
+    """The share of each client's examples that is held out: validation, to choose by, and test, to report."""
 
-    train: pydantic.NonNegativeFloat | None = None  # what the others leave
+    train: pydantic.NonNegativeFloat | None = None  # default: what val and test leave
     val: pydantic.NonNegativeFloat = 0.0
     test: pydantic.NonNegativeFloat = 0.0
     stratify: bool | str = False
@@ -48,7 +48,7 @@ class SplitSection(Section):
 
 
 class DataSection(Open):
-    """Which data, how they are dealt to the clients, and what of them is held out."""
+    """The data set, how it is dealt to the clients, and what is held out."""
 
     name: str
     clients: Count | None = None
@@ -59,7 +59,7 @@ class DataSection(Open):
 
 
 class TaskSection(Open):
-    """What is learned, from which model on, and which part of it."""
+    """The task, the model that training starts from, and the part of the model that is trained."""
 
     name: str | None = None
     start: str | None = None  # the file of a model
@@ -68,7 +68,7 @@ class TaskSection(Open):
 
 
 class WorkSection(Open):
-    """How much each client does in a round."""
+    """The local work of clients in a round."""
 
     kind: str
 
@@ -78,18 +78,18 @@ class ParticipationSection(Open):
 
     kind: str = "full"
     dropout: Any = None  # a rate, or one for each client
-    available: list[Any] | None = None  # of each round, a truth value for each client
+    available: list[Any] | None = None  # [rounds, clients] truth values
 
 
 class RunSection(Section):
-    """How long, with which minibatches, how often, and what is measured."""
+    """The number of rounds, the minibatches, the seeds, and what is measured."""
 
     rounds: Count
     batch_size: Count | None = None
-    seeds: Any = None  # how many, or which; not said: see :func:`fedax.experiments.defaults.seeds`
-    split_seeds: bool | None = None  # each seed deals the data anew; not said: where own tables are small
+    seeds: Any = None  # how many, or which; the default depends on the data
+    split_seeds: bool | None = None  # each seed deals the data anew; default: for small tables of the user's
     judge: str | None = None  # the column by which methods are compared
-    metrics: list[str | Table] | None = None  # besides the task's own
+    metrics: list[str | Table] | None = None  # in addition to the task's
     patience: Count | Table | None = None  # the run ends after so many evaluations without a better validation loss
     baselines: bool | Table | None = None  # also train each client alone, and one model on all data in one place
     evaluate_every: Count | None = None
@@ -124,13 +124,13 @@ class MethodSection(Open):
 
 
 class TrackSection(Open):
-    """Where the runs are tracked too; see :mod:`fedax.tracking`."""
+    """The tracker that follows the runs; see :mod:`fedax.tracking`."""
 
     name: str
 
 
 class SweepSection(Section):
-    """What :mod:`fedax.experiments.tuning` varies, and by what it judges; ``fedax run`` leaves it aside."""
+    """The settings that a sweep varies, and its criterion; ``fedax run`` ignores this section."""
 
     criterion: str | None = None
     better: Literal["lower", "higher"] | None = None
@@ -156,29 +156,29 @@ class ExperimentSection(Section):
     sweep: SweepSection | None = None
 
 
-def _filled(section: type[Section], **fields: Any) -> Any:
-    """A section with other types of some fields; one without a default has to be there."""
-    given: dict[str, Any] = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in fields.items()}
-    return pydantic.create_model(section.__name__, __base__=section, **given)
+def _with_types(section: type[Section], **fields: Any) -> Any:
+    """The section class with other types for some fields; a field without a default is required."""
+    types: dict[str, Any] = {name: kind if isinstance(kind, tuple) else (kind, ...) for name, kind in fields.items()}
+    return pydantic.create_model(section.__name__, __base__=section, **types)
 
 
 # The configuration of a run folder, in which every default is filled in.
-WRITTEN: type[ExperimentSection] = _filled(
+WRITTEN: type[ExperimentSection] = _with_types(
     ExperimentSection,
     name=str,
-    data=_filled(DataSection, weights=Literal["sizes", "uniform", "given"]),
-    task=_filled(TaskSection, name=str),
+    data=_with_types(DataSection, weights=Literal["sizes", "uniform", "given"]),
+    task=_with_types(TaskSection, name=str),
     work=WorkSection,
-    participation=_filled(ParticipationSection, kind=str),
-    run=_filled(
+    participation=_with_types(ParticipationSection, kind=str),
+    run=_with_types(
         RunSection,
         split_seeds=(bool, False),
         evaluate_every=(Count | list[Count] | None, None),
         seeds=pydantic.conlist(Seed, min_length=1, max_length=MOST_SEEDS),
     ),
-    methods=pydantic.conlist(_filled(MethodSection, label=str), min_length=1, max_length=1000),
+    methods=pydantic.conlist(_with_types(MethodSection, label=str), min_length=1, max_length=1000),
     sweep=(
-        _filled(SweepSection, criterion=str, better=Literal["lower", "higher"], search=Literal["grid", "random"])
+        _with_types(SweepSection, criterion=str, better=Literal["lower", "higher"], search=Literal["grid", "random"])
         | None,
         None,
     ),
@@ -193,27 +193,27 @@ SELECTORS: dict[str, type[Open]] = {
 }
 
 
-def check(config: Mapping[str, Any], form: type[ExperimentSection] = ExperimentSection) -> ExperimentSection:
-    """The form of a configuration: sections, names, types and ranges of the settings.
+def check(config: Mapping[str, Any], schema: type[ExperimentSection] = ExperimentSection) -> ExperimentSection:
+    """Check the sections, names, types and ranges of a configuration, and return it as objects.
 
     Raises:
-        ConfigError: for the first thing that is wrong.
+        ConfigError: the first setting that is wrong.
     """
-    given = config.get("data")
-    if form is ExperimentSection and isinstance(given, Mapping) and given.get("name") == PYTHON:
+    data = config.get("data")
+    if schema is ExperimentSection and isinstance(data, Mapping) and data.get("name") == PYTHON:
         way_out = (
             "this run was made in Python, of objects that no file holds: the fedax.compare(…, out=…) that began it "
             "goes on with it; fedax report and fedax.load read it"
         )
         raise ConfigError("data.name", PYTHON, way_out)
     try:
-        return form.model_validate(config)
+        return schema.model_validate(config)
     except pydantic.ValidationError as error:
         raise clear(error.errors()[0]) from None
 
 
 def seeds_of(field: str, given: Any) -> list[int]:
-    """The seeds, of how many there are (0, 1, …) or of a list of them."""
+    """The list of seeds, from a number of seeds (0, 1, …) or a list of them."""
     seeds = list(range(given)) if type(given) is int and given <= MOST_SEEDS else given
     good = isinstance(seeds, list) and seeds and all(type(seed) is int and 0 <= seed < 2**31 for seed in seeds)
     if not good or len(seeds) > MOST_SEEDS or len(set(seeds)) != len(seeds):
@@ -223,8 +223,8 @@ def seeds_of(field: str, given: Any) -> list[int]:
 
 
 def labels(methods: Sequence[MethodSection]) -> list[str]:
-    """Each method's label; of methods that come several times, with the settings in which they differ."""
-    found: list[str] = []
+    """A label for each method; methods that occur several times get the settings in which they differ."""
+    result: list[str] = []
     unlabelled: dict[str, list[MethodSection]] = {section.name: [] for section in methods}
     for section in methods:
         if not section.label:
@@ -235,20 +235,20 @@ def labels(methods: Sequence[MethodSection]) -> list[str]:
         if not section.label:
             given = section.parameters
             label += "".join(f" {key}={given[key]}" for key in differ[section.name] if key in given)
-        found.append(label)
+        result.append(label)
     seen = set()
-    for i, label in enumerate(found):
+    for i, label in enumerate(result):
         if slug(label) in seen:  # file names are made of them
             raise ConfigError(f"methods[{i}].label", label, "two methods have this label; give each its own label")
         seen.add(slug(label))
-    return found
+    return result
 
 
-def _differing(same: Sequence[MethodSection]) -> list[str]:
-    """The settings that are not the same in all."""
-    given = [section.parameters for section in same]
-    keys = dict.fromkeys(key for each in given for key in each)
-    return [key for key in keys if len({repr(each.get(key)) for each in given}) > 1]
+def _differing(sections: Sequence[MethodSection]) -> list[str]:
+    """The settings whose values are not the same in all sections."""
+    given = [section.parameters for section in sections]
+    keys = dict.fromkeys(key for settings in given for key in settings)
+    return [key for key in keys if len({repr(settings.get(key)) for settings in given}) > 1]
 
 
 # ---- pydantic's errors
@@ -266,7 +266,7 @@ _MISSING = {
 
 
 def clear(error: Any) -> ConfigError:
-    """One of pydantic's errors in fedax's form."""
+    """A pydantic error as a ConfigError."""
     loc, kind = error["loc"], error["type"]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     if kind == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""The pictures of the report, each with what its reader may point at."""
+"""The pictures of the report, with the data that the page shows when a reader points at them."""
 
 import html
 import json
@@ -11,24 +11,24 @@ import numpy as np
 from fedax.columns import describe, show
 from fedax.experiments import clients, summary, sweeps
 from fedax.experiments.report import svg
-from fedax.experiments.report.svg import Axis, around
+from fedax.experiments.report.svg import Scale, around
 from fedax.experiments.runs import Record, finite
-from fedax.experiments.summary import GONE, Method, Problem, order
+from fedax.experiments.summary import GONE, Method, ProblemResults, order
 from fedax.figures.axes import AXES, along
 from fedax.figures.style import COLOURS, MARKERS
 
-MANY = 8  # methods; of more, bands are faint and lines thin
+MANY = 8  # with more methods bands are faint and lines thin
 
-_POINTS = 20_000  # of all curves of a problem together
-_OF_A_CURVE = 400
-_CLOSE, _MOSTLY = 0.006, 0.75  # of the height, of the evaluations: curves lie on one another so near for so long
-_NAMED = 60  # clients that have their names at the axis
-_COLUMNS = 240  # of a picture of clients
-_SPOTS = 2400  # clients that are drawn one by one in a picture
+_POINTS = 20_000  # the most points of all curves of a problem together
+_CURVE_POINTS = 400  # the most points of a curve
+_CLOSE, _MOSTLY = 0.006, 0.75  # curves overlap if they are this near (share of the height) for this share of the time
+_NAMED = 60  # up to so many clients have their names at the axis
+_COLUMNS = 240  # the most columns of a picture of clients
+_SPOTS = 2400  # the most clients that a picture draws one by one
 
 
 def embed(data: Any) -> str:
-    """Data for the page's script."""
+    """Data for the script of the page, as an HTML element."""
     # "<" is escaped, so that no text in the data can end the script element.
     text = json.dumps(finite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.replace("<", "\\u003c")
@@ -36,7 +36,7 @@ def embed(data: Any) -> str:
 
 
 def key(k: int | None) -> str:
-    """The line and mark of method ``k``; ``None``: of what is no method."""
+    """The legend key of method ``k``, its line and mark; ``None``: of a baseline."""
     symbol = "" if k is None else f'<use href="#m{k % len(MARKERS)}" x="13" y="7"/>'
     return f'<svg class="key {_colour(k)}" width="26" height="14" aria-hidden="true"><path d="M0 7h26"/>{symbol}</svg>'
 
@@ -46,7 +46,7 @@ def _colour(k: int | None) -> str:
 
 
 def _figure(picture: str, about: str, *, head: str = "", note: str = "", spots: Any = None, by: str = "") -> str:
-    """A picture that can be pointed at, and reached by the keyboard."""
+    """A picture with data for the pointer and the keyboard."""
     inside = f"<figcaption>{head}</figcaption>" * bool(head) + picture + f'<p class="note">{note}</p>' * bool(note)
     data = embed(spots) if spots else ""
     start = f'<figure class="chart" tabindex="0" aria-label="{html.escape(about)}"'
@@ -57,13 +57,13 @@ def _figure(picture: str, about: str, *, head: str = "", note: str = "", spots: 
 # ---- curves
 
 
-def curves(problem: Problem, k: int) -> str:
-    """The curves of a problem: means over the seeds, between the lowest and the highest."""
-    found, columns = problem.methods, summary.curve_order(problem)
-    every = _every(found, columns)
+def curves(problem: ProblemResults, k: int) -> str:
+    """The curves of a problem: means over the seeds, with bands from the lowest to the highest."""
+    methods, columns = problem.methods, summary.curve_order(problem)
+    every = _thinning(methods, columns)
     axes = summary.axes(problem)
-    series = [_series(m, every, axes) for m in found]
-    pictures = [_curve(found, series, column, every) for column in columns]
+    series = [_series(m, every, axes) for m in methods]
+    pictures = [_curve(methods, series, column, every) for column in columns]
     data = {
         "axes": {name: {"name": axis.label, "unit": axis.unit, "whole": axis.whole} for name, axis in axes.items()},
         "series": series,
@@ -78,12 +78,12 @@ def curves(problem: Problem, k: int) -> str:
     bar = f'<div class="live"><span class="label" id="against-{k}">Against</span>'
     bar += f'<span class="choice" role="group" aria-labelledby="against-{k}">{choice}</span></div>'
     legend = "".join(
-        f'<button type="button" aria-pressed="true" data-k="{i}">{key(i)}{html.escape(_called(m))}</button>'
-        for i, m in enumerate(found)
+        f'<button type="button" aria-pressed="true" data-k="{i}">{key(i)}{html.escape(_label_with_status(m))}</button>'
+        for i, m in enumerate(methods)
     )
     some = '<button type="button" class="live all">all</button><button type="button" class="live none">none</button>'
-    legend += some if len(found) > MANY else ""
-    size = " many" if len(found) > MANY else ""
+    legend += some if len(methods) > MANY else ""
+    size = " many" if len(methods) > MANY else ""
     return (
         f'<div class="curves{size}" id="curves-{k}"><div class="bar">{bar}'
         f'<div class="legend" role="group" aria-label="methods">{legend}</div></div>'
@@ -91,23 +91,23 @@ def curves(problem: Problem, k: int) -> str:
     )
 
 
-def _called(m: Method) -> str:
+def _label_with_status(m: Method) -> str:
     return f"{m.label} ({GONE[m.status]})" if m.status in GONE else m.label
 
 
-def _every(found: Sequence[Method], columns: Sequence[str]) -> int:
-    """Of so many evaluations one is drawn."""
-    longest = max(len(m.runs[0].history["round"]) for m in found)
-    return max(1, math.ceil(longest / _OF_A_CURVE), math.ceil(longest * len(found) * len(columns) / _POINTS))
+def _thinning(methods: Sequence[Method], columns: Sequence[str]) -> int:
+    """The thinning of the curves: one of so many evaluations is drawn."""
+    longest = max(len(m.runs[0].history["round"]) for m in methods)
+    return max(1, math.ceil(longest / _CURVE_POINTS), math.ceil(longest * len(methods) * len(columns) / _POINTS))
 
 
-def thinned(problem: Problem) -> int:
-    """Of so many evaluations one is drawn in the curves of a problem."""
-    return _every(problem.methods, summary.curve_order(problem))
+def thinned(problem: ProblemResults) -> int:
+    """The thinning of a problem's curves: one of so many evaluations is drawn."""
+    return _thinning(problem.methods, summary.curve_order(problem))
 
 
-def _kept(values: np.ndarray, every: int) -> np.ndarray:
-    """[..., n] values, one of so many, and the last."""
+def _thin(values: np.ndarray, every: int) -> np.ndarray:
+    """Thin [..., n] values: one of ``every``, and the last."""
     length = values.shape[-1]
     return values[..., [*range(0, length - 1, every), length - 1] if length else []]
 
@@ -118,25 +118,29 @@ def _series(m: Method, every: int, axes: Collection[str]) -> dict[str, Any]:
     return {
         "label": m.label,
         "gone": m.status_text if m.status in GONE else None,
-        "x": {name: _rounded(_kept(values, every)) for name, values in x.items()},
+        "x": {name: _rounded(_thin(values, every)) for name, values in x.items()},
     }
 
 
 def _curve(
-    found: Sequence[Method], series: Sequence[dict[str, Any]], column: str, every: int
+    methods: Sequence[Method], series: Sequence[dict[str, Any]], column: str, every: int
 ) -> tuple[str, dict[str, Any]]:
     """The curves of one column against rounds, and their data."""
-    known = describe(column)
+    about_column = describe(column)
     values = []
-    for m in found:
-        kept = _kept(m.values(column), every)
-        parts = (kept.mean(0), kept.min(0), kept.max(0)) if len(kept) > 1 else (kept[0],)
+    for m in methods:
+        thinned_values = _thin(m.values(column), every)
+        parts = (
+            (thinned_values.mean(0), thinned_values.min(0), thinned_values.max(0))
+            if len(thinned_values) > 1
+            else (thinned_values[0],)
+        )
         values.append([_rounded(part) for part in parts])
-    calm = [v for v, m in zip(values, found, strict=True) if m.status not in GONE] or values
+    calm = [v for v, m in zip(values, methods, strict=True) if m.status not in GONE] or values
     seen = np.array([number for parts in calm for part in parts for number in part])
-    log = known.scale == "log" and summary.wide(seen[np.isfinite(seen)])
-    y = around(seen, log, known.unit) or Axis(0.0, 1.0, unit=known.unit)
-    x = Axis(0.0, max((v for s in series for v in s["x"]["rounds"]), default=0) or 1.0, whole=True)
+    log = about_column.scale == "log" and summary.wide(seen[np.isfinite(seen)])
+    y = around(seen, log, about_column.unit) or Scale(0.0, 1.0, unit=about_column.unit)
+    x = Scale(0.0, max((v for s in series for v in s["x"]["rounds"]), default=0) or 1.0, whole=True)
     places = [(x.share(s["x"]["rounds"]), [y.share(part) for part in v]) for s, v in zip(series, values, strict=True)]
     groups = together([mean for _, (mean, *_) in places])
     turns = {k: (group.index(k), len(group)) for group in groups for k in group}
@@ -147,10 +151,10 @@ def _curve(
         start = f'<g class="{_colour(k)}" data-k="{k}">'
         field += f"{start}{edge}{line}</g>"
         marks += f"{start}{_marks(k, across, mean, bool(series[k]['gone']))}</g>"
-    label = known.label
-    ends_at = [f"{m.label} {show(column, v[0][-1])}" for m, v in zip(found, values, strict=True) if v[0]]
+    label = about_column.label
+    ends_at = [f"{m.label} {show(column, v[0][-1])}" for m, v in zip(methods, values, strict=True) if v[0]]
     about = f"{label} against rounds; at the end " + ", ".join(ends_at[:10]) + ", …" * (len(ends_at) > 10)
-    on = "; ".join(_some([found[k].label for k in group]) for group in groups)
+    on = "; ".join(_listed([methods[k].label for k in group]) for group in groups)
     scale = "log scale" if log else "linear scale"
     head = f'<b>{html.escape(label)}</b><button type="button" class="live scale">{scale}</button>'
     text = _figure(
@@ -159,15 +163,15 @@ def _curve(
         head=head,
         note=f"Lying on one another: {html.escape(on)}." if on else "",
     )
-    chart = {"name": label, "unit": known.unit, "log": log, "groups": groups, "values": values}
+    chart = {"name": label, "unit": about_column.unit, "log": log, "groups": groups, "values": values}
     return text, chart
 
 
 def together(lines: Sequence[np.ndarray]) -> list[list[int]]:
-    """The lines that lie on one another, for most of their way and in the end, in groups of two or more.
+    """Groups of two or more lines that overlap, for most of their length and at the end.
 
     Args:
-        lines: of each its places, as shares of the height.
+        lines: the heights of each line's points, as shares of the frame.
 
     Example:
         >>> together([np.array([1.0, 0.5]), np.array([1.0, 0.9]), np.array([1.0, 0.501])])
@@ -194,12 +198,12 @@ def _close(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _dashed(turn: int, number: int) -> str:
-    """Of several lines on one another each shows in its turn."""
+    """The dashes of the ``turn``-th of ``number`` overlapping lines, so that all are visible."""
     return f' stroke-dasharray="10 {10 * (number - 1)}" stroke-dashoffset="{-10 * turn}"' if number > 1 else ""
 
 
 def _marks(k: int, x: np.ndarray, y: np.ndarray, gone: bool) -> str:
-    """A method's mark at some of its evaluations, those of other methods at others; and where it left."""
+    """A method's marks, at other evaluations than those of its neighbours; and a mark where a failed run ends."""
     last = len(x) - 1
     if last < 0:
         return ""
@@ -208,8 +212,8 @@ def _marks(k: int, x: np.ndarray, y: np.ndarray, gone: bool) -> str:
     return text + svg.mark("gone", x[last], min(max(y[last], 0), 1)) if gone and np.isfinite(y[last]) else text
 
 
-def _some(labels: Sequence[str], most: int = 6) -> str:
-    """Labels as a list, cut off where it is long."""
+def _listed(labels: Sequence[str], most: int = 6) -> str:
+    """Labels as a list; a long one is cut off."""
     shown = ", ".join(labels[:most] if len(labels) > most + 1 else labels[:-1])
     return f"{shown} and {len(labels) - most} more" if len(labels) > most + 1 else f"{shown} and {labels[-1]}"
 
@@ -222,7 +226,7 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 
 def ramp(record: Record) -> str:
-    """What the shades of a sweep's maps mean."""
+    """The legend for the shades of a sweep's maps."""
     column, higher = record.config["sweep"]["criterion"], record.config["sweep"]["better"] == "higher"
     low, high, _ = sweeps.scale(record, sweeps.SHOWN)
     worst, best = (show(column, value) for value in ((low, high) if higher else (high, low)))
@@ -231,7 +235,7 @@ def ramp(record: Record) -> str:
 
 
 def panels(record: Record) -> str:
-    """What a sweep found: curves over one axis, maps over two."""
+    """The pictures of a sweep: curves over one axis, maps over two."""
     text = ""
     for panel in sweeps.panels(record):
         draw = _sweep_curve if panel["kind"] == "curve" else _sweep_map
@@ -239,11 +243,11 @@ def panels(record: Record) -> str:
     return text
 
 
-def _sweep_axis(axis: dict[str, Any], cells: bool) -> Axis:
-    """A grid has a cell for each value; elsewhere numbers lie where they are."""
+def _sweep_axis(axis: dict[str, Any], cells: bool) -> Scale:
+    """The scale of a sweep's axis: one cell for each value of a grid, else numbers in proportion."""
     if axis["numeric"] and not cells:
-        return around(axis["values"], axis["log"]) or Axis(0.0, 1.0)
-    return Axis.of_words([_cut(str(value)) for value in axis["values"]])
+        return around(axis["values"], axis["log"]) or Scale(0.0, 1.0)
+    return Scale.of_words([_cut(str(value)) for value in axis["values"]])
 
 
 def _cut(text: str, most: int = 16) -> str:
@@ -257,10 +261,10 @@ def _head(panel: dict[str, Any]) -> str:
 
 def _sweep_curve(record: Record, panel: dict[str, Any]) -> str:
     column, higher = record.config["sweep"]["criterion"], record.config["sweep"]["better"] == "higher"
-    known = describe(column)
+    about_column = describe(column)
     low, high, log = sweeps.scale(record)
     best = [v for line in panel["lines"] for v in line["high" if higher else "low"]]
-    y = around([low, high, (max if higher else min)(best, default=low)], log, known.unit) or Axis(0.0, 1.0)
+    y = around([low, high, (max if higher else min)(best, default=low)], log, about_column.unit) or Scale(0.0, 1.0)
     x = _sweep_axis(panel["x"], False)
     at = (lambda v: v) if panel["x"]["numeric"] else panel["x"]["values"].index
     field = marks = legend = ""
@@ -272,9 +276,9 @@ def _sweep_curve(record: Record, panel: dict[str, Any]) -> str:
         start = f'<g class="{_colour(k)}">'
         field += f'{start}<path class="band" d="{svg.band(across, *ends)}"/>'
         field += f'<path class="line" d="{svg.path(across, mean)}"/></g>'
-        own = "".join(svg.mark(f"m{k % len(MARKERS)}", u, v) for u, v in zip(across, mean, strict=True))
-        own += "".join(svg.mark("gone", u, 1.0) for u in x.share([at(v) for v in line["failed"]]))
-        marks += f"{start}{own}</g>"
+        line_marks = "".join(svg.mark(f"m{k % len(MARKERS)}", u, v) for u, v in zip(across, mean, strict=True))
+        line_marks += "".join(svg.mark("gone", u, 1.0) for u in x.share([at(v) for v in line["failed"]]))
+        marks += f"{start}{line_marks}</g>"
         legend += f"<span>{key(k)}{html.escape(line['label'])}</span>"
         for v, u, height, *shown in zip(
             line["x"], across, mean, *(line[p] for p in ("mean", "low", "high")), strict=True
@@ -286,9 +290,9 @@ def _sweep_curve(record: Record, panel: dict[str, Any]) -> str:
         for v in line["failed"]:
             words = f"{line['label']}\n{panel['x']['name']} {v}: diverged or ended worse"
             spots.append(_spot(float(x.share(at(v))), 1.0, words))
-    about = f"{known.label} against {panel['title']}"
+    about = f"{about_column.label} against {panel['title']}"
     left = 52
-    picture = svg.frame(about, x, y, field, marks, x_name=panel["x"]["name"], y_name=known.label, left=left)
+    picture = svg.frame(about, x, y, field, marks, x_name=panel["x"]["name"], y_name=about_column.label, left=left)
     return _figure(f'<p class="keys">{legend}</p>{picture}', about, head=_head(panel), spots=spots)
 
 
@@ -302,7 +306,7 @@ def _sweep_map(record: Record, panel: dict[str, Any]) -> str:
         for s, axis in (("x", x), ("y", y))
     ]
     across, up = x.share(place[0]), y.share(place[1])
-    span = Axis(low, high, log and low > 0) if low < high else None
+    span = Scale(low, high, log and low > 0) if low < high else None
     good = []
     for point in panel["points"]:
         share = float(span.share(point["value"])) if span and point["value"] is not None else 1.0
@@ -343,7 +347,7 @@ def _sweep_map(record: Record, panel: dict[str, Any]) -> str:
 
 
 def _spot(x: float, y: float, text: str) -> list[Any]:
-    """Something to point at: its place in thousandths from the upper left corner, and what is said of it."""
+    """A point with a tooltip: its position in thousandths from the upper left corner, and the text."""
     return [round(1000 * x), round(1000 * (1 - y)), text] if math.isfinite(x + y) else [-1, -1, text]
 
 
@@ -351,22 +355,22 @@ def _spot(x: float, y: float, text: str) -> list[Any]:
 
 
 def spread(column: str, spreads: Sequence[clients.Spread], labels: Sequence[str]) -> str:
-    """A figure over the clients: a row a method, a dot a client, a box round the middle half."""
-    known = describe(column)
-    x = around(np.concatenate([each.values for each in spreads]), unit=known.unit) or Axis(0.0, 1.0)
+    """A figure over the clients: a row for each method, a dot for each client, a box around the middle half."""
+    about_column = describe(column)
+    x = around(np.concatenate([of_method.values for of_method in spreads]), unit=about_column.unit) or Scale(0.0, 1.0)
     rows = len(spreads)
-    y = Axis.of_words([""] * rows)
+    y = Scale.of_words([""] * rows)
     field = marks = ""
     spots = []
-    for j, each in enumerate(spreads):
-        k = labels.index(each.label) if each.label in labels else None
+    for j, of_method in enumerate(spreads):
+        k = labels.index(of_method.label) if of_method.label in labels else None
         at = rows - 1 - j
         over = svg.percent(float(1 - y.share(at + 0.5)))
-        marks += f'<text class="row" x="0" y="{over}" dy="15">{html.escape(each.label)}</text>'
-        there = np.flatnonzero(np.isfinite(each.values))
-        if not there.size:
+        marks += f'<text class="row" x="0" y="{over}" dy="15">{html.escape(of_method.label)}</text>'
+        finite_clients = np.flatnonzero(np.isfinite(of_method.values))
+        if not finite_clients.size:
             continue
-        values = each.values[there]
+        values = of_method.values[finite_clients]
         low, first, middle, third, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
         reach = 1.5 * (third - first)
         low, high = values[values >= first - reach].min(), values[values <= third + reach].max()
@@ -377,23 +381,26 @@ def spread(column: str, spreads: Sequence[clients.Spread], labels: Sequence[str]
         lines += "".join(svg.path([ends[i]] * 2, [least, top]) for i in (1, 2, 3))
         most = max(40, _SPOTS // rows)
         ranks = np.argsort(values, kind="stable")
-        drawn = there[ranks[np.unique(np.linspace(0, len(ranks) - 1, min(most, len(ranks))).round().astype(int))]]
-        shares = x.share(each.values[drawn])
+        drawn = finite_clients[
+            ranks[np.unique(np.linspace(0, len(ranks) - 1, min(most, len(ranks))).round().astype(int))]
+        ]
+        shares = x.share(of_method.values[drawn])
         heights = y.share(at + 0.4 * (drawn * 0.618034 % 1 - 0.5))
         field += f'<g class="{_colour(k)}"><path class="band" d="{box}"/><path class="thin" d="{lines}"/>'
         field += f'<path class="dots" d="{svg.dots(shares, heights)}"/></g>'
         for i, u, v in zip(drawn, shares, heights, strict=True):
-            words = f"{each.label}\n{each.names[i]} ({each.sizes[i]} examples): {show(column, each.values[i])}"
+            value = show(column, of_method.values[i])
+            words = f"{of_method.label}\n{of_method.names[i]} ({of_method.sizes[i]} examples): {value}"
             spots.append(_spot(u, v, words))
-    about = f"{known.label} of each client"
+    about = f"{about_column.label} of each client"
     return _figure(svg.frame(about, x, y, field, marks, height=58 * rows, left=12), about, spots=spots)
 
 
 def of_clients(about: dict[str, Any]) -> dict[str, str]:
-    """Pictures of the clients, the largest first: ``sizes``; ``counts`` of classes and ``steps``, where there are.
+    """Pictures of the clients, the largest first: ``sizes``, and if known ``counts`` of classes and ``steps``.
 
     Args:
-        about: the clients, as in about.json.
+        about: the section on clients of about.json.
     """
     by_size = order(about)
     number = len(by_size)
@@ -401,9 +408,9 @@ def of_clients(about: dict[str, Any]) -> dict[str, str]:
     names = about.get("names") or [f"client {i}" for i in range(number)]
     if number <= _NAMED:
         words = [_cut(names[i]) if about.get("names") else str(i) for i in by_size]
-        x, x_name = Axis.of_words(words), "clients, largest first"
+        x, x_name = Scale.of_words(words), "clients, largest first"
     else:
-        x, x_name = Axis(0.5, number + 0.5, whole=True), "clients, largest first"
+        x, x_name = Scale(0.5, number + 0.5, whole=True), "clients, largest first"
     frame = {"x_name": x_name, "slanted": max(map(len, x.words), default=0) > 4}
     if frame["slanted"]:
         frame["x_name"] = ""
@@ -413,13 +420,13 @@ def of_clients(about: dict[str, Any]) -> dict[str, str]:
     texts = [_client_text(group, names, sizes, counts, about["classes"]) for group in groups]
     centres = (edges[:-1] + edges[1:]) / 2
     spots = [_spot(u, 0.5, text) for u, text in zip(centres, texts, strict=True)]
-    found = {"sizes": _sizes(groups, edges, sizes, counts, about["classes"], x, frame, spots)}
+    pictures = {"sizes": _sizes(groups, edges, sizes, counts, about["classes"], x, frame, spots)}
     if counts is not None:
-        found["counts"] = _classes(groups, sizes, counts, about["classes"], x, frame, spots)
+        pictures["counts"] = _classes(groups, sizes, counts, about["classes"], x, frame, spots)
     steps = {part: np.asarray(about["steps"][part], float) for part in ("low", "mean", "high")}
     if len({*about["steps"]["low"], *about["steps"]["high"]}) > 1:
-        found["steps"] = _steps(groups, centres, steps, names, x, frame)
-    return found
+        pictures["steps"] = _steps(groups, centres, steps, names, x, frame)
+    return pictures
 
 
 def _columns(about: dict[str, Any]) -> int:
@@ -428,7 +435,7 @@ def _columns(about: dict[str, Any]) -> int:
 
 
 def grouped(about: dict[str, Any]) -> int:
-    """How many clients a column of the pictures stands for, at most."""
+    """The most clients that one column of a picture stands for."""
     return math.ceil(len(about["sizes"]) / _columns(about))
 
 
@@ -439,17 +446,17 @@ def _client_text(group: np.ndarray, names: Sequence[str], sizes: Any, counts: An
     else:
         text = f"{names[group[0]]}: {sizes[group[0]]} examples"
     if counts is not None:
-        own = counts[group].sum(0)
-        common = [j for j in np.argsort(-own, kind="stable")[:3] if own[j]]
-        text += "\n" + ", ".join(f"{100 * own[j] / own.sum():.0f} % class {classes[j]}" for j in common)
+        totals = counts[group].sum(0)
+        common = [j for j in np.argsort(-totals, kind="stable")[:3] if totals[j]]
+        text += "\n" + ", ".join(f"{100 * totals[j] / totals.sum():.0f} % class {classes[j]}" for j in common)
     return text
 
 
 def _sizes(
-    groups: Any, edges: np.ndarray, sizes: Any, counts: Any, classes: Any, x: Axis, frame: dict[str, Any], spots: Any
+    groups: Any, edges: np.ndarray, sizes: Any, counts: Any, classes: Any, x: Scale, frame: dict[str, Any], spots: Any
 ) -> str:
     means = np.array([sizes[group].mean() for group in groups])
-    y = Axis(0.0, float(means.max()) * 1.05 or 1.0, whole=True)
+    y = Scale(0.0, float(means.max()) * 1.05 or 1.0, whole=True)
     left, right, legend = edges[:-1], edges[1:], ""
     if counts is not None and len(sizes) <= _NAMED:
         gap = 0.09 / len(sizes)
@@ -468,12 +475,12 @@ def _sizes(
     return _figure(legend + picture, about, spots=spots, by="x")
 
 
-def _classes(groups: Any, sizes: Any, counts: Any, classes: Any, x: Axis, frame: dict[str, Any], spots: Any) -> str:
+def _classes(groups: Any, sizes: Any, counts: Any, classes: Any, x: Scale, frame: dict[str, Any], spots: Any) -> str:
     share = np.array([(counts[group] / sizes[group, None]).mean(0) for group in groups]).T
     most = float(share.max()) or 1.0
     number = len(classes)
     every = math.ceil(number / 24)
-    y = Axis.of_words([_cut(str(name), 10) if j % every == 0 else "" for j, name in enumerate(classes)])
+    y = Scale.of_words([_cut(str(name), 10) if j % every == 0 else "" for j, name in enumerate(classes)])
     field = "".join(f'<path class="h{level}" d="{d}"/>' for level, d in svg.cells(share / most))
     about = "The share of each class in the data of each client"
     legend = f'<p class="scale note">share of the client’s data: 0 % <span class="ramp"></span> {100 * most:.0f} %</p>'
@@ -483,13 +490,18 @@ def _classes(groups: Any, sizes: Any, counts: Any, classes: Any, x: Axis, frame:
 
 
 def _steps(
-    groups: Any, centres: np.ndarray, steps: dict[str, np.ndarray], names: Sequence[str], x: Axis, frame: dict[str, Any]
+    groups: Any,
+    centres: np.ndarray,
+    steps: dict[str, np.ndarray],
+    names: Sequence[str],
+    x: Scale,
+    frame: dict[str, Any],
 ) -> str:
     low, mean, high = (
         np.array([fold(steps[part][group]) for group in groups])
         for part, fold in (("low", np.min), ("mean", np.mean), ("high", np.max))
     )
-    y = Axis(0.0, float(high.max()) * 1.05 or 1.0)
+    y = Scale(0.0, float(high.max()) * 1.05 or 1.0)
     d = svg.path(centres, y.share(mean))
     points = f'<path class="dots" d="{svg.dots(centres, y.share(mean))}"/>' if len(groups) <= _NAMED else ""
     band = svg.band(centres, y.share(low), y.share(high))

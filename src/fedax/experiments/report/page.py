@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs no network, from one or several run folders."""
+"""The report: one HTML file for one or several run folders, which needs no network."""
 
 import html
 import importlib.resources
@@ -16,32 +16,34 @@ from fedax.experiments.config.sections import PYTHON
 from fedax.experiments.report import charts, privacy, svg
 from fedax.experiments.runs import Path, Record, lost, write_atomic
 from fedax.experiments.statistics import Aim, Target, target_of
-from fedax.experiments.summary import GONE, Method, Problem, spread, thousands
+from fedax.experiments.summary import GONE, Method, ProblemResults, spread, thousands
 from fedax.figures.style import CLASS_COLOURS, COLOURS
 
 _AGAIN = {"nodes": "fedax deploy run config.toml --link HOST:PORT", PYTHON: "the same fedax.compare(…) in Python"}
 
 
-def write_report(records: Sequence[Record], path: Path, *, target: Aim | None = None, said: Sequence[str] = ()) -> None:
+def write_report(
+    records: Sequence[Record], path: Path, *, target: Aim | None = None, opening: Sequence[str] = ()
+) -> None:
     """Write the report of one or several run folders to ``path``; arguments and errors are those of :func:`render`."""
-    write_atomic(path, render(records, target=target, said=said))
+    write_atomic(path, render(records, target=target, opening=opening))
 
 
-@np.errstate(all="ignore")  # means of numbers near the largest there are
-def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequence[str] = ()) -> str:
+@np.errstate(all="ignore")  # means of numbers near the largest float overflow
+def render(records: Sequence[Record], *, target: Aim | None = None, opening: Sequence[str] = ()) -> str:
     """The report's HTML.
 
     Args:
         records: from :func:`fedax.experiments.read`.
-        target: a value of the column that decides, or ``{column: value}``: what it cost to reach it is shown. Default:
-            about what the middle one of the methods has in the end.
-        said: sentences with which it begins.
+        target: a value of the deciding column, or ``{column: value}``: the report shows what it cost to reach it.
+            Default: about the final value of the median method.
+        opening: sentences at the beginning of the report.
 
     Raises:
-        ConfigError: a target that cannot be.
+        ConfigError: a target that cannot be used.
     """
     problems = summary.problems(records)
-    aims = [_usual(problem) if target is None else target_of(problem, target) for problem in problems]
+    aims = [_default_target(problem) if target is None else target_of(problem, target) for problem in problems]
     judges = {id(record): problem.judge for problem in problems for record in problem.records}
     first, several = records[0].config, len(records) > 1
     title = " and ".join(r.folder.name for r in records) if several else first["name"]
@@ -59,7 +61,7 @@ def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequen
         "version": fedax.__version__,
         "title": html.escape(title),
         "subtitle": html.escape(_subtitle(records)),
-        "verdict": _paragraphs([*said, *_conclusion(records, problems)]),
+        "verdict": _paragraphs([*opening, *_conclusion(records, problems)]),
         "missing": _missing(records),
         "facts": "".join(f"<div><dt>{k}</dt><dd>{_breakable(v)}</dd></div>" for k, v in _facts(records).items()),
         "contents": "".join(f'<a href="#{name}">{_PARTS[name]}</a>' for name, text in parts.items() if text),
@@ -75,7 +77,7 @@ def render(records: Sequence[Record], *, target: Aim | None = None, said: Sequen
     return filled(file("page.html"), fields).translate(UNSEEN)
 
 
-_MISSING = 3  # sentences on what is missing that are shown unfolded
+_MISSING = 3  # more sentences about missing files are folded
 
 _PARTS = {
     "results": "Final figures",
@@ -105,7 +107,7 @@ def style() -> str:
 
 
 def _colours() -> dict[str, str]:
-    """Those of the methods and of the classes, for the style sheet."""
+    """The colours of methods and classes, for the style sheet."""
     names = " ".join(f"--c{k}: {colour};" for k, colour in enumerate(COLOURS))
     classes = [f".c{k} {{ color: var(--c{k}); }}" for k in range(len(COLOURS))]
     classes += [f"svg .b{k}, .patch.b{k} {{ fill: {c}; background: {c}; }}" for k, c in enumerate(CLASS_COLOURS)]
@@ -114,7 +116,7 @@ def _colours() -> dict[str, str]:
 
 
 def _breakable(text: str) -> str:
-    """Escaped text that may be broken after an underscore."""
+    """Escaped text that may wrap after an underscore."""
     return html.escape(text).replace("_", "_<wbr>")
 
 
@@ -133,46 +135,49 @@ def _subtitle(records: Sequence[Record]) -> str:
 
 
 def _facts(records: Sequence[Record]) -> dict[str, str]:
-    each = [summary.facts(r.config, r.about["clients"]["sizes"], r.about["parameters"]) for r in records]
-    return {name: " / ".join(dict.fromkeys(facts[name] for facts in each)) for name in each[0]}
+    facts_of_records = [summary.facts(r.config, r.about["clients"]["sizes"], r.about["parameters"]) for r in records]
+    return {name: " / ".join(dict.fromkeys(facts[name] for facts in facts_of_records)) for name in facts_of_records[0]}
 
 
-def _conclusion(records: Sequence[Record], problems: Sequence[Problem]) -> list[str]:
-    """What came out: of each problem which method is best, and what a diagnosis says to take."""
+def _conclusion(records: Sequence[Record], problems: Sequence[ProblemResults]) -> list[str]:
+    """Sentences: the best method of each problem, and the verdicts of diagnoses."""
     if len(problems) == 1:
-        found = summary.verdict(problems[0]) + summary.spending(problems[0])
+        sentences = summary.verdict(problems[0]) + summary.spending(problems[0])
     else:
         differ = ", ".join(problems[0].differs)
-        found = [f"Problem {k + 1}, {_name(p)}: {' '.join(summary.verdict(p)[:1])}" for k, p in enumerate(problems)]
-        found.append(
+        sentences = [
+            f"Problem {k + 1}, {_problem_name(p)}: {' '.join(summary.verdict(p)[:1])}" for k, p in enumerate(problems)
+        ]
+        sentences.append(
             f"These runs are of {len(problems)} different problems ({differ} differ). "
             "Methods are compared within each, and never across."
         )
     name = (lambda record: f"{record.folder.name}: ") if len(records) > 1 else lambda record: ""
-    return found + [f"{name(record)}{diagnosis.verdict(record)}" for record in records if record.diagnosis]
+    return sentences + [f"{name(record)}{diagnosis.verdict(record)}" for record in records if record.diagnosis]
 
 
 def _missing(records: Sequence[Record]) -> str:
-    """What is missing in the run folders."""
-    said = [f"{record.name}: {each}" for record in records for each in (*lost(record), *clients.damaged(record))]
-    if len(said) > _MISSING:
-        fold = (
-            f"<details><summary>{len(said)} things are missing in these folders</summary>{_paragraphs(said)}</details>"
-        )
+    """Sentences about files that are missing or damaged in the run folders."""
+    sentences = [
+        f"{record.name}: {sentence}" for record in records for sentence in (*lost(record), *clients.damaged(record))
+    ]
+    if len(sentences) > _MISSING:
+        summary_line = f"<summary>{len(sentences)} things are missing in these folders</summary>"
+        fold = f"<details>{summary_line}{_paragraphs(sentences)}</details>"
         return f'<div class="missing">{fold}</div>'
-    return f'<div class="missing">{_paragraphs(said)}</div>' if said else ""
+    return f'<div class="missing">{_paragraphs(sentences)}</div>' if sentences else ""
 
 
-def _name(problem: Problem) -> str:
-    """A problem by what differs from the others."""
+def _problem_name(problem: ProblemResults) -> str:
+    """A name for a problem: the settings in which it differs from the others."""
     return ", ".join(f"{name} {value}" for name, value in problem.differs.items())
 
 
-def _results(problem: Problem, aim: Target | None, k: int, problems: Sequence[Problem]) -> str:
+def _results(problem: ProblemResults, aim: Target | None, k: int, problems: Sequence[ProblemResults]) -> str:
     several = len(problems) > 1
-    title = f"Final figures, problem {k + 1}: {_name(problem)}" if several else "Final figures"
-    said = summary.verdict(problem) + summary.spending(problem)
-    verdict = f'<div class="verdict">{_paragraphs(said)}</div>' if several else ""
+    title = f"Final figures, problem {k + 1}: {_problem_name(problem)}" if several else "Final figures"
+    sentences = summary.verdict(problem) + summary.spending(problem)
+    verdict = f'<div class="verdict">{_paragraphs(sentences)}</div>' if several else ""
     swept = any("sweep" in record.config for record in problem.records)
     note = "Of a sweep, the best point of each method. " if swept else ""
     note += " ".join(summary.legend(problem))
@@ -187,8 +192,8 @@ def _results(problem: Problem, aim: Target | None, k: int, problems: Sequence[Pr
     )
 
 
-def _usual(problem: Problem) -> Target | None:
-    """About what the middle one of the methods has in the end, for all to be compared by what it cost."""
+def _default_target(problem: ProblemResults) -> Target | None:
+    """The default target: about the final value of the median method, rounded to two digits."""
     column = problem.judge
     ends = {m.label: m.final(column) for m in problem.methods if m.status == "finished"} if column else {}
     means = sorted(float(np.mean(end)) for end in ends.values() if np.isfinite(end).all() and end.any())
@@ -198,13 +203,13 @@ def _usual(problem: Problem) -> Target | None:
     middle = means[len(means) // 2 if lower else (len(means) - 1) // 2]
     if not middle:
         return None
-    place = 10.0 ** (math.floor(math.log10(abs(middle))) - 1)  # two digits, on the side that is easier to reach
+    place = 10.0 ** (math.floor(math.log10(abs(middle))) - 1)  # round to two digits, towards the easier side
     value = (math.ceil if lower else math.floor)(middle / place * (1 - 1e-9 if lower else 1 + 1e-9)) * place
     return Target(column, float(f"{value:.2g}"), problem.better) if math.isfinite(value) else None
 
 
 def _sheet(sheet: tables.Sheet | None) -> str:
-    """A further table, folded where it is long."""
+    """A further table; a long one is folded."""
     if sheet is None:
         return ""
     rows = [("", [(html.escape(cell), "") for cell in row]) for row in sheet.rows]
@@ -217,23 +222,23 @@ def _paragraphs(sentences: Sequence[str]) -> str:
     return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
 
 
-def _curves_note(problems: Sequence[Problem]) -> str:
-    found = [m for problem in problems for m in problem.methods]
+def _curves_note(problems: Sequence[ProblemResults]) -> str:
+    methods = [m for problem in problems for m in problem.methods]
     every = max(map(charts.thinned, problems))
     note = "Lines are means over the seeds, bands run from the lowest to the highest seed. "
-    note = note if max(len(m.runs) for m in found) > 1 else ""
+    note = note if max(len(m.runs) for m in methods) > 1 else ""
     note += "Lines that lie on one another show in turns. "
-    note += "⊗: the method diverged, or ended worse than it began. " if any(m.status in GONE for m in found) else ""
+    note += "⊗: the method diverged, or ended worse than it began. " if any(m.status in GONE for m in methods) else ""
     note += f"Of {every} evaluations one is drawn. " if every > 1 else ""
     use = "Point at a curve for its values; drag to zoom in, double-click to go back. By keyboard: arrows, +, − and 0."
     return f'{note}<span class="live">{use}</span>'
 
 
-def _curves(problems: Sequence[Problem]) -> str:
+def _curves(problems: Sequence[ProblemResults]) -> str:
     text = ""
     for k, problem in enumerate(problems):
         if len(problems) > 1:
-            text += f'<h3 class="gap">Problem {k + 1}: {html.escape(_name(problem))}</h3>'
+            text += f'<h3 class="gap">Problem {k + 1}: {html.escape(_problem_name(problem))}</h3>'
         text += charts.curves(problem, k)
     return text
 
@@ -247,12 +252,12 @@ def _footer(records: Sequence[Record]) -> str:
 # ---- table
 
 
-def _table(problem: Problem) -> str:
+def _table(problem: ProblemResults) -> str:
     costs = ["local_steps", "gradients", "bytes", "seconds"]
     cost_names = ["Local steps", "Gradients", "Traffic down + up", "Time"]
     if all("wire_down" in run.history for m in problem.methods for run in m.runs):
         costs, cost_names = [*costs, "wire", "waited"], [*cost_names, "Over the network", "Waited"]
-    measured = []  # name, values of a method, column
+    measured = []  # (head, column, how many last evaluations)
     for column in summary.table_order(problem):
         measured.append((describe(column).label, column, 1))
         if column == problem.judge and problem.tail:
@@ -271,12 +276,12 @@ def _table(problem: Problem) -> str:
 
 
 def tabular(names: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, str]]]]) -> str:
-    """A table: of each row its class and its cells, of each cell its HTML and its class."""
+    """A table; each row is (class, cells), each cell (HTML, class)."""
     text = ""
     for kind, ((first, _), *cells) in rows:
-        text += f'<tr{_class(kind)}><th scope="row">{first}</th>'
+        text += f'<tr{_class_attribute(kind)}><th scope="row">{first}</th>'
         for name, (cell, mark) in zip(names[1:], cells, strict=True):
-            text += f'<td{_class(mark)} data-name="{html.escape(name)}">{cell}</td>'
+            text += f'<td{_class_attribute(mark)} data-name="{html.escape(name)}">{cell}</td>'
         text += "</tr>"
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
     kind = " dense" * (len(names) > 8)
@@ -284,7 +289,7 @@ def tabular(names: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, 
     return f'<div class="table{kind}"><table><thead><tr>{head}</tr></thead><tbody>{text}</tbody></table></div>'
 
 
-def _class(name: str) -> str:
+def _class_attribute(name: str) -> str:
     return f' class="{name}"' * bool(name)
 
 
@@ -327,7 +332,7 @@ def _id(name: str, several: bool) -> str:
 
 
 def _trials(record: Record, label: str) -> str:
-    """All points of a method, folded; the best stands in the line that unfolds them."""
+    """The folded table of all points of a method; its summary line shows the best."""
     trials = record.trials(label)
     if not trials:
         return ""
@@ -372,14 +377,14 @@ def _privacy(record: Record, several: bool) -> str:
 def _diagnosis(record: Record, several: bool) -> str:
     if not record.diagnosis:
         return ""
-    labels = [found["label"] for found in record.diagnosis]
+    labels = [method["label"] for method in record.diagnosis]
     rows = [
         ("", [(html.escape(cell), "") for cell in (name, *cells)]) for name, cells in diagnosis.rows(record.diagnosis)
     ]
     table = tabular(["Figure", *labels], rows)
     advice = ""
-    for label, found in zip(labels, record.diagnosis, strict=True):
-        advice += f'<h3 class="gap">{html.escape(label)}</h3>{_list(found["advice"])}'
+    for label, method in zip(labels, record.diagnosis, strict=True):
+        advice += f'<h3 class="gap">{html.escape(label)}</h3>{_list(method["advice"])}'
     limits = f'<h3 class="gap">What these figures cannot tell</h3>{_list(diagnosis.unknown(record.diagnosis))}'
     title = f"Diagnosis of {html.escape(record.folder.name)}" if several else "Diagnosis"
     note = f"Measured at {html.escape(diagnosis.where(record.diagnosis))} (a → b: at the first and at the last)."
@@ -395,22 +400,22 @@ def _list(sentences: Sequence[str]) -> str:
 
 
 def _columns(record: Record, several: bool) -> str:
-    found = noted.overview_of(record)
-    if found is None:
+    overview = noted.overview_of(record)
+    if overview is None:
         return ""
     note = "What the columns of the tables are used as, in how many rows each is missing, and the mean of its numbers "
-    note += "or its commonest value: of all rows, and at each client. " + " ".join(found.shortened())
-    heads, rows = found.table()
+    note += "or its commonest value: of all rows, and at each client. " + " ".join(overview.shortened())
+    heads, rows = overview.table()
     cells = []
     for row in rows:
-        words = "names" * (row[1] in ("category", "label"))  # may be broken where numbers may not
+        words = "names" * (row[1] in ("category", "label"))  # names may wrap, numbers may not
         cells.append(("", [(html.escape(cell), words * (k > 2)) for k, cell in enumerate(row)]))
     text = tabular(["Column", "Used as", "Missing", "Mean or commonest", *heads[4:]], cells)
-    if found.dropped:
-        left_out = [f"{name}: {why}" for name, why in found.dropped.items()]
+    if overview.dropped:
+        left_out = [f"{name}: {why}" for name, why in overview.dropped.items()]
         text += f"<details><summary>{len(left_out)} columns are left out</summary>{_list(left_out)}</details>"
-    if said := noted.lines(record.config, found):
-        text = f'<h3 class="gap">To look at</h3>{_list(said)}{text}'
+    if notes := noted.lines(record.config, overview):
+        text = f'<h3 class="gap">To look at</h3>{_list(notes)}{text}'
     title = f"Columns of {html.escape(record.folder.name)}" if several else "Columns"
     return f'<section{_id("columns", several)}><h2>{title}</h2><p class="note">{html.escape(note)}</p>{text}</section>'
 
@@ -419,53 +424,58 @@ def _columns(record: Record, several: bool) -> str:
 
 
 def _spreads(record: Record, judge: str | None) -> list[tuple[str, list[clients.Spread]]]:
-    """Figure -> how it is spread over the clients, for each method, and for the baselines."""
-    found = []
+    """For each figure of clients, how it is spread for each method and baseline."""
+    spreads = []
     for figure in clients.figures_of(record, judge):
         way = better(f"test_{figure}") or "lower"
         labels = [*record.labels, *clients.BASELINES]
-        made = [clients.spread_of(label, clients.tables(record, label), figure, way) for label in labels]
-        found.append((figure, [each for each in made if each is not None]))
-    return found
+        by_label = [clients.spread_of(label, clients.tables(record, label), figure, way) for label in labels]
+        spreads.append((figure, [method_spread for method_spread in by_label if method_spread is not None]))
+    return spreads
 
 
 def _by_client(record: Record, judge: str | None) -> str:
-    """What the methods have at each client, beside the baselines."""
+    """The figures of each client, for the methods and the baselines."""
     text, labels = "", [method["label"] for method in record.config["methods"]]
     for i, (figure, spreads) in enumerate(_spreads(record, judge)):
         column = f"test_{figure}"
-        known = describe(column)
+        described = describe(column)
         seeds = len(record.config["run"]["seeds"])
-        about = f"{known.label} on each client's own test examples"
+        about = f"{described.label} on each client's own test examples"
         about += f", the mean over {seeds} seeds. " if seeds > 1 else ". "
-        about += f"{(known.better or 'lower').capitalize()} is better. "
-        if any(np.isnan(each.values).any() for each in spreads):
+        about += f"{(described.better or 'lower').capitalize()} is better. "
+        if any(np.isnan(method_spread.values).any() for method_spread in spreads):
             about += "Clients where it is not defined, as where all test examples are of one class, are left out. "
         if i == 0:
             about += (
                 "Local only: each client trains a model of its own on its own data. Pooled: one model on all data in "
                 "one place. Both go over the data as often as the method that did so most; they are no federated "
                 "methods, and are not ranked with them. "
-            ) * any(each.label in clients.BASELINES for each in spreads)
+            ) * any(method_spread.label in clients.BASELINES for method_spread in spreads)
         if not spreads:
             continue
-        text += f'<h3 class="gap">{html.escape(known.label)} of each client</h3>'
+        text += f'<h3 class="gap">{html.escape(described.label)} of each client</h3>'
         text += f'<p class="note">{html.escape(about)}</p>'
         text += charts.spread(column, spreads, labels) + _spread_table(column, spreads)
-    if said := clients.left_out(record.folder):
-        text += f'<p class="note">{html.escape(" ".join(said))}</p>'
+    if sentences := clients.left_out(record.folder):
+        text += f'<p class="note">{html.escape(" ".join(sentences))}</p>'
     return text
 
 
 def _spread_table(column: str, spreads: Sequence[clients.Spread]) -> str:
     names = ("Mean over clients", "Standard deviation", "Mean of the worst tenth", "Worst clients")
     rows = []
-    for each in spreads:
-        number, noise, unit = show_parts(column, each.mean, each.std)
+    for method_spread in spreads:
+        number, noise, unit = show_parts(column, method_spread.mean, method_spread.std)
         deviation = f"{noise.removeprefix('± ')} {unit}".strip() or "–"
-        worst = ", ".join(f"{html.escape(name)} ({show(column, value)})" for name, value in each.worst)
-        cells = (html.escape(each.label), f"{number} {unit}".strip(), deviation, show(column, each.worst_tenth))
-        apart = "baseline" if each.label in clients.BASELINES else ""
+        worst = ", ".join(f"{html.escape(name)} ({show(column, value)})" for name, value in method_spread.worst)
+        cells = (
+            html.escape(method_spread.label),
+            f"{number} {unit}".strip(),
+            deviation,
+            show(column, method_spread.worst_tenth),
+        )
+        apart = "baseline" if method_spread.label in clients.BASELINES else ""
         rows.append((apart, [*((cell, "") for cell in cells), (worst, "names")]))
     return tabular(["Method", *names], rows)
 
@@ -481,10 +491,10 @@ def _clients(record: Record, judge: str | None, several: bool) -> str:
     parts = [_plot("Examples of each client", pictures["sizes"])]
     if about_clients["counts"]:
         counts = np.asarray(about_clients["counts"])
-        own, whole = (counts / sizes[:, None]).max(1), counts.sum(0).max() / sizes.sum()
+        commonest, overall = (counts / sizes[:, None]).max(1), counts.sum(0).max() / sizes.sum()
         note += (
-            f"The commonest class of a client makes up {100 * np.median(own):.0f} % of its data in the median; "
-            f"that of all data together, {100 * whole:.0f} %. "
+            f"The commonest class of a client makes up {100 * np.median(commonest):.0f} % of its data in the median; "
+            f"that of all data together, {100 * overall:.0f} %. "
         )
         parts.append(_plot("Classes of each client", pictures["counts"]))
     if record.config["run"].get("split_seeds"):

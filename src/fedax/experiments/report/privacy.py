@@ -1,4 +1,4 @@
-"""What the report says of a private run: what was spent, what that guarantees, and what it does not cover."""
+"""The report's section on privacy: what a private run has spent, what that guarantees, and what it does not cover."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ from fedax.columns import show
 from fedax.experiments import summary
 from fedax.experiments.runs import Record
 
-_KNOWN_TO_ALL = {
+_NEIGHBOURS = {
     "add or remove a client": "whether any one client took part, with all of its data",
     "replace a client": "which of two clients, with all of their data, took part in the place of one",
 }
 
 
 def note(record: Record) -> str:
-    """What was done to the uploads."""
+    """Sentences on clipping and noise."""
     dp = summary.varied(record.config)["privacy"]
     clip, noise = (summary.in_words(dp[name]) for name in ("clip", "noise"))
     if dp.get("adaptive"):
@@ -27,29 +27,35 @@ def note(record: Record) -> str:
 
 
 def table(record: Record) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: of each method what it has spent, and how its exchanges share in it."""
-    found, told = summary.methods([record]), record.about.get("privacy") or {}
-    more = any(_releases(each) > 1 for each in told.values())
-    heads = ["Method", "ε spent", "δ", "Rounds", *(["Over all rounds", "With one exchange a round"] if more else [])]
+    """Heads and rows: what each method has spent, planned and in fact."""
+    methods, outlooks = summary.methods([record]), record.about.get("privacy") or {}
+    several_exchanges = any(_releases(outlook) > 1 for outlook in outlooks.values())
+    heads = [
+        "Method",
+        "ε spent",
+        "δ",
+        "Rounds",
+        *(["Over all rounds", "With one exchange a round"] if several_exchanges else []),
+    ]
     rows = []
-    for m in found:
+    for m in methods:
         if m.epsilon is None:
             continue
         rounds = max(int(run.history["round"][-1]) for run in m.runs)
         ended = ", the budget's end" if any(run.spent for run in m.runs) else ""
         row = [m.label, show("epsilon", m.epsilon), f"{m.delta:g}", f"{rounds}{ended}"]
-        if more:
-            each = told[m.label]
-            row += [f"{_shown(each['epsilon'])} by {_counted(each)}", _shown(each["one"])]
+        if several_exchanges:
+            outlook = outlooks[m.label]
+            row += [f"{_shown(outlook['epsilon'])} by {_counted(outlook)}", _shown(outlook["one"])]
         rows.append(row)
     return heads, rows
 
 
 def parts(record: Record) -> dict[str, list[str]]:
-    """Heading -> sentences."""
-    told = record.about.get("privacy") or {}
+    """The subsections: heading -> sentences."""
+    outlooks = record.about.get("privacy") or {}
     return {
-        "What this guarantees": [*_guarantee(record, told), _together(record)],
+        "What this guarantees": [*_guarantee(record, outlooks), _together(record)],
         "What is private": [
             "The model, and its whole trajectory: every model that clients received, the one in the end, and all that "
             "is computed from them and from public data.",
@@ -65,20 +71,20 @@ def parts(record: Record) -> dict[str, list[str]]:
     }
 
 
-def _guarantee(record: Record, told: dict[str, dict[str, Any]]) -> list[str]:
-    found = list(dict.fromkeys((each["relation"], each["accountant"]) for each in told.values()))
-    said = [guaranteed(*each) for each in found]
+def _guarantee(record: Record, outlooks: dict[str, dict[str, Any]]) -> list[str]:
+    relations = list(dict.fromkeys((outlook["relation"], outlook["accountant"]) for outlook in outlooks.values()))
+    sentences = [guaranteed(*outlook) for outlook in relations]
     if record.config["privacy"].get("noise_seed") is not None:
-        said.insert(0, summary.NOT_PRIVATE)
+        sentences.insert(0, summary.NOT_PRIVATE)
     swept = record.config.get("sweep", {}).get("grid", {}).get("privacy.noise", [record.config["privacy"]["noise"]])
     if 0 in (swept.values() if isinstance(swept, dict) else swept):
-        said.append("Without noise there is no guarantee: ε is infinite.")
-    return said
+        sentences.append("Without noise there is no guarantee: ε is infinite.")
+    return sentences
 
 
 def guaranteed(relation: str, accountant: str) -> str:
-    """What ε says, of neighbours of this relation."""
-    known = _KNOWN_TO_ALL.get(relation, relation)
+    """The meaning of ε for a neighbouring relation, in words."""
+    known = _NEIGHBOURS.get(relation, relation)
     return (
         f"Who sees every model of one run can tell {known} only within (ε, δ): no event becomes more likely by "
         f"more than a factor of e^ε, but for a probability of δ. Neighbouring relation: {relation}. "
@@ -106,18 +112,18 @@ def _secret(record: Record) -> str:
     )
 
 
-def _releases(each: dict[str, Any]) -> int:
-    return int(each["exchanges"] + each["warmup"])
+def _releases(outlook: dict[str, Any]) -> int:
+    return int(outlook["exchanges"] + outlook["warmup"])
 
 
-def _counted(each: dict[str, Any]) -> str:
+def _counted(outlook: dict[str, Any]) -> str:
     """
     Example:
         >>> _counted({"exchanges": 2, "warmup": 1, "rounds": 50})
         '50 rounds of 2 exchanges, and 1 before them'
     """
-    text = f"{each['rounds']} rounds of {each['exchanges']} exchange{'s' * (each['exchanges'] > 1)}"
-    return text + (f", and {each['warmup']} before them" if each["warmup"] else "")
+    text = f"{outlook['rounds']} rounds of {outlook['exchanges']} exchange{'s' * (outlook['exchanges'] > 1)}"
+    return text + (f", and {outlook['warmup']} before them" if outlook["warmup"] else "")
 
 
 def _shown(value: float | None) -> str:

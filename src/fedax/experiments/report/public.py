@@ -1,7 +1,7 @@
-"""What may be published of a run folder whose runs are private: a page, and tables.
+"""The part of a private run's folder that may be published, as a page and as tables.
 
-All of it follows from what ε covers, and from public data: the public columns of the history, the settings of the
-methods, and what the runs have spent. The folder's other figures are dropped before anything is made of the rest.
+It is made only of what ε covers and of public data: the public columns of the history, the settings of the methods, and
+what the runs have spent. All other figures of the folder are dropped first.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ from fedax.privacy import Ledger
 
 @dataclass(frozen=True)
 class Public:
-    """What is public of a run folder.
+    """The publishable content of a run folder.
 
     Attributes:
-        methods: their histories have public columns only.
+        methods: with histories of public columns only.
         epsilon, delta: what all runs have spent together.
         relation, accountant: as of :class:`fedax.privacy.Ledger`.
     """
@@ -44,10 +44,10 @@ class Public:
 
 
 def public(record: Record) -> Public:
-    """What is public of a run folder.
+    """Select the publishable content of a run folder.
 
     Raises:
-        ConfigError: its runs are not private, or it does not tell what of them is public.
+        ConfigError: the runs are not private, or the folder does not say what is public.
     """
     folder, dp = str(record.folder), record.config.get("privacy")
     if dp is None or not dp["noise"]:
@@ -59,30 +59,30 @@ def public(record: Record) -> Public:
     if "sweep" in record.config:
         way_out = "the runs of all points are spent on a sweep, and its best one tells of them; run its best.toml"
         raise ConfigError("run", folder, way_out)
-    columns, told = record.about.get("public"), record.about.get("privacy") or {}
-    if columns is None or any(told.get(label, {}).get("drawn") is None for label in record.labels):
+    columns, outlooks = record.about.get("public"), record.about.get("privacy") or {}
+    if columns is None or any(outlooks.get(label, {}).get("drawn") is None for label in record.labels):
         way_out = "it is of an earlier version of fedax, which did not keep what is public of it; run it again"
         raise ConfigError("run", folder, way_out)
     runs = [dataclasses.replace(run, history=of_public(run.history, columns)) for run in record.runs]
-    ledgers = [_of_a_seed(record, seed) for seed in dict.fromkeys(run.seed for run in runs)]
+    ledgers = [_joint_ledger(record, seed) for seed in dict.fromkeys(run.seed for run in runs)]
     spent = [ledger.epsilon(rounds, methods * dp["delta"]) for ledger, rounds, methods in ledgers]
     first = ledgers[0][0]
     found = summary.methods([dataclasses.replace(record, runs=runs)])
     return Public(found, sum(spent), len(runs) * dp["delta"], first.relation, first.accountant)
 
 
-def _of_a_seed(record: Record, seed: int) -> tuple[Ledger, int, int]:
-    """The ledger of the runs with a seed as of one run, its rounds, and how many runs they are.
+def _joint_ledger(record: Record, seed: int) -> tuple[Ledger, int, int]:
+    """The ledger of all runs with a seed, as if they were one run; its rounds; and how many runs there are.
 
-    They have the same cohorts, round by round, so their sums are exchanges of the same rounds. Where clients are drawn
-    these can spend more than the runs' own ε together.
+    These runs have the same cohorts, round by round, so their sums count as exchanges of the same rounds. With sampled
+    cohorts that can be more than the sum of the single runs' ε.
     """
     runs = [run for run in record.runs if run.seed == seed]
-    told = [record.about["privacy"][run.label] for run in runs]
-    heard = {stage: sum(each[stage] for each in told) for stage in ("exchanges", "warmup")}
-    heard["numbers"] = max(each.get("numbers", 0) for each in told)
+    outlooks = [record.about["privacy"][run.label] for run in runs]
+    exchanges = {stage: sum(outlook[stage] for outlook in outlooks) for stage in ("exchanges", "warmup")}
+    exchanges["numbers"] = max(outlook.get("numbers", 0) for outlook in outlooks)
     number = len(record.about["clients"]["sizes"])
-    ledger = Ledger(record.config["privacy"]["noise"], number, **told[0]["drawn"], **heard)
+    ledger = Ledger(record.config["privacy"]["noise"], number, **outlooks[0]["drawn"], **exchanges)
     return ledger, max(int(run.history["round"][-1]) for run in runs), len(runs)
 
 
@@ -128,14 +128,16 @@ def _sheet(of: Public) -> Sheet:
     for column in summary.metrics(of.methods):
         columns |= tables.means_of(column, of.methods)
     rows = list(zip(*columns.values(), strict=True))
-    return Sheet("public", "Private training", list(columns), rows, notes=[*_reading(of), *_spent(of), *_meaning(of)])
+    return Sheet(
+        "public", "Private training", list(columns), rows, notes=[*_explanation(of), *_spent(of), *_meaning(of)]
+    )
 
 
-def _reading(of: Public) -> list[str]:
+def _explanation(of: Public) -> list[str]:
     several = "Means ± standard deviations over the seeds, after the last round."
-    said = [several] if max(len(m.runs) for m in of.methods) > 1 else ["After the last round."]
-    said += [f"{m.label}: {m.status_text}." for m in of.methods if m.status != "finished"]
-    return [*said, "ε: the privacy that one run has spent, the most of its seeds."]
+    sentences = [several] if max(len(m.runs) for m in of.methods) > 1 else ["After the last round."]
+    sentences += [f"{m.label}: {m.status_text}." for m in of.methods if m.status != "finished"]
+    return [*sentences, "ε: the privacy that one run has spent, the most of its seeds."]
 
 
 def _spent(of: Public) -> list[str]:
@@ -156,7 +158,7 @@ def _meaning(of: Public) -> list[str]:
 
 
 def to_html(of: Public) -> str:
-    """A page that needs no network."""
+    """The page as HTML that needs no network."""
     from fedax.experiments.plots import series  # slow
 
     sheet, pictures = _sheet(of), []
@@ -167,7 +169,7 @@ def to_html(of: Public) -> str:
         "version": fedax.__version__,
         "style": page.style(),
         "table": page.tabular(sheet.heads, [("", [(html.escape(cell), "") for cell in row]) for row in sheet.rows]),
-        "reading": _paragraph(_reading(of)),
+        "reading": _paragraph(_explanation(of)),
         "pictures": "".join(pictures),
         "spent": _paragraph(_spent(of)),
         "meaning": _paragraph(_meaning(of)),
@@ -190,12 +192,12 @@ def to_latex(of: Public) -> str:
 
 
 def to_markdown(of: Public) -> str:
-    """The same table as Markdown."""
+    """A table as Markdown."""
     return markdown([_sheet(of)])
 
 
 FORMS: dict[str, Callable[[Public], str]] = {
-    "html": np.errstate(all="ignore")(to_html),  # means of numbers near the largest there are
+    "html": np.errstate(all="ignore")(to_html),  # means of numbers near the largest float overflow
     "csv": to_csv,
     "latex": to_latex,
     "markdown": to_markdown,

@@ -1,9 +1,8 @@
-"""Drawings in SVG for the report: a frame with two axes, and what lies in it.
+"""SVG drawings for the report: a frame with two axes, and curves, areas and marks in it.
 
-A frame is as wide as the page leaves it, without any script. So places in it are shares of its sides: percentages, or
-units of a field that is stretched, ``WIDTH`` by ``HEIGHT`` of them from its upper left corner. Texts, marks and the
-widths of lines keep their size. The page's script draws curves again by the same rules when a reader changes an axis or
-zooms in; see page.js.
+A frame fills the width of the page without any script. So positions are relative to its sides: percentages, or units of
+a stretched field of ``WIDTH`` by ``HEIGHT`` units from the upper left corner. Texts, marks and line widths keep their
+size. The script of the page, page.js, draws curves again by the same rules when a reader changes an axis or zooms in.
 """
 
 import html
@@ -17,7 +16,7 @@ import numpy as np
 
 WIDTH, HEIGHT = 2000, 1000  # units of a field
 
-# By the names that Matplotlib has for them; 8 across, as areas seem equally large.
+# By Matplotlib's names, about 8 units across; the sizes are chosen so that all seem equally large.
 SYMBOLS = {
     "o": "M-4.2 0a4.2 4.2 0 1 0 8.4 0a4.2 4.2 0 1 0-8.4 0z",
     "s": "M-3.8-3.8h7.6v7.6h-7.6z",
@@ -33,25 +32,25 @@ _OTHERS = {
     "gone": '<circle r="6.5"/><path d="M-3-3l6 6M-3 3l6-6"/>',
     "star": '<path d="M0-9l2.6 5.6 6.1.8-4.5 4.2 1.2 6.1L0 3.7l-5.4 3 1.2-6.1-4.5-4.2 6.1-.8z"/>',
 }
-_LARGEST = 1e300  # of what is drawn
-_NARROWEST = 1e-9  # of an axis, relative to its values
+_LARGEST = 1e300  # larger numbers are clipped before they are drawn
+_NARROWEST = 1e-9  # the least length of an axis, relative to its values
 
 
 @dataclass(frozen=True)
-class Axis:
-    """An axis: numbers from ``low`` to ``high``, or words, of which each has a place of its own.
+class Scale:
+    """The scale of an axis: numbers from ``low`` to ``high``, or words at 0, 1, 2, …
 
     Attributes:
-        low, high: its ends.
-        log: on a logarithmic scale; both ends are > 0 then.
-        unit: ``"%"`` of shares, ``"B"``, or nothing.
-        whole: whether the numbers count something.
-        words: what stands at the places, instead of numbers.
+        low, high: the ends.
+        log: whether it is logarithmic; both ends are then > 0.
+        unit: ``"%"`` for shares, ``"B"``, or nothing.
+        whole: whether the numbers are counts.
+        words: the labels of an axis of words.
 
     Example:
-        >>> Axis(0.0, 20.0).share(np.array([5.0, 20.0])), Axis(0.0, 20.0).ticks(4)
+        >>> Scale(0.0, 20.0).share(np.array([5.0, 20.0])), Scale(0.0, 20.0).ticks(4)
         (array([0.25, 1.  ]), [(0.0, '0'), (0.25, '5'), (0.5, '10'), (0.75, '15'), (1.0, '20')])
-        >>> Axis(0.5, 200.0, log=True).ticks()[0][1], [text.split() for _, text in Axis(0, 3e6, unit="B").ticks(3)]
+        >>> Scale(0.5, 200.0, log=True).ticks()[0][1], [text.split() for _, text in Scale(0, 3e6, unit="B").ticks(3)]
         ('1', [['0', 'MB'], ['1', 'MB'], ['2', 'MB'], ['3', 'MB']])
     """
 
@@ -63,12 +62,12 @@ class Axis:
     words: tuple[str, ...] = ()
 
     @classmethod
-    def of_words(cls, words: Sequence[str]) -> "Axis":
-        """An axis of words, at 0, 1, 2, …"""
+    def of_words(cls, words: Sequence[str]) -> "Scale":
+        """A scale of words, at 0, 1, 2, …"""
         return cls(-0.5, len(words) - 0.5, words=tuple(words))
 
     def share(self, values: Any) -> np.ndarray:
-        """Where values lie: 0 at the low end, 1 at the high one; not-a-number where they have no place."""
+        """The relative positions of values: 0 at the low end, 1 at the high end; not-a-number if undefined."""
         with np.errstate(all="ignore"):
             low, high, values = self.low, self.high, np.clip(np.asarray(values, float), -_LARGEST, _LARGEST)
             if self.log:
@@ -77,25 +76,27 @@ class Axis:
             return (values - low) / (high - low)
 
     def ticks(self, number: int = 6) -> list[tuple[float, str]]:
-        """About so many round numbers on the axis: where they lie, and how they are written."""
+        """About ``number`` round numbers on the axis, as (relative position, text)."""
         if self.words:
             return [(float(self.share(i)), word) for i, word in enumerate(self.words)]
         if self.log and self.high > 3 * self.low:
-            found = _decades(self.low, self.high)
-            return [(float(self.share(v)), _written(v, 10.0 ** math.floor(math.log10(v)), v, self.unit)) for v in found]
-        step = _step((self.high - self.low) / number)
+            values = _decades(self.low, self.high)
+            return [
+                (float(self.share(v)), _tick_text(v, 10.0 ** math.floor(math.log10(v)), v, self.unit)) for v in values
+            ]
+        step = _round_step((self.high - self.low) / number)
         step = max(step, 1.0) if self.whole else step
-        found = [k * step for k in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
-        top = max(map(abs, found), default=0.0)
-        return [(float(self.share(v)), _written(v, step, top, self.unit)) for v in found]
+        values = [k * step for k in range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)]
+        top = max(map(abs, values), default=0.0)
+        return [(float(self.share(v)), _tick_text(v, step, top, self.unit)) for v in values]
 
 
-def around(values: Any, log: bool = False, unit: str = "") -> Axis | None:
-    """An axis with all finite values and a little room; ``None`` where there are none.
+def around(values: Any, log: bool = False, unit: str = "") -> Scale | None:
+    """A scale that holds all finite values, with a margin; ``None`` if there are none.
 
     Example:
         >>> around([1.0, 3.0, np.inf]), around([])
-        (Axis(low=0.9, high=3.1, log=False, unit='', whole=False, words=()), None)
+        (Scale(low=0.9, high=3.1, log=False, unit='', whole=False, words=()), None)
     """
     values = np.asarray(values, float)
     values = values[np.isfinite(values) & (np.abs(values) <= _LARGEST)]
@@ -105,29 +106,29 @@ def around(values: Any, log: bool = False, unit: str = "") -> Axis | None:
     low, high = float(values.min()), float(values.max())
     if log:
         low, high = math.log10(low), math.log10(high)
-    wide = high - low
-    pad = 0.05 * (wide if wide > _NARROWEST * max(abs(low), abs(high)) else abs(high) or 1.0)
+    length = high - low
+    pad = 0.05 * (length if length > _NARROWEST * max(abs(low), abs(high)) else abs(high) or 1.0)
     low, high = low - pad, high + pad
-    return Axis(max(10.0**low, 1e-307), 10.0**high, True, unit) if log else Axis(low, high, False, unit)
+    return Scale(max(10.0**low, 1e-307), 10.0**high, True, unit) if log else Scale(low, high, False, unit)
 
 
-def _step(least: float) -> float:
-    """1, 2 or 5 times a power of ten: the first that is not smaller."""
+def _round_step(least: float) -> float:
+    """The least of 1, 2 or 5 times a power of ten that is at least this number."""
     power = 10.0 ** math.floor(math.log10(least))
     return next((m * power for m in (1, 2, 5) if m * power >= least * (1 - 1e-9)), 10 * power)
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Round numbers of a logarithmic axis."""
+    """Round numbers for the ticks of a logarithmic axis."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, math.ceil((last - first) / 7))
     parts = (1, 2, 5) if math.log10(high / low) < 2.2 else (1,)
-    found = [m * 10.0**e for e in range(first, last + 1) if e % every == 0 for m in parts]
-    return [v for v in found if low <= v <= high]
+    values = [m * 10.0**e for e in range(first, last + 1) if e % every == 0 for m in parts]
+    return [v for v in values if low <= v <= high]
 
 
-def _written(value: float, step: float, top: float, unit: str) -> str:
-    """A number as an axis has it: as exactly as ``step`` asks, with the prefix that suits ``top``, the largest."""
+def _tick_text(value: float, step: float, top: float, unit: str) -> str:
+    """The text of a tick: with the digits that ``step`` needs, and the prefix that suits the largest number ``top``."""
     if unit == "%":
         return f"{_fixed(100 * value, 100 * step)}\u00a0%"
     if top >= (1e3 if unit == "B" else 1e4) and top < 1e15:
@@ -156,8 +157,8 @@ def path(x: Any, y: Any) -> str:
         ('M0 0l1000 1000', 'M1000 500h0')
     """
     text = ""
-    for run in _runs(x, y):
-        text += f"M{run[0][0]} {run[0][1]}{_steps(run) or 'h0'}"
+    for run in _unbroken(x, y):
+        text += f"M{run[0][0]} {run[0][1]}{_relative_moves(run) or 'h0'}"
     return text
 
 
@@ -170,9 +171,9 @@ def band(x: Any, low: Any, high: Any) -> str:
     """
     x, low, high = (np.asarray(v, float) for v in (x, low, high))
     text = ""
-    for above, below in zip(_runs(x, high + 0 * low), _runs(x, low + 0 * high), strict=True):
+    for above, below in zip(_unbroken(x, high + 0 * low), _unbroken(x, low + 0 * high), strict=True):
         edge = [*above, *below[::-1]]
-        text += f"M{edge[0][0]} {edge[0][1]}{_steps(edge)}z"
+        text += f"M{edge[0][0]} {edge[0][1]}{_relative_moves(edge)}z"
     return text
 
 
@@ -183,11 +184,11 @@ def dots(x: Any, y: Any) -> str:
         >>> dots([0, 1], [1, 0])
         'M0 0h0M2000 1000h0'
     """
-    return "".join(f"M{u} {v}h0" for run in _runs(x, y) for u, v in run)
+    return "".join(f"M{u} {v}h0" for run in _unbroken(x, y) for u, v in run)
 
 
 def bars(left: Any, right: Any, low: Any, high: Any) -> str:
-    """Rectangles as a path; those of no height are left out.
+    """Rectangles as one path, without those of no height.
 
     Example:
         >>> bars([0, 0.5], [0.25, 0.75], [0, 0], [1, 0])
@@ -201,11 +202,11 @@ def bars(left: Any, right: Any, low: Any, high: Any) -> str:
 
 
 def cells(values: np.ndarray, levels: int = 10) -> list[tuple[int, str]]:
-    """A table of numbers in [0, 1] as areas: a path for each level from 1, those of nothing left out.
+    """A table of numbers in [0, 1] as areas: one path for each level above 0.
 
     Args:
-        values: [rows, columns], the first row at the bottom; not-a-number where there is nothing.
-        levels: how many are told apart.
+        values: [rows, columns], the first row at the bottom; not-a-number for an empty cell.
+        levels: how many levels are distinguished.
 
     Example:
         >>> cells(np.array([[0.0, 1.0], [1.0, 1.0]]))
@@ -218,20 +219,20 @@ def cells(values: np.ndarray, levels: int = 10) -> list[tuple[int, str]]:
         cuts = [0, *(np.flatnonzero(np.diff(level[i])) + 1).tolist(), columns]
         for start, stop in itertools.pairwise(cuts):
             if k := int(level[i, start]):
-                one = bars([start / columns], [stop / columns], [i / rows], [(i + 1) / rows])
-                paths[k] = paths.get(k, "") + one
+                bar = bars([start / columns], [stop / columns], [i / rows], [(i + 1) / rows])
+                paths[k] = paths.get(k, "") + bar
     return sorted(paths.items())
 
 
 def mark(name: str, x: float, y: float) -> str:
-    """A mark that keeps its size; nothing where it is outside of the frame."""
+    """A mark of fixed size; empty if it is outside of the frame."""
     if not (-1e-9 <= x <= 1 + 1e-9 and -1e-9 <= y <= 1 + 1e-9):
         return ""
     return f'<use href="#{name}" x="{percent(x)}" y="{percent(1 - y)}"/>'
 
 
 def percent(share: float) -> str:
-    """A share as SVG takes it.
+    """A share as an SVG percentage.
 
     Example:
         >>> percent(0.25), percent(1 / 3)
@@ -241,7 +242,7 @@ def percent(share: float) -> str:
 
 
 def symbols() -> str:
-    """The marks, to stand in a page once: ``m0``, ``m1``, … for methods, ``gone``, ``star``."""
+    """The definitions of the marks, once for a page: ``m0``, ``m1``, … for methods, ``gone``, ``star``."""
     shapes = {f"m{k}": f'<path d="{d}"/>' for k, d in enumerate(SYMBOLS.values())} | _OTHERS
     inside = "".join(f'<symbol id="{name}" overflow="visible">{shape}</symbol>' for name, shape in shapes.items())
     return f'<svg width="0" height="0" aria-hidden="true" style="position:absolute">{inside}</svg>'
@@ -249,8 +250,8 @@ def symbols() -> str:
 
 def frame(
     label: str,
-    x: Axis,
-    y: Axis,
+    x: Scale,
+    y: Scale,
     field: str,
     marks: str = "",
     *,
@@ -260,15 +261,15 @@ def frame(
     left: int = 52,
     slanted: bool = False,
 ) -> str:
-    """A picture: grid, axes, and what lies between them.
+    """A picture: grid, axes and content.
 
     Args:
-        label: what it shows, for those who do not see it.
-        x, y: the axes. A y-axis of words has them at the left.
-        field: paths in the units of the field; what is outside of the frame is cut off.
-        marks: whatever has its place by percentages, on top.
+        label: a description for screen readers.
+        x, y: the scales of the axes. Words of a y-axis are at the left.
+        field: paths in the units of the field; they are clipped at the frame.
+        marks: elements with positions in percent, drawn on top.
         height: of the frame, in pixels.
-        x_name, y_name: under and over the axes.
+        x_name, y_name: the names of the axes, under and over them.
         left: room for the numbers at the left, in pixels.
         slanted: write the words of the x-axis slantwise.
     """
@@ -287,17 +288,17 @@ def frame(
     )
 
 
-def grid(x: Axis, y: Axis, slanted: bool = False) -> str:
-    """Lines and numbers of a frame."""
+def grid(x: Scale, y: Scale, slanted: bool = False) -> str:
+    """The grid lines and tick texts of a frame."""
     text = ""
     for k, (share, word) in enumerate(x.ticks()):
         at = percent(share)
         text += "" if x.words else f'<line x1="{at}" x2="{at}" y2="100%"/>'
         if slanted:
             turned = f'<text class="slant" transform="translate(4 12) rotate(-42)">{html.escape(word)}</text>'
-            text += f'<svg x="{at}" y="100%" overflow="visible"{_spare(k, x)}>{turned}</svg>'
+            text += f'<svg x="{at}" y="100%" overflow="visible"{_hidden_if_narrow(k, x)}>{turned}</svg>'
         else:
-            text += f'<text x="{at}" y="100%" dy="18"{_spare(k, x)}>{html.escape(word)}</text>'
+            text += f'<text x="{at}" y="100%" dy="18"{_hidden_if_narrow(k, x)}>{html.escape(word)}</text>'
     for share, word in y.ticks():
         at = percent(1 - share)
         text += "" if y.words else f'<line y1="{at}" x2="100%" y2="{at}"/>'
@@ -305,28 +306,28 @@ def grid(x: Axis, y: Axis, slanted: bool = False) -> str:
     return text
 
 
-def _spare(k: int, x: Axis) -> str:
-    """The words that a narrow page has no room for."""
+def _hidden_if_narrow(k: int, x: Scale) -> str:
+    """The class of words that narrow pages hide."""
     number = len(x.words)
     return ' class="spare"' if k % (4 if number > 28 else 2 if number > 12 else 1) else ""
 
 
 def _units(x: Any, y: Any) -> list[tuple[int, int]]:
-    """Places in units of the field, those far outside drawn near."""
+    """Positions in units of the field; those far outside are clipped."""
     u = np.floor(np.clip(WIDTH * np.asarray(x, float), -9 * WIDTH, 10 * WIDTH) + 0.5)
     v = np.floor(np.clip(HEIGHT * (1 - np.asarray(y, float)), -9 * HEIGHT, 10 * HEIGHT) + 0.5)
     return list(zip(u.astype(int).tolist(), v.astype(int).tolist(), strict=True))
 
 
-def _runs(x: Any, y: Any) -> list[list[tuple[int, int]]]:
-    """Places that follow one another without a gap."""
+def _unbroken(x: Any, y: Any) -> list[list[tuple[int, int]]]:
+    """Runs of consecutive finite positions."""
     x, y = np.asarray(x, float), np.asarray(y, float)
-    there = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-    pieces = np.split(there, np.flatnonzero(np.diff(there) > 1) + 1)
+    finite = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+    pieces = np.split(finite, np.flatnonzero(np.diff(finite) > 1) + 1)
     return [_units(x[piece], y[piece]) for piece in pieces if piece.size]
 
 
-def _steps(places: Sequence[tuple[int, int]]) -> str:
+def _relative_moves(places: Sequence[tuple[int, int]]) -> str:
     moves = (f"{u - x} {v - y}" for (x, y), (u, v) in itertools.pairwise(places))
     text = " ".join(moves).replace(" -", "-")
     return f"l{text}" if text else ""

@@ -1,27 +1,27 @@
-"""A run on disk: what a run folder holds, how it is written and how it is read again.
+"""Run folders: their files, and how these are written and read.
 
 | file | what |
 |---|---|
 | config.toml | the whole configuration, defaults included; ``fedax run config.toml`` runs it again |
-| about.json | versions, device, start; the clients: sizes, weights, classes, local steps; their tables' columns |
-| code/ | own methods and tasks, as they were when the run began |
-| noise.key | of private runs the secret of their noise, see :mod:`fedax.engine.secret`; for nobody else to read |
-| metrics.jsonl | one line an evaluation, as the run goes |
-| checkpoints/ | of runs that are not over, what they go on from; see :class:`fedax.Checkpoints` |
-| models/ | the final models, one ``<label>-seed<k>.safetensors`` a run; where asked, the best, ``…-best.safetensors`` |
-| clients/ | where each client holds examples out, a table of them a run: ``<label>-seed<k>.csv`` |
-| baselines/ | the same of the baselines, ``local-only`` and ``pooled``, where asked |
+| about.json | versions, device, start; the clients: sizes, weights, classes, local steps; the columns of their tables |
+| code/ | copies of the user's own methods and tasks, from when the run began |
+| noise.key | of private runs: the secret key of their noise, see :mod:`fedax.engine.secret`; only for its owner |
+| metrics.jsonl | one line for each evaluation, written while the run goes on |
+| checkpoints/ | of unfinished runs: what they continue from, see :class:`fedax.Checkpoints` |
+| models/ | the final models, ``<label>-seed<k>.safetensors``; if asked for, the best ones, ``…-best.safetensors`` |
+| clients/ | if clients hold examples out: figures of each client, a table for each run, ``<label>-seed<k>.csv`` |
+| baselines/ | if asked for: the same tables for the baselines ``local-only`` and ``pooled`` |
 | summary.json | status and final figures of every method |
-| diagnosis.json | what :mod:`fedax.experiments.diagnosis` measured, where asked |
+| diagnosis.json | after ``fedax diagnose``: the measurements of :mod:`fedax.experiments.diagnosis` |
 | sweep.json | of a sweep: the figures of every point |
 | plots/, report.html | the pictures |
-| public.html | where asked, what may be published of private runs |
+| public.html | of private runs, if asked for: what may be published |
 
-The configuration of a sweep has a section ``sweep``, and the rows of its metrics.jsonl tell their point.
+The configuration of a sweep has a section ``sweep``, and the rows of its metrics.jsonl name their point.
 
-All files but metrics.jsonl, which only grows, are written whole or not at all. Of a run that begins, config.toml is the
-last: a folder without it holds nothing that has to be kept. Models hold a digest of themselves. Nothing in a run folder
-may be a link, for what a run writes or removes has to be its own.
+metrics.jsonl only grows; all other files are written completely or not at all. config.toml is written last when a run
+begins: a folder without it holds nothing worth keeping. Models hold their own digest. No file in a run folder may be a
+link, because a run writes and removes only its own files.
 """
 
 from fedax.engine.checkpoint import write_atomic

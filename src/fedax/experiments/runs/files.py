@@ -1,4 +1,4 @@
-"""The files of a run folder: how each is read, and what it has to hold."""
+"""Readers and schemas for the files of a run folder."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
@@ -13,7 +13,7 @@ from fedax.experiments.config.sections import WRITTEN, check
 from fedax.experiments.runs.record import Path
 from fedax.files import regular
 
-_LONGEST_LINE = 1 << 20  # bytes, of metrics.jsonl
+_LONGEST_LINE = 1 << 20  # bytes of a line of metrics.jsonl
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def read_json(path: Path, form: type[pydantic.BaseModel]) -> dict[str, Any]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    left, number = regular(path), 0  # what is written meanwhile is left for the next time
+    left, number = regular(path), 0  # lines written meanwhile are not read
     with path.open("rb") as file:
         # The last line of a run that was killed may be half written.
         while (line := file.readline(min(left, _LONGEST_LINE))).endswith(b"\n"):
@@ -63,27 +63,27 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{path}, line {number + 1}: longer than {_LONGEST_LINE} bytes; no run writes that")
 
 
-Whole = Annotated[int, pydantic.Field(ge=0, lt=2**53)]
-Number = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+WholeNumber = Annotated[int, pydantic.Field(ge=0, lt=2**53)]
+FiniteNumber = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 
 
-class _Form(pydantic.BaseModel):
+class _StrictModel(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(strict=True)
 
 
-class _Steps(_Form):
-    draws: Whole
-    low: list[Whole]
-    mean: list[Annotated[Number, pydantic.Field(ge=0)]]
-    high: list[Whole]
+class _Steps(_StrictModel):
+    draws: WholeNumber
+    low: list[WholeNumber]
+    mean: list[Annotated[FiniteNumber, pydantic.Field(ge=0)]]
+    high: list[WholeNumber]
 
 
-class _Clients(_Form):
+class _Clients(_StrictModel):
     names: list[str] | None = None  # of real clients
-    sizes: list[Annotated[Whole, pydantic.Field(ge=1)]] = pydantic.Field(min_length=1)
+    sizes: list[Annotated[WholeNumber, pydantic.Field(ge=1)]] = pydantic.Field(min_length=1)
     uniform: bool
     classes: list[str] | None
-    counts: list[list[Whole]] | None
+    counts: list[list[WholeNumber]] | None
     steps: _Steps
 
     @pydantic.model_validator(mode="after")
@@ -99,28 +99,28 @@ class _Clients(_Form):
         return self
 
 
-class _Majority(_Form):
+class _Majority(_StrictModel):
     class_: str = pydantic.Field(alias="class")
-    accuracy: Number
-    f1: Number
-    auc: Number
+    accuracy: FiniteNumber
+    f1: FiniteNumber
+    auc: FiniteNumber
 
 
-class _Drawn(_Form):
-    rate: Number | None
-    places: Whole | None
-    cohort: Whole | None
-    apart: Whole
+class _Drawn(_StrictModel):
+    rate: FiniteNumber | None
+    places: WholeNumber | None
+    cohort: WholeNumber | None
+    apart: WholeNumber
 
 
-class _Outlook(_Form):
+class _Outlook(_StrictModel):
     relation: str
     accountant: str
-    exchanges: Whole
-    warmup: Whole
-    rounds: Whole
-    epsilon: Number | None  # none: infinite
-    one: Number | None
+    exchanges: WholeNumber
+    warmup: WholeNumber
+    rounds: WholeNumber
+    epsilon: FiniteNumber | None  # null: infinite
+    one: FiniteNumber | None
     drawn: _Drawn | None = None
 
 
@@ -128,59 +128,59 @@ def _overview(table: dict[str, Any]) -> dict[str, Any]:
     return Overview.from_json(table).to_json()
 
 
-class About(_Form):
-    privacy: dict[str, _Outlook] | None = None  # label -> what was known of its privacy before it began; not of a sweep
-    public: list[str] | None = None  # of private runs the columns that tell nothing of clients
-    majority: _Majority | None = None  # of two classes, what the commoner one alone has
-    made_of: dict[str, dict[str, str]] | None = None  # label -> what makes its runs; not of a sweep
+class About(_StrictModel):
+    privacy: dict[str, _Outlook] | None = None  # label -> planned privacy spending; not of a sweep
+    public: list[str] | None = None  # columns of private runs that reveal nothing about clients
+    majority: _Majority | None = None  # metrics of always predicting the commoner of two classes
+    made_of: dict[str, dict[str, str]] | None = None  # label -> settings and digests of its runs; not of a sweep
     code: dict[str, str] = {}  # file -> its digest
-    id: str | None = None  # by which trackers know the run again
+    id: str | None = None  # by which trackers recognise the run
     started: str
     device: str
     versions: dict[str, str]
-    parameters: Whole
+    parameters: WholeNumber
     clients: _Clients
     columns: Annotated[dict[str, Any], pydantic.AfterValidator(_overview)] | None = None  # of tables, by client
 
 
-class _Point(_Form):
-    smoothness: Number | None
-    objective_smoothness: Number | None
-    variance: Number | None
-    dissimilarity: Number | None
-    gradient: Number | None
-    surrogate_gradient: Number | None
-    move: Number | None = None
-    bias: Number | None = None
-    noise: Number | None = None
-    cohort_noise: Number | None = None
-    left: Number | None = None
-    inconsistency_cost: Number | None = None
-    drift_cost: Number | None = None
-    noise_cost: Number | None = None
-    cohort_cost: Number | None = None
+class _Point(_StrictModel):
+    smoothness: FiniteNumber | None
+    objective_smoothness: FiniteNumber | None
+    variance: FiniteNumber | None
+    dissimilarity: FiniteNumber | None
+    gradient: FiniteNumber | None
+    surrogate_gradient: FiniteNumber | None
+    move: FiniteNumber | None = None
+    bias: FiniteNumber | None = None
+    noise: FiniteNumber | None = None
+    cohort_noise: FiniteNumber | None = None
+    left: FiniteNumber | None = None
+    inconsistency_cost: FiniteNumber | None = None
+    drift_cost: FiniteNumber | None = None
+    noise_cost: FiniteNumber | None = None
+    cohort_cost: FiniteNumber | None = None
 
 
-class _Diagnosis(_Form):
+class _Diagnosis(_StrictModel):
     label: str
     models: list[str] = pydantic.Field(min_length=1)
-    steps: list[Whole] = pydantic.Field(min_length=2, max_length=2)
+    steps: list[WholeNumber] = pydantic.Field(min_length=2, max_length=2)
     points: list[_Point] = pydantic.Field(min_length=1)
-    constant: Number | None
-    line: list[Number | None] = pydantic.Field(min_length=2, max_length=2)
+    constant: FiniteNumber | None
+    line: list[FiniteNumber | None] = pydantic.Field(min_length=2, max_length=2)
     weights: Any
-    chi2: Number | None
-    floor: Number | None
-    lr: Number | None
-    max_lr: Number | None
-    loosest_lr: Number | None = None
-    weight_square: Number | None = None
-    gained: Number | None = None
+    chi2: FiniteNumber | None
+    floor: FiniteNumber | None
+    lr: FiniteNumber | None
+    max_lr: FiniteNumber | None
+    loosest_lr: FiniteNumber | None = None
+    weight_square: FiniteNumber | None = None
+    gained: FiniteNumber | None = None
     verdict: str = ""
     take: str = ""
     advice: list[str]
     unknown: list[str]
 
 
-class Diagnoses(_Form):
+class Diagnoses(_StrictModel):
     methods: list[_Diagnosis]

@@ -1,4 +1,4 @@
-"""Where a run is written: its folder, the lock, and each file as it grows."""
+"""Writing a run folder: making and finding it, its lock, and the rows of metrics.jsonl."""
 
 import contextlib
 import itertools
@@ -23,16 +23,16 @@ from fedax.files import slug
 
 LOCK = ".lock"
 KEY = secret.FILE
-TRACEBACK = "traceback-"  # what the names of files begin with that an unexpected error leaves
+TRACEBACK = "traceback-"  # the prefix of files that unexpected errors leave
 FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines", "examples")
 
 
 def new_folder(out: str | Path | None, name: str) -> Path:
-    """Make the folder of a run, and try that it can be written to.
+    """Make the folder of a run, and check that it can be written to.
 
     Args:
-        out: the folder; it must be new or empty, or hold what is left of a run that ended before it began. ``None``:
-            ``runs/<name>-<number>``, the first number that is free.
+        out: the folder; it must be new or empty, or hold only files of a run that was stopped before it began.
+            ``None``: ``runs/<name>-<number>``, with the first free number.
         name: the experiment's name.
 
     Raises:
@@ -53,10 +53,10 @@ def new_folder(out: str | Path | None, name: str) -> Path:
     return folder
 
 
-def _numbered(above: Path, name: str) -> Path:
-    """Make the folder of the first number that is free, also where another process does so at the same moment."""
+def _numbered(parent: Path, name: str) -> Path:
+    """Make the folder with the first free number; safe if another process does so at the same moment."""
     for number in itertools.count(1):
-        folder = above / f"{name}-{number}"
+        folder = parent / f"{name}-{number}"
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
             break
@@ -64,7 +64,7 @@ def _numbered(above: Path, name: str) -> Path:
 
 
 def _unused(folder: Path) -> bool:
-    """Whether a folder is empty, or holds only what a run writes before it begins."""
+    """Whether a folder is empty, or holds only files that a run writes before it begins."""
     for path in folder.iterdir():
         if path.is_symlink():
             return False
@@ -73,10 +73,10 @@ def _unused(folder: Path) -> bool:
                 return False
         elif path.name in ("about.json", own.FOLDER):
             try:
-                known = read_json(folder / "about.json", About).get("code", {})  # else it is somebody's own
+                known = read_json(folder / "about.json", About).get("code", {})  # raises if it is no file of a run
             except DataError:
                 return False
-            if path.name == own.FOLDER and not {each.name for each in path.iterdir()} <= {*known}:
+            if path.name == own.FOLDER and not {file.name for file in path.iterdir()} <= {*known}:
                 return False
         elif path.name == "metrics.jsonl":
             if not path.is_file() or path.stat().st_size:
@@ -87,7 +87,7 @@ def _unused(folder: Path) -> bool:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuse a run folder in which something that a run writes or removes is a link to elsewhere.
+    """Refuse a run folder in which a file or folder that runs write or remove is a symbolic link.
 
     Raises:
         ConfigError: the first such link.
@@ -97,38 +97,38 @@ def refuse_links(folder: Path) -> None:
     if not any(path.is_symlink() for path in places):
         for name in (*FOLDERS, own.FOLDER):
             for above, folders, inside in os.walk(folder / name):
-                places += [Path(above) / each for each in (*folders, *inside)]
+                places += [Path(above) / name_in_folder for name_in_folder in (*folders, *inside)]
     for path in places:
         if path.is_symlink():
             raise ConfigError("out", str(path), "this is a link, and a run writes in its own folder only; remove it")
 
 
 def begun_folder(out: str | Path | None, config: Mapping[str, Any], name: str | None = None) -> Path | None:
-    """The folder in which the run of this configuration has begun, if there is one; where it is tracked may differ.
+    """The folder in which a run of this configuration has begun, or ``None``; the section ``track`` may differ.
 
     Args:
-        out: the folder; ``None``: the last of ``runs/<name>-<number>`` with this configuration.
-        config: the whole configuration, as :func:`fedax.experiments.build` gives it.
-        name: of the folders, as :func:`new_folder` was given it; default: the experiment's.
+        out: the folder to look at; ``None``: the last of ``runs/<name>-<number>`` with this configuration.
+        config: the whole configuration, from :func:`fedax.experiments.build`.
+        name: the name in the folders; default: the experiment's.
 
     Raises:
         ConfigError: ``out`` holds the run of another configuration.
     """
-    begun = [] if out is None else [Path(out)]
+    candidates = [] if out is None else [Path(out)]
     if out is None:
         first = re.escape(slug(name or config["name"]))
         numbered = ((re.fullmatch(rf"{first}-(\d+)", p.name), p) for p in Path("runs").glob("*"))
-        begun = [path for _, path in sorted(((int(m[1]), path) for m, path in numbered if m), reverse=True)]
+        candidates = [path for _, path in sorted(((int(m[1]), path) for m, path in numbered if m), reverse=True)]
     wanted = toml.loads(toml.dumps(config).encode())
-    for folder in begun:
+    for folder in candidates:
         if not (folder / "config.toml").exists():
             continue
         differ = list(_differences("", wanted, {**read_config(folder / "config.toml"), "track": wanted.get("track")}))
         if not differ:
             return folder
         if out is not None:
-            few = "; ".join(differ[:5]) + ("; …" if len(differ) > 5 else "")
-            raise ConfigError("out", str(folder), f"it holds another run ({few}); name another folder with --out")
+            first_few = "; ".join(differ[:5]) + ("; …" if len(differ) > 5 else "")
+            raise ConfigError("out", str(folder), f"it holds another run ({first_few}); name another folder with --out")
     return None
 
 
@@ -139,15 +139,15 @@ def _differences(path: str, new: Any, old: Any) -> Iterator[str]:
     elif isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
         for i, (one, other) in enumerate(zip(new, old, strict=True)):
             yield from _differences(f"{path}[{i}]", one, other)
-    elif new != old and not (new != new and old != old):  # not-a-number is what a faulty client may send
+    elif new != old and not (new != new and old != old):  # two NaN, such as of run.faults, count as equal
         yield f"{path} was {old!r}, is {new!r}"
 
 
 def locked(folder: Path) -> filelock.BaseFileLock:
-    """Held while a run writes its folder.
+    """Acquire the lock of a run folder.
 
     Raises:
-        ConfigError: another process does, or the folder cannot be written to.
+        ConfigError: another process holds it, or the folder cannot be written to.
     """
     refuse_links(folder)
     lock = filelock.FileLock(folder / LOCK)
@@ -161,27 +161,27 @@ def locked(folder: Path) -> filelock.BaseFileLock:
 
 
 def keep_rows(folder: Path, over: Collection[tuple[str, int]]) -> None:
-    """Leave in metrics.jsonl only the rows of runs that are over, named by label and seed; others are written again."""
-    kept = []
+    """Remove all rows from metrics.jsonl but those of finished runs, given by label and seed."""
+    lines = []
     for number, line in lines_of(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else ():
         try:
             row = parse_json(line)
             if (row["label"], row["seed"]) in over:
-                kept.append(line)
+                lines.append(line)
         except (ValueError, LookupError, TypeError) as error:
             raise DataError(f"{folder / 'metrics.jsonl'}, line {number}: not as a run writes it ({error})") from error
-    write_atomic(folder / "metrics.jsonl", b"".join(kept))
+    write_atomic(folder / "metrics.jsonl", b"".join(lines))
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what :func:`write_atomic` was writing in a run folder when its process was killed."""
+    """Remove the temporary files that :func:`write_atomic` left in a run folder when its process was killed."""
     for place in (folder, *(folder / name for name in FOLDERS)):
         for path in place.glob(f"{WRITING}*"):
             path.unlink()
 
 
 def model_path(folder: Path, label: str, seed: int, best: bool = False) -> Path:
-    """Where the final model of a run is, or its best one."""
+    """The path of a run's final model, or of its best one."""
     return folder / "models" / f"{slug(label)}-seed{seed}{'-best' * best}.safetensors"
 
 
@@ -230,11 +230,11 @@ def append_metrics(
 
 
 def begun(folder: Path) -> dict[str, Any] | None:
-    """The about.json of a run that has begun in a folder, or ``None`` where none has.
+    """The content of about.json, if a run has begun in a folder; else ``None``.
 
     Raises:
-        ConfigError: one has, and about.json is lost.
-        DataError: it cannot be read.
+        ConfigError: a run has begun, but about.json is lost.
+        DataError: about.json cannot be read.
     """
     if not (folder / "config.toml").exists():
         return None

@@ -20,16 +20,16 @@ from fedax.experiments.runs.files import About, Diagnoses, lines_of, read_config
 from fedax.experiments.runs.folder import model_path
 from fedax.experiments.runs.record import MethodRun, Path, Record
 
-_MISSING = {"epsilon": math.inf}  # what stands for null in a row; of all others not-a-number
+_NULL_VALUES = {"epsilon": math.inf}  # column -> the value of null in a row; not-a-number for all others
 OF_A_RUN = ("label", "method", "point", "seed", "status")
 
 
 def read(folder: str | Path) -> Record:
-    """Read a run folder; the run may have been stopped half-way, or still go on.
+    """Read a run folder; the run may have been stopped, or still be running.
 
     Raises:
-        ConfigError: no run folder, or one without a single evaluation.
-        DataError: a file of it that cannot be read, or holds what no run writes.
+        ConfigError: no run folder, or one without any evaluation.
+        DataError: a file cannot be read, or has content that no run writes.
     """
     folder = Path(folder)
     try:
@@ -39,8 +39,8 @@ def read(folder: str | Path) -> Record:
                 raise ConfigError("run", str(folder), way_out)
         config = read_config(folder / "config.toml")
         about = read_json(folder / "about.json", About)
-        found = folder / "diagnosis.json"
-        diagnosis = read_json(found, Diagnoses)["methods"] if found.exists() else []
+        diagnosis_file = folder / "diagnosis.json"
+        diagnosis = read_json(diagnosis_file, Diagnoses)["methods"] if diagnosis_file.exists() else []
         runs = _runs(folder / "metrics.jsonl", config, about.get("public"))
     except OSError as error:
         raise ConfigError("run", str(folder), f"cannot be read ({error.strerror})") from error
@@ -53,7 +53,7 @@ def read(folder: str | Path) -> Record:
 
 
 def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], MethodRun]:
-    """The runs in metrics.jsonl, by label and seed; none where it is not there."""
+    """The runs in metrics.jsonl, by label and seed; empty if the file is missing."""
     path, about = folder / "metrics.jsonl", folder / "about.json"
     if not path.exists():
         return {}
@@ -62,50 +62,54 @@ def rows_of(folder: Path, config: Mapping[str, Any]) -> dict[tuple[str, int], Me
 
 
 def lost(record: Record) -> list[str]:
-    """What a run has written and is not there any more, or not as it was written, as sentences.
+    """Sentences about rows and models of a run that are missing or damaged.
 
-    Of the rows of a sweep only those are missed that have later ones.
+    Of a sweep, rows count as missing only if later rows of the same run exist.
     """
     run, swept = record.config["run"], "sweep" in record.config
-    found: dict[tuple[str, int], list[MethodRun]] = {}
-    for each in record.runs:
-        found.setdefault((each.label, each.seed), []).append(each)
+    runs: dict[tuple[str, int], list[MethodRun]] = {}
+    for method_run in record.runs:
+        runs.setdefault((method_run.label, method_run.seed), []).append(method_run)
     over = (record.folder / "summary.json").exists() and not swept
-    told = []
+    sentences = []
     for label in [method["label"] for method in record.config["methods"]]:
         for seed in run["seeds"]:
-            path, there = model_path(record.folder, label, seed), found.get((label, seed), [])
+            path, runs_of_seed = model_path(record.folder, label, seed), runs.get((label, seed), [])
             ended = (over or path.is_file()) and not swept
-            gaps = [missing_rounds(each, record.config, ended) for each in there]
-            rounds = {index for each in gaps or [missing_rounds(None, record.config, ended)] for index in each}
+            gaps = [missing_rounds(method_run, record.config, ended) for method_run in runs_of_seed]
+            rounds = {
+                index for method_run in gaps or [missing_rounds(None, record.config, ended)] for index in method_run
+            }
             if rounds:
-                told.append(f"{label}, seed {seed}: rows of rounds {few(sorted(rounds))} are missing in metrics.jsonl.")
+                sentences.append(
+                    f"{label}, seed {seed}: rows of rounds {few(sorted(rounds))} are missing in metrics.jsonl."
+                )
             if ended and not path.is_file():
-                told.append(f"{label}, seed {seed}: its model, {path.name}, is missing.")
+                sentences.append(f"{label}, seed {seed}: its model, {path.name}, is missing.")
             for model in (path, model_path(record.folder, label, seed, best=True)):
                 if model.is_file() and (wrong := damage(model)) is not None:
-                    told.append(f"{label}, seed {seed}: its model, {model.name}, is {wrong}.")
-    return told
+                    sentences.append(f"{label}, seed {seed}: its model, {model.name}, is {wrong}.")
+    return sentences
 
 
 def missing_rounds(run: MethodRun | None, config: Mapping[str, Any], over: bool) -> list[int]:
-    """The rounds whose rows a run should have and has not.
+    """The rounds whose rows are missing from a run.
 
     Args:
-        run: its rows, or ``None`` where there are none.
+        run: its rows, or ``None`` if there are none.
         config: the whole configuration.
-        over: whether it has come to its end; else the rows are all up to its last one.
+        over: whether the run has ended; if not, only rows up to its last one are expected.
     """
-    asked = config["run"]
-    due = [0, *evaluation_rounds(asked["rounds"], asked.get("evaluate_every"))]
-    there = set() if run is None else {*run.history["round"].tolist()}
+    settings = config["run"]
+    due = [0, *evaluation_rounds(settings["rounds"], settings.get("evaluate_every"))]
+    present = set() if run is None else {*run.history["round"].tolist()}
     early = run is not None and run.status != "unfinished"
-    last = due[-1] if over and not early else max(there, default=-1)
-    return [index for index in due if index <= last and index not in there]
+    last = due[-1] if over and not early else max(present, default=-1)
+    return [index for index in due if index <= last and index not in present]
 
 
 def few(rounds: list[int]) -> str:
-    """The first of some rounds, and the last.
+    """A short list of rounds: the first ones and the last.
 
     Example:
         >>> few([1, 2]), few([0, 2, 4, 6, 8, 10, 12])
@@ -125,16 +129,16 @@ def _runs(path: Path, config: dict[str, Any], public: list[str] | None) -> list[
             toml.check_plain(row)
         except ValueError as error:
             raise DataError(f"{path}, line {number}: not JSON ({error})") from error
-        if wrong := _wrong(row, labels, seeds, sweep):
+        if wrong := _error_in(row, labels, seeds, sweep):
             raise DataError(f"{path}, line {number}: {wrong}; no run writes that")
-        at = (row["label"], json.dumps(row.get("point")), row["seed"])
+        key = (row["label"], json.dumps(row.get("point")), row["seed"])
         columns = [name for name in row if name not in OF_A_RUN]
-        first, names, values = rows.setdefault(at, (row, columns, []))
-        if names != columns or axes.setdefault(at[0], {*row.get("point", ())}) != {*row.get("point", ())}:
+        first, names, values = rows.setdefault(key, (row, columns, []))
+        if names != columns or axes.setdefault(key[0], {*row.get("point", ())}) != {*row.get("point", ())}:
             raise DataError(f"{path}, line {number}: other columns than in the rows before; no run writes that")
         if values and row["round"] <= values[-1][names.index("round")]:
             raise DataError(f"{path}, line {number}: a round that was there before; no run writes that")
-        values.append(tuple(_MISSING.get(name, math.nan) if row[name] is None else row[name] for name in names))
+        values.append(tuple(_NULL_VALUES.get(name, math.nan) if row[name] is None else row[name] for name in names))
         first["status"] = row["status"]
     runs = []
     for first, names, values in rows.values():
@@ -147,35 +151,35 @@ def _runs(path: Path, config: dict[str, Any], public: list[str] | None) -> list[
 
 
 def _status(history: dict[str, np.ndarray], run: dict[str, Any], spent: bool, public: list[str] | None) -> str:
-    """Of a run whose loss is finite.
+    """The status of a run whose loss is finite.
 
     Args:
-        history, run: its own, and the section of the configuration.
-        spent: whether its budget of privacy has ended it.
-        public: of a private run the columns that tell nothing of clients, else ``None``.
+        history, run: the history, and the section ``run`` of the configuration.
+        spent: whether the privacy budget has ended it.
+        public: the columns of a private run that reveal nothing about clients; else ``None``.
     """
     guard = run.get("guard")
     if isinstance(guard, dict) and guard.get("stop") and history.get("left_out", [0])[-1]:
         return "failed"
-    if history["round"][-1] != run["rounds"] and not spent and not _stopped(history, run):
+    if history["round"][-1] != run["rounds"] and not spent and not _ended_by_patience(history, run):
         return "unfinished"
     judge = judged(history, public)
     return "worse" if judge is not None and ended_worse(history[judge]) else "finished"
 
 
-def _stopped(history: dict[str, np.ndarray], run: dict[str, Any]) -> bool:
-    """Whether a run ended with its last row because nothing got better."""
-    if (asked := run.get("patience")) is None:
+def _ended_by_patience(history: dict[str, np.ndarray], run: dict[str, Any]) -> bool:
+    """Whether patience ended a run at its last row."""
+    if (patience := run.get("patience")) is None:
         return False
-    waiting = Patience(**(asked if isinstance(asked, dict) else {"evaluations": asked})).fresh()
+    waiting = Patience(**(patience if isinstance(patience, dict) else {"evaluations": patience})).fresh()
     if waiting.asked.column not in history:
         return False
-    found = [waiting({waiting.asked.column: value}) for value in history[waiting.asked.column].tolist()]
-    return found[-1]
+    stops = [waiting({waiting.asked.column: value}) for value in history[waiting.asked.column].tolist()]
+    return stops[-1]
 
 
-def _wrong(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | None) -> str | None:
-    """What is wrong with a row of metrics.jsonl."""
+def _error_in(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | None) -> str | None:
+    """What is wrong with a row of metrics.jsonl; ``None``: nothing."""
     if not isinstance(row, dict) or not {"label", "method", "seed", "status", "train_loss", *COSTS} <= {*row}:
         return "a column is missing"
     if not isinstance(row["label"], str) or row["label"] not in labels or not isinstance(row["method"], str):
@@ -188,7 +192,7 @@ def _wrong(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any] | 
         if name in OF_A_RUN:
             continue
         if name.endswith(PER_CLIENT):
-            if not isinstance(value, list) or not all(each is None or type(each) in (int, float) for each in value):
+            if not isinstance(value, list) or not all(item is None or type(item) in (int, float) for item in value):
                 return f"{name[:100]!r} is no list of numbers"
             continue
         if name == "bad_clients":

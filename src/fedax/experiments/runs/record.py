@@ -1,4 +1,4 @@
-"""A run folder's content in memory: its configuration, and each method's history with each seed."""
+"""The content of a run folder in memory: the configuration, and the history of each method with each seed."""
 
 import json
 import math
@@ -21,12 +21,11 @@ class MethodRun:
         label: the method's name in this experiment.
         method: its registered name.
         seed: of initial model, minibatches, cohorts.
-        status: ``"finished"``; ``"worse"`` where it ended worse than it began; ``"diverged"``; ``"failed"`` where its
-            guard stopped it; or ``"unfinished"`` (the run was stopped, or still goes on).
-        spent: whether it ended before its last round, because its budget of privacy was spent.
+        status: ``"finished"``; ``"worse"``: it ended worse than it began; ``"diverged"``; ``"failed"``: its guard
+            stopped it; or ``"unfinished"``: it was stopped, or is still running.
+        spent: whether it ended before its last round because its privacy budget was spent.
         history: column -> [evaluations], not-a-number where a value was not finite.
-        point: of a sweep, the settings that were tried: hyper-parameters by their name, settings of other sections by
-            their path.
+        point: the settings that a sweep tried: hyper-parameters by name, settings of other sections by path.
     """
 
     label: str
@@ -40,12 +39,12 @@ class MethodRun:
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a sweep at which all seeds are over.
+    """One point of a sweep at which all seeds have ended.
 
     Attributes:
-        runs: one a seed.
-        scores: [seeds] the criterion in the end, not-a-number where the run failed: where it diverged, ended worse than
-            it began, or was stopped by its guard.
+        runs: one for each seed.
+        scores: [seeds] the final criterion; not-a-number where the run failed: it diverged, ended worse than it began,
+            or was stopped by its guard.
     """
 
     runs: list[MethodRun]
@@ -63,7 +62,7 @@ class Trial:
 
     @property
     def mean(self) -> float:
-        """Over the seeds that did not fail."""
+        """The mean over the seeds that did not fail."""
         good = self.scores[~np.isnan(self.scores)]
         return float(good.mean()) if good.size else math.nan
 
@@ -76,15 +75,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Record:
-    """A run folder, read.
+    """The content of a run folder.
 
     Attributes:
-        folder: where.
-        config: the configuration, as in config.toml.
-        about: as in about.json.
-        runs: every method with every seed (and of a sweep, at every point) that has begun, in the order in which they
-            began.
-        diagnosis: as in diagnosis.json, one table a method; empty where there is none.
+        folder: its path.
+        config: the content of config.toml.
+        about: the content of about.json.
+        runs: all runs that have begun, in that order: every method with every seed, in a sweep at every point.
+        diagnosis: the content of diagnosis.json, one table for each method; may be empty.
     """
 
     folder: Path
@@ -104,15 +102,15 @@ class Record:
         return list(dict.fromkeys(run.label for run in self.runs))
 
     def of(self, label: str) -> list[MethodRun]:
-        """All seeds of one method; of a sweep, at its best point, or where none is done, at the first."""
+        """All seeds of one method; in a sweep at its best point, or at the first one if none has ended."""
         runs = [run for run in self.runs if run.label == label]
         done = self.trials(label)
         return done[0].runs if done else [run for run in runs if run.point == runs[0].point]
 
     def trials(self, label: str) -> list[Trial]:
-        """The points of a sweep at which all seeds of a method are over, the best first; empty where none was asked.
+        """The points of a sweep at which all seeds of a method have ended, the best first; empty without a sweep.
 
-        Points of which a seed failed come after all others, as in the table of :func:`fedax.sweep`.
+        Points with a failed seed come last, as in the table of :func:`fedax.sweep`.
         """
         sweep = self.config.get("sweep")
         if sweep is None:

@@ -1,14 +1,14 @@
 """A study: several experiments that belong together, each tuned on validation data and then run with all its seeds.
 
-A study is cut into jobs: the tuning of one method, or one method with one seed. Each is a process on one core with a
-run folder of its own, so that many run side by side, a job that was stopped goes on from its checkpoint, and the
-numbers do not depend on how many ran together. What has to be kept of a job is one line of a file.
+A study consists of jobs: the tuning of one method, or one method with one seed. Each is a process on one core with its
+own run folder. So many jobs can run side by side, a stopped job continues from its checkpoint, and the numbers do not
+depend on how many run at the same time. The result of a job is one line of a file.
 
 | in the folder of a study | what |
 |---|---|
-| results/<part>.jsonl | a line for each job that is over: its settings, its rows, what it took |
-| jobs/<key>/ | the run folders; what is under way goes on from them, the others may be removed |
-| report.html | all parts, as of :func:`fedax.experiments.write_report` |
+| results/<part>.jsonl | a line for each finished job: its settings, its rows, its time |
+| jobs/<key>/ | the run folders; stopped jobs continue from them, those of finished jobs may be removed |
+| report.html | the report of all parts, by :func:`fedax.experiments.write_report` |
 """
 
 from fedax.experiments.study.parts import Part, PartSection, Study, read_study, studies

@@ -1,4 +1,4 @@
-"""What a study is: its parts, the jobs that it is cut into, and what they choose."""
+"""A study: its parts, the jobs that it consists of, and the settings that they choose."""
 
 import copy
 import hashlib
@@ -24,23 +24,23 @@ from fedax.experiments.own import code_of
 from fedax.experiments.runs import MethodRun, Path, Trial, slug
 
 _STUDIES = pathlib.Path(__file__).parents[1] / "studies"
-_DIGITS = 6  # of the numbers that are kept
-CLOSE = 0.1  # relative; of points that are closer another seed may turn the order around: seeds differ by 2 to 8 %
+_DIGITS = 6  # of the numbers in results
+CLOSE = 0.1  # relative; another seed may reverse the order of closer points: seeds differ by 2 to 8 %
 
-_Pair = Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]
+_LabelPair = Annotated[list[str], pydantic.Field(min_length=2, max_length=2)]
 
 
 class TuneSection(Section):
     """How a part is tuned; the axes are those of the recipe's section ``sweep``.
 
-    All methods get the same number of runs: one whose grid has fewer points tries each with more seeds. A choice on
-    fewer rounds than the runs have is another choice: a rate that is ahead at first may be behind in the end.
+    All methods get the same number of runs: if a grid has fewer points, each is tried with more seeds. A choice on
+    fewer rounds than the runs have may be wrong: a learning rate that is ahead at first may be behind in the end.
     """
 
-    rounds: Count | None = None  # default: those of the runs
-    seed: Seed = 1000  # the first
-    extend: int = pydantic.Field(default=4, ge=0)  # how often a grid whose best point is at its edge grows
-    again: int = pydantic.Field(default=1, ge=0)  # further seeds for the two best points, where they are close
+    rounds: Count | None = None  # default: the rounds of the runs
+    seed: Seed = 1000  # the first seed of the tuning
+    extend: int = pydantic.Field(default=4, ge=0)  # how often a grid is extended if its best point is at its edge
+    again: int = pydantic.Field(default=1, ge=0)  # further seeds for the two best points if they are close
 
 
 class PartSection(Section):
@@ -49,17 +49,17 @@ class PartSection(Section):
     name: str
     recipe: str
     shows: list[str] = pydantic.Field(default=[])  # figures and tables of a paper
-    text: str = ""  # what is claimed, in words
-    claims: list[_Pair] = pydantic.Field(default=[])  # which method is better than which
-    judge: str | None = None  # by which column; default: the one that decides
+    text: str = ""  # the paper's claim, in words
+    claims: list[_LabelPair] = pydantic.Field(default=[])  # pairs: the first method is better than the second
+    judge: str | None = None  # the judging column; default: that of a comparison
     set: Table = pydantic.Field(default={})
     methods: list[str] | None = None
     tune: TuneSection | None = None
     tuned_by: str | None = None
-    hold: dict[str, Table] = pydantic.Field(default={})  # method -> {c = "lr^-2"}: what changes with what is tuned
-    unfair: dict[str, str] = pydantic.Field(default={})  # method -> why pairs with it say nothing of the methods
-    scope: str = ""  # what a verdict is about, where that is less than the claim: "for a network of 2,306 parameters"
-    provisional: str = ""  # why nothing follows from the part yet
+    hold: dict[str, Table] = pydantic.Field(default={})  # method -> {c = "lr^-2"}: settings tied to tuned ones
+    unfair: dict[str, str] = pydantic.Field(default={})  # method -> why pairs with it do not count
+    scope: str = ""  # what the verdict is limited to, such as "for a network of 2,306 parameters"
+    provisional: str = ""  # why no conclusion is drawn from the part yet
 
 
 class StudySection(Section):
@@ -71,15 +71,15 @@ class StudySection(Section):
 
 
 @dataclass(frozen=True)
-class Job:
-    """The work of one process.
+class StudyJob:
+    """The work of one process: the tuning of one method, or one method with one seed.
 
     Attributes:
-        part: the part's name.
-        label: the method's.
-        seed: of a run; ``None`` where settings are chosen.
-        config: the configuration, with this method and this seed alone.
-        key: what tells jobs apart: a digest of all in ``config`` but names.
+        part: the name of the part.
+        label: of the method.
+        seed: of a run; ``None`` for tuning.
+        config: the configuration, with only this method and this seed.
+        key: identifies the job: a digest of ``config`` without names.
     """
 
     part: str
@@ -90,25 +90,25 @@ class Job:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """A name to show."""
         return f"{self.part}: {self.label}, " + ("tuning" if self.seed is None else f"seed {self.seed}")
 
 
 @dataclass(frozen=True)
 class Part:
-    """One experiment of a study, with the configuration that it has before it is tuned."""
+    """One experiment of a study, with its configuration before tuning."""
 
     section: PartSection
     config: Table
 
     @property
     def name(self) -> str:
-        """As the study's file gives it."""
+        """The name in the study's file."""
         return self.section.name
 
     @property
     def labels(self) -> list[str]:
-        """Of the methods."""
+        """The labels of the methods."""
         return [row["label"] for row in self.config["methods"]]
 
     def row(self, label: str) -> Table:
@@ -118,44 +118,44 @@ class Part:
 
 @dataclass
 class Study:
-    """A study: from :func:`read_study`.
+    """A study, from :func:`read_study`.
 
     Attributes:
-        section: the file's content.
-        parts: by name.
+        section: the content of its file.
+        parts: name -> part.
     """
 
     section: StudySection
     parts: dict[str, Part]
-    results: dict[str, Table] = field(default_factory=dict)  # of the jobs that are over, by key
+    results: dict[str, Table] = field(default_factory=dict)  # key -> line of results, of finished jobs
 
-    def choice(self, part: Part, label: str) -> tuple[Table | None, Job | None]:
-        """The settings chosen for a method, or where more has to be tried first, the job that tries it."""
+    def choice(self, part: Part, label: str) -> tuple[Table | None, StudyJob | None]:
+        """The settings chosen for a method, or the next job that is needed to choose them."""
         tune = part.section.tune
         if tune is None or not grid_of(part, label):
             other = self.parts.get(part.section.tuned_by or "")
             return self.choice(other, label) if other is not None and label in other.labels else ({}, None)
-        *_, last = self._choices(part, label)
+        *_, last = self._tuning_jobs(part, label)
         if last.key not in self.results:
             return None, last
         return self.tried(part, label)[0]["point"], None
 
-    def choices(self, part: Part, label: str) -> list[Job]:
-        """The jobs by which a method's settings were chosen, of those that are over; empty where none were chosen."""
-        return [job for job in self._choices(part, label) if job.key in self.results]
+    def choices(self, part: Part, label: str) -> list[StudyJob]:
+        """The finished jobs by which a method's settings were chosen; may be empty."""
+        return [job for job in self._tuning_jobs(part, label) if job.key in self.results]
 
     def tried(self, part: Part, label: str) -> list[Table]:
-        """All points that were tried for a method, the best first, as in the results; one tried twice has all seeds."""
+        """All points that were tried for a method, the best first; a point that was tried twice has all seeds."""
         lines = [self.results[job.key] for job in self.choices(part, label)]
-        return _in_order([row for line in lines for row in line["points"]], lines[0]["better"]) if lines else []
+        return _sorted_points([row for line in lines for row in line["points"]], lines[0]["better"]) if lines else []
 
-    def _choices(self, part: Part, label: str) -> Iterator[Job]:
-        """The jobs that choose, up to the first that has to be done.
+    def _tuning_jobs(self, part: Part, label: str) -> Iterator[StudyJob]:
+        """The tuning jobs of a method, up to the first unfinished one.
 
-        The points are the recipe's; where the best is at the smallest or largest value of an axis, the axis grows in
-        its own proportion, with all values of the others that go with it, until the best is inside, a value is
-        refused, or the grid has grown as often as it may. If then the two best points are close, both are tried with
-        further seeds.
+        They begin with the points of the recipe. While the best point is at the smallest or largest value of an axis,
+        the axis is extended by its own ratio, with all values of the other axes that the method accepts; this ends when
+        the best is inside, a value is refused, or the grid was extended as often as it may be. If then the two best
+        points are close, both are tried with further seeds.
         """
         tune = part.section.tune
         grid: dict[str, list[Any]] | None = grid_of(part, label) if tune is not None else None
@@ -163,55 +163,55 @@ class Study:
             return
         table: list[Table] = []
         for _ in range(tune.extend + 1):
-            # What is held with a value differs from point to point, so that each is a job of its own.
-            for each in _points(grid) if part.section.hold.get(label) else [grid]:
-                job = self._tuning(part, label, each)
+            # Tied settings differ from point to point, so that each point is a job.
+            for points in _points(grid) if part.section.hold.get(label) else [grid]:
+                job = self._tuning_job(part, label, points)
                 yield job
                 if (line := self.results.get(job.key)) is None:
                     return
-                table = _in_order([*table, *line["points"]], line["better"])
-            if not (grid := self._wider(part, label, table)):
+                table = _sorted_points([*table, *line["points"]], line["better"])
+            if not (grid := self._extended_grid(part, label, table)):
                 break
         if tune.again and close(table):
             for row in table[:2]:
                 point = {name: [value] for name, value in row["point"].items()}
-                job = self._tuning(part, label, point, after=len(row["seeds"]))
+                job = self._tuning_job(part, label, point, after=len(row["seeds"]))
                 yield job
                 if job.key not in self.results:
                     return
 
-    def jobs(self) -> Iterator[Job]:
-        """What can be done now, the first first: choices before runs, and runs seed by seed."""
-        given: set[str] = set()
+    def jobs(self) -> Iterator[StudyJob]:
+        """The jobs that can be done now, in order: tuning before runs, and runs seed by seed."""
+        keys: set[str] = set()
         for part in self.parts.values():
             chosen = {label: self.choice(part, label) for label in part.labels}
             for _, job in chosen.values():
-                if job is not None and job.key not in given:
-                    given.add(job.key)
+                if job is not None and job.key not in keys:
+                    keys.add(job.key)
                     yield job
             for seed in seeds_of("run.seeds", part.config["run"].get("seeds", 1)):
                 for label, (point, _) in chosen.items():
                     if point is not None:
                         job = self.run(part, label, seed, point)
-                        if job.key not in self.results and job.key not in given:
-                            given.add(job.key)
+                        if job.key not in self.results and job.key not in keys:
+                            keys.add(job.key)
                             yield job
 
-    def run(self, part: Part, label: str, seed: int, point: Table) -> Job:
-        """The job of one method with one seed, at the settings that were chosen."""
+    def run(self, part: Part, label: str, seed: int, point: Table) -> StudyJob:
+        """The job of one method with one seed, at the chosen settings."""
         config = at_point(part, label, point)
         config.pop("sweep", None)
         config["run"]["seeds"] = [seed]
         return job_of(part, label, seed, config)
 
-    def _tuning(self, part: Part, label: str, grid: Table, after: int = 0) -> Job:
-        """The job that tries the points of a grid; after so many seeds, with those that come next."""
+    def _tuning_job(self, part: Part, label: str, grid: Table, after: int = 0) -> StudyJob:
+        """The job that tries the points of a grid; ``after``: how many seeds have tried them already."""
         tune = part.section.tune
         assert tune is not None
         held = part.section.hold.get(label)
         config = at_point(part, label, {name: values[0] for name, values in grid.items()} if held else {})
         rounds = tune.rounds or config["run"]["rounds"]
-        numbers = {each: math.prod(map(len, grid_of(part, each).values())) for each in part.labels}
+        numbers = {other: math.prod(map(len, grid_of(part, other).values())) for other in part.labels}
         seeds = tune.again if after else max(numbers.values()) // numbers[label]
         config["run"] |= {"rounds": rounds, "seeds": [*range(tune.seed + after, tune.seed + after + seeds)]}
         config["run"].pop("evaluate_every", None)
@@ -220,53 +220,53 @@ class Study:
         config["sweep"] = {**config.get("sweep", {}), "grid": grid}
         return job_of(part, label, None, config)
 
-    def _wider(self, part: Part, label: str, table: list[Table]) -> dict[str, list[Any]] | None:
-        """The points that come next, of some in order: those with one value more on an axis whose edge is the best."""
+    def _extended_grid(self, part: Part, label: str, table: list[Table]) -> dict[str, list[Any]] | None:
+        """The grid that extends an axis at whose edge the best point is, or ``None``. ``table``: sorted points."""
         best = table[0]["point"]
         for name, value, end in sweeps.edges([_as_trial(row) for row in table]):
             values = sorted({row["point"][name] for row in table})
-            few = values[:2] if end == "smallest" else values[:-3:-1]
-            if value <= 0 or few[1] <= 0:
+            at_edge = values[:2] if end == "smallest" else values[:-3:-1]
+            if value <= 0 or at_edge[1] <= 0:
                 continue
-            beyond = float(f"{few[0] * few[0] / few[1]:.4g}")
+            beyond = float(f"{at_edge[0] * at_edge[0] / at_edge[1]:.4g}")
             beyond = type(value)(beyond)
             if beyond in values:
                 continue
             wider = best | {name: beyond}
             if accepted(part, label, wider):
-                tried = {each: list(dict.fromkeys(row["point"][each] for row in table)) for each in best}
-                tried[name] = [beyond]
-                # A method may refuse some of them together with the new one: FedDyn asks that lr · alpha ≤ 1.
+                tried_values = {axis: list(dict.fromkeys(row["point"][axis] for row in table)) for axis in best}
+                tried_values[name] = [beyond]
+                # The method may refuse some of the other values together with the new one: FedDyn needs lr · alpha ≤ 1.
                 return {
-                    each: [value for value in values if accepted(part, label, wider | {each: value})]
-                    for each, values in tried.items()
+                    axis: [value for value in values if accepted(part, label, wider | {axis: value})]
+                    for axis, values in tried_values.items()
                 }
         return None
 
 
 def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
-    """A study by its name, or from a file.
+    """Read a study by its name, or from a file.
 
     Args:
         source: one of :func:`studies`, or a TOML file.
-        only: names of parts, if not all are wanted; those by which they are tuned belong to them.
+        only: names of parts, if not all are wanted; parts by which they are tuned are included.
 
     Raises:
-        ConfigError: there is none, or something in it cannot be used; all parts are checked.
+        ConfigError: there is no such study, or a setting cannot be used; all parts are checked.
 
     Example:
         >>> study = read_study("momentum", only=["figure-1c"])
         >>> [job.name for job in study.jobs()][0]
         'figure-1c: scaffold, tuning'
     """
-    path, known = pathlib.Path(source), studies()
-    if str(source) in known and not path.is_file():
+    path, names = pathlib.Path(source), studies()
+    if str(source) in names and not path.is_file():
         path = _STUDIES / f"{source}.toml"
     try:
         given = toml.loads(path.read_bytes())
     except OSError as error:
         raise ConfigError(
-            "study", str(source), f"cannot be read ({error.strerror}); give a file, or one of: {', '.join(known)}"
+            "study", str(source), f"cannot be read ({error.strerror}); give a file, or one of: {', '.join(names)}"
         ) from error
     except ValueError as error:
         raise ConfigError("study", str(source), f"is no TOML: {error}") from error
@@ -275,13 +275,13 @@ def read_study(source: str | Path, only: Sequence[str] = ()) -> Study:
     except pydantic.ValidationError as error:
         raise clear(error.errors()[0]) from None
     parts: dict[str, Part] = {}
-    for each in section.parts:
-        if each.name in parts or slug(each.name) != each.name:
+    for part_section in section.parts:
+        if part_section.name in parts or slug(part_section.name) != part_section.name:
             way_out = "give each part a name of its own, of small letters, digits and hyphens"
-            raise ConfigError("parts.name", each.name, way_out)
-        if each.tuned_by is not None and each.tuned_by not in parts:
-            raise unknown("parts.tuned_by", each.tuned_by, [*parts])
-        parts[each.name] = _part(each, path.parent)
+            raise ConfigError("parts.name", part_section.name, way_out)
+        if part_section.tuned_by is not None and part_section.tuned_by not in parts:
+            raise unknown("parts.tuned_by", part_section.tuned_by, [*parts])
+        parts[part_section.name] = _part(part_section, path.parent)
     for name in only:
         if name not in parts:
             raise unknown("part", name, [*parts])
@@ -296,10 +296,10 @@ def studies() -> dict[str, str]:
         >>> "momentum" in studies()
         True
     """
-    found = {}
+    titles = {}
     for path in sorted(_STUDIES.glob("*.toml")):
-        found[path.stem] = toml.loads(path.read_bytes()).get("title", "")
-    return found
+        titles[path.stem] = toml.loads(path.read_bytes()).get("title", "")
+    return titles
 
 
 def _part(section: PartSection, folder: Path) -> Part:
@@ -330,19 +330,23 @@ def _part(section: PartSection, folder: Path) -> Part:
 
 
 def grid_of(part: Part, label: str) -> dict[str, list[Any]]:
-    """The axes of one method: those that name it come before those of all."""
+    """The axes of one method; an axis that names it replaces one for all methods."""
     row = part.row(label)
     known = hyperparameters_of(MethodSection(**row), label, code_of(False))
-    found: dict[str, list[Any]] = {}
+    axes: dict[str, list[Any]] = {}
     for path, values in part.config.get("sweep", {}).get("grid", {}).items():
-        _, who, *rest = path.split(".")
-        if rest[0] in known and who in ("*", row["name"], label) and (who != "*" or ".".join(rest) not in found):
-            found[".".join(rest)] = values
-    return found
+        _, selector, *rest = path.split(".")
+        if (
+            rest[0] in known
+            and selector in ("*", row["name"], label)
+            and (selector != "*" or ".".join(rest) not in axes)
+        ):
+            axes[".".join(rest)] = values
+    return axes
 
 
 def at_point(part: Part, label: str, point: Table) -> Table:
-    """The configuration of one method at one point, with what is held together with it."""
+    """The configuration of one method at one point, with the settings that are tied to it."""
     config = copy.deepcopy(part.config)
     row = copy.deepcopy(part.row(label))
     config["methods"] = [row]
@@ -355,22 +359,22 @@ def at_point(part: Part, label: str, point: Table) -> Table:
 
 
 def held_of(part: Part, label: str) -> dict[str, tuple[str, float]]:
-    """name -> (other, power): a hyper-parameter that is the recipe's times this power of how another one has changed.
+    """Tied settings, name -> (other, power): the recipe's value times (new value / old value of other)^power.
 
-    FedDA's α is c lr²: a grid of lr with c = "lr^-2" has the same α at all its points.
+    Example: FedDA's α is c lr², so a grid of lr with c = "lr^-2" has the same α at all its points.
     """
-    found = {}
+    tied = {}
     for name, rule in part.section.hold.get(label, {}).items():
         other, _, power = str(rule).partition("^")
         row = part.row(label)
         try:
-            found[name] = other, float(power)
+            tied[name] = other, float(power)
         except ValueError:
             raise ConfigError(f"parts.hold.{label}.{name}", rule, "give a name and a power, such as lr^-2") from None
-        for each in (name, other):
-            if not isinstance(row.get(each), int | float):
-                raise ConfigError(f"parts.hold.{label}.{name}", rule, f"the recipe gives no number for {each}")
-    return found
+        for setting in (name, other):
+            if not isinstance(row.get(setting), int | float):
+                raise ConfigError(f"parts.hold.{label}.{name}", rule, f"the recipe gives no number for {setting}")
+    return tied
 
 
 def _points(grid: dict[str, list[Any]]) -> list[dict[str, list[Any]]]:
@@ -390,35 +394,35 @@ def accepted(part: Part, label: str, point: Table) -> bool:
     return True
 
 
-def job_of(part: Part, label: str, seed: int | None, config: Table) -> Job:
-    told = copy.deepcopy(config)
-    told.pop("name")
-    for row in told["methods"]:
+def job_of(part: Part, label: str, seed: int | None, config: Table) -> StudyJob:
+    hashed = copy.deepcopy(config)
+    hashed.pop("name")
+    for row in hashed["methods"]:
         row.pop("label")
-    task = told.get("task", {})
-    if task.get("name", TASKS_OF.get(told["data"]["name"])) == "cnn":
-        # Once there was "he" only, and no word of it: those results stay, and the default's are others.
-        told["task"] = {"init": "lecun", **task}
-        if told["task"]["init"] == "he":
-            del told["task"]["init"]
-    text = json.dumps(told, sort_keys=True, ensure_ascii=False)
-    return Job(part.name, label, seed, config, hashlib.sha256(text.encode()).hexdigest()[:16])
+    task = hashed.get("task", {})
+    if task.get("name", TASKS_OF.get(hashed["data"]["name"])) == "cnn":
+        # Old results had init = "he" without saying so: they keep their keys, and the new default gets other keys.
+        hashed["task"] = {"init": "lecun", **task}
+        if hashed["task"]["init"] == "he":
+            del hashed["task"]["init"]
+    text = json.dumps(hashed, sort_keys=True, ensure_ascii=False)
+    return StudyJob(part.name, label, seed, config, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def _in_order(table: Sequence[Table], better: str) -> list[Table]:
-    """The points of several tables, the best first; of those that did not fail, first those with the most seeds."""
-    together: dict[str, Table] = {}
+def _sorted_points(table: Sequence[Table], better: str) -> list[Table]:
+    """Merge and sort points, the best first; among points without failures those with most seeds come first."""
+    merged: dict[str, Table] = {}
     for row in table:
-        before = together.get(key := json.dumps(row["point"], sort_keys=True))
-        together[key] = row if before is None else _both(before, row)
+        earlier = merged.get(key := json.dumps(row["point"], sort_keys=True))
+        merged[key] = row if earlier is None else _merged_point(earlier, row)
     sign = -1 if better == "higher" else 1
     return sorted(
-        together.values(),
+        merged.values(),
         key=lambda row: (row["mean"] is None, row["failed"], -len(row["seeds"]), sign * (row["mean"] or 0.0)),
     )
 
 
-def _both(one: Table, other: Table) -> Table:
+def _merged_point(one: Table, other: Table) -> Table:
     """A point that was tried twice, with the seeds of both."""
     seeds = [*one["seeds"], *other["seeds"]]
     good = [score for score in seeds if score is not None]
@@ -427,7 +431,7 @@ def _both(one: Table, other: Table) -> Table:
 
 
 def close(table: Sequence[Table]) -> bool:
-    """Whether other seeds may turn the two best points of some in order around, as far as one seed can say.
+    """Whether other seeds may reverse the order of the two best of some sorted points.
 
     Example:
         >>> points = [{"mean": 0.137, "failed": 0}, {"mean": 0.140, "failed": 0}]
@@ -447,5 +451,5 @@ def _as_trial(row: Table) -> Trial:
 
 def short(value: Any) -> Any:
     if isinstance(value, list):
-        return [short(each) for each in value]
+        return [short(item) for item in value]
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value

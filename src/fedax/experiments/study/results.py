@@ -1,4 +1,4 @@
-"""What is kept of the jobs of a study: a line each, which together are the record of a part."""
+"""The results of a study: one line for each finished job, and the record of a part made of them."""
 
 import json
 import math
@@ -8,28 +8,28 @@ import numpy as np
 from fedax.errors import DataError
 from fedax.experiments.config.sections import Table, seeds_of
 from fedax.experiments.runs import MethodRun, Path, Record, finite, read, write_atomic, write_json
-from fedax.experiments.study.parts import Job, Part, Study, short
+from fedax.experiments.study.parts import Part, Study, StudyJob, short
 
 
 def results_of(folder: Path) -> dict[str, Table]:
-    """The lines of all results of a study, by their job's key.
+    """All lines of results of a study, by the key of their job.
 
     Raises:
         DataError: a line that no study wrote.
     """
-    found: dict[str, Table] = {}
+    lines: dict[str, Table] = {}
     for path in sorted((folder / "results").glob("*.jsonl")):
         for number, line in enumerate(path.read_bytes().splitlines(), 1):
             try:
                 row = json.loads(line)
-                found[row["key"]] = row
+                lines[row["key"]] = row
             except (ValueError, LookupError, TypeError) as error:
                 raise DataError(f"{path}, line {number}: not as a study writes it ({error})") from error
-    return found
+    return lines
 
 
-def keep(folder: Path, job: Job) -> Table:
-    """Make the line of a job that is over, from its run folder, and add it to the part's results."""
+def keep(folder: Path, job: StudyJob) -> Table:
+    """Make the line of a finished job from its run folder, and append it to the part's results."""
     record = read(folder / "jobs" / job.key / "run")
     seconds = float((folder / "jobs" / job.key / "seconds.txt").read_text())
     line: Table = {"key": job.key, "label": job.label, "seconds": round(seconds)}
@@ -49,8 +49,8 @@ def keep(folder: Path, job: Job) -> Table:
         line["settings"].pop("label")
         line["history"] = {name: short(finite(values)) for name, values in run.history.items()}
         shared = {name: section for name, section in record.config.items() if name != "methods"}
-        own = ("made_of", "versions", "device", "id")
-        about = {name: value for name, value in record.about.items() if name not in own}
+        of_one_run = ("made_of", "versions", "device", "id")
+        about = {name: value for name, value in record.about.items() if name not in of_one_run}
         write_json(folder / "results" / f"{job.part}.json", {"config": shared, "about": about})
     path = folder / "results" / f"{job.part}.jsonl"
     before = path.read_bytes() if path.exists() else b""
@@ -60,7 +60,7 @@ def keep(folder: Path, job: Job) -> Table:
 
 
 def record_of(study: Study, part: Part, folder: Path) -> Record | None:
-    """What is known of a part as the record of one run, for tables and reports; ``None`` before its first result."""
+    """The results of a part as the record of one run, for tables and reports; ``None`` before the first result."""
     runs: list[MethodRun] = []
     rows: list[Table] = []
     versions: Table = {}
@@ -84,19 +84,19 @@ def record_of(study: Study, part: Part, folder: Path) -> Record | None:
                 rows.append({"label": label, **line["settings"]})
     if not runs:
         return None
-    known = _shared(study, part, folder)
-    known["config"]["run"]["seeds"] = list(dict.fromkeys(run.seed for run in runs))
-    about = known["about"] | {"versions": versions, "device": ", ".join(sorted(devices))}
-    return Record(folder / part.name, known["config"] | {"methods": rows}, about, runs, [])
+    shared = _shared(study, part, folder)
+    shared["config"]["run"]["seeds"] = list(dict.fromkeys(run.seed for run in runs))
+    about = shared["about"] | {"versions": versions, "device": ", ".join(sorted(devices))}
+    return Record(folder / part.name, shared["config"] | {"methods": rows}, about, runs, [])
 
 
 def _shared(study: Study, part: Part, folder: Path) -> Table:
-    """What the runs of a part have in common; of another part with the same runs, where they were done for that one."""
+    """The configuration and facts that the runs of a part share; perhaps stored for another part with the same runs."""
 
     def problem(part: Part) -> Table:
         return {name: section for name, section in part.config.items() if name not in ("name", "methods", "sweep")}
 
-    alike = [each.name for each in study.parts.values() if problem(each) == problem(part)]
-    paths = [folder / "results" / f"{name}.json" for name in (part.name, *alike)]
-    known: Table = json.loads(next(path for path in paths if path.exists()).read_text(encoding="utf-8"))
-    return known
+    same_problem = [each.name for each in study.parts.values() if problem(each) == problem(part)]
+    paths = [folder / "results" / f"{name}.json" for name in (part.name, *same_problem)]
+    shared: Table = json.loads(next(path for path in paths if path.exists()).read_text(encoding="utf-8"))
+    return shared

@@ -1,4 +1,4 @@
-"""What came out of a study: what its runs say to the claims of its parts."""
+"""The verdicts of a study: tests of the claims of its parts."""
 
 import math
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ from fedax.experiments.summary import LEVEL, holm, problems
 
 @dataclass(frozen=True)
 class Claim:
-    """That one method is better than another, and what the runs say to it.
+    """The claim that one method is better than another, and its test.
 
     Attributes:
         better, worse: labels, as claimed.
-        gap: by how much the first is better in the column that decides, in its units, the mean over the seeds that both
-            have; negative where it is worse. Infinite where one diverged with all seeds; not-a-number where both
-            did, or one with some seeds, or they share none.
+        gap: by how much the first is better in the deciding column, the mean over the shared seeds; negative if it is
+            worse. Infinite if one diverged with all seeds; not-a-number if both did, or one with some seeds, or they
+            share no seed.
         low, high: the ends of its 95 % confidence interval; not-a-number with one seed.
-        p: two-sided, of this pair alone; not-a-number with one seed.
+        p: two-sided, of this pair only; not-a-number with one seed.
         corrected: p corrected by Holm for all claims of the part.
-        seeds: how many both have.
-        pooled: whether the error is that of all methods together, as of :mod:`fedax.experiments.pooled`.
+        seeds: how many seeds both have.
+        pooled: whether the error is pooled over all methods, see :mod:`fedax.experiments.pooled`.
     """
 
     better: str
@@ -44,8 +44,8 @@ class Claim:
     pooled: bool = False
 
     @property
-    def told(self) -> str:
-        """``"as claimed"``, ``"the other way"``, or where chance may explain it ``"not told"``; by the corrected p."""
+    def result(self) -> str:
+        """``"as claimed"``, ``"the other way"``, or ``"not told"`` if not significant, by the corrected p."""
         if not self.corrected < LEVEL and not math.isinf(self.gap):
             return "not told"
         return "as claimed" if self.gap > 0 else "the other way"
@@ -60,35 +60,34 @@ def column_of(part: Part, record: Record) -> str:
 
 
 def values_of(part: Part, record: Record) -> dict[str, dict[int, float]]:
-    """Method -> seed -> the mean of the last evaluations of what decides, so that higher is better."""
+    """Method -> seed -> the mean of the last evaluations of the deciding column, signed so that higher is better."""
     (problem,) = problems([record])
     column = column_of(part, record)
     sign = -1.0 if better(column) == "lower" else 1.0
-    found: dict[str, dict[int, float]] = {}
+    values: dict[str, dict[int, float]] = {}
     for run in record.runs:
-        found.setdefault(run.label, {})[run.seed] = _late(run, column, problem.tail, sign)
-    return found
+        values.setdefault(run.label, {})[run.seed] = _final_mean(run, column, problem.tail, sign)
+    return values
 
 
 def pool(part: Part, record: Record) -> Pool | None:
-    """What the methods that have all seeds say of the error together."""
-    found = values_of(part, record)
-    seeds = sorted(set().union(*found.values()))
-    return pool_of({
-        label: np.array([each[seed] for seed in seeds]) for label, each in found.items() if {*each} == {*seeds}
-    })  # fmt: skip
+    """The pooled error of the methods that have all seeds."""
+    values = values_of(part, record)
+    seeds = sorted(set().union(*values.values()))
+    complete = {label: by_seed for label, by_seed in values.items() if {*by_seed} == {*seeds}}
+    return pool_of({label: np.array([by_seed[seed] for seed in seeds]) for label, by_seed in complete.items()})
 
 
 def claims(part: Part, record: Record) -> list[Claim]:
-    """What the runs say to each of a part's claims, by the mean of the last evaluations."""
-    found, together = values_of(part, record), pool(part, record)
+    """Test each claim of a part, by the mean of the last evaluations."""
+    by_label, pooled_error = values_of(part, record), pool(part, record)
     tested: list[tuple[Claim, Gap | None]] = []
     for one, other in part.section.claims:
-        seeds = [seed for seed in found.get(one, {}) if seed in found.get(other, {})]
-        values = {label: np.array([found[label][seed] for seed in seeds]) for label in (one, other) if seeds}
-        with np.errstate(invalid="ignore"):  # of two that failed
+        seeds = [seed for seed in by_label.get(one, {}) if seed in by_label.get(other, {})]
+        values = {label: np.array([by_label[label][seed] for seed in seeds]) for label in (one, other) if seeds}
+        with np.errstate(invalid="ignore"):  # both may be infinite
             gaps = np.subtract(values[one], values[other]) if seeds else np.zeros(0)
-        gap, pooled = compare(together, one, other, values) if _testable(gaps) else (None, False)
+        gap, pooled = compare(pooled_error, one, other, values) if _testable(gaps) else (None, False)
         mean = float(gaps.mean()) if len({*np.isfinite(gaps)}) == 1 else math.nan
         low, high = (math.nan, math.nan) if gap is None else gap.interval()
         p = math.nan if gap is None else gap.p
@@ -100,17 +99,17 @@ def claims(part: Part, record: Record) -> list[Claim]:
     ]  # fmt: skip
 
 
-def fair(part: Part, found: Sequence[Claim]) -> list[Claim]:
-    """The claims without those about methods of which the part's file says that their pairs say nothing."""
-    return [claim for claim in found if not {claim.better, claim.worse} & {*part.section.unfair}]
+def fair(part: Part, tested: Sequence[Claim]) -> list[Claim]:
+    """The claims without pairs of methods that the part's file excludes as unfair."""
+    return [claim for claim in tested if not {claim.better, claim.worse} & {*part.section.unfair}]
 
 
-def verdict(found: Sequence[Claim]) -> str:
-    """Of several claims together, all of which are claimed: holds, does not hold, or cannot be told.
+def verdict(tested: Sequence[Claim]) -> str:
+    """The verdict on the conjunction of several claims: holds, does not hold, or cannot be told.
 
-    That all hold is an intersection-union test (Berger 1982): it is told if each pair is told by itself, and p needs no
-    correction, since a single pair that is wrongly told does not make the others so. That one does not is told by p
-    corrected for all, since any of them might be wrongly told.
+    That all hold is an intersection-union test (Berger 1982): each pair has to be significant by itself, and p needs no
+    correction, since one false positive does not make the others significant. That one does not hold needs p corrected
+    for all pairs, since any of them may be a false positive.
 
     Example:
         >>> def claim(gap, p, corrected):
@@ -119,21 +118,21 @@ def verdict(found: Sequence[Claim]) -> str:
         >>> verdict([sure, likely]), verdict([sure, against]), verdict([sure, claim(-1.0, 0.04, 0.08)]), verdict([])
         ('holds', 'does not hold', 'cannot be told', 'cannot be told')
     """
-    if any(claim.told == "the other way" for claim in found):
+    if any(claim.result == "the other way" for claim in tested):
         return "does not hold"
-    holds = all(claim.gap > 0 and (claim.p < LEVEL or math.isinf(claim.gap)) for claim in found)
-    return "holds" if found and holds else "cannot be told"
+    holds = all(claim.gap > 0 and (claim.p < LEVEL or math.isinf(claim.gap)) for claim in tested)
+    return "holds" if tested and holds else "cannot be told"
 
 
-def decisive(found: Sequence[Claim]) -> Claim | None:
-    """The pair with the least gap, of those that are told to be the other way if there are any; of all others else."""
-    there = [claim for claim in found if not math.isnan(claim.gap)]
-    against = [claim for claim in there if claim.told == "the other way"]
-    return min(against or there, key=lambda claim: claim.gap, default=None)
+def decisive(tested: Sequence[Claim]) -> Claim | None:
+    """The pair that decides the verdict: the least gap of those significantly the other way, or else of all."""
+    compared = [claim for claim in tested if not math.isnan(claim.gap)]
+    against = [claim for claim in compared if claim.result == "the other way"]
+    return min(against or compared, key=lambda claim: claim.gap, default=None)
 
 
 def effect(claim: Claim, column: str) -> str:
-    """By how much the first method of a pair is better, in the units of the column, and the 95 % interval.
+    """By how much the first method of a pair is better, in the column's units, with the 95 % interval.
 
     Example:
         >>> effect(Claim("x", "y", -0.01, -0.03, 0.01, 0.3, 0.3, 5), "test_accuracy")
@@ -146,9 +145,9 @@ def effect(claim: Claim, column: str) -> str:
 
 
 def design(part: Part) -> str:
-    """What a part can tell before it has run: the smallest difference that is told with 80 %.
+    """The power of a part's design, as a sentence: the smallest difference that is detected with 80 %.
 
-    Its unit is the standard deviation of a run: what is left of it without its method's mean and its seed's.
+    Its unit is the standard deviation of a run's residual, without the effects of method and seed.
     """
     seeds = len({*seeds_of("run.seeds", part.config["run"].get("seeds", 1))})
     pairs, methods = len(fair_pairs(part)), len(part.labels)
@@ -156,10 +155,10 @@ def design(part: Part) -> str:
         return ""
     if seeds < 2:
         return "One seed tells no difference from chance."
-    own, other = least(seeds, 2), least(seeds, 2, pairs)
-    text = f"{seeds} seeds: a pair is told with 80 % if it differs by {own:.2g} standard deviations of a run"
+    alone, corrected = least(seeds, 2), least(seeds, 2, pairs)
+    text = f"{seeds} seeds: a pair is told with 80 % if it differs by {alone:.2g} standard deviations of a run"
     if pairs > 1:
-        text += f", against the claim of {pairs} pairs by {other:.2g}"
+        text += f", against the claim of {pairs} pairs by {corrected:.2g}"
     if methods >= LEAST_METHODS:
         text += f"; if the {methods} methods spread alike, by {least(seeds, methods):.2g}"
         text += f" and {least(seeds, methods, pairs):.2g}" if pairs > 1 else ""
@@ -167,12 +166,12 @@ def design(part: Part) -> str:
 
 
 def fair_pairs(part: Part) -> list[tuple[str, str]]:
-    """The pairs that a part claims, without those that say nothing."""
+    """The pairs that a part claims, without unfair ones."""
     return [(one, other) for one, other in part.section.claims if not {one, other} & {*part.section.unfair}]
 
 
-def _late(run: MethodRun, column: str, tail: int, sign: float) -> float:
-    """The mean of the last values, so that higher is better; of a run that has none, -∞."""
+def _final_mean(run: MethodRun, column: str, tail: int, sign: float) -> float:
+    """The mean of the last values times ``sign``; -∞ for a run that failed."""
     if run.status not in ("finished", "worse"):
         return -math.inf
     return sign * float(np.mean(run.history[column][-max(tail, 1) :]))
@@ -183,26 +182,26 @@ def _testable(gaps: np.ndarray) -> bool:
 
 
 def outcome(study: Study, folder: Path) -> list[str]:
-    """What came out of each part that claims something and has results: the claim, the effect, the verdict."""
-    said = []
+    """For each part with claims and results, a text: the claim, the effect, the verdict."""
+    texts = []
     for part in study.parts.values():
         record = record_of(study, part, folder)
         if record is not None and part.section.claims:
             where = ", ".join(part.section.shows) or part.name
             claimed = f"{where}, claimed: “{part.section.text}”" if part.section.text else where
-            said.append(f"{claimed} {conclusion(part, record)}")
-    return said
+            texts.append(f"{claimed} {conclusion(part, record)}")
+    return texts
 
 
 def conclusion(part: Part, record: Record) -> str:
-    """The effect with its interval, then the verdict, then what does not count, as sentences.
+    """Sentences: the effect with its interval, the verdict, and the pairs that do not count.
 
     Args:
-        part: that claims something.
-        record: its runs, as of :func:`record_of`.
+        part: a part with claims.
+        record: its runs, from :func:`record_of`.
     """
-    found = claims(part, record)
-    counted = fair(part, found)
+    tested = claims(part, record)
+    counted = fair(part, tested)
     column, least_pair = column_of(part, record), decisive(counted)
     text = "No pair can be compared yet." if least_pair is None else f"Found: {effect(least_pair, column)}"
     if least_pair is not None:
@@ -213,30 +212,30 @@ def conclusion(part: Part, record: Record) -> str:
     scope = f", {part.section.scope}" if part.section.scope else ""
     text += f" Verdict{scope}: {verdict(counted)}"
     if len(counted) > 1:
-        text += f"; {_told(counted)}, beyond chance"
+        text += f"; {_count_text(counted)}, beyond chance"
     text += "."
-    if left_out := {label: why for label, why in part.section.unfair.items() if _has(label, found)}:
-        because = "; ".join(f"{label} ({why})" for label, why in left_out.items())
-        text += f" Pairs that say nothing of the methods: those with {because}."
+    if left_out := {label: why for label, why in part.section.unfair.items() if _is_compared(label, tested)}:
+        reasons = "; ".join(f"{label} ({why})" for label, why in left_out.items())
+        text += f" Pairs that say nothing of the methods: those with {reasons}."
     return text
 
 
-def _told(found: Sequence[Claim]) -> str:
-    """How many pairs are told, and which way."""
-    counts = {way: sum(claim.told == way for claim in found) for way in ("as claimed", "the other way")}
-    return f"of {len(found)} pairs {counts['as claimed']} as claimed and {counts['the other way']} the other way"
+def _count_text(tested: Sequence[Claim]) -> str:
+    """How many pairs are significant, in each direction."""
+    counts = {way: sum(claim.result == way for claim in tested) for way in ("as claimed", "the other way")}
+    return f"of {len(tested)} pairs {counts['as claimed']} as claimed and {counts['the other way']} the other way"
 
 
-def _has(label: str, found: Sequence[Claim]) -> bool:
-    return any(label in (claim.better, claim.worse) for claim in found)
+def _is_compared(label: str, tested: Sequence[Claim]) -> bool:
+    return any(label in (claim.better, claim.worse) for claim in tested)
 
 
 def write_page(study: Study, folder: Path) -> Path | None:
-    """Draw the page of a study, ``report.html``, from what is there; ``None`` where nothing is."""
-    found = [record_of(study, part, folder) for part in study.parts.values()]
-    records = [record for record in found if record is not None]
+    """Write the page of a study, ``report.html``, from the results so far; ``None`` if there are none."""
+    by_part = [record_of(study, part, folder) for part in study.parts.values()]
+    records = [record for record in by_part if record is not None]
     if not records:
         return None
     path = folder / "report.html"
-    write_report(records, path, said=outcome(study, folder))
+    write_report(records, path, opening=outcome(study, folder))
     return path

@@ -1,9 +1,9 @@
-"""From the rows of single runs to what is shown: how methods compare, and the words for it."""
+"""The comparison of methods from the rows of their runs, and its sentences."""
 
 from fedax.experiments.summary.compared import (
     LEVEL,
     Method,
-    Problem,
+    ProblemResults,
     axes,
     axes_of,
     curve_order,
@@ -31,7 +31,7 @@ from fedax.experiments.summary.words import (
 )
 
 __all__ = [
-    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "Problem", "axes", "axes_of", "axis", "curve_order",
+    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "axes", "axes_of", "axis", "curve_order",
     "deltas", "described", "facts", "holm", "in_words", "judged", "legend", "methods", "metrics", "order", "over",
     "problems", "short", "spending", "spread", "table_order", "telling", "thousands", "varied", "verdict", "wide",
     "with_spread",

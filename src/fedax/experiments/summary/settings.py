@@ -1,4 +1,4 @@
-"""A configuration in words: what was chosen, a few words a setting."""
+"""The settings of a configuration as short texts."""
 
 import copy
 from collections.abc import Sequence
@@ -14,48 +14,50 @@ def telling(settings: dict[str, Any]) -> dict[str, Any]:
     """The hyper-parameters worth a line: numbers and schedules, and choices that are not the default."""
     try:
         default = hyperparameters(settings["name"])
-    except ConfigError:  # one's own method, which a report does without
+    except ConfigError:  # the user's own method; a report needs no code
         default = {}
     hyper = {k: v for k, v in settings.items() if k not in ("name", "label")}
     return {k: v for k, v in hyper.items() if not isinstance(v, bool | str) or v != default.get(k)}
 
 
 def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict[str, str]:
-    """What was chosen, in a few words each.
+    """The settings of an experiment, each in a few words.
 
     Args:
-        config: a whole configuration; of a sweep, what varies is shown with all its values.
+        config: a whole configuration; settings that a sweep varies are shown with all their values.
         sizes: [N] examples of each client.
-        parameters: of the model.
+        parameters: how many the model has.
     """
     config = varied(config)
-    data, run, who = config["data"], config["run"], config["participation"]
+    data, run, participation = config["data"], config["run"], config["participation"]
     hidden = ("name", "clients", "seed", "weights")
     dealt = f"by {data['column']}" if "column" in data else None
     dealt = "as the sites have them" if data["name"] == "nodes" else dealt
     where = {"nodes": "at nodes", PYTHON: "given in Python"}.get(data["name"], data["name"])
-    own = data["name"] in ("folder", "csv", "parquet", "arrow", "images", "hdf5")
-    usual = "given" if own or data["name"] == PYTHON else "generated"
-    if own:  # many have their default
+    of_user = data["name"] in ("folder", "csv", "parquet", "arrow", "images", "hdf5")
+    unnamed = "given" if of_user or data["name"] == PYTHON else "generated"
+    if of_user:  # most settings have their default
         defaults = FEDERATIONS.get(data["name"]).arguments
         data = {name: value for name, value in data.items() if name == "name" or defaults.get(name) != value}
     if "split" in data:
         data = data | {"split": " / ".join(f"{data['split'][part]:g}" for part in ("train", "val", "test"))}
-    dealt = dealt or _settings({k: v for k, v in data.items() if k not in hidden}, "partition", usual)
-    cohort = f"{who['size']} a round, {who['kind']}" if "size" in who else "all in every round"
-    if who["kind"] == "poisson":
-        cohort = f"each with probability {who['rate']:g} a round"
-    elif who["kind"] == "cyclic":
-        cohort = f"{who['groups']} groups that take turns"
-    elif "trace" in who["kind"]:
+    dealt = dealt or _settings({k: v for k, v in data.items() if k not in hidden}, "partition", unnamed)
+    cohort = (
+        f"{participation['size']} a round, {participation['kind']}" if "size" in participation else "all in every round"
+    )
+    if participation["kind"] == "poisson":
+        cohort = f"each with probability {participation['rate']:g} a round"
+    elif participation["kind"] == "cyclic":
+        cohort = f"{participation['groups']} groups that take turns"
+    elif "trace" in participation["kind"]:
         cohort = "as in the trace"
-    if "dropout" in who:
-        rate = who["dropout"]
+    if "dropout" in participation:
+        rate = participation["dropout"]
         cohort += f", of whom {'some' if isinstance(rate, list) else f'{100 * rate:g} %'} drop out"
-    elif "available" in who:
+    elif "available" in participation:
         cohort += ", as far as available"
-    asked = {name: run[name] for name in ("guard", "aggregate", "faults", "compress", "secure") if run.get(name)}
-    uploads = "; ".join(f"{name} {'on' if what is True else short(what)}" for name, what in asked.items())
+    wire = {name: run[name] for name in ("guard", "aggregate", "faults", "compress", "secure") if run.get(name)}
+    uploads = "; ".join(f"{name} {'on' if chosen is True else short(chosen)}" for name, chosen in wire.items())
     private = config.get("privacy", {})
     hidden_by = ""
     if private:
@@ -71,21 +73,21 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
 
 
 def varied(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration; of a sweep with the values of its axes in words, but of methods, in the place of the first."""
+    """The configuration, with each setting that a sweep varies replaced by all its values, as text (not of methods)."""
     config = copy.deepcopy(config)
     for path, values in config.get("sweep", {}).get("grid", {}).items():
         section, _, name = path.partition(".")
         if section != "methods":
             *above, last = name.split(".")
             table = config[section]
-            for key in above:  # above it may be an axis too
+            for key in above:  # an enclosing table may be an axis, too
                 table = table[key] if isinstance(table.get(key), dict) else {}
             table[last] = axis(values)
     return config
 
 
 def in_words(value: Any) -> str:
-    """A number, or the values of an axis that :func:`varied` has in its place."""
+    """A number as text; a text by which :func:`varied` has replaced it stays."""
     return value if isinstance(value, str) else f"{value:g}"
 
 
@@ -117,7 +119,7 @@ def _seeds(config: dict[str, Any]) -> str:
 
 
 def over(config: dict[str, Any], seeds: int) -> str:
-    """What a standard deviation is over.
+    """What a standard deviation is taken over, in words.
 
     Example:
         >>> over({"data": {"partition": "iid"}, "run": {"split_seeds": True}}, 3), over({"run": {}}, 3)
@@ -129,7 +131,7 @@ def over(config: dict[str, Any], seeds: int) -> str:
 
 
 def short(value: Any) -> str:
-    """A setting's value in words, cut off where it is long."""
+    """A setting's value as text, cut off at 40 characters."""
     text = str(value)
     if isinstance(value, dict):  # a schedule, or a regularizer by its name
         rest = ", ".join(f"{key} {number}" for key, number in value.items() if key != "name")

@@ -1,4 +1,4 @@
-"""How methods compare, in words: the verdict, what it covers, the legend of a table, what privacy was spent."""
+"""The comparison in sentences: the verdict, what it covers, the legend of a table, the privacy that was spent."""
 
 import math
 from collections.abc import Sequence
@@ -8,17 +8,17 @@ import numpy as np
 
 from fedax.columns import describe, show, show_parts
 from fedax.experiments import chance
-from fedax.experiments.summary.compared import LEVEL, Problem, spread
+from fedax.experiments.summary.compared import LEVEL, ProblemResults, spread
 from fedax.experiments.summary.settings import over
 from fedax.theory.diagnostics import MATERIAL
 
 WORDS = {"diverged": "diverged", "worse": "ended worse", "failed": "stopped by its guard", "unfinished": "unfinished"}
-GONE = {status: WORDS[status] for status in ("diverged", "worse")}  # whose curves may leave the picture
-_FEW = 10  # seeds: with fewer the test finds differences of about their standard deviation only, or larger ones
+GONE = {status: WORDS[status] for status in ("diverged", "worse")}  # their curves may leave the picture
+_FEW = 10  # with fewer seeds the test detects only differences of about a standard deviation, or larger ones
 
 
-def judged(problem: Problem) -> dict[str, Any]:
-    """How the methods compare, for programs; ``differences``: to the best, with their 95 % intervals."""
+def judged(problem: ProblemResults) -> dict[str, Any]:
+    """The comparison for summary.json; ``differences``: to the best method, with 95 % intervals."""
     return {
         "column": problem.judge,
         "better": problem.better,
@@ -40,47 +40,47 @@ def judged(problem: Problem) -> dict[str, Any]:
 
 
 def described(values: np.ndarray) -> dict[str, Any] | None:
-    """Mean, standard deviation and single values of the seeds; ``None`` where there are none."""
+    """Mean, standard deviation and single values of the seeds; ``None`` without values."""
     return {"mean": values.mean(), "std": spread(values), "seeds": values} if values.size else None
 
 
-def verdict(problem: Problem) -> list[str]:
-    """By how much methods differ, which is best, what that covers, and what became of those that did not finish."""
-    return [*_ranking(problem), *_mishaps(problem)]
+def verdict(problem: ProblemResults) -> list[str]:
+    """Sentences: by how much methods differ, which is best, what that covers, and which methods did not finish."""
+    return [*_ranking(problem), *_failures(problem)]
 
 
-def _ranking(problem: Problem) -> list[str]:
-    column, best, found = problem.judge, problem.best, problem.methods
+def _ranking(problem: ProblemResults) -> list[str]:
+    column, best, methods = problem.judge, problem.best, problem.methods
     if column is None:
         return ["The methods minimise different objectives and there are no held-out data: none is called the best."]
     if best is None:
-        apart = not problem.seeds and sum(m.status == "finished" for m in found) > 1
+        apart = not problem.seeds and sum(m.status == "finished" for m in methods) > 1
         return ["The methods have no seed in common: they are not compared."] if apart else []
     name = describe(column).label
-    name, most = name[0].lower() + name[1:], {"lower": "Lowest", "higher": "Highest"}[problem.better or "lower"]
+    name, extreme = name[0].lower() + name[1:], {"lower": "Lowest", "higher": "Highest"}[problem.better or "lower"]
     sign = 1 if problem.better == "lower" else -1
-    others = [m for m in found if m is not best and m.status == "finished"]
+    others = [m for m in methods if m is not best and m.status == "finished"]
     others.sort(key=lambda m: sign * float(np.mean(m.final(column))))
-    text = f"{most} {name}: {best.label}, {with_spread(column, best.final(column))}; "
+    text = f"{extreme} {name}: {best.label}, {with_spread(column, best.final(column))}; "
     text += f"next {others[0].label}, {with_spread(column, others[0].final(column))}."
     if not problem.p:
         return [f"{text} One seed does not tell this from chance."]
-    said = [_interval(problem, others[0].label, name), text]
+    sentences = [_interval(problem, others[0].label, name), text]
     if problem.star is not None:
         which = "each other method" if len(others) > 1 else "it"
         p = f"p {'≤' if len(others) > 1 else '='} {max(problem.p.values()):.2g}"
-        said.append(f"The difference to {which} is more than chance ({p}).")
+        sentences.append(f"The difference to {which} is more than chance ({p}).")
     tied = [m.label for m in problem.tied if m is not best]
     small = [label for label in tied if problem.small(label)]
     chancy = [label for label in tied if label not in small]
     if chancy:
-        said.append(f"But {_list(chancy)} {_tie(chancy, 'may be chance')}.")
+        sentences.append(f"But {_list(chancy)} {_tie(chancy, 'may be chance')}.")
     if small:
-        said.append(f"But {_list(small)} {_tie(small, 'too small to matter')}, {_UNFELT}.")
-    return [*said, *_covering(problem)]
+        sentences.append(f"But {_list(small)} {_tie(small, 'too small to matter')}, {_IMMATERIAL}.")
+    return [*sentences, *_coverage(problem)]
 
 
-_UNFELT = f"less than {100 * MATERIAL:g} % of what training gained"
+_IMMATERIAL = f"less than {100 * MATERIAL:g} % of what training gained"
 
 
 def _tie(labels: Sequence[str], why: str) -> str:
@@ -88,8 +88,8 @@ def _tie(labels: Sequence[str], why: str) -> str:
     return f"ties with it: the difference {be}{why}" if len(labels) == 1 else f"tie with it: the differences {be}{why}"
 
 
-def _interval(problem: Problem, label: str, name: str) -> str:
-    """The difference of a method to the best, with its interval."""
+def _interval(problem: ProblemResults, label: str, name: str) -> str:
+    """The difference of a method to the best, with its interval, as a sentence."""
     assert problem.best is not None
     gap, unit = problem.gaps[label], describe(str(problem.judge)).unit
     values = [(100 if unit == "%" else 1) * value for value in (gap.mean, *gap.interval())]
@@ -102,31 +102,31 @@ def _interval(problem: Problem, label: str, name: str) -> str:
     return text.replace("-", "−") if "-" not in f"{label}{problem.best.label}{what}" else text
 
 
-def _covering(problem: Problem) -> list[str]:
-    """What the interval and the verdict cover, and what they do not."""
+def _coverage(problem: ProblemResults) -> list[str]:
+    """Sentences on what the interval and the verdict cover, and what they do not."""
     correct = ", corrected for all pairs of methods" if len(problem.p) > 1 else ""
     times = f"{len(problem.seeds)} {'splits' if chance.SPLIT in problem.covered else 'seeds'}"
-    said = [f"This covers {_list(problem.covered)}: {_test_of(problem)} over {times}{correct}."]
+    sentences = [f"This covers {_list(problem.covered)}: {_test_of(problem)} over {times}{correct}."]
     data, part = problem.records[0].config["data"], chance.part_of(problem.judge)
     if not problem.sure:
         way_out = ", and no method has a star; run.split_seeds = true covers them" if "split" in data else ""
-        said.append(f"It does not cover the {'validation' if part == 'val' else part} examples{way_out}.")
+        sentences.append(f"It does not cover the {'validation' if part == 'val' else part} examples{way_out}.")
     elif part is not None and "split" in data and chance.SPLIT not in problem.covered:
-        said.append("Another split may say otherwise: run.split_seeds = true covers that too.")
+        sentences.append("Another split may say otherwise: run.split_seeds = true covers that too.")
     elif data.get("partition", "column") != "column" and chance.DEALT not in problem.covered:
-        said.append("Clients that are dealt anew may say otherwise: run.split_seeds = true covers that too.")
-    return said
+        sentences.append("Clients that are dealt anew may say otherwise: run.split_seeds = true covers that too.")
+    return sentences
 
 
-def _test_of(problem: Problem) -> str:
-    """The test's name."""
+def _test_of(problem: ProblemResults) -> str:
+    """The name of the test."""
     if problem.judge is not None and chance.overlap(problem.records[0].config, problem.judge):
         return "a corrected resampled t-test"
     clustered = chance.EXAMPLES in problem.covered and problem.sure
     return "a paired t-test, its error clustered by seed and example," if clustered else "a paired t-test"
 
 
-def _mishaps(problem: Problem) -> list[str]:
+def _failures(problem: ProblemResults) -> list[str]:
     sentences = []
     for m in problem.methods:
         if m.status != "finished":
@@ -140,25 +140,25 @@ def _list(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def legend(problem: Problem) -> list[str]:
-    """What a table of final figures shows: after which round, what ± is over, by what methods are judged, the marks."""
+def legend(problem: ProblemResults) -> list[str]:
+    """Sentences on how to read a table of final figures: rounds, the meaning of ±, the judging column, marks."""
     config = problem.records[0].config
     seeds = len(problem.seeds) or max(len(m.runs) for m in problem.methods)
     spread = f"; ± is the standard deviation over {over(config, seeds)}" if seeds > 1 else ", one seed"
-    most = "at most " if "patience" in config["run"] else ""
-    said = [f"After {most}{config['run']['rounds']} rounds{spread}."]
+    at_most = "at most " if "patience" in config["run"] else ""
+    sentences = [f"After {at_most}{config['run']['rounds']} rounds{spread}."]
     if problem.left_out:
         rest = "; ".join(f"{', '.join(map(str, seeds))} of {label}" for label, seeds in problem.left_out.items())
-        said.append(f"Only seeds that all methods have are counted ({_seed_list(problem.seeds)}), not {rest}.")
+        sentences.append(f"Only seeds that all methods have are counted ({_seed_list(problem.seeds)}), not {rest}.")
     if problem.judge is not None:
-        said.append(f"Judged by {describe(problem.judge).label} ({problem.better} is better).")
+        sentences.append(f"Judged by {describe(problem.judge).label} ({problem.better} is better).")
     if problem.star is not None:
-        said.append(f"★: better than each other method, p < {LEVEL} (Holm).")
+        sentences.append(f"★: better than each other method, p < {LEVEL} (Holm).")
     elif problem.tied:
-        said.append(f"≈: tied with the best, p ≥ {LEVEL} (Holm) or too close to matter.")
+        sentences.append(f"≈: tied with the best, p ≥ {LEVEL} (Holm) or too close to matter.")
     if problem.p and len(problem.seeds) < _FEW:
-        said.append("So few seeds show large differences only.")
-    return said
+        sentences.append("So few seeds show large differences only.")
+    return sentences
 
 
 def _seed_list(seeds: Sequence[int]) -> str:
@@ -166,7 +166,7 @@ def _seed_list(seeds: Sequence[int]) -> str:
 
 
 def with_spread(column: str, values: np.ndarray) -> str:
-    """Mean and standard deviation over seeds, with their unit; a dash where there are none."""
+    """Mean and standard deviation over seeds, with the unit; a dash without values."""
     if not values.size:
         return "–"
     return " ".join(filter(None, show_parts(column, float(np.mean(values)), spread(values))))
@@ -175,9 +175,9 @@ def with_spread(column: str, values: np.ndarray) -> str:
 NOT_PRIVATE = "Not private: the noise was made of a number that is in the configuration (noise_seed)."
 
 
-def spending(problem: Problem) -> list[str]:
-    """What the private runs have spent, a sentence for each method, or one where all have spent the same."""
-    said: dict[str, list[str]] = {}
+def spending(problem: ProblemResults) -> list[str]:
+    """Sentences on the privacy that runs have spent; methods that spent the same share one."""
+    labels_by_text: dict[str, list[str]] = {}
     ends = problem.records[0].config["run"]["rounds"]
     for m in problem.methods:
         if m.epsilon is not None:
@@ -185,14 +185,14 @@ def spending(problem: Problem) -> list[str]:
             if any(run.spent for run in m.runs):
                 last = max(int(run.history["round"][-1]) for run in m.runs if run.spent)
                 text += f"; the budget ended the run after round {last} of {ends}"
-            said.setdefault(text, []).append(m.label)
-    sentences = [f"{_list(labels)}: {text}." for text, labels in said.items()]
-    if said and problem.records[0].config["privacy"].get("noise_seed") is not None:
+            labels_by_text.setdefault(text, []).append(m.label)
+    sentences = [f"{_list(labels)}: {text}." for text, labels in labels_by_text.items()]
+    if labels_by_text and problem.records[0].config["privacy"].get("noise_seed") is not None:
         sentences.append(NOT_PRIVATE)
     return sentences
 
 
-def deltas(problem: Problem) -> list[str]:
-    """What ε in a table stands for."""
-    found = list(dict.fromkeys(f"{m.delta:g}" for m in problem.methods if m.delta is not None))
-    return [f"ε: the privacy that a run has spent, at δ = {' or '.join(found)}, the most of its seeds."]
+def deltas(problem: ProblemResults) -> list[str]:
+    """A sentence on what ε in a table stands for."""
+    values = list(dict.fromkeys(f"{m.delta:g}" for m in problem.methods if m.delta is not None))
+    return [f"ε: the privacy that a run has spent, at δ = {' or '.join(values)}, the most of its seeds."]
