@@ -47,7 +47,7 @@ Spy = Callable[[int, Message, Any], Any]
 @pytest.fixture
 def apart(monkeypatch):
     """Every message on its own: an evaluation does not take the first messages of the next round with it."""
-    monkeypatch.setattr(Remote, "_with_the_next", lambda self, messages, *_: dict(self.fleet.ask(messages)))
+    monkeypatch.setattr(Remote, "_evaluate_and_prefetch", lambda self, messages, *_: dict(self.fleet.ask(messages)))
 
 
 @pytest.fixture(autouse=True)

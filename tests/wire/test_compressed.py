@@ -14,7 +14,7 @@ from fedax.contract.compression import ArrayForm
 from fedax.experiments import build, described
 from fedax.experiments.config import problem_of
 from fedax.wire.compressed import Compression
-from fedax.wire.privacy import Download
+from fedax.wire.privacy import DownloadAndClip
 from fedax.wire.wire import Wire
 from tests.engine import here
 from tests.engine.problem import DATA, LR, TASK
@@ -350,5 +350,5 @@ def test_each_message_has_its_own_random_numbers():
 def test_a_clip_goes_down_as_it_is():
     """Of a private run whose clip is adaptive: the noise is for that clip, and for no other."""
     clip = jnp.float32(0.3)
-    down = Wire(down=fedax.Natural()).download(Download({"x": jnp.ones(3)}, clip), jax.random.key(0))
+    down = Wire(down=fedax.Natural()).download(DownloadAndClip({"x": jnp.ones(3)}, clip), jax.random.key(0))
     assert down.clip is clip and isinstance(down.value["x"], fedax.Message)
