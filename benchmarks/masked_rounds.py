@@ -26,8 +26,9 @@ from fedax.engine.places.answered import Answered
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.policy import STRICT, Policy
+from fedax.engine.places.questions import Problem
 from fedax.engine.places.roster import Roster
-from fedax.engine.places.site import Problem, Site
+from fedax.engine.places.site import Site
 from fedax.engine.train import train
 from fedax.flower.certificates import make_node_key
 from fedax.wire.wire import Wire

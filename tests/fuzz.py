@@ -1115,7 +1115,7 @@ def message_of_bytes(content: bytes) -> Any:
 def conversation() -> tuple[Any, list[tuple[int, Any, Any]]]:
     """Sites of two nodes, and the messages and answers of a run of SCAFFOLD: [(node, message, answer)]."""
     import fedax
-    from fedax.engine.places.site import Problem
+    from fedax.engine.places.questions import Problem
     from tests.engine import here
 
     exchanges: list[tuple[int, Any, Any]] = []
@@ -1389,7 +1389,13 @@ def main(name: str, number: int, most: float = math.inf) -> None:
     watched += ["fedax.tasks.pytorch.archive", "fedax.tasks.pytorch.graph", "fedax.tasks.pytorch.model"]
     watched += ["fedax.data.tables", "fedax.data.cells", "fedax.data.hdf5", "fedax.data.pictures"]
     watched += ["fedax.data.transform", "fedax.data.summaries"]
-    watched += ["fedax.cli.status", "fedax.flower.status", "fedax.flower.status_page", "fedax.engine.places.site"]
+    watched += [
+        "fedax.cli.status",
+        "fedax.flower.status",
+        "fedax.flower.status_page",
+        "fedax.engine.places.site",
+        "fedax.engine.places.questions",
+    ]
     watched += ["fedax.engine.places.remote", "fedax.engine.places.tables", "fedax.data.federated"]
     watched += ["fedax.experiments.sweeps", "fedax.experiments.diagnosis", "fedax.engine.checkpoint"]
     with atheris.instrument_imports(include=watched) if atheris else contextlib.nullcontext():

@@ -14,8 +14,9 @@ import safetensors
 import fedax
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import SEVERAL, Failure, Message, joined, parted
+from fedax.engine.places.questions import Problem
 from fedax.engine.places.roster import Roster
-from fedax.engine.places.site import Problem, Site
+from fedax.engine.places.site import Site
 from fedax.engine.train import train
 from fedax.wire.compressed import Compression
 from fedax.wire.wire import Wire

@@ -14,7 +14,8 @@ from fedax.data.transform import Column, Label
 from fedax.engine.places import tables
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Failure, Message
-from fedax.engine.places.site import Problem, Site
+from fedax.engine.places.questions import Problem
+from fedax.engine.places.site import Site
 from fedax.engine.places.tables import Desk, agree, decide, reviews
 from fedax.errors import DataError, NodeError
 

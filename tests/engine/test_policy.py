@@ -20,7 +20,8 @@ from fedax.engine.places import fleet as fleets
 from fedax.engine.places.answered import Answered, Repeated
 from fedax.engine.places.nodes import Message
 from fedax.engine.places.policy import _SECTIONS, STRICT, Policy
-from fedax.engine.places.site import Problem, Site
+from fedax.engine.places.questions import Problem
+from fedax.engine.places.site import Site
 from fedax.engine.train import train
 
 from ..wire import test_secure as secure_problem

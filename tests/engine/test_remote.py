@@ -25,8 +25,9 @@ from fedax.engine.places import site as sites
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Failure, Message, packed, unpacked
 from fedax.engine.places.policy import Policy
+from fedax.engine.places.questions import Problem
 from fedax.engine.places.remote import Remote
-from fedax.engine.places.site import Problem, Site
+from fedax.engine.places.site import Site
 from fedax.errors import DamagedWarning
 
 from .. import always, some

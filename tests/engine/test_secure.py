@@ -23,8 +23,9 @@ from fedax.engine.places import masks
 from fedax.engine.places.masks import Masks, Offer, Received
 from fedax.engine.places.nodes import Failure, Message
 from fedax.engine.places.policy import Policy
+from fedax.engine.places.questions import Problem
 from fedax.engine.places.roster import Roster
-from fedax.engine.places.site import Problem, Site
+from fedax.engine.places.site import Site
 
 from ..wire.test_secure import DATA, OPTIONS, SECURE, TASK, Tells
 from . import here

@@ -13,8 +13,9 @@ import safetensors.numpy
 import fedax
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import SEVERAL, Failure, Message, heads_of, joined, packed, parted
+from fedax.engine.places.questions import Problem
 from fedax.engine.places.side_by_side import side_by_side
-from fedax.engine.places.site import Problem, Site
+from fedax.engine.places.site import Site
 from fedax.engine.train import train
 
 from . import here

@@ -13,7 +13,7 @@ import pytest
 import fedax
 from fedax.contract.vector import tensor_name
 from fedax.engine.places.nodes import packed
-from fedax.engine.places.site import Problem
+from fedax.engine.places.questions import Problem
 from fedax.errors import ConfigError
 from fedax.tasks.trainable import LoRA, partial
 

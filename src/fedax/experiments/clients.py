@@ -22,7 +22,8 @@ from fedax.columns import better, describe, show
 from fedax.engine import by_client
 from fedax.engine.job import make_job, start
 from fedax.engine.places.fleet import Figures, Fleet
-from fedax.engine.places.site import Problem, client_round, order, program_of, whole_task
+from fedax.engine.places.questions import Problem, client_round, order, program_of
+from fedax.engine.places.site import whole_task
 from fedax.engine.saved import read_model
 from fedax.errors import BadClientWarning, DamagedWarning, DataError, DivergedWarning
 from fedax.experiments.alone import LOCAL_ONLY, LocalOnly

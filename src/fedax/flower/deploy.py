@@ -14,8 +14,9 @@ from fedax.data.tables import read_table
 from fedax.engine.places.fleet import Fleet
 from fedax.engine.places.nodes import Message, Transport
 from fedax.engine.places.policy import Policy
+from fedax.engine.places.questions import Problem
 from fedax.engine.places.roster import Roster
-from fedax.engine.places.site import Problem, Site
+from fedax.engine.places.site import Site
 from fedax.engine.places.tables import Decision, Desk, decide
 from fedax.errors import ConfigError, DataError
 from fedax.experiments import own

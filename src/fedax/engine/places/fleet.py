@@ -17,7 +17,7 @@ from fedax.contract.types import Tree, Unknown
 from fedax.data.tables import by_value
 from fedax.data.transform import Transform
 from fedax.engine.places.nodes import Failure, Message, Transport, heads_of, packed, unpacked
-from fedax.engine.places.site import precise_versions
+from fedax.engine.places.questions import precise_versions
 from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
 

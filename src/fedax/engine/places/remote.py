@@ -41,7 +41,7 @@ from fedax.engine.places.host import (
 )
 from fedax.engine.places.layout import Layout
 from fedax.engine.places.nodes import Message, joined, packed, parted, unpacked
-from fedax.engine.places.site import (
+from fedax.engine.places.questions import (
     ECHOED,
     Problem,
     client_round,

@@ -24,7 +24,8 @@ from fedax.data.tables import by_value, from_frames, with_labels
 from fedax.data.transform import Document, Transform
 from fedax.engine.places.fleet import who
 from fedax.engine.places.nodes import Failure, Message, Transport
-from fedax.engine.places.site import Site, precise_versions, write_line
+from fedax.engine.places.questions import precise_versions
+from fedax.engine.places.site import Site, write_line
 from fedax.errors import DataError, FedaxError, NodeError
 
 _MOST = 100  # the most summaries that leave a table before its owner has to look

@@ -13,7 +13,7 @@ import fedax
 from fedax.columns import better, measured_names
 from fedax.engine.options import Options
 from fedax.engine.places.fleet import Fleet
-from fedax.engine.places.site import Problem
+from fedax.engine.places.questions import Problem
 from fedax.engine.private import is_kept, public
 from fedax.engine.secret import is_drawn
 from fedax.errors import ConfigError, unknown
