@@ -27,7 +27,7 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 import fedax
 from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC
 from fedax.data import FederatedData
-from fedax.engine import private
+from fedax.engine import secret
 from fedax.engine.places.nodes import heads_of
 from fedax.engine.places.remote import Remote
 from fedax.experiments import read, runner
@@ -202,9 +202,9 @@ def test_a_private_run_is_the_simulation_with_the_same_secret(
     federation: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("dp_accounting", reason="needs pip install 'fedax[privacy]'")
-    settings = {"clip": 0.3, "noise": 0.3, "delta": 1e-3, "adaptive.noise": 1.0}
+    settings = {"clip": 0.3, "noise": 1.0, "delta": 1e-3, "adaptive.noise": 1.0}
     more = ["--set=data.weights=uniform", *(f"--set=privacy.{name}={value}" for name, value in settings.items())]
-    monkeypatch.setattr(private, "secrets", types.SimpleNamespace(randbits=lambda _: 0))  # as a simulation has it
+    monkeypatch.setattr(secret, "secrets", types.SimpleNamespace(token_bytes=bytes))  # zeros, of both runs
     real, plain = federation.folder / "private", federation.folder / "private-simulated"
     for arguments in (
         ["deploy", *federation.arguments(real, *more)],
@@ -242,8 +242,8 @@ def test_killed_in_a_round_it_goes_on_bit_for_bit(federation: Federation, whole:
 
 
 def stop_runs(federation: Federation) -> None:
-    secret = (federation.link / "secret").read_text()
-    with transport.control(federation.address, (federation.link / "ca.pem").read_bytes(), secret) as commands:
+    key = (federation.link / "secret").read_text()
+    with transport.control(federation.address, federation.link / "ca.pem", key) as commands:
         for number, run in commands.ListRuns(transport.ListRunsRequest(limit=20)).run_dict.items():
             if run.status.status != "finished":
                 commands.StopRun(transport.StopRunRequest(run_id=number))
@@ -328,6 +328,7 @@ def test_a_node_with_other_data_and_limits(federation: Federation, whole: tuple[
     federation.commands["n1"].terminate()
     assert federation.commands["n1"].wait() == 0
     federation.start_node("n1")
+    wait_for(lambda: children(federation.commands["n1"].pid, "fedax.flower.supernode"))
 
 
 @LONG
