@@ -23,6 +23,16 @@ Table = Annotated[pathlib.Path, typer.Argument(help="The site's table: .csv or .
 Drop = Annotated[
     list[str] | None, typer.Option(metavar="COLUMN", help="Leave this column out; may be repeated.", show_default=False)
 ]
+Label = Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.", show_default=False)]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN=KIND", help="What a column is: number, category or date; may be repeated.", show_default=False
+    ),
+]
+TaskKind = Annotated[str | None, typer.Option(help="classification or regression.", show_default="by the label")]
+Scale = Annotated[str, typer.Option(help="standard, or none for numbers as they are.")]
+MostCategories = Annotated[int, typer.Option(help="Categories of a column with a feature of their own.")]
 Decimal = Annotated[str, typer.Option(help="The decimal point of a .csv file.")]
 Encoding = Annotated[str, typer.Option(help="Its encoding.")]
 WithLabels = Annotated[
@@ -95,20 +105,13 @@ def plan(
         list[pathlib.Path],
         typer.Argument(help="The sites' files. A site is called by its file's name.", show_default=False),
     ],
-    label: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.", show_default=False)],
+    label: Label,
     out: Annotated[pathlib.Path, typer.Option(help="The file to write; has to be new.")] = pathlib.Path("plan.json"),
     drop: Drop = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=KIND",
-            help="What a column is: number, category or date; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="classification or regression.", show_default="by the label")] = None,
-    scale: Annotated[str, typer.Option(help="standard, or none for numbers as they are.")] = "standard",
-    max_categories: Annotated[int, typer.Option(help="Categories of a column with a feature of their own.")] = 50,
+    column: Columns = None,
+    task: TaskKind = None,
+    scale: Scale = "standard",
+    max_categories: MostCategories = 50,
 ) -> None:
     """At the coordinator: decide what each column is, from the files of all sites.
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedax.cli.data import Columns, Drop, Label, MostCategories, Scale, TaskKind
+
 if TYPE_CHECKING:
     from fedax.data import Plan, Summary
     from fedax.data.transform import Document
@@ -17,28 +19,18 @@ _DEFAULT = "tables"  # the default folder, inside of the link's
 
 def tables(
     link: Annotated[str, typer.Option(metavar="HOST:PORT", help="The link.", show_default=False)],
-    label: Annotated[str, typer.Option(metavar="COLUMN", help="The column to predict.", show_default=False)],
+    label: Label,
     folder: Annotated[pathlib.Path, typer.Option(help="The link's folder, for ca.pem and the secret.")] = pathlib.Path(
         "link"
     ),
     nodes: Annotated[
         int | None, typer.Option(min=1, help="How many nodes to wait for.", show_default="those that are there")
     ] = None,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMN", help="Leave this column out; may be repeated.", show_default=False),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN=KIND",
-            help="What a column is: number, category or date; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="classification or regression.", show_default="by the label")] = None,
-    scale: Annotated[str, typer.Option(help="standard, or none for numbers as they are.")] = "standard",
-    max_categories: Annotated[int, typer.Option(help="Categories of a column with a feature of their own.")] = 50,
+    drop: Drop = None,
+    column: Columns = None,
+    task: TaskKind = None,
+    scale: Scale = "standard",
+    max_categories: MostCategories = 50,
     out: Annotated[
         pathlib.Path | None,
         typer.Option(help="Folder for what is agreed; has to be new or empty.", show_default="FOLDER/tables"),

@@ -323,11 +323,11 @@ def _traced(
     def trace(method: Algorithm, wire: Wire) -> DryRun:
         return dry_run(hyper._replace(method=method, wire=wire), fed, key, x, plain)
 
-    own_forms = trace(hyper.method, inside(wire)).forms
-    check_uploads(given.aggregate, hyper.method, own_forms)
+    alone = trace(hyper.method, inside(wire))
+    check_uploads(given.aggregate, hyper.method, alone.forms)
     rounds, ledger = int(given.rounds), None
     if given.privacy is not None:
-        drawn = private.numbers_of(given.privacy, own_forms)
+        drawn = private.numbers_of(given.privacy, alone.forms)
         ledger = private.ledger(given.privacy, hyper.method, participation, census.num_clients, drawn)
         rounds, stops = private.within(given.privacy, ledger, rounds, stops)
     if up is not None:
@@ -335,7 +335,7 @@ def _traced(
     with_numbers = functools.partial(
         private.known, census=census, participation=participation, plan=plan, rounds=rounds
     )
-    layers = layered(hyper.method, up, wire, trace, with_numbers)
+    layers = layered(hyper.method, alone, up, wire, trace, with_numbers)
     noise = ""
     if isinstance(layers.method, Private) and layers.method.privacy.bands > 1:
         noise = f" {layers.method.coefficients.tolist()}"  # another mechanism where it is meant for other rounds

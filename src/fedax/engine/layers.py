@@ -36,6 +36,7 @@ class Layered(NamedTuple):
 
 def layered(
     method: Algorithm,
+    made: DryRun,
     up: Compressor | None,
     wire: Wire,
     trace: Callable[[Algorithm, Wire], DryRun],
@@ -45,6 +46,7 @@ def layered(
 
     Args:
         method, wire: those of the run.
+        made: the dry run of the method alone, on the wire :func:`inside` of the layers.
         up: the compressor of uploads; ``None``: they are not compressed.
         trace: makes the dry run of a method and a wire.
         complete: puts the numbers of a run into the layer of noise.
@@ -52,7 +54,6 @@ def layered(
     Raises:
         ConfigError: the uploads cannot be compressed.
     """
-    made = trace(method, inside(wire))
     if up is not None:
         method = _compressed(method, up, made.forms)
         made = trace(method, inside(wire))

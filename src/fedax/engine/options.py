@@ -69,7 +69,7 @@ class Options:
 
 
 def with_place(options: Mapping[str, Unknown]) -> dict[str, Unknown]:
-    """Options in which what were options of their own before version 0.9 are fields of ``place``, with a warning.
+    """Options with former ones, which are fields of ``place`` now, in their place; warns of them.
 
     Example:
         >>> with_place({"rounds": 3, "place": Place(chunk_size=2)})

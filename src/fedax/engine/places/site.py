@@ -48,7 +48,7 @@ from fedax.engine.job import (
     start,
     streamed,
 )
-from fedax.engine.layers import compressors_of, layered
+from fedax.engine.layers import compressors_of, inside, layered
 from fedax.engine.loop import Clients, Federation, Tally, empty_place, stage_key
 from fedax.engine.places import masks
 from fedax.engine.places.answered import Answered, Repeated, question_of
@@ -593,7 +593,8 @@ class Site:
         def trace(method: Algorithm, wire: Wire) -> DryRun:
             return client_round(Problem(method, task, wire), plan, split_data.census.example, x)
 
-        layers = layered(problem.method, problem.up, problem.wire, trace)
+        alone = trace(problem.method, inside(problem.wire))
+        layers = layered(problem.method, alone, problem.up, problem.wire, trace)
         problem = problem._replace(method=layers.method)
         every = slice(0, self.data.num_clients)
         stream = streamed(None, split_data.data, every, plan.devices)
