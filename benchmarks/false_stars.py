@@ -129,7 +129,7 @@ def _runs(
             split = fedax.data.split(data, **SHARES, seed=k if kind == "ten" else 10**6 + k // SEEDS)
             parts[2 * k + stream] = {"data": split.train, "test": split.test}
         some = next(iter(parts.values()))["data"]
-        options: dict[str, Any] = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "batch_size": 32, "progress": False}
+        options: dict[str, Any] = {"rounds": ROUNDS, "evaluate_every": ROUNDS, "batch_size": 32}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DivergedWarning)
             swept = fedax.sweep(

@@ -20,7 +20,7 @@ THEORY = {
     "scaffold-m": fedax.theory.scaffold_m_parameters,
     "scaffold-m-vr": fedax.theory.scaffold_m_vr_parameters,
 }
-TASK = fedax.tasks.quadratic(D)
+TASK = fedax.tasks.quadratic(D).with_metrics(grad_norm=fedax.metrics.GradNorm())
 
 
 def problem(distance: float) -> tuple[fedax.FederatedData, np.ndarray, np.ndarray]:
@@ -46,9 +46,7 @@ def stall(H: np.ndarray, e: np.ndarray, lr: float) -> float:
 def run(name: str, data: fedax.FederatedData, rounds: int, **hyper: float) -> fedax.Run:
     x0 = np.full(D, 1 / np.sqrt(D))
     method = fedax.create(name, **hyper)
-    return fedax.simulate(
-        method, TASK, data, rounds=rounds, work=fedax.Steps(K), params=x0, grad_norm=True, evaluate_every=1
-    )
+    return fedax.simulate(method, TASK, data, rounds=rounds, work=fedax.Steps(K), params=x0, evaluate_every=1)
 
 
 def fixed() -> None:

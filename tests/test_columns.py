@@ -22,15 +22,14 @@ from fedax.errors import ConfigError
 def test_the_table_has_every_column_of_a_run():
     examples = {"x": jnp.ones((4, 2)), "y": jnp.zeros(4, int)}
     data = fedax.FederatedData(examples, [2, 2])
+    task = fedax.tasks.softmax_regression(features=2, classes=2)
     run = fedax.simulate(
         fedax.create("feddualavg", lr=0.1, regularizer=fedax.L1(0.1)),
-        fedax.tasks.softmax_regression(features=2, classes=2),
+        task.with_metrics(grad_norm=fedax.metrics.GradNorm(), density=fedax.metrics.Density(0.1)),
         data,
         rounds=1,
         val=examples,
         test=examples,
-        grad_norm=True,
-        density=0.1,
         guard=True,
     )
     task_metrics = {f"{part}_{name}" for part in ("val", "test") for name in ("accuracy", "auc", "f1")}

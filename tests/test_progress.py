@@ -65,12 +65,14 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize("call", [run, sweep, compare])
 def test_the_numbers_are_the_same(call, cells, monkeypatch, capfd):
-    plain = call(progress=False)
+    with fedax.show_progress(False):
+        plain = call()
     assert not cells
     shown = call()  # in a notebook by default
     assert len(cells) == 1
     monkeypatch.setattr(progress, "in_notebook", lambda: False)
-    lines = call(progress=True)
+    with fedax.show_progress():
+        lines = call()
     assert capfd.readouterr().out == ""
     for other in (shown, lines):
         assert other.history.keys() == plain.history.keys()
@@ -87,7 +89,8 @@ def test_nothing_is_shown_where_nobody_asked(capfd):
 
 def test_lines_of_a_comparison_on_the_errors_stream(capfd, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    comparison = compare(progress=True)
+    with fedax.show_progress():
+        comparison = compare()
     out, err = capfd.readouterr()
     figures = f"Train loss {comparison.history['train_loss'][-1]:.4g}"
     assert out == "" and err.splitlines()[-1] == f"b, seed 0: round 6, {figures}"
@@ -145,8 +148,26 @@ def test_what_a_comparison_runs_inside_shows_no_bars_of_its_own(cells):
         assert len(cells) == seeds
 
 
+def test_it_is_shown_from_now_on_until_it_is_changed(cells):
+    assert fedax.show_progress(False) is not None  # no context: it stays so
+    run()
+    assert not cells
+    fedax.show_progress(None)
+    run()
+    assert len(cells) == 1
+    with pytest.raises(fedax.ConfigError, match="progress = 'bar': give True, False, or None"):
+        fedax.show_progress("bar")
+    run()
+    assert len(cells) == 2
+
+
 @pytest.mark.parametrize("call", [run, sweep, compare])
-def test_bad_values_are_refused(call):
+def test_the_former_option_still_works_and_warns(call, cells):
+    with pytest.warns(DeprecationWarning, match=r"^progress=… is deprecated: .*fedax\.show_progress"):
+        call(progress=False)
+    assert not cells
+    call()
+    assert len(cells) == 1
     with pytest.raises(fedax.ConfigError, match="progress = 'bar': give True, False, or None"):
         call(progress="bar")
 
@@ -154,5 +175,6 @@ def test_bad_values_are_refused(call):
 def test_of_a_sweep_runs_that_end_early_are_done(monkeypatch):
     updates = []
     monkeypatch.setattr(Progress, "at", lambda self, name, done, figures, line="": updates.append((done, figures)))
-    sweep(progress=True, until=lambda row: row["round"] >= 2)
+    with fedax.show_progress():
+        sweep(until=lambda row: row["round"] >= 2)
     assert updates[-1] == (24, "4 of 4 runs done")  # of six rounds each

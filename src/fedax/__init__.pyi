@@ -72,6 +72,7 @@ from .federation.participation import (
 )
 from .federation.work import Deadline, Epochs, GeometricSteps, RandomEpochs, RandomSteps, Steps, Work
 from .plugins import register
+from .progress import show_progress
 from .tasks.task import Task
 from .wire.averages import (
     Aggregator,
@@ -196,6 +197,7 @@ __all__ = [
     "privacy",
     "random_points",
     "register",
+    "show_progress",
     "simulate",
     "stepwise",
     "sweep",

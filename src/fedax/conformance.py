@@ -35,6 +35,7 @@ from fedax.engine.sweep import sweep
 from fedax.errors import ConfigError, FedaxError, complete, unknown
 from fedax.federation.participation import Cohort, Full, Participation, Uniform
 from fedax.federation.work import Steps, Work
+from fedax.progress import show_progress
 from fedax.tasks.linear import quadratic
 from fedax.tasks.task import Task
 from fedax.wire.sums import is_change, without_marks
@@ -258,7 +259,8 @@ class _TestProblem:
         data = _federation(self.data if examples is None else examples, weights)
         options = self.options(weights, steps, cohorts, totals) | options
         task = options.pop("task", _TASK)
-        return simulate(self.method if method is None else method, task, data, progress=False, **options)
+        with show_progress(False):
+            return simulate(self.method if method is None else method, task, data, **options)
 
     def options(self, weights: np.ndarray, steps: Any, cohorts: Any, totals: Any) -> dict[str, Any]:
         who = Full() if self.all_clients else _replay(cohorts, weights, totals)
@@ -566,14 +568,9 @@ def _check_sweep(problem: _TestProblem) -> str:
         half = problem.method
     methods = [problem.method, half]
     options = problem.options(_WEIGHTS, _STEPS, _COHORTS, _TOTALS)
-    result = sweep(
-        lambda k: methods[k],
-        [{"k": 0}, {"k": 1}],
-        _TASK,
-        _federation(problem.data, _WEIGHTS),
-        progress=False,
-        **options,
-    )
+    with show_progress(False):
+        points = [{"k": 0}, {"k": 1}]
+        result = sweep(lambda k: methods[k], points, _TASK, _federation(problem.data, _WEIGHTS), **options)
     if result.programs != 1:
         way_out = "let numbers be fields without static=True, and choose between branches by strings"
         raise _Fails(f"two values of its numbers take {result.programs} compiled programs; {way_out}")
@@ -753,7 +750,8 @@ def _check_optimum(problem: _TestProblem) -> str:
     steps = 3 if problem.equal or exact == "equal steps" else _TAU
     data = FederatedData({"H": _H[:, None, None], "e": _E[:, None]}, np.ones(3, int), _P)
     options: dict[str, Any] = {"params": np.zeros(1), "rounds": 20_000, "evaluate_every": 20_000}
-    run = simulate(problem.method, quadratic(1), data, work=Steps(steps), progress=False, **options)
+    with show_progress(False):
+        run = simulate(problem.method, quadratic(1), data, work=Steps(steps), **options)
     target, spread = _P @ _E / (_P @ _H), np.ptp(_E / _H)
     far = abs(float(run.params[0]) - target) / spread
     text = f"{far:.1e} of the clients' spread from the optimum after 20,000 rounds"

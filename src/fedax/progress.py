@@ -3,6 +3,7 @@
 It never waits for the work, and never changes a number of it.
 """
 
+import contextvars
 import html
 import sys
 import time
@@ -19,22 +20,44 @@ _LINES = 10.0  # the least seconds between two lines
 _NOTEBOOK = 0.2  # the least seconds between two updates in a notebook
 
 
-def wanted(progress: bool | None) -> bool:
-    """Whether progress is shown; by default only in notebooks.
+_chosen: contextvars.ContextVar[bool | None] = contextvars.ContextVar("fedax.show_progress", default=None)
+
+
+class show_progress:  # called like a function
+    """Show how far runs are, or do not: from now on, or as a context manager while it lasts.
+
+    It is shown by a bar in a terminal and a notebook, elsewhere by a line every ten seconds, on the errors' stream.
+    Without this it is shown in notebooks.
 
     Args:
-        progress: the argument of :func:`fedax.simulate`, :func:`fedax.sweep` and :func:`fedax.compare`.
+        progress: ``True``, ``False``, or ``None``: in notebooks.
 
     Raises:
-        ConfigError: a value other than True, False and None.
+        ConfigError: another value.
 
     Example:
-        >>> wanted(None), wanted(True)
-        (False, True)
+        >>> with show_progress():
+        ...     wanted()
+        True
+        >>> wanted()
+        False
     """
-    if progress not in (None, True, False):
-        raise ConfigError("progress", progress, "give True, False, or None for: in notebooks")
-    return in_notebook() if progress is None else bool(progress)
+
+    def __init__(self, progress: bool | None = True):
+        if progress not in (None, True, False):
+            raise ConfigError("progress", progress, "give True, False, or None for: in notebooks")
+        self._before = _chosen.set(progress)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None:
+        _chosen.reset(self._before)
+
+
+def wanted() -> bool:
+    """Whether progress is shown."""
+    progress = _chosen.get()
+    return in_notebook() if progress is None else progress
 
 
 def in_notebook() -> bool:

@@ -140,9 +140,10 @@ def test_fedda_with_one_local_step_reaches_the_constrained_optimum(case):
 
 def test_objective_and_density_are_in_the_history():
     method = fedax.create("fedda-mvr", **dual_averaging("fedda-mvr", 0.1 / L))
-    options = {"rounds": 30, "work": fedax.Steps(5), "params": np.full(D, 0.5), "density": 0.3}
-    history = fedax.simulate(method, TASK, DATA, **options).history
-    run = fedax.simulate(method, TASK, DATA, **options | {"density": 0.0})
+    options = {"rounds": 30, "work": fedax.Steps(5), "params": np.full(D, 0.5)}
+    above, any_size = (TASK.with_metrics(density=fedax.metrics.Density(least)) for least in (0.3, 0.0))
+    history = fedax.simulate(method, above, DATA, **options).history
+    run = fedax.simulate(method, any_size, DATA, **options)
     assert run.history["density"][0] == 1.0 and run.history["density"][-1] == np.mean(run.params != 0)
     assert history["density"][-1] == np.mean(np.abs(run.params) > 0.3) < run.history["density"][-1] + 1e-9
     expected = history["train_loss"][-1] + WEIGHT * np.abs(run.params).sum()
@@ -153,8 +154,8 @@ def test_objective_and_density_are_in_the_history():
     outside = fedax.simulate(ball, TASK, DATA, rounds=3, params=np.full(D, 0.5), work=fedax.Steps(5), evaluate_every=1)
     assert np.isinf(outside.history["objective"][0]) and np.isfinite(outside.history["objective"][1:]).all()
     for wrong in (-0.1, "0.1", True):
-        with pytest.raises(fedax.ConfigError, match="density"):
-            fedax.simulate(method, TASK, DATA, rounds=1, density=wrong)
+        with pytest.raises(fedax.ConfigError, match=r"density\.threshold"):
+            fedax.metrics.Density(wrong)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import tests.conftest  # noqa: F401  (JAX's settings, before its first computati
 from fedax.columns import EXCLUSIONS, TRAFFIC
 from fedax.engine import processes
 from tests.engine import here
-from tests.engine.problem import DATA, TASK, UNEQUAL, federation, flat
+from tests.engine.problem import DATA, MEASURED, UNEQUAL, federation, flat
 
 NUMBERS = pathlib.Path(__file__).with_name("numbers")
 PLACES = ("device", "host", "file", "streamed", "2 devices", "2 processes", "nodes")
@@ -64,15 +64,15 @@ def outcome(name: str, spy: Any = None) -> np.ndarray | None:
     """
     method, place, cohort = name.split(" / ")
     made = fedax.create(method, lr=0.05)
-    options = {"rounds": 4, "batch_size": 2, "seed": 1, "grad_norm": True, "evaluate_every": 2} | _cohort(cohort)
+    options = {"rounds": 4, "batch_size": 2, "seed": 1, "evaluate_every": 2} | _cohort(cohort)
     for work in (UNEQUAL, fedax.Steps(3)):  # unequal steps where it takes them
         try:
             if place == "nodes":
-                run, there = here.run_at_sites(made, TASK, DATA, NODES, spy, TESTS, work=work, **options)
+                run, there = here.run_at_sites(made, MEASURED, DATA, NODES, spy, TESTS, work=work, **options)
                 rows = here.memory_of(run, there)
             else:
                 options |= {"place": _place(place), "test": TEST}
-                run = fedax.simulate(made, TASK, DATA, work=work, **options)
+                run = fedax.simulate(made, MEASURED, DATA, work=work, **options)
                 rows = run.memory[np.arange(DATA.num_clients)] if hasattr(run.memory, "kept") else run.memory
         except fedax.ConfigError:
             continue

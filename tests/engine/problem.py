@@ -35,6 +35,7 @@ TASK = fedax.Task(
     loss=lambda params, batch, key: 0.5 * residual(params, batch) ** 2,
     metrics={"error": lambda params, batch: jnp.abs(residual(params, batch))},
 )
+MEASURED = TASK.with_metrics(grad_norm=fedax.metrics.GradNorm())
 DATA = federation()
 
 

@@ -114,8 +114,6 @@ def test_what_other_libraries_have_is_told_the_way_in(field, value, message):
         ({"work": fedax.Deadline(1.0, [2.0, 3.0])}, "speed = '2 numbers': give one for each of the 5 clients"),
         ({"params": {"w": np.zeros(3)}}, "params = .*: the task's are"),
         ({"params": np.zeros(4)}, "params = .*: the task's are"),
-        ({"params": {"w": np.zeros(4), "b": 0.0}, "trainable": "b"}, r"params\['w'\] = \(4,\): the task's shape is"),
-        ({"params": {"w": np.full(3, np.nan), "b": 0.0}, "trainable": "b"}, r"params\['w'\] = .*not finite"),
         ({"params": {"w": np.zeros(4), "b": 0.0}}, r"params\['w'\] = \(4,\): the task's shape is \(3,\)"),
         ({"params": {"w": np.zeros(3), "b": np.zeros(1)}}, r"params\['b'\] = \(1,\): the task's shape is \(\)"),
         (
@@ -127,6 +125,14 @@ def test_what_other_libraries_have_is_told_the_way_in(field, value, message):
 def test_settings_that_do_not_fit_each_other(options, message):
     with pytest.raises(ConfigError, match=message):
         run(**options)
+
+
+@pytest.mark.parametrize(
+    ("w", "message"), [(np.zeros(4), r"= \(4,\): the task's shape is"), (np.full(3, np.nan), "not finite")]
+)
+def test_a_model_of_which_a_part_is_learned(w, message):
+    with pytest.raises(ConfigError, match=rf"params\['w'\] .*{message}"):
+        fedax.tasks.partial(TASK, "b", {"w": w, "b": 0.0})
 
 
 # What the user wrote: one error in his words, with the line.

@@ -11,14 +11,14 @@ from fedax.engine import job
 from fedax.engine.places import blocks
 from fedax.errors import ConfigError
 
-from .problem import DATA, TASK, federation, flat
+from .problem import DATA, MEASURED, federation, flat
 
 TEST = federation([11], [1.0], seed=5)
 
 
 def run(name, data=DATA, **options):
     options = {"rounds": 4, "work": fedax.Steps(2), "batch_size": 2, "evaluate_every": 2} | options
-    return fedax.simulate(fedax.create(name, lr=0.05), TASK, data, test=TEST.examples, grad_norm=True, **options)
+    return fedax.simulate(fedax.create(name, lr=0.05), MEASURED, data, test=TEST.examples, **options)
 
 
 def same(one, other):

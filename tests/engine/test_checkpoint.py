@@ -17,7 +17,7 @@ from fedax.engine import checkpoint, evaluate
 from fedax.engine.job import make_job
 from fedax.errors import CheckpointError, ConfigError, DamagedWarning
 
-from .problem import DATA, TASK, UNEQUAL, federation
+from .problem import DATA, MEASURED, TASK, UNEQUAL, federation
 
 TEST = federation([11], [1.0], seed=5)
 CASES = {
@@ -41,8 +41,9 @@ def run(name, folder=None, rounds=8, at=None, **options):
     options = {"work": fedax.Steps(2), "batch_size": 2, "evaluate_every": 2} | CASES[name] | options
     kept = None if folder is None else fedax.Checkpoints(folder, 3, None, best=options.pop("best", None))
     method = fedax.create(name, lr=options.pop("lr", 0.05))
+    task = options.pop("task", TASK)
     return fedax.simulate(
-        method, TASK, DATA, rounds=rounds, test=TEST.examples, checkpoint=kept, callback=callback, **options
+        method, task, DATA, rounds=rounds, test=TEST.examples, checkpoint=kept, callback=callback, **options
     )
 
 
@@ -84,7 +85,7 @@ def test_a_run_may_be_shortened_to_a_round_without_evaluation(tmp_path):
 def test_other_columns_are_refused_before_work_begins(tmp_path):
     run("fedavg", tmp_path, rounds=4)
     with pytest.raises(CheckpointError, match="has the columns grad_norm_sq: ask for the same test"):
-        run("fedavg", tmp_path, grad_norm=True)
+        run("fedavg", tmp_path, task=MEASURED)
 
 
 def test_memory_may_be_elsewhere_than_before(tmp_path):
@@ -344,7 +345,7 @@ def test_higher_may_be_better(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"checkpoint\.higher = None: the name density does not tell"):
         fedax.simulate(
-            fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=1, density=0.1,
+            fedax.create("fedavg", lr=0.05), TASK.with_metrics(density=fedax.metrics.Density(0.1)), DATA, rounds=1,
             checkpoint=fedax.Checkpoints(tmp_path / "new", best="density"),
         )  # fmt: skip
     assert not (tmp_path / "new").exists()
@@ -380,11 +381,12 @@ def test_columns_of_the_best(tmp_path):
         fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=1, checkpoint=kept)
     assert not list(tmp_path.iterdir())
     l1 = fedax.create("fedavg", lr=0.05, regularizer=fedax.L1(0.1))
-    for method, options in ((l1, {"density": 0.1, "grad_norm": True}), (fedax.create("fedavg", lr=0.05), {})):
-        options |= {"rounds": 0, "test": TEST.examples}
-        job = make_job(method, TASK, DATA, **options)
+    measured = MEASURED.with_metrics(density=fedax.metrics.Density(0.1))
+    for method, task in ((l1, measured), (fedax.create("fedavg", lr=0.05), TASK)):
+        options = {"rounds": 0, "test": TEST.examples}
+        job = make_job(method, task, DATA, **options)
         costs = ["round", "clients", "local_steps", "gradients", "bytes_down", "bytes_up", "seconds"]
-        assert {*evaluate.columns(job)} == {*fedax.simulate(method, TASK, DATA, **options).history} - {*costs}
+        assert {*evaluate.columns(job)} == {*fedax.simulate(method, task, DATA, **options).history} - {*costs}
 
 
 def test_a_best_model_that_is_not_this_jobs(tmp_path):

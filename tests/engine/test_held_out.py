@@ -28,15 +28,16 @@ DATA, TEST, VAL = clients([11, 12, 13, 14]), clients([40, 41, 1, 150]), examples
 SUMMED = {"ap": M.AveragePrecision(), "brier": M.Brier(), "recall": M.Recall(), "ece": M.CalibrationError(4)}
 NODES = fedax.tasks.logistic_regression(3).with_metrics(**SUMMED)
 TASK = NODES.with_metrics(mcc=M.OnHost(sk.matthews_corrcoef))
+BY_CLIENT = TASK.with_metrics(per_client=M.PerClient())
 RUN = {"rounds": 4, "batch_size": 4, "work": fedax.Steps(3), "evaluate_every": 2}
-HELD = {"val": VAL, "test": TEST, "per_client": True}
+HELD = {"val": VAL, "test": TEST}
 METHOD = fedax.create("fedavg", lr=0.5)
 COSTS = {"seconds", "wire_up", "wire_down"}
 
 
 @pytest.fixture(scope="module")
 def run():
-    return fedax.simulate(METHOD, TASK, DATA, **RUN, **HELD)
+    return fedax.simulate(METHOD, BY_CLIENT, DATA, **RUN, **HELD)
 
 
 def assert_same(run, other):
@@ -72,7 +73,7 @@ def test_against_scikit_learn(run):
     ids=["2 devices", "streamed"],
 )
 def test_the_same_everywhere(run, options):
-    assert_same(run, fedax.simulate(METHOD, TASK, DATA, **RUN, **HELD, **options))
+    assert_same(run, fedax.simulate(METHOD, BY_CLIENT, DATA, **RUN, **HELD, **options))
 
 
 def test_the_same_in_blocks_of_another_size(run, monkeypatch):
@@ -83,7 +84,7 @@ def test_the_same_in_blocks_of_another_size(run, monkeypatch):
 
 def test_the_same_side_by_side(run):
     sweep = fedax.sweep(
-        lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.5]}, TASK, DATA, seeds=2, **RUN, **HELD
+        lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.5]}, BY_CLIENT, DATA, seeds=2, **RUN, **HELD
     )
     assert_same(run, sweep.runs[1][0])
     assert sweep.runs[0][0].history["test_loss_per_client"][-1] != sweep.runs[1][0].history["test_loss_per_client"][-1]
@@ -194,21 +195,23 @@ def interrupt(row):
     [
         ({"val": examples(3) | {"y": np.zeros(3, np.float32)}}, r"^val: examples\['y'\]: example 0 has label 0"),
         ({"test": clients([3]).with_weights([1.0]), "val": {"x": VAL["x"]}}, "^val: its structure"),
-        ({"per_client": True, "test": VAL}, "per_client = True: give val or test as a fedax.FederatedData"),
-        ({"per_client": 1, "test": TEST}, "per_client = 1: give True or False"),
+        (
+            {"task": BY_CLIENT, "test": VAL},
+            r"task.run_metrics\['per_client'\] = PerClient\(\): give val or test as a fedax.FederatedData",
+        ),
         ({"until": fedax.Patience()}, "patience.column = 'val_loss': .*There are: train_loss"),
         ({"until": fedax.Patience("train_lose")}, "did you mean 'train_loss'"),
     ],
 )
 def test_bad_input(options, match):
     with pytest.raises((fedax.ConfigError, fedax.DataError), match=match):
-        fedax.simulate(METHOD, TASK, DATA, rounds=1, **options)
+        fedax.simulate(METHOD, options.pop("task", TASK), DATA, rounds=1, **options)
 
 
 def test_too_many_clients_for_a_history():
     many = fedax.FederatedData(examples(10_001), np.ones(10_001, int))
     with pytest.raises(fedax.ConfigError, match=r"10001 clients of test are more than 10000: use fedax.evaluate"):
-        fedax.simulate(METHOD, TASK, DATA, rounds=1, test=many, per_client=True)
+        fedax.simulate(METHOD, BY_CLIENT, DATA, rounds=1, test=many)
 
 
 def test_a_client_of_the_test_part_is_named():

@@ -13,7 +13,7 @@ from fedax.engine import devices
 from fedax.engine.clients import _deal
 from fedax.errors import ConfigError
 
-from .problem import DATA, TASK, UNEQUAL, federation
+from .problem import DATA, MEASURED, TASK, UNEQUAL, federation
 
 TEST = federation([11], [1.0], seed=5)
 FOUR = pytest.mark.skipif(len(jax.devices()) < 4, reason="needs 4 devices: jax_num_cpu_devices was set to fewer")
@@ -24,8 +24,8 @@ def mesh(number, axis="clients"):
 
 
 def run(method, number, memory="auto", **options):
-    options = {"rounds": 4, "batch_size": 2, "test": TEST.examples, "grad_norm": True, "evaluate_every": 2} | options
-    return fedax.simulate(method, TASK, DATA, place=fedax.Place(mesh=mesh(number), client_memory=memory), **options)
+    options = {"rounds": 4, "batch_size": 2, "test": TEST.examples, "evaluate_every": 2} | options
+    return fedax.simulate(method, MEASURED, DATA, place=fedax.Place(mesh=mesh(number), client_memory=memory), **options)
 
 
 def test_clients_with_like_steps_stay_together_and_devices_have_alike():
@@ -58,9 +58,7 @@ def test_large_evaluations_are_shared_out():
     data = federation([40_000, 9_001], [0.4, 0.6], seed=1)
     method, options = fedax.create("fedavg", lr=0.1), {"rounds": 1, "work": fedax.Steps(1), "batch_size": 2}
     runs = [
-        fedax.simulate(
-            method, TASK, data, place=fedax.Place(mesh=mesh(n)), test=data.examples, grad_norm=True, **options
-        )
+        fedax.simulate(method, MEASURED, data, place=fedax.Place(mesh=mesh(n)), test=data.examples, **options)
         for n in (1, 4)
     ]
     for column in ("train_loss", "grad_norm_sq", "test_loss", "test_error"):
@@ -82,7 +80,8 @@ def test_models_that_are_indexed():
     rng = np.random.default_rng(0)
     examples = {"word": rng.integers(0, 4, 9000), "y": rng.normal(size=9000)}
     data = fedax.FederatedData(examples, [4000, 3000, 2000])
-    options = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 4, "grad_norm": True, "test": examples}
+    options = {"rounds": 2, "work": fedax.Steps(2), "batch_size": 4, "test": examples}
+    task = task.with_metrics(grad_norm=fedax.metrics.GradNorm())
     one, two = (
         fedax.simulate(fedax.create("fedavg", lr=0.1), task, data, place=fedax.Place(mesh=mesh(n)), **options)
         for n in (1, 2)

@@ -35,7 +35,7 @@ from . import here, places
 from .here import Here
 from .methods import Listening, Mime, OneWalks, Scaffold, Server, Warm, WithControl
 from .places import NODES, TEST, TESTS
-from .problem import DATA, LR, TASK, UNEQUAL, X0, P, federation, flat, gradient, losses, objective
+from .problem import DATA, LR, MEASURED, TASK, UNEQUAL, X0, P, federation, flat, gradient, losses, objective
 from .test_places import METHODS, check, one_case
 
 N, ROUNDS = DATA.num_clients, 3
@@ -625,7 +625,7 @@ def test_another_program_in_the_middle_of_a_run():
 @pytest.mark.parametrize(
     ("columns", "options", "text"),
     [
-        (["train_loss"], {"grad_norm": True}, "grad_norm_sq"),
+        (["train_loss"], {"task": MEASURED}, "grad_norm_sq"),
         (["grad_norm_sq"], {}, "train_loss"),
         (["train_loss", "test_loss"], {}, "test_error"),
     ],
@@ -1299,7 +1299,7 @@ def test_those_that_are_heard_are_evaluated():
     gone = absent({1: FIRST}, ("evaluate",))
     at = Away(nodes(FEDAVG, tests=TESTS), gone, False)
     models: list[Any] = []
-    result = run(FEDAVG, at, timeout=0.05, grad_norm=True, until=lambda row: models.append(0), rounds=1)
+    result = run(FEDAVG, at, timeout=0.05, task=MEASURED, until=lambda row: models.append(0), rounds=1)
     v, there = flat(result.params), [1, 2, 4]
     p = P[there] / P[there].sum()
     assert result.history["heard"].tolist() == [1.0, pytest.approx(P[there].sum())]
@@ -1502,7 +1502,7 @@ def test_figures_without_a_bound_do_not_leave():
             Policy(**given)
     at = Here(nodes(FEDAVG))
     at.sites[SECOND].policy = Policy(noise=1.0, bound=2.0)
-    refused("^clients '1': its owner lets figures leave it with noise only", FEDAVG, at, grad_norm=True)
+    refused("^clients '1': its owner lets figures leave it with noise only", FEDAVG, at, task=MEASURED)
 
 
 def test_the_log_says_what_left():

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import fedax
+import fedax.metrics as M
 from fedax.engine import job
 from fedax.federation.census import Census
 
 from . import methods
 from .problem import (
     DATA,
+    MEASURED,
     SIZES,
     TASK,
     TAUS,
@@ -48,7 +50,7 @@ def same(one, two, but=("seconds",)):
 
 def test_history_has_one_row_an_evaluation_and_the_callback_sees_each():
     rows = []
-    got = run(evaluate_every=3, grad_norm=True, callback=rows.append)
+    got = run(task=MEASURED, evaluate_every=3, callback=rows.append)
     assert list(got.history) == ["round", "train_loss", "grad_norm_sq", "test_loss", "test_error", *COSTS]
     assert got.history["round"].tolist() == [0, 3, 6, 7] and got.status == "finished"
     assert [list(row.values()) for row in rows] == np.stack(list(got.history.values()), axis=1).tolist()
@@ -59,7 +61,7 @@ def test_history_has_one_row_an_evaluation_and_the_callback_sees_each():
     assert got.history["train_loss"][0] == pytest.approx(objective(X0), rel=1e-5)
     assert got.history["train_loss"][-1] == pytest.approx(objective(flat(got.params).astype(float)), rel=1e-5)
     assert got.compile_seconds > 0 and "finished at round 7" in repr(got)
-    same(got, run(evaluate_every=3, grad_norm=True))
+    same(got, run(task=MEASURED, evaluate_every=3))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_evaluation_is_exact_over_blocks_weights_and_test_data():
         "rounds": 0,
         "test": HELD_OUT.examples,
         "params": params,
-        "grad_norm": True,
+        "task": MEASURED,
         "place": fedax.Place(chunk_size=1),
     }
     got = run(methods.Drawing(), data=LARGE, **options).history
@@ -147,7 +149,7 @@ def test_examples_of_weight_zero_are_not_in_the_objective():
     broken = {name: column.copy() for name, column in data.examples.items()}
     broken["x"][3] = 1e30  # client 1: its loss overflows
     data = fedax.FederatedData(broken, SIZES, data.weights)
-    got = run(data=data, rounds=0, grad_norm=True)
+    got = run(task=MEASURED, data=data, rounds=0)
     assert got.history["train_loss"][0] == pytest.approx(objective(X0, data), rel=1e-5) and got.status == "finished"
 
 
@@ -252,6 +254,30 @@ def test_former_options_of_the_place_still_work_and_warn(former):
         runs += fedax.sweep(lambda: {"algorithm": method, **former}, [{}], TASK, DATA, **options).runs[0]
     for run in runs:
         np.testing.assert_array_equal(flat(run.params), flat(wanted.params))
+
+
+def test_former_options_of_the_task_still_work_and_warn(compilations):
+    method, params = fedax.create("fedavg", lr=0.05), {"w": np.ones(3, np.float32), "b": np.float32(0.5)}
+    options = {"rounds": 3, "work": fedax.Steps(2), "test": fedax.FederatedData(TEST.examples, [4, 7])}
+    metrics = {"grad_norm": M.GradNorm(), "density": M.Density(0.3), "per_client": M.PerClient()}
+    task = fedax.tasks.partial(TASK.with_metrics(**metrics), "w", params)
+    wanted = fedax.simulate(method, task, DATA, **options)
+    former = {"grad_norm": True, "density": 0.3, "per_client": True, "trainable": "w", "params": params}
+    with pytest.warns(DeprecationWarning) as warned:
+        runs = [fedax.simulate(method, TASK, DATA, **former, **options)]
+        compilations()
+        runs += [fedax.simulate(method, task=TASK, data=DATA, **former, **options)]
+        assert compilations() == 0
+        runs += fedax.sweep(lambda: method, [{}], TASK, DATA, **former, **options).runs[0]
+        runs += fedax.sweep(lambda: {"algorithm": method, **former}, [{}], TASK, DATA, **options).runs[0]
+    texts = [str(each.message) for each in warned]
+    assert len(texts) == 16
+    for name in former.keys() - {"params"}:
+        assert sum(text.startswith(f"{name}=") and "is deprecated: give the task" in text for text in texts) == 4
+    for got in runs:
+        same(got, wanted)
+    with pytest.raises(fedax.ConfigError, match="per_client = 1: give True or False"):
+        fedax.simulate(method, TASK, DATA, per_client=1, **options)
 
 
 def test_other_steps_of_the_clients_compile_nothing(compilations):

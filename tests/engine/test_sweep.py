@@ -17,7 +17,7 @@ from fedax.engine.job import make_job
 from fedax.errors import CheckpointError, ConfigError, DivergedWarning
 
 from .. import always
-from .problem import DATA, TASK, UNEQUAL, P, federation, flat
+from .problem import DATA, MEASURED, TASK, UNEQUAL, P, federation, flat
 
 sweep = importlib.import_module("fedax.engine.sweep")
 TEST = federation([11], [1.0], seed=5)
@@ -303,7 +303,8 @@ def kept(folder, at=None, grid=LANES, **options):
     options["participation"] = fedax.Uniform(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DivergedWarning)
-        sweep = fedax.sweep(make, grid, TASK, DATA, checkpoint=checkpoint, callback=callback, **options)
+        task = options.pop("task", TASK)
+        sweep = fedax.sweep(make, grid, task, DATA, checkpoint=checkpoint, callback=callback, **options)
     return sweep, rows
 
 
@@ -372,7 +373,7 @@ def test_another_sweep_is_refused_by_name_before_it_begins(tmp_path, monkeypatch
         ({"batch_size": 3}, "batch_size was 2, is 3"),
         ({"rounds": 9}, "these runs are over, at round 8, and are to have 9"),
         ({"rounds": 6}, "round 8 already, and is to have 6"),
-        ({"grad_norm": True}, "has the columns grad_norm_sq"),
+        ({"task": MEASURED}, "has the columns grad_norm_sq"),
     ):
         with pytest.raises(fedax.CheckpointError) as error:
             kept(tmp_path, **options)

@@ -26,7 +26,8 @@ DATA = fedax.FederatedData(
     {"x": RNG.normal(size=(20, 5)).astype(np.float32), "y": RNG.integers(0, 3, 20)}, sizes=[3, 9, 8]
 )
 TEST = {name: leaf[:6] for name, leaf in DATA.examples.items()}
-OPTIONS = {"rounds": 4, "work": fedax.Steps(2), "params": START, "test": TEST}
+WHOLE = {"rounds": 4, "work": fedax.Steps(2), "test": TEST}
+OPTIONS = WHOLE | {"params": START}
 
 
 def names(tree):
@@ -52,7 +53,7 @@ def by_hand(learned, rounds=4, steps=2, lr=0.2):
 
 @pytest.mark.parametrize("more", [{}, {"place": fedax.Place(stream=True, chunk_size=1)}], ids=repr)
 def test_the_rest_stays_and_is_sent_once(more):
-    run = fedax.simulate(fedax.create("fedavg", lr=0.2), TASK, DATA, trainable="1.*", **OPTIONS, **more)
+    run = fedax.simulate(fedax.create("fedavg", lr=0.2), partial(TASK, "1.*", START), DATA, **WHOLE, **more)
     wanted = by_hand({"1.w", "1.b"})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), run.params, wanted)
     for name in ("0.w", "0.b"):
@@ -68,10 +69,10 @@ def test_the_rest_stays_and_is_sent_once(more):
 
 def test_functions_lists_and_the_whole_choose_alike():
     method = fedax.create("fedavg", lr=0.2)
-    first = fedax.simulate(method, TASK, DATA, trainable=["*.b"], **OPTIONS).params
-    other = fedax.simulate(method, TASK, DATA, trainable=lambda name, leaf: leaf.ndim == 1, **OPTIONS).params
+    first = fedax.simulate(method, partial(TASK, ["*.b"], START), DATA, **WHOLE).params
+    other = fedax.simulate(method, partial(TASK, lambda name, leaf: leaf.ndim == 1, START), DATA, **WHOLE).params
     jax.tree.map(np.testing.assert_array_equal, first, other)
-    every = fedax.simulate(method, TASK, DATA, trainable="*", **OPTIONS).params
+    every = fedax.simulate(method, partial(TASK, "*", START), DATA, **WHOLE).params
     plain = fedax.simulate(method, TASK, DATA, **OPTIONS).params
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), every, plain)
 
@@ -81,7 +82,7 @@ def test_lora_learns_low_rank_changes():
     part = partial(TASK, lora, START)
     start = part.init(jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, part.whole_of(start), START)  # B is zero
-    run = fedax.simulate(fedax.create("fedavg", lr=0.2), TASK, DATA, trainable=lora, **OPTIONS)
+    run = fedax.simulate(fedax.create("fedavg", lr=0.2), part, DATA, **WHOLE)
     change = names(run.params)["0.w"] - names(START)["0.w"]
     assert np.linalg.matrix_rank(change, tol=1e-5) == 2
     a, b = (run.state.x.tree[f"0.w.{side}"] for side in "ab")
@@ -94,13 +95,13 @@ def test_lora_learns_low_rank_changes():
 
 def test_what_is_frozen_is_the_same_for_all_seeds():
     sweep = fedax.sweep(
-        lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.2]}, TASK, DATA, seeds=2, trainable="1.*", rounds=2
+        lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.1, 0.2]}, partial(TASK, "1.*"), DATA, seeds=2, rounds=2
     )
     first = [names(run.params)["0.w"] for row in sweep.runs for run in row]
     assert all(np.array_equal(leaf, first[0]) for leaf in first)
     last = {names(run.params)["1.w"].tobytes() for row in sweep.runs for run in row}
     assert len(last) == 4
-    alone = fedax.simulate(fedax.create("fedavg", lr=0.1), TASK, DATA, seed=1, trainable="1.*", rounds=2)
+    alone = fedax.simulate(fedax.create("fedavg", lr=0.1), partial(TASK, "1.*"), DATA, seed=1, rounds=2)
     np.testing.assert_allclose(names(alone.params)["1.w"], names(sweep.runs[0][1].params)["1.w"], rtol=1e-5, atol=1e-7)
 
 
@@ -115,15 +116,16 @@ def test_the_frozen_part_is_no_constant_of_the_program():
 
 def test_a_run_goes_on_with_the_same_part_only(tmp_path):
     method = fedax.create("scaffold", lr=0.2)
-    whole = fedax.simulate(method, TASK, DATA, trainable="1.*", **OPTIONS)
+    part = partial(TASK, "1.*", START)
+    whole = fedax.simulate(method, part, DATA, **WHOLE)
     place = fedax.Checkpoints(tmp_path, rounds=1, best="train_loss")
-    fedax.simulate(method, TASK, DATA, trainable="1.*", checkpoint=place, **OPTIONS | {"rounds": 2})
+    fedax.simulate(method, part, DATA, checkpoint=place, **WHOLE | {"rounds": 2})
     with pytest.raises(fedax.CheckpointError, match="frozen was"):
         moved = jax.tree.map(lambda leaf: leaf + 1, START)
-        fedax.simulate(method, TASK, DATA, trainable="1.*", checkpoint=place, **OPTIONS | {"params": moved})
+        fedax.simulate(method, partial(TASK, "1.*", moved), DATA, checkpoint=place, **WHOLE)
     with pytest.raises(fedax.CheckpointError, match="another run"):
-        fedax.simulate(method, TASK, DATA, trainable="*.w", checkpoint=place, **OPTIONS)
-    again = fedax.simulate(method, TASK, DATA, trainable="1.*", checkpoint=place, **OPTIONS)
+        fedax.simulate(method, partial(TASK, "*.w", START), DATA, checkpoint=place, **WHOLE)
+    again = fedax.simulate(method, part, DATA, checkpoint=place, **WHOLE)
     jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
     assert again.history["bytes_down"].tolist() == whole.history["bytes_down"].tolist()
     jax.tree.map(np.testing.assert_array_equal, again.best.params, whole.params)
@@ -135,7 +137,7 @@ def test_narrow_leaves_are_learned_and_frozen_as_they_are():
     narrow = dataclasses.replace(
         TASK, init=lambda key: jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), TASK.init(key))
     )
-    run = fedax.simulate(fedax.create("fedavg", lr=0.2), narrow, DATA, trainable="1.*", rounds=2)
+    run = fedax.simulate(fedax.create("fedavg", lr=0.2), partial(narrow, "1.*"), DATA, rounds=2)
     assert {leaf.dtype for leaf in jax.tree.leaves(run.params)} == {jnp.dtype("bfloat16")}
     assert {leaf.dtype for leaf in jax.tree.leaves(run.state.x.tree)} == {jnp.dtype("float32")}
 
@@ -151,7 +153,7 @@ def test_narrow_leaves_are_learned_and_frozen_as_they_are():
 )
 def test_what_cannot_be_learned(trainable, message):
     with pytest.raises(ConfigError, match=message):
-        fedax.simulate(fedax.create("fedavg", lr=0.2), TASK, DATA, trainable=trainable, rounds=1)
+        partial(TASK, trainable)
     with pytest.raises(ConfigError, match="rank = 0"):
         LoRA(rank=0)
 

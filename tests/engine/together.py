@@ -11,7 +11,7 @@ import numpy as np
 
 import fedax
 from fedax.engine import processes
-from tests.engine.problem import DATA, TASK, UNEQUAL, federation, flat
+from tests.engine.problem import DATA, MEASURED, UNEQUAL, federation, flat
 
 WORK = {"steps": fedax.Steps(3), "unequal": UNEQUAL}
 COHORT = {"full": fedax.Full(), "uniform": fedax.Uniform(3)}
@@ -30,14 +30,13 @@ def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
         more = {"participation": COHORT[case.get("cohort", "full")]} | more
         run = fedax.simulate(
             fedax.create(case["method"], lr=0.05),
-            TASK,
+            MEASURED,
             data,
             rounds=case.get("rounds", 4),
             checkpoint=None if "checkpoint" not in case else fedax.Checkpoints(case["checkpoint"], keep=1),
             work=WORK[case.get("work", "steps")],
             batch_size=case.get("batch_size", 2),
             test=federation([11], [1.0], seed=5).examples,
-            grad_norm=True,
             evaluate_every=2,
             place=fedax.Place(stream=case.get("stream")),
             aggregate=fedax.CoordinateMedian() if case.get("median") else None,

@@ -424,14 +424,13 @@ BAD = {
     "any until": ({"until": lambda row: True}, "until"),
     "patience without its column": ({"until": fedax.Patience(), "val": None}, "until.column"),
     "a judge that is not there": ({"judge": "test_accuracy"}, "judge"),
-    "a judge that says nothing": ({"judge": "density", "density": 0.1}, "judge"),
+    "a judge that says nothing": ({"judge": "density", "metrics": ["density"]}, "judge"),
     "baselines without clients": ({"baselines": True, "test": TEST.examples}, "baselines"),
     "baselines without a rate": ({"baselines": True, "methods": {"a": METHODS["nova"]}}, "baselines"),
     "baselines of something else": ({"baselines": {"lr": 0.1, "rounds": 3}}, "baselines"),
     "an unknown metric": ({"metrics": ["aucc"]}, "metrics"),
     "a metric without a name": ({"metrics": [miss]}, "metrics"),
     "work": ({"work": 3}, "work"),
-    "progress": ({"progress": "yes"}, "progress"),
     "a cohort for all": ({"methods": {"a": "led"}}, "methods.a.participation"),
 }
 
@@ -480,14 +479,19 @@ def test_so_it_does_of_work_and_participation():
 def test_options_of_simulate_are_passed_on(tmp_path, quick):
     start = {"w": np.ones(3, np.float32), "b": np.float32(2.0)}
     until = fedax.Patience(evaluations=1, least=10.0)
-    given = {"params": start, "trainable": "w", "until": until, "guard": fedax.Guard(), "density": 0.1}
-    comparison = compare({"a": "fedavg"}, seeds=1, out=tmp_path / "run", **given)
+    task = fedax.tasks.partial(TASK.with_metrics(density=fedax.metrics.Density(0.1)), "w", start)
+    given = {"until": until, "guard": fedax.Guard()}
+    options = OPTIONS | given | {"seeds": 1, "out": tmp_path / "run"}
+    comparison = fedax.compare({"a": "fedavg"}, task, DATA, **options)
     (run,) = comparison.records[0].of("a")
-    alone = fedax.simulate(fedax.create("fedavg"), TASK, DATA, **given, **OPTIONS)
+    alone = fedax.simulate(fedax.create("fedavg"), task, DATA, **given, **OPTIONS)
     assert run.history["round"].tolist() == alone.history["round"].tolist() == [0, 1]
     assert run.status == "finished" and comparison.model("a").params["b"] == 2.0
-    assert read(tmp_path / "run").config["task"] == {"name": "python:huber <own>", "trainable": ["w"]}
-    compare({"a": "fedavg"}, seeds=1, out=tmp_path / "run", **given)
+    config = read(tmp_path / "run").config
+    assert config["task"] == {"name": "python:huber <own>", "trainable": ["w"]} and config["run"]["density"] == 0.1
+    former = {"params": start, "trainable": "w", "density": 0.1, "progress": False}
+    with pytest.warns(DeprecationWarning):
+        fedax.compare({"a": "fedavg"}, TASK, DATA, **options, **former)  # the same folder: the same comparison
 
 
 def test_it_says_what_to_do_with_several_processes(monkeypatch):

@@ -75,6 +75,7 @@ NEIGHBOURS = {
     "who came": (((federation(sizes(40), NOBODY, 0.0), b"c"), (federation(sizes(40), NOBODY, MARK), b"d")),
                  {"train_loss", "clients", "local_steps", "gradients", "bytes_up", "bytes_down"}),
 }  # fmt: skip
+MEASURED = TASK.with_metrics(density=fedax.metrics.Density(0.1))
 GIVEN = {"rounds": 6, "batch_size": 1, "participation": fedax.Poisson(0.5), "privacy": fedax.DP(**DP), "test": HELD}
 GIVEN["place"] = fedax.Place(chunk_size=1)  # else it follows the clients' sizes, and so does the order of the sum
 
@@ -104,7 +105,7 @@ def only_public(text):
 
 def simulated(folder, data, cohorts, **more):
     return fedax.simulate(
-        fedax.create("fedavg", lr=0.1), TASK, data, checkpoint=keyed(folder, cohorts), density=0.1, **GIVEN | more
+        fedax.create("fedavg", lr=0.1), MEASURED, data, checkpoint=keyed(folder, cohorts), **GIVEN | more
     )
 
 

@@ -788,7 +788,8 @@ def test_schedules_are_those_of_round_0():
 def test_the_default_point_is_where_simulate_starts():
     task = fedax.tasks.mlp(FEATURES, 3, hidden=(4,))
     data = fedax.FederatedData({"x": DATA.examples["x"], "y": np.arange(SIZES.sum()) % 3}, SIZES)
-    run = fedax.simulate(FEDAVG, task, data, rounds=0, seed=3, grad_norm=True)
+    measured = task.with_metrics(grad_norm=fedax.metrics.GradNorm())
+    run = fedax.simulate(FEDAVG, measured, data, rounds=0, seed=3)
     point = diagnose(FEDAVG, task, data, seed=3).points[0]
     assert_allclose(
         [point.loss, point.gradient], [run.history["train_loss"][0], run.history["grad_norm_sq"][0]], rtol=1e-5

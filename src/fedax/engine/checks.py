@@ -23,6 +23,7 @@ from fedax.federation.census import Census
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
 from fedax.metrics.base import HostMetric
+from fedax.metrics.run import RunMetric
 from fedax.numbers import MOST, check_count, check_room
 from fedax.tasks.task import Task
 from fedax.wire.averages import Aggregator
@@ -167,17 +168,19 @@ def labels_of(task: Task, examples: Tree) -> dict[str, Tree]:
     return {name: sums for name, sums in found.items() if jax.tree.leaves(sums)}
 
 
-def by_client_of(asked: Unknown, parts: Mapping[str, Tree]) -> tuple[str, ...]:
-    """The parts whose clients are to have figures of their own."""
-    if not isinstance(asked, bool):
-        raise ConfigError("per_client", asked, "give True or False")
-    found = [part for part, given in parts.items() if isinstance(given, FederatedData)] if asked else []
-    if asked and not found:
-        raise ConfigError("per_client", asked, "give val or test as a fedax.FederatedData, held-out examples by client")
+def by_client_of(metric: RunMetric | None, parts: Mapping[str, Tree]) -> tuple[str, ...]:
+    """The parts whose clients are to have figures of their own; ``metric``: the task's ``PerClient``, if it has it."""
+    if metric is None:
+        return ()
+    found = [part for part, given in parts.items() if isinstance(given, FederatedData)]
+    refused = functools.partial(ConfigError, "task.run_metrics['per_client']", metric)
+    if not found:
+        raise refused("give val or test as a fedax.FederatedData, held-out examples by client")
     for part in found:
         if (n := parts[part].num_clients) > _MOST_LISTED:
-            way_out = f"{n} clients of {part} are more than {_MOST_LISTED}: use fedax.evaluate when the run is over"
-            raise ConfigError("per_client", asked, way_out)
+            raise refused(
+                f"{n} clients of {part} are more than {_MOST_LISTED}: use fedax.evaluate when the run is over"
+            )
     return tuple(found)
 
 

@@ -41,10 +41,9 @@ from fedax.engine.places.device import first_state
 from fedax.engine.plan import Plan, is_small, make_plan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
-from fedax.numbers import check_count, check_number
+from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task, check_params
-from fedax.tasks.trainable import partial
 from fedax.wire.compressed import Compression
 from fedax.wire.privacy import Private
 from fedax.wire.wire import Wire
@@ -195,24 +194,22 @@ def make_job(
     assert census is not None and given.work is not None and given.participation is not None and given.place is not None
     compression = Compression.of(given.compress)
     here = data if isinstance(data, FederatedData) else None
-    params = given.params
-    if given.trainable is not None:
-        task, params = partial(task, given.trainable, params), None
     form = _once(shared, ("form", id(task)), task.form)
     whole, task = task, task.trained
     own, parts = processes.own(census), given.parts
     held_of = ("held", id(task), id(data), id(given.val), id(given.test))
     _once(shared, ("checked", *held_of), lambda: check_examples(task, census, here, own, parts))
-    by_client = by_client_of(given.per_client, parts)
+    by_client = by_client_of(whole.run_metrics.get("per_client"), parts)
     check_host_metrics(task, census, parts)
-    density = None if given.density is None else check_number("density", given.density, 0)
+    grad_norm, density = "grad_norm" in whole.run_metrics, whole.run_metrics.get("density")
+    density = None if density is None else density.threshold
     batch_size = None if given.batch_size is None else check_batch_size(given.batch_size, census)
     stops = evaluation_rounds(int(given.rounds), given.evaluate_every)
     wire = given.wire(compression)
     private.check(wire, algorithm, given.participation, census, given.until, parts)
     secured.check(wire, algorithm, given.participation, census)
     algorithm, up, wire = one_type((algorithm, compression.up, wire))
-    key, x = start(task, params, given.seed, shared)
+    key, x = start(task, given.params, given.seed, shared)
     lossy = dataclasses.replace(wire, lossy=here is None and algorithm.traits().cohorts == "any")
     plan = make_plan(census, task, x, given.work, batch_size, given.participation, lossy, given.place)
     plan = dataclasses.replace(plan, mesh=None) if here is None else plan
@@ -243,12 +240,12 @@ def make_job(
         )
     asked = Hyper(traced.compressed, given.work, given.participation, wire)
     settings = functools.cache(
-        lambda: identity(asked, whole, here, census, pooled, plan, given.seed, x, params, traced.program())
+        lambda: identity(asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program())
     )
     rounds, stops = traced.rounds, traced.stops
     if processes.count() > 1:
         content = {name: text for name, text in settings().items() if name != FILES}
-        processes.same("job", f"{content} {rounds} {stops} {given.grad_norm} {density} {by_client}")
+        processes.same("job", f"{content} {rounds} {stops} {grad_norm} {density} {by_client}")
         if FILES in settings():  # each host may have a copy of its own
             settings()[FILES] = processes.text_from_first(settings()[FILES])
     return Job(
@@ -269,7 +266,7 @@ def make_job(
         parts=parts,
         labels=labels,
         by_client=by_client,
-        grad_norm=given.grad_norm,
+        grad_norm=grad_norm,
         density=density,
         until=given.until,
         form=form,

@@ -14,7 +14,7 @@ from fedax.engine.evaluate import OneJob, measured, public_columns
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
 from fedax.engine.loop import State, Tally
-from fedax.engine.options import place_given
+from fedax.engine.options import takes_former_options
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan
@@ -25,7 +25,6 @@ from fedax.federation.work import Work
 from fedax.programs import compiled
 from fedax.progress import Progress, figures, wanted
 from fedax.tasks.task import Task
-from fedax.tasks.trainable import LoRA, Patterns
 from fedax.tracking import Log
 from fedax.wire.averages import Aggregator
 from fedax.wire.faults import Faults
@@ -35,7 +34,7 @@ from fedax.wire.secure import SecureSum
 
 
 @complete
-@place_given
+@takes_former_options
 def simulate(
     algorithm: Algorithm,
     task: Task,
@@ -48,13 +47,9 @@ def simulate(
     seed: int = 0,
     val: Tree = None,
     test: Tree = None,
-    per_client: bool = False,
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
-    trainable: Patterns | LoRA | None = None,
     place: Place | None = None,
-    grad_norm: bool = False,
-    density: float | None = None,
     until: Callable[[dict[str, Unknown]], bool] | None = None,
     guard: Guard | bool | None = None,
     aggregate: Aggregator | None = None,
@@ -64,7 +59,6 @@ def simulate(
     secure: SecureSum | None = None,
     callback: Callable[[dict[str, Unknown]], None] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
-    progress: bool | None = None,
 ) -> Run:
     """Train ``task`` on ``data`` with ``algorithm`` for some rounds.
 
@@ -75,7 +69,8 @@ def simulate(
 
     Args:
         algorithm: a method, from :func:`fedax.create` or made by parts.
-        task: what is learned; make it once and reuse the object.
+        task: what is learned, and what is measured of it; make it once and reuse the object. One that learns a part
+            of a model, or low-rank changes of it, is made by :func:`fedax.tasks.partial`.
         data: the clients' data; their weights p_i define the objective.
         rounds: R ≥ 0.
         work: local steps of each client; default ``Epochs(1)``.
@@ -85,19 +80,11 @@ def simulate(
         val: held-out examples by which rounds and hyper-parameters are chosen: a pytree like ``data.examples``, or
             those of clients, :class:`fedax.FederatedData`.
         test: the same, for the final figures.
-        per_client: whether the history has figures of each client too, of the parts that are given by client, of at
-            most 10,000. :func:`fedax.evaluate` makes a table of them for one model.
         evaluate_every: rounds between evaluations, or the rounds themselves after which to evaluate; default: about
             fifty evaluations. The start and the last round are always among them.
         params: initial model; default ``task.init``.
-        trainable: which part of the model is learned and sent: patterns of the names of its leaves, such as
-            ``"head.*"``; a function ``(name, leaf) -> bool``; or :class:`fedax.tasks.LoRA`. The rest is that of
-            ``params``, or of ``task.init`` with a key of its own, and is sent to each client once, before round 0.
-            Default: all of it. See :func:`fedax.tasks.partial`.
         place: where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their
             memory and their examples are.
-        grad_norm: also record ‖∇F(x)‖², at the cost of a gradient over all data an evaluation.
-        density: also record the share of parameters whose size is above this threshold, ≥ 0.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
         guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
             count, as the papers have it, and a run whose model is no longer finite has diverged.
@@ -114,8 +101,6 @@ def simulate(
             processes up to the order of summation. The number of rounds and the evaluations may be others than before.
             SIGINT, SIGHUP, SIGTERM wait for the rounds under way, about two seconds or one round, and for a checkpoint;
             then they do what they do elsewhere, as ``KeyboardInterrupt`` for Ctrl-C. A second one does not wait.
-        progress: whether to show how far it is: by a bar in a terminal and a notebook, elsewhere by a line every ten
-            seconds, on the errors' stream. ``None``: in notebooks.
 
     Returns:
         :class:`Run`; where the training loss stops being finite, the run ends there with status ``"diverged"``.
@@ -136,7 +121,6 @@ def simulate(
     """
     if callback is not None and not callable(callback):
         raise ConfigError("callback", callback, "give a function of one row of the history")
-    showing = wanted(progress)
     job = make_job(
         algorithm,
         task,
@@ -148,13 +132,9 @@ def simulate(
         seed=seed,
         val=val,
         test=test,
-        per_client=per_client,
         evaluate_every=evaluate_every,
         params=params,
-        trainable=trainable,
         place=place,
-        grad_norm=grad_norm,
-        density=density,
         until=until,
         guard=guard,
         aggregate=aggregate,
@@ -164,7 +144,7 @@ def simulate(
         secure=secure,
     )
     callback = _tracked(callback, job)
-    if not showing:
+    if not wanted():
         return conduct(job, lambda job, _: program(job), callback, checkpoint)
     name = type(algorithm).__name__
     with Progress(job.rounds) as shown:

@@ -28,7 +28,7 @@ from fedax.engine.evaluate import model_after, of_model, on_host, rows, with_obj
 from fedax.engine.history import FAILED, Run
 from fedax.engine.job import Job, make_job, with_seed
 from fedax.engine.loop import State, Tally
-from fedax.engine.options import place_given, with_place
+from fedax.engine.options import takes_former_options, up_to_date
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, is_small
 from fedax.engine.simulate import program as alone
@@ -219,7 +219,7 @@ class Sweep:
 
 
 @complete
-@place_given
+@takes_former_options
 def sweep(
     make: Callable[..., Tree],
     grid: Mapping[str, Unknown] | Iterable[Point],
@@ -231,7 +231,6 @@ def sweep(
     width: int | None = None,
     callback: Callable[[Point, int, dict[str, Unknown]], None] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
-    progress: bool | None = None,
     **options: Unknown,
 ) -> Sweep:
     """Train at every point of a grid with every seed, side by side.
@@ -260,7 +259,6 @@ def sweep(
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`, as of :func:`simulate`. Runs that go side
             by side have one together, in ``batch-<k>``; of those that are over, histories and models stay there and are
             not made again. The same call goes on, bit-identical, on as many cores.
-        progress: as of :func:`simulate`.
         **options: as of :func:`simulate`: ``rounds``, ``test``, ``evaluate_every``, ….
 
     Returns:
@@ -286,7 +284,6 @@ def sweep(
     """
     points = _points(grid)
     chosen = _seeds(seeds)
-    showing = wanted(progress)
     if not callable(make):
         raise ConfigError("make", make, "give a function of a point's values that returns a method")
     if width is not None:
@@ -320,7 +317,7 @@ def sweep(
                 jobs[i][k] = job
         keepers.append(keeper)
     runs: dict[tuple[int, int], Run] = {}
-    with Progress(sum(job.rounds for row in jobs for job in row)) if showing else contextlib.nullcontext() as shown:
+    with Progress(sum(job.rounds for row in jobs for job in row)) if wanted() else contextlib.nullcontext() as shown:
         follow = None if shown is None else _Follower(shown, jobs)
         for block, at, keeper in zip(blocks, places, keepers, strict=True):
 
@@ -439,10 +436,10 @@ def _jobs(
     jobs: list[list[Job]] = []
     for point in points:
         made = make(**point)
-        own = with_place(made) if isinstance(made, Mapping) else {"algorithm": made}
+        own = dict(made) if isinstance(made, Mapping) else {"algorithm": made}
         if "algorithm" not in own:
             raise ConfigError("make", made, "of a dictionary, 'algorithm' is the method")
-        given = {"task": task, "data": data} | options | own
+        given = up_to_date({"task": task, "data": data} | options | own)
         if by_seed:
             jobs.append([make_job(**given | dict(by_seed.get(seed, {})), seed=seed, shared=there) for seed in seeds])
             continue

@@ -30,6 +30,7 @@ from fedax.experiments.alone import LOCAL_ONLY, LocalOnly
 from fedax.experiments.config.experiment import Experiment
 from fedax.experiments.runs import Record, model_path, rows_of, write_atomic
 from fedax.files import cell, quoting_of, regular, slug, text_of
+from fedax.progress import show_progress
 
 Path = pathlib.Path
 
@@ -256,8 +257,10 @@ def baseline_rate(config: Mapping[str, Any]) -> float | None:
 def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: Any, rounds: int) -> ClientTable:
     run, task, lr = experiment.config["run"], experiment.task, baseline_rate(experiment.config)
     options: dict[str, Any] = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "work": fedax.Epochs(1)}
-    options |= {"batch_size": run.get("batch_size"), "params": experiment.options.get("params"), "progress": False}
-    with warnings.catch_warnings():
+    options |= {"batch_size": run.get("batch_size"), "params": experiment.options.get("params")}
+    if "per_client" in task.run_metrics:
+        options["test"] = test  # which it asks for
+    with warnings.catch_warnings(), show_progress(False):
         for category in (DivergedWarning, BadClientWarning):
             warnings.simplefilter("ignore", category)
         if label == "pooled":

@@ -22,7 +22,7 @@ from fedax.contract.types import Tree
 from fedax.data.federated import FederatedData
 from fedax.engine import processes
 from fedax.engine.job import make_job
-from fedax.engine.options import with_place
+from fedax.engine.options import takes_former_options
 from fedax.engine.patience import Patience
 from fedax.engine.saved import Model, load_model
 from fedax.errors import ConfigError, complete, unknown
@@ -39,11 +39,10 @@ from fedax.experiments.statistics import Aim, target_of
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
 from fedax.files import slug
-from fedax.metrics import METRICS, Metric
+from fedax.metrics import METRICS, Metric, RunMetric
 from fedax.numbers import check_number
 from fedax.progress import wanted
 from fedax.tasks.task import Task
-from fedax.tasks.trainable import partial
 from fedax.tracking import Tracker
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ _ELSEWHERE = {
 
 
 @complete
+@takes_former_options
 def compare(
     methods: Mapping[str, Algorithm | str] | Sequence[str],
     task: Task,
@@ -77,11 +77,10 @@ def compare(
     val: Tree = None,
     test: Tree = None,
     judge: str | None = None,
-    metrics: Mapping[str, Any] | Sequence[str | Metric] = (),
+    metrics: Mapping[str, Any] | Sequence[str | Metric | RunMetric] = (),
     baselines: bool | Mapping[str, float] = False,
     out: str | Path | None = None,
     track: Tracker | None = None,
-    progress: bool | None = None,
     **options: Any,
 ) -> "Comparison":
     """Run several methods on the same problem with the same seeds, and compare them.
@@ -111,8 +110,7 @@ def compare(
         out: run folder, in which all is kept; it has to be new or empty, or hold this same comparison, which then goes
             on where it was stopped. ``None``: a temporary one, which goes when the comparison does.
         track: follows the runs, as TensorBoard, MLflow or Weights & Biases do: see :mod:`fedax.tracking`.
-        progress: whether to show how far it is; ``None``: in notebooks.
-        **options: as of :func:`fedax.simulate`: ``evaluate_every``, ``trainable``, ``guard``, ``until`` (a
+        **options: as of :func:`fedax.simulate`: ``evaluate_every``, ``guard``, ``until`` (a
             :class:`fedax.Patience`), …, but no seed, callback or checkpoint.
 
     Returns:
@@ -135,9 +133,8 @@ def compare(
         "batch_size": batch_size,
         "val": val,
         "test": test,
-    } | _checked_options(with_place(options))
+    } | _checked_options(options)
     simulate_options |= {"work": work or Epochs(1), "participation": participation or Full()}
-    showing = wanted(progress)
     seed_list = seeds_of(
         "seeds", plain(list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else seeds)
     )
@@ -156,7 +153,7 @@ def compare(
     folder = _with_argument_names(
         lambda: run_folder(temporary.path if temporary else Path(str(out)), experiment.config, _NAME)
     )
-    with Runs(experiment) if showing else contextlib.nullcontext() as watch:
+    with Runs(experiment) if wanted() else contextlib.nullcontext() as watch:
         record = _run(experiment, folder, watch=watch, checked=checked, track=track, drawn=temporary is None)
     return Comparison((record,), temporary, task)
 
@@ -429,14 +426,14 @@ def _methods(given: Any) -> dict[str, tuple[Algorithm, str | None]]:
 
 def _with_metrics(task: Task, metrics: Any) -> Task:
     """The task with more metrics."""
-    if isinstance(metrics, str | Metric):
+    if isinstance(metrics, str | Metric | RunMetric):
         metrics = [metrics]
     if not isinstance(metrics, Mapping):
         metrics_made = [
             METRICS.get(metric, "metrics").make() if isinstance(metric, str) else metric for metric in metrics
         ]
         for metric in metrics_made:
-            if not isinstance(metric, Metric):
+            if not isinstance(metric, Metric | RunMetric):
                 raise ConfigError("metrics", metric, "give a name to a function: {'name': function}")
         metrics = {metric.name: metric for metric in metrics_made}
     return task.with_metrics(**metrics) if metrics else task
@@ -465,9 +462,6 @@ def _experiment(
     given: dict[str, Any],
 ) -> Experiment:
     """The experiment, with the configuration as far as it is known before the methods are checked."""
-    if given.get("trainable") is not None:
-        task = partial(task, given["trainable"], given.get("params"))
-        given = {**given, "params": None}
     model = described.task(task)
     config = {
         "name": _NAME,
@@ -475,11 +469,11 @@ def _experiment(
         "task": model,
         "work": described.work(given["work"]),
         "participation": described.participation(given["participation"]),
-        "run": described.run(seeds, given),
+        "run": described.run(seeds, given, task),
         **({} if given.get("privacy") is None else {"privacy": described.privacy(given["privacy"])}),
         "methods": [described.method(label, method, False, name) for label, (method, name) in named.items()],
     }
-    fields_of_experiment = ("work", "participation", "val", "test", "trainable")
+    fields_of_experiment = ("work", "participation", "val", "test")
     options = {name: value for name, value in given.items() if name not in fields_of_experiment and value is not None}
     methods = {label: method for label, (method, _) in named.items()}
     return Experiment(

@@ -141,11 +141,13 @@ def privacy(given: fedax.DP) -> Table:
     return PRIVACY.write(given)
 
 
-def run(seeds: Sequence[int], options: Mapping[str, Any]) -> Table:
-    """The section ``run``, from the arguments of :func:`fedax.simulate` that a configuration has too."""
-    settings: Table = {"seeds": list(seeds), "split_seeds": False, "grad_norm": False}
-    for name in ("rounds", "batch_size", "evaluate_every", "grad_norm", "density"):
+def run(seeds: Sequence[int], options: Mapping[str, Any], task: fedax.Task) -> Table:
+    """The section ``run``, from a task's metrics and the arguments of :func:`fedax.simulate` that it has too."""
+    settings: Table = {"seeds": list(seeds), "split_seeds": False, "grad_norm": "grad_norm" in task.run_metrics}
+    for name in ("rounds", "batch_size", "evaluate_every"):
         settings[name] = setting(options.get(name, settings.get(name)))
+    if "density" in task.run_metrics:
+        settings["density"] = setting(task.run_metrics["density"].threshold)
     if (place := options.get("place")) is not None:
         settings["chunk_size"] = setting(place.chunk_size)
     for name, codec in RUN.items():

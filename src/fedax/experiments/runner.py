@@ -52,6 +52,7 @@ from fedax.experiments.runs import (
     write_atomic,
     write_json,
 )
+from fedax.progress import show_progress
 from fedax.registry import within
 from fedax.tracking import Tracker
 
@@ -326,12 +327,12 @@ def _train(
         del options["checkpoint"], options["data"]
         options |= {"checkpoint": checkpoint, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
         return [train(method, task, nodes, experiment.problem(label), seed=seeds[0], **options)]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), show_progress(False):  # the progress of all runs is shown instead
         for category in (DivergedWarning, BadClientWarning):  # the report shows these
             warnings.simplefilter("ignore", category)
         if len(seeds) > 1:
             watch = lambda point, seed, row: on_row(seed, row)  # noqa: E731
-            options = on_one_core(options) | {"progress": False}  # the progress of all runs is shown instead
+            options = on_one_core(options)
             data_by_seed = {}
             if experiment.config["run"]["split_seeds"]:
                 data_by_seed = {seed: dict(zip(first, parts, strict=True)) for seed, parts in data.items()}
@@ -340,7 +341,7 @@ def _train(
             )
             return swept.runs[0]
         callback = functools.partial(on_row, seeds[0])
-        return [fedax.simulate(method, task, seed=seeds[0], callback=callback, progress=False, **options)]
+        return [fedax.simulate(method, task, seed=seeds[0], callback=callback, **options)]
 
 
 class Checked(NamedTuple):

@@ -40,6 +40,7 @@ from fedax.experiments.runs import (
     write_atomic,
     write_json,
 )
+from fedax.progress import show_progress
 
 GridAxis = list[Any] | fedax.Range
 Point = dict[str, Any]
@@ -246,7 +247,7 @@ def _sweep(
             secret.derive(folder, place, slug(label))
         data, val, test = experiments[0].split(seeds[0])
         assert isinstance(data, fedax.FederatedData)  # real clients need a fleet
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), show_progress(False):
             for category in (DivergedWarning, BadClientWarning):  # the table shows these
                 warnings.simplefilter("ignore", category)
             swept = fedax.sweep(
@@ -259,7 +260,6 @@ def _sweep(
                 val=val,
                 test=test,
                 checkpoint=fedax.Checkpoints(place, **kept),
-                progress=False,
                 **{name: value for name, value in experiments[0].options.items() if name not in handled_elsewhere},
             )
         sweeps_done.append(swept)

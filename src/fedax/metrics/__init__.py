@@ -9,6 +9,7 @@ from fedax.metrics.host import OnHost
 from fedax.metrics.probabilities import Brier, CalibrationError, LogLoss, Perplexity
 from fedax.metrics.ranking import AUC, AveragePrecision
 from fedax.metrics.regression import MAE, R2, RMSE
+from fedax.metrics.run import Density, GradNorm, PerClient, RunMetric
 from fedax.registry import Registry
 
 __all__ = [
@@ -23,12 +24,16 @@ __all__ = [
     "BalancedAccuracy",
     "Brier",
     "CalibrationError",
+    "Density",
+    "GradNorm",
     "LogLoss",
     "Metric",
     "OnHost",
+    "PerClient",
     "Perplexity",
     "Precision",
     "Recall",
+    "RunMetric",
     "available",
     "create",
 ]
@@ -49,6 +54,9 @@ for _make in (
     R2,
     MAE,
     RMSE,
+    GradNorm,
+    Density,
+    PerClient,
 ):
     METRICS.add(
         {
@@ -56,6 +64,8 @@ for _make in (
             BalancedAccuracy: "balanced_accuracy",
             CalibrationError: "calibration_error",
             LogLoss: "log_loss",
+            GradNorm: "grad_norm",
+            PerClient: "per_client",
         }.get(_make, _make.__name__.lower()),
         _make,
     )
@@ -72,7 +82,7 @@ def available() -> dict[str, str]:
 
 
 @complete
-def create(name: str, **settings: Any) -> Metric:
+def create(name: str, **settings: Any) -> Metric | RunMetric:
     """The metric of this name, for instance from a configuration.
 
     Args:
@@ -86,5 +96,5 @@ def create(name: str, **settings: Any) -> Metric:
         >>> create("f1", average="macro")
         F1(average='macro')
     """
-    made: Metric = METRICS.make(name, **settings)
+    made: Metric | RunMetric = METRICS.make(name, **settings)
     return made

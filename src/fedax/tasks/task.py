@@ -13,6 +13,7 @@ import numpy as np
 from fedax.contract.vector import spelled
 from fedax.errors import CodeError, ConfigError, call, place_of
 from fedax.metrics.base import HostMetric, Metric, check_labels, check_metrics, fitting
+from fedax.metrics.run import RunMetric
 
 Params = Any
 Examples = Any
@@ -32,7 +33,8 @@ class Task:
             ``key`` is a JAX random key for dropout and the like; it is ``None`` in evaluation.
         metrics: name -> ``fn(params, batch) -> [b]``, one value per example; their mean over held-out data is
             reported. Or a metric of :mod:`fedax.metrics`, of the whole held-out data: of ``outputs`` and
-            ``batch["y"]``. Names are free, e.g. ``accuracy``.
+            ``batch["y"]``. Names are free, e.g. ``accuracy``. Those of a run alone, such as
+            :class:`fedax.metrics.GradNorm`, are then in ``run_metrics``, and have columns of their own.
         check: ``check(examples)`` raises :class:`fedax.errors.DataError` for examples that do not fit the task
             (NumPy arrays, before anything is compiled).
         name: for reports.
@@ -57,10 +59,17 @@ class Task:
     name: str = "task"
     outputs: Callable[[Params, Examples], Any] | None = None
     kind: Literal["classification", "regression"] | None = None
+    run_metrics: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.metrics, Mapping):
             raise ConfigError("metrics", self.metrics, "give a dictionary: name -> fn(params, batch) -> [b]")
+        given: Mapping[str, Any] = self.metrics
+        of_runs = {metric.name: metric for metric in given.values() if isinstance(metric, RunMetric)}
+        object.__setattr__(self, "run_metrics", of_runs)
+        if of_runs:
+            of_examples = {name: each for name, each in given.items() if not isinstance(each, RunMetric)}
+            object.__setattr__(self, "metrics", of_examples)
         functions: dict[str, Any] = {"init": self.init, "loss": self.loss}
         optional = {"check": self.check, "outputs": self.outputs}
         functions |= {name: function for name, function in optional.items() if function is not None}
@@ -72,7 +81,7 @@ class Task:
             raise ConfigError("kind", self.kind, "give 'classification', 'regression' or None")
         check_metrics(self.metrics, self.outputs, self.kind)
 
-    def with_metrics(self, **metrics: Callable[[Params, Examples], Any] | Metric) -> "Task":
+    def with_metrics(self, **metrics: Callable[[Params, Examples], Any] | Metric | RunMetric) -> "Task":
         """This task with more metrics, or others of the same names.
 
         It is another object, of which JAX compiles anew: make it once.
@@ -89,7 +98,8 @@ class Task:
             >>> list(task.metrics)
             ['accuracy', 'f1']
         """
-        return dataclasses.replace(self, metrics={**self.metrics, **metrics})
+        together: dict[str, Any] = {**self.metrics, **self.run_metrics, **metrics}
+        return dataclasses.replace(self, metrics=together)
 
     @property
     def whole_metrics(self) -> dict[str, Metric]:
@@ -241,12 +251,12 @@ class Task:
                 raise CodeError("task.outputs", what, way_out, place_of(function))
             return _wide(returned)
 
-        metrics = {
+        metrics: dict[str, Any] = {
             name: metric if isinstance(metric, Metric) else measuring(name, metric)
             for name, metric in self.metrics.items()
         }
         outputs = None if self.outputs is None else functools.partial(answering, self.outputs)
-        return _Trained(init, loss, metrics, self.check, self.name, outputs, self.kind, self)
+        return _Trained(init, loss, metrics | self.run_metrics, self.check, self.name, outputs, self.kind, self)
 
 
 @dataclass(frozen=True, eq=False)

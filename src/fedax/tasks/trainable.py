@@ -114,7 +114,7 @@ def _functions(task: Task, init: Callable[[Any], Params], join: Callable[[Params
     def outputs(given: Callable[..., Any], params: Params, batch: Any) -> Any:
         return given(join(params), batch)
 
-    metrics = {name: measuring(metric) for name, metric in task.metrics.items()}
+    metrics = {name: measuring(metric) for name, metric in task.metrics.items()} | task.run_metrics
     answers = None if task.outputs is None else functools.partial(outputs, task.outputs)
     return Task(init, loss, metrics, task.check, task.name, answers, task.kind)
 
@@ -124,7 +124,7 @@ def _made(task: Task, init: Any, frozen: Any, joined: Any, rule: Any) -> Partial
     return Partial(
         functions.init,
         functions.loss,
-        functions.metrics,
+        {**functions.metrics, **functions.run_metrics},
         functions.check,
         functions.name,
         functions.outputs,

@@ -287,7 +287,8 @@ def _written_arguments(part: Any) -> Table:
 
 def options_of(run: Table) -> Table:
     """The section ``run`` as arguments of :func:`fedax.simulate`, without the seeds."""
-    handled_elsewhere = ("seeds", "split_seeds", "judge", "metrics", "patience", "baselines", "chunk_size")
+    of_experiment = ("seeds", "split_seeds", "judge", "metrics", "grad_norm", "density", "patience", "baselines")
+    handled_elsewhere = (*of_experiment, "chunk_size")
     options = {name: value for name, value in run.items() if name not in handled_elsewhere}
     if run.get("chunk_size") is not None:
         options["place"] = fedax.Place(chunk_size=run["chunk_size"])
@@ -305,6 +306,10 @@ def metrics_of(run: Table) -> dict[str, Any]:
         if metric.name in metrics:
             raise ConfigError("run.metrics", metric.name, "this is asked for twice; leave one out")
         metrics[metric.name] = metric
+    if run.get("grad_norm"):
+        metrics["grad_norm"] = fedax.metrics.GradNorm()
+    if run.get("density") is not None:
+        metrics["density"] = fedax.metrics.Density(run["density"])
     return metrics
 
 

@@ -326,15 +326,15 @@ def build_all(
 
 def columns(experiments: Sequence[Experiment]) -> list[str]:
     """The measured columns, without the costs, that all methods of experiments on the same data have."""
-    first, run = experiments[0], experiments[0].config["run"]
+    first = experiments[0]
     at_nodes = {part for part, n in first.data.held.items() if n} if isinstance(first.data, Census) else ()
     return measured_names(
         first.task.metrics,
         val=first.val is not None or "val" in at_nodes,
         test=first.test is not None or "test" in at_nodes,
-        grad_norm=run["grad_norm"],
+        grad_norm="grad_norm" in first.task.run_metrics,
         objective=all("regularizer" in method for experiment in experiments for method in experiment.config["methods"]),
-        density="density" in run,
+        density="density" in first.task.run_metrics,
     )
 
 
