@@ -74,6 +74,12 @@ def operator(*targets: str, lay: str = "plain", view: bool = False) -> Callable[
     return enter
 
 
+def operators(table: Mapping[str, Callable[..., Any]], lay: str = "plain", view: bool = False) -> None:
+    """Enter functions by their names in ``aten``, several with blanks between them."""
+    for names, function in table.items():
+        operator(*(f"aten.{name}" for name in names.split()), lay=lay, view=view)(function)
+
+
 def find(target: str) -> Operator | None:
     """The operator of this name; ``None`` where fedax has none."""
     return _TABLE.get(target) or _TABLE.get(target.rpartition(".")[0])
@@ -181,21 +187,3 @@ def pair(value: Any) -> tuple[int, int]:
     numbers = tuple(value) if isinstance(value, tuple) else (value,)
     first, second = numbers * 2 if len(numbers) == 1 else numbers
     return first, second
-
-
-def unary(function: Callable[..., Any], *targets: str) -> None:
-    """Enter a function of one array, entry by entry."""
-
-    def apply(self: Any) -> Any:
-        return function(self)
-
-    operator(*targets, lay="alike")(apply)
-
-
-def binary(function: Callable[..., Any], *targets: str) -> None:
-    """Enter a function of two arrays or numbers, entry by entry."""
-
-    def apply(self: Any, other: Any) -> Any:
-        return function(self, other)
-
-    operator(*targets, lay="alike")(apply)
