@@ -1,7 +1,7 @@
 """The table of operators, how their arguments are laid out, and images whose channels come last."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,19 +95,12 @@ def available() -> list[str]:
     return sorted(_TABLE)
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Image:
     """An array that is [b, c, h, w] to PyTorch and is kept as [b, h, w, c], which fedax's convolutions take."""
 
     array: Any
-
-    def tree_flatten(self) -> tuple[tuple[Any], None]:
-        return (self.array,), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: Sequence[Any]) -> "Image":
-        return cls(*children)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -128,16 +121,13 @@ class Kernel:
 
     array: Any
 
-    def plain(self) -> Any:
-        return self.array.transpose(3, 2, 0, 1)
-
 
 def plain(value: Any) -> Any:
     """The array as PyTorch has it, of an image or in a tuple too."""
     if isinstance(value, Image):
         return jnp.moveaxis(value.array, 3, 1)
     if isinstance(value, Kernel):
-        return value.plain()
+        return value.array.transpose(3, 2, 0, 1)
     return tuple(map(plain, value)) if type(value) is tuple else value
 
 
