@@ -1,13 +1,13 @@
 """Predicts for the rows of a file with a saved model."""
 
 import pathlib
-import tokenize
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import fedax
 from fedax.data.doubts import Doubts, refuse
+from fedax.data.formats import BAD_HEADER
 from fedax.data.tables import read_table
 from fedax.engine.checkpoint import write_atomic
 from fedax.engine.saved import Model
@@ -137,8 +137,5 @@ def _array(path: Path) -> np.ndarray:
     regular(path)
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (  # NumPy raises these for bad headers
-        OSError, ValueError, TypeError, LookupError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError,
-        tokenize.TokenError,
-    ) as error:  # fmt: skip
+    except (OSError, *BAD_HEADER) as error:
         raise DataError(f"{path}: no array that can be read ({one_line(str(error), 300)})") from error
