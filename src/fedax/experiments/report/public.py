@@ -168,7 +168,7 @@ def to_html(of: Public) -> str:
     fields = {
         "version": fedax.__version__,
         "style": page.style(),
-        "table": page.tabular(sheet.heads, [("", [(html.escape(cell), "") for cell in row]) for row in sheet.rows]),
+        "table": page.table_of_texts(sheet.heads, sheet.rows),
         "reading": _paragraph(_explanation(of)),
         "pictures": "".join(pictures),
         "spent": _paragraph(_spent(of)),
