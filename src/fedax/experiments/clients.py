@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 import fedax
@@ -213,8 +214,6 @@ def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
 
 def finite_model(params: Any) -> bool:
     """Whether all numbers of a model are finite."""
-    import jax
-
     return all(bool(np.isfinite(np.asarray(leaf, float)).all()) for leaf in jax.tree.leaves(params))
 
 
@@ -267,7 +266,7 @@ def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: An
     places = {data.name(i): i for i in range(data.num_clients)}
     rows = np.array([places[test.name(i)] for i in range(test.num_clients)])
     memory: Any = local_run.memory
-    memory = memory[rows] if hasattr(memory, "kept") else _rows_of(memory, rows)
+    memory = memory[rows] if hasattr(memory, "kept") else jax.tree.map(lambda leaf: np.asarray(leaf)[rows], memory)
     return _evaluated(task, None, test, memory.tree)
 
 
@@ -293,12 +292,6 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
     message = order(job.plan, experiment.problem_alone(lr), seed, program, fleet.deal)
     fleet.check(message, [], 0, job.plan.task.frozen)
     _write_table_of_nodes(folder, label, seed, fleet, fleet.alone(message, rounds, job.x))
-
-
-def _rows_of(memory: Any, rows: np.ndarray) -> Any:
-    import jax
-
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], memory)
 
 
 def majority(experiment: Experiment) -> dict[str, Any] | None:

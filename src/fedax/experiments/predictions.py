@@ -123,14 +123,12 @@ def predict_file(
         write_atomic(out, pandas.DataFrame(columns).to_csv(index=False))
     except OSError as error:
         raise ConfigError("out", str(out), f"cannot be written ({error.strerror or error})") from error
-    return Predicted(len(batch["x"]), _measured(model, batch) if "y" in batch else {}, doubts)
-
-
-def _measured(model: Model, batch: dict[str, np.ndarray]) -> dict[str, float]:
-    """The loss and the metrics on rows with labels."""
-    held = fedax.FederatedData(batch, sizes=[len(batch["x"])])
-    (row,) = fedax.evaluate(model.task, model.params, held).drop(columns=["name", "n"]).to_dict("records")
-    return {str(name): float(value) for name, value in row.items()}
+    measured: dict[str, float] = {}
+    if "y" in batch:  # the rows have labels
+        held = fedax.FederatedData(batch, sizes=[len(batch["x"])])
+        (row,) = fedax.evaluate(model.task, model.params, held).drop(columns=["name", "n"]).to_dict("records")
+        measured = {str(name): float(value) for name, value in row.items()}
+    return Predicted(len(batch["x"]), measured, doubts)
 
 
 def _array(path: Path) -> np.ndarray:

@@ -162,10 +162,6 @@ def _forward(params: Any, x: Any, key: Any = None) -> Any:
     return dense(x, params[-1]["w"], params[-1]["b"])
 
 
-def _conv(params: Any, x: Any) -> Any:
-    return conv2d(x, params["w"]) + params["b"][None, None, None]
-
-
 @Factory
 def cnn(
     shape: Sequence[int],
@@ -281,7 +277,8 @@ def vgg11(
         layers = iter(params["convs"])
         for block in _VGG11:
             for _ in block[:-1]:
-                x = jax.nn.relu(_conv(next(layers), x))
+                layer = next(layers)
+                x = jax.nn.relu(conv2d(x, layer["w"]) + layer["b"][None, None, None])
             last = next(layers)
             x = conv_and_pool(x, last["w"], last["b"])
         x = x.reshape(x.shape[0], -1)

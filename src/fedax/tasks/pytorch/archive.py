@@ -181,13 +181,9 @@ def _graph(module: Any, tensors: Mapping[str, np.ndarray]) -> Graph:
         outputs.append(_argument(given["arg"]))
     nodes = _nodes(graph["nodes"], "")
     nodes, results = functional(nodes, {*leaves, *(given.name for given in inputs)}, tuple(outputs))
-    shapes = tuple(_output_shape(graph, value) for value in outputs)
+    known = (graph["tensor_values"].get(value.name) if isinstance(value, Ref) else None for value in outputs)
+    shapes = tuple(None if meta is None else _lengths(meta["sizes"]) for meta in known)
     return Graph(tuple(inputs), leaves, tuple(nodes), results, shapes)
-
-
-def _output_shape(graph: Any, value: Any) -> tuple[int | None, ...] | None:
-    meta = graph["tensor_values"].get(value.name) if isinstance(value, Ref) else None
-    return None if meta is None else _lengths(meta["sizes"])
 
 
 def _lengths(sizes: Any) -> tuple[int | None, ...]:
