@@ -16,7 +16,7 @@ from scipy import stats
 
 import fedax
 from fedax.experiments import build, read_toml
-from fedax.experiments.config import Experiment
+from fedax.experiments.config.experiment import Experiment
 from fedax.privacy import noise_for
 
 SEED, HELD_OUT, EPSILON = 1000, 0.2, 3.0

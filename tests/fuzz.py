@@ -550,15 +550,16 @@ def read_medmnist(folder: Path, content: bytes) -> Any:
 def read_config(folder: Path, content: bytes) -> Any:
     """What a configuration names is never imported: ``mine.py`` is there, and nobody has allowed it."""
     from fedax.errors import ConfigError
-    from fedax.experiments import config as module
     from fedax.experiments import own, toml
+    from fedax.experiments.config import edit
     from fedax.experiments.config.experiment import settings_of
+    from fedax.experiments.config.sections import check
 
     text, _, settings = content.partition(b"\x00set\n")
-    tables = module.read_toml(write(folder / "config.toml", text))
+    tables = edit.read_toml(write(folder / "config.toml", text))
     for setting in settings.decode("utf-8", "replace").split("\n") if settings else ():
-        module.override(tables, setting)
-    sections = module.check(tables)
+        edit.override(tables, setting)
+    sections = check(tables)
     write(folder / "mine.py", b"raise SystemExit")
     with unittest.mock.patch.object(own, "_load", side_effect=AssertionError("code was imported")):
         try:

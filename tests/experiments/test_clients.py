@@ -10,7 +10,7 @@ import fedax
 from fedax.errors import ConfigError, DamagedWarning, DataError
 from fedax.experiments import build, clients, execute, new_folder, read, write_report
 from fedax.experiments.clients import ClientTable, read_table, spread_of, table_path, write_table
-from fedax.experiments.config import problem_of
+from fedax.experiments.config.experiment import problem_of
 from fedax.experiments.defaults import comparison, judge
 from fedax.experiments.tuning import plan
 

@@ -11,7 +11,8 @@ import pytest
 
 import fedax
 from fedax.errors import CodeError, NodeError
-from fedax.experiments import build, config, own, plan, read
+from fedax.experiments import build, own, plan, read
+from fedax.experiments.config.experiment import problem_of
 from tests.experiments import run_cli
 
 MINE = '''
@@ -219,21 +220,21 @@ def test_nodes_run_what_their_owner_allows_and_is_the_servers(here):
     with pytest.raises(
         NodeError, match=r"does not run mine.py \(sha256 .*: its owner has not allowed it; .* --allow-code"
     ):
-        config.problem_of(table)
+        problem_of(table)
     (here / "at-node").mkdir()
     file = here / "at-node" / "mine.py"
     file.write_text(MINE + "\n")
     with pytest.raises(NodeError, match=r"the file here is another one, .*at-node/mine.py"):
-        config.problem_of(table, [str(file)])
+        problem_of(table, [str(file)])
     file.write_text(MINE)
-    problem = config.problem_of(table, [str(file)])
+    problem = problem_of(table, [str(file)])
     assert problem.method == experiment.methods["FedAvgEMA"] and isinstance(problem.task, fedax.Task)
     with pytest.raises(
         fedax.ConfigError, match=r"^task.name = 'system': no such name. There are: bowl, broken, no_task"
     ):  # which the file imports
-        config.problem_of(table | {"task": {"name": "mine.py:system"}}, [str(file)])
+        problem_of(table | {"task": {"name": "mine.py:system"}}, [str(file)])
     with pytest.raises(CodeError, match=r"is FedAvgEMA; a task is named by a function"):
-        config.problem_of(table | {"task": {"name": "mine.py:FedAvgEMA"}}, [str(file)])
+        problem_of(table | {"task": {"name": "mine.py:FedAvgEMA"}}, [str(file)])
 
 
 METHODS = "methods.A.name = 'bad.py:A': "

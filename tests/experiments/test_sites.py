@@ -19,7 +19,7 @@ from fedax.engine.places.policy import Policy
 from fedax.engine.places.site import Site
 from fedax.errors import ConfigError, NodeError
 from fedax.experiments import build, clients, execute, new_folder, summary
-from fedax.experiments.config import Experiment, problem_of
+from fedax.experiments.config.experiment import Experiment, problem_of
 from fedax.experiments.defaults import usual_task
 from fedax.experiments.runs import Record
 from fedax.federation.census import Census

@@ -12,7 +12,7 @@ import pytest
 import fedax
 from fedax.contract.compression import ArrayForm
 from fedax.experiments import build, described
-from fedax.experiments.config import problem_of
+from fedax.experiments.config.experiment import problem_of
 from fedax.wire.compressed import Compression
 from fedax.wire.privacy import DownloadAndClip
 from fedax.wire.wire import Wire

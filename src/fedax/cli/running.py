@@ -122,6 +122,7 @@ def open_folder(
 @contextlib.contextmanager
 def writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Iterator[None]:
     """Hold the lock of a run folder; an early end leaves a report and says how to continue."""
+    from fedax.errors import ConfigError
     from fedax.experiments import runner
 
     # The same for every command that began the run.
@@ -139,11 +140,6 @@ def writing(folder: pathlib.Path, command: str, own_code: bool = False) -> Itera
         try:
             yield
         except OSError as error:
-            raise _unwritable(folder, error, f"once it can: {way_on}") from error
-
-
-def _unwritable(folder: pathlib.Path, error: OSError, way_on: str) -> Exception:
-    from fedax.errors import ConfigError
-
-    where = f": {error.filename}" if error.filename else ""
-    return ConfigError("out", str(folder), f"it cannot be written ({error.strerror or error}{where}); {way_on}")
+            where = f": {error.filename}" if error.filename else ""
+            way_out = f"it cannot be written ({error.strerror or error}{where}); once it can: {way_on}"
+            raise ConfigError("out", str(folder), way_out) from error

@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import tempfile
-import tokenize
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.data.formats import parse_json
+from fedax.data.formats import BAD_HEADER, parse_json
 from fedax.data.overview import Overview
 from fedax.data.transform import Transform
 from fedax.errors import DataError, ExampleError, one_line
@@ -361,10 +360,7 @@ def _mapped(file: pathlib.Path) -> np.ndarray:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror or error})") from error
-    except (  # what NumPy raises on bad headers
-        ValueError, TypeError, LookupError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError,
-        tokenize.TokenError,
-    ) as error:  # fmt: skip
+    except BAD_HEADER as error:
         raise DataError(f"{file}: not an array that fedax wrote ({one_line(str(error), 300)})") from error
 
 

@@ -42,6 +42,12 @@ _DAMAGE = (
 )
 
 
+BAD_HEADER = (  # what NumPy raises on a bad header of an array
+    *(ValueError, TypeError, LookupError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError),
+    tokenize.TokenError,
+)
+
+
 def room(stored: int) -> int:
     """The most bytes to which a file may unpack: 100 times its own, or 64 MiB.
 

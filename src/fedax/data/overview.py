@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from fedax.data.cells import few, shown
-from fedax.data.summaries import Facts, Plan, Summary, merge
-from fedax.data.transform import STRICT, Document
+from fedax.data.summaries import Facts, Plan, Summary, merge, named
+from fedax.data.transform import Document, Strict
 from fedax.errors import DataError, complete
 
 _SITES = 12  # the most sites in the table; of more, those that are most unlike the whole
@@ -21,7 +21,7 @@ Looks = Literal["identifier", "date", "copy", "constant", "site", "missing"]
 
 
 @dataclass(frozen=True)
-class Note:
+class Note(Strict):
     """A note on an odd column.
 
     Args:
@@ -38,32 +38,23 @@ class Note:
     column: str
     looks: Looks
     why: str
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __str__(self) -> str:
-        return f"{shown(self.column)} {_LOOKS[self.looks]}: {self.why}"
+        return f"{shown(self.column)} {_LOOKS[self.looks][0]}: {self.why}"
 
 
-_LOOKS = {
-    "identifier": "looks like an identifier",
-    "date": "looks like a date",
-    "copy": "looks like a copy of the label",
-    "constant": "is nearly constant",
-    "site": "tells the site",
-    "missing": "is missing in most rows of a site",
-}
-_LOOK = {
-    "identifier": "look like identifiers",
-    "date": "look like dates",
-    "copy": "look like copies of the label",
-    "constant": "are nearly constant",
-    "site": "tell the site",
-    "missing": "are missing in most rows of a site",
+_LOOKS = {  # of one column, of several
+    "identifier": ("looks like an identifier", "look like identifiers"),
+    "date": ("looks like a date", "look like dates"),
+    "copy": ("looks like a copy of the label", "look like copies of the label"),
+    "constant": ("is nearly constant", "are nearly constant"),
+    "site": ("tells the site", "tell the site"),
+    "missing": ("is missing in most rows of a site", "are missing in most rows of a site"),
 }
 
 
 @dataclass(frozen=True)
-class Described:
+class Described(Strict):
     """A column at the sites of an :class:`Overview`.
 
     Args:
@@ -80,7 +71,6 @@ class Described:
     missing: tuple[float, ...]
     mean: tuple[float | None, ...]
     commonest: tuple[str | None, ...]
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         if not len(self.missing) == len(self.mean) == len(self.commonest):
@@ -129,7 +119,6 @@ class Overview(Document):
     notes: tuple[Note, ...]
     dropped: dict[str, str]
     form: ClassVar[str] = "overview"
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         width = len(self.sites) + 1
@@ -167,12 +156,12 @@ class Overview(Document):
             return "" if way_out is None else f"; {way_out(column)} {which}"
 
         lines = []
-        for looks in _LOOKS:
+        for looks, (_, look) in _LOOKS.items():
             alike = [note for note in self.notes if note.looks == looks]
             if len(alike) > _MOST_NOTES:
                 named = few(note.column for note in alike)
                 suggested = suggestion(alike[0].column, "leaves the first out")
-                lines.append(f"{len(alike)} columns {_LOOK[looks]}: {named}{suggested}")
+                lines.append(f"{len(alike)} columns {look}: {named}{suggested}")
             else:
                 lines += [f"{note}{suggestion(note.column, 'leaves it out')}" for note in alike]
         return lines
@@ -231,7 +220,7 @@ def overview(
         >>> [(note.column, note.looks) for note in overview(agreed, first, {"north": summarize(table, agreed)}).notes]
         [('ward', 'copy'), ('result', 'copy')]
     """
-    by_client, answers = _named(first), _named(second)
+    by_client, answers = named(first), named(second)
     facts = {
         name: [summary.facts.get(name, Facts(missing=summary.rows)) for summary in by_client.values()]
         for name in [*([plan.label] if plan.label is not None else []), *plan.columns, *plan.dropped]
@@ -259,12 +248,6 @@ def copies(plan: Plan, second: Mapping[str, Summary]) -> list[Note]:
     return [Note(name, "copy", why) for name, why in whys.items() if why]
 
 
-def _named(summaries: Mapping[str, Summary] | Sequence[Summary]) -> dict[str, Summary]:
-    if isinstance(summaries, Mapping):
-        return dict(summaries)
-    return {f"client {i}": summary for i, summary in enumerate(summaries)}
-
-
 def _values(column: Described) -> tuple[tuple[Any, ...], ...]:
     return column.missing, column.mean, column.commonest
 
@@ -276,7 +259,7 @@ def _described(
     numbers = kind == "number" or (kind == "label" and plan.task == "regression")
     mean: list[float | None] = [None] * (len(facts) + 1)
     if numbers or kind == "date":
-        parts = [_moments(each, kind) for each in facts]
+        parts = [each.moments(kind) for each in facts]
         mean = [merged[1] if merged[0] else None for merged in (merge(parts), *parts)]
     commonest: list[str | None] = [None] * (len(facts) + 1)
     if kind == "category" or (kind == "label" and not numbers):
@@ -285,10 +268,6 @@ def _described(
     rows, gaps = [summary.rows for summary in given.values()], [each.missing for each in facts]
     shares = [gap / max(n, 1) for gap, n in zip([sum(gaps), *gaps], [sum(rows), *rows], strict=True)]
     return Described(name, kind, tuple(min(share, 1.0) for share in shares), tuple(mean), tuple(commonest))
-
-
-def _moments(facts: Facts, kind: str) -> tuple[int, float, float]:
-    return (facts.dates, facts.day, facts.day_m2) if kind == "date" else (facts.numbers, facts.mean, facts.m2)
 
 
 def _texts(answers: Mapping[str, Summary], client: str, name: str) -> Mapping[str, int]:
@@ -400,7 +379,7 @@ def _dated(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]) ->
         texts = sum(counts, Counter())
         dates = sum(times for text, times in texts.items() if _DATED.fullmatch(text))
         return "its texts are used as categories, for a date is written 2024-01-31" if dates > texts.total() / 2 else ""
-    n, mean, m2 = merge([(each.numbers, each.mean, each.m2) for each in facts])
+    n, mean, m2 = merge([each.moments("number") for each in facts])
     if n < _ENOUGH or any(each.whole < each.numbers for each in facts):
         return ""
     std = math.sqrt(m2 / n)
@@ -418,7 +397,7 @@ def _one_value(kind: str, facts: Sequence[Facts], counts: Sequence[Counter[str]]
     most = sum(each.commonest for each in facts)
     if n < _ENOUGH:
         return None
-    parts = [_moments(each, kind) for each in facts]
+    parts = [each.moments(kind) for each in facts]
     _, mean, m2 = merge(parts)
     if most >= 0.99 * n:
         share = f"one value makes up {100 * most / n:.3g} %"

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from fedax.data.cells import LARGE, WIDE, Cells, as_pandas, cells, no_column, number, series, shown
-from fedax.data.transform import STRICT, Column, Document, Label, Transform
+from fedax.data.transform import Column, Document, Label, Strict, Transform
 from fedax.errors import ConfigError, DataError, complete
 from fedax.numbers import check_count
 
@@ -36,7 +36,7 @@ Kind = Literal["number", "category", "date"]
 
 
 @dataclass(frozen=True)
-class Facts:
+class Facts(Strict):
     """A client's statistics of a column, in the first exchange.
 
     Args:
@@ -59,7 +59,6 @@ class Facts:
     m2: float = 0.0
     day: float = 0.0
     day_m2: float = 0.0
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         counts = [self.missing, self.numbers, self.dates, self.words, self.whole, self.different, self.commonest]
@@ -69,9 +68,13 @@ class Facts:
         if not all(abs(value) <= 1e230 for value in moments) or max(abs(self.mean), abs(self.day)) > LARGE:
             raise DataError("means and squares have to be finite")
 
+    def moments(self, kind: str) -> tuple[int, float, float]:
+        """Count, mean and Σ(value − mean)² of the dates, if the column is used as such, or else of the numbers."""
+        return (self.dates, self.day, self.day_m2) if kind == "date" else (self.numbers, self.mean, self.m2)
+
 
 @dataclass(frozen=True)
-class Counts:
+class Counts(Strict):
     """A client's counts of a column, in the second exchange.
 
     Args:
@@ -84,7 +87,6 @@ class Counts:
     by_text: dict[str, int] = field(default_factory=dict)
     rest: int = 0
     bins: tuple[int, ...] = ()
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         counts = [self.rest, *self.by_text.values(), *self.bins]
@@ -93,7 +95,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Alone:
+class Alone(Strict):
     """How well a column alone predicts the label at a client, in the second exchange; from at most 2,000 rows.
 
     Args:
@@ -113,7 +115,6 @@ class Alone:
     xx: float = 0.0
     yy: float = 0.0
     xy: float = 0.0
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         if not 0 <= self.most <= self.right <= self.rows <= _ROWS:
@@ -152,7 +153,6 @@ class Summary(Document):
     plan: str | None = None
     reach: dict[str, tuple[int, int]] = field(default_factory=dict)
     form: ClassVar[str] = "summary"
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         if self.rows < 0 or max(len(self.facts), len(self.counts), len(self.alone), len(self.reach)) > WIDE:
@@ -162,14 +162,13 @@ class Summary(Document):
 
 
 @dataclass(frozen=True)
-class Planned:
+class Planned(Strict):
     """A column in a plan; numbers and dates have their mean and standard deviation over all clients."""
 
     kind: Kind
     mean: float = 0.0
     std: float = 1.0
     missing: bool = False
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         if not (abs(self.mean) <= LARGE and 0 <= self.std <= LARGE):
@@ -204,7 +203,6 @@ class Plan(Document):
     scale: Literal["standard"] | None = "standard"
     max_categories: int = 50
     form: ClassVar[str] = "plan"
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         if self.max_categories < 1 or self.label in self.columns:
@@ -433,11 +431,16 @@ def kinds_of(columns: Mapping[str, str] | None, drop: Sequence[str]) -> dict[str
     return chosen
 
 
+def named(summaries: Summaries) -> dict[str, Summary]:
+    """The summaries by client; those in a list are of "client 0" and so on."""
+    return dict(summaries) if isinstance(summaries, Mapping) else {f"client {i}": s for i, s in enumerate(summaries)}
+
+
 def _by_name(summaries: Summaries, part: str) -> dict[str, Summary]:
-    named = summaries if isinstance(summaries, Mapping) else {f"client {i}": s for i, s in enumerate(summaries)}
-    if not named:
+    by_client = named(summaries)
+    if not by_client:
         raise DataError("summaries: there is none; give one a client")
-    for client, summary in named.items():
+    for client, summary in by_client.items():
         if not isinstance(summary, Summary):
             raise DataError(f"{client}: a {type(summary).__name__}; give what summarize(table) returns")
         if summary.rows == 0:
@@ -446,7 +449,7 @@ def _by_name(summaries: Summaries, part: str) -> dict[str, Summary]:
         if not getattr(summary, part) and getattr(summary, other):
             ask = "summarize(table)" if part == "facts" else "summarize(table, plan)"
             raise DataError(f"{client}: a summary of the other exchange; give what {ask} returns")
-    return dict(named)
+    return by_client
 
 
 def _same_columns(by_client: Mapping[str, Mapping[str, Any]], chosen: Mapping[str, str]) -> list[str]:
@@ -479,8 +482,7 @@ def _decide(facts: Sequence[Facts], chosen: str | None) -> Planned | str:
         if chosen is None and (why := identifying(facts)):
             return why
         return Planned("category", missing=total["missing"] > 0)
-    prefix = ("numbers", "mean", "m2") if kind == "number" else ("dates", "day", "day_m2")
-    n, mean, m2 = merge([tuple(getattr(each, name) for name in prefix) for each in facts])
+    n, mean, m2 = merge([each.moments(kind) for each in facts])
     if not n:
         return f"none of its values is a {kind}"
     std = math.sqrt(m2 / n)

@@ -380,7 +380,9 @@ def from_arrow(
 def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: Any) -> FederatedData:
     """Arrays by :func:`from_frames`, or if a column holds pictures, the pictures and their labels."""
     first = next(iter(frames.values()))
-    pictures = [name for name in first.columns if _is_picture(first[name])]
+    pictures = [
+        name for name in first.columns if first[name].dtype.kind == "O" and isinstance(first[name].iat[0], np.ndarray)
+    ]
     if not pictures:
         return from_frames(frames, label, columns, *rest)
     if len(pictures) > 1:
@@ -401,10 +403,6 @@ def _to_arrays(frames: dict[str, Any], label: str | None, columns: Any, *rest: A
             raise DataError(f"{name}: label {shown(label)} is {shown(bad[0])}; the classes are {few(classes)}")
         arrays[name] = {"x": x[name], "y": np.array([place[text] for text in texts], np.int32)[codes]}
     return FederatedData.from_clients(arrays, transform=Transform((), Label(label, tuple(classes))))
-
-
-def _is_picture(column: Any) -> bool:
-    return column.dtype.kind == "O" and len(column) > 0 and isinstance(column.iloc[0], np.ndarray)
 
 
 # ---- files and clients

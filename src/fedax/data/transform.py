@@ -23,7 +23,13 @@ _FILE = 1 << 26  # bytes
 _YEAR = 365.2425  # days
 
 
-class Document:
+class Strict:
+    """A dataclass that pydantic reads as it stands: no further fields, no conversion, finite numbers."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+
+class Document(Strict):
     """A frozen dataclass of plain values that is a JSON file."""
 
     form: ClassVar[str]
@@ -130,14 +136,11 @@ def _checked_by(cls: Any) -> Any:
     return pydantic.TypeAdapter(cls)
 
 
-STRICT: Any = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # of pydantic
-
-
 # ---- the transform
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(Strict):
     """How one column of a table becomes numbers.
 
     Args:
@@ -170,7 +173,6 @@ class Column:
     other: bool = False
     low: float | None = None
     high: float | None = None
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         numbers = [self.mean, self.scale] + ([self.fill] if isinstance(self.fill, float) else [])
@@ -213,7 +215,7 @@ def _date(days: float) -> str:
 
 
 @dataclass(frozen=True)
-class Label:
+class Label(Strict):
     """What is predicted.
 
     Args:
@@ -230,7 +232,6 @@ class Label:
 
     name: str
     classes: tuple[str, ...] | None = None
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         if self.classes is not None and not 2 <= len({*self.classes}) == len(self.classes):
@@ -268,7 +269,6 @@ class Transform(Document):
     label: Label | None = None
     dropped: dict[str, str] = field(default_factory=dict)
     form: ClassVar[str] = "transform"
-    __pydantic_config__: ClassVar[Any] = STRICT
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns] + ([self.label.name] if self.label else [])

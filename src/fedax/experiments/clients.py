@@ -15,11 +15,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 import fedax
 from fedax.columns import better, describe, show
-from fedax.engine import by_client
 from fedax.engine.job import make_job, start
 from fedax.engine.places.fleet import Figures, Fleet
 from fedax.engine.places.questions import Problem, client_round, order, program_of
@@ -150,9 +150,14 @@ def add_table(experiment: Experiment, folder: Path, label: str, seed: int, param
     if test is None:
         _add_table_of_nodes(experiment, folder, label, seed, params)
         return
-    table = fedax.evaluate(whole_task(experiment.task), params, test)
+    write_table(table_path(folder, label, seed), _evaluated(whole_task(experiment.task), params, test))
+
+
+def _evaluated(task: fedax.Task, params: Any, test: fedax.FederatedData, models: Any = None) -> ClientTable:
+    """The table of a model, or of one for each client."""
+    table = fedax.evaluate(task, params, test, params_per_client=models)
     figures = {name: table[name].to_numpy(float) for name in table.columns if name not in ("name", "n")}
-    write_table(table_path(folder, label, seed), ClientTable(list(table["name"]), table["n"].to_numpy(), figures))
+    return ClientTable(list(table["name"]), table["n"].to_numpy(), figures)
 
 
 def _add_table_of_nodes(experiment: Experiment, folder: Path, label: str, seed: int, params: Any) -> None:
@@ -210,8 +215,6 @@ def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
 
 def finite_model(params: Any) -> bool:
     """Whether all numbers of a model are finite."""
-    import jax
-
     return all(bool(np.isfinite(np.asarray(leaf, float)).all()) for leaf in jax.tree.leaves(params))
 
 
@@ -222,19 +225,15 @@ def add_baselines(experiment: Experiment, folder: Path) -> None:
     """Run the baselines of all seeds whose tables are missing or damaged, and write the tables."""
     run = experiment.config["run"]
     for seed in run["seeds"]:
-        missing = []
-        for label in BASELINES:
-            path = table_path(folder, label, seed)
-            if not path.exists() or _damage(path) is not None:
-                missing.append(label)
-        if missing:
+        paths = {label: table_path(folder, label, seed) for label in BASELINES}
+        if missing := [label for label, path in paths.items() if not path.exists() or _damage(path) is not None]:
             data, _, test = experiment.split(seed)
             rounds = _passes(experiment, folder, seed, data)
             for label in missing:
                 if experiment.fleet is not None:
                     _baseline_at_nodes(experiment, folder, label, seed, rounds)
-                    continue
-                write_table(table_path(folder, label, seed), _baseline(experiment, label, seed, data, test, rounds))
+                else:
+                    write_table(paths[label], _baseline(experiment, label, seed, data, test, rounds))
 
 
 def _passes(experiment: Experiment, folder: Path, seed: int, data: Any) -> int:
@@ -255,9 +254,8 @@ def baseline_rate(config: Mapping[str, Any]) -> float | None:
 
 
 def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: Any, rounds: int) -> ClientTable:
-    run, task, lr = experiment.config["run"], experiment.task, baseline_rate(experiment.config)
-    options: dict[str, Any] = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "work": fedax.Epochs(1)}
-    options |= {"batch_size": run.get("batch_size"), "params": experiment.options.get("params")}
+    task, lr = experiment.task, baseline_rate(experiment.config)
+    options = _options(experiment, seed, rounds)
     if "per_client" in task.run_metrics:
         options["test"] = test  # which it asks for
     with warnings.catch_warnings(), show_progress(False):
@@ -266,15 +264,20 @@ def _baseline(experiment: Experiment, label: str, seed: int, data: Any, test: An
         if label == "pooled":
             pooled = fedax.FederatedData(data.examples, [data.num_examples], _finite=True)
             pooled_run = fedax.simulate(fedax.create("fedavg", lr=lr), task, pooled, **options)
-            values = by_client.figures(whole_task(experiment.task).trained, _at_least_float32(pooled_run.params), test)
-            return ClientTable([test.name(i) for i in range(test.num_clients)], test.sizes, _arrays(values))
+            return _evaluated(whole_task(task), pooled_run.params, test)
         local_run = fedax.simulate(LocalOnly(lr), task, data, **options)
     places = {data.name(i): i for i in range(data.num_clients)}
     rows = np.array([places[test.name(i)] for i in range(test.num_clients)])
     memory: Any = local_run.memory
-    memory = memory[rows] if hasattr(memory, "kept") else _rows_of(memory, rows)
-    values = by_client.figures(task.trained, None, test, memory.tree)
-    return ClientTable([test.name(i) for i in range(test.num_clients)], test.sizes, _arrays(values))
+    memory = memory[rows] if hasattr(memory, "kept") else jax.tree.map(lambda leaf: np.asarray(leaf)[rows], memory)
+    return _evaluated(task, None, test, memory.tree)
+
+
+def _options(experiment: Experiment, seed: int, rounds: int) -> dict[str, Any]:
+    """The arguments of a baseline's run: so many passes over the data, evaluated at the end."""
+    options = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "work": fedax.Epochs(1)}
+    batch_size, params = experiment.config["run"].get("batch_size"), experiment.options.get("params")
+    return options | {"batch_size": batch_size, "params": params}
 
 
 def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: int, rounds: int) -> None:
@@ -282,35 +285,16 @@ def _baseline_at_nodes(experiment: Experiment, folder: Path, label: str, seed: i
     if label != LOCAL_ONLY:
         _record_left_out(folder, "There is no baseline pooled: it is a model on the rows of all clients in one place.")
         return
-    run, lr = experiment.config["run"], baseline_rate(experiment.config)
-    if run.get("secure") is not None:
+    if experiment.config["run"].get("secure") is not None:
         return  # :func:`_add_table_of_nodes` has recorded why
+    lr, fleet = baseline_rate(experiment.config), experiment.nodes(seed)
     assert lr is not None
-    fleet, task = experiment.nodes(seed), experiment.task
-    options: dict[str, Any] = {"rounds": rounds, "evaluate_every": rounds, "seed": seed, "work": fedax.Epochs(1)}
-    options |= {"batch_size": run.get("batch_size"), "params": experiment.options.get("params")}
-    job = make_job(LocalOnly(lr), task, fleet.census, **options)
+    job = make_job(LocalOnly(lr), experiment.task, fleet.census, **_options(experiment, seed, rounds))
     problem = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
     program = program_of(client_round(problem, job.plan, job.census.example, job.x))
     message = order(job.plan, experiment.problem_alone(lr), seed, program, fleet.deal)
     fleet.check(message, [], 0, job.plan.task.frozen)
     _write_table_of_nodes(folder, label, seed, fleet, fleet.alone(message, rounds, job.x))
-
-
-def _rows_of(memory: Any, rows: np.ndarray) -> Any:
-    import jax
-
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], memory)
-
-
-def _at_least_float32(params: Any) -> Any:
-    import jax
-
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.promote_types(leaf.dtype, np.float32)), params)
-
-
-def _arrays(lists: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(values, float) for name, values in lists.items()}
 
 
 def majority(experiment: Experiment) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """The plots of a run folder, for papers and slides: each as PNG, SVG and PDF, in the style of :mod:`fedax.figures`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,10 @@ def write_plots(record: Record) -> None:
     methods = summary.methods([record])
     for column in summary.metrics(methods):
         _save(curves(series(methods, column), column=column), record, column)
-    _save(_clients(record.about["clients"]), record, "clients")
+    _save(_drawn(_clients, record.about["clients"]), record, "clients")
     if "sweep" in record.config:
         for panel in sweeps.panels(record):
-            _save(_panel(record, panel), record, f"sweep-{slug(panel['title'])}")
+            _save(_drawn(_panel, record, panel), record, f"sweep-{slug(panel['title'])}")
 
 
 def series(methods: Sequence[Method], column: str, x: str = "rounds") -> list[Series]:
@@ -54,14 +54,14 @@ def _save(figure: Drawing, record: Record, name: str) -> None:
         figure.set_layout_engine("none")  # the layout of the first format stays
 
 
-def _clients(clients: dict[str, Any]) -> Drawing:
+def _drawn(draw: Callable[..., None], *what: Any) -> Drawing:
     figure, axes = canvas(_HEIGHT)
     with style():
-        _draw_clients(figure, axes, clients)
+        draw(figure, axes, *what)
     return figure
 
 
-def _draw_clients(figure: Drawing, axes: Any, clients: dict[str, Any]) -> None:
+def _clients(figure: Drawing, axes: Any, clients: dict[str, Any]) -> None:
     by_size = order(clients)
     sizes, place = np.asarray(clients["sizes"])[by_size], np.arange(1, len(by_size) + 1)
     if clients["counts"] and len(sizes) <= 60:
@@ -86,15 +86,8 @@ def _draw_clients(figure: Drawing, axes: Any, clients: dict[str, Any]) -> None:
         number(axis, "", whole=True)
 
 
-def _panel(record: Record, panel: dict[str, Any]) -> Drawing:
+def _panel(figure: Drawing, axes: Any, record: Record, panel: dict[str, Any]) -> None:
     """One drawing of a sweep: a curve, or a map with the good points dark."""
-    figure, axes = canvas(_HEIGHT)
-    with style():
-        _draw_panel(figure, axes, record, panel)
-    return figure
-
-
-def _draw_panel(figure: Drawing, axes: Any, record: Record, panel: dict[str, Any]) -> None:
     sweep, curve, cells = record.config["sweep"], panel["kind"] == "curve", panel["kind"] == "grid"
     low, high, log = sweeps.scale(record) if curve else sweeps.scale(record, sweeps.SHOWN)
     name = describe(sweep["criterion"]).label

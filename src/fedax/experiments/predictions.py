@@ -1,13 +1,13 @@
 """Predicts for the rows of a file with a saved model."""
 
 import pathlib
-import tokenize
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import fedax
 from fedax.data.doubts import Doubts, refuse
+from fedax.data.formats import BAD_HEADER
 from fedax.data.tables import read_table
 from fedax.engine.checkpoint import write_atomic
 from fedax.engine.saved import Model
@@ -123,22 +123,17 @@ def predict_file(
         write_atomic(out, pandas.DataFrame(columns).to_csv(index=False))
     except OSError as error:
         raise ConfigError("out", str(out), f"cannot be written ({error.strerror or error})") from error
-    return Predicted(len(batch["x"]), _measured(model, batch) if "y" in batch else {}, doubts)
-
-
-def _measured(model: Model, batch: dict[str, np.ndarray]) -> dict[str, float]:
-    """The loss and the metrics on rows with labels."""
-    held = fedax.FederatedData(batch, sizes=[len(batch["x"])])
-    (row,) = fedax.evaluate(model.task, model.params, held).drop(columns=["name", "n"]).to_dict("records")
-    return {str(name): float(value) for name, value in row.items()}
+    measured: dict[str, float] = {}
+    if "y" in batch:  # the rows have labels
+        held = fedax.FederatedData(batch, sizes=[len(batch["x"])])
+        (row,) = fedax.evaluate(model.task, model.params, held).drop(columns=["name", "n"]).to_dict("records")
+        measured = {str(name): float(value) for name, value in row.items()}
+    return Predicted(len(batch["x"]), measured, doubts)
 
 
 def _array(path: Path) -> np.ndarray:
     regular(path)
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (  # NumPy raises these for bad headers
-        OSError, ValueError, TypeError, LookupError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError,
-        tokenize.TokenError,
-    ) as error:  # fmt: skip
+    except (OSError, *BAD_HEADER) as error:
         raise DataError(f"{path}: no array that can be read ({one_line(str(error), 300)})") from error

@@ -204,9 +204,8 @@ def run_folder(
         ConfigError: the folder holds something else, cannot be written to, or, with ``resume``, does not exist.
     """
     folder = begun_folder(out, config, name) if resume or out is not None else None
-    if (
-        folder is None and resume and (out is None or not Path(out).exists())
-    ):  # a run may have been stopped before it began
+    # A run may have been stopped before it began.
+    if folder is None and resume and (out is None or not Path(out).exists()):
         raise ConfigError("resume", True, "no run of this configuration has begun there; leave --resume out")
     if folder is None:
         return new_folder(out, name)
@@ -371,11 +370,11 @@ def check_methods(experiment: Experiment) -> Checked:
         checked.made_of[label] |= {
             f"code {place}": digest for place, digest in experiment.problem(label).get("code", {}).items()
         }
-        side_by_side = experiment.fleet is None and (alike if run["split_seeds"] else True)
+        side_by_side = experiment.fleet is None and (alike or not run["split_seeds"])
         checked.together[label] = side_by_side and worth_lanes(job, len(run["seeds"]))
         checked.columns[label] = columns(job)
-        if (private := outlook_of(experiment, job)) is not None:
-            checked.private[label] = private
+        if (dp := experiment.options.get("privacy")) is not None and job.ledger is not None:
+            checked.private[label] = outlook(dp, job.ledger, run["rounds"])
     return checked
 
 
@@ -401,12 +400,6 @@ def _same_shapes(experiment: Experiment) -> bool:
             return False
         form = form_of_seed
     return True
-
-
-def outlook_of(experiment: Experiment, job: Job) -> dict[str, Any] | None:
-    """The planned privacy spending of a job's runs; ``None``: they are not private."""
-    dp = experiment.options.get("privacy")
-    return None if dp is None or job.ledger is None else outlook(dp, job.ledger, experiment.config["run"]["rounds"])
 
 
 def check_key(folder: Path, experiment: Experiment) -> None:
@@ -498,7 +491,10 @@ def begin(
 def finish(folder: Path, compiled: Mapping[str, float], drawn: bool = True) -> Record:
     """Write the summary and, if ``drawn``, plots and report; ``compiled``: label -> seconds of compilation."""
     record = read(folder)
-    write_json(folder / "summary.json", _summary(record, compiled))
+    (problem,) = summary.problems([record])
+    methods = [_method_summary(m, problem, compiled[m.label]) for m in summary.methods([record])]
+    content = {"name": record.name, "judged": summary.judged(problem), "methods": methods}
+    write_json(folder / "summary.json", content)
     if drawn:
         draw(record)
     return record
@@ -566,25 +562,14 @@ def _drawn_steps(experiment: Experiment) -> np.ndarray:
     return np.stack([draw(jax.random.key(k)) for k in range(_DRAWS)])
 
 
-def _summary(record: Record, compiled: Mapping[str, float]) -> dict[str, Any]:
-    """Status and final figures of every method, as written to summary.json."""
-    (problem,) = summary.problems([record])
-    methods = [_method_summary(m, problem, compiled[m.label]) for m in summary.methods([record])]
-    return {"name": record.name, "judged": summary.judged(problem), "methods": methods}
-
-
 def _method_summary(m: summary.Method, problem: summary.ProblemResults, compiled: float) -> dict[str, Any]:
-    final = {}
-    for column in summary.metrics([m]):
-        values = m.final(column)
-        final[column] = summary.described(values)
     tail = m.tail(problem.judge, problem.tail) if problem.judge and problem.tail else np.zeros(0)
     return {
         "label": m.label,
         "status": m.status,
         "status_text": m.status_text,
         "seeds": {str(run.seed): {"status": run.status, "round": run.history["round"][-1]} for run in m.runs},
-        "final": final,
+        "final": {column: summary.described(m.final(column)) for column in summary.metrics([m])},
         "tail": summary.described(tail),
         "cost": {column: m.cost(column) for column in COSTS},
         "compile_seconds": compiled,

@@ -19,6 +19,7 @@ import numpy as np
 from fedax.columns import better
 from fedax.errors import ConfigError, unknown
 from fedax.experiments import summary
+from fedax.experiments.chance import Gap
 from fedax.experiments.summary import Method, ProblemResults
 from fedax.figures import along
 from fedax.numbers import check_number
@@ -88,11 +89,8 @@ def interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float
     """
     if len(values) < 2:
         return math.nan, math.nan
-    from scipy import stats  # slow to import
-
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    half = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1)) * error
-    return mean - half, mean + half
+    return Gap(mean, error, len(values) - 1).interval(confidence)
 
 
 def difference(problem: ProblemResults, m: Method, confidence: float = 0.95) -> Difference:

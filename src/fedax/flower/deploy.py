@@ -174,9 +174,8 @@ def node(
         certificates.make_node_key(key)
         known = Roster(roster, key)
         say(f"roster {known.digest}: secure sums with {', '.join(sorted(known.names.values()))}")
-    for path, field in ((ca, "ca"),):
-        if not path.is_file():
-            raise ConfigError(field, str(path), "no such file; it is ca.pem of the link's folder, ask its coordinator")
+    if not ca.is_file():
+        raise ConfigError("ca", str(ca), "no such file; it is ca.pem of the link's folder, ask its coordinator")
     state = key.with_name(f"{key.name}.state") if state is None else state
     arguments = {
         "data": str(data.absolute()),

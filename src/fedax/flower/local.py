@@ -23,7 +23,7 @@ from fedax.engine.places.nodes import Message
 from fedax.engine.places.site import Site
 from fedax.errors import ConfigError, NodeError
 from fedax.experiments import own
-from fedax.experiments.config import Experiment
+from fedax.experiments.config.experiment import Experiment
 from fedax.federation.census import Census
 from fedax.flower import require
 from fedax.flower.deploy import FACTORY, Say, Table, fleet_at, make_problem

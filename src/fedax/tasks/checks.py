@@ -52,8 +52,15 @@ def pixels(x: np.ndarray) -> None:
         )
 
 
+def images(x: np.ndarray, shape: tuple[int, int, int]) -> None:
+    """Each example of ``x`` must be an image of pixels of this shape, [h, w, c]."""
+    pixels(x)
+    shaped("x", x, shape)
+
+
 def features(x: np.ndarray, count: int) -> None:
-    """Each example of ``x``, flattened, must have ``count`` numbers."""
+    """Each example of ``x``, flattened, must have ``count`` numbers, such as a task takes (see :func:`pixels`)."""
+    pixels(x)
     if (got := math.prod(x.shape[1:])) != count:
         raise DataError(
             f"examples['x']: each example has shape {x.shape[1:]}, that is {got} features, but the task is for "

@@ -98,47 +98,6 @@ def classification(
     return Task(init, loss, metrics, check_examples, name, outputs, "classification")
 
 
-def flat_classification(
-    init: Callable[[Any], Any],
-    apply: Callable[[Any, Any, Any], Any],
-    features: int,
-    classes: int,
-    mean: PerChannel,
-    std: PerChannel,
-    l2: Real,
-    name: str,
-) -> Task:
-    """:func:`classification` by a model of vectors: an image [h, w, c] is flattened once it is scaled."""
-
-    def check(x: np.ndarray) -> None:
-        checks.pixels(x)
-        checks.features(x, features)
-
-    def flat(params: Any, x: Any, key: Any) -> Any:
-        return apply(params, x.reshape(x.shape[0], -1), key)
-
-    return classification(init, flat, classes, mean, std, l2, check, name)
-
-
-def image_classification(
-    init: Callable[[Any], Any],
-    apply: Callable[[Any, Any, Any], Any],
-    shape: tuple[int, int, int],
-    classes: int,
-    mean: PerChannel,
-    std: PerChannel,
-    l2: Real,
-    name: str,
-) -> Task:
-    """:func:`classification` by a model of images of one ``shape`` [h, w, c]."""
-
-    def check(x: np.ndarray) -> None:
-        checks.pixels(x)
-        checks.shaped("x", x, shape)
-
-    return classification(init, apply, classes, mean, std, l2, check, name)
-
-
 def scaling(mean: PerChannel, std: PerChannel) -> Callable[[Any], Any]:
     """The scaling of x before the model: whole numbers to real ones, then (x − mean)/std; see :func:`classification`.
 

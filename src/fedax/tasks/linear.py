@@ -1,5 +1,6 @@
 """The convex tasks: quadratics, linear, logistic and softmax regression. All start at zero."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 
 from fedax.errors import ExampleError
 from fedax.tasks import checks
-from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES, flat_classification
+from fedax.tasks.classification import OF_NUMBERS, OF_TWO_CLASSES, classification
 from fedax.tasks.factory import Factory, PerChannel, Real, number, whole
 from fedax.tasks.layers import dense
 from fedax.tasks.losses import ridge
@@ -191,6 +192,7 @@ def softmax_regression(
         return {"w": jnp.zeros((features, classes)), "b": jnp.zeros(classes)}
 
     def apply(params: Any, x: Any, key: Any) -> Any:
-        return dense(x, params["w"], params["b"])
+        return dense(x.reshape(x.shape[0], -1), params["w"], params["b"])
 
-    return flat_classification(init, apply, features, classes, mean, std, l2, "softmax_regression")
+    check = functools.partial(checks.features, count=features)
+    return classification(init, apply, classes, mean, std, l2, check, "softmax_regression")

@@ -4,6 +4,7 @@ Their parameters are dicts and lists of arrays in JAX's default float dtype. Wei
 at zero.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from fedax.errors import ConfigError
 from fedax.metrics import Perplexity
 from fedax.tasks import checks
-from fedax.tasks.classification import OF_NUMBERS, flat_classification, image_classification, scaling
+from fedax.tasks.classification import OF_NUMBERS, classification, scaling
 from fedax.tasks.factory import Factory, PerChannel, Real, image, number, whole
 from fedax.tasks.initial import UniformInit, draw, glorot, he, lecun, readout
 from fedax.tasks.layers import conv2d, conv_and_pool, dense, dropout, group_norm, lstm
@@ -75,10 +76,8 @@ def mlp(
     def init(key: Any) -> Any:
         return draw(key, _perceptron((features, *hidden, classes)))
 
-    def apply(params: Any, x: Any, key: Any) -> Any:
-        return _forward(params, x)
-
-    return flat_classification(init, apply, features, classes, mean, std, l2, "mlp")
+    check = functools.partial(checks.features, count=features)
+    return classification(init, _forward, classes, mean, std, l2, check, "mlp")
 
 
 @Factory
@@ -131,8 +130,7 @@ def mlp_regression(
         return draw(key, _perceptron((features, *hidden, 1)))
 
     def net(params: Any, batch: Any) -> Any:
-        x = scale(batch["x"])
-        return _forward(params, x.reshape(x.shape[0], -1))[:, 0]
+        return _forward(params, scale(batch["x"]))[:, 0]
 
     def outputs(params: Any, batch: Any) -> Any:
         return y_mean + y_std * net(params, batch)
@@ -142,7 +140,6 @@ def mlp_regression(
 
     def check(examples: Any) -> None:
         x, y = checks.columns(examples, "x", "y")
-        checks.pixels(x)
         checks.features(x, features)
         checks.scaled(x, mean, std)
         checks.real("y", y)
@@ -158,14 +155,11 @@ def _check_hidden(hidden: Any) -> None:
         whole("hidden", units)
 
 
-def _forward(params: Any, x: Any) -> Any:
+def _forward(params: Any, x: Any, key: Any = None) -> Any:
+    x = x.reshape(x.shape[0], -1)  # an image is flattened once it is scaled
     for layer in params[:-1]:
         x = jax.nn.relu(dense(x, layer["w"], layer["b"]))
     return dense(x, params[-1]["w"], params[-1]["b"])
-
-
-def _conv(params: Any, x: Any) -> Any:
-    return conv2d(x, params["w"]) + params["b"][None, None, None]
 
 
 @Factory
@@ -228,7 +222,8 @@ def cnn(
             x = conv_and_pool(x, layer["w"], layer["b"])
         return dense(x.reshape(x.shape[0], -1), params["head"]["w"], params["head"]["b"])
 
-    return image_classification(start, apply, size, classes, mean, std, l2, "cnn")
+    check = functools.partial(checks.images, shape=size)
+    return classification(start, apply, classes, mean, std, l2, check, "cnn")
 
 
 # VGG's configuration A: channels of each convolution, cut where a pooling layer stands.
@@ -282,7 +277,8 @@ def vgg11(
         layers = iter(params["convs"])
         for block in _VGG11:
             for _ in block[:-1]:
-                x = jax.nn.relu(_conv(next(layers), x))
+                layer = next(layers)
+                x = jax.nn.relu(conv2d(x, layer["w"]) + layer["b"][None, None, None])
             last = next(layers)
             x = conv_and_pool(x, last["w"], last["b"])
         x = x.reshape(x.shape[0], -1)
@@ -291,7 +287,8 @@ def vgg11(
             x = jax.nn.relu(dense(dropout(x, drop, one), layer["w"], layer["b"]))
         return dense(x, params["head"][-1]["w"], params["head"][-1]["b"])
 
-    return image_classification(init, apply, size, classes, mean, std, l2, "vgg11")
+    check = functools.partial(checks.images, shape=size)
+    return classification(init, apply, classes, mean, std, l2, check, "vgg11")
 
 
 # ResNet-18's eight blocks: channels and stride.
@@ -366,7 +363,8 @@ def resnet18(
             x = jax.nn.relu(y + (conv(block["shortcut"], x, stride) if stride > 1 else x))
         return dense(x.mean(axis=(1, 2)), params["head"]["w"], params["head"]["b"])
 
-    return image_classification(init, apply, size, classes, mean, std, l2, "resnet18")
+    check = functools.partial(checks.images, shape=size)
+    return classification(init, apply, classes, mean, std, l2, check, "resnet18")
 
 
 @Factory

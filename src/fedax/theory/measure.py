@@ -248,12 +248,8 @@ class Bench:
         """Simulate rounds from ``x``, each with its own minibatches and work, with plain and corrected local steps."""
         if self.solver is None:
             return {}
-        scheme, steps, shares = (
-            self.rounds,
-            self._rows_of_rounds(self.rounds.steps),
-            self._rows_of_rounds(self.rounds.shares),
-        )
-        normalized = self._rows_of_rounds(scheme.normalized)
+        scheme = self.rounds
+        steps, shares, normalized = map(self._rows_of_rounds, (scheme.steps, scheme.shares, scheme.normalized))
         rounds, single_steps = len(steps), bool((scheme.steps == 1).all())
         sums, free, apart_normalized = np.zeros((3, rounds, x.size))
         cohorts = _Cohorts(scheme, self.data.num_clients, x.size)
@@ -291,29 +287,21 @@ class Bench:
         apart = np.zeros_like(sums) if single_steps else sums - free
         square, low, high = _square(apart)
         scale = self._bias_cost(x, apart.mean(0), scheme.length, L) / (float(np.sum(apart.mean(0) ** 2)) or 1.0)
-        return (
-            measured
-            | {
-                "bias": math.sqrt(square),
-                "bias_range": (math.sqrt(low), math.sqrt(high)),
-                "free_move": math.sqrt(_square(free)[0]),
-                "free_descent": -float(gradient @ free.mean(0)),
-                "free_cohort_noise": math.sqrt(free_drawn),
-                "drift_cost": square * scale,
-                "drift_cost_range": (low * scale, high * scale),
-                "free_cohort_cost": free_drawn / (4 * scheme.length),
-            }
-            | (
-                {}
-                if normalized is None
-                else {"normalized_drift_cost": self._mean_bias_cost(x, apart_normalized, scheme.length, L)}
-            )
-        )
-
-    def _mean_bias_cost(self, x: Vector, apart: np.ndarray, length: float, L: float) -> float:
-        """The cost of a bias from its values in several rounds [rounds, d], without the square of the noise."""
-        mean = apart.mean(0)
-        return _square(apart)[0] * self._bias_cost(x, mean, length, L) / (float(np.sum(mean**2)) or 1.0)
+        measured |= {
+            "bias": math.sqrt(square),
+            "bias_range": (math.sqrt(low), math.sqrt(high)),
+            "free_move": math.sqrt(_square(free)[0]),
+            "free_descent": -float(gradient @ free.mean(0)),
+            "free_cohort_noise": math.sqrt(free_drawn),
+            "drift_cost": square * scale,
+            "drift_cost_range": (low * scale, high * scale),
+            "free_cohort_cost": free_drawn / (4 * scheme.length),
+        }
+        if normalized is not None:
+            mean = apart_normalized.mean(0)
+            cost = _square(apart_normalized)[0] * self._bias_cost(x, mean, scheme.length, L)
+            measured["normalized_drift_cost"] = cost / (float(np.sum(mean**2)) or 1.0)
+        return measured
 
 
 class _Cohorts:

@@ -258,7 +258,8 @@ def rate(case: Case) -> str:
                 f". Try a larger one: {shown(1 / ratio)} times as large still does." if ratio < 0.1 else ": keep it."
             )
         else:
-            text = f"lr = {shown(f.lr)} is {_times(ratio)} times the {shown(f.max_lr)} up to which the theorems hold "
+            times = shown(ratio) if ratio < 1000 else f"{ratio:,.0f}"
+            text = f"lr = {shown(f.lr)} is {times} times the {shown(f.max_lr)} up to which the theorems hold "
             text += f"{reason}. "
             if len(f.points) == 1:
                 text += "Their condition is cautious: keep lr while the loss falls, and halve it when it jumps."
@@ -279,7 +280,3 @@ def rate(case: Case) -> str:
             f"{shown(2 / f.smoothness)}."
         )
     return text.strip()
-
-
-def _times(ratio: float) -> str:
-    return shown(ratio) if ratio < 1000 else f"{ratio:,.0f}"

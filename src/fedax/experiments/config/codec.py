@@ -113,8 +113,10 @@ class ArgumentsCodec:
         """The part."""
         return call(field, self.make, given if self.short is None or isinstance(given, dict) else {self.short: given})
 
-    def write(self, part: Any) -> Table:
-        """Its arguments."""
+    def write(self, part: Any) -> Any:
+        """Its arguments; of something else, such as a guard's ``True``, :func:`setting`."""
+        if isinstance(self.make, type) and not isinstance(part, self.make):
+            return setting(part)
         usual = Component("", self.make, "").arguments if self.brief else {}
         return {
             name: value for name, value in _written_arguments(part).items() if name not in usual or value != usual[name]
@@ -126,16 +128,6 @@ class _GuardCodec(ArgumentsCodec):
 
     def read(self, field: str, given: Any) -> Any:
         return super().read(field, given) if isinstance(given, dict) else given
-
-    def write(self, part: Any) -> Any:
-        return super().write(part) if isinstance(part, fedax.Guard) else setting(part)
-
-
-class _PatienceCodec(ArgumentsCodec):
-    """What ends a run early: patience, or a function, which no file can hold."""
-
-    def write(self, part: Any) -> Any:
-        return super().write(part) if isinstance(part, Patience) else setting(part)
 
 
 class _CompressionCodec:
@@ -214,7 +206,7 @@ RUN: dict[str, Codec] = {
     "guard": _GuardCodec(fedax.Guard),
     "faults": ArgumentsCodec(fedax.Faults),
     "secure": ArgumentsCodec(fedax.SecureSum),
-    "patience": _PatienceCodec(Patience, short="evaluations"),
+    "patience": ArgumentsCodec(Patience, short="evaluations"),
     "aggregate": ComponentCodec(AVERAGES),
     "compress": _CompressionCodec(),
 }

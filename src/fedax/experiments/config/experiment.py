@@ -35,10 +35,8 @@ from fedax.experiments.config.sections import (
     ExperimentSection,
     MethodSection,
     PrivacySection,
-    RunSection,
     SplitSection,
     Table,
-    TrackSection,
     check,
     labels,
     seeds_of,
@@ -243,7 +241,8 @@ def build_all(
     first = check(configs[0])
     if first.task.name is not None:
         code.task(first.task.name)
-    track, track_config = _track(first.track)
+    track, tracked = (None, None) if first.track is None else codec.TRACKS.bind("track", dict(first.track))
+    track_config = {} if tracked is None else {"track": tracked}
     seeds = settings[0].run["seeds"] if first.run.split_seeds else [0]
     pooled, data, val, test, data_config, nodes, whole = deal(of_seed(first.data, seeds[0]), fleet)
     if first.run.split_seeds and not {"seed", "split"} & data_config.keys():
@@ -257,12 +256,13 @@ def build_all(
     initial = {} if start is None else {"params": start}
     task = codec.with_metrics(task, settings[0].run)
     if whole is not None and first.data.split and first.run.split_seeds is None and repeats(first, whole, task, fleet):
-        settings = [_repeated(made, first.run.seeds) for made in settings]
+        numbers = [*range(usual_seeds(repeated=True))] if first.run.seeds is None else settings[0].run["seeds"]
+        settings = [made.with_run(seeds=numbers, split_seeds=True) for made in settings]
         if (seeds := settings[0].run["seeds"])[0]:
             data, val, test = parts_of(whole, test, split_of_seed(first.data.split, seeds[0]))
     elif first.run.seeds is None and first.data.split is not None and data_config["name"] in OWN_TABLES:
         number = usual_seeds(repeated=False, methods=len(first.methods))
-        settings = [made._replace(run=made.run | {"seeds": [*range(number)]}) for made in settings]
+        settings = [made.with_run(seeds=[*range(number)]) for made in settings]
     sizes = []
     for seed in seeds:
         if whole is not None and first.data.split is not None:
@@ -283,34 +283,13 @@ def build_all(
             within("work", functools.partial(made.work.validate, sizes_of_seed))
         within("participation", lambda: made.participation.validate(data.num_clients, made.run["rounds"]))
         within("participation", lambda: made.participation.bind(data.weights))
-        resolved = {
-            "name": first.name or data_config["name"],
-            "data": data_config,
-            "task": task_config,
-            "work": made.work_config,
-            "participation": made.participation_config,
-            "run": made.run,
-            **({} if first.privacy is None else {"privacy": first.privacy.model_dump(exclude_none=True)}),
-            "methods": made.methods_config,
-        } | track_config
+        resolved = {"name": first.name or data_config["name"], "data": data_config, "task": task_config}
         if (faults := made.options.get("faults")) is not None:
             within("run.faults", lambda: faults.of(data.num_clients))
+        clients = (resolved | made.config | track_config, data, val, test, names_of_classes, task)
+        rounds = (made.work, made.participation, made.methods, made.options | initial)
         return Experiment(
-            resolved,
-            data,
-            val,
-            test,
-            names_of_classes,
-            task,
-            made.work,
-            made.participation,
-            made.methods,
-            made.options | initial,
-            nodes,
-            model,
-            code.sources,
-            track,
-            whole if made.run["split_seeds"] else None,
+            *clients, *rounds, nodes, model, code.sources, track, whole if made.run["split_seeds"] else None
         )
 
     experiments = [experiment(made) for made in settings]
@@ -320,7 +299,7 @@ def build_all(
     if first.run.patience is not None:
         _check_patience(experiments)
     if first.run.baselines:
-        _check_baselines(first.run.baselines, experiments[0], settings[0].methods_config[0])
+        _check_baselines(first.run.baselines, experiments[0], settings[0].config["methods"][0])
     return experiments
 
 
@@ -404,12 +383,6 @@ def count_parameters(task: fedax.Task) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(task.entire.form()))
 
 
-def _repeated(settings: "CheckedSettings", seeds: Any) -> "CheckedSettings":
-    """The same settings, with a new split for each seed."""
-    numbers = [*range(usual_seeds(repeated=True))] if seeds is None else settings.run["seeds"]
-    return settings._replace(run=settings.run | {"seeds": numbers, "split_seeds": True})
-
-
 # ---- sections
 
 
@@ -417,13 +390,19 @@ class CheckedSettings(NamedTuple):
     """The objects that need no data, and their sections as they are written to config.toml."""
 
     methods: dict[str, fedax.Algorithm]
-    methods_config: list[Table]
     work: fedax.Work
-    work_config: Table
     participation: fedax.Participation
-    participation_config: Table
-    run: Table
     options: Table
+    config: Table
+
+    @property
+    def run(self) -> Table:
+        """The section ``run``."""
+        return self.config["run"]
+
+    def with_run(self, **changes: Any) -> "CheckedSettings":
+        """The same settings with others of the section ``run``."""
+        return self._replace(config=self.config | {"run": self.run | changes})
 
 
 def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> CheckedSettings:
@@ -432,27 +411,17 @@ def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> Ch
     pairs = [codec.method_of(section, label, code) for section, label in zip(sections.methods, names, strict=True)]
     work, work_config = codec.WORKS.bind("work", dict(sections.work))
     participation, participation_config = codec.PARTICIPATIONS.bind("participation", dict(sections.participation))
-    methods = dict(zip(names, (method for method, _ in pairs), strict=True))
-    configs = [config for _, config in pairs]
-    run = _run(sections.run)
+    seeds = seeds_of("run.seeds", 1 if sections.run.seeds is None else sections.run.seeds)
+    run = sections.run.model_dump(exclude_none=True) | {"seeds": seeds, "split_seeds": bool(sections.run.split_seeds)}
     codec.metrics_of(run)
-    return CheckedSettings(methods, configs, work, work_config, participation, participation_config, run,
-                     codec.options_of(run) | _private(sections.privacy))  # fmt: skip
+    config: Table = {"work": work_config, "participation": participation_config, "run": run}
+    config |= {} if sections.privacy is None else {"privacy": sections.privacy.model_dump(exclude_none=True)}
+    config["methods"] = [written for _, written in pairs]
+    methods = dict(zip(names, (method for method, _ in pairs), strict=True))
+    options = codec.options_of(run) | _private(sections.privacy)
+    return CheckedSettings(methods, work, participation, options, config)
 
 
 def _private(section: PrivacySection | None) -> Table:
     """The argument ``privacy`` of :func:`fedax.simulate`, if there is such a section."""
     return {} if section is None else {"privacy": codec.PRIVACY.read("privacy", dict(section))}
-
-
-def _track(section: TrackSection | None) -> tuple[Tracker | None, Table]:
-    if section is None:
-        return None, {}
-    tracker, config = codec.TRACKS.bind("track", dict(section))
-    return tracker, {"track": config}
-
-
-def _run(section: RunSection) -> Table:
-    options = section.model_dump(exclude_none=True)
-    seeds = seeds_of("run.seeds", 1 if section.seeds is None else section.seeds)
-    return {**options, "seeds": seeds, "split_seeds": bool(section.split_seeds)}

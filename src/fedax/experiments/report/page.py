@@ -4,7 +4,7 @@ import html
 import importlib.resources
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -49,12 +49,12 @@ def render(records: Sequence[Record], *, target: Aim | None = None, opening: Seq
     title = " and ".join(r.folder.name for r in records) if several else first["name"]
     parts = {
         "results": "".join(_results(problem, aims[k], k, problems) for k, problem in enumerate(problems)),
-        "sweep": "".join(_sweep(record, several) for record in records),
+        "sweep": _sections("sweep", records, _sweep),
         "curves": _curves(problems),
-        "privacy": "".join(_privacy(record, several) for record in records),
-        "diagnosis": "".join(_diagnosis(record, several) for record in records),
-        "columns": "".join(_columns(record, several) for record in records),
-        "clients": "".join(_clients(record, judges[id(record)], several) for record in records),
+        "privacy": _sections("privacy", records, _privacy),
+        "diagnosis": _sections("diagnosis", records, _diagnosis),
+        "columns": _sections("columns", records, _columns),
+        "clients": _sections("clients", records, lambda record: _clients(record, judges[id(record)])),
         "configuration": "".join(_configuration(record, several) for record in records),
     }
     fields = parts | {
@@ -89,6 +89,17 @@ _PARTS = {
     "clients": "Clients",
     "configuration": "Configuration",
 }
+
+
+def _sections(name: str, records: Sequence[Record], inside: Callable[[Record], str]) -> str:
+    """A section for each record of which there is something inside."""
+    text = ""
+    for record in records:
+        if content := inside(record):
+            start = "<section>" if len(records) > 1 else f'<section id="{name}">'
+            of = f" of {html.escape(record.folder.name)}" if len(records) > 1 else ""
+            text += f"{start}<h2>{_PARTS[name]}{of}</h2>{content}</section>"
+    return text
 
 
 def file(name: str) -> str:
@@ -212,9 +223,8 @@ def _sheet(sheet: tables.Sheet | None) -> str:
     """A further table; a long one is folded."""
     if sheet is None:
         return ""
-    rows = [("", [(html.escape(cell), "") for cell in row]) for row in sheet.rows]
-    unfolded = "" if len(rows) > charts.MANY else " open"
-    inside = f'<p class="note">{html.escape(" ".join(sheet.notes))}</p>{tabular(sheet.heads, rows)}'
+    unfolded = "" if len(sheet.rows) > charts.MANY else " open"
+    inside = f'<p class="note">{html.escape(" ".join(sheet.notes))}</p>{table_of_texts(sheet.heads, sheet.rows)}'
     return f"<details{unfolded}><summary>{html.escape(sheet.title)}</summary>{inside}</details>"
 
 
@@ -289,6 +299,11 @@ def tabular(names: Sequence[str], rows: Sequence[tuple[str, Sequence[tuple[str, 
     return f'<div class="table{kind}"><table><thead><tr>{head}</tr></thead><tbody>{text}</tbody></table></div>'
 
 
+def table_of_texts(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts, which are escaped."""
+    return tabular(names, [("", [(html.escape(cell), "") for cell in row]) for row in rows])
+
+
 def _class_attribute(name: str) -> str:
     return f' class="{name}"' * bool(name)
 
@@ -312,23 +327,18 @@ def _cost(method: Method, column: str) -> str:
 # ---- sweep
 
 
-def _sweep(record: Record, several: bool) -> str:
+def _sweep(record: Record) -> str:
     if "sweep" not in record.config:
         return ""
-    title = f"Sweep of {html.escape(record.folder.name)}" if several else "Sweep"
     failed = any(trial.failed for label in record.labels for trial in record.trials(label))
     note = sweeps.about(record) + (" ⊗ and ×: a seed diverged or ended worse than it began." if failed else "")
-    text = f'<section{_id("sweep", several)}><h2>{title}</h2><p class="note">{html.escape(note)}</p>'
+    text = f'<p class="note">{html.escape(note)}</p>'
     if notes := sweeps.notes(record):
         text += _list(notes)
     if any(panel["kind"] != "curve" for panel in sweeps.panels(record)):
         text += charts.ramp(record)
     tables = "".join(_trials(record, label) for label in record.labels)
-    return f'{text}<div class="grid">{charts.panels(record)}</div>{tables}</section>'
-
-
-def _id(name: str, several: bool) -> str:
-    return "" if several else f' id="{name}"'
+    return f'{text}<div class="grid">{charts.panels(record)}</div>{tables}'
 
 
 def _trials(record: Record, label: str) -> str:
@@ -338,68 +348,48 @@ def _trials(record: Record, label: str) -> str:
         return ""
     column = describe(record.config["sweep"]["criterion"]).label
     best = f"{label}: {sweeps.settings(trials[0].point)}"
-    rows = [
-        (
-            "",
-            [
-                (html.escape(text), "")
-                for text in (sweeps.settings(t.point), sweeps.score(record, t), str(t.failed or "–"))
-            ],
-        )
-        for t in trials
-    ]
+    rows = [(sweeps.settings(t.point), sweeps.score(record, t), str(t.failed or "–")) for t in trials]
     number = f"{len(trials)} points" if len(trials) > 1 else "1 point"
     return (
         f"<details><summary>{html.escape(best)} <span class='spread'>{html.escape(sweeps.score(record, trials[0]))}, "
-        f"the best of {number}</span></summary>{tabular(['Point', column, 'Failed seeds'], rows)}</details>"
+        f"the best of {number}</span></summary>{table_of_texts(['Point', column, 'Failed seeds'], rows)}</details>"
     )
 
 
 # ---- privacy
 
 
-def _privacy(record: Record, several: bool) -> str:
+def _privacy(record: Record) -> str:
     if "privacy" not in record.config:
         return ""
-    title = f"Privacy of {html.escape(record.folder.name)}" if several else "Privacy"
-    heads, rows = privacy.table(record)
-    cells = [("", [(html.escape(cell), "") for cell in row]) for row in rows]
-    text = f'<section{_id("privacy", several)}><h2>{title}</h2><p class="note">{html.escape(privacy.note(record))}</p>'
-    text += tabular(heads, cells)
-    for head, sentences in privacy.parts(record).items():
-        text += f'<h3 class="gap">{html.escape(head)}</h3>{_list(sentences)}'
-    return f"{text}</section>"
+    parts = "".join(_list(sentences, head) for head, sentences in privacy.parts(record).items())
+    return f'<p class="note">{html.escape(privacy.note(record))}</p>{table_of_texts(*privacy.table(record))}{parts}'
 
 
 # ---- diagnosis
 
 
-def _diagnosis(record: Record, several: bool) -> str:
+def _diagnosis(record: Record) -> str:
     if not record.diagnosis:
         return ""
     labels = [method["label"] for method in record.diagnosis]
-    rows = [
-        ("", [(html.escape(cell), "") for cell in (name, *cells)]) for name, cells in diagnosis.rows(record.diagnosis)
-    ]
-    table = tabular(["Figure", *labels], rows)
-    advice = ""
-    for label, method in zip(labels, record.diagnosis, strict=True):
-        advice += f'<h3 class="gap">{html.escape(label)}</h3>{_list(method["advice"])}'
-    limits = f'<h3 class="gap">What these figures cannot tell</h3>{_list(diagnosis.unknown(record.diagnosis))}'
-    title = f"Diagnosis of {html.escape(record.folder.name)}" if several else "Diagnosis"
+    rows = [(name, *cells) for name, cells in diagnosis.rows(record.diagnosis)]
+    advice = "".join(_list(method["advice"], method["label"]) for method in record.diagnosis)
+    limits = _list(diagnosis.unknown(record.diagnosis), "What these figures cannot tell")
     note = f"Measured at {html.escape(diagnosis.where(record.diagnosis))} (a → b: at the first and at the last)."
-    figures = f'<h3 class="gap">The figures</h3><p class="note">{note}</p>{table}'
-    return f"<section{_id('diagnosis', several)}><h2>{title}</h2>{advice}{figures}{limits}</section>"
+    figures = f'<h3 class="gap">The figures</h3><p class="note">{note}</p>{table_of_texts(["Figure", *labels], rows)}'
+    return f"{advice}{figures}{limits}"
 
 
-def _list(sentences: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{html.escape(sentence)}</li>' for sentence in sentences)}</ul>"
+def _list(sentences: Sequence[str], head: str = "") -> str:
+    above = f'<h3 class="gap">{html.escape(head)}</h3>' if head else ""
+    return f"{above}<ul>{''.join(f'<li>{html.escape(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
 # ---- columns of tables
 
 
-def _columns(record: Record, several: bool) -> str:
+def _columns(record: Record) -> str:
     overview = noted.overview_of(record)
     if overview is None:
         return ""
@@ -415,9 +405,8 @@ def _columns(record: Record, several: bool) -> str:
         left_out = [f"{name}: {why}" for name, why in overview.dropped.items()]
         text += f"<details><summary>{len(left_out)} columns are left out</summary>{_list(left_out)}</details>"
     if notes := noted.lines(record.config, overview):
-        text = f'<h3 class="gap">To look at</h3>{_list(notes)}{text}'
-    title = f"Columns of {html.escape(record.folder.name)}" if several else "Columns"
-    return f'<section{_id("columns", several)}><h2>{title}</h2><p class="note">{html.escape(note)}</p>{text}</section>'
+        text = f"{_list(notes, 'To look at')}{text}"
+    return f'<p class="note">{html.escape(note)}</p>{text}'
 
 
 # ---- clients
@@ -480,7 +469,7 @@ def _spread_table(column: str, spreads: Sequence[clients.Spread]) -> str:
     return tabular(["Method", *names], rows)
 
 
-def _clients(record: Record, judge: str | None, several: bool) -> str:
+def _clients(record: Record, judge: str | None) -> str:
     about_clients = record.about["clients"]
     sizes, steps = np.asarray(about_clients["sizes"]), about_clients["steps"]
     note = (
@@ -514,9 +503,7 @@ def _clients(record: Record, judge: str | None, several: bool) -> str:
             f"Line: mean of {steps['draws']} rounds; band: lowest to highest."
         )
         parts.append(_plot("Local steps of each client", pictures["steps"], about))
-    title = f"Clients of {html.escape(record.folder.name)}" if several else "Clients"
-    text = f'<section{_id("clients", several)}><h2>{title}</h2><p class="note">{note}</p>'
-    return f"{text}{_by_client(record, judge)}{''.join(parts)}</section>"
+    return f'<p class="note">{note}</p>{_by_client(record, judge)}{"".join(parts)}'
 
 
 def _plot(title: str, picture: str, note: str = "") -> str:

@@ -129,7 +129,11 @@ def _sheet(of: Public) -> Sheet:
         columns |= tables.means_of(column, of.methods)
     rows = list(zip(*columns.values(), strict=True))
     return Sheet(
-        "public", "Private training", list(columns), rows, notes=[*_explanation(of), *_spent(of), *_meaning(of)]
+        "public",
+        "Private training",
+        list(columns),
+        rows,
+        notes=[*_explanation(of), *_spent(of), privacy.guaranteed(of.relation, of.accountant)],
     )
 
 
@@ -150,10 +154,6 @@ def _spent(of: Public) -> list[str]:
     return [f"All {runs} runs together have spent ε = {show('epsilon', of.epsilon)} at δ = {of.delta:g}. {how}", rest]
 
 
-def _meaning(of: Public) -> list[str]:
-    return [privacy.guaranteed(of.relation, of.accountant)]
-
-
 # ---- forms
 
 
@@ -168,11 +168,11 @@ def to_html(of: Public) -> str:
     fields = {
         "version": fedax.__version__,
         "style": page.style(),
-        "table": page.tabular(sheet.heads, [("", [(html.escape(cell), "") for cell in row]) for row in sheet.rows]),
+        "table": page.table_of_texts(sheet.heads, sheet.rows),
         "reading": _paragraph(_explanation(of)),
         "pictures": "".join(pictures),
         "spent": _paragraph(_spent(of)),
-        "meaning": _paragraph(_meaning(of)),
+        "meaning": _paragraph([privacy.guaranteed(of.relation, of.accountant)]),
     }
     return page.filled(page.file("public.html"), fields).translate(UNSEEN)
 
@@ -181,24 +181,9 @@ def _paragraph(sentences: Sequence[str]) -> str:
     return f"<p class='note'>{html.escape(' '.join(sentences))}</p>"
 
 
-def to_csv(of: Public) -> str:
-    """:func:`table` as comma-separated values."""
-    return tables.as_csv(table(of))
-
-
-def to_latex(of: Public) -> str:
-    """A table for a paper; the document needs the package booktabs."""
-    return latex([_sheet(of)])
-
-
-def to_markdown(of: Public) -> str:
-    """A table as Markdown."""
-    return markdown([_sheet(of)])
-
-
 FORMS: dict[str, Callable[[Public], str]] = {
     "html": np.errstate(all="ignore")(to_html),  # means of numbers near the largest float overflow
-    "csv": to_csv,
-    "latex": to_latex,
-    "markdown": to_markdown,
+    "csv": lambda of: tables.as_csv(table(of)),
+    "latex": lambda of: latex([_sheet(of)]),  # the document needs the package booktabs
+    "markdown": lambda of: markdown([_sheet(of)]),
 }

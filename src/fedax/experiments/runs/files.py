@@ -124,10 +124,6 @@ class _Outlook(_StrictModel):
     drawn: _Drawn | None = None
 
 
-def _overview(table: dict[str, Any]) -> dict[str, Any]:
-    return Overview.from_json(table).to_json()
-
-
 class About(_StrictModel):
     privacy: dict[str, _Outlook] | None = None  # label -> planned privacy spending; not of a sweep
     public: list[str] | None = None  # columns of private runs that reveal nothing about clients
@@ -140,7 +136,9 @@ class About(_StrictModel):
     versions: dict[str, str]
     parameters: WholeNumber
     clients: _Clients
-    columns: Annotated[dict[str, Any], pydantic.AfterValidator(_overview)] | None = None  # of tables, by client
+    columns: (
+        Annotated[dict[str, Any], pydantic.AfterValidator(lambda given: Overview.from_json(given).to_json())] | None
+    ) = None  # of tables, by client
 
 
 class _Point(_StrictModel):

@@ -119,14 +119,14 @@ class Record:
         for run in self.runs:
             if run.label == label:
                 points.setdefault(json.dumps(run.point), []).append(run)
+
+        def end(run: MethodRun) -> float:
+            return float(np.mean(run.history[sweep["criterion"]][-sweep["last"] :]))
+
         done = [
-            Trial(runs, np.array([_score(run, sweep["criterion"], sweep["last"]) for run in runs]))
+            Trial(runs, np.array([math.nan if run.status in FAILED else end(run) for run in runs]))
             for runs in points.values()
             if len(runs) == len(self.config["run"]["seeds"]) and all(run.status != "unfinished" for run in runs)
         ]
         sign = -1 if sweep["better"] == "higher" else 1
         return sorted(done, key=lambda trial: (math.isnan(trial.mean), trial.failed, sign * trial.mean))
-
-
-def _score(run: MethodRun, criterion: str, last: int) -> float:
-    return math.nan if run.status in FAILED else float(np.mean(run.history[criterion][-last:]))

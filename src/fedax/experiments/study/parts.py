@@ -296,10 +296,7 @@ def studies() -> dict[str, str]:
         >>> "momentum" in studies()
         True
     """
-    titles = {}
-    for path in sorted(_STUDIES.glob("*.toml")):
-        titles[path.stem] = toml.loads(path.read_bytes()).get("title", "")
-    return titles
+    return {path.stem: toml.loads(path.read_bytes()).get("title", "") for path in sorted(_STUDIES.glob("*.toml"))}
 
 
 def _part(section: PartSection, folder: Path) -> Part:
@@ -310,17 +307,14 @@ def _part(section: PartSection, folder: Path) -> Part:
     names = labels(check(config).methods)
     for row, label in zip(config["methods"], names, strict=True):
         row["label"] = label
-    if section.methods is not None:
-        for label in section.methods:
+    claimed = itertools.chain.from_iterable(section.claims)
+    named = {"methods": section.methods or (), "claims": claimed, "hold": section.hold, "unfair": section.unfair}
+    for field_name, given in named.items():
+        for label in given:
             if label not in names:
-                raise unknown("parts.methods", label, names)
+                raise unknown(f"parts.{field_name}", label, names)
+    if section.methods is not None:
         config["methods"] = [row for row in config["methods"] if row["label"] in section.methods]
-    for label in itertools.chain.from_iterable(section.claims):
-        if label not in names:
-            raise unknown("parts.claims", label, names)
-    for label in (*section.hold, *section.unfair):
-        if label not in names:
-            raise unknown(f"parts.{'hold' if label in section.hold else 'unfair'}", label, names)
     config["name"] = section.name
     check_settings(config)
     part = Part(section, config)
@@ -379,10 +373,7 @@ def held_of(part: Part, label: str) -> dict[str, tuple[str, float]]:
 
 def _points(grid: dict[str, list[Any]]) -> list[dict[str, list[Any]]]:
     """The points of a grid, each as a grid of one."""
-    return [
-        {name: [value] for name, value in zip(grid, values, strict=True)}
-        for values in itertools.product(*grid.values())
-    ]
+    return [dict(zip(grid, ([value] for value in values), strict=True)) for values in itertools.product(*grid.values())]
 
 
 def accepted(part: Part, label: str, point: Table) -> bool:

@@ -11,7 +11,7 @@ from fedax.experiments.chance import Gap
 from fedax.experiments.config.sections import seeds_of
 from fedax.experiments.pooled import LEAST_METHODS, Pool, compare, least, pool_of
 from fedax.experiments.report import write_report
-from fedax.experiments.runs import MethodRun, Path, Record
+from fedax.experiments.runs import Path, Record
 from fedax.experiments.study.parts import Part, Study
 from fedax.experiments.study.results import record_of
 from fedax.experiments.summary import LEVEL, holm, problems
@@ -66,7 +66,9 @@ def values_of(part: Part, record: Record) -> dict[str, dict[int, float]]:
     sign = -1.0 if better(column) == "lower" else 1.0
     values: dict[str, dict[int, float]] = {}
     for run in record.runs:
-        values.setdefault(run.label, {})[run.seed] = _final_mean(run, column, problem.tail, sign)
+        failed = run.status not in ("finished", "worse")
+        end = -math.inf if failed else sign * float(np.mean(run.history[column][-max(problem.tail, 1) :]))
+        values.setdefault(run.label, {})[run.seed] = end
     return values
 
 
@@ -87,7 +89,8 @@ def claims(part: Part, record: Record) -> list[Claim]:
         values = {label: np.array([by_label[label][seed] for seed in seeds]) for label in (one, other) if seeds}
         with np.errstate(invalid="ignore"):  # both may be infinite
             gaps = np.subtract(values[one], values[other]) if seeds else np.zeros(0)
-        gap, pooled = compare(pooled_error, one, other, values) if _testable(gaps) else (None, False)
+        testable = len(gaps) > 1 and bool(np.isfinite(gaps).all())
+        gap, pooled = compare(pooled_error, one, other, values) if testable else (None, False)
         mean = float(gaps.mean()) if len({*np.isfinite(gaps)}) == 1 else math.nan
         low, high = (math.nan, math.nan) if gap is None else gap.interval()
         p = math.nan if gap is None else gap.p
@@ -150,7 +153,8 @@ def design(part: Part) -> str:
     Its unit is the standard deviation of a run's residual, without the effects of method and seed.
     """
     seeds = len({*seeds_of("run.seeds", part.config["run"].get("seeds", 1))})
-    pairs, methods = len(fair_pairs(part)), len(part.labels)
+    pairs = sum(not {one, other} & {*part.section.unfair} for one, other in part.section.claims)
+    methods = len(part.labels)
     if not pairs:
         return ""
     if seeds < 2:
@@ -163,22 +167,6 @@ def design(part: Part) -> str:
         text += f"; if the {methods} methods spread alike, by {least(seeds, methods):.2g}"
         text += f" and {least(seeds, methods, pairs):.2g}" if pairs > 1 else ""
     return f"{text}."
-
-
-def fair_pairs(part: Part) -> list[tuple[str, str]]:
-    """The pairs that a part claims, without unfair ones."""
-    return [(one, other) for one, other in part.section.claims if not {one, other} & {*part.section.unfair}]
-
-
-def _final_mean(run: MethodRun, column: str, tail: int, sign: float) -> float:
-    """The mean of the last values times ``sign``; -∞ for a run that failed."""
-    if run.status not in ("finished", "worse"):
-        return -math.inf
-    return sign * float(np.mean(run.history[column][-max(tail, 1) :]))
-
-
-def _testable(gaps: np.ndarray) -> bool:
-    return len(gaps) > 1 and bool(np.isfinite(gaps).all())
 
 
 def outcome(study: Study, folder: Path) -> list[str]:
@@ -212,22 +200,15 @@ def conclusion(part: Part, record: Record) -> str:
     scope = f", {part.section.scope}" if part.section.scope else ""
     text += f" Verdict{scope}: {verdict(counted)}"
     if len(counted) > 1:
-        text += f"; {_count_text(counted)}, beyond chance"
+        told = {way: sum(claim.result == way for claim in counted) for way in ("as claimed", "the other way")}
+        ways = " and ".join(f"{number} {way}" for way, number in told.items())
+        text += f"; of {len(counted)} pairs {ways}, beyond chance"
     text += "."
-    if left_out := {label: why for label, why in part.section.unfair.items() if _is_compared(label, tested)}:
+    compared = {label for claim in tested for label in (claim.better, claim.worse)}
+    if left_out := {label: why for label, why in part.section.unfair.items() if label in compared}:
         reasons = "; ".join(f"{label} ({why})" for label, why in left_out.items())
         text += f" Pairs that say nothing of the methods: those with {reasons}."
     return text
-
-
-def _count_text(tested: Sequence[Claim]) -> str:
-    """How many pairs are significant, in each direction."""
-    counts = {way: sum(claim.result == way for claim in tested) for way in ("as claimed", "the other way")}
-    return f"of {len(tested)} pairs {counts['as claimed']} as claimed and {counts['the other way']} the other way"
-
-
-def _is_compared(label: str, tested: Sequence[Claim]) -> bool:
-    return any(label in (claim.better, claim.worse) for claim in tested)
 
 
 def write_page(study: Study, folder: Path) -> Path | None:

@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -185,8 +185,8 @@ class ProblemResults:
     judge: str | None
     better: str | None
     tail: int
-    best: Method | None
-    p: dict[str, float]
+    best: Method | None = None
+    p: dict[str, float] = field(default_factory=dict)
     gaps: dict[str, Gap] = field(default_factory=dict)
     covered: list[str] = field(default_factory=list)
     sure: bool = True
@@ -263,11 +263,8 @@ def _problem_of(records: list[Record], differs: dict[str, str], folders: list[st
     compared = methods(records, folders)
     finished = [m for m in compared if m.status == "finished"]
     seeds_of = {m.label: [run.seed for run in m.runs] for m in compared}
-    seeds = (
-        [seed for seed in seeds_of[finished[0].label] if all(seed in seeds_of[m.label] for m in finished)]
-        if finished
-        else []
-    )
+    every = [seeds_of[m.label] for m in finished] or [[]]
+    seeds = [seed for seed in every[0] if all(seed in of_method for of_method in every)]
     left_out = {}
     if seeds:
         left_out = {
@@ -283,12 +280,10 @@ def _problem_of(records: list[Record], differs: dict[str, str], folders: list[st
     if len(records) == 1 and "sweep" in config:
         column, way = config["sweep"]["criterion"], config["sweep"]["better"]
     length = min((len(run.history["round"]) for m in finished for run in m.runs), default=0)
-    tested = _TestResults(None, {}, {}, [], True, 0.0)
-    if column is not None:
-        way = way or better(column)
-        tested = _test_differences(finished if seeds else [], column, way, records[0].config)
+    way = way or (None if column is None else better(column))
+    tested = {} if column is None else _test_differences(finished if seeds else [], column, way, records[0].config)
     tail = tail_of(length) if length > 4 else 0
-    return ProblemResults(records, compared, differs, seeds, left_out, column, way, tail, *tested)
+    return ProblemResults(records, compared, differs, seeds, left_out, column, way, tail, **tested)
 
 
 def _with_seeds(m: Method, seeds: list[int]) -> Method:
@@ -296,28 +291,17 @@ def _with_seeds(m: Method, seeds: list[int]) -> Method:
     return replace(m, runs=[runs[seed] for seed in seeds]) if all(seed in runs for seed in seeds) else m
 
 
-class _TestResults(NamedTuple):
-    """The fields of :class:`ProblemResults` that come from the tests."""
-
-    best: Method | None
-    p: dict[str, float]
-    gaps: dict[str, Gap]
-    covered: list[str]
-    sure: bool
-    gained: float
-
-
-def _test_differences(methods: list[Method], column: str, way: str | None, config: Mapping[str, Any]) -> _TestResults:
-    """Find the method with the best mean, and test the difference of each other one to it."""
+def _test_differences(methods: list[Method], column: str, way: str | None, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of :class:`ProblemResults` that tests give: the best mean, and the difference of each other to it."""
     finals = {m.label: m.final(column) for m in methods}
     methods = [m for m in methods if np.isfinite(finals[m.label]).all()]
     if len(methods) < 2 or way is None:
-        return _TestResults(None, {}, {}, [], True, 0.0)
+        return {}
     best = (min if way == "lower" else max)(methods, key=lambda m: float(np.mean(finals[m.label])))
     gained = float(np.mean([abs(run.history[column][0] - run.history[column][-1]) for run in best.runs]))
     gained = gained if math.isfinite(gained) else 0.0
     if len(finals[best.label]) < 2:
-        return _TestResults(best, {}, {}, [], True, gained)
+        return {"best": best, "gained": gained}
     part = chance.fixed_part(config, column)
     values = {} if part is None else {m.label: m.of_examples(column) for m in methods}
     known_values = {label: each for label, each in values.items() if each is not None}
@@ -326,27 +310,21 @@ def _test_differences(methods: list[Method], column: str, way: str | None, confi
     overlap = chance.overlap(config, column)
 
     def gap(one: str, other: str) -> Gap:
-        if not complete:
-            return gap_of(finals[one], finals[other], overlap)
-        return gap_of(
-            finals[one],
-            finals[other],
-            overlap,
-            (known_values[one].values, known_values[other].values),
-            known_values[one].sizes,
-        )
+        of = finals[one], finals[other], overlap
+        examples = (known_values[one].values, known_values[other].values) if complete else None
+        return gap_of(*of, examples, known_values[one].sizes if complete else None)
 
     pairs = list(itertools.combinations([m.label for m in methods], 2))
     corrected = dict(zip(pairs, holm([gap(*pair).p for pair in pairs]), strict=True))
     others = {label: pair for pair in pairs for label in pair if best.label in pair and label != best.label}
-    return _TestResults(
-        best,
-        {label: corrected[pair] for label, pair in others.items()},
-        {label: gap(best.label, label) for label in others},
-        chance.covered(config, column, complete, len(sizes[0]) if complete else 0),
-        part is None or complete,
-        gained,
-    )
+    return {
+        "best": best,
+        "p": {label: corrected[pair] for label, pair in others.items()},
+        "gaps": {label: gap(best.label, label) for label in others},
+        "covered": chance.covered(config, column, complete, len(sizes[0]) if complete else 0),
+        "sure": part is None or complete,
+        "gained": gained,
+    }
 
 
 def holm(p: Sequence[float]) -> list[float]:

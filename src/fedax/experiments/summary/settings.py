@@ -58,9 +58,10 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         cohort += ", as far as available"
     wire = {name: run[name] for name in ("guard", "aggregate", "faults", "compress", "secure") if run.get(name)}
     uploads = "; ".join(f"{name} {'on' if chosen is True else short(chosen)}" for name, chosen in wire.items())
-    private = config.get("privacy", {})
+    batches = f"batch {run['batch_size']}" if "batch_size" in run else "full gradients"
+    seeds = over(config, len(run["seeds"])) if len(run["seeds"]) > 1 else f"seed {run['seeds'][0]}"
     hidden_by = ""
-    if private:
+    if private := config.get("privacy"):
         hidden_by = f"clip {in_words(private['clip'])}, noise {in_words(private['noise'])}, δ = {private['delta']:g}"
     return {
         "Data": f"{where}, {thousands(sum(sizes))} training examples",
@@ -68,7 +69,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         "Clients": f"{len(sizes)}, {cohort}",
         "Task": f"{_settings(config['task'], 'name')}, {thousands(parameters)} parameters",
         "Local work": _settings(config["work"], "kind"),
-        "Run": f"{run['rounds']} rounds, {_batch(run)}, {_seeds(config)}",
+        "Run": f"{run['rounds']} rounds, {batches}, {seeds}",
     } | {name: text for name, text in (("Uploads", uploads), ("Privacy", hidden_by)) if text}
 
 
@@ -107,15 +108,6 @@ def axis(values: Any) -> str:
 def _settings(section: dict[str, Any], key: str, unnamed: str = "") -> str:
     rest = [f"{k.replace('_', ' ')} {short(v)}" for k, v in section.items() if k != key]
     return ", ".join([section.get(key, unnamed), *rest])
-
-
-def _batch(run: dict[str, Any]) -> str:
-    return f"batch {run['batch_size']}" if "batch_size" in run else "full gradients"
-
-
-def _seeds(config: dict[str, Any]) -> str:
-    seeds = config["run"]["seeds"]
-    return over(config, len(seeds)) if len(seeds) > 1 else f"seed {seeds[0]}"
 
 
 def over(config: dict[str, Any], seeds: int) -> str:

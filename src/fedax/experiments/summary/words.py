@@ -149,7 +149,8 @@ def legend(problem: ProblemResults) -> list[str]:
     sentences = [f"After {at_most}{config['run']['rounds']} rounds{spread}."]
     if problem.left_out:
         rest = "; ".join(f"{', '.join(map(str, seeds))} of {label}" for label, seeds in problem.left_out.items())
-        sentences.append(f"Only seeds that all methods have are counted ({_seed_list(problem.seeds)}), not {rest}.")
+        counted = f"seed{'s' * (len(problem.seeds) > 1)} {_list([*map(str, problem.seeds)])}"
+        sentences.append(f"Only seeds that all methods have are counted ({counted}), not {rest}.")
     if problem.judge is not None:
         sentences.append(f"Judged by {describe(problem.judge).label} ({problem.better} is better).")
     if problem.star is not None:
@@ -159,10 +160,6 @@ def legend(problem: ProblemResults) -> list[str]:
     if problem.p and len(problem.seeds) < _FEW:
         sentences.append("So few seeds show large differences only.")
     return sentences
-
-
-def _seed_list(seeds: Sequence[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {_list([*map(str, seeds)])}"
 
 
 def with_spread(column: str, values: np.ndarray) -> str:

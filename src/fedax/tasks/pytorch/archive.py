@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from fedax.errors import ConfigError, DataError
-from fedax.tasks.pytorch.graph import Dtype, Graph, Input, Node, Ref, functional
+from fedax.tasks.pytorch.graph import Dtype, Graph, Input, Node, Ref, functional, with_refs
 
 _SCHEMA = 8  # the major version of the graph's schema; a minor one adds fields that have defaults
 _TESTED = "PyTorch 2.13"
@@ -181,13 +181,9 @@ def _graph(module: Any, tensors: Mapping[str, np.ndarray]) -> Graph:
         outputs.append(_argument(given["arg"]))
     nodes = _nodes(graph["nodes"], "")
     nodes, results = functional(nodes, {*leaves, *(given.name for given in inputs)}, tuple(outputs))
-    shapes = tuple(_output_shape(graph, value) for value in outputs)
+    known = (graph["tensor_values"].get(value.name) if isinstance(value, Ref) else None for value in outputs)
+    shapes = tuple(None if meta is None else _lengths(meta["sizes"]) for meta in known)
     return Graph(tuple(inputs), leaves, tuple(nodes), results, shapes)
-
-
-def _output_shape(graph: Any, value: Any) -> tuple[int | None, ...] | None:
-    meta = graph["tensor_values"].get(value.name) if isinstance(value, Ref) else None
-    return None if meta is None else _lengths(meta["sizes"])
 
 
 def _lengths(sizes: Any) -> tuple[int | None, ...]:
@@ -207,8 +203,8 @@ def _nodes(given: Sequence[Any], inside: str) -> list[Node]:
             continue
         arguments: dict[str, Any] = {}
         for entry in node["inputs"]:
-            arguments[_named(entry["name"])] = _inner(_argument(entry["arg"]), inside)
-        outputs = tuple(_inner_name(_output(output), inside) for output in node["outputs"])
+            arguments[_named(entry["name"])] = _inner(entry["arg"], inside)
+        outputs = tuple(_output(output, inside) for output in node["outputs"])
         nodes.append(Node(target, arguments, outputs, place))
     return nodes
 
@@ -227,24 +223,15 @@ def _inlined(node: Any, target: str, place: str, inside: str) -> list[Node]:
     nodes = []
     for argument, formal in zip(given, graph["inputs"], strict=True):
         name = within + _named(_only(formal, "as_tensor")["name"])
-        nodes.append(Node("aten.alias.default", {"self": _inner(_argument(argument), inside)}, (name,), place))
+        nodes.append(Node("aten.alias.default", {"self": _inner(argument, inside)}, (name,), place))
     nodes += _nodes(graph["nodes"], within)
     for result, output in zip(graph["outputs"], node["outputs"], strict=True):
-        outputs = (_inner_name(_output(output), inside),)
-        nodes.append(Node(after, {"self": _inner(_argument(result), within)}, outputs, place))
+        nodes.append(Node(after, {"self": _inner(result, within)}, (_output(output, inside),), place))
     return nodes
 
 
-def _inner(value: Any, inside: str) -> Any:
-    if isinstance(value, Ref):
-        return Ref(inside + value.name)
-    return tuple(_inner(entry, inside) for entry in value) if isinstance(value, tuple) else value
-
-
-def _inner_name(value: Any, inside: str) -> Any:
-    if isinstance(value, tuple):
-        return tuple(inside + name for name in value)
-    return None if value is None else inside + value
+def _inner(argument: Any, inside: str) -> Any:
+    return with_refs(_argument(argument), lambda name: Ref(inside + name))
 
 
 def _argument(given: Any) -> Any:
@@ -280,11 +267,11 @@ def _symbol(given: Any) -> Any:
     return Ref(_named(value)) if kind == "as_name" else _number(value)
 
 
-def _output(given: Any) -> str | tuple[str, ...] | None:
+def _output(given: Any, inside: str) -> str | tuple[str, ...] | None:
     value = _argument(given)
     if isinstance(value, tuple):
-        return tuple(_named(entry.name) for entry in value)
-    return value.name if isinstance(value, Ref) else None
+        return tuple(inside + _named(entry.name) for entry in value)
+    return inside + value.name if isinstance(value, Ref) else None
 
 
 def _number(value: Any) -> Any:

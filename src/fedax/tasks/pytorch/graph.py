@@ -6,7 +6,7 @@ these. There are no in-place operators: ``functional`` replaces those of PyTorch
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -191,11 +191,15 @@ def functional(nodes: Sequence[Node], leaves: set[str], outputs: tuple[Any, ...]
     same: dict[str, str] = {}  # the result of an operator in place -> what it changed
     shares: dict[str, int] = {}  # values that share their numbers have the same mark
     marks = itertools.count()
+
+    def renamed(value: Any) -> Any:
+        return with_refs(value, lambda name: Ref(same.get(name, name)))
+
     last = {name: i for i, node in enumerate(nodes) for name in refs(node.arguments)}
     last |= dict.fromkeys(refs(outputs), len(nodes))
     done = []
     for i, node in enumerate(nodes):
-        arguments = {name: _renamed(value, same) for name, value in node.arguments.items()}
+        arguments = {name: renamed(value) for name, value in node.arguments.items()}
         operator = find(node.target)
         target = next(refs(arguments.get("self", ())), None)
         if operator is None and (functional_target := _without_underscore(node.target)) and target is not None:
@@ -219,7 +223,7 @@ def functional(nodes: Sequence[Node], leaves: set[str], outputs: tuple[Any, ...]
             mark = shares.setdefault(source, next(marks)) if source is not None else next(marks)
             shares.update(dict.fromkeys(names(node.outputs), mark))
         done.append(replace(node, arguments=arguments))
-    return done, _renamed(outputs, same)
+    return done, renamed(outputs)
 
 
 def _without_underscore(target: str) -> str | None:
@@ -230,12 +234,11 @@ def _without_underscore(target: str) -> str | None:
     return changed if name.endswith("_") and find(changed) is not None else None
 
 
-def _renamed(value: Any, same: Mapping[str, str]) -> Any:
+def with_refs(value: Any, made: Callable[[str], Any]) -> Any:
+    """An argument with ``made(name)`` in the place of each value of the graph."""
     if isinstance(value, Ref):
-        return Ref(same.get(value.name, value.name))
-    if isinstance(value, tuple):
-        return tuple(_renamed(inner, same) for inner in value)
-    return value
+        return made(value.name)
+    return tuple(with_refs(inner, made) for inner in value) if isinstance(value, tuple) else value
 
 
 # ---- JSON: {"value": name}, {"dtype": name}, {"number": "inf"}; other values stay as they are

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedax.errors import ConfigError, FedaxError
 from fedax.tasks.pytorch.archive import Archive
-from fedax.tasks.pytorch.graph import Graph, Node, Ref, at
+from fedax.tasks.pytorch.graph import Graph, Node, at, with_refs
 from fedax.tasks.pytorch.operators import find, plain
 from fedax.tasks.pytorch.operators.images import BATCH_STATISTICS
 from fedax.tasks.pytorch.operators.table import Kernel
@@ -73,7 +73,7 @@ class TorchModel:
             values[name] = Kernel(value) if stored in self.kernels else value
         for i, node in enumerate(self.graph.nodes):
             _run(node, values, None if key is None else (key, i))
-        return tuple(plain(_looked_up(output, values)) for output in self.graph.outputs)
+        return tuple(plain(with_refs(output, values.__getitem__)) for output in self.graph.outputs)
 
 
 def cast(x: Any, dtype: str) -> Any:
@@ -114,12 +114,10 @@ def _run(node: Node, values: dict[str, Any], key: Any) -> None:
     operator = find(node.target)
     assert operator is not None  # the graph has checked it
     try:
-        arguments = {name: _looked_up(value, values) for name, value in node.arguments.items()}
+        arguments = {name: with_refs(value, values.__getitem__) for name, value in node.arguments.items()}
         rng = jax.random.fold_in(*key) if key is not None and operator.random else None
         returned = operator(arguments, rng)
-        results = returned if len(node.outputs) != 1 or isinstance(node.outputs[0], tuple) else (returned,)
-        if len(node.outputs) == 1 and isinstance(node.outputs[0], tuple):
-            results = (returned,)
+        results = (returned,) if len(node.outputs) == 1 else returned
         for name, result in zip(node.outputs, results if node.outputs else (), strict=True):
             if isinstance(name, tuple):
                 values.update(zip(name, result, strict=True))
@@ -130,11 +128,3 @@ def _run(node: Node, values: dict[str, Any], key: Any) -> None:
     except Exception as error:  # JAX's error on arrays that do not fit, with the place in the module
         detail = " ".join(str(error).split())[:300]
         raise ConfigError("operator", node.target, at(node, f"{type(error).__name__}: {detail}")) from error
-
-
-def _looked_up(value: Any, values: Mapping[str, Any]) -> Any:
-    if isinstance(value, Ref):
-        return values[value.name]
-    if isinstance(value, tuple):
-        return tuple(_looked_up(inner, values) for inner in value)
-    return value

@@ -1,6 +1,7 @@
 """Convolutions, pooling, resizing and normalisation: images as [b, h, w, c], sequences as images one row high."""
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,29 @@ def _of_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         return jnp.swapaxes(function(jnp.swapaxes(x, 1, 2)[:, None], *args, **kwargs)[:, 0], 1, 2)
 
     return apply
+
+
+# What an argument is along the row of a sequence; the stride is the same on both axes.
+_ALONG_ROW = {"kernel_size": 1, "padding": 0, "output_padding": 0, "dilation": 1, "output_size": 1}
+
+
+def _sequences(target: str, images: Callable[..., Any]) -> Callable[..., Any]:
+    """Enter the operator for sequences [b, c, t] that is, of images one row high, the one for images."""
+    signature = inspect.signature(images)
+
+    @functools.wraps(images)
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        (of, x), *given = signature.bind(*args, **kwargs).arguments.items()
+        wide = {of: Image(jnp.swapaxes(x, 1, 2)[:, None])}
+        for name, value in given:
+            if name in _ALONG_ROW and not isinstance(value, str):
+                value = (_ALONG_ROW[name], pair(value)[0])
+            wide[name] = value[:, :, None] if name == "weight" else value
+        y = images(**wide)
+        first = jnp.swapaxes((y[0] if isinstance(y, tuple) else y).array[:, 0], 1, 2)
+        return (first, *y[1:]) if isinstance(y, tuple) else first
+
+    return operator(target)(apply)
 
 
 # ---- convolutions
@@ -90,13 +114,7 @@ def convolve_images(
     return Image(_convolve(image(input), weight, bias, pair(stride), padding, pair(dilation), groups))
 
 
-@operator("aten.conv1d")
-def convolve_sequences(
-    input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> Any:
-    (step, _), (spacing, _) = pair(stride), pair(dilation)
-    padding = padding if isinstance(padding, str) else (0, pair(padding)[0])
-    return _of_rows(_convolve)(input, weight[:, :, None], bias, (step, step), padding, (1, spacing), groups)
+convolve_sequences = _sequences("aten.conv1d", convolve_images)
 
 
 @operator("aten.conv_transpose2d", lay="image")
@@ -110,36 +128,20 @@ def spread_images(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Any:
-    steps = (pair(stride), pair(padding), pair(output_padding), pair(dilation))
-    return Image(_spread(image(input), plain(weight), bias, *steps, groups))
-
-
-@operator("aten.conv_transpose1d")
-def spread_sequences(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    (s, _), (p, _), (more, _), (d, _) = map(pair, (stride, padding, output_padding, dilation))
-    return _of_rows(_spread)(input, weight[:, :, None], bias, (1, s), (0, p), (0, more), (1, d), groups)
-
-
-def _spread(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, more: Any, dilation: Any, groups: int) -> Any:
-    """The transposed convolution: x with zeros between its pixels, and the kernel reversed."""
+    """x with zeros between its pixels, and the kernel reversed."""
+    x, weight, steps = image(input), plain(weight), pair(dilation)
     i, each, kh, kw = weight.shape
     kernel = weight.reshape(groups, i // groups, each, kh, kw).swapaxes(1, 2)
     kernel = kernel.reshape(groups * each, i // groups, kh, kw)[:, :, ::-1, ::-1]
     sides = [
         (d * (k - 1) - p, d * (k - 1) - p + extra, s - 1)
-        for d, k, p, extra, s in zip(dilation, (kh, kw), padding, more, stride, strict=True)
+        for d, k, p, extra, s in zip(steps, (kh, kw), pair(padding), pair(output_padding), pair(stride), strict=True)
     ]
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *sides, (0, 0, 0)])
-    return _convolve(x, kernel, bias, (1, 1), (0, 0), dilation, groups)
+    return Image(_convolve(x, kernel, bias, (1, 1), (0, 0), steps, groups))
+
+
+spread_sequences = _sequences("aten.conv_transpose1d", spread_images)
 
 
 @operator("aten.convolution", lay="image")
@@ -186,54 +188,26 @@ def _windows(
     return x
 
 
-def _max_windows(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
-    if kernel == stride and kernel[0] == kernel[1] and (padding, dilation) == ((0, 0), (1, 1)) and not ceil_mode:
-        return max_pool(x, kernel[0])
-    if max(kernel) > 64:
-        raise ValueError("windows of more than 64 pixels")
-    pads = [(p, p) for p in padding]
-    return _windows(x, jnp.maximum, -jnp.inf, kernel, stride, pads, dilation, ceil_mode)
-
-
 @operator("aten.max_pool2d", lay="image")
 def max_pool_images(
     self: Any, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Any:
-    kernel = pair(kernel_size)
-    steps = (pair(stride) if stride != () else kernel, pair(padding), pair(dilation))
-    return Image(_max_windows(image(self), kernel, *steps, ceil_mode))
+    x, kernel, pads, spacing = image(self), pair(kernel_size), pair(padding), pair(dilation)
+    steps = pair(stride) if stride != () else kernel
+    if kernel == steps and kernel[0] == kernel[1] and (pads, spacing) == ((0, 0), (1, 1)) and not ceil_mode:
+        return Image(max_pool(x, kernel[0]))
+    if max(kernel) > 64:
+        raise ValueError("windows of more than 64 pixels")
+    return Image(_windows(x, jnp.maximum, -jnp.inf, kernel, steps, [(p, p) for p in pads], spacing, ceil_mode))
 
 
 @operator("aten.max_pool2d_with_indices", lay="image")
-def max_pool_and_indices(
-    self: Any, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> Any:
-    return max_pool_images(self, kernel_size, stride, padding, dilation, ceil_mode), None
+@functools.wraps(max_pool_images)
+def max_pool_and_indices(**given: Any) -> Any:
+    return max_pool_images(**given), None
 
 
-@operator("aten.max_pool1d")
-def max_pool_sequences(
-    self: Any, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-) -> Any:
-    (k, _), (p, _), (d, _) = map(pair, (kernel_size, padding, dilation))
-    s = pair(stride)[0] if stride != () else k
-    return _of_rows(_max_windows)(self, (1, k), (1, s), (0, p), (1, d), ceil_mode)
-
-
-def _mean_windows(
-    x: Any, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool, divisor: int | None
-) -> Any:
-    if ceil_mode and any((n + 2 * p - k) % s for n, p, k, s in zip(x.shape[1:3], padding, kernel, stride, strict=True)):
-        raise ValueError("ceil_mode with windows that reach out of the image")
-    if kernel == x.shape[1:3] and padding == (0, 0) and divisor is None:
-        return x.mean(axis=(1, 2), keepdims=True)
-    if max(kernel) > 64:
-        raise ValueError("windows of more than 64 pixels")
-    pads = [(p, p) for p in padding]
-    sums = _windows(x, jnp.add, 0, kernel, stride, pads)
-    if divisor is not None or count_include_pad or padding == (0, 0):
-        return sums / (math.prod(kernel) if divisor is None else divisor)
-    return sums / _windows(jnp.ones((1, *x.shape[1:3], 1), x.dtype), jnp.add, 0, kernel, stride, pads)
+_sequences("aten.max_pool1d", max_pool_images)
 
 
 @operator("aten.avg_pool2d", lay="image")
@@ -246,23 +220,22 @@ def mean_pool_images(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    kernel = pair(kernel_size)
-    steps = (pair(stride) if stride != () else kernel, pair(padding))
-    return Image(_mean_windows(image(self), kernel, *steps, ceil_mode, count_include_pad, divisor_override))
+    x, kernel, padded = image(self), pair(kernel_size), pair(padding)
+    steps, sides = pair(stride) if stride != () else kernel, x.shape[1:3]
+    if ceil_mode and any((n + 2 * p - k) % s for n, p, k, s in zip(sides, padded, kernel, steps, strict=True)):
+        raise ValueError("ceil_mode with windows that reach out of the image")
+    if kernel == sides and padded == (0, 0) and divisor_override is None:
+        return Image(x.mean(axis=(1, 2), keepdims=True))
+    if max(kernel) > 64:
+        raise ValueError("windows of more than 64 pixels")
+    pads = [(p, p) for p in padded]
+    sums = _windows(x, jnp.add, 0, kernel, steps, pads)
+    if divisor_override is not None or count_include_pad or padded == (0, 0):
+        return Image(sums / (math.prod(kernel) if divisor_override is None else divisor_override))
+    return Image(sums / _windows(jnp.ones((1, *sides, 1), x.dtype), jnp.add, 0, kernel, steps, pads))
 
 
-@operator("aten.avg_pool1d")
-def mean_pool_sequences(
-    self: Any,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-) -> Any:
-    (k, _), (p, _) = map(pair, (kernel_size, padding))
-    s = pair(stride)[0] if stride != () else k
-    return _of_rows(_mean_windows)(self, (1, k), (1, s), (0, p), ceil_mode, count_include_pad, None)
+_sequences("aten.avg_pool1d", mean_pool_images)
 
 
 def _shares(n: int, m: int) -> np.ndarray:
@@ -286,42 +259,29 @@ def _resize(x: Any, rows: np.ndarray | None, columns: np.ndarray | None) -> Any:
     return x if columns is None else jnp.einsum("bhwc,ow->bhoc", x, jnp.asarray(columns, x.dtype))
 
 
-def _adaptive_mean(x: Any, size: Any) -> Any:
-    h, w = (side if wanted is None else wanted for side, wanted in zip(x.shape[1:3], size, strict=True))
-    if (h, w) == (1, 1):
-        return x.mean(axis=(1, 2), keepdims=True)
-    pairs = zip(x.shape[1:3], (h, w), strict=True)
-    sides = [None if side == wanted else _shares(side, wanted) for side, wanted in pairs]
-    return _resize(x, *sides)
-
-
 @operator("aten.adaptive_avg_pool2d", "aten._adaptive_avg_pool2d", lay="image")
 def adaptive_mean_images(self: Any, output_size: Any) -> Any:
-    return Image(_adaptive_mean(image(self), _small(pair(output_size))))
-
-
-@operator("aten.adaptive_avg_pool1d")
-def adaptive_mean_sequences(self: Any, output_size: Any) -> Any:
-    return _of_rows(_adaptive_mean)(self, _small((1, pair(output_size)[0])))
-
-
-def _adaptive_max(x: Any, size: Any) -> Any:
-    for axis, m in zip((1, 2), size, strict=True):
-        n = x.shape[axis]
-        windows = [(i * n // m, -(-(i + 1) * n // m)) for i in range(m)] if m is not None else []
-        parts = [lax.slice_in_dim(x, a, b, axis=axis).max(axis=axis, keepdims=True) for a, b in windows]
-        x = jnp.concatenate(parts, axis) if m not in (None, n) else x
-    return x
+    x, size = image(self), _small(pair(output_size))
+    h, w = (side if wanted is None else wanted for side, wanted in zip(x.shape[1:3], size, strict=True))
+    if (h, w) == (1, 1):
+        return Image(x.mean(axis=(1, 2), keepdims=True))
+    pairs = zip(x.shape[1:3], (h, w), strict=True)
+    return Image(_resize(x, *(None if side == wanted else _shares(side, wanted) for side, wanted in pairs)))
 
 
 @operator("aten.adaptive_max_pool2d", lay="image")
 def adaptive_max_images(self: Any, output_size: Any) -> Any:
-    return Image(_adaptive_max(image(self), _small(pair(output_size)))), None
+    x = image(self)
+    for axis, m in zip((1, 2), _small(pair(output_size)), strict=True):
+        n = x.shape[axis]
+        windows = [(i * n // m, -(-(i + 1) * n // m)) for i in range(m)] if m is not None else []
+        parts = [lax.slice_in_dim(x, a, b, axis=axis).max(axis=axis, keepdims=True) for a, b in windows]
+        x = jnp.concatenate(parts, axis) if m not in (None, n) else x
+    return Image(x), None
 
 
-@operator("aten.adaptive_max_pool1d")
-def adaptive_max_sequences(self: Any, output_size: Any) -> Any:
-    return _of_rows(_adaptive_max)(self, _small((1, pair(output_size)[0]))), None
+_sequences("aten.adaptive_avg_pool1d", adaptive_mean_images)
+_sequences("aten.adaptive_max_pool1d", adaptive_max_images)
 
 
 def _small(size: tuple[int, int]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedax.tasks.layers import dense, dropout
-from fedax.tasks.pytorch.operators.table import Image, binary, dtype_of, is_array, operator, plain, unary
+from fedax.tasks.pytorch.operators.table import Image, dtype_of, is_array, operator, operators, plain
 
 _UNARY: dict[str, Callable[..., Any]] = {
     "relu": jax.nn.relu,
@@ -57,33 +57,63 @@ _UNARY: dict[str, Callable[..., Any]] = {
     "zero": jnp.zeros_like,
     "detach": lax.stop_gradient,
 }
-for _name, _function in _UNARY.items():
-    unary(_function, f"aten.{_name}")
-
-_BINARY: dict[tuple[str, ...], Callable[..., Any]] = {
-    ("mul", "multiply"): jnp.multiply,
-    ("div", "true_divide", "divide"): jnp.true_divide,
-    ("floor_divide",): jnp.floor_divide,
-    ("remainder",): jnp.remainder,
-    ("fmod",): jnp.fmod,
-    ("maximum", "max.other"): jnp.maximum,
-    ("minimum", "min.other"): jnp.minimum,
-    ("atan2",): jnp.arctan2,
-    ("eq", "__eq__"): jnp.equal,
-    ("ne",): jnp.not_equal,
-    ("lt", "less"): jnp.less,
-    ("le", "less_equal"): jnp.less_equal,
-    ("gt", "greater"): jnp.greater,
-    ("ge", "greater_equal"): jnp.greater_equal,
-    ("logical_and",): jnp.logical_and,
-    ("logical_or",): jnp.logical_or,
-    ("logical_xor",): jnp.logical_xor,
-    ("bitwise_and", "__and__"): jnp.bitwise_and,
-    ("bitwise_or", "__or__"): jnp.bitwise_or,
-    ("bitwise_xor", "__xor__"): jnp.bitwise_xor,
+_BINARY: dict[str, Callable[..., Any]] = {
+    "mul multiply": jnp.multiply,
+    "div true_divide divide": jnp.true_divide,
+    "floor_divide": jnp.floor_divide,
+    "remainder": jnp.remainder,
+    "fmod": jnp.fmod,
+    "maximum max.other": jnp.maximum,
+    "minimum min.other": jnp.minimum,
+    "atan2": jnp.arctan2,
+    "eq __eq__": jnp.equal,
+    "ne": jnp.not_equal,
+    "lt less": jnp.less,
+    "le less_equal": jnp.less_equal,
+    "gt greater": jnp.greater,
+    "ge greater_equal": jnp.greater_equal,
+    "logical_and": jnp.logical_and,
+    "logical_or": jnp.logical_or,
+    "logical_xor": jnp.logical_xor,
+    "bitwise_and __and__": jnp.bitwise_and,
+    "bitwise_or __or__": jnp.bitwise_or,
+    "bitwise_xor __xor__": jnp.bitwise_xor,
 }
-for _names, _binary in _BINARY.items():
-    binary(_binary, *(f"aten.{_name}" for _name in _names))
+
+
+def _unary(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self: function(self)
+
+
+def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, other: function(self, other)
+
+
+operators({name: _unary(function) for name, function in _UNARY.items()}, lay="alike")
+operators({names: _binary(function) for names, function in _BINARY.items()}, lay="alike")
+operators(
+    {
+        "add": lambda self, other, alpha=1: self + (other if alpha == 1 else alpha * other),
+        "sub subtract": lambda self, other, alpha=1: self - (other if alpha == 1 else alpha * other),
+        "rsub": lambda self, other, alpha=1: other - (self if alpha == 1 else alpha * self),
+        "gelu": lambda self, approximate="none": jax.nn.gelu(self, approximate=approximate == "tanh"),
+        "leaky_relu": lambda self, negative_slope=0.01: jnp.where(self > 0, self, negative_slope * self),
+        "celu": lambda self, alpha=1.0: jax.nn.celu(self, alpha),
+        "hardshrink": lambda self, lambd=0.5: jnp.where(jnp.abs(self) > lambd, self, 0),
+        "threshold": lambda self, threshold, value: jnp.where(self > threshold, self, value),
+        "where": lambda condition, self, other: jnp.where(condition, self, other),
+        "masked_fill": lambda self, mask, value: jnp.where(mask, jnp.asarray(value, self.dtype), self),
+        "lerp": lambda self, end, weight: self + weight * (end - self),
+        "addcmul": lambda self, tensor1, tensor2, value=1: self + value * (tensor1 * tensor2),
+        "addcdiv": lambda self, tensor1, tensor2, value=1: self + value * (tensor1 / tensor2),
+        "copy": lambda self, src: jnp.broadcast_to(src, self.shape).astype(self.dtype),
+        "fill": lambda self, value: jnp.full_like(self, value),
+        "dropout": lambda input, p, train, rng: _dropped(input, p, train, rng),
+        "native_dropout": lambda input, p, train, rng: (_dropped(input, p, train, rng), jnp.ones(input.shape, bool)),
+    },
+    lay="alike",
+)
+operators({"clone lift_fresh_copy contiguous alias lift_fresh": lambda self: self}, lay="alike", view=True)
 
 
 @operator("aten.div.Tensor_mode", "aten.div.Scalar_mode", lay="alike")
@@ -93,46 +123,16 @@ def divide(self: Any, other: Any, rounding_mode: str | None = None) -> Any:
     return jnp.trunc(self / other).astype(jnp.result_type(self, other)) if rounding_mode == "trunc" else self / other
 
 
-@operator("aten.add", lay="alike")
-def add(self: Any, other: Any, alpha: float | int = 1) -> Any:
-    return self + (other if alpha == 1 else alpha * other)
-
-
-@operator("aten.sub", "aten.subtract", lay="alike")
-def subtract(self: Any, other: Any, alpha: float | int = 1) -> Any:
-    return self - (other if alpha == 1 else alpha * other)
-
-
-@operator("aten.rsub", lay="alike")
-def subtract_from(self: Any, other: Any, alpha: float | int = 1) -> Any:
-    return other - (self if alpha == 1 else alpha * self)
-
-
 @operator("aten.pow", lay="alike")
 def power(self: Any, exponent: Any) -> Any:
     whole = isinstance(exponent, float) and exponent.is_integer() and abs(exponent) <= 16
     return self ** (int(exponent) if whole and jnp.issubdtype(jnp.result_type(self), jnp.floating) else exponent)
 
 
-@operator("aten.gelu", lay="alike")
-def gelu(self: Any, approximate: str = "none") -> Any:
-    return jax.nn.gelu(self, approximate=approximate == "tanh")
-
-
-@operator("aten.leaky_relu", lay="alike")
-def leaky_relu(self: Any, negative_slope: float = 0.01) -> Any:
-    return jnp.where(self > 0, self, negative_slope * self)
-
-
 @operator("aten.elu", lay="alike")
 def elu(self: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     below = jnp.where(self > 0, 0, self)  # so that no gradient overflows where it does not count
     return scale * jnp.where(self > 0, self, alpha * jnp.expm1(input_scale * below))
-
-
-@operator("aten.celu", lay="alike")
-def celu(self: Any, alpha: float = 1.0) -> Any:
-    return jax.nn.celu(self, alpha)
 
 
 @operator("aten.softplus", lay="alike")
@@ -152,19 +152,9 @@ def clamp(self: Any, min: Any = None, max: Any = None) -> Any:
     return self if max is None else jnp.where(self > max, max, self)
 
 
-@operator("aten.hardshrink", lay="alike")
-def hardshrink(self: Any, lambd: float = 0.5) -> Any:
-    return jnp.where(jnp.abs(self) > lambd, self, 0)
-
-
 @operator("aten.softshrink", lay="alike")
 def softshrink(self: Any, lambd: float = 0.5) -> Any:
     return jnp.where(self > lambd, self - lambd, jnp.where(self < -lambd, self + lambd, 0))
-
-
-@operator("aten.threshold", lay="alike")
-def above(self: Any, threshold: float, value: float) -> Any:
-    return jnp.where(self > threshold, self, value)
 
 
 @operator("aten.prelu", "aten._prelu_kernel", lay="image")
@@ -176,51 +166,9 @@ def prelu(self: Any, weight: Any) -> Any:
     return jnp.where(self > 0, self, slopes * self)
 
 
-@operator("aten.where", lay="alike")
-def where(condition: Any, self: Any, other: Any) -> Any:
-    return jnp.where(condition, self, other)
-
-
-@operator("aten.masked_fill", lay="alike")
-def masked_fill(self: Any, mask: Any, value: Any) -> Any:
-    return jnp.where(mask, jnp.asarray(value, self.dtype), self)
-
-
-@operator("aten.lerp", lay="alike")
-def lerp(self: Any, end: Any, weight: Any) -> Any:
-    return self + weight * (end - self)
-
-
-@operator("aten.addcmul", lay="alike")
-def add_product(self: Any, tensor1: Any, tensor2: Any, value: float | int = 1) -> Any:
-    return self + value * (tensor1 * tensor2)
-
-
-@operator("aten.addcdiv", lay="alike")
-def add_quotient(self: Any, tensor1: Any, tensor2: Any, value: float | int = 1) -> Any:
-    return self + value * (tensor1 / tensor2)
-
-
 @operator("aten.nan_to_num", lay="alike")
 def nan_to_num(self: Any, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Any:
     return jnp.nan_to_num(self, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
-
-
-@operator("aten.copy", lay="alike")
-def copy(self: Any, src: Any) -> Any:
-    return jnp.broadcast_to(src, self.shape).astype(self.dtype)
-
-
-@operator("aten.fill", lay="alike")
-def fill(self: Any, value: Any) -> Any:
-    return jnp.full_like(self, value)
-
-
-@operator(
-    "aten.clone", "aten.lift_fresh_copy", "aten.contiguous", "aten.alias", "aten.lift_fresh", lay="alike", view=True
-)
-def same(self: Any) -> Any:
-    return self
 
 
 @operator("aten.to", "aten._to_copy", "aten.type_as", lay="alike", view=True)
@@ -229,29 +177,19 @@ def cast(self: Any, dtype: Any = None, other: Any = None, copy: bool = False) ->
     return self if wanted is None else self.astype(wanted)
 
 
-@operator("aten.dropout", lay="alike")
-def drop(input: Any, p: float, train: bool, rng: Any) -> Any:
-    return dropout(input, _rate(p), rng if train else None)
-
-
-@operator("aten.native_dropout", lay="alike")
-def drop_and_mask(input: Any, p: float, train: bool | None, rng: Any) -> Any:
-    return dropout(input, _rate(p), rng if train else None), jnp.ones(input.shape, bool)
-
-
 @operator("aten.feature_dropout", lay="image")
 def drop_channels(input: Any, p: float, train: bool, rng: Any) -> Any:
     if isinstance(input, Image):
         kept = jnp.ones((input.array.shape[0], 1, 1, input.array.shape[3]), input.dtype)
-        return Image(input.array * dropout(kept, _rate(p), rng if train else None))
+        return Image(input.array * _dropped(kept, p, train, rng))
     kept = jnp.ones(input.shape[:2] + (1,) * (input.ndim - 2), input.dtype)
-    return input * dropout(kept, _rate(p), rng if train else None)
+    return input * _dropped(kept, p, train, rng)
 
 
-def _rate(p: float) -> float:
+def _dropped(x: Any, p: float, train: bool | None, rng: Any) -> Any:
     if not 0 <= p < 1:
         raise ValueError(f"dropout with probability {p}")
-    return p
+    return dropout(x, p, rng if train else None)
 
 
 # ---- sums
@@ -278,96 +216,68 @@ def mean(self: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -
     return plain(Image(means)).reshape([n for axis, n in enumerate(self.shape) if axis not in axes])
 
 
-@operator("aten.sum")
-def total(self: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
-    return jnp.sum(self, _axes(dim, self.ndim), dtype_of(dtype), keepdims=keepdim)
+def _reduced(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, dim=None, keepdim=False: reduce(self, _axes(dim, self.ndim), keepdims=keepdim)
 
 
-@operator("aten.prod")
-def product(self: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
-    return jnp.prod(self, _axes(dim, self.ndim), dtype_of(dtype), keepdims=keepdim)
+def _added(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, dim=None, keepdim=False, dtype=None: reduce(
+        self, _axes(dim, self.ndim), dtype_of(dtype), keepdims=keepdim
+    )
 
 
-@operator("aten.amax")
-def largest(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return jnp.max(self, _axes(dim, self.ndim), keepdims=keepdim)
+def _extreme(value: Callable[..., Any], place: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        if dim is None:
+            return value(self)
+        at = place(self, dim, keepdims=True)
+        values = jnp.take_along_axis(self, at, dim)
+        return (values, at) if keepdim else (values.squeeze(dim), at.squeeze(dim))
+
+    return apply
 
 
-@operator("aten.amin")
-def smallest(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return jnp.min(self, _axes(dim, self.ndim), keepdims=keepdim)
+def _spread(result: Callable[..., Any]) -> Callable[..., Any]:
+    """``result`` of the variance, the array, the axes and whether they are kept."""
+
+    def apply(self: Any, dim: Any = None, unbiased: Any = None, correction: Any = None, keepdim: bool = False) -> Any:
+        less = (1 if unbiased in (None, True) else 0) if correction is None else correction
+        axes = _axes(dim, self.ndim)
+        return result(jnp.var(self, axes, ddof=less, keepdims=keepdim), self, axes, keepdim)
+
+    return apply
 
 
-@operator("aten.any")
-def any_of(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return jnp.any(self, _axes(dim, self.ndim), keepdims=keepdim)
+def _soft(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, dim, dtype=None, half_to_float=False: function(
+        self if dtype is None else self.astype(dtype_of(dtype)), dim
+    )
 
 
-@operator("aten.all")
-def all_of(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    return jnp.all(self, _axes(dim, self.ndim), keepdims=keepdim)
-
-
-@operator("aten.max", "aten.max.default")
-def max_of(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    if dim is None:
-        return jnp.max(self)
-    at = jnp.argmax(self, dim, keepdims=True)
-    return _taken(self, at, dim, keepdim)
-
-
-@operator("aten.min", "aten.min.default")
-def min_of(self: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    if dim is None:
-        return jnp.min(self)
-    at = jnp.argmin(self, dim, keepdims=True)
-    return _taken(self, at, dim, keepdim)
-
-
-def _taken(x: Any, at: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
-    values = jnp.take_along_axis(x, at, dim)
-    return (values, at) if keepdim else (values.squeeze(dim), at.squeeze(dim))
-
-
-@operator("aten.argmax")
-def argmax(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    return jnp.argmax(self, dim, keepdims=keepdim)
-
-
-@operator("aten.argmin")
-def argmin(self: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-    return jnp.argmin(self, dim, keepdims=keepdim)
-
-
-def _spread(self: Any, dim: Any, unbiased: bool | None, correction: Any, keepdim: bool) -> Any:
-    less = (1 if unbiased in (None, True) else 0) if correction is None else correction
-    return jnp.var(self, _axes(dim, self.ndim), ddof=less, keepdims=keepdim)
-
-
-@operator("aten.var")
-def variance(
-    self: Any, dim: Any = None, unbiased: bool | None = None, correction: Any = None, keepdim: bool = False
-) -> Any:
-    return _spread(self, dim, unbiased, correction, keepdim)
-
-
-@operator("aten.std")
-def deviation(
-    self: Any, dim: Any = None, unbiased: bool | None = None, correction: Any = None, keepdim: bool = False
-) -> Any:
-    return jnp.sqrt(_spread(self, dim, unbiased, correction, keepdim))
-
-
-@operator("aten.var_mean")
-def variance_and_mean(
-    self: Any, dim: Any = None, unbiased: bool | None = None, correction: Any = None, keepdim: bool = False
-) -> Any:
-    return _spread(self, dim, unbiased, correction, keepdim), jnp.mean(self, _axes(dim, self.ndim), keepdims=keepdim)
-
-
-@operator("aten.logsumexp")
-def logsumexp(self: Any, dim: Any, keepdim: bool = False) -> Any:
-    return jax.nn.logsumexp(self, _axes(dim, self.ndim), keepdims=keepdim)
+operators(
+    {
+        "sum": _added(jnp.sum),
+        "prod": _added(jnp.prod),
+        "amax": _reduced(jnp.max),
+        "amin": _reduced(jnp.min),
+        "any": _reduced(jnp.any),
+        "all": _reduced(jnp.all),
+        "max max.default": _extreme(jnp.max, jnp.argmax),
+        "min min.default": _extreme(jnp.min, jnp.argmin),
+        "argmax": lambda self, dim=None, keepdim=False: jnp.argmax(self, dim, keepdims=keepdim),
+        "argmin": lambda self, dim=None, keepdim=False: jnp.argmin(self, dim, keepdims=keepdim),
+        "var": _spread(lambda variance, *_: variance),
+        "std": _spread(lambda variance, *_: jnp.sqrt(variance)),
+        "var_mean": _spread(lambda variance, x, axes, keepdim: (variance, jnp.mean(x, axes, keepdims=keepdim))),
+        "logsumexp": lambda self, dim, keepdim=False: jax.nn.logsumexp(self, _axes(dim, self.ndim), keepdims=keepdim),
+        "cumsum": lambda self, dim, dtype=None: jnp.cumsum(self, dim, dtype_of(dtype)),
+        "cumprod": lambda self, dim, dtype=None: jnp.cumprod(self, dim, dtype_of(dtype)),
+        "softmax _softmax": _soft(jax.nn.softmax),
+        "log_softmax _log_softmax": _soft(jax.nn.log_softmax),
+        "glu": lambda self, dim=-1: jax.nn.glu(self, dim),
+        "outer ger": lambda self, vec2: jnp.outer(self, vec2),
+    }
+)
 
 
 @operator("aten.norm", "aten.linalg_vector_norm")
@@ -383,31 +293,6 @@ def norm(self: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, dty
     if order == math.inf:
         return jnp.max(jnp.abs(self), axes, keepdims=keepdim)
     raise ValueError(f"the norm of order {order}")
-
-
-@operator("aten.cumsum")
-def cumsum(self: Any, dim: int, dtype: Any = None) -> Any:
-    return jnp.cumsum(self, dim, dtype_of(dtype))
-
-
-@operator("aten.cumprod")
-def cumprod(self: Any, dim: int, dtype: Any = None) -> Any:
-    return jnp.cumprod(self, dim, dtype_of(dtype))
-
-
-@operator("aten.softmax", "aten._softmax")
-def softmax(self: Any, dim: int, dtype: Any = None, half_to_float: bool = False) -> Any:
-    return jax.nn.softmax(self if dtype is None else self.astype(dtype_of(dtype)), dim)
-
-
-@operator("aten.log_softmax", "aten._log_softmax")
-def log_softmax(self: Any, dim: int, dtype: Any = None, half_to_float: bool = False) -> Any:
-    return jax.nn.log_softmax(self if dtype is None else self.astype(dtype_of(dtype)), dim)
-
-
-@operator("aten.glu")
-def glu(self: Any, dim: int = -1) -> Any:
-    return jax.nn.glu(self, dim)
 
 
 @operator("aten.sort")
@@ -471,40 +356,7 @@ def einsum(equation: str, tensors: tuple[Any, ...], path: Any = None) -> Any:
     return jnp.einsum(equation, *tensors)
 
 
-@operator("aten.outer", "aten.ger")
-def outer(self: Any, vec2: Any) -> Any:
-    return jnp.outer(self, vec2)
-
-
 # ---- plain numbers: lengths of axes
-
-
-def _of_lengths(function: Any, name: str) -> None:
-    @operator(f"_operator.{name}")
-    def apply(a: Any, b: Any) -> Any:
-        return function(_checked(a), _checked(b))
-
-
-for _name, _symbolic in {
-    "mul": python.mul,
-    "add": python.add,
-    "sub": python.sub,
-    "floordiv": python.floordiv,
-    "truediv": python.truediv,
-    "mod": python.mod,
-    "eq": python.eq,
-    "ne": python.ne,
-    "lt": python.lt,
-    "le": python.le,
-    "gt": python.gt,
-    "ge": python.ge,
-}.items():
-    _of_lengths(_symbolic, _name)
-
-
-@operator("_operator.neg")
-def negative(a: Any) -> Any:
-    return -_checked(a)
 
 
 def _checked(number: Any) -> Any:
@@ -513,31 +365,20 @@ def _checked(number: Any) -> Any:
     return number
 
 
-@operator("aten.sym_size", lay="image")
-def size(self: Any, dim: int) -> Any:
-    return self.shape[dim]
+def _of_lengths(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, b: function(_checked(a), _checked(b))
 
 
-@operator("aten.sym_numel", lay="image")
-def numel(self: Any) -> Any:
-    return math.prod(self.shape)
-
-
-@operator(
-    "aten._assert_scalar",
-    "aten._assert_tensor_metadata",
-    "aten.sym_constrain_range_for_size",
-    "aten.sym_constrain_range",
+for _name in ("mul", "add", "sub", "floordiv", "truediv", "mod", "eq", "ne", "lt", "le", "gt", "ge"):
+    operator(f"_operator.{_name}")(_of_lengths(getattr(python, _name)))
+operator("_operator.neg")(lambda a: -_checked(a))
+operators(
+    {
+        "sym_size": lambda self, dim: self.shape[dim],
+        "sym_numel": lambda self: math.prod(self.shape),
+        "_assert_scalar _assert_tensor_metadata sym_constrain_range_for_size sym_constrain_range": (
+            lambda self=None, assert_msg=None, a=None, size=None, stride=None, dtype=None, min=None, max=None: None
+        ),
+    },
     lay="image",
 )
-def no_check(
-    self: Any = None,
-    assert_msg: Any = None,
-    a: Any = None,
-    size: Any = None,
-    stride: Any = None,
-    dtype: Any = None,
-    min: Any = None,
-    max: Any = None,
-) -> Any:
-    return None

@@ -87,28 +87,11 @@ def _scan(
     return ys, end
 
 
-@operator("aten.lstm.input")
-def lstm(
-    input: Any,
-    hx: tuple[Any, ...],
-    params: tuple[Any, ...],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    rng: Any,
-) -> Any:
-    options = (has_biases, num_layers, dropout, bidirectional, batch_first, rng if train else None)
-    return _layers(_lstm, input, hx, params, *options)
-
-
-def _one_state(cell: Cell, name: str) -> None:
+def _recurrent(cell: Cell, name: str) -> None:
     @operator(f"aten.{name}.input")
     def apply(
         input: Any,
-        hx: Any,
+        hx: Any,  # of an LSTM a tuple, [layers · directions, b, h] each
         params: tuple[Any, ...],
         has_biases: bool,
         num_layers: int,
@@ -119,29 +102,24 @@ def _one_state(cell: Cell, name: str) -> None:
         rng: Any,
     ) -> Any:
         options = (has_biases, num_layers, dropout, bidirectional, batch_first, rng if train else None)
-        return _layers(cell, input, (hx,), params, *options)
+        return _layers(cell, input, hx if isinstance(hx, tuple) else (hx,), params, *options)
 
 
-_one_state(_gru, "gru")
-_one_state(_plain(jnp.tanh), "rnn_tanh")
-_one_state(_plain(jax.nn.relu), "rnn_relu")
+_recurrent(_lstm, "lstm")
+_recurrent(_gru, "gru")
+_recurrent(_plain(jnp.tanh), "rnn_tanh")
+_recurrent(_plain(jax.nn.relu), "rnn_relu")
 
 
-def _once(cell: Cell, x: Any, state: tuple[Any, ...], w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> tuple[Any, ...]:
-    z = dense(x, w_ih.T, jnp.zeros(len(w_ih), x.dtype) if b_ih is None else b_ih)
-    return cell(state, z, w_hh, jnp.zeros((1, len(w_hh)), x.dtype) if b_hh is None else b_hh[None])
+def _of_one_step(cell: Cell, name: str) -> None:
+    @operator(f"aten.{name}_cell")
+    def apply(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+        z = dense(input, w_ih.T, jnp.zeros(len(w_ih), input.dtype) if b_ih is None else b_ih)
+        offset = jnp.zeros((1, len(w_hh)), input.dtype) if b_hh is None else b_hh[None]
+        state = cell(hx if isinstance(hx, tuple) else (hx,), z, w_hh, offset)
+        return state if isinstance(hx, tuple) else state[0]
 
 
-@operator("aten.lstm_cell")
-def lstm_cell(input: Any, hx: tuple[Any, ...], w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    return _once(_lstm, input, hx, w_ih, w_hh, b_ih, b_hh)
-
-
-@operator("aten.gru_cell")
-def gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    return _once(_gru, input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
-
-
-@operator("aten.rnn_tanh_cell")
-def rnn_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
-    return _once(_plain(jnp.tanh), input, (hx,), w_ih, w_hh, b_ih, b_hh)[0]
+_of_one_step(_lstm, "lstm")
+_of_one_step(_gru, "gru")
+_of_one_step(_plain(jnp.tanh), "rnn_tanh")

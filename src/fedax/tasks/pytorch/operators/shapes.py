@@ -7,25 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.tasks.pytorch.operators.table import Image, dtype_of, is_array, operator, plain
+from fedax.tasks.pytorch.operators.table import Image, dtype_of, is_array, operator, operators, plain
 
 _MOST = 4096  # pieces that one operator may cut an array into
 _CONSTANT = 1 << 20  # the most numbers of a constant that is made while tracing
 
 
-@operator("aten.view", "aten.reshape", "aten._unsafe_view", view=True)
-def reshape(self: Any, shape: Any = None, size: Any = None) -> Any:
-    return self.reshape(shape if size is None else size)
-
-
 @operator("aten.view.dtype")
 def bits(self: Any, dtype: Any) -> Any:
     raise ValueError("an array read as another type of numbers")
-
-
-@operator("aten.view_as", "aten.reshape_as", view=True)
-def reshape_as(self: Any, other: Any) -> Any:
-    return self.reshape(other.shape)
 
 
 @operator("aten.flatten", lay="image", view=True)
@@ -47,35 +37,10 @@ def unflatten(self: Any, dim: int, sizes: Any) -> Any:
     return self.reshape(*self.shape[:dim], *sizes, *self.shape[dim + 1 :])
 
 
-@operator("aten.permute", view=True)
-def permute(self: Any, dims: Any) -> Any:
-    return jnp.transpose(self, dims)
-
-
-@operator("aten.transpose", "aten.swapaxes", "aten.swapdims", view=True)
-def transpose(self: Any, dim0: int, dim1: int) -> Any:
-    return jnp.swapaxes(self, dim0, dim1) if self.ndim else self
-
-
-@operator("aten.t", "aten.numpy_T", "aten.mT", "aten.adjoint", view=True)
-def transposed(self: Any) -> Any:
-    return jnp.swapaxes(self, -1, -2) if self.ndim > 1 else self
-
-
-@operator("aten.movedim", "aten.moveaxis", view=True)
-def movedim(self: Any, source: Any, destination: Any) -> Any:
-    return jnp.moveaxis(self, source, destination)
-
-
 @operator("aten.squeeze", view=True)
 def squeeze(self: Any, dim: Any = None) -> Any:
     dims = range(self.ndim) if dim is None else dim if isinstance(dim, tuple) else (dim,)
     return self.squeeze(tuple(axis % self.ndim for axis in dims if self.shape[axis] == 1) if self.ndim else ())
-
-
-@operator("aten.unsqueeze", view=True)
-def unsqueeze(self: Any, dim: int) -> Any:
-    return jnp.expand_dims(self, dim)
 
 
 @operator("aten.expand", "aten.broadcast_to", view=True)
@@ -83,21 +48,6 @@ def expand(self: Any, size: Any, implicit: bool = False) -> Any:
     grown = self.reshape((1,) * (len(size) - self.ndim) + self.shape)
     shape = tuple(side if wanted == -1 else wanted for side, wanted in zip(grown.shape, size, strict=True))
     return jnp.broadcast_to(grown, shape)
-
-
-@operator("aten.expand_as", view=True)
-def expand_as(self: Any, other: Any) -> Any:
-    return expand(self, other.shape)
-
-
-@operator("aten.repeat", "aten.tile")
-def repeat(self: Any, repeats: Any = None, dims: Any = None) -> Any:
-    return jnp.tile(self, dims if repeats is None else repeats)
-
-
-@operator("aten.repeat_interleave.self_int")
-def repeat_interleave(self: Any, repeats: int, dim: int | None = None, output_size: Any = None) -> Any:
-    return jnp.repeat(self, repeats, dim)
 
 
 @operator("aten.cat", "aten.concat", "aten.concatenate", lay="image")
@@ -108,11 +58,6 @@ def concatenate(tensors: tuple[Any, ...], dim: int = 0) -> Any:
         parts = [x.array if isinstance(x, Image) else jnp.moveaxis(x, 1, 3) for x in kept]
         return Image(jnp.concatenate(parts, 3))
     return jnp.concatenate([plain(x) for x in kept], dim)
-
-
-@operator("aten.stack")
-def stack(tensors: tuple[Any, ...], dim: int = 0) -> Any:
-    return jnp.stack(tensors, dim)
 
 
 def _cut(self: Any, sizes: list[int], dim: int) -> tuple[Any, ...]:
@@ -133,16 +78,6 @@ def split(self: Any, split_size: Any = None, dim: int = 0, split_sizes: Any = No
     if length > _MOST * size:
         raise ValueError(f"cut into more than {_MOST} pieces")
     return _cut(self, [min(size, length - start) for start in range(0, length, size)] or [0], dim)
-
-
-@operator("aten.split_with_sizes", view=True)
-def split_with_sizes(self: Any, split_sizes: Any, dim: int = 0) -> Any:
-    return _cut(self, list(split_sizes), dim)
-
-
-@operator("aten.chunk", view=True)
-def chunk(self: Any, chunks: int, dim: int = 0) -> Any:
-    return split(self, max(1, -(-self.shape[dim] // chunks)), dim)
 
 
 @operator("aten.unbind", view=True)
@@ -182,46 +117,16 @@ def index(self: Any, indices: tuple[Any, ...]) -> Any:
     return self[tuple(slice(None) if given is None else given for given in indices)]
 
 
-@operator("aten.index_select")
-def index_select(self: Any, dim: int, index: Any) -> Any:
-    return jnp.take(self, index, dim)
-
-
 @operator("aten.gather")
 def gather(self: Any, dim: int, index: Any, sparse_grad: bool = False) -> Any:
     rows = self[tuple(slice(0, n) if axis != dim % self.ndim else slice(None) for axis, n in enumerate(index.shape))]
     return jnp.take_along_axis(rows, index, dim)
 
 
-@operator("aten.take_along_dim")
-def take_along(self: Any, indices: Any, dim: int) -> Any:
-    return jnp.take_along_axis(self, indices, dim)
-
-
-@operator("aten.flip")
-def flip(self: Any, dims: Any) -> Any:
-    return jnp.flip(self, dims)
-
-
 @operator("aten.roll")
 def roll(self: Any, shifts: Any, dims: Any = ()) -> Any:
     axes = None if dims == () else dims
     return jnp.roll(self, shifts[0] if axes is None and isinstance(shifts, tuple) else shifts, axes)
-
-
-@operator("aten.tril")
-def tril(self: Any, diagonal: int = 0) -> Any:
-    return jnp.tril(self, diagonal)
-
-
-@operator("aten.triu")
-def triu(self: Any, diagonal: int = 0) -> Any:
-    return jnp.triu(self, diagonal)
-
-
-@operator("aten.diagonal", view=True)
-def diagonal(self: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    return jnp.diagonal(self, offset, dim1, dim2)
 
 
 @operator("aten.pad", "aten.constant_pad_nd")
@@ -249,6 +154,36 @@ def pixel_shuffle(self: Any, upscale_factor: int) -> Any:
     return parts.transpose(*range(n), n, n + 3, n + 1, n + 4, n + 2).reshape(*lead, c // r**2, h * r, w * r)
 
 
+operators(
+    {
+        "view reshape _unsafe_view": lambda self, shape=None, size=None: self.reshape(shape if size is None else size),
+        "view_as reshape_as": lambda self, other: self.reshape(other.shape),
+        "permute": lambda self, dims: jnp.transpose(self, dims),
+        "transpose swapaxes swapdims": lambda self, dim0, dim1: jnp.swapaxes(self, dim0, dim1) if self.ndim else self,
+        "t numpy_T mT adjoint": lambda self: jnp.swapaxes(self, -1, -2) if self.ndim > 1 else self,
+        "movedim moveaxis": lambda self, source, destination: jnp.moveaxis(self, source, destination),
+        "unsqueeze": lambda self, dim: jnp.expand_dims(self, dim),
+        "expand_as": lambda self, other: expand(self, other.shape),
+        "split_with_sizes": lambda self, split_sizes, dim=0: _cut(self, list(split_sizes), dim),
+        "chunk": lambda self, chunks, dim=0: split(self, max(1, -(-self.shape[dim] // chunks)), dim),
+        "diagonal": lambda self, offset=0, dim1=0, dim2=1: jnp.diagonal(self, offset, dim1, dim2),
+    },
+    view=True,
+)
+operators(
+    {
+        "repeat tile": lambda self, repeats=None, dims=None: jnp.tile(self, dims if repeats is None else repeats),
+        "repeat_interleave.self_int": lambda self, repeats, dim=None, output_size=None: jnp.repeat(self, repeats, dim),
+        "stack": lambda tensors, dim=0: jnp.stack(tensors, dim),
+        "index_select": lambda self, dim, index: jnp.take(self, index, dim),
+        "take_along_dim": lambda self, indices, dim: jnp.take_along_axis(self, indices, dim),
+        "flip": lambda self, dims: jnp.flip(self, dims),
+        "tril": lambda self, diagonal=0: jnp.tril(self, diagonal),
+        "triu": lambda self, diagonal=0: jnp.triu(self, diagonal),
+    }
+)
+
+
 # ---- arrays from nothing; whole numbers in a row are known before the program runs
 
 
@@ -260,21 +195,6 @@ def arange(end: Any, start: Any = 0, step: Any = 1, dtype: Any = None) -> Any:
     if (end - start) / step > _CONSTANT:
         return jnp.arange(start, end, step, wanted)
     return np.arange(start, end, step).astype(wanted)
-
-
-@operator("aten.linspace")
-def linspace(start: Any, end: Any, steps: int, dtype: Any = None) -> Any:
-    return jnp.linspace(start, end, steps, dtype=_kind(dtype, None))
-
-
-@operator("aten.zeros", "aten.empty", "aten.new_zeros", "aten.new_empty")
-def zeros(size: Any, dtype: Any = None, self: Any = None) -> Any:
-    return jnp.zeros(size, _kind(dtype, self))
-
-
-@operator("aten.ones", "aten.new_ones")
-def ones(size: Any, dtype: Any = None, self: Any = None) -> Any:
-    return jnp.ones(size, _kind(dtype, self))
 
 
 @operator("aten.full", "aten.new_full")
@@ -289,26 +209,15 @@ def _kind(dtype: Any, like: Any) -> Any:
     return dtype_of(dtype) if dtype is not None else jnp.float32 if like is None else like.dtype
 
 
-@operator("aten.zeros_like", "aten.empty_like")
-def zeros_like(self: Any, dtype: Any = None) -> Any:
-    return jnp.zeros(self.shape, _kind(dtype, self))
-
-
-@operator("aten.ones_like")
-def ones_like(self: Any, dtype: Any = None) -> Any:
-    return jnp.ones(self.shape, _kind(dtype, self))
-
-
-@operator("aten.full_like")
-def full_like(self: Any, fill_value: Any, dtype: Any = None) -> Any:
-    return jnp.full(self.shape, fill_value, _kind(dtype, self))
-
-
-@operator("aten.scalar_tensor")
-def scalar(s: Any, dtype: Any = None) -> Any:
-    return jnp.asarray(s, dtype_of(dtype))
-
-
-@operator("aten.eye")
-def eye(n: int, m: int | None = None, dtype: Any = None) -> Any:
-    return jnp.eye(n, m, dtype=_kind(dtype, None))
+operators(
+    {
+        "linspace": lambda start, end, steps, dtype=None: jnp.linspace(start, end, steps, dtype=_kind(dtype, None)),
+        "zeros empty new_zeros new_empty": lambda size, dtype=None, self=None: jnp.zeros(size, _kind(dtype, self)),
+        "ones new_ones": lambda size, dtype=None, self=None: jnp.ones(size, _kind(dtype, self)),
+        "zeros_like empty_like": lambda self, dtype=None: jnp.zeros(self.shape, _kind(dtype, self)),
+        "ones_like": lambda self, dtype=None: jnp.ones(self.shape, _kind(dtype, self)),
+        "full_like": lambda self, fill_value, dtype=None: jnp.full(self.shape, fill_value, _kind(dtype, self)),
+        "scalar_tensor": lambda s, dtype=None: jnp.asarray(s, dtype_of(dtype)),
+        "eye": lambda n, m=None, dtype=None: jnp.eye(n, m, dtype=_kind(dtype, None)),
+    }
+)

@@ -1,7 +1,7 @@
 """The table of operators, how their arguments are laid out, and images whose channels come last."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,12 @@ def operator(*targets: str, lay: str = "plain", view: bool = False) -> Callable[
     return enter
 
 
+def operators(table: Mapping[str, Callable[..., Any]], lay: str = "plain", view: bool = False) -> None:
+    """Enter functions by their names in ``aten``, several with blanks between them."""
+    for names, function in table.items():
+        operator(*(f"aten.{name}" for name in names.split()), lay=lay, view=view)(function)
+
+
 def find(target: str) -> Operator | None:
     """The operator of this name; ``None`` where fedax has none."""
     return _TABLE.get(target) or _TABLE.get(target.rpartition(".")[0])
@@ -89,19 +95,12 @@ def available() -> list[str]:
     return sorted(_TABLE)
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Image:
     """An array that is [b, c, h, w] to PyTorch and is kept as [b, h, w, c], which fedax's convolutions take."""
 
     array: Any
-
-    def tree_flatten(self) -> tuple[tuple[Any], None]:
-        return (self.array,), None
-
-    @classmethod
-    def tree_unflatten(cls, _: None, children: Sequence[Any]) -> "Image":
-        return cls(*children)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -122,16 +121,13 @@ class Kernel:
 
     array: Any
 
-    def plain(self) -> Any:
-        return self.array.transpose(3, 2, 0, 1)
-
 
 def plain(value: Any) -> Any:
     """The array as PyTorch has it, of an image or in a tuple too."""
     if isinstance(value, Image):
         return jnp.moveaxis(value.array, 3, 1)
     if isinstance(value, Kernel):
-        return value.plain()
+        return value.array.transpose(3, 2, 0, 1)
     return tuple(map(plain, value)) if type(value) is tuple else value
 
 
@@ -181,21 +177,3 @@ def pair(value: Any) -> tuple[int, int]:
     numbers = tuple(value) if isinstance(value, tuple) else (value,)
     first, second = numbers * 2 if len(numbers) == 1 else numbers
     return first, second
-
-
-def unary(function: Callable[..., Any], *targets: str) -> None:
-    """Enter a function of one array, entry by entry."""
-
-    def apply(self: Any) -> Any:
-        return function(self)
-
-    operator(*targets, lay="alike")(apply)
-
-
-def binary(function: Callable[..., Any], *targets: str) -> None:
-    """Enter a function of two arrays or numbers, entry by entry."""
-
-    def apply(self: Any, other: Any) -> Any:
-        return function(self, other)
-
-    operator(*targets, lay="alike")(apply)
