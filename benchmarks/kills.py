@@ -108,7 +108,7 @@ def case(method: str, which: int, rounds: int, kills: int, scratch: pathlib.Path
     whole = time.monotonic() - begun
     ended = {signal.SIGKILL: 0, signal.SIGTERM: 0}
     runs = bad = 0
-    while sum(ended.values()) < kills:
+    while sum(ended.values()) < kills and bad < kills:
         folder, runs = scratch / str(runs), runs + 1
         while True:
             process = started(method, which, rounds, folder)

@@ -6,6 +6,7 @@ adds results; ``python docs/study.py --check`` looks for broken rules, in docs/s
 """
 
 import argparse
+import functools
 import json
 import math
 import pathlib
@@ -42,10 +43,7 @@ def load(name: str) -> Study:
 
 def written() -> dict[pathlib.Path, str]:
     """Every page with generated blocks, as it should be."""
-    known: dict[str, Study] = {}
-
-    def study(name: str) -> Study:
-        return known.setdefault(name, load(name))
+    study = functools.cache(load)
 
     def block_of(match: re.Match[str]) -> str:
         begin, name, part, end = match.groups()

@@ -37,11 +37,14 @@ jax.config.update("jax_num_cpu_devices", 4)  # for the tests of meshes; small ru
 jax.config.update("jax_traceback_in_locations_limit", 0)  # source locations of operations are not needed
 
 
+# Tracing and collecting tests make so many objects that the garbage collector took a twentieth of the time.
+gc.set_threshold(50_000, 10, 10)
+
+
 def pytest_collection_finish() -> None:
-    """Run the garbage collector less often: tracing makes so many objects that it took a twentieth of the time."""
+    """What is there stays: the garbage collector need not look at it again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 10, 10)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
+@functools.lru_cache(maxsize=256)  # to look at a signature takes as long as to make the object
+def _defaults(make: Callable[..., Any]) -> Mapping[str, Any]:
+    return {name: field.default for name, field in inspect.signature(make).parameters.items()}
+
+
 class Component(NamedTuple):
     """A named component.
 
@@ -35,8 +40,8 @@ class Component(NamedTuple):
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments that a user may set: name -> default, or ``inspect.Parameter.empty`` if required."""
-        parameters = {name: field.default for name, field in inspect.signature(self.make).parameters.items()}
-        return {name: self.defaults.get(name, value) for name, value in parameters.items() if name not in self.fixed}
+        defaults = _defaults(self.make)
+        return {name: self.defaults.get(name, value) for name, value in defaults.items() if name not in self.fixed}
 
     def bind(self, given: Mapping[str, Any], *first: Any, section: str | None = None) -> tuple[Any, dict[str, Any]]:
         """Make the object from a table of arguments.

@@ -51,10 +51,15 @@ def program(structure):
     return jax.jit(run)
 
 
+# As a run has them: compiled whole. One program for all numbers of a compressor.
+encode = jax.jit(lambda how, key, upload: how.encode(key, upload, how.init(upload)))
+encode_more = jax.jit(lambda how, key, upload, memory: how.encode(key, upload, memory))
+decode = jax.jit(lambda message: message.decode())
+
+
 def over_the_wire(how, message):
     """The message that is read out of the bytes of one."""
-    parts = how.unpack(how.pack(message.parts, message.form), message.form)
-    return fedax.Message(jax.tree.map(jnp.asarray, parts), how, message.form)
+    return fedax.Message(how.unpack(how.pack(message.parts, message.form), message.form), how, message.form)
 
 
 def drawn(how, upload, draws=2000, seed=0):
@@ -112,7 +117,7 @@ def test_a_message_goes_over_a_real_wire(how):
     """A message has ⌈bits/8⌉ bytes and is decoded to the same bits; another length is refused."""
     upload = tree_of(np.random.default_rng(1))
     upload["b"][0] = -0.0
-    message, _ = jax.jit(lambda key: how.encode(key, upload, how.init(upload)))(jax.random.key(7))
+    message, _ = encode(how, jax.random.key(7), upload)
     file = how.pack(message.parts, message.form)
     assert file.dtype == np.uint8 and file.shape == (-(-message.bits // 8),) == (
         -(-how.bits(ArrayForm.of(upload)) // 8),
@@ -120,7 +125,7 @@ def test_a_message_goes_over_a_real_wire(how):
     again = over_the_wire(how, message)
     same = lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes()  # noqa: E731
     assert jax.tree.all(jax.tree.map(same, again.parts, message.parts))
-    assert jax.tree.all(jax.tree.map(same, again.decode(), message.decode()))
+    assert jax.tree.all(jax.tree.map(same, decode(again), decode(message)))
     for bad in (
         file[:-1],
         np.append(file, np.uint8(0)),
@@ -164,8 +169,8 @@ def test_any_bytes_are_a_message_or_refused():
                 parts = how.unpack(file, form)
             except ValueError:
                 continue
-            again = fedax.Message(jax.tree.map(jnp.asarray, parts), how, form)
-            assert again.decode().shape == (5, 4) and how.pack(parts, form).tolist() == file.tolist()
+            again = decode(fedax.Message(parts, how, form))
+            assert again.shape == (5, 4) and how.pack(parts, form).tolist() == file.tolist()
 
 
 @each
@@ -176,9 +181,9 @@ def test_numbers_that_are_not_finite_leave_their_mark(how, bad):
     for name, at in (("w", (5, 6)), ("b", 0), ("k", (0, 1, 2, 1))):
         given = jax.tree.map(np.copy, upload)
         given[name][at] = bad
-        message, memory = how.encode(jax.random.key(1), given, how.init(given))
-        assert not np.isfinite(flat(message.decode())).all()
-        assert not np.isfinite(flat(over_the_wire(how, message).decode())).all()
+        message, memory = encode(how, jax.random.key(1), given)
+        assert not np.isfinite(flat(decode(message))).all()
+        assert not np.isfinite(flat(decode(over_the_wire(how, message)))).all()
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(memory))
 
 
@@ -190,7 +195,7 @@ def test_large_numbers_have_a_norm():
 def test_values_against_numpy():
     """A transcription of each; of random ones with the draws that are known."""
     x = np.array([0.5, -3.0, 2.0, 0.0, -2.0, 7.0], np.float32)
-    read = lambda how: np.asarray(how.encode(jax.random.key(5), x, how.init(x))[0].decode())  # noqa: E731
+    read = lambda how: np.asarray(decode(encode(how, jax.random.key(5), x)[0]))  # noqa: E731
     assert read(fedax.TopK(0.5)).tolist() == [0, -3, 2, 0, 0, 7]  # of −2 and 2 the first
     size = np.abs(x).mean()
     np.testing.assert_allclose(read(fedax.Sign()), np.where(x < 0, -size, size), 1e-6)
@@ -204,8 +209,8 @@ def test_values_against_numpy():
     matrix = np.random.default_rng(0).normal(size=(9, 8)).astype(np.float32)
     q = np.asarray(jax.random.normal(jax.random.fold_in(jax.random.key(5), 0), (8, 2)))
     p = np.linalg.qr(matrix @ q)[0]
-    message, _ = fedax.PowerSGD(2).encode(jax.random.key(5), matrix)
-    np.testing.assert_allclose(message.decode(), p @ p.T @ matrix, atol=1e-5)
+    message, _ = encode(fedax.PowerSGD(2), jax.random.key(5), matrix)
+    np.testing.assert_allclose(decode(message), p @ p.T @ matrix, atol=1e-5)
 
 
 def test_what_is_no_smaller_in_parts_goes_whole():
@@ -243,10 +248,10 @@ def test_feedback_against_a_loop():
         memory, e = how.init(np.zeros(10, np.float32)), np.zeros(10)
         for step in range(8):
             x, key = random.normal(size=10).astype(np.float32), jax.random.key(step)
-            message, memory = how.encode(key, x, memory)
-            c = np.asarray(of.encode(key, (x + e).astype(np.float32))[0].decode()) * scale
+            message, memory = encode_more(how, key, x, memory)
+            c = np.asarray(decode(encode(of, key, (x + e).astype(np.float32))[0])) * scale
             e = x + e - c
-            np.testing.assert_allclose(message.decode(), c, atol=1e-5)
+            np.testing.assert_allclose(decode(message), c, atol=1e-5)
             np.testing.assert_allclose(memory[0], e, atol=1e-5)
 
 
@@ -268,8 +273,8 @@ def test_numbers_of_a_compressor_are_traced():
 def test_sixteen_and_mixed_types():
     upload = {"a": jnp.arange(6, dtype=jnp.bfloat16), "b": jnp.ones((3, 4), jnp.float16), "c": jnp.ones(2)}
     for how in ALL[::3]:
-        message, _ = how.encode(jax.random.key(0), upload, how.init(upload))
-        read = message.decode()
+        message, _ = encode(how, jax.random.key(0), upload)
+        read = decode(message)
         assert jax.tree.map(lambda leaf: leaf.dtype, read) == jax.tree.map(lambda leaf: leaf.dtype, upload)
         assert len(how.pack(message.parts, message.form)) == -(-message.bits // 8)
     half = jnp.linspace(-1, 1, 9, dtype=jnp.bfloat16)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import fedax
+from fedax._start import collect_rarely
 from fedax.engine import processes
 from tests.engine.problem import DATA, MEASURED, UNEQUAL, federation, flat
 
@@ -55,6 +56,7 @@ def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
+    collect_rarely()
     process, number, port = (int(word) for word in sys.argv[1:4])
     if number > 1:
         processes.connect(f"localhost:{port}", number, process)

@@ -29,7 +29,7 @@ RNG = np.random.default_rng(0)
 
 
 def normal(*shape):
-    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
+    return jnp.asarray(RNG.normal(size=shape).astype(np.float32))
 
 
 def reference(x, w, stride=1, padding="SAME"):
@@ -40,7 +40,25 @@ def close(a, b, tolerance=1e-5):
     """Equal up to rounding, relative to the largest entry of each array."""
     for left, right in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         assert left.shape == right.shape
-        np.testing.assert_allclose(left, right, rtol=0, atol=tolerance * float(jnp.abs(right).max()))
+        np.testing.assert_allclose(left, right, rtol=0, atol=tolerance * float(np.abs(right).max()))
+
+
+def pulled(layers, g, *inputs):
+    """Of each layer the value and the gradients, with g behind it; all from one program."""
+
+    @jax.jit
+    def run(g, *inputs):
+        results = []
+        for layer in layers:
+            out, pull = jax.vjp(layer, *inputs)
+            results.append((out, pull(g)))
+        return results
+
+    return run(g, *inputs)
+
+
+def shape_of(function, *inputs):
+    return jax.eval_shape(function, *inputs).shape
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID", ((1, 2), (0, 1))])
@@ -48,13 +66,9 @@ def close(a, b, tolerance=1e-5):
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (3, 2), (5, 5)])
 def test_convolution_and_its_gradients_are_those_of_xla(kernel, stride, padding):
     x, w = normal(2, 8, 7, 3), normal(*kernel, 3, 4)  # an even and an odd side: with stride 2 some rows stay unread
-    g = normal(*reference(x, w, stride, padding).shape)
-
-    def run(conv):
-        out, pull = jax.vjp(lambda x, w: conv(x, w, stride, padding), x, w)
-        return out, pull(g)
-
-    close(jax.jit(lambda: run(conv2d))(), run(reference))
+    both = [functools.partial(conv, stride=stride, padding=padding) for conv in (conv2d, reference)]
+    g = normal(*shape_of(both[1], x, w))
+    close(*pulled(both, g, x, w))
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
@@ -63,13 +77,9 @@ def test_convolution_by_tiles_and_its_gradients(examples, h, w, i, o, padding):
     # Even and odd sides; blocks of all examples, of one and of some.
     x, weights = normal(examples, h, w, i), normal(3, 3, i, o)
     assert _tiles_are_faster(x, weights)
-    g = normal(*reference(x, weights, padding=padding).shape)
-
-    def run(conv):
-        out, pull = jax.vjp(lambda x, weights: conv(x, weights, padding=padding), x, weights)
-        return out, pull(g)
-
-    close(jax.jit(lambda: run(conv2d))(), run(reference))
+    both = [functools.partial(conv, padding=padding) for conv in (conv2d, reference)]
+    g = normal(*shape_of(both[1], x, weights))
+    close(*pulled(both, g, x, weights))
 
 
 @pytest.mark.parametrize(
@@ -92,11 +102,7 @@ def test_convolution_and_pooling_are_what_they_are_one_after_the_other(x, weight
         x, weights, offset = inputs
         return max_pool(jax.nn.relu(reference(x, weights) + offset[None, None, None]))
 
-    def run(layer):
-        out, pull = jax.vjp(layer, x, weights, offset)
-        return out, pull(g)
-
-    close(jax.jit(lambda: run(conv_and_pool))(), run(one_after_the_other))
+    close(*pulled([conv_and_pool, one_after_the_other], g, x, weights, offset))
 
 
 def net(conv, weights, x):
@@ -120,13 +126,15 @@ def test_local_steps_of_clients_with_their_own_weights(size, filters):
         return lax.scan(step, weights, x)[0]
 
     gradient = jax.jit(jax.grad(functools.partial(net, reference)))
-    expected = []
+    examples, expected = np.asarray(x), []
     for i in range(clients):
-        own = [w[i] for w in weights]
+        own = [np.asarray(w)[i] for w in weights]
         for k in range(steps):
-            own = jax.tree.map(lambda w, g: w - 0.01 * g, own, gradient(own, x[k, i]))
+            own = [
+                w - np.float32(0.01) * np.asarray(g) for w, g in zip(own, gradient(own, examples[k, i]), strict=True)
+            ]
         expected.append(own)
-    close(vectorised(weights, x), jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected))
+    close(vectorised(weights, x), [np.stack(leaves) for leaves in zip(*expected, strict=True)])
 
 
 @pytest.mark.parametrize(("size", "filters"), [(3, 2), (5, 2), (3, 32)])
@@ -134,19 +142,27 @@ def test_hessian_vector_products_by_either_mode(size, filters):
     weights, x = [0.6 / size / i**0.5 * normal(size, size, i, filters) for i in (1, filters)], normal(4, 6, 6, 1)
     direction = jax.tree.map(lambda w: normal(*w.shape), weights)
 
-    def forward_over_reverse(conv):
+    def forward_over_reverse(conv, weights, x, direction):
         return jax.jvp(jax.grad(functools.partial(net, conv, x=x)), (weights,), (direction,))[1]
 
-    def reverse_over_reverse(conv):
+    def reverse_over_reverse(conv, weights, x, direction):
         def slope(weights):
             gradient = jax.grad(functools.partial(net, conv, x=x))(weights)
             return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, gradient, direction)))
 
         return jax.grad(slope)(weights)
 
-    expected = jax.jit(lambda: forward_over_reverse(reference))()
-    close(jax.jit(lambda: forward_over_reverse(conv2d))(), expected)
-    close(jax.jit(lambda: reverse_over_reverse(conv2d))(), expected)
+    @jax.jit
+    def products(*at):
+        return (
+            forward_over_reverse(reference, *at),
+            forward_over_reverse(conv2d, *at),
+            reverse_over_reverse(conv2d, *at),
+        )
+
+    expected, forward, reverse = products(weights, x, direction)
+    close(forward, expected)
+    close(reverse, expected)
 
 
 def test_convolution_takes_the_wider_dtype_and_only_known_paddings():
@@ -164,18 +180,17 @@ def test_max_pool_is_the_window_maximum(size):
     def windows(x):
         return lax.reduce_window(x, -jnp.inf, lax.max, window, window, "VALID")
 
-    out, pull = jax.vjp(functools.partial(max_pool, size=size), x)
-    expected, pull_expected = jax.vjp(windows, x)
-    close(out, expected)
-    close(pull(expected), pull_expected(expected))
+    close(*pulled([functools.partial(max_pool, size=size), windows], jax.jit(windows)(x), x))
 
 
 def test_group_norm_normalises_each_group_of_each_example():
     x, scale, offset = 3 + 2 * normal(4, 3, 5, 6), normal(6), normal(6)
     parts = np.asarray(x).reshape(4, 15, 3, 2)
     parts = (parts - parts.mean((1, 3), keepdims=True)) / np.sqrt(parts.var((1, 3), keepdims=True) + 1e-5)
-    close(group_norm(x, scale, offset, groups=3), parts.reshape(x.shape) * np.asarray(scale) + np.asarray(offset))
-    constant = group_norm(x * 0 + jnp.arange(2.0)[None, None, None, [0, 1] * 3], scale, offset, groups=3, eps=0.75)
+    norm = jax.jit(group_norm, static_argnames=["groups", "eps"])
+    close(norm(x, scale, offset, groups=3), parts.reshape(x.shape) * np.asarray(scale) + np.asarray(offset))
+    constant = np.broadcast_to(np.float32([0, 1] * 3), x.shape)  # in each group
+    constant = norm(constant, scale, offset, groups=3, eps=0.75)
     close(constant, (np.array([-0.5, 0.5] * 3) * np.asarray(scale) + np.asarray(offset)) * np.ones(x.shape))
 
 
@@ -194,7 +209,7 @@ def test_lstm_step_by_step():
         c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
         h = sigmoid(o) * np.tanh(c)
         expected.append(h)
-    close(lstm(x, params), np.stack(expected, axis=1))
+    close(jax.jit(lstm)(x, params), np.stack(expected, axis=1))
 
 
 @pytest.mark.parametrize("layer", ["dense", "lstm", "3x3", "5x5", "tiles"])
@@ -235,7 +250,9 @@ def test_dense_and_its_derivatives_in_every_mode(shape):
     def plain(x, weights, offset):
         return jnp.einsum("...i,io->...o", x, weights) + offset.reshape((1,) * len(leading) + (-1,))
 
-    def derivatives(layer):
+    def derivatives(layer, at, direction, g):
+        x, weights, offset = at
+
         def loss(*at):
             return jnp.einsum("...o,o->...", jnp.tanh(layer(*at)), g).mean()
 
@@ -244,10 +261,14 @@ def test_dense_and_its_derivatives_in_every_mode(shape):
         only_weights = jax.jvp(lambda w: layer(x, w, offset), (weights,), (direction[1],))
         return jax.jvp(layer, at, direction), only_weights, slope(*at), jax.jvp(slope, at, direction)[1], curved(*at)
 
-    close(jax.jit(lambda: derivatives(dense))(), derivatives(plain))
-    each = jax.vmap(jax.grad(lambda w, x: (dense(x, w, offset) ** 2).sum()))
-    several = normal(5, 12, outputs), normal(5, *leading, 12)  # clients with weights of their own
-    close(each(*several), jax.vmap(jax.grad(lambda w, x: (plain(x, w, offset) ** 2).sum()))(*several))
+    close(*jax.jit(lambda *given: [derivatives(layer, *given) for layer in (dense, plain)])(at, direction, g))
+
+    @jax.jit
+    def of_clients(offset, *several):
+        return [jax.vmap(jax.grad(lambda w, x, layer=layer: (layer(x, w, offset) ** 2).sum()))(*several)
+                for layer in (dense, plain)]  # fmt: skip
+
+    close(*of_clients(offset, normal(5, 12, outputs), normal(5, *leading, 12)))  # with weights of their own
 
 
 def test_dropout_keeps_the_mean_and_is_off_without_a_key():

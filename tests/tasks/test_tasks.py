@@ -19,6 +19,16 @@ def fresh(task, seed=0):
     return jax.jit(task.init)(jax.random.key(seed))
 
 
+def losses_of(task, params, batch):
+    """The examples' losses; compiled as a whole."""
+    return jax.jit(task.loss)(params, batch, None)
+
+
+def loss_and_jacobian(task, params, batch):
+    """The examples' losses, and their gradients."""
+    return jax.jit(lambda *at: (task.loss(*at), jax.jacobian(task.loss)(*at)))(params, batch, None)
+
+
 def batch_of(shape, classes, n=5):
     return {"x": RNG.normal(size=(n, *shape)).astype(np.float32), "y": RNG.integers(0, classes, n).astype(np.int32)}
 
@@ -26,11 +36,11 @@ def batch_of(shape, classes, n=5):
 def test_quadratic_is_minimal_at_the_solution_of_its_equations():
     root, e = RNG.normal(size=(2, 3, 3)), RNG.normal(size=(2, 3))
     H = root @ root.swapaxes(1, 2) + np.eye(3)
-    task, x = tasks.quadratic(3), jnp.asarray(RNG.normal(size=3), jnp.float32)
+    task, x = tasks.quadratic(3), np.float32(RNG.normal(size=3))
     batch = {"H": H.astype(np.float32), "e": e.astype(np.float32)}
     task.check(batch)
-    np.testing.assert_allclose(task.loss(x, batch, None), [0.5 * x @ H[i] @ x - e[i] @ x for i in range(2)], rtol=1e-5)
-    gradient = jax.jacobian(task.loss)(x, batch, None)
+    losses, gradient = loss_and_jacobian(task, x, batch)
+    np.testing.assert_allclose(losses, [0.5 * x @ H[i] @ x - e[i] @ x for i in range(2)], rtol=1e-5)
     np.testing.assert_allclose(gradient, [H[i] @ x - e[i] for i in range(2)], rtol=1e-4)
     assert task.init(None).tolist() == [0, 0, 0]
 
@@ -44,9 +54,9 @@ def test_linear_regression(bias):
     params = {"w": w} | ({"b": b} if bias else {})
     assert jax.tree.map(np.shape, task.init(None)) == jax.tree.map(np.shape, params)
     errors = batch["x"] @ w + b - batch["y"]
-    np.testing.assert_allclose(task.loss(params, batch, None), errors**2, rtol=1e-4)
-    gradient = jax.grad(lambda p: task.loss(p, batch, None).sum())(params)
-    np.testing.assert_allclose(gradient["w"], 2 * errors @ batch["x"], rtol=1e-4)
+    losses, gradient = loss_and_jacobian(task, params, batch)
+    np.testing.assert_allclose(losses, errors**2, rtol=1e-4)
+    np.testing.assert_allclose(gradient["w"].sum(0), 2 * errors @ batch["x"], rtol=1e-4)
 
 
 def test_logistic_regression():
@@ -55,11 +65,11 @@ def test_logistic_regression():
     task.check(batch)
     w = RNG.normal(size=3).astype(np.float32)
     margins = batch["y"] * (batch["x"] @ w)
-    np.testing.assert_allclose(task.loss({"w": w}, batch, None), np.log1p(np.exp(-margins)) + 0.05 * w @ w, rtol=1e-5)
+    losses, gradient = loss_and_jacobian(task, {"w": w}, batch)
+    np.testing.assert_allclose(losses, np.log1p(np.exp(-margins)) + 0.05 * w @ w, rtol=1e-5)
     assert task.metrics["accuracy"]({"w": w}, batch).tolist() == (margins > 0).tolist()
-    gradient = jax.jacobian(task.loss)({"w": w}, batch, None)["w"]
     expected = -(batch["y"] / (1 + np.exp(margins)))[:, None] * batch["x"] + 0.1 * w
-    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(gradient["w"], expected, rtol=1e-4, atol=1e-6)
     far = {"x": np.array([[1e4, 0, 0], [-1e4, 0, 0]], np.float32), "y": np.ones(2, np.float32)}
     assert tasks.logistic_regression(3).loss({"w": np.float32([1, 0, 0])}, far, None).tolist() == [0, 1e4]
 
@@ -69,13 +79,13 @@ def test_softmax_regression_scales_pixels_by_channel_and_flattens_images():
     task = tasks.softmax_regression(12, 4, l2=l2, mean=mean, std=std)
     batch = {"x": RNG.integers(0, 256, (5, 2, 2, 3)).astype(np.uint8), "y": np.array([0, 1, 2, 3, 3])}
     task.check(batch)
-    params = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), jnp.float32), task.init(None))
+    params = jax.tree.map(lambda leaf: jnp.asarray(np.float32(RNG.normal(size=leaf.shape))), task.init(None))
     values = jax.tree.map(np.asarray, params)
     x = ((batch["x"] / 255 - np.array(mean)) / np.array(std)).reshape(5, 12)
     logits = x @ values["w"] + values["b"]
     ridge = l2 / 2 * ((values["w"] ** 2).sum() + (values["b"] ** 2).sum())
     np.testing.assert_allclose(
-        task.loss(params, batch, None), -log_softmax(logits)[np.arange(5), batch["y"]] + ridge, rtol=1e-5
+        losses_of(task, params, batch), -log_softmax(logits)[np.arange(5), batch["y"]] + ridge, rtol=1e-5
     )
     assert task.metrics["accuracy"](params, batch).tolist() == (logits.argmax(1) == batch["y"]).tolist()
     assert not any(leaf.any() for leaf in jax.tree.leaves(task.init(None)))
@@ -91,7 +101,7 @@ def test_mlp_is_products_and_relus():
     logits = x @ head["w"] + head["b"]
     ridge = 0.05 * sum((leaf**2).sum() for leaf in jax.tree.leaves((hidden, head)))
     np.testing.assert_allclose(
-        task.loss(params, batch, None), -log_softmax(logits)[np.arange(5), batch["y"]] + ridge, rtol=1e-5
+        losses_of(task, params, batch), -log_softmax(logits)[np.arange(5), batch["y"]] + ridge, rtol=1e-5
     )
 
 
@@ -115,7 +125,8 @@ def test_a_fresh_cnn_is_unsure():
     losses = {}
     for init in ("lecun", "he"):
         task = tasks.cnn((16, 16, 3), 10, filters=32, init=init)
-        losses[init] = np.mean([task.loss(fresh(task, seed), batch, None).mean() for seed in range(3)])
+        loss = jax.jit(lambda key, task=task: task.loss(task.init(key), batch, None).mean())
+        losses[init] = np.mean([loss(jax.random.key(seed)) for seed in range(3)])
     assert losses["lecun"] == pytest.approx(np.log(10), abs=0.3) and losses["he"] > np.log(10) + 0.6
 
 
@@ -138,7 +149,7 @@ def test_an_example_s_loss_is_its_own(name):
     loss = jax.jit(lambda params, batch: task.loss(params, batch, None))
     classes = 7 if name == "char_lstm" else 5
     assert np.abs(loss(params, batch) - np.log(classes)).max() < 3  # a fresh model is not too sure of itself
-    params = jax.tree.map(lambda leaf: jnp.where(leaf == 0, 0.3, leaf), params)  # no part is switched off
+    params = jax.tree.map(lambda leaf: np.where(leaf == 0, np.float32(0.3), leaf), params)  # no part is switched off
     together = loss(params, batch)
     assert together.shape == batch["x"].shape[:1]
     assert np.ptp(together) > 0

@@ -246,7 +246,8 @@ def without_curvature(participation, method, batch_size, seeds, data=WIDE):
         ).points[0]
         for seed in range(seeds)
     ]
-    l1, l2 = (np.array([np.linalg.norm(accumulation_vector(method.solver, t), k) for t in TAU]) for k in (1, 2))
+    vectors = [accumulation_vector(method.solver, t) for t in TAU]
+    l1, l2 = (np.array([np.linalg.norm(a, k) for a in vectors]) for k in (1, 2))
     x = [data.client(i)["x"] for i in range(4)]
     steady = -0.5 * l1[:, None] * np.stack([rows.mean(0) for rows in x])
     noise = (0.5 * l2) ** 2 * np.array([rows.var(0).sum() / (batch_size or np.inf) for rows in x])

@@ -365,6 +365,9 @@ def test_what_cannot_be_is_refused(make, message):
 
 # ---- averages
 
+# As a run has them: compiled whole.
+averaged = jax.jit(lambda how, uploads, weights: how.average(uploads, weights))
+
 
 UPLOADS = np.random.default_rng(0).normal(size=(9, 4, 2))
 EQUAL = np.full(9, 0.2)  # which need not have the sum 1
@@ -373,22 +376,22 @@ UNEQUAL_WEIGHTS = np.array([3, 1, 2, 1, 1, 2, 1, 1, 2]) / 14
 
 def test_medians_are_those_of_others():
     median = fedax.CoordinateMedian()
-    np.testing.assert_allclose(median.average(UPLOADS, EQUAL), np.median(UPLOADS, axis=0), 1e-6)
-    np.testing.assert_allclose(median.average(UPLOADS[:8], EQUAL[:8]), np.median(UPLOADS[:8], axis=0), 1e-6)
+    np.testing.assert_allclose(averaged(median, UPLOADS, EQUAL), np.median(UPLOADS, axis=0), 1e-6)
+    np.testing.assert_allclose(averaged(median, UPLOADS[:8], EQUAL[:8]), np.median(UPLOADS[:8], axis=0), 1e-6)
     copies = np.repeat(UPLOADS, np.rint(14 * UNEQUAL_WEIGHTS).astype(int), axis=0)
-    np.testing.assert_allclose(median.average(UPLOADS, UNEQUAL_WEIGHTS), np.median(copies, axis=0), 1e-6)
+    np.testing.assert_allclose(averaged(median, UPLOADS, UNEQUAL_WEIGHTS), np.median(copies, axis=0), 1e-6)
     absent = np.concatenate([np.full((2, 4, 2), 99.0), UPLOADS]), np.append([0, 0], EQUAL)
-    np.testing.assert_allclose(median.average(*absent), np.median(UPLOADS, axis=0), 1e-6)
+    np.testing.assert_allclose(averaged(median, *absent), np.median(UPLOADS, axis=0), 1e-6)
 
 
 def test_trimmed_means_are_those_of_others():
     ninth = fedax.TrimmedMean(2 / 9)
-    np.testing.assert_allclose(ninth.average(UPLOADS, EQUAL), scipy.stats.trim_mean(UPLOADS, 2.1 / 9, axis=0), 1e-5)
+    np.testing.assert_allclose(averaged(ninth, UPLOADS, EQUAL), scipy.stats.trim_mean(UPLOADS, 2.1 / 9, axis=0), 1e-5)
     copies = np.repeat(UPLOADS, np.rint(14 * UNEQUAL_WEIGHTS).astype(int), axis=0)
-    average = fedax.TrimmedMean(3 / 14).average(UPLOADS, UNEQUAL_WEIGHTS)
+    average = averaged(fedax.TrimmedMean(3 / 14), UPLOADS, UNEQUAL_WEIGHTS)
     np.testing.assert_allclose(average, scipy.stats.trim_mean(copies, 3.1 / 14, axis=0), 1e-5)
     spoilt = np.where(np.arange(9)[:, None, None] < 2, [[[np.nan, np.inf]]], UPLOADS)
-    assert np.isfinite(ninth.average(spoilt, EQUAL)).all()
+    assert np.isfinite(averaged(ninth, spoilt, EQUAL)).all()
 
 
 def test_the_geometric_median_is_where_the_distances_are_least():
@@ -396,7 +399,7 @@ def test_the_geometric_median_is_where_the_distances_are_least():
         return np.sum(UNEQUAL_WEIGHTS * np.linalg.norm(UPLOADS.reshape(9, 8) - z, axis=1))
 
     tree = {"a": UPLOADS[:, :, 0], "b": UPLOADS[:, :, 1]}  # together one vector
-    average = fedax.GeometricMedian(steps=200).average(tree, jnp.asarray(UNEQUAL_WEIGHTS))
+    average = averaged(fedax.GeometricMedian(steps=200), tree, UNEQUAL_WEIGHTS)
     best = scipy.optimize.minimize(distances, np.zeros(8), method="BFGS", tol=1e-10).x.reshape(4, 2)
     np.testing.assert_allclose(np.stack([average["a"], average["b"]], axis=-1), best, atol=1e-4)
 
@@ -406,7 +409,7 @@ def test_the_geometric_median_is_where_the_distances_are_least():
 def test_a_minority_does_not_move_them_far(aggregate, bad):
     lies = UPLOADS.copy()
     lies[[1, 4, 6]] = bad
-    values = np.asarray(aggregate.average(lies, EQUAL))
+    values = np.asarray(averaged(aggregate, lies, EQUAL))
     honest = np.delete(UPLOADS, [1, 4, 6], axis=0)
     assert (values >= honest.min(axis=0)).all()
     assert (values <= honest.max(axis=0)).all()
@@ -438,7 +441,7 @@ def test_the_weights_keep_their_sum():
     assert abs(weights.sum() - 1) > 0.05
     updates = -LR * np.array([gradient(i, X0) for i in ids])
     clipped = updates * np.minimum(1, 0.02 / np.linalg.norm(updates, axis=1))[:, None]
-    point = fedax.GeometricMedian(steps=100).average(updates, jnp.asarray(weights))
+    point = averaged(fedax.GeometricMedian(steps=100), updates, weights)
     options = {"rounds": 1, "work": fedax.Steps(1), "batch_size": None, "participation": fedax.Uniform(3)}
     result = run(aggregate=fedax.ClippedMean(0.02), **options)
     np.testing.assert_allclose(flat(result.params), X0 + weights @ clipped, 1e-5)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fedax._start import collect_rarely
 from fedax.cli import console, data, deploy, exits, lookup, read, train
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 
 def main() -> None:
     """The entry point of the command."""
+    collect_rarely()
     from fedax.errors import UNSEEN
 
     warnings.formatwarning = lambda message, *_: f"warning: {message}".translate(UNSEEN).replace("\n", " ") + "\n"

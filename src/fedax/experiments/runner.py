@@ -53,6 +53,8 @@ from fedax.experiments.runs import (
     write_json,
 )
 from fedax.progress import show_progress
+from fedax.federation.work import Work
+from fedax.programs import compiled
 from fedax.registry import within
 from fedax.tracking import Tracker
 
@@ -556,10 +558,14 @@ def _client_facts(experiments: Sequence[Experiment]) -> dict[str, Any]:
 
 def _drawn_steps(experiment: Experiment) -> np.ndarray:
     """[draws, N] local steps of each client, drawn for some rounds."""
-    ids, sizes = jnp.arange(experiment.data.num_clients), jnp.asarray(experiment.data.sizes, jnp.int32)
     batch_size = experiment.config["run"].get("batch_size")
-    draw = jax.jit(lambda key: experiment.work.draw(key, ids, sizes, batch_size))
-    return np.stack([draw(jax.random.key(k)) for k in range(_DRAWS)])
+    return np.asarray(_draw_steps(experiment.work, np.asarray(experiment.data.sizes, np.int32), batch_size))
+
+
+@compiled(static=["batch_size"])
+def _draw_steps(work: Work, sizes: Any, batch_size: int | None) -> jax.Array:
+    ids = jnp.arange(sizes.shape[0])
+    return jax.lax.map(lambda k: work.draw(jax.random.key(k), ids, sizes, batch_size), jnp.arange(_DRAWS))
 
 
 def _method_summary(m: summary.Method, problem: summary.ProblemResults, compiled: float) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.runtime.run_clientapp import push_message
 
+from fedax._start import collect_rarely
 from fedax.errors import FedaxError
 from fedax.flower import client_app
 from fedax.flower.app import app_hash, own_hash
@@ -191,6 +192,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--arguments", default="{}")
     parser.add_argument("--trusted", action="append", default=[])
     given = parser.parse_args(arguments)
+    collect_rarely()
     end_with_parent()
     module, _, name = given.factory.partition(":")
     try:

@@ -209,7 +209,8 @@ class Bench:
     def _hessian(self, x: Vector, v: np.ndarray, weights: Any, start: Any, end: Any) -> np.ndarray:
         flat, unravel = ravel_pytree(x.tree)
         direction = unravel(jnp.asarray(v, flat.dtype))
-        image = _hessian_vector(self.task, x, direction, self._examples, weights, start, end, block=self._block)
+        rows = np.int64(start), np.int64(end)  # of one type: one program for a client and for all of them
+        image = _hessian_vector(self.task, x, direction, self._examples, weights, *rows, block=self._block)
         return np.asarray(image, np.float64)
 
     def _product(self, x: Vector) -> Callable[[np.ndarray], np.ndarray]:

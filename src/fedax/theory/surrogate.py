@@ -19,6 +19,7 @@ from fedax.data.federated import FederatedData
 from fedax.errors import ConfigError
 from fedax.federation.participation import Dropout, Full, Participation, Trace, Uniform, UniformNormalized
 from fedax.federation.work import Work
+from fedax.programs import compiled
 from fedax.theory.advice import CORRECTED, View
 from fedax.theory.measure import Rounds, accumulation_vectors
 from fedax.theory.nova import UpdateRule, chi_square, update_rule
@@ -83,10 +84,15 @@ def _linear(solver: Solver) -> bool:
 
 def drawn_steps(work: Work, data: FederatedData, batch_size: int | None, seed: int) -> np.ndarray:
     """[draws, N] local steps; a single draw if the work is not random."""
-    ids, sizes, key = jnp.arange(data.num_clients), jnp.asarray(data.sizes, jnp.int32), jax.random.key(seed)
-    draw = jax.jit(lambda k: work.draw(jax.random.fold_in(key, k), ids, sizes, batch_size))
-    drawn = np.stack([draw(k) for k in range(DRAWS)])
+    drawn = np.asarray(_draw_steps(work, np.asarray(data.sizes, np.int32), jax.random.key(seed), batch_size))
     return drawn[:1] if (drawn == drawn[0]).all() else drawn
+
+
+@compiled(static=["batch_size"])
+def _draw_steps(work: Work, sizes: Any, key: Any, batch_size: int | None) -> jax.Array:
+    """[draws, N] the local steps of all clients in some rounds."""
+    ids = jnp.arange(sizes.shape[0])
+    return jax.lax.map(lambda k: work.draw(jax.random.fold_in(key, k), ids, sizes, batch_size), jnp.arange(DRAWS))
 
 
 def draw_cohorts(participation: Participation, p: np.ndarray, number: int, key: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -95,10 +101,16 @@ def draw_cohorts(participation: Participation, p: np.ndarray, number: int, key: 
     table = participation.available if isinstance(participation, Dropout) else None
     rounds = len(table) if table is not None else len(design.cohorts) if isinstance(design, Trace) else 1
     number = max(number, rounds) // rounds * rounds
-    known, bound = jnp.asarray(p, float), participation.bind(p)
-    draw = jax.jit(lambda at: jax.lax.map(lambda at: bound.draw(at[0], known, at[1])[:2], at))
-    ids, weights = draw((jax.random.split(key, number), jnp.arange(number) % rounds))
+    ids, weights = _draw_cohorts(participation.bind(p), np.asarray(p, float), key, number, rounds)
     return np.asarray(ids), np.asarray(weights, np.float64)
+
+
+@compiled(static=["number", "rounds"])
+def _draw_cohorts(participation: Participation, p: Any, key: Any, number: int, rounds: int) -> tuple[Any, Any]:
+    """Ids and weights [number, S] of cohorts, of rounds 0, 1, … in turn."""
+    draw = lambda at: participation.draw(at[0], p, at[1])[:2]  # noqa: E731
+    ids, weights = jax.lax.map(draw, (jax.random.split(key, number), jnp.arange(number) % rounds))
+    return ids, weights
 
 
 def expected_weights(participation: Participation, p: np.ndarray) -> np.ndarray:
