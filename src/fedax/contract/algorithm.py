@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedax.contract import hyper
 from fedax.contract.settings import Settings
+from fedax.contract.staleness import Staleness
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
@@ -83,6 +84,26 @@ class Traits(NamedTuple):
             raise ConfigError("work", "unequal local steps", way_out)
 
 
+class Pace(NamedTuple):
+    """What a method asks of :class:`fedax.Async`.
+
+    Attributes:
+        needed: whether the method is defined for a server that does not wait only.
+        buffer: K where it is defined for one alone, else ``None``.
+        staleness: how much late answers count where the run does not say; ``None``: all the same.
+        most: the largest staleness that counts; answers with a greater one are thrown away; ``None``: all count.
+
+    Example:
+        >>> Pace(buffer=1).buffer
+        1
+    """
+
+    needed: bool = False
+    buffer: int | None = None
+    staleness: Staleness | None = None
+    most: int | None = None
+
+
 class Round(NamedTuple):
     """What a server knows about the round whose uploads it aggregates.
 
@@ -99,6 +120,7 @@ class Round(NamedTuple):
         data_weights: [S] p_i (0 on padding, and for a client that a guard leaves out).
         total: Σ ω_i (1 where all ω are 0); divide by it where a convex combination is needed (models, second
             moments).
+        staleness: [S] how many steps the server has taken since each client began; 0 where the server waits for all.
 
     Example:
         >>> def server(self, server, mean, round):  # a method's: steps along the mean gradient, fewer in later rounds
@@ -114,6 +136,7 @@ class Round(NamedTuple):
     present: Array
     data_weights: Array
     total: Number
+    staleness: Array = 0
 
     @property
     def heard(self) -> Number:
@@ -226,6 +249,10 @@ class Algorithm(Settings):
         """For which rounds the method is defined, and where it ends."""
         return Traits(type(self).__name__)
 
+    def pace(self) -> Pace:
+        """What is asked of a server that does not wait, see :class:`Pace`."""
+        return Pace()
+
     def validate(self) -> None:
         """Raise :class:`fedax.errors.ConfigError` for hyper-parameters that cannot be used; called before a run.
 
@@ -266,6 +293,9 @@ class Layer(Algorithm):
 
     def traits(self) -> Traits:
         return self.inner.traits()
+
+    def pace(self) -> Pace:
+        return self.inner.pace()
 
     def validate(self) -> None:
         self.inner.validate()

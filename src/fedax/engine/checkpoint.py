@@ -48,7 +48,12 @@ _BLOCK = 2**16  # bytes that are hashed at a time
 BLANK = "0" * 64  # stands for the digest while a file is hashed
 _DIGEST = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')  # in a header; quotation marks within texts are escaped there
 _KINDS = {"f": "F", "i": "I", "u": "U"}
-_TENSORS = {"server": "server", "exclusions": "losses", "memory": "memory"}  # part of the state -> its name in files
+_TENSORS = {
+    "server": "server",
+    "exclusions": "losses",
+    "box": "box",
+    "memory": "memory",
+}  # part of the state -> its name in files
 _ALL_DAMAGED = -2  # in the place of a round: there are checkpoints, and all of them are damaged
 _RESTORE = "restore it, or give another folder"
 _START_AGAIN = "remove what is there to begin anew, or give another folder"
@@ -240,7 +245,7 @@ class Keeper:
             parts = {name: self._state(paths[0], file, _TENSORS[name], getattr(state, name)) for name in dense}
         memory = parts["memory"] if self._lanes else self._memory(state.memory, paths)
         self._time, self._round = time.monotonic(), index
-        return Snapshot(State(parts["server"], memory, parts["exclusions"]), index, runs)
+        return Snapshot(State(parts["server"], memory, parts["exclusions"], parts["box"]), index, runs)
 
     def find_over(self) -> list[SavedRun] | None:
         """The runs, if all were over and the newest checkpoint has no state to continue from.

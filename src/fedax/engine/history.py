@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
 from fedax.columns import COSTS, TRAFFIC, describe, measures, show
@@ -274,14 +275,14 @@ class Costs:
 
     def add(self, tally: Tally, rounds: int, warmup: bool) -> None:
         """Add the tally of some rounds; ``rounds``: how many they were."""
-        clients, local_steps, gradients = tally
+        clients, local_steps, gradients, uploads = tally
         self.clients += clients
         self.local_steps += local_steps
         self.gradients += gradients
         for exchange in self.warmup if warmup else self.round:
             answered = rounds if exchange.one else clients
             self.bytes_down += answered * exchange.down
-            self.bytes_up += answered * exchange.up
+            self.bytes_up += (answered if uploads == () else uploads) * exchange.up
 
     def take(self, row: dict[str, Unknown]) -> None:
         """Restore the costs from a :meth:`row`."""
@@ -295,6 +296,6 @@ class Costs:
 
 def count(histories: Sequence[History], tally: Tally, rounds: int, warmup: bool = False) -> None:
     """Add the tally of some rounds to the costs of runs side by side; leaves of ``tally``: one number, or one a run."""
-    columns = [np.asarray(leaf).ravel().tolist() for leaf in tally]
+    columns = [np.asarray(leaf).ravel().tolist() for leaf in jax.tree.leaves(tally)]
     for history, counts in zip(histories, zip(*columns, strict=True), strict=True):
         history.costs.add(Tally(*counts), rounds, warmup)

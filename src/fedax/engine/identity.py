@@ -51,6 +51,7 @@ def identity(
     x: Vector,
     params: Tree,
     round_program: str,
+    more: Mapping[str, Unknown],
 ) -> dict[str, str]:
     """Name -> text of everything that defines a run.
 
@@ -62,6 +63,7 @@ def identity(
         plan: what is fixed before compilation.
         x: the initial model.
         round_program: :func:`digest` of a round.
+        more: name -> further settings of the run.
     """
     texts = {
         "data": f"{census.num_clients} clients, {int(census.sizes.sum())} examples",
@@ -86,6 +88,7 @@ def identity(
             files += [] if file is None else [file]
     texts |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
     texts |= settings_of(hyper)
+    texts |= {key: text for name, part in more.items() for key, text in _texts(name, part).items()}
     return texts | _task_programs(task.trained, x.tree, census.examples(2)) | {f"{_PROGRAM}a round": round_program}
 
 

@@ -39,6 +39,7 @@ from fedax.engine.memory import where
 from fedax.engine.options import Options
 from fedax.engine.places.device import first_state
 from fedax.engine.plan import Plan, is_small, make_plan
+from fedax.engine.timetable import Pacing, pacing, participation_of
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.numbers import check_count
@@ -94,6 +95,7 @@ class Job(NamedTuple):
         origin: what the model of the run belongs to.
         seed: as of :func:`fedax.simulate`.
         ledger: what the run spends of privacy; ``None``: uploads are not private.
+        pacing: how it is paced; ``None``: the server waits for all clients of a round.
         spent: whether ``rounds`` are all that the budget of privacy allows, and more were asked for.
     """
 
@@ -122,6 +124,7 @@ class Job(NamedTuple):
     origin: Origin
     ledger: "Ledger | None" = None
     spent: bool = False
+    pacing: Pacing | None = None
 
     def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them."""
@@ -192,6 +195,8 @@ def make_job(
     census = data if isinstance(data, Census) else None if not isinstance(data, FederatedData) else Census.of(data)
     check_parts(algorithm, task, census or data, given)
     assert census is not None and given.work is not None and given.participation is not None and given.place is not None
+    if given.pace is not None:
+        given = dataclasses.replace(given, participation=participation_of(given, census))
     compression = Compression.of(given.compress)
     here = data if isinstance(data, FederatedData) else None
     form = _once(shared, ("form", id(task)), task.form)
@@ -213,6 +218,8 @@ def make_job(
     lossy = dataclasses.replace(wire, lossy=here is None and algorithm.traits().cohorts == "any")
     plan = make_plan(census, task, x, given.work, batch_size, given.participation, lossy, given.place)
     plan = dataclasses.replace(plan, mesh=None) if here is None else plan
+    if given.pace is not None:
+        plan = dataclasses.replace(plan, full=False, missing="clients that answer when they are done")
     algorithm.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
     stream = here is not None and streamed(given.place.stream, here, own, plan.devices)
     fed = _once(
@@ -232,15 +239,20 @@ def make_job(
     hyper = Hyper(algorithm, given.work, given.participation.bind(census.weights), wire)
     traced = _traced(hyper, up, given, census, fed._replace(examples=census.examples(2)), key, x, plan, stops)
     row = jax.eval_shape(first_state, traced.method, x)[1]
+    paced = pacing(given, algorithm, row)
     memory = "nodes"
     if here is not None:
         on_device = not stream and processes.count() == 1
         memory = where(
             given.place.client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=on_device
         )
+    if paced is not None and (memory != "device" or stream):
+        way_out = "asynchronous rounds need client memory and examples on the device, and one process"
+        raise ConfigError("pace", given.pace, way_out)
     asked = Hyper(traced.compressed, given.work, given.participation, wire)
+    more = {} if paced is None else {"pace": paced.pace}
     settings = functools.cache(
-        lambda: identity(asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program())
+        lambda: identity(asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), more)
     )
     rounds, stops = traced.rounds, traced.stops
     if processes.count() > 1:
@@ -274,6 +286,7 @@ def make_job(
         origin=Origin(whole.entire, census.example, _labels(census, here), census.transform),
         ledger=traced.ledger,
         spent=rounds < int(given.rounds),
+        pacing=paced,
     )
 
 

@@ -7,6 +7,7 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Compressor
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
+from fedax.engine.asynchronous import Asynchronous
 from fedax.engine.checkpoint import Checkpoints, Keeper
 from fedax.engine.devices import Place
 from fedax.engine.drive import Program, drive
@@ -20,6 +21,7 @@ from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan
 from fedax.engine.private import of_public
 from fedax.errors import ConfigError, complete
+from fedax.federation.pace import Async
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
 from fedax.programs import compiled
@@ -50,6 +52,7 @@ def simulate(
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
     place: Place | None = None,
+    pace: Async | None = None,
     until: Callable[[dict[str, Unknown]], bool] | None = None,
     guard: Guard | bool | None = None,
     aggregate: Aggregator | None = None,
@@ -85,6 +88,8 @@ def simulate(
         params: initial model; default ``task.init``.
         place: where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their
             memory and their examples are.
+        pace: ``fedax.Async(…)``, a server that does not wait for all clients of a round; it needs a ``clock``, and has
+            who starts in the place of ``participation``. A round is then a step of the server.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
         guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
             count, as the papers have it, and a run whose model is no longer finite has diverged.
@@ -135,6 +140,7 @@ def simulate(
         evaluate_every=evaluate_every,
         params=params,
         place=place,
+        pace=pace,
         until=until,
         guard=guard,
         aggregate=aggregate,
@@ -194,6 +200,8 @@ def conduct(
 
 def program(job: Job) -> Program:
     """The program of one job."""
+    if job.pacing is not None:
+        return Asynchronous(job)
     return Hosted(job) if job.hosted else Alone(job)
 
 

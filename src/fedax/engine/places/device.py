@@ -184,7 +184,7 @@ def form_of(tree: Tree) -> Tree:
 
 def nothing() -> Tally:
     """A tally of no work."""
-    return Tally(*(jnp.zeros((), jnp.int32) for _ in Tally._fields))
+    return Tally(*(jnp.zeros((), jnp.int32) for _ in range(3)))
 
 
 def settle(state: State, plan: Plan) -> State:
@@ -197,7 +197,7 @@ def settle(state: State, plan: Plan) -> State:
     everywhere = NamedSharding(plan.mesh, P())
     by_client = NamedSharding(plan.mesh, P(*plan.mesh.axis_names))
     memory_sharding = by_client if plan.full and plan.num_clients % plan.devices == 0 else everywhere
-    shardings = State(everywhere, memory_sharding, everywhere)
+    shardings = State(everywhere, memory_sharding, everywhere, everywhere)
     place = lambda tree, sharding: jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: sharding, tree))  # noqa: E731
     return State(*map(place, state, shardings))
 

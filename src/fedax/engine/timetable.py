@@ -1,0 +1,238 @@
+"""The timetable of an asynchronous run: its schedule as arrays, group by group; and which runs can have one."""
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.contract.algorithm import Algorithm, Pace
+from fedax.contract.staleness import Staleness
+from fedax.contract.types import Array, Tree, Unknown
+from fedax.engine.layers import Forms
+from fedax.engine.loop import draw_steps, stage_key
+from fedax.engine.options import Options
+from fedax.engine.plan import Plan
+from fedax.errors import ConfigError
+from fedax.federation.census import Census
+from fedax.federation.pace import Async, Schedule, Starts
+from fedax.federation.participation import Full, Participation, Uniform
+from fedax.federation.work import Work
+
+_LONG = 200  # answers of each client, on average, by which weights are corrected
+
+
+class Group(NamedTuple):
+    """A group of starts and the step after it, as arrays; of several groups with a further axis in front.
+
+    Attributes:
+        number: the group's, from which its random numbers are.
+        version: of the model that its clients begin with.
+        ids, steps, slots: [K] its clients, their local steps, and where in the box their uploads go; N, 0 and a number
+            beyond the box at an empty place.
+        step: whether a step of the server follows.
+        heard, heard_steps, heard_slots, weights, staleness: [K] of the answers that the step takes; N at an empty place.
+    """
+
+    number: Array
+    version: Array
+    ids: Array
+    steps: Array
+    slots: Array
+    step: Array
+    heard: Array
+    heard_steps: Array
+    heard_slots: Array
+    weights: Array
+    staleness: Array
+
+
+class Timetable:
+    """A job's schedule as arrays, group by group.
+
+    Args:
+        pace: of the run.
+        schedule: its event queue.
+        steps: ``steps(client, group)``: the local steps of a client that starts in a group.
+        data_weights: [N] p_i.
+        staleness: how much late answers count; ``None``: all the same.
+    """
+
+    def __init__(
+        self,
+        pace: Async,
+        schedule: Schedule,
+        steps: Callable[[int, int], int],
+        data_weights: np.ndarray,
+        staleness: Staleness | None,
+    ):
+        self.pace, self.schedule, self._steps = pace, schedule, steps
+        self.slots = pace.concurrency + pace.buffer - 1
+        self._weight = (lambda late: np.ones(len(late))) if staleness is None else staleness.weight
+        self._p = np.asarray(data_weights, float)
+        self._clients = self._p * len(self._p) / pace.buffer
+        self._free = list(range(self.slots))
+        self._at: dict[int, tuple[int, int]] = {}  # work under way -> its slot, its local steps
+        self._groups: list[Group] = []
+        self._first = [0]  # the first group of each version
+
+    def correct(self, steps: int) -> None:
+        """Weights by which all clients count by p_i over the first so many steps."""
+        self.schedule.until(steps)
+        counted = np.zeros(len(self._p))
+        for step in range(steps):
+            clients = [self.schedule.clients[number] for number in self.schedule.steps[step]]
+            np.add.at(counted, clients, self._weight(self.schedule.staleness(step)))
+        if missing := np.flatnonzero((counted == 0) & (self._p > 0)).tolist():
+            way_out = f"in {steps} steps clients {missing[:5]} are never heard, and no weight makes up for that"
+            raise ConfigError("pace.weights", self.pace.weights, way_out)
+        share = np.where(counted > 0, counted, 1) / (steps * self.pace.buffer)
+        self._clients = self._p / share / self.pace.buffer
+
+    def until(self, version: int) -> None:
+        """Go on to so many steps."""
+        self.schedule.until(version)
+        for starts in self.schedule.starts[len(self._groups) :]:
+            if starts.version >= version:
+                break
+            self._groups.append(self._group(len(self._groups), starts))
+            if starts.heard:
+                self._first.append(len(self._groups))
+
+    def _group(self, number: int, starts: Starts) -> Group:
+        schedule, width, n = self.schedule, self.pace.buffer, len(self._p)
+        begun = [(schedule.clients[job], self._steps(schedule.clients[job], number), job) for job in starts.jobs]
+        begun.sort(key=lambda each: -each[1])  # a chunk of neighbours waits little for its slowest client
+        for _, steps, job in begun:
+            self._at[job] = heapq.heappop(self._free), steps
+        slots = [self._at[job][0] for _, _, job in begun]
+        heard = [schedule.clients[job] for job in starts.heard]
+        late = starts.version - np.array([schedule.versions[job] for job in starts.heard], int)
+        there = [self._at.pop(job) for job in starts.heard]
+        for slot, _ in there:
+            heapq.heappush(self._free, slot)
+        if starts.heard and schedule.dropped:
+            for job in [job for job in self._at if job in schedule.dropped]:
+                heapq.heappush(self._free, self._at.pop(job)[0])
+        fill = lambda values, value, dtype: np.array([*values, *[value] * (width - len(values))], dtype)  # noqa: E731
+        return Group(
+            number=np.int32(number),
+            version=np.int32(starts.version),
+            ids=fill([client for client, _, _ in begun], n, np.int32),
+            steps=fill([steps for _, steps, _ in begun], 0, np.int32),
+            slots=fill(slots, self.slots, np.int32),
+            step=np.bool_(bool(starts.heard)),
+            heard=fill(heard, n, np.int32),
+            heard_steps=fill([steps for _, steps in there], 0, np.int32),
+            heard_slots=fill([slot for slot, _ in there], 0, np.int32),
+            weights=fill((self._clients[heard] * self._weight(late)).tolist() if heard else [], 0.0, np.float64),
+            staleness=fill(late.tolist(), 0, np.int32),
+        )
+
+    def groups(self, start: int, stop: int) -> list[Group]:
+        """The groups with the starts from versions start … stop − 1."""
+        self.until(stop)
+        return self._groups[self._first[start] : self._first[stop]]
+
+
+class Pacing(NamedTuple):
+    """How a run is paced: what was given, with what its method asks for."""
+
+    pace: Async
+    clock: Unknown
+    staleness: Staleness | None
+
+    def timetable(
+        self, work: Work, key: Array, census: Census, plan: Plan, forms: Forms, seed: int, rounds: int
+    ) -> Timetable:
+        """The timetable of a run with this seed."""
+        (form,) = forms[1]
+        clock, steps = self.clock.bind(census, seed), _steps(work, key, census, plan)
+
+        def duration(number: int, client: int, group: int) -> float:
+            return float(clock.durations(number, client, steps(client, group), form.down, form.up))
+
+        schedule = Schedule(self.pace, census.num_clients, duration, clock.server, seed, clock.on)
+        table = Timetable(self.pace, schedule, steps, census.weights, self.staleness)
+        if self.pace.weights == "corrected":
+            table.correct(max(rounds, math.ceil(_LONG * census.num_clients / self.pace.buffer)))
+        return table
+
+
+def _steps(work: Work, key: Array, census: Census, plan: Plan) -> Callable[[int, int], int]:
+    """``steps(client, group)``: the local steps of a client that starts in a group."""
+    if plan.steps is not None:
+        return lambda client, group: plan.steps  # type: ignore[return-value]
+    each = work.always(census.sizes, plan.batch_size)
+    if each is not None:
+        taken = [int(number) for number in each]
+        return lambda client, group: taken[client]
+    draw = jax.jit(
+        lambda key, group, ids, sizes: draw_steps(work, stage_key(key, group, "exchanges"), ids, sizes, plan.batch_size)
+    )
+    sizes = census.sizes.astype(np.int32)
+    return lambda client, group: int(draw(key, group, jnp.array([client]), sizes[[client]])[0])
+
+
+def participation_of(options: Options, census: Census) -> Participation:
+    """In whose place the pace has who starts: a cohort of K."""
+    assert options.pace is not None
+    if not isinstance(options.participation, Full | None):
+        way_out = "with pace=… clients start as the pace says, pace.start: leave it out"
+        raise ConfigError("participation", options.participation, way_out)
+    if options.clock is None:
+        way_out = "give clock=fedax.Clock(step=…), the clients' speeds: they decide who answers when"
+        raise ConfigError("clock", None, f"with pace=… {way_out}")
+    for name in ("privacy", "secure"):
+        if (given := getattr(options, name)) is not None:
+            why = "its guarantee is for cohorts that are drawn at random" if name == "privacy" else "it sums a cohort"
+            raise ConfigError(name, given, f"{why}, and with pace=… who is heard follows from the clients' speeds")
+    options.pace.validate(census.num_clients)
+    size = options.pace.buffer
+    return Full() if size == census.num_clients else Uniform(size)
+
+
+def pacing(options: Options, method: Algorithm, memory: Tree) -> Pacing | None:
+    """How a run is paced; ``None``: the server waits for all clients of a round.
+
+    Args:
+        options: of the run.
+        method: with its hyper-parameters.
+        memory: what a client keeps.
+
+    Raises:
+        ConfigError: the method cannot be run like this.
+    """
+    asked: Pace = method.pace()
+    given, name = options.pace, type(method).__name__
+    if given is None:
+        if asked.needed:
+            way_out = f"{name} is for a server that does not wait: give pace=fedax.Async(…) and clock=fedax.Clock(…)"
+            raise ConfigError("pace", None, way_out)
+        return None
+    exchanges = method.exchanges()
+    why = None
+    if method.warmup():
+        why = "begins with all clients"
+    elif len(exchanges) > 1:
+        why = "has several exchanges a round, and the later ones need all answers to the earlier ones"
+    elif exchanges[0].who != "cohort" or exchanges[0].server is None:
+        why = "has a client that works alone"
+    if why is not None:
+        raise ConfigError("pace", given, f"{name} {why}; take a method whose server takes one mean of uploads")
+    if asked.buffer not in (None, given.buffer):
+        raise ConfigError("pace.buffer", given.buffer, f"{name} is defined for a buffer of {asked.buffer}")
+    if asked.most is not None and given.max_staleness is None:
+        given = given.with_most(asked.most)
+    if jax.tree.leaves(memory):
+        keeps = f"a client of {name} keeps something between its answers"
+        if given.start == "uniform":
+            raise ConfigError("pace.start", given.start, f"{keeps}, and may be under way once only: give 'idle'")
+        if given.max_staleness is not None:
+            raise ConfigError(
+                "pace.max_staleness", given.max_staleness, f"{keeps}, so that no answer may be thrown away"
+            )
+    return Pacing(given, options.clock, asked.staleness if given.staleness is None else given.staleness)
