@@ -58,6 +58,7 @@ from .errors import (
     TrackingWarning,
 )
 from .experiments.comparison import Comparison, compare, load
+from .federation.clock import Clock, Exponential, HalfNormal, Lognormal, UniformBetween
 from .federation.participation import (
     Cyclic,
     Dropout,
@@ -105,6 +106,7 @@ __all__ = [
     "CheckpointError",
     "Checkpoints",
     "ClippedMean",
+    "Clock",
     "Comparison",
     "Compressor",
     "ConfigError",
@@ -119,6 +121,7 @@ __all__ = [
     "Epochs",
     "ErrorFeedback",
     "Exchange",
+    "Exponential",
     "Faults",
     "FedAvg",
     "FedNovaVR",
@@ -129,9 +132,11 @@ __all__ = [
     "GeometricMedian",
     "GeometricSteps",
     "Guard",
+    "HalfNormal",
     "Identity",
     "L1Ball",
     "L2Ball",
+    "Lognormal",
     "Message",
     "Model",
     "Momentum",
@@ -177,6 +182,7 @@ __all__ = [
     "TrimmedMean",
     "Unconstrained",
     "Uniform",
+    "UniformBetween",
     "UniformNormalized",
     "Vector",
     "Weighted",
