@@ -35,6 +35,7 @@ from .contract.regularizers import (
     Unconstrained,
 )
 from .contract.schedule import FromFunction, Piecewise, PowerDecay, Schedule, stepwise
+from .contract.staleness import HingeStaleness, PolynomialStaleness, Staleness
 from .contract.vector import Vector, zeros_like
 from .data.federated import FederatedData
 from .engine.by_client import evaluate
@@ -59,6 +60,7 @@ from .errors import (
 )
 from .experiments.comparison import Comparison, compare, load
 from .federation.clock import Clock, Exponential, HalfNormal, Lognormal, UniformBetween
+from .federation.pace import Async
 from .federation.participation import (
     Cyclic,
     Dropout,
@@ -99,6 +101,7 @@ __all__ = [
     "AdaptiveClip",
     "Aggregator",
     "Algorithm",
+    "Async",
     "BadClientWarning",
     "Box",
     "Cast",
@@ -133,6 +136,7 @@ __all__ = [
     "GeometricSteps",
     "Guard",
     "HalfNormal",
+    "HingeStaleness",
     "Identity",
     "L1Ball",
     "L2Ball",
@@ -153,6 +157,7 @@ __all__ = [
     "Place",
     "Plain",
     "Poisson",
+    "PolynomialStaleness",
     "PowerDecay",
     "PowerSGD",
     "ProcessError",
@@ -171,6 +176,7 @@ __all__ = [
     "Simplex",
     "SlowMo",
     "Solver",
+    "Staleness",
     "Steps",
     "Sweep",
     "Systematic",

@@ -3,6 +3,16 @@
 from typing import Any
 
 from fedax.algorithms.accelerated import FedMaSS, NesterovFedAvg
+from fedax.algorithms.asynchronous import (
+    ACE,
+    AREA,
+    CA2FL,
+    FADAS,
+    DelayedNesterov,
+    FedAsync,
+    FedBuff,
+    Ringmaster,
+)
 from fedax.algorithms.compressed_scaffnew import CompressedScaffnew
 from fedax.algorithms.dasha import DASHA
 from fedax.algorithms.diana import DIANA
@@ -41,11 +51,15 @@ from fedax.numbers import check_number
 from fedax.registry import Registry
 
 __all__ = [
+    "ACE",
+    "AREA",
     "BVRLSGD",
+    "CA2FL",
     "CELSGD",
     "DASHA",
     "DIANA",
     "EF21",
+    "FADAS",
     "LED",
     "MARINA",
     "METHODS",
@@ -58,9 +72,12 @@ __all__ = [
     "BaseMomentum",
     "BaseSGD",
     "CompressedScaffnew",
+    "DelayedNesterov",
+    "FedAsync",
     "FedAvg",
     "FedAvgWithMomentum",
     "FedAvgWithMomentumVR",
+    "FedBuff",
     "FedDA",
     "FedDADistributed",
     "FedDualAvg",
@@ -83,6 +100,7 @@ __all__ = [
     "Optax",
     "OptaxServer",
     "Plain",
+    "Ringmaster",
     "Scaffnew",
     "Scaffold",
     "ScaffoldWithMomentum",
@@ -337,6 +355,14 @@ METHODS.add(
     fixed={"distributed": True},
 )
 METHODS.add("feddualavg", FedDualAvg, "dual averaging: keeps the zeros and the constraints of a regulariser")
+METHODS.add("fedasync", FedAsync, "asynchronous: the server's model is mixed with each client's")
+METHODS.add("fedbuff", FedBuff, "asynchronous: FedAvg's updates, some at a time, late ones for less")
+METHODS.add("ca2fl", CA2FL, "asynchronous: clients that are not heard count by their last updates, client memory")
+METHODS.add("ace", ACE, "asynchronous: no local steps, the mean of all clients' last gradients, client memory")
+METHODS.add("area", AREA, "asynchronous: the model is the mean of all clients' last models, client memory")
+METHODS.add("fadas", FADAS, "asynchronous: AMSGrad at the server, with shorter steps where answers are late")
+METHODS.add("ringmaster", Ringmaster, "asynchronous: no local steps, gradients that are too late are thrown away")
+METHODS.add("delayed-nesterov", DelayedNesterov, "asynchronous: Nesterov's momentum that moves at every N-th step")
 METHODS.add("local-adapt", LocalAdapt, "Adam at the clients, begun anew each round, and Adam at the server")
 METHODS.add("local-amsgrad", LocalAMSGrad, "Adam at the clients with one second moment shared by all, client memory")
 

@@ -85,23 +85,19 @@ class Traits(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """What a method asks of :class:`fedax.Async`.
+    """What a method asks of :class:`fedax.Async`, where the run does not say otherwise.
 
     Attributes:
-        needed: whether the method is defined for a server that does not wait only.
-        buffer: K where it is defined for one alone, else ``None``.
-        staleness: how much late answers count where the run does not say; ``None``: all the same.
-        most: the largest staleness that counts; answers with a greater one are thrown away; ``None``: all count.
+        staleness: how much late answers count; ``None``: all the same.
+        max_staleness: answers with a greater staleness are thrown away; ``None``: none are.
 
     Example:
-        >>> Pace(buffer=1).buffer
-        1
+        >>> Pace(max_staleness=7).staleness is None
+        True
     """
 
-    needed: bool = False
-    buffer: int | None = None
     staleness: Staleness | None = None
-    most: int | None = None
+    max_staleness: int | None = None
 
 
 class Round(NamedTuple):
@@ -250,7 +246,7 @@ class Algorithm(Settings):
         return Traits(type(self).__name__)
 
     def pace(self) -> Pace:
-        """What is asked of a server that does not wait, see :class:`Pace`."""
+        """What the method asks of a server that does not wait."""
         return Pace()
 
     def validate(self) -> None:

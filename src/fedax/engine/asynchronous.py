@@ -187,7 +187,7 @@ class Asynchronous(OneJob):
         if stop > start:
             arrived = self._times.schedule.arrived
             answers = arrived[stop - 1] - (arrived[start - 1] if start else 0)
-        return state, Tally(*counts.tolist(), uploads=answers)
+        return state, Tally(*counts.tolist())._replace(uploads=answers)
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         return measured(self.job, state.server, index)

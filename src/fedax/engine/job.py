@@ -194,9 +194,9 @@ def make_job(
     shared.setdefault("alive", []).append((task, data, given.val, given.test, given.params))
     census = data if isinstance(data, Census) else None if not isinstance(data, FederatedData) else Census.of(data)
     check_parts(algorithm, task, census or data, given)
-    assert census is not None and given.work is not None and given.participation is not None and given.place is not None
-    if given.pace is not None:
+    if given.pace is not None and census is not None:
         given = dataclasses.replace(given, participation=participation_of(given, census))
+    assert census is not None and given.work is not None and given.participation is not None and given.place is not None
     compression = Compression.of(given.compress)
     here = data if isinstance(data, FederatedData) else None
     form = _once(shared, ("form", id(task)), task.form)

@@ -11,6 +11,7 @@ from fedax.contract.compression import Compressor
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.devices import Place
 from fedax.errors import ConfigError, F, caller_level
+from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
@@ -41,6 +42,7 @@ class Options:
     evaluate_every: int | Sequence[int] | None = None
     params: Tree = None
     place: Place | None = None
+    clock: Clock | None = None
     pace: Async | None = None
     until: Callable[[dict[str, Unknown]], bool] | None = None
     guard: Guard | bool | None = None

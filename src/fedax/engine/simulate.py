@@ -21,6 +21,7 @@ from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan
 from fedax.engine.private import of_public
 from fedax.errors import ConfigError, complete
+from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
@@ -52,6 +53,7 @@ def simulate(
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
     place: Place | None = None,
+    clock: Clock | None = None,
     pace: Async | None = None,
     until: Callable[[dict[str, Unknown]], bool] | None = None,
     guard: Guard | bool | None = None,
@@ -140,6 +142,7 @@ def simulate(
         evaluate_every=evaluate_every,
         params=params,
         place=place,
+        clock=clock,
         pace=pace,
         until=until,
         guard=guard,

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,13 +11,14 @@ import numpy as np
 
 from fedax.contract.algorithm import Algorithm, Pace
 from fedax.contract.staleness import Staleness
-from fedax.contract.types import Array, Tree, Unknown
+from fedax.contract.types import Array, Tree
 from fedax.engine.layers import Forms
 from fedax.engine.loop import draw_steps, stage_key
 from fedax.engine.options import Options
 from fedax.engine.plan import Plan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
+from fedax.federation.clock import Clock
 from fedax.federation.pace import Async, Schedule, Starts
 from fedax.federation.participation import Full, Participation, Uniform
 from fedax.federation.work import Work
@@ -34,7 +35,8 @@ class Group(NamedTuple):
         ids, steps, slots: [K] its clients, their local steps, and where in the box their uploads go; N, 0 and a number
             beyond the box at an empty place.
         step: whether a step of the server follows.
-        heard, heard_steps, heard_slots, weights, staleness: [K] of the answers that the step takes; N at an empty place.
+        heard, heard_steps, heard_slots, weights, staleness: [K] of the answers that the step takes; N at an empty
+            place.
     """
 
     number: Array
@@ -117,7 +119,10 @@ class Timetable:
         if starts.heard and schedule.dropped:
             for job in [job for job in self._at if job in schedule.dropped]:
                 heapq.heappush(self._free, self._at.pop(job)[0])
-        fill = lambda values, value, dtype: np.array([*values, *[value] * (width - len(values))], dtype)  # noqa: E731
+
+        def fill(values: Sequence[float], value: float, dtype: type) -> np.ndarray:
+            return np.array([*values, *[value] * (width - len(values))], dtype)
+
         return Group(
             number=np.int32(number),
             version=np.int32(starts.version),
@@ -142,7 +147,7 @@ class Pacing(NamedTuple):
     """How a run is paced: what was given, with what its method asks for."""
 
     pace: Async
-    clock: Unknown
+    clock: Clock
     staleness: Staleness | None
 
     def timetable(
@@ -155,7 +160,10 @@ class Pacing(NamedTuple):
         def duration(number: int, client: int, group: int) -> float:
             return float(clock.durations(number, client, steps(client, group), form.down, form.up))
 
-        schedule = Schedule(self.pace, census.num_clients, duration, clock.server, seed, clock.on)
+        def begins(client: int, time: float) -> float:
+            return float(clock.on(client, time))
+
+        schedule = Schedule(self.pace, census.num_clients, duration, clock.server, seed, begins)
         table = Timetable(self.pace, schedule, steps, census.weights, self.staleness)
         if self.pace.weights == "corrected":
             table.correct(max(rounds, math.ceil(_LONG * census.num_clients / self.pace.buffer)))
@@ -206,13 +214,10 @@ def pacing(options: Options, method: Algorithm, memory: Tree) -> Pacing | None:
     Raises:
         ConfigError: the method cannot be run like this.
     """
-    asked: Pace = method.pace()
     given, name = options.pace, type(method).__name__
     if given is None:
-        if asked.needed:
-            way_out = f"{name} is for a server that does not wait: give pace=fedax.Async(…) and clock=fedax.Clock(…)"
-            raise ConfigError("pace", None, way_out)
         return None
+    asked: Pace = method.pace()
     exchanges = method.exchanges()
     why = None
     if method.warmup():
@@ -223,10 +228,8 @@ def pacing(options: Options, method: Algorithm, memory: Tree) -> Pacing | None:
         why = "has a client that works alone"
     if why is not None:
         raise ConfigError("pace", given, f"{name} {why}; take a method whose server takes one mean of uploads")
-    if asked.buffer not in (None, given.buffer):
-        raise ConfigError("pace.buffer", given.buffer, f"{name} is defined for a buffer of {asked.buffer}")
-    if asked.most is not None and given.max_staleness is None:
-        given = given.with_most(asked.most)
+    if given.max_staleness is None and asked.max_staleness is not None:
+        given = given.with_most(asked.max_staleness)
     if jax.tree.leaves(memory):
         keeps = f"a client of {name} keeps something between its answers"
         if given.start == "uniform":
@@ -235,4 +238,5 @@ def pacing(options: Options, method: Algorithm, memory: Tree) -> Pacing | None:
             raise ConfigError(
                 "pace.max_staleness", given.max_staleness, f"{keeps}, so that no answer may be thrown away"
             )
+    assert options.clock is not None  # see participation_of
     return Pacing(given, options.clock, asked.staleness if given.staleness is None else given.staleness)
