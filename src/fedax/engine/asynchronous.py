@@ -189,6 +189,9 @@ class Asynchronous(OneJob):
             answers = arrived[stop - 1] - (arrived[start - 1] if start else 0)
         return state, Tally(*counts.tolist())._replace(uploads=answers)
 
+    def pace(self, index: int) -> dict[str, Unknown]:
+        return self._times.late(index)
+
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         return measured(self.job, state.server, index)
 

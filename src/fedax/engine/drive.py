@@ -43,6 +43,9 @@ class Program(Protocol):
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
         """What the run of job ``which`` returns in the end: the state, and the model."""
 
+    def pace(self, index: int) -> dict[str, Unknown]:
+        """How late answers were in ``index`` rounds, by column; none where the server waits for all clients."""
+
     def traffic(self) -> dict[str, Unknown]:
         """The network traffic since the last call, by column; none in a simulation."""
 
@@ -237,7 +240,7 @@ class _RunsInProgress:
         for i in which:
             if self.lanes[i].public is not None:
                 figures[i] = private.limited_losses(figures[i], self._model(i))
-            row = self.lanes[i].history.add(self.index, figures[i], excluded[i])
+            row = self.lanes[i].history.add(self.index, figures[i], excluded[i], self.program.pace(self.index))
             if self.keeper is not None:
                 self.keeper.compare(i, row, functools.partial(self._model, i))
             self.watch(i, dict(row))

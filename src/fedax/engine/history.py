@@ -248,10 +248,12 @@ class History:
         self.costs = Costs(forms)
         self.costs.bytes_down += sent_once
 
-    def add(self, index: int, figures: dict[str, Unknown], exclusions: Tree) -> dict[str, Unknown]:
-        """Add the row after ``index`` rounds: the figures of the evaluation, exclusions and costs so far."""
+    def add(
+        self, index: int, figures: dict[str, Unknown], exclusions: Tree, pace: dict[str, Unknown]
+    ) -> dict[str, Unknown]:
+        """Add the row after ``index`` rounds: the figures of the evaluation, exclusions, pace and costs so far."""
         spent = {} if self._epsilon is None else {"epsilon": float(self._epsilon(index))}
-        self.rows.append({"round": index} | figures | spent | excluded(exclusions) | self.costs.row())
+        self.rows.append({"round": index} | figures | spent | excluded(exclusions) | pace | self.costs.row())
         return self.rows[-1]
 
     def take(self, rows: list[dict[str, Unknown]], costs: dict[str, Unknown]) -> None:

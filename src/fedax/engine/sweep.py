@@ -470,7 +470,7 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
     for members in groups.values():
         job = jobs[members[0]][0]
         alike = all(like(job, other) for other in jobs[members[0]][1:])
-        most = 1 if job.hosted or not alike else _width(job) if width is None else width
+        most = 1 if job.hosted or job.pacing is not None or not alike else _width(job) if width is None else width
         # Points first: they share a seed's minibatches.
         across = _even(len(members), most)
         along = _even(seeds, max(1, most // across))
@@ -527,7 +527,7 @@ def worth_lanes(job: Job, seeds: int) -> bool:
     There they do unless cohorts that are spread over the cores keep these busier: the cores that have one seed less
     wait, and were measured to lose less by that than cohorts lose by waiting for each other, at up to a third.
     """
-    if seeds < 2 or job.hosted or processes.count() > 1:
+    if seeds < 2 or job.hosted or job.pacing is not None or processes.count() > 1:
         return False
     if jax.default_backend() != "cpu":
         return _width(job) >= seeds
@@ -632,6 +632,10 @@ class Lanes:
         # On the host, where a part of an array is no program.
         model = jax.tree.map(lambda leaf: np.asarray(leaf)[at], models)
         return None, jax.tree.map(np.array, self.jobs[0][0].delivered(model))
+
+    def pace(self, index: int) -> dict[str, Unknown]:
+        """No answer is late where the server waits for all clients of a round."""
+        return {}
 
     def traffic(self) -> dict[str, Unknown]:
         return {}

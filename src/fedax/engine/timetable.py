@@ -11,7 +11,7 @@ import numpy as np
 
 from fedax.contract.algorithm import Algorithm, Pace
 from fedax.contract.staleness import Staleness
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Tree, Unknown
 from fedax.engine.layers import Forms
 from fedax.engine.loop import draw_steps, stage_key
 from fedax.engine.options import Options
@@ -80,6 +80,7 @@ class Timetable:
         self._at: dict[int, tuple[int, int]] = {}  # work under way -> its slot, its local steps
         self._groups: list[Group] = []
         self._first = [0]  # the first group of each version
+        self._late: list[tuple[int, int]] = []  # of the answers up to each step the sum of the staleness, the largest
 
     def correct(self, steps: int) -> None:
         """Weights by which all clients count by p_i over the first so many steps."""
@@ -104,6 +105,19 @@ class Timetable:
             if starts.heard:
                 self._first.append(len(self._groups))
 
+    def late(self, steps: int) -> dict[str, Unknown]:
+        """How late the answers of so many steps were, by column."""
+        self.until(steps)
+        if not steps:
+            return {"staleness": 0.0, "staleness_max": 0, "dropped": 0}
+        total, largest = self._late[steps - 1]
+        taken = steps * self.pace.buffer
+        return {
+            "staleness": total / taken,
+            "staleness_max": largest,
+            "dropped": self.schedule.arrived[steps - 1] - taken,
+        }
+
     def _group(self, number: int, starts: Starts) -> Group:
         schedule, width, n = self.schedule, self.pace.buffer, len(self._p)
         begun = [(schedule.clients[job], self._steps(schedule.clients[job], number), job) for job in starts.jobs]
@@ -113,6 +127,9 @@ class Timetable:
         slots = [self._at[job][0] for _, _, job in begun]
         heard = [schedule.clients[job] for job in starts.heard]
         late = starts.version - np.array([schedule.versions[job] for job in starts.heard], int)
+        if starts.heard:
+            total, largest = self._late[-1] if self._late else (0, 0)
+            self._late.append((total + int(late.sum()), max(largest, int(late.max()))))
         there = [self._at.pop(job) for job in starts.heard]
         for slot, _ in there:
             heapq.heappush(self._free, slot)
