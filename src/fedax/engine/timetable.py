@@ -72,7 +72,8 @@ class Timetable:
         staleness: Staleness | None,
     ):
         self.pace, self.schedule, self._steps = pace, schedule, steps
-        self.slots = pace.concurrency + pace.buffer - 1
+        # Those under way, and those that wait for a step; work that was thrown away is found with the next group.
+        self.slots = pace.concurrency + pace.buffer * (1 if pace.max_staleness is None else 2)
         self._weight = (lambda late: np.ones(len(late))) if staleness is None else staleness.weight
         self._p = np.asarray(data_weights, float)
         self._clients = self._p * len(self._p) / pace.buffer
@@ -120,6 +121,8 @@ class Timetable:
 
     def _group(self, number: int, starts: Starts) -> Group:
         schedule, width, n = self.schedule, self.pace.buffer, len(self._p)
+        for job in [job for job in self._at if schedule.dropped.get(job, number) < number] if schedule.dropped else []:
+            heapq.heappush(self._free, self._at.pop(job)[0])
         begun = [(schedule.clients[job], self._steps(schedule.clients[job], number), job) for job in starts.jobs]
         begun.sort(key=lambda each: -each[1])  # a chunk of neighbours waits little for its slowest client
         for _, steps, job in begun:
@@ -133,9 +136,6 @@ class Timetable:
         there = [self._at.pop(job) for job in starts.heard]
         for slot, _ in there:
             heapq.heappush(self._free, slot)
-        if starts.heard and schedule.dropped:
-            for job in [job for job in self._at if job in schedule.dropped]:
-                heapq.heappush(self._free, self._at.pop(job)[0])
 
         def fill(values: Sequence[float], value: float, dtype: type) -> np.ndarray:
             return np.array([*values, *[value] * (width - len(values))], dtype)

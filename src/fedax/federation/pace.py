@@ -147,7 +147,7 @@ class Schedule:
         self.versions: list[int] = []
         self.times: list[float] = []
         self.steps: list[tuple[int, ...]] = []  # the answers of each step
-        self.dropped: set[int] = set()  # work whose answer was thrown away
+        self.dropped: dict[int, int] = {}  # work whose answer was thrown away -> the group that was open then
         self.arrived: list[int] = []  # how many answers had come by each step, with those that were thrown away
         self.starts: list[Starts] = []
         self._together: list[int] = []  # the last group of starts, which may still grow
@@ -193,7 +193,7 @@ class Schedule:
         self._answers += 1
         most = self.pace.max_staleness
         if most is not None and self.version - self.versions[number] > most:
-            self.dropped.add(number)
+            self.dropped[number] = len(self.starts)
             return
         self._buffer.append(number)
         if len(self._buffer) < self.pace.buffer:
