@@ -18,6 +18,7 @@ from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
 from fedax.engine.loop import State, Tally
 from fedax.engine.patience import Patience
+from fedax.engine.timing import RoundTimes
 from fedax.errors import BadClientWarning, DivergedWarning, caller_level, unknown
 
 Watch = Callable[[int, dict[str, Unknown]], None]
@@ -77,6 +78,7 @@ class Lane:
 
     def __init__(self, job: Job):
         self.job, self.history = job, History(job.forms, job.sent_once, None if job.ledger is None else job.epsilon)
+        self.times = None if job.clock is None else RoundTimes(job)
         self.public = public_columns(job)  # of a private run
         self.until = job.until
         if isinstance(job.until, Patience):
@@ -85,6 +87,12 @@ class Lane:
             self.until = job.until.fresh(job.plan.task.metrics)
         self.status = "finished"
         self.result: tuple[State | None, Tree] | None = None  # the state and the model in the end
+
+    def clocked(self, start: int, stop: int) -> None:
+        """Count the time of rounds start … stop − 1; before round 0 that of the warm-up."""
+        if self.times is not None:
+            time = self.history.costs.time
+            self.history.costs.time = self.times.warmup() if time is None else self.times.after(time, start, stop)
 
     def judge(self, row: dict[str, Unknown]) -> bool:
         """Whether the run ends with its last row; ``status`` says how."""
@@ -177,6 +185,8 @@ class _RunsInProgress:
         self.state, _ = self.program.advance(state, 0, 0)
         jax.block_until_ready(self.state)
         self._count(tally, 1, warmup=True)
+        for lane in self.lanes:
+            lane.clocked(0, 0)
         if self.keeper is None or (snapshot := self.keeper.find(self.state)) is None:
             self.record()
         else:
@@ -212,6 +222,8 @@ class _RunsInProgress:
             self._count(jax.block_until_ready(tally), rounds)
             seconds = time.perf_counter() - began
             self.clock.took(seconds, rounds)
+            for i in self.active:
+                self.lanes[i].clocked(self.index, self.index + rounds)
             self.index += rounds
             for lane in self.lanes:
                 lane.history.costs.seconds += seconds / len(self.lanes)

@@ -27,6 +27,7 @@ from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.federation.census import Census
+from fedax.federation.clock import Clock
 from fedax.metrics import Metric
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
@@ -51,6 +52,7 @@ def identity(
     x: Vector,
     params: Tree,
     round_program: str,
+    clock: Clock | None = None,
 ) -> dict[str, str]:
     """Name -> text of everything that defines a run.
 
@@ -62,6 +64,7 @@ def identity(
         plan: what is fixed before compilation.
         x: the initial model.
         round_program: :func:`digest` of a round.
+        clock: as of :func:`fedax.simulate`.
     """
     texts = {
         "data": f"{census.num_clients} clients, {int(census.sizes.sum())} examples",
@@ -85,7 +88,7 @@ def identity(
             texts[f"{name}{jax.tree_util.keystr(at)}"] = f"{array.dtype}{list(array.shape[1:])} {content}"
             files += [] if file is None else [file]
     texts |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
-    texts |= settings_of(hyper)
+    texts |= settings_of(hyper) | ({} if clock is None else _texts("clock", clock))
     return texts | _task_programs(task.trained, x.tree, census.examples(2)) | {f"{_PROGRAM}a round": round_program}
 
 

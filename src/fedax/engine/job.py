@@ -41,6 +41,7 @@ from fedax.engine.places.device import first_state
 from fedax.engine.plan import Plan, is_small, make_plan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
+from fedax.federation.clock import BoundClock
 from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task, check_params
@@ -94,6 +95,7 @@ class Job(NamedTuple):
         origin: what the model of the run belongs to.
         seed: as of :func:`fedax.simulate`.
         ledger: what the run spends of privacy; ``None``: uploads are not private.
+        clock: how long clients take, of this run; ``None``: no time is counted.
         spent: whether ``rounds`` are all that the budget of privacy allows, and more were asked for.
     """
 
@@ -122,6 +124,7 @@ class Job(NamedTuple):
     origin: Origin
     ledger: "Ledger | None" = None
     spent: bool = False
+    clock: BoundClock | None = None
 
     def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them."""
@@ -240,7 +243,9 @@ def make_job(
         )
     asked = Hyper(traced.compressed, given.work, given.participation, wire)
     settings = functools.cache(
-        lambda: identity(asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program())
+        lambda: identity(
+            asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), given.clock
+        )
     )
     rounds, stops = traced.rounds, traced.stops
     if processes.count() > 1:
@@ -274,6 +279,7 @@ def make_job(
         origin=Origin(whole.entire, census.example, _labels(census, here), census.transform),
         ledger=traced.ledger,
         spent=rounds < int(given.rounds),
+        clock=None if given.clock is None else given.clock.bind(census, given.seed),
     )
 
 
@@ -358,7 +364,13 @@ def one_type(tree: Tree) -> Tree:
 def with_seed(job: Job, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> Job:
     """The same job with another seed, and with noise of its own."""
     key, x = start(job.plan.task, params, seed, shared)
-    return secret.anew(job)._replace(key=key, x=x, seed=seed, settings=lambda: job.settings() | {"seed": str(seed)})
+    return secret.anew(job)._replace(
+        key=key,
+        x=x,
+        seed=seed,
+        settings=lambda: job.settings() | {"seed": str(seed)},
+        clock=None if job.clock is None else job.clock._replace(seed=seed),
+    )
 
 
 def start(task: Task, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> tuple[Array, Vector]:

@@ -11,6 +11,7 @@ from fedax.contract.compression import Compressor
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.devices import Place
 from fedax.errors import ConfigError, F, caller_level
+from fedax.federation.clock import Clock
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
 from fedax.metrics.run import Density, GradNorm, PerClient, RunMetric
@@ -47,6 +48,7 @@ class Options:
     privacy: DP | None = None
     compress: Compressor | Mapping[str, Unknown] | None = None
     secure: SecureSum | None = None
+    clock: Clock | None = None
 
     def with_defaults(self) -> "Options":
         """The same with what stands for an option that was not given."""

@@ -20,6 +20,7 @@ from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan
 from fedax.engine.private import of_public
 from fedax.errors import ConfigError, complete
+from fedax.federation.clock import Clock
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
 from fedax.programs import compiled
@@ -57,6 +58,7 @@ def simulate(
     privacy: DP | None = None,
     compress: Compressor | Mapping[str, Compressor] | None = None,
     secure: SecureSum | None = None,
+    clock: Clock | None = None,
     callback: Callable[[dict[str, Unknown]], None] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
 ) -> Run:
@@ -94,6 +96,7 @@ def simulate(
         compress: what uploads are compressed by, for instance ``fedax.ErrorFeedback(fedax.TopK(0.1))``; or
             ``{"up": …, "down": …}`` for uploads and downloads. Bytes in the history are those of the messages.
         secure: sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.
+        clock: how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.
         callback: called with each row of the history as it is made, and by a run that goes on from a checkpoint with
             those that it had. A log of :mod:`fedax.tracking` gets of a private run the columns that are public.
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
@@ -142,6 +145,7 @@ def simulate(
         privacy=privacy,
         compress=compress,
         secure=secure,
+        clock=clock,
     )
     callback = _tracked(callback, job)
     if not wanted():
