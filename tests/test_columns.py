@@ -31,6 +31,7 @@ def test_the_table_has_every_column_of_a_run():
         val=examples,
         test=examples,
         guard=True,
+        clock=fedax.Clock(step=0.1),
     )
     task_metrics = {f"{part}_{name}" for part in ("val", "test") for name in ("accuracy", "auc", "f1")}
     apart = {"epsilon"}  # of private runs, whose uploads have no guard

@@ -57,6 +57,7 @@ _TABLE = {  # in the order of a table's columns, after the metrics of the task
     "bytes_down": Column("Downloaded", "cost", "B", "lower", "whole"),
     "bytes_up": Column("Uploaded", "cost", "B", "lower", "whole"),
     "seconds": Column("Time", "cost", "s", "lower"),
+    "time": Column("Clock time", "cost", "s", "lower"),
     "epsilon": Column("Privacy spent ε", "privacy", better="lower"),
     "left_out": Column("Uploads left out", "exclusion", better="lower", type="whole"),
     "bad_clients": Column("Clients left out", "exclusion", type="ids"),
@@ -80,8 +81,10 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 PARTS = ("val", "test")  # the held-out parts
 PER_CLIENT = "_per_client"  # the suffix of columns with a figure for each client
 
-COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost")
+TIME = "time"  # a cost of runs with a clock, and of those at real nodes
+COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost" and name != TIME)  # of every run
 TRAFFIC = ("wire_down", "wire_up", "waited")
+PACE = tuple(name for name, column in _TABLE.items() if column.kind == "pace")
 EXCLUSIONS = tuple(name for name, column in _TABLE.items() if column.kind == "exclusion")
 
 

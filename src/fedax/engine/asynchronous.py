@@ -158,9 +158,9 @@ class Asynchronous(OneJob):
 
     def __init__(self, job: Job):
         super().__init__(job)
-        assert job.pacing is not None
-        self._times = job.pacing.timetable(
-            job.hyper.work, job.key, job.census, job.plan, job.forms, job.seed, job.rounds
+        assert job.pacing is not None and job.clock is not None
+        self.times = self._times = job.pacing.timetable(
+            job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms, job.seed, job.rounds
         )
         self._rows = max(1, _ROWS // self._times.pace.buffer)
         form = job.forms[1][0].upload

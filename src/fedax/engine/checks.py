@@ -20,6 +20,7 @@ from fedax.engine.layers import Forms
 from fedax.engine.options import Options
 from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
+from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
@@ -44,6 +45,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "privacy": (DP, "give fedax.DP(clip=..., noise=..., delta=...)"),
     "secure": (SecureSum, "give fedax.SecureSum(...)"),
     "pace": (Async, "give fedax.Async(concurrency, buffer)"),
+    "clock": (Clock, "give fedax.Clock(...)"),
 }
 _MOST_LISTED = 10_000  # clients of which each row of a history has a figure
 

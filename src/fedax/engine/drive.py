@@ -18,6 +18,7 @@ from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
 from fedax.engine.loop import State, Tally
 from fedax.engine.patience import Patience
+from fedax.engine.timing import RoundTimes
 from fedax.errors import BadClientWarning, DivergedWarning, caller_level, unknown
 
 Watch = Callable[[int, dict[str, Unknown]], None]
@@ -25,8 +26,24 @@ Watch = Callable[[int, dict[str, Unknown]], None]
 _CALL = 2.0  # seconds that a call takes at most, by the pace so far: Python sees signals between calls only
 
 
+class Times(Protocol):
+    """When rounds are over, in simulated seconds."""
+
+    def warmup(self) -> float:
+        """How long the warm-up takes."""
+
+    def after(self, time: float, start: int, stop: int) -> float:
+        """When rounds start … stop − 1 are over, of which the first begins at ``time``."""
+
+
 class Program(Protocol):
-    """The compiled rounds of some jobs that run side by side, and differ in numbers only."""
+    """The compiled rounds of some jobs that run side by side, and differ in numbers only.
+
+    Attributes:
+        times: when its rounds are over, where they do not follow one another; else ``None``.
+    """
+
+    times: Times | None
 
     def prepare(self) -> tuple[State, Tally]:
         """The state before round 0, and the tally of the warm-up."""
@@ -60,7 +77,7 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
         watch: called with the number of a job and each row of its history.
         keeper: of these jobs.
     """
-    lanes = [Lane(job) for job in jobs]
+    lanes = [Lane(job, program) for job in jobs]
     seconds = 0.0
     if keeper is None or not _restore_finished(lanes, watch, keeper):
         runs = _RunsInProgress(program, lanes, watch, keeper)
@@ -78,8 +95,9 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
 class Lane:
     """One run: its history, and how it ended."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, program: Program):
         self.job, self.history = job, History(job.forms, job.sent_once, None if job.ledger is None else job.epsilon)
+        self.times = program.times if job.clock is None or program.times is not None else RoundTimes(job)
         self.public = public_columns(job)  # of a private run
         self.until = job.until
         if isinstance(job.until, Patience):
@@ -88,6 +106,12 @@ class Lane:
             self.until = job.until.fresh(job.plan.task.metrics)
         self.status = "finished"
         self.result: tuple[State | None, Tree] | None = None  # the state and the model in the end
+
+    def clocked(self, start: int, stop: int) -> None:
+        """Count the time of rounds start … stop − 1; before round 0 that of the warm-up."""
+        if self.times is not None:
+            time = self.history.costs.time
+            self.history.costs.time = self.times.warmup() if time is None else self.times.after(time, start, stop)
 
     def judge(self, row: dict[str, Unknown]) -> bool:
         """Whether the run ends with its last row; ``status`` says how."""
@@ -180,6 +204,8 @@ class _RunsInProgress:
         self.state, _ = self.program.advance(state, 0, 0)
         jax.block_until_ready(self.state)
         self._count(tally, 1, warmup=True)
+        for lane in self.lanes:
+            lane.clocked(0, 0)
         if self.keeper is None or (snapshot := self.keeper.find(self.state)) is None:
             self.record()
         else:
@@ -215,6 +241,8 @@ class _RunsInProgress:
             self._count(jax.block_until_ready(tally), rounds)
             seconds = time.perf_counter() - began
             self.clock.took(seconds, rounds)
+            for i in self.active:
+                self.lanes[i].clocked(self.index, self.index + rounds)
             self.index += rounds
             for lane in self.lanes:
                 lane.history.costs.seconds += seconds / len(self.lanes)

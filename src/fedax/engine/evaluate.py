@@ -270,6 +270,8 @@ def _added(total: Tree, excess: Tree, more: Tree) -> tuple[Tree, Tree]:
 class OneJob:
     """What programs of one job have in common."""
 
+    times: Unknown = None
+
     def __init__(self, job: Job):
         self.job = job
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from fedax.columns import COSTS, TRAFFIC, describe, measures, show
+from fedax.columns import COSTS, TIME, TRAFFIC, describe, measures, show
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
@@ -45,7 +45,8 @@ class Run:
             ``left_out``, how many uploads have been left out so far; ``bad_clients``, a list of those whose they were,
             of the first hundred; ``skipped``, how many rounds changed nothing for want of clients. Of real clients:
             ``heard``, the share of the weight of those whose nodes were heard in this evaluation; ``wire_down`` and
-            ``wire_up``, bytes on the network as it is; ``waited``, seconds that the server waited for answers.
+            ``wire_up``, bytes on the network as it is; ``waited``, seconds that the server waited for answers. With a
+            clock: ``time``, simulated seconds.
         status: ``"finished"``; ``"worse"`` where it came to its last round, with an objective above that at the start
             (see :func:`ended_worse`); ``"stopped"`` where ``until`` was true before the last round; ``"diverged"``
             where the loss was no longer finite; ``"failed"`` where a guard stopped it.
@@ -152,7 +153,8 @@ class Run:
 
         Args:
             x: what it is drawn against: ``"rounds"``, ``"bytes"``, ``"uploads"`` (bytes up only), ``"seconds"``,
-                ``"gradients"``, ``"local_steps"``, or of a private run ``"epsilon"``.
+                ``"time"`` (of a run with a clock), ``"gradients"``, ``"local_steps"``, or of a private run
+                ``"epsilon"``.
             column: the measure; default: the test loss, or without a test part that of validation or of training; of a
                 public run without either ``"epsilon"``.
 
@@ -181,7 +183,7 @@ class Run:
         from fedax import notebook
 
         first, last = ({name: column[at] for name, column in self.history.items()} for at in (0, -1))
-        names = [name for name in (*measures(self.history), *COSTS[1:], "epsilon") if name in self.history]
+        names = [name for name in (*measures(self.history), *COSTS[1:], TIME, "epsilon") if name in self.history]
         rows = [[describe(name).label, show(name, first[name]), show(name, last[name])] for name in names]
         head = ["", "At the start", f"Round {last['round']}"]
         text = f"{self.status} at round {last['round']}"
@@ -269,6 +271,7 @@ class Costs:
         self.warmup, self.round = forms
         self.clients = self.local_steps = self.gradients = self.bytes_down = self.bytes_up = 0
         self.seconds = 0.0
+        self.time: float | None = None  # of runs that have a clock
         self.traffic: dict[str, Unknown] = {}  # of real clients
 
     def add_traffic(self, traffic: dict[str, Unknown]) -> None:
@@ -293,7 +296,8 @@ class Costs:
             setattr(self, name, row[name])
 
     def row(self) -> dict[str, Unknown]:
-        return {name: getattr(self, name) for name in COSTS if name != "round"} | self.traffic
+        time = {} if self.time is None else {TIME: self.time}
+        return {name: getattr(self, name) for name in COSTS if name != "round"} | time | self.traffic
 
 
 def count(histories: Sequence[History], tally: Tally, rounds: int, warmup: bool = False) -> None:

@@ -42,6 +42,7 @@ from fedax.engine.plan import Plan, is_small, make_plan
 from fedax.engine.timetable import Pacing, pacing, participation_of
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
+from fedax.federation.clock import BoundClock
 from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task, check_params
@@ -96,6 +97,7 @@ class Job(NamedTuple):
         seed: as of :func:`fedax.simulate`.
         ledger: what the run spends of privacy; ``None``: uploads are not private.
         pacing: how it is paced; ``None``: the server waits for all clients of a round.
+        clock: how long clients take, of this run; ``None``: no time is counted.
         spent: whether ``rounds`` are all that the budget of privacy allows, and more were asked for.
     """
 
@@ -125,6 +127,7 @@ class Job(NamedTuple):
     ledger: "Ledger | None" = None
     spent: bool = False
     pacing: Pacing | None = None
+    clock: BoundClock | None = None
 
     def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them."""
@@ -239,7 +242,7 @@ def make_job(
     hyper = Hyper(algorithm, given.work, given.participation.bind(census.weights), wire)
     traced = _traced(hyper, up, given, census, fed._replace(examples=census.examples(2)), key, x, plan, stops)
     row = jax.eval_shape(first_state, traced.method, x)[1]
-    paced = pacing(given, algorithm, row)
+    paced = pacing(given, algorithm, row, traced.forms)
     memory = "nodes"
     if here is not None:
         on_device = not stream and processes.count() == 1
@@ -250,9 +253,11 @@ def make_job(
         way_out = "asynchronous rounds need client memory and examples on the device, and one process"
         raise ConfigError("pace", given.pace, way_out)
     asked = Hyper(traced.compressed, given.work, given.participation, wire)
-    more = {} if paced is None else {"pace": paced.pace}
+    pace = None if paced is None else paced.pace
     settings = functools.cache(
-        lambda: identity(asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), more)
+        lambda: identity(
+            asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), given.clock, pace
+        )
     )
     rounds, stops = traced.rounds, traced.stops
     if processes.count() > 1:
@@ -287,6 +292,7 @@ def make_job(
         ledger=traced.ledger,
         spent=rounds < int(given.rounds),
         pacing=paced,
+        clock=None if given.clock is None else given.clock.bind(census, given.seed),
     )
 
 
@@ -371,7 +377,13 @@ def one_type(tree: Tree) -> Tree:
 def with_seed(job: Job, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> Job:
     """The same job with another seed, and with noise of its own."""
     key, x = start(job.plan.task, params, seed, shared)
-    return secret.anew(job)._replace(key=key, x=x, seed=seed, settings=lambda: job.settings() | {"seed": str(seed)})
+    return secret.anew(job)._replace(
+        key=key,
+        x=x,
+        seed=seed,
+        settings=lambda: job.settings() | {"seed": str(seed)},
+        clock=None if job.clock is None else job.clock._replace(seed=seed),
+    )
 
 
 def start(task: Task, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> tuple[Array, Vector]:

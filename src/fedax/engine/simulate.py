@@ -53,7 +53,6 @@ def simulate(
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
     place: Place | None = None,
-    clock: Clock | None = None,
     pace: Async | None = None,
     until: Callable[[dict[str, Unknown]], bool] | None = None,
     guard: Guard | bool | None = None,
@@ -62,6 +61,7 @@ def simulate(
     privacy: DP | None = None,
     compress: Compressor | Mapping[str, Compressor] | None = None,
     secure: SecureSum | None = None,
+    clock: Clock | None = None,
     callback: Callable[[dict[str, Unknown]], None] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
 ) -> Run:
@@ -101,6 +101,7 @@ def simulate(
         compress: what uploads are compressed by, for instance ``fedax.ErrorFeedback(fedax.TopK(0.1))``; or
             ``{"up": …, "down": …}`` for uploads and downloads. Bytes in the history are those of the messages.
         secure: sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.
+        clock: how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.
         callback: called with each row of the history as it is made, and by a run that goes on from a checkpoint with
             those that it had. A log of :mod:`fedax.tracking` gets of a private run the columns that are public.
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
@@ -142,7 +143,6 @@ def simulate(
         evaluate_every=evaluate_every,
         params=params,
         place=place,
-        clock=clock,
         pace=pace,
         until=until,
         guard=guard,
@@ -151,6 +151,7 @@ def simulate(
         privacy=privacy,
         compress=compress,
         secure=secure,
+        clock=clock,
     )
     callback = _tracked(callback, job)
     if not wanted():

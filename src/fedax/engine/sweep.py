@@ -553,6 +553,8 @@ class Lanes:
     program that takes no longer to compile than that of a run alone.
     """
 
+    times: Unknown = None
+
     def __init__(self, jobs: list[list[Job]]):
         self.jobs, self.seeds, self.points, first = jobs, len(jobs), len(jobs[0]), jobs[0][0]
         cores = jax.local_devices() if jax.default_backend() == "cpu" and first.plan.mesh is None else []

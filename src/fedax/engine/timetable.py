@@ -18,7 +18,7 @@ from fedax.engine.options import Options
 from fedax.engine.plan import Plan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
-from fedax.federation.clock import Clock
+from fedax.federation.clock import BoundClock
 from fedax.federation.pace import Async, Schedule, Starts
 from fedax.federation.participation import Full, Participation, Uniform
 from fedax.federation.work import Work
@@ -106,6 +106,15 @@ class Timetable:
             if starts.heard:
                 self._first.append(len(self._groups))
 
+    def warmup(self) -> float:
+        """There is none."""
+        return 0.0
+
+    def after(self, time: float, start: int, stop: int) -> float:
+        """When steps start … stop − 1 are taken."""
+        self.until(stop)
+        return self.schedule.times[stop - 1] if stop > start else time
+
     def late(self, steps: int) -> dict[str, Unknown]:
         """How late the answers of so many steps were, by column."""
         self.until(steps)
@@ -164,18 +173,27 @@ class Pacing(NamedTuple):
     """How a run is paced: what was given, with what its method asks for."""
 
     pace: Async
-    clock: Clock
     staleness: Staleness | None
 
     def timetable(
-        self, work: Work, key: Array, census: Census, plan: Plan, forms: Forms, seed: int, rounds: int
+        self,
+        clock: BoundClock,
+        work: Work,
+        key: Array,
+        census: Census,
+        plan: Plan,
+        forms: Forms,
+        seed: int,
+        rounds: int,
     ) -> Timetable:
-        """The timetable of a run with this seed."""
+        """The timetable of a run with this seed and clock."""
         (form,) = forms[1]
-        clock, steps = self.clock.bind(census, seed), _steps(work, key, census, plan)
+        steps, asked = _steps(work, key, census, plan), form.asked
+        assert asked is not None  # see pacing
 
         def duration(number: int, client: int, group: int) -> float:
-            return float(clock.durations(number, client, steps(client, group), form.down, form.up))
+            gradients = asked.gradients(steps(client, group), census.sizes[client], plan.batch_size)
+            return float(clock.durations(number, client, gradients, form.down, form.up))
 
         def begins(client: int, time: float) -> float:
             return float(clock.on(client, time))
@@ -220,13 +238,14 @@ def participation_of(options: Options, census: Census) -> Participation:
     return Full() if size == census.num_clients else Uniform(size)
 
 
-def pacing(options: Options, method: Algorithm, memory: Tree) -> Pacing | None:
+def pacing(options: Options, method: Algorithm, memory: Tree, forms: Forms) -> Pacing | None:
     """How a run is paced; ``None``: the server waits for all clients of a round.
 
     Args:
         options: of the run.
         method: with its hyper-parameters.
         memory: what a client keeps.
+        forms: of the exchanges.
 
     Raises:
         ConfigError: the method cannot be run like this.
@@ -243,6 +262,8 @@ def pacing(options: Options, method: Algorithm, memory: Tree) -> Pacing | None:
         why = "has several exchanges a round, and the later ones need all answers to the earlier ones"
     elif exchanges[0].who != "cohort" or exchanges[0].server is None:
         why = "has a client that works alone"
+    elif forms[1][0].asked is None:
+        why = "decides by the round how many gradients a client computes, so that nobody knows how long it takes"
     if why is not None:
         raise ConfigError("pace", given, f"{name} {why}; take a method whose server takes one mean of uploads")
     if given.max_staleness is None and asked.max_staleness is not None:
@@ -255,5 +276,4 @@ def pacing(options: Options, method: Algorithm, memory: Tree) -> Pacing | None:
             raise ConfigError(
                 "pace.max_staleness", given.max_staleness, f"{keeps}, so that no answer may be thrown away"
             )
-    assert options.clock is not None  # see participation_of
-    return Pacing(given, options.clock, asked.staleness if given.staleness is None else given.staleness)
+    return Pacing(given, asked.staleness if given.staleness is None else given.staleness)

@@ -155,7 +155,7 @@ def compare(
     )
     with Runs(experiment) if wanted() else contextlib.nullcontext() as watch:
         record = _run(experiment, folder, watch=watch, checked=checked, track=track, drawn=temporary is None)
-    return Comparison((record,), temporary, task)
+    return Comparison((record,), temporary, task.entire)
 
 
 @complete

@@ -303,6 +303,11 @@ class BoundClock(NamedTuple):
     periods: "_Periods | None"
     seed: int
 
+    @property
+    def anew(self) -> bool:
+        """Whether something is drawn each time that a client works."""
+        return any(getattr(value, "anew", False) for value in self.values.values())
+
     def durations(self, numbers: Any, ids: Any, gradients: Any, down: Any, up: Any) -> np.ndarray:
         """How long pieces of work take.
 
