@@ -38,6 +38,7 @@ from .contract.schedule import FromFunction, Piecewise, PowerDecay, Schedule, st
 from .contract.staleness import HingeStaleness, PolynomialStaleness, Staleness
 from .contract.vector import Vector, zeros_like
 from .data.federated import FederatedData
+from .engine.arrivals import Arrivals, arrivals
 from .engine.by_client import evaluate
 from .engine.checkpoint import Checkpoints
 from .engine.devices import Place
@@ -92,15 +93,11 @@ from .wire.secure import SecureSum
 __version__: str
 
 __all__ = [
-    "DP",
-    "L1",
-    "QSGD",
-    "SGD",
-    "VRLSGD",
     "Adaptive",
     "AdaptiveClip",
     "Aggregator",
     "Algorithm",
+    "Arrivals",
     "Async",
     "BadClientWarning",
     "Box",
@@ -115,6 +112,7 @@ __all__ = [
     "ConfigError",
     "CoordinateMedian",
     "Cyclic",
+    "DP",
     "DataError",
     "Deadline",
     "DivergedWarning",
@@ -138,6 +136,7 @@ __all__ = [
     "HalfNormal",
     "HingeStaleness",
     "Identity",
+    "L1",
     "L1Ball",
     "L2Ball",
     "Lognormal",
@@ -162,6 +161,7 @@ __all__ = [
     "PowerSGD",
     "ProcessError",
     "Proportional",
+    "QSGD",
     "RandomEpochs",
     "RandomK",
     "RandomSteps",
@@ -170,6 +170,7 @@ __all__ = [
     "Rotated",
     "Round",
     "Run",
+    "SGD",
     "Schedule",
     "SecureSum",
     "Sign",
@@ -190,9 +191,11 @@ __all__ = [
     "Uniform",
     "UniformBetween",
     "UniformNormalized",
+    "VRLSGD",
     "Vector",
     "Weighted",
     "Work",
+    "arrivals",
     "available",
     "check",
     "cite",

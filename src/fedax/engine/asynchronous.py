@@ -35,7 +35,7 @@ from fedax.engine.loop import (
 )
 from fedax.engine.places.device import Device, nothing, prepare, settle
 from fedax.engine.plan import Plan
-from fedax.engine.timetable import Group
+from fedax.engine.timetable import Group, together
 from fedax.programs import compiled
 from fedax.wire.wire import nonzero
 
@@ -162,7 +162,7 @@ class Asynchronous(OneJob):
         self.times = self._times = job.pacing.timetable(
             job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms, job.seed, job.rounds
         )
-        self._rows = max(1, _ROWS // self._times.pace.buffer)
+        self._size = min(max(1, _ROWS // self._times.pace.buffer), 256)
         form = job.forms[1][0].upload
         self._upload = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(decoded, form))
 
@@ -174,20 +174,18 @@ class Asynchronous(OneJob):
         return found
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        job, counts, answers = self.job, np.zeros(3, np.int64), 0
-        groups = self._times.groups(start, stop)
-        size = min(self._rows, 256)
-        for at in range(0, max(len(groups), 1), size):
-            part = groups[at : at + size]
-            some = part or self._times.groups(0, 1)[:1]
-            rows = jax.tree.map(lambda *leaves: np.stack([*leaves, *leaves[-1:] * (size - len(leaves))]), *some)
-            rows = rows._replace(weights=rows.weights.astype(job.fed.weights.dtype))
+        job, times, tallies = self.job, self._times, []
+        groups = times.groups(start, stop)
+        for at in range(0, max(len(groups), 1), self._size):
+            part = groups[at : at + self._size]
+            rows = together(part or times.groups(0, 1)[:1], self._size, job.fed.weights.dtype)
             state, tally = _advance(job.hyper, job.fed, job.key, state, rows, len(part), job.plan)
-            counts += np.array(jax.device_get(tally[:3]))
-        if stop > start:
-            arrived = self._times.schedule.arrived
-            answers = arrived[stop - 1] - (arrived[start - 1] if start else 0)
-        return state, Tally(*counts.tolist())._replace(uploads=answers)
+            tallies.append(tally)
+        times.until(min(2 * stop - start, job.rounds))  # what will be needed next, while the device works
+        clients, steps, gradients = np.sum([np.array(jax.device_get(tally[:3])) for tally in tallies], axis=0).tolist()
+        answers = times.schedule.arrived[stop - 1] if stop > start else 0
+        answers -= times.schedule.arrived[start - 1] if stop > start > 0 else 0
+        return state, Tally(clients, steps, gradients)._replace(uploads=answers)
 
     def pace(self, index: int) -> dict[str, Unknown]:
         return self._times.late(index)

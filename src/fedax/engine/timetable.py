@@ -52,6 +52,14 @@ class Group(NamedTuple):
     staleness: Array
 
 
+def together(groups: Sequence[Group], size: int, dtype: np.dtype) -> Group:
+    """Some groups as one, leaves [size, …], of which what is beyond them repeats the last; weights of this type."""
+    leaves = [np.array(values) for values in zip(*groups, strict=True)]
+    extra = size - len(groups)
+    padded = Group(*(np.concatenate([leaf, np.repeat(leaf[-1:], extra, axis=0)]) if extra else leaf for leaf in leaves))
+    return padded._replace(weights=padded.weights.astype(dtype))
+
+
 class Timetable:
     """A job's schedule as arrays, group by group.
 
@@ -195,9 +203,15 @@ class Pacing(NamedTuple):
             gradients = asked.gradients(steps(client, group), census.sizes[client], plan.batch_size)
             return float(clock.durations(number, client, gradients, form.down, form.up))
 
-        def begins(client: int, time: float) -> float:
-            return float(clock.on(client, time))
-
+        always = np.asarray(plan.steps) if plan.steps is not None else work.always(census.sizes, plan.batch_size)
+        if always is not None and not clock.anew:  # each client always takes as long
+            everyone = np.arange(census.num_clients)
+            gradients = asked.gradients(always, census.sizes, plan.batch_size)
+            seconds = np.broadcast_to(
+                clock.durations(0, everyone, gradients, form.down, form.up), everyone.shape
+            ).tolist()
+            duration = lambda number, client, group: seconds[client]  # noqa: E731
+        begins = None if clock.periods is None else lambda client, time: float(clock.on(client, time))
         schedule = Schedule(self.pace, census.num_clients, duration, clock.server, seed, begins)
         table = Timetable(self.pace, schedule, steps, census.weights, self.staleness)
         if self.pace.weights == "corrected":

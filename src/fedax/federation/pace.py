@@ -116,7 +116,7 @@ class Schedule:
             start among :attr:`starts`.
         server: the server's own seconds a step.
         seed: of the draws of who starts.
-        begins: ``begins(client, time) -> time`` at which a client that is sent the model can begin.
+        begins: ``begins(client, time) -> time`` at which a client that is sent the model can begin; ``None``: at once.
 
     Attributes:
         starts: groups of at most K clients that start from one version, none twice.
@@ -137,9 +137,12 @@ class Schedule:
         duration: Callable[[int, int, int], float],
         server: float = 0.0,
         seed: int = 0,
-        begins: Callable[[int, float], float] = lambda client, time: time,
+        begins: Callable[[int, float], float] | None = None,
     ):
-        self.pace, self._n, self._duration, self._server, self._begins = pace, num_clients, duration, server, begins
+        self._n, self._duration, self._server, self._begins = num_clients, duration, server, begins
+        # Attributes of a module are slow to read.
+        self._width, self._grace, self._most = pace.buffer, float(pace.grace), pace.max_staleness
+        self._from_idle = pace.start == "idle"
         self._random = np.random.Generator(np.random.Philox(key=[seed, 0x61737963]))
         self._numbers = np.zeros(0)
         self._drawn = 0
@@ -154,7 +157,7 @@ class Schedule:
         self._queue: list[tuple[float, int]] = []
         self._buffer: list[int] = []
         self._free = 0.0  # when the server is done with its last step
-        self._idle = list(range(num_clients)) if pace.start == "idle" else []
+        self._idle = list(range(num_clients)) if self._from_idle else []
         self._answers = 0
         self._deal()
         self._start(pace.concurrency, 0.0)
@@ -176,27 +179,26 @@ class Schedule:
     def _next(self) -> None:
         """The next answer, and all that come with it; then as many start anew."""
         first = self._queue[0][0]
-        last = first + self.pace.grace
+        last = first + self._grace
         taken: list[int] = []
-        now, before = first, self.version
+        now, before = first, len(self.steps)
         while self._queue and self._queue[0][0] <= last:
             now, number = heapq.heappop(self._queue)
             taken.append(number)
             self._take(number, now)
-        if self._queue and self.pace.grace:
+        if self._queue and self._grace:
             now = last  # else all have answered, and nobody is waited for
-        if self.pace.start == "idle":
+        if self._from_idle:
             self._idle += [self.clients[number] for number in taken]
-        self._start(len(taken), max(now, self._free) if self.version > before else now)
+        self._start(len(taken), max(now, self._free) if len(self.steps) > before else now)
 
     def _take(self, number: int, now: float) -> None:
         self._answers += 1
-        most = self.pace.max_staleness
-        if most is not None and self.version - self.versions[number] > most:
+        if self._most is not None and len(self.steps) - self.versions[number] > self._most:
             self.dropped[number] = len(self.starts)
             return
         self._buffer.append(number)
-        if len(self._buffer) < self.pace.buffer:
+        if len(self._buffer) < self._width:
             return
         self._close(tuple(self._buffer))
         self._buffer = []
@@ -207,7 +209,7 @@ class Schedule:
 
     def _close(self, heard: tuple[int, ...]) -> None:
         """End the group of starts with a step, or as it is full."""
-        self.starts.append(Starts(self.version, tuple(self._together), heard))
+        self.starts.append(Starts(len(self.steps), tuple(self._together), heard))
         self._together = []
         if heard:
             self.steps.append(heard)
@@ -216,15 +218,15 @@ class Schedule:
         here = {self.clients[job] for job in self._together}
         for _ in range(number):
             client = self._draw()
-            if len(self._together) == self.pace.buffer or client in here:
+            if len(self._together) == self._width or client in here:
                 self._close(())
                 here = set()
             here.add(client)
             job = len(self.clients)
             self.clients.append(client)
-            self.versions.append(self.version)
+            self.versions.append(len(self.steps))
             self._together.append(job)
-            begin = self._begins(client, now)
+            begin = now if self._begins is None else self._begins(client, now)
             heapq.heappush(self._queue, (begin + self._duration(job, client, len(self.starts)), job))
 
     def _uniform(self) -> float:
@@ -235,7 +237,7 @@ class Schedule:
 
     def _draw(self) -> int:
         """The client that starts next."""
-        if self.pace.start == "idle":
+        if self._from_idle:
             at = int(self._uniform() * len(self._idle))
             self._idle[at], self._idle[-1] = self._idle[-1], self._idle[at]
             return self._idle.pop()
