@@ -235,6 +235,7 @@ def make_job(
     hyper = Hyper(algorithm, given.work, given.participation.bind(census.weights), wire)
     traced = _traced(hyper, up, given, census, fed._replace(examples=census.examples(2)), key, x, plan, stops)
     row = jax.eval_shape(first_state, traced.method, x)[1]
+    clock = None if here is None else given.clock  # at nodes time is measured
     memory = "nodes"
     if here is not None:
         on_device = not stream and processes.count() == 1
@@ -243,9 +244,7 @@ def make_job(
         )
     asked = Hyper(traced.compressed, given.work, given.participation, wire)
     settings = functools.cache(
-        lambda: identity(
-            asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), given.clock
-        )
+        lambda: identity(asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), clock)
     )
     rounds, stops = traced.rounds, traced.stops
     if processes.count() > 1:
@@ -279,7 +278,7 @@ def make_job(
         origin=Origin(whole.entire, census.example, _labels(census, here), census.transform),
         ledger=traced.ledger,
         spent=rounds < int(given.rounds),
-        clock=None if given.clock is None else given.clock.bind(census, given.seed),
+        clock=None if clock is None else clock.bind(census, given.seed),
     )
 
 
