@@ -8,6 +8,7 @@ from fedax.columns import (
     _TABLE,
     COSTS,
     EXCLUSIONS,
+    TIME,
     TRAFFIC,
     better,
     describe,
@@ -38,7 +39,7 @@ def test_the_table_has_every_column_of_a_run():
     of_real_clients = {name for name in _TABLE if describe(name).kind == "traffic"}
     assert of_real_clients == {"heard", *TRAFFIC}
     assert {*run.history} - task_metrics == {*_TABLE} - of_real_clients - apart
-    assert [name for name in run.history if name not in (*COSTS, *EXCLUSIONS)] == measured_names(
+    assert [name for name in run.history if name not in (*COSTS, TIME, *EXCLUSIONS)] == measured_names(
         ["accuracy", "auc", "f1"]
     )
     for name, values in run.history.items():

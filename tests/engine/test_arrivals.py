@@ -61,7 +61,9 @@ def test_a_run_ends_where_it_is_predicted(which):
 
 def test_only_fair_starts_without_a_weight_of_staleness_are_right():
     given = {"clock": CLOCK, "rounds": 6000, "work": fedax.Steps(1)}
-    found = {name: fedax.arrivals(fedax.create("fedavg"), TASK, DATA, pace=pace, **given) for name, pace in PACES.items()}
+    found = {
+        name: fedax.arrivals(fedax.create("fedavg"), TASK, DATA, pace=pace, **given) for name, pace in PACES.items()
+    }
     assert found["uniform"].chi_square < 0.02 < found["uniform, late ones for less"].chi_square
     assert found["all under way"].chi_square > found["idle"].chi_square > 0.05
     assert found["all under way"].staleness[-1] > found["all under way"].staleness[0]  # the slowest, the fastest

@@ -109,7 +109,7 @@ def local(x, client, steps=None):
 def timetable(method, pace, **options):
     given = {"rounds": ROUNDS, "work": fedax.Steps(STEPS), "clock": CLOCK, "params": START, "seed": 4} | options
     job = make_job(method, TASK, DATA, pace=pace, **given)
-    found = job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms, 4, ROUNDS)
+    found = job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], 4, ROUNDS)
     found.until(ROUNDS)
     return found, job
 
@@ -303,7 +303,7 @@ def test_corrected_weights_let_all_count_alike():
     method, rounds = fedax.create("fedbuff", lr=LR), 400
     pace = dataclasses.replace(PACES["all under way"], weights="corrected")
     job = make_job(method, TASK, DATA, pace=pace, rounds=rounds, work=fedax.Steps(STEPS), clock=CLOCK)
-    table = job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms, 0, rounds)
+    table = job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], 0, rounds)
     counted = np.zeros(N)
     for group in table.groups(0, rounds):
         known = group.heard < N

@@ -152,7 +152,7 @@ def test_anew_means_in_each_round_and_once_means_once():
 def test_who_is_off_when_a_round_begins_starts_when_it_is_on_again():
     """Client 0 takes 1 s a round and is on in [0, 1.5) of every 10 s; client 1 takes 2 s and is always on."""
     data = federation([2, 2], [0.5, 0.5])
-    clock = fedax.Clock(step=[1.0, 2.0], server=0.5, available=[{"on": [[0, 1.5]], "repeat": 10}, None])
+    clock = fedax.Clock(step=[1.0, 2.0], server=0.5, available=[{"on": [[0, 1.5]], "repeat": 10}, True])
     found = times(fedax.create("fedavg", lr=0.01), clock, data=data, work=fedax.Steps(1), rounds=3)
     assert found.tolist() == [0.0, 2.5, 11.5, 21.5]  # it waits from 2.5 to 10, and from 11.5 to 20
     # Of two exchanges the second does not wait: who has begun comes to the end.

@@ -81,12 +81,12 @@ def test_a_million_clients_cost_what_is_asked_of_them():
     assert bound.durations(0, np.array([999_999]), 1, 0, 0).shape == (1,)
 
 
-PERIODS = [None, [[2.0, 3.0], [5.0, 7.0]], {"on": [[0.0, 1.0], [4.0, 6.0]], "repeat": 10.0}, [[0.0, 4.0]]]
+PERIODS = [True, [[2.0, 3.0], [5.0, 7.0]], {"on": [[0.0, 1.0], [4.0, 6.0]], "repeat": 10.0}, [[0.0, 4.0]]]
 
 
 def literal(periods, time):
     """When a client can begin, by looking at one period after the other."""
-    if periods is None:
+    if periods is True:
         return time
     spans, repeat = (periods["on"], periods["repeat"]) if isinstance(periods, dict) else (periods, math.inf)
     turn = 0 if repeat == math.inf else math.floor(time / repeat)
@@ -231,7 +231,7 @@ def test_what_is_no_clock_is_refused_by_name(arguments, field):
         ({"step": [1.0, 2.0]}, "clock.step = '2 clients': give one for each of the 3 clients"),
         ({"up": {"a": 1, "b": 2}}, "clock.up = 'c': these clients are missing"),
         ({"latency": {"a": 1, "b": 2, "c": 3, "d": 4}}, "clock.latency = 'd': there are no such clients"),
-        ({"available": [None]}, "clock.available = '1 clients'"),
+        ({"available": [True]}, "clock.available = '1 clients'"),
         ({"available": {"z": [[0, 1]]}}, "clock.available = 'z': there are no such clients"),
     ],
 )

@@ -86,7 +86,9 @@ def arrivals(
     if job.pacing is None or job.clock is None:
         raise ConfigError("pace", pace, "give fedax.Async(…)")
     n, p = data.num_clients, data.weights
-    table = job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms, seed, job.rounds)
+    table = job.pacing.timetable(
+        job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], seed, job.rounds
+    )
     counts, late, weights = np.zeros(n), np.zeros(n), np.zeros(n)
     for group in table.groups(0, job.rounds):
         heard = group.heard < n

@@ -160,7 +160,7 @@ class Asynchronous(OneJob):
         super().__init__(job)
         assert job.pacing is not None and job.clock is not None
         self.times = self._times = job.pacing.timetable(
-            job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms, job.seed, job.rounds
+            job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], job.seed, job.rounds
         )
         self._size = min(max(1, _ROWS // self._times.pace.buffer), 256)
         form = job.forms[1][0].upload

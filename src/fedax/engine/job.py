@@ -242,7 +242,8 @@ def make_job(
     hyper = Hyper(algorithm, given.work, given.participation.bind(census.weights), wire)
     traced = _traced(hyper, up, given, census, fed._replace(examples=census.examples(2)), key, x, plan, stops)
     row = jax.eval_shape(first_state, traced.method, x)[1]
-    paced = pacing(given, algorithm, row, traced.forms)
+    paced = pacing(given, algorithm, row, traced.forms[1][0])
+    clock = None if here is None else given.clock  # at nodes time is measured
     memory = "nodes"
     if here is not None:
         on_device = not stream and processes.count() == 1
@@ -250,13 +251,13 @@ def make_job(
             given.place.client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=on_device
         )
     if paced is not None and (memory != "device" or stream):
-        way_out = "asynchronous rounds need client memory and examples on the device, and one process"
+        way_out = "asynchronous rounds are simulated, in one process, with client memory and examples on the device"
         raise ConfigError("pace", given.pace, way_out)
     asked = Hyper(traced.compressed, given.work, given.participation, wire)
     pace = None if paced is None else paced.pace
     settings = functools.cache(
         lambda: identity(
-            asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), given.clock, pace
+            asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), clock, pace
         )
     )
     rounds, stops = traced.rounds, traced.stops
@@ -292,7 +293,7 @@ def make_job(
         ledger=traced.ledger,
         spent=rounds < int(given.rounds),
         pacing=paced,
-        clock=None if given.clock is None else given.clock.bind(census, given.seed),
+        clock=None if clock is None else clock.bind(census, given.seed),
     )
 
 

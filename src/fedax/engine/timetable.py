@@ -12,10 +12,9 @@ import numpy as np
 from fedax.contract.algorithm import Algorithm, Pace
 from fedax.contract.staleness import Staleness
 from fedax.contract.types import Array, Tree, Unknown
-from fedax.engine.layers import Forms
 from fedax.engine.loop import draw_steps, stage_key
 from fedax.engine.options import Options
-from fedax.engine.plan import Plan
+from fedax.engine.plan import ExchangeForm, Plan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.federation.clock import BoundClock
@@ -190,12 +189,11 @@ class Pacing(NamedTuple):
         key: Array,
         census: Census,
         plan: Plan,
-        forms: Forms,
+        form: ExchangeForm,
         seed: int,
         rounds: int,
     ) -> Timetable:
         """The timetable of a run with this seed and clock."""
-        (form,) = forms[1]
         steps, asked = _steps(work, key, census, plan), form.asked
         assert asked is not None  # see pacing
 
@@ -252,14 +250,14 @@ def participation_of(options: Options, census: Census) -> Participation:
     return Full() if size == census.num_clients else Uniform(size)
 
 
-def pacing(options: Options, method: Algorithm, memory: Tree, forms: Forms) -> Pacing | None:
+def pacing(options: Options, method: Algorithm, memory: Tree, form: ExchangeForm) -> Pacing | None:
     """How a run is paced; ``None``: the server waits for all clients of a round.
 
     Args:
         options: of the run.
         method: with its hyper-parameters.
         memory: what a client keeps.
-        forms: of the exchanges.
+        form: of the first exchange of a round.
 
     Raises:
         ConfigError: the method cannot be run like this.
@@ -276,7 +274,7 @@ def pacing(options: Options, method: Algorithm, memory: Tree, forms: Forms) -> P
         why = "has several exchanges a round, and the later ones need all answers to the earlier ones"
     elif exchanges[0].who != "cohort" or exchanges[0].server is None:
         why = "has a client that works alone"
-    elif forms[1][0].asked is None:
+    elif form.asked is None:
         why = "decides by the round how many gradients a client computes, so that nobody knows how long it takes"
     if why is not None:
         raise ConfigError("pace", given, f"{name} {why}; take a method whose server takes one mean of uploads")

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
-from fedax.columns import COSTS
 from fedax.engine import processes, secret, signals
 from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
@@ -586,7 +585,7 @@ def _method_summary(m: summary.Method, problem: summary.ProblemResults, compiled
         "seeds": {str(run.seed): {"status": run.status, "round": run.history["round"][-1]} for run in m.runs},
         "final": final,
         "tail": summary.described(tail),
-        "cost": {column: m.cost(column) for column in COSTS},
+        "cost": {column: m.cost(column) for column in summary.costs_of(problem.methods)},
         "compile_seconds": compiled,
         **({} if m.epsilon is None else {"epsilon": m.epsilon}),
     }

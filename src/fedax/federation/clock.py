@@ -179,7 +179,7 @@ class Clock(Settings):
         available: when clients are on, so that they can begin: a list of periods by client's number, or a dictionary
             by name, in which those that are always on may be missing. Periods are ``[[on, off], …]``, seconds from the
             start of the run, in order; or ``{"on": [[on, off], …], "repeat": seconds}``, which begin again after so
-            many seconds. Who has begun comes to the end. ``None``: all are always on.
+            many seconds; or ``True``: always on. Who has begun comes to the end. ``None``: all are always on.
 
     Raises:
         ConfigError: something else; by a run, names and numbers that are not those of its clients.
@@ -272,6 +272,38 @@ class Clock(Settings):
         """
         return cls(**_trace(Path(path)), server=server)
 
+    @classmethod
+    def phones(cls) -> "Clock":
+        """Phones of 2016 to 2019 that train a small convolutional network, over the networks of their users.
+
+        A minibatch of FEMNIST takes about 1 s on most; docs/time.md says where each number comes from.
+
+        Example:
+            >>> Clock.phones().step
+            Lognormal(median=1.0, sigma=0.5)
+        """
+        return cls(Lognormal(1.0, 0.5), up=Lognormal(3.2e6, 0.7), down=Lognormal(5.3e6, 0.5), latency=0.04)
+
+    @classmethod
+    def hospitals(cls) -> "Clock":
+        """Servers with one GPU each, of 2015 to 2020, that train a ResNet-50 over fixed lines; see docs/time.md.
+
+        Example:
+            >>> Clock.hospitals().down
+            10700000.0
+        """
+        return cls(UniformBetween(0.012, 0.29), up=5.7e6, down=10.7e6, latency=0.021)
+
+    @classmethod
+    def data_center(cls) -> "Clock":
+        """GPUs of one kind that train a ResNet-50, on a network of 10 Gbit/s; see docs/time.md.
+
+        Example:
+            >>> Clock.data_center()
+            Clock(step=0.012, up=1250000000.0, down=1250000000.0, latency=0.001)
+        """
+        return cls(0.012, up=1.25e9, down=1.25e9, latency=0.001)
+
     def bind(self, census: Census, seed: int) -> "BoundClock":
         """The clock of one run: of these clients, with the random numbers of this seed.
 
@@ -286,6 +318,12 @@ class Clock(Settings):
         }
         on = None if self.available is None else _Periods.of(_of_clients("clock.available", self.available, names))
         return BoundClock(values, self.server, on, seed)
+
+
+PRESETS = Registry("clock")
+PRESETS.add("phones", Clock.phones)
+PRESETS.add("hospitals", Clock.hospitals)
+PRESETS.add("data-center", Clock.data_center)
 
 
 class BoundClock(NamedTuple):
@@ -357,7 +395,7 @@ class _Periods(NamedTuple):
 
     @classmethod
     def of(cls, each: Sequence[Any]) -> "_Periods":
-        """Those of clients whose periods are as :class:`Clock` has them; ``None``: always on."""
+        """Those of clients whose periods are as :class:`Clock` has them."""
         parts = [_spans(one) for one in each]
         spans = np.concatenate([spans for spans, _ in parts])
         first = np.cumsum([0, *(len(spans) for spans, _ in parts)])
@@ -449,8 +487,8 @@ def _availability(given: Any) -> Any:
 
 
 def _plain_periods(field: str, given: Any) -> Any:
-    if given is None:
-        return None
+    if given is True or given is None:
+        return True
     repeat = None
     periods = given
     if isinstance(given, Mapping):
@@ -472,7 +510,7 @@ def _plain_periods(field: str, given: Any) -> Any:
 
 
 def _spans(one: Any) -> tuple[np.ndarray, float]:
-    if one is None:
+    if one is True:
         return np.array([[0.0, np.inf]]), np.inf
     if isinstance(one, Mapping):
         return np.asarray(one["on"]), one["repeat"]
@@ -485,7 +523,7 @@ def _of_clients(field: str, value: Any, names: Sequence[str]) -> Any:
         if strange := sorted(value.keys() - set(names)):
             raise ConfigError(field, _listed(strange), f"there are no such clients; there are {_listed(names)}")
         if field.endswith("available"):
-            return [value.get(name) for name in names]
+            return [value.get(name, True) for name in names]
         if missing := [name for name in names if name not in value]:
             raise ConfigError(field, _listed(missing), "these clients are missing; give each its number")
         return np.array([value[name] for name in names])

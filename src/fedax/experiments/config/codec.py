@@ -29,8 +29,9 @@ from fedax.experiments.config.sections import (
     Table,
     TaskSection,
 )
-from fedax.federation import PARTICIPATION, WORK
+from fedax.federation import DISTRIBUTIONS, PARTICIPATION, PRESETS, STALENESS, WORK
 from fedax.federation.census import Census
+from fedax.federation.clock import Distribution
 from fedax.federation.participation import Dropout
 from fedax.metrics import METRICS
 from fedax.numbers import check_number
@@ -182,6 +183,36 @@ class _PrivacyCodec(ArgumentsCodec):
         return self.make(**{**given, "adaptive": adaptive})
 
 
+class _ClockCodec:
+    """The clock: its arguments, which may replace those of a preset or of a trace, a file."""
+
+    def read(self, field: str, given: Any) -> fedax.Clock:
+        arguments = {name: value for name, value in given.items() if value is not None}
+        preset, trace = arguments.pop("preset", None), arguments.pop("trace", None)
+        if preset is not None and trace is not None:
+            raise ConfigError(f"{field}.preset", preset, "there is a trace too; give one of them")
+        base: Table = {}
+        if preset is not None:
+            base = PRESETS.get(preset, f"{field}.preset").make().arguments()
+        if trace is not None:
+            read = fedax.Clock.from_csv if trace.endswith(".csv") else fedax.Clock.from_json
+            base = within(field, lambda: read(trace)).arguments()
+        return fedax.Clock.of(base | arguments)
+
+    def write(self, part: Any) -> Table:
+        return ArgumentsCodec(fedax.Clock, brief=True).write(part)
+
+
+class _PaceCodec(ArgumentsCodec):
+    """The pace of a server that does not wait, with its weights of staleness."""
+
+    def read(self, field: str, given: Any) -> fedax.Async:
+        staleness = given.get("staleness")
+        if staleness is not None:
+            staleness = ComponentCodec(STALENESS).read(f"{field}.staleness", staleness)
+        return fedax.Async(**{**given, "staleness": staleness})
+
+
 class _ParticipationCodec(ComponentCodec):
     """Participation: who is drawn; with ``dropout`` or ``available`` also who of these does not answer."""
 
@@ -202,6 +233,8 @@ class _ParticipationCodec(ComponentCodec):
         return self.write(part.of) | {name: value for name, value in settings.items() if value is not None}
 
 
+CLOCK = _ClockCodec()
+PACE = _PaceCodec(fedax.Async, brief=True)
 ADAPTIVE = ArgumentsCodec(fedax.AdaptiveClip)
 PARTICIPATIONS = _ParticipationCodec(PARTICIPATION, "kind")
 PRIVACY = _PrivacyCodec(fedax.DP, brief=True)
@@ -225,6 +258,8 @@ WIRE = ("guard", "aggregate", "faults", "compress", "secure")  # the settings th
 _OBJECTS: dict[type, Codec] = {
     Regularizer: ComponentCodec(REGULARIZERS),
     Compressor: ComponentCodec(COMPRESSORS),
+    Distribution: ComponentCodec(DISTRIBUTIONS),
+    fedax.Staleness: ComponentCodec(STALENESS),
     Piecewise: SCHEDULES,
     fedax.PowerDecay: SCHEDULES,
     fedax.AdaptiveClip: ADAPTIVE,

@@ -291,8 +291,12 @@ def build_all(
             "participation": made.participation_config,
             "run": made.run,
             **({} if first.privacy is None else {"privacy": first.privacy.model_dump(exclude_none=True)}),
+            **({} if first.clock is None else {"clock": first.clock.model_dump(exclude_none=True)}),
+            **({} if first.pace is None else {"pace": first.pace.model_dump(exclude_none=True)}),
             "methods": made.methods_config,
         } | track_config
+        if (clock := made.options.get("clock")) is not None and fleet is None:
+            clock.bind(census, 0)
         if (faults := made.options.get("faults")) is not None:
             within("run.faults", lambda: faults.of(data.num_clients))
         return Experiment(
@@ -437,12 +441,20 @@ def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> Ch
     run = _run(sections.run)
     codec.metrics_of(run)
     return CheckedSettings(methods, configs, work, work_config, participation, participation_config, run,
-                     codec.options_of(run) | _private(sections.privacy))  # fmt: skip
+                     codec.options_of(run) | _private(sections.privacy) | _timing(sections))  # fmt: skip
 
 
 def _private(section: PrivacySection | None) -> Table:
     """The argument ``privacy`` of :func:`fedax.simulate`, if there is such a section."""
     return {} if section is None else {"privacy": codec.PRIVACY.read("privacy", dict(section))}
+
+
+def _timing(sections: ExperimentSection) -> Table:
+    """The arguments ``clock`` and ``pace`` of :func:`fedax.simulate`, as far as there are such sections."""
+    found = {} if sections.clock is None else {"clock": codec.CLOCK.read("clock", dict(sections.clock))}
+    if sections.pace is not None:
+        found["pace"] = codec.PACE.read("pace", sections.pace.model_dump(exclude_none=True))
+    return found
 
 
 def _track(section: TrackSection | None) -> tuple[Tracker | None, Table]:
