@@ -451,7 +451,7 @@ def _private(section: PrivacySection | None) -> Table:
 
 def _timing(sections: ExperimentSection) -> Table:
     """The arguments ``clock`` and ``pace`` of :func:`fedax.simulate`, as far as there are such sections."""
-    found = {} if sections.clock is None else {"clock": codec.CLOCK.read("clock", dict(sections.clock))}
+    found: Table = {} if sections.clock is None else {"clock": codec.CLOCK.read("clock", dict(sections.clock))}
     if sections.pace is not None:
         found["pace"] = codec.PACE.read("pace", sections.pace.model_dump(exclude_none=True))
     return found
