@@ -24,6 +24,7 @@ import fedax
 from fedax.cli import app
 from fedax.data import Transform
 from fedax.experiments import clients, read
+from fedax.federation.census import Census
 from fedax.flower import deploy
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -39,6 +40,7 @@ PAGES = {
         "it",
         "privacy",
         "tasks",
+        "time",
     )
 } | {"README": ROOT / "README.md"}
 
@@ -90,6 +92,7 @@ SAVED = {
     ("experiments", '[data]\nname = "digits"'): "experiment.toml",
     ("secure-aggregation", "[data]"): "experiment.toml",
     ("privacy", 'name = "private"'): "experiment.toml",
+    ("time", 'name = "slow-clients"'): "experiment.toml",
     ("tasks", "data = {"): "experiment.toml",
 }
 # Commands that a page has in its text only -> after which block; so their configurations are run too.
@@ -98,6 +101,7 @@ IN_TEXT = {
     ("experiments", "experiment.toml"): "fedax run experiment.toml",
     ("secure-aggregation", "experiment.toml"): "fedax run experiment.toml",
     ("privacy", "experiment.toml"): "fedax run experiment.toml",
+    ("time", "experiment.toml"): "fedax run experiment.toml",
     ("tasks", "experiment.toml"): "fedax run experiment.toml",
 }
 # What the page calls data, task and method.
@@ -286,6 +290,15 @@ def test_privacy_and_secure_aggregation(reader):
     tables("readmitted")
     reader.read("secure-aggregation")
     reader.read("privacy")
+
+
+def test_time(reader):
+    reader.read("time")
+    reader.run(["report", "runs/slow-clients-1", "--target", "train_loss=0.5"])
+    assert any("Clock time" in each for each in reader.did)
+    data = fedax.data.quadratics(clients=2, dimension=5)
+    bound = reader.names["clock"].bind(Census.of(data), 0)
+    assert bound.on([0, 1, 1], [5.0, 5000.0, 89_000.0]).tolist() == [5.0, 7200.0, 89_000.0]
 
 
 def test_deploy(reader):

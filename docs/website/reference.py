@@ -19,8 +19,8 @@ PLACES = {
         ("contract", "plugins", "conformance"),
     ),
     "federation": (
-        "Participation and work",
-        "who takes part in a round, and how much each client does.",
+        "Participation, work and time",
+        "who takes part in a round, how much each client does, and how long it takes.",
         ("federation",),
     ),
     "wire": ("On the way to the server", "robust averages, guards, and faults to study.", ("wire",)),
