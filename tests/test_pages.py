@@ -41,6 +41,7 @@ PAGES = {
         "privacy",
         "tasks",
         "time",
+        "asynchronous",
     )
 } | {"README": ROOT / "README.md"}
 
@@ -93,6 +94,7 @@ SAVED = {
     ("secure-aggregation", "[data]"): "experiment.toml",
     ("privacy", 'name = "private"'): "experiment.toml",
     ("time", 'name = "slow-clients"'): "experiment.toml",
+    ("asynchronous", 'name = "without-waiting"'): "experiment.toml",
     ("tasks", "data = {"): "experiment.toml",
 }
 # Commands that a page has in its text only -> after which block; so their configurations are run too.
@@ -102,6 +104,7 @@ IN_TEXT = {
     ("secure-aggregation", "experiment.toml"): "fedax run experiment.toml",
     ("privacy", "experiment.toml"): "fedax run experiment.toml",
     ("time", "experiment.toml"): "fedax run experiment.toml",
+    ("asynchronous", "experiment.toml"): "fedax run experiment.toml",
     ("tasks", "experiment.toml"): "fedax run experiment.toml",
 }
 # What the page calls data, task and method.
@@ -299,6 +302,15 @@ def test_time(reader):
     data = fedax.data.quadratics(clients=2, dimension=5)
     bound = reader.names["clock"].bind(Census.of(data), 0)
     assert bound.on([0, 1, 1], [5.0, 5000.0, 89_000.0]).tolist() == [5.0, 7200.0, 89_000.0]
+
+
+def test_asynchronous(reader):
+    reader.read("asynchronous")
+    names = reader.names
+    assert names["found"].chi_square > 0.01
+    off = [np.linalg.norm(np.asarray(names[run].params) - names["star"]) for run in ("run", "back", "exact")]
+    assert off[0] > 2 * off[1] and off[2] < 1e-3
+    assert np.linalg.norm(names["predicted"] - np.asarray(names["run"].params)) < 0.2
 
 
 def test_deploy(reader):
