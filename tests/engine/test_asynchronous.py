@@ -270,6 +270,16 @@ def test_a_run_goes_on_bit_for_bit(name, stop, tmp_path):
         run(method, dataclasses.replace(pace, buffer=3), rounds=12, checkpoint=kept)
 
 
+def test_corrected_weights_are_those_of_so_many_steps(tmp_path):
+    """Of more steps than the run was to have they would be others."""
+    pace = dataclasses.replace(PACES["all under way"], weights="corrected")
+    kept = fedax.Checkpoints(tmp_path, rounds=5)
+    run(fedax.create("fedbuff", lr=LR), pace, rounds=10, evaluate_every=10, checkpoint=kept)
+    run(fedax.create("fedbuff", lr=LR), pace, rounds=12, evaluate_every=12, checkpoint=kept)  # fewer than 300
+    with pytest.raises(fedax.CheckpointError, match=r"pace.weights was corrected over 300 steps, is .* over 400 steps"):
+        run(fedax.create("fedbuff", lr=LR), pace, rounds=400, evaluate_every=400, checkpoint=kept)
+
+
 def test_guard_faults_medians_and_compression():
     pace = PACES["a buffer"]
     faults = fedax.Faults([2], sends=np.nan)

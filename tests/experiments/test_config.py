@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.experiments import build, datasets, override, read_toml, recipes, tasks, toml
+from fedax.experiments import build, datasets, described, override, read_toml, recipes, tasks, toml
 from fedax.experiments.defaults import TASKS_OF, comparison
 
 GOOD = {
@@ -172,6 +172,22 @@ def test_clients_that_fail_and_averages_that_bear_it():
     assert table.available.shape == (3, 4)
 
 
+def test_the_pace():
+    hinge = {"name": "hinge", "slope": 2.0, "after": 3}
+    pairs = [
+        ({"concurrency": 4, "buffer": 2, "start": "idle"}, fedax.Async(4, 2, start="idle")),
+        ({"concurrency": 3, "staleness": {"name": "polynomial"}}, fedax.Async(3, 1, fedax.PolynomialStaleness())),
+        ({"concurrency": 3, "staleness": hinge, "grace": 0.5}, fedax.Async(3, 1, fedax.HingeStaleness(2.0, 3), 0.5)),
+        ({"concurrency": 3, "weights": "corrected", "max_staleness": 9},
+         fedax.Async(3, weights="corrected", max_staleness=9)),
+    ]  # fmt: skip
+    for table, want in pairs:
+        made = build(put(clock={"step": 1.0}, pace=table))
+        assert repr(made.options["pace"]) == repr(want) and made.config["pace"] == table
+        assert repr(build(tomllib.loads(toml.dumps(made.config))).options["pace"]) == repr(want)
+        assert repr(build(put(clock={"step": 1.0}, pace=described.pace(want))).options["pace"]) == repr(want)
+
+
 def test_the_clock(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("client,step,up\n0,1,8\n1,2,8\n2,3,8\n3,4,8\n")
@@ -282,6 +298,11 @@ BAD = [
     (put(clock={"preset": "phones", "trace": "a.csv"}), "clock.preset", "one of them"),
     (put(clock={"trace": "nowhere.csv"}), "clock: nowhere.csv", "cannot be read"),
     (put(clock=1.0), "clock = 1.0", "give a table"),
+    (put(pace={"concurency": 3}), "pace.concurency", "did you mean 'concurrency'"),
+    (put(pace={}), "pace.concurrency", "missing"),
+    (put(pace={"concurrency": 0}), "pace.concurrency = 0", "at least 1"),
+    (put(pace={"concurrency": 3, "staleness": {"name": "linear"}}), "pace.staleness.name", "polynomial"),
+    (put(pace={"concurrency": 3, "staleness": {"name": "hinge", "slop": 1}}), "pace.staleness.slop", "slope"),
 ]
 
 

@@ -256,8 +256,11 @@ def make_job(
     asked = Hyper(traced.compressed, given.work, given.participation, wire)
     pace = None if paced is None else paced.pace
     settings = functools.cache(
-        lambda: identity(
-            asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), clock, pace
+        lambda: (
+            identity(
+                asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), clock, pace
+            )
+            | ({} if paced is None else paced.settings(census.num_clients, rounds))
         )
     )
     rounds, stops = traced.rounds, traced.stops

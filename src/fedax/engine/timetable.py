@@ -213,8 +213,18 @@ class Pacing(NamedTuple):
         schedule = Schedule(self.pace, census.num_clients, duration, clock.server, seed, begins)
         table = Timetable(self.pace, schedule, steps, census.weights, self.staleness)
         if self.pace.weights == "corrected":
-            table.correct(max(rounds, math.ceil(_LONG * census.num_clients / self.pace.buffer)))
+            table.correct(self.horizon(census.num_clients, rounds))
         return table
+
+    def horizon(self, num_clients: int, rounds: int) -> int:
+        """The steps over which weights are corrected: those of the run, and of a short one so many that it is right."""
+        return max(rounds, math.ceil(_LONG * num_clients / self.pace.buffer))
+
+    def settings(self, num_clients: int, rounds: int) -> dict[str, str]:
+        """Name -> text of what else defines the run."""
+        if self.pace.weights != "corrected":
+            return {}
+        return {"pace.weights": f"corrected over {self.horizon(num_clients, rounds)} steps"}
 
 
 def _steps(work: Work, key: Array, census: Census, plan: Plan) -> Callable[[int, int], int]:
