@@ -298,7 +298,7 @@ BAD = [
     (put(clock={"preset": "phones", "trace": "a.csv"}), "clock.preset", "one of them"),
     (put(clock={"trace": "nowhere.csv"}), "clock: nowhere.csv", "cannot be read"),
     (put(clock=1.0), "clock = 1.0", "give a table"),
-    (put(pace={"concurency": 3}), "pace.concurency", "did you mean 'concurrency'"),
+    (put(pace={"concurrency": 3, "bufer": 2}), "pace.bufer", "did you mean 'buffer'"),
     (put(pace={}), "pace.concurrency", "missing"),
     (put(pace={"concurrency": 0}), "pace.concurrency = 0", "at least 1"),
     (put(pace={"concurrency": 3, "staleness": {"name": "linear"}}), "pace.staleness.name", "polynomial"),
