@@ -321,14 +321,33 @@ def test_corrected_weights_let_all_count_alike():
     np.testing.assert_allclose(counted / rounds, P, atol=1e-12)
 
 
-def test_seeds_and_points_of_a_sweep():
-    found = fedax.sweep(
-        lambda lr: fedax.create("fedbuff", lr=lr), {"lr": [0.02, LR]}, TASK, DATA, seeds=[3, 4], rounds=ROUNDS,
-        work=fedax.Steps(STEPS), clock=CLOCK, params=START, test=EXAMPLE, pace=PACES["a buffer"], evaluate_every=1,
-    )  # fmt: skip
-    alone = run(fedax.create("fedbuff", lr=LR), PACES["a buffer"])
-    np.testing.assert_array_equal(models(found.runs[1][1]), models(alone))
-    assert (models(found.runs[1][0]) != models(alone)).any()
+@pytest.mark.parametrize("which", ["a buffer", "idle", "thrown away"])
+def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
+    """Of a client that starts twice from one version seeds have groups at other steps."""
+    name = "scaffold" if which == "idle" else "fedbuff"
+    options = {"rounds": ROUNDS, "work": fedax.Steps(STEPS), "clock": CLOCK, "params": START, "test": EXAMPLE}
+    options |= {"pace": PACES[which], "evaluate_every": 5}
+
+    def make(lr):
+        return fedax.create(name, lr=lr)
+
+    found = fedax.sweep(make, {"lr": [0.02, LR]}, TASK, DATA, seeds=[3, 4], **options)
+    assert found.programs == 1
+    for i, lr in enumerate((0.02, LR)):
+        for k, seed in enumerate((3, 4)):
+            alone, lane = fedax.simulate(make(lr), TASK, DATA, seed=seed, **options), found.runs[i][k]
+            for column in alone.history.keys() - {"seconds"}:
+                np.testing.assert_allclose(lane.history[column], alone.history[column], rtol=1e-5, atol=1e-6)
+    kept = fedax.Checkpoints(tmp_path, rounds=1)
+
+    def killed(point, seed, row):
+        if row["round"] == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedax.sweep(make, {"lr": [0.02, LR]}, TASK, DATA, seeds=[3, 4], checkpoint=kept, callback=killed, **options)
+    again = fedax.sweep(make, {"lr": [0.02, LR]}, TASK, DATA, seeds=[3, 4], checkpoint=kept, **options)
+    np.testing.assert_array_equal(again.runs[1][1].params, found.runs[1][1].params)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +376,7 @@ def test_seeds_and_points_of_a_sweep():
         (
             "fedavg",
             {"place": fedax.Place(client_memory="host", stream=True)},
-            r"pace = .*need client memory and examples",
+            r"pace = .*are simulated, in one process",
         ),
     ],
 )

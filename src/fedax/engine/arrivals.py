@@ -13,6 +13,7 @@ import numpy as np
 
 from fedax.contract.algorithm import Algorithm
 from fedax.data.federated import FederatedData
+from fedax.engine.asynchronous import timetable_of
 from fedax.engine.job import make_job
 from fedax.errors import ConfigError
 from fedax.federation.clock import Clock
@@ -86,9 +87,7 @@ def arrivals(
     if job.pacing is None or job.clock is None:
         raise ConfigError("pace", pace, "give fedax.Async(…)")
     n, p = data.num_clients, data.weights
-    table = job.pacing.timetable(
-        job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], seed, job.rounds
-    )
+    table = timetable_of(job)
     counts, late, weights = np.zeros(n), np.zeros(n), np.zeros(n)
     for group in table.groups(0, job.rounds):
         heard = group.heard < n
@@ -100,4 +99,4 @@ def arrivals(
     dropped = int(table.late(job.rounds)["dropped"])
     known = p > 0
     chi_square = float(np.sum((q[known] - p[known]) ** 2 / p[known]))
-    return Arrivals(counts, staleness, q, chi_square, np.array(table.schedule.times[: job.rounds]), dropped)
+    return Arrivals(counts.astype(int), staleness, q, chi_square, np.array(table.schedule.times[: job.rounds]), dropped)

@@ -35,11 +35,9 @@ from fedax.engine.loop import (
 )
 from fedax.engine.places.device import Device, nothing, prepare, settle
 from fedax.engine.plan import Plan
-from fedax.engine.timetable import Group, together
+from fedax.engine.timetable import Group, Timetable, together
 from fedax.programs import compiled
 from fedax.wire.wire import nonzero
-
-_ROWS = 2**16  # clients of the groups that one call of the program takes, about
 
 
 class Box(NamedTuple):
@@ -153,42 +151,46 @@ def begin(
     return settle(state._replace(box=Box(uploads, accepted)), plan), tally
 
 
+def timetable_of(job: Job) -> Timetable:
+    """The timetable of a job whose server does not wait."""
+    assert job.pacing is not None and job.clock is not None
+    form = job.forms[1][0]
+    return job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, form, job.seed, job.rounds)
+
+
+def no_upload(job: Job) -> Tree:
+    """Zeros in the form of an upload."""
+    form = jax.eval_shape(decoded, job.forms[1][0].upload)
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form)
+
+
 class Asynchronous(OneJob):
     """The program of one job whose server does not wait."""
 
     def __init__(self, job: Job):
         super().__init__(job)
-        assert job.pacing is not None and job.clock is not None
-        self.times = self._times = job.pacing.timetable(
-            job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], job.seed, job.rounds
-        )
-        self._size = min(max(1, _ROWS // self._times.pace.buffer), 256)
-        form = job.forms[1][0].upload
-        self._upload = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(decoded, form))
+        self._times = timetable_of(job)
+
+    def times(self, which: int) -> Timetable:
+        return self._times
+
+    def pace(self, index: int, which: int) -> dict[str, Unknown]:
+        return self._times.late(index)
 
     def prepare(self) -> tuple[State, Tally]:
-        job = self.job
-        found: tuple[State, Tally] = _begin(
-            job.hyper, job.fed, job.key, job.x, self._upload, slots=self._times.slots, plan=job.plan
-        )
+        job, slots = self.job, self._times.slots
+        found: tuple[State, Tally] = _begin(job.hyper, job.fed, job.key, job.x, no_upload(job), slots, job.plan)
         return found
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
-        job, times, tallies = self.job, self._times, []
-        groups = times.groups(start, stop)
-        for at in range(0, max(len(groups), 1), self._size):
-            part = groups[at : at + self._size]
-            rows = together(part or times.groups(0, 1)[:1], self._size, job.fed.weights.dtype)
-            state, tally = _advance(job.hyper, job.fed, job.key, state, rows, len(part), job.plan)
+        job, tallies = self.job, []
+        for (rows,), number in together([self._times], start, stop, job.fed.weights.dtype):
+            state, tally = _advance(job.hyper, job.fed, job.key, state, rows, number, job.plan)
             tallies.append(tally)
-        times.until(min(2 * stop - start, job.rounds))  # what will be needed next, while the device works
-        clients, steps, gradients = np.sum([np.array(jax.device_get(tally[:3])) for tally in tallies], axis=0).tolist()
-        answers = times.schedule.arrived[stop - 1] if stop > start else 0
-        answers -= times.schedule.arrived[start - 1] if stop > start > 0 else 0
-        return state, Tally(clients, steps, gradients)._replace(uploads=answers)
-
-    def pace(self, index: int) -> dict[str, Unknown]:
-        return self._times.late(index)
+        self._times.until(min(2 * stop - start, job.rounds))  # what will be needed next, while the device works
+        done = [np.array(jax.device_get(tally[:3])) for tally in tallies]
+        tally = Tally(*np.sum(done, axis=0).tolist())._replace(uploads=self._times.answers(start, stop))
+        return state, tally
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         return measured(self.job, state.server, index)

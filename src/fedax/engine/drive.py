@@ -37,13 +37,10 @@ class Times(Protocol):
 
 
 class Program(Protocol):
-    """The compiled rounds of some jobs that run side by side, and differ in numbers only.
+    """The compiled rounds of some jobs that run side by side, and differ in numbers only."""
 
-    Attributes:
-        times: when its rounds are over, where they do not follow one another; else ``None``.
-    """
-
-    times: Times | None
+    def times(self, which: int) -> Times | None:
+        """When the rounds of job ``which`` are over, where the server does not wait; else ``None``."""
 
     def prepare(self) -> tuple[State, Tally]:
         """The state before round 0, and the tally of the warm-up."""
@@ -60,8 +57,8 @@ class Program(Protocol):
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
         """What the run of job ``which`` returns in the end: the state, and the model."""
 
-    def pace(self, index: int) -> dict[str, Unknown]:
-        """How late answers were in ``index`` rounds, by column; none where the server waits for all clients."""
+    def pace(self, index: int, which: int) -> dict[str, Unknown]:
+        """How late answers of job ``which`` were in ``index`` rounds, by column; none where the server waits."""
 
     def traffic(self) -> dict[str, Unknown]:
         """The network traffic since the last call, by column; none in a simulation."""
@@ -77,7 +74,7 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
         watch: called with the number of a job and each row of its history.
         keeper: of these jobs.
     """
-    lanes = [Lane(job, program) for job in jobs]
+    lanes = [Lane(job, program.times(which)) for which, job in enumerate(jobs)]
     seconds = 0.0
     if keeper is None or not _restore_finished(lanes, watch, keeper):
         runs = _RunsInProgress(program, lanes, watch, keeper)
@@ -95,9 +92,9 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
 class Lane:
     """One run: its history, and how it ended."""
 
-    def __init__(self, job: Job, program: Program):
+    def __init__(self, job: Job, times: Times | None):
         self.job, self.history = job, History(job.forms, job.sent_once, None if job.ledger is None else job.epsilon)
-        self.times = program.times if job.clock is None or program.times is not None else RoundTimes(job)
+        self.times = times if job.clock is None or times is not None else RoundTimes(job)
         self.public = public_columns(job)  # of a private run
         self.until = job.until
         if isinstance(job.until, Patience):
@@ -268,7 +265,7 @@ class _RunsInProgress:
         for i in which:
             if self.lanes[i].public is not None:
                 figures[i] = private.limited_losses(figures[i], self._model(i))
-            row = self.lanes[i].history.add(self.index, figures[i], excluded[i], self.program.pace(self.index))
+            row = self.lanes[i].history.add(self.index, figures[i], excluded[i], self.program.pace(self.index, i))
             if self.keeper is not None:
                 self.keeper.compare(i, row, functools.partial(self._model, i))
             self.watch(i, dict(row))

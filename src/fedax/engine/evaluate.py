@@ -270,8 +270,6 @@ def _added(total: Tree, excess: Tree, more: Tree) -> tuple[Tree, Tree]:
 class OneJob:
     """What programs of one job have in common."""
 
-    times: Unknown = None
-
     def __init__(self, job: Job):
         self.job = job
 
@@ -283,7 +281,11 @@ class OneJob:
         """What the run keeps: the state, and the model."""
         return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
 
-    def pace(self, index: int) -> dict[str, Unknown]:
+    def times(self, which: int) -> Unknown:
+        """Rounds follow one another."""
+        return None
+
+    def pace(self, index: int, which: int) -> dict[str, Unknown]:
         """No answer is late where the server waits for all clients of a round."""
         return {}
 

@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from fedax.federation.pace import Async, Schedule, Starts
 from fedax.federation.participation import Full, Participation, Uniform
 from fedax.federation.work import Work
 
+_ROWS, _MOST = 2**16, 256  # of the groups that a program takes at a time: clients, about, and groups
 _LONG = 200  # answers of each client, on average, by which weights are corrected
 
 
@@ -51,12 +52,33 @@ class Group(NamedTuple):
     staleness: Array
 
 
-def together(groups: Sequence[Group], size: int, dtype: np.dtype) -> Group:
-    """Some groups as one, leaves [size, …], of which what is beyond them repeats the last; weights of this type."""
-    leaves = [np.array(values) for values in zip(*groups, strict=True)]
+def together(
+    tables: Sequence["Timetable"], start: int, stop: int, dtype: np.dtype
+) -> Iterator[tuple[list[Group], int]]:
+    """The groups from versions start … stop − 1 of runs side by side, some at a time: for each run, and how many.
+
+    Leaves have a first axis of the same length for all. After its own groups a run has empty ones.
+    """
+    each = [table.groups(start, stop) for table in tables]
+    size = min(max(1, _ROWS // tables[0].pace.buffer), _MOST)
+    for at in range(0, max(1, *map(len, each)), size):
+        parts = [groups[at : at + size] for groups in each]
+        yield (
+            [_stacked(part, size, table.empty, dtype) for part, table in zip(parts, tables, strict=True)],
+            max(map(len, parts)),
+        )
+
+
+def _stacked(groups: Sequence[Group], size: int, empty: Group, dtype: np.dtype) -> Group:
+    """Some groups, and empty ones, as one with leaves [size, …]; its weights of this type."""
     extra = size - len(groups)
-    padded = Group(*(np.concatenate([leaf, np.repeat(leaf[-1:], extra, axis=0)]) if extra else leaf for leaf in leaves))
-    return padded._replace(weights=padded.weights.astype(dtype))
+    fill = [np.repeat(leaf[None], extra, axis=0) for leaf in empty]
+    if not groups:
+        stacked = Group(*fill)
+    else:
+        leaves = (np.array(values) for values in zip(*groups, strict=True))
+        stacked = Group(*(np.concatenate(pair) if extra else pair[0] for pair in zip(leaves, fill, strict=True)))
+    return stacked._replace(weights=stacked.weights.astype(dtype))
 
 
 class Timetable:
@@ -169,6 +191,16 @@ class Timetable:
             weights=fill((self._clients[heard] * self._weight(late)).tolist() if heard else [], 0.0, np.float64),
             staleness=fill(late.tolist(), 0, np.int32),
         )
+
+    @property
+    def empty(self) -> Group:
+        """A group in which nobody starts, and after which there is no step."""
+        return self._group(0, Starts(0, (), ()))
+
+    def answers(self, start: int, stop: int) -> int:
+        """How many answers came from step ``start`` to step ``stop``, with those that were thrown away."""
+        arrived = [0, *self.schedule.arrived[max(start - 1, 0) : stop]]
+        return arrived[-1] - (arrived[1] if start else 0) if stop > start else 0
 
     def groups(self, start: int, stop: int) -> list[Group]:
         """The groups with the starts from versions start … stop − 1."""
