@@ -1,10 +1,9 @@
 """How much an answer counts that comes late: weights of staleness."""
 
-from typing import Any
-
 import numpy as np
 
 from fedax.contract.settings import Settings
+from fedax.contract.types import Number
 from fedax.numbers import check_number
 
 
@@ -40,7 +39,7 @@ class PolynomialStaleness(Staleness):
         [1.0, 0.5]
     """
 
-    exponent: Any = 0.5
+    exponent: Number = 0.5
 
     def __check_init__(self) -> None:
         check_number("exponent", self.exponent, 0, fixed=True)
@@ -66,8 +65,8 @@ class HingeStaleness(Staleness):
         [1.0, 1.0, 0.25]
     """
 
-    slope: Any = 10.0
-    after: Any = 4
+    slope: Number = 10.0
+    after: Number = 4
 
     def __check_init__(self) -> None:
         check_number("slope", self.slope, 0, open_low=True, fixed=True)
