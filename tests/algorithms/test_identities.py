@@ -261,7 +261,7 @@ PAIRS = {
         ("fedavg", {"server_lr": 0.7}),
         {"participation": FEW},
     ),
-    "fadas, shortened": (("fadas", {"threshold": 0, "shorten": "cap"}), ("fadas", {"threshold": None}), {}),
+    "fadas, shortened": (("fadas", {"threshold": 1, "shorten": "cap"}), ("fadas", {"threshold": None}), {}),
 }
 
 
@@ -391,7 +391,7 @@ def test_delayed_nesterov_that_is_not_delayed_is_nesterovs_momentum():
 
 
 def test_delayed_nesterov_by_hand():
-    """N = 4, constant updates of 10: 10/4 in each step, and half the momentum, 10, then 15, at the fourth or over all."""
+    """N = 4, constant updates of 10: 10/4 in each step, and half the momentum, 10, then 15, at the fourth or in all."""
     step = fedax.Vector(np.array([10.0]))
     for spread, moves in ((0.0, [2.5, 2.5, 2.5, 7.5]), (1.0, [2.5, 2.5, 2.5, 3.75, 3.75, 3.75, 3.75, 4.375])):
         server = fedax.DelayedNesterov(1.0, 0.5, every=4, spread=spread)

@@ -285,7 +285,7 @@ def test_a_hyperparameter_of_another_method_is_unknown(name, field):
         *((name, "staleness", 0.5) for name in ("fedasync", "fedbuff")),
         *((name, "server_lr", 0.0) for name in ("fedbuff", "ca2fl", "fadas", "delayed-nesterov")),
         ("fadas", "beta1", 1.0),
-        ("fadas", "threshold", -1),
+        ("fadas", "threshold", 0),
         ("fadas", "shorten", "min"),
         ("ringmaster", "threshold", 0),
         ("delayed-nesterov", "every", 0),

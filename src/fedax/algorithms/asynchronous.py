@@ -26,14 +26,15 @@ what is sent and what the server makes of it. Delayed Nesterov is an optimizer o
 
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 
-from fedax.algorithms.parts import part
 from fedax.contract.algorithm import Algorithm, Change, Pace, Round, Traits
 from fedax.contract.hyper import check, choice, count, flag, hyper
 from fedax.contract.local import check_pull, local_steps
 from fedax.contract.oracle import Oracle
 from fedax.contract.staleness import PolynomialStaleness, Staleness
+from fedax.contract.staleness import staleness as make_staleness
 from fedax.contract.vector import Vector, zeros_like
 
 
@@ -76,7 +77,7 @@ class FedAsync(Algorithm):
     lr: Any = hyper(0.05, "(0, ∞)")
     mixing: Any = hyper(0.6, "(0, 1]")
     prox: Any = hyper(0.005, "[0, ∞)")
-    staleness: Staleness | None = PolynomialStaleness(0.5)
+    staleness: Staleness | None = eqx.field(default=PolynomialStaleness(0.5), converter=make_staleness)
 
     def traits(self) -> Traits:
         return Traits("FedAsync", "Xie, Koyejo and Gupta 2019, Algorithm 1", limit="steps")
@@ -101,7 +102,6 @@ class FedAsync(Algorithm):
     def validate(self) -> None:
         check(self)
         check_pull("prox", self.prox, self.lr)
-        _check_staleness(self.staleness)
 
 
 class FedBuff(Algorithm):
@@ -127,7 +127,7 @@ class FedBuff(Algorithm):
 
     lr: Any = hyper(0.05, "(0, ∞)")
     server_lr: Any = hyper(1.0, "(0, ∞)")
-    staleness: Staleness | None = PolynomialStaleness(0.5)
+    staleness: Staleness | None = eqx.field(default=PolynomialStaleness(0.5), converter=make_staleness)
 
     def traits(self) -> Traits:
         return Traits("FedBuff", "Nguyen et al. 2022, Algorithm 1", limit="steps")
@@ -146,15 +146,6 @@ class FedBuff(Algorithm):
 
     def server(self, server: ModelState, mean: Vector, round: Round) -> ModelState:
         return ModelState(server.x + self.server_lr * mean)
-
-    def validate(self) -> None:
-        check(self)
-        _check_staleness(self.staleness)
-
-
-def _check_staleness(staleness: Any) -> None:
-    if staleness is not None:
-        part("staleness", staleness, Staleness)
 
 
 def _sgd(lr: Any, x: Vector, oracle: Oracle) -> Vector:
@@ -322,7 +313,7 @@ class FADAS(Algorithm):
         server_lr: γ > 0, the server's learning rate.
         beta1, beta2: in [0, 1).
         eps: ε > 0, in units of the update.
-        threshold: τ_c ≥ 0, the largest staleness at which the step has its full length; ``None``: it always has.
+        threshold: τ_c ≥ 1, the largest staleness at which the step has its full length; ``None``: it always has.
         shorten: ``"divide"``: γ over the largest staleness, as in the authors' code; ``"cap"``: at most its inverse, as
             in the paper, which shortens nothing at the paper's learning rates.
         bias_correction: divide m by 1 − β₁^t and √v̂ by √(1 − β₂^t) in step t = 1, 2, …, as the authors' code does and
@@ -343,7 +334,7 @@ class FADAS(Algorithm):
     beta1: Any = hyper(0.9, "[0, 1)")
     beta2: Any = hyper(0.99, "[0, 1)")
     eps: Any = hyper(1e-8, "(0, ∞)")
-    threshold: int | None = count(1, low=0, off=True)
+    threshold: int | None = count(1, off=True)
     shorten: str = choice("divide", "divide", "cap")
     bias_correction: bool = flag(False)
 
@@ -375,7 +366,7 @@ class FADAS(Algorithm):
         if self.threshold is None:
             return self.server_lr
         latest = jnp.max(jnp.where(round.present, round.staleness, 0))
-        divisor = jnp.maximum(latest, 1).astype(float)
+        divisor = jnp.maximum(latest, 1).astype(float)  # else 32-bit whole numbers divide to float32
         short = self.server_lr / divisor if self.shorten == "divide" else jnp.minimum(self.server_lr, 1 / divisor)
         return jnp.where(latest > self.threshold, short, self.server_lr)
 

@@ -1,10 +1,14 @@
 """How much an answer counts that comes late: weights of staleness."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from fedax.contract.settings import Settings
-from fedax.contract.types import Number
+from fedax.contract.types import Number, Unknown
+from fedax.errors import ConfigError
 from fedax.numbers import check_number
+from fedax.registry import Registry
 
 
 class Staleness(Settings):
@@ -75,3 +79,32 @@ class HingeStaleness(Staleness):
     def weight(self, staleness: np.ndarray) -> np.ndarray:
         beyond = np.maximum(np.asarray(staleness, float) - float(self.after), 0)
         return 1 / (float(self.slope) * beyond + 1)
+
+
+STALENESS = Registry("staleness")
+STALENESS.add("polynomial", PolynomialStaleness)
+STALENESS.add("hinge", HingeStaleness)
+
+
+def staleness(given: Unknown) -> Staleness | None:
+    """A :class:`Staleness` as it is; ``None`` for none; or from a table, as a configuration has it.
+
+    Args:
+        given: ``{"name": "polynomial", "exponent": 0.5}``; the names are ``polynomial`` and ``hinge``, the other keys
+            their arguments.
+
+    Raises:
+        ConfigError: an unknown name or key, a value out of range, or something else.
+
+    Example:
+        >>> staleness({"name": "hinge", "after": 6})
+        HingeStaleness(after=6)
+    """
+    if given is None or isinstance(given, Staleness):
+        return given
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        way_out = "give a fedax Staleness, such as fedax.PolynomialStaleness(0.5), or {name = 'polynomial', …}"
+        raise ConfigError("staleness", given, way_out)
+    table = dict(given)
+    found: Staleness = STALENESS.bind(table.pop("name"), table, section="staleness")[0]
+    return found

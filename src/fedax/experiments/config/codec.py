@@ -19,6 +19,7 @@ from fedax.contract.compression import COMPRESSORS, Compressor
 from fedax.contract.regularizers import REGULARIZERS, Regularizer
 from fedax.contract.schedule import Piecewise
 from fedax.contract.settings import Settings, plain
+from fedax.contract.staleness import STALENESS, Staleness
 from fedax.engine.patience import Patience
 from fedax.engine.saved import read_model
 from fedax.errors import ConfigError
@@ -45,7 +46,7 @@ FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of 
 
 _MOST = 1000  # the most entries of a list, and characters of a text, that are written
 _PART = ("trainable", "lora")  # settings of the section task that say which part of the model is trained
-_NOT_SCHEDULES = ("regularizer", "compress")  # hyper-parameters whose tables are no schedules
+_NOT_SCHEDULES = ("regularizer", "compress", "staleness")  # hyper-parameters whose tables are no schedules
 
 
 class Codec(Protocol):
@@ -225,6 +226,7 @@ WIRE = ("guard", "aggregate", "faults", "compress", "secure")  # the settings th
 _OBJECTS: dict[type, Codec] = {
     Regularizer: ComponentCodec(REGULARIZERS),
     Compressor: ComponentCodec(COMPRESSORS),
+    Staleness: ComponentCodec(STALENESS),
     Piecewise: SCHEDULES,
     fedax.PowerDecay: SCHEDULES,
     fedax.AdaptiveClip: ADAPTIVE,
