@@ -169,7 +169,7 @@ def test_the_weight_of_staleness_is_the_paces_before_the_methods():
     pace = fedax.Async(5, 3, staleness=fedax.HingeStaleness(1.0, 1))
     wanted = updates(method, pace, w=lambda late: 1.0 if late <= 1 else 1 / (late - 1 + 1))
     np.testing.assert_allclose(models(run(method, pace)), wanted.xs, rtol=2e-5, atol=2e-6)
-    equal = fedax.create("fedbuff", lr=LR, exponent=None)
+    equal = fedax.create("fedbuff", lr=LR, staleness=None)
     pace = fedax.Async(5, 3)
     np.testing.assert_allclose(models(run(equal, pace)), updates(equal, pace).xs, rtol=2e-5, atol=2e-6)
     same = run(fedax.create("fedavg", lr=LR), pace)

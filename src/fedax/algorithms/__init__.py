@@ -8,7 +8,6 @@ from fedax.algorithms.asynchronous import (
     AREA,
     CA2FL,
     FADAS,
-    DelayedNesterov,
     FedAsync,
     FedBuff,
     Ringmaster,
@@ -38,7 +37,16 @@ from fedax.algorithms.momentum import (
 )
 from fedax.algorithms.parts import named_part
 from fedax.algorithms.scaffold import Scaffold
-from fedax.algorithms.server import Adaptive, Momentum, OptaxServer, Plain, ServerOptimizer, SlowMo, server_optimizer
+from fedax.algorithms.server import (
+    Adaptive,
+    DelayedNesterov,
+    Momentum,
+    OptaxServer,
+    Plain,
+    ServerOptimizer,
+    SlowMo,
+    server_optimizer,
+)
 from fedax.algorithms.stem import STEM
 from fedax.algorithms.storm import BVRLSGD, CELSGD, MBStorm
 from fedax.algorithms.vrl_sgd import VRLSGD
@@ -140,6 +148,8 @@ def _fedavg(
     server: Any = "plain",
     server_lr: Any = None,
     server_momentum: Any = None,
+    every: int | None = None,
+    spread: Any = None,
     beta1: Any = None,
     beta2: Any = None,
     eps: Any = None,
@@ -148,7 +158,8 @@ def _fedavg(
     options = {"momentum": momentum, "nesterov": nesterov, "prox": prox, "decay": decay, "regularizer": regularizer}
     local = _solver(solver, lr=lr, **options)
     averaging = None if tau_eff is None else Normalized(tau_eff)
-    hyper = {"server_lr": server_lr, "server_momentum": server_momentum, "beta1": beta1, "beta2": beta2, "eps": eps}
+    hyper = {"server_lr": server_lr, "server_momentum": server_momentum, "every": every, "spread": spread}
+    hyper |= {"beta1": beta1, "beta2": beta2, "eps": eps}
     return (FedNovaVR if vr else FedAvg)(local, averaging, server_optimizer(server, **hyper))
 
 
@@ -362,7 +373,12 @@ METHODS.add("ace", ACE, "asynchronous: no local steps, the mean of all clients' 
 METHODS.add("area", AREA, "asynchronous: the model is the mean of all clients' last models, client memory")
 METHODS.add("fadas", FADAS, "asynchronous: AMSGrad at the server, with shorter steps where answers are late")
 METHODS.add("ringmaster", Ringmaster, "asynchronous: no local steps, gradients that are too late are thrown away")
-METHODS.add("delayed-nesterov", DelayedNesterov, "asynchronous: Nesterov's momentum that moves at every N-th step")
+METHODS.add(
+    "delayed-nesterov",
+    _fedavg,
+    "asynchronous: Nesterov's momentum at the server, which moves at every N-th step",
+    fixed=_WEIGHTED | {"server": "delayed-nesterov"},
+)
 METHODS.add("local-adapt", LocalAdapt, "Adam at the clients, begun anew each round, and Adam at the server")
 METHODS.add("local-amsgrad", LocalAMSGrad, "Adam at the clients with one second moment shared by all, client memory")
 
@@ -404,11 +420,15 @@ def create(name: str, **hyper: Any) -> Algorithm:
             decay         δ in (0, 1], factor of lr a local step; off
             solver        a :class:`fedax.Solver` in the place of the five above
             tau_eff       FedNova: ``"default"``, ``"ptau"``, ``"mean"`` or a number > 0
-            server        the server optimizer: ``"plain"``, ``"momentum"``, ``"slowmo"``, ``"adagrad"``,
-                          ``"adam"``, ``"yogi"``, a ServerOptimizer or an optax transformation
-            server_lr     multiplies the mean update, 1; adaptive servers: their learning rate, 0.01
+            server        the server optimizer: ``"plain"``, ``"momentum"``, ``"slowmo"``,
+                          ``"delayed-nesterov"``, ``"adagrad"``, ``"adam"``, ``"yogi"``, a ServerOptimizer or an
+                          optax transformation
+            server_lr     multiplies the mean update, 1; delayed-nesterov 0.7; adaptive servers: their learning
+                          rate, 0.01, and 0.001 in fadas
             server_momentum  β in [0, 1) of the momentum servers; 0.9
+            every, spread  delayed-nesterov: the momentum moves at every N-th step, 4; share spread, 0
             beta1, beta2, eps  of the adaptive servers and of Mime's Adam; 0.9 (adagrad 0), 0.99, 0.001
+            staleness     fedasync, fedbuff: how much late answers count; ``fedax.PolynomialStaleness(0.5)``
             beta          β in (0, 1] of the methods with momentum inside of the local steps, MB-STORM, CE-LSGD and
                           FedGLOMO: weight of the new gradient; 0.1
             alpha         STEM, FedDA, MimeMVR: weight of the new gradient; FedDyn, FedPD: strength of the

@@ -1,11 +1,14 @@
 """How much an answer counts that comes late: weights of staleness."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
 from fedax.contract.settings import Settings
+from fedax.contract.types import Number, Unknown
+from fedax.errors import ConfigError
 from fedax.numbers import check_number
+from fedax.registry import Registry
 
 
 class Staleness(Settings):
@@ -40,7 +43,7 @@ class PolynomialStaleness(Staleness):
         [1.0, 0.5]
     """
 
-    exponent: Any = 0.5
+    exponent: Number = 0.5
 
     def __check_init__(self) -> None:
         check_number("exponent", self.exponent, 0, fixed=True)
@@ -66,8 +69,8 @@ class HingeStaleness(Staleness):
         [1.0, 1.0, 0.25]
     """
 
-    slope: Any = 10.0
-    after: Any = 4
+    slope: Number = 10.0
+    after: Number = 4
 
     def __check_init__(self) -> None:
         check_number("slope", self.slope, 0, open_low=True, fixed=True)
@@ -76,3 +79,32 @@ class HingeStaleness(Staleness):
     def weight(self, staleness: np.ndarray) -> np.ndarray:
         beyond = np.maximum(np.asarray(staleness, float) - float(self.after), 0)
         return 1 / (float(self.slope) * beyond + 1)
+
+
+STALENESS = Registry("staleness")
+STALENESS.add("polynomial", PolynomialStaleness)
+STALENESS.add("hinge", HingeStaleness)
+
+
+def staleness(given: Unknown) -> Staleness | None:
+    """A :class:`Staleness` as it is; ``None`` for none; or from a table, as a configuration has it.
+
+    Args:
+        given: ``{"name": "polynomial", "exponent": 0.5}``; the names are ``polynomial`` and ``hinge``, the other keys
+            their arguments.
+
+    Raises:
+        ConfigError: an unknown name or key, a value out of range, or something else.
+
+    Example:
+        >>> staleness({"name": "hinge", "after": 6})
+        HingeStaleness(after=6)
+    """
+    if given is None or isinstance(given, Staleness):
+        return given
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        way_out = "give a fedax Staleness, such as fedax.PolynomialStaleness(0.5), or {name = 'polynomial', …}"
+        raise ConfigError("staleness", given, way_out)
+    table = dict(given)
+    found: Staleness = STALENESS.bind(table.pop("name"), table, section="staleness")[0]
+    return found

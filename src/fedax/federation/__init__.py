@@ -1,6 +1,5 @@
 """The federation: who takes part (``participation``), how much each client works (``work``), how long (``clock``)."""
 
-from fedax.contract.staleness import HingeStaleness, PolynomialStaleness
 from fedax.federation.clock import DISTRIBUTIONS, PRESETS
 from fedax.federation.participation import (
     Cyclic,
@@ -15,7 +14,7 @@ from fedax.federation.participation import (
 from fedax.federation.work import Deadline, Epochs, GeometricSteps, RandomEpochs, RandomSteps, Steps
 from fedax.registry import Registry
 
-__all__ = ["DISTRIBUTIONS", "PARTICIPATION", "PRESETS", "STALENESS", "WORK"]
+__all__ = ["DISTRIBUTIONS", "PARTICIPATION", "PRESETS", "WORK"]
 
 WORK = Registry("work")
 WORK.add("steps", Steps)
@@ -24,10 +23,6 @@ WORK.add("random-epochs", RandomEpochs, "epochs whose number is drawn anew for e
 WORK.add("random-steps", RandomSteps)
 WORK.add("geometric-steps", GeometricSteps)
 WORK.add("deadline", Deadline)
-
-STALENESS = Registry("staleness")
-STALENESS.add("polynomial", PolynomialStaleness)
-STALENESS.add("hinge", HingeStaleness)
 
 PARTICIPATION = Registry("participation")
 PARTICIPATION.add("full", Full)

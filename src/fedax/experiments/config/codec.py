@@ -19,6 +19,7 @@ from fedax.contract.compression import COMPRESSORS, Compressor
 from fedax.contract.regularizers import REGULARIZERS, Regularizer
 from fedax.contract.schedule import Piecewise
 from fedax.contract.settings import Settings, plain
+from fedax.contract.staleness import STALENESS, Staleness
 from fedax.engine.patience import Patience
 from fedax.engine.saved import read_model
 from fedax.errors import ConfigError
@@ -29,7 +30,7 @@ from fedax.experiments.config.sections import (
     Table,
     TaskSection,
 )
-from fedax.federation import DISTRIBUTIONS, PARTICIPATION, PRESETS, STALENESS, WORK
+from fedax.federation import DISTRIBUTIONS, PARTICIPATION, PRESETS, WORK
 from fedax.federation.census import Census
 from fedax.federation.clock import Distribution
 from fedax.federation.participation import Dropout
@@ -46,7 +47,7 @@ FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of 
 
 _MOST = 1000  # the most entries of a list, and characters of a text, that are written
 _PART = ("trainable", "lora")  # settings of the section task that say which part of the model is trained
-_NOT_SCHEDULES = ("regularizer", "compress")  # hyper-parameters whose tables are no schedules
+_NOT_SCHEDULES = ("regularizer", "compress", "staleness")  # hyper-parameters whose tables are no schedules
 
 
 class Codec(Protocol):
@@ -259,7 +260,7 @@ _OBJECTS: dict[type, Codec] = {
     Regularizer: ComponentCodec(REGULARIZERS),
     Compressor: ComponentCodec(COMPRESSORS),
     Distribution: ComponentCodec(DISTRIBUTIONS),
-    fedax.Staleness: ComponentCodec(STALENESS),
+    Staleness: ComponentCodec(STALENESS),
     Piecewise: SCHEDULES,
     fedax.PowerDecay: SCHEDULES,
     fedax.AdaptiveClip: ADAPTIVE,
