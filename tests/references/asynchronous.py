@@ -1,7 +1,7 @@
 """FedAsync, FedBuff, CA2FL, ACE, AREA, FADAS, Ringmaster, Ringleader, Delayed Nesterov over the event queue, in NumPy.
 
-Clients are F_i(x) = ½ xᵀA_i x − b_iᵀx with full gradients, and F = Σ p_i F_i. A `Method` is what `queue.run` needs of
-a method: the server's first state, the clients' first memories, the work and the server's step. `go` runs one.
+Clients are F_i(x) = ½ xᵀA_i x − b_iᵀx with full gradients, and F = Σ p_i F_i. A `Method` is what `queue.run`
+needs: the server's first state, the clients' first memories, the work and the server's step. `go` runs one.
 
 Δ_i = y_i − x, where y_i is client i's model after its τ_i local steps at rate `lr` from the model x of its start.
 ω is the weight and s the staleness of an answer, K how many answers a step takes in.
@@ -137,7 +137,8 @@ def _changes(clients: Clients, lr: float) -> queue.Work:
 def ca2fl(clients, x0, *, lr, server_lr=1.0, weight: Weight = constant) -> Method:
     """Wang et al. 2024, Algorithm 2: x ← x + γ v, v = h + (1/K) Σ ω w(s) (Δ_i − h_i).
 
-    Then h ← h + Σ p_i (Δ_i − h_i) and h_i ← Δ_i, so that h = Σ p_i h_i; h_i = 0 before the first answer. Published with p_i = 1/N and w = 1.
+    Then h ← h + Σ p_i (Δ_i − h_i) and h_i ← Δ_i, so that h = Σ p_i h_i; h_i = 0 before the first answer.
+    Published with p_i = 1/N and w = 1.
     """
 
     def server(state, answers):
@@ -167,9 +168,9 @@ def ace(clients, x0, *, lr, server_lr=1.0, full_start=True) -> Method:
 
 
 def area(clients, x0, *, lr) -> Method:
-    """Iakovidou, Kim 2024: client i keeps z_i, uploads y_i − z_i; x ← x + Σ p_i (y_i − z_i) = Σ p_i z_i; z_i ← y_i.
+    """Iakovidou, Kim 2024: client i keeps z_i and uploads y_i − z_i, z_i ← y_i; x ← x + Σ p_i (y_i − z_i).
 
-    z_i = x0 before the first answer. Published with p_i = 1/N, so that the divisor is N and not K.
+    x = Σ p_i z_i, and z_i = x0 before the first answer. Published with p_i = 1/N: the divisor is N and not K.
     """
 
     def work(x, i, n, kept):
@@ -197,8 +198,9 @@ def fadas(
 ) -> Method:
     """Wang et al. 2024: AMSGrad on Δ = (1/K) Σ ω Δ_i; a smaller rate where the largest staleness exceeds τ_c.
 
-    m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², v̂ ← max(v̂, v), x ← x + η_t m / (√v̂ + ε).
-    Where τ_max > τ_c: rule "reciprocal" (the authors' code): η_t = η / τ_max; "min" (the paper): min(η, 1 / τ_max).
+    m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², v̂ ← max(v̂, v).
+    x ← x + η_t m / (√v̂ + ε), η_t = η but where τ_max > τ_c:
+    rule "reciprocal" (the authors' code) η_t = η/τ_max, "min" (the paper) min(η, 1/τ_max).
     bias_correction (the authors' code): η_t / (1 − β₁^t) and √v̂ / √(1 − β₂^t), t = 1, 2, …
     """
 
@@ -330,8 +332,8 @@ def corrected(shares: Shares, p: Sequence[float]) -> np.ndarray:
 def mixing_shares(steps: Sequence[queue.Step], n_clients: int, alpha: float, weight: Weight = constant) -> np.ndarray:
     """FedAsync's q for any α: how fast x moves per unit of each client's Δ_i, were they constant; [N], sums to one.
 
-    x ← (1 − α_s) x + α_s (x_start + Δ_i) is linear in Δ, and a stale x_start takes back what others did meanwhile.
-    At α → 0 that is f_i E_i w(s) again, and for w = 1 and α < 1 it is f_i at any α. Else it is not, since those who
+    x ← (1 − α_s) x + α_s (x_start + Δ_i) is linear in Δ; a stale x_start takes back what others did meanwhile.
+    At α → 0 that is f_i E_i w(s) again, and for w = 1 and α < 1 it is f_i at any α. Else it is not: those who
     are under way together with client i take its step back by their own weights. Needs K = 1 and all steps.
     """
     z = np.zeros((len(steps) + 1, n_clients))
