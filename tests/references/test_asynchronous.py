@@ -314,6 +314,21 @@ def test_fedbuff_ends_at_the_predicted_wrong_point(weight):
     assert np.linalg.norm(asy.settled(mended) - c.optimum()) < 0.01 * distance
 
 
+@pytest.mark.parametrize("buffer", [1, 2, 4])
+def test_a_client_that_starts_again_starts_near_its_own_last_step(buffer):
+    """E[x | i starts] − E x = ½ c Δ_i, c = (2/K − 1)/K: 1 of K starts after the step that its own answer is in."""
+    c, lr, own = clients(), 0.02, (2 / buffer - 1) / buffer
+    run = asy.go(asy.fedbuff(c, X0, lr=lr, weight=asy.constant), c, steps=24_000 // buffer, **{**ALL, "buffer": buffer})
+    q = asy.shares(run.steps[len(run.steps) // 2 :], c.p).q
+    P = np.eye(D) - own * lr * c.A / 2
+    near = np.linalg.solve(np.einsum("n,nij,njk->ik", q, P, c.A), np.einsum("n,nij,nj->i", q, P, c.b))
+    distance = np.linalg.norm(c.optimum(q) - c.optimum())
+    off, left = (np.linalg.norm(asy.settled(run) - x) / distance for x in (c.optimum(q), near))
+    assert left < 2.5e-3
+    if buffer == 1:
+        assert off > 6e-3
+
+
 def test_the_staleness_weight_alone_makes_a_fair_schedule_wrong():
     c = clients()
     schedule = {"concurrency": 4, "buffer": 2, "policy": "uniform", "steps": 20_000, **drawn()}
