@@ -316,7 +316,7 @@ def test_fedbuff_ends_at_the_predicted_wrong_point(weight):
 
 @pytest.mark.parametrize("buffer", [1, 2, 4])
 def test_a_client_that_starts_again_starts_near_its_own_last_step(buffer):
-    """E[x | i starts] − E x = ½ c Δ_i, c = (2/K − 1)/K: 1 of K starts after the step that its own answer is in."""
+    """E[x | i starts] − E x = ½ c Δ_i, c = (2/K − 1)/K: 1 of K starts after the step with its own answer."""
     c, lr, own = clients(), 0.02, (2 / buffer - 1) / buffer
     run = asy.go(asy.fedbuff(c, X0, lr=lr, weight=asy.constant), c, steps=24_000 // buffer, **{**ALL, "buffer": buffer})
     q = asy.shares(run.steps[len(run.steps) // 2 :], c.p).q
