@@ -81,10 +81,10 @@ class Run(NamedTuple):
         return np.array([s.time for s in self.steps])
 
 
-def pick(answer: int | float, candidates: Sequence[int]) -> int:
+def pick(answer: int | float, candidates: Sequence[int] | np.ndarray) -> int:
     """The client that `who` means: a number of [0, 1) picks among the candidates, an integer must be one of them."""
     if isinstance(answer, float | np.floating):
-        return candidates[int(answer * len(candidates))]
+        return int(candidates[int(answer * len(candidates))])
     if int(answer) not in candidates:
         raise ValueError(f"client {answer} cannot start now")
     return int(answer)
@@ -135,7 +135,7 @@ def run(
         elif policy == "uniform":
             i = pick(who(n), range(clients))
         else:
-            i = pick(who(n), [int(c) for c in np.flatnonzero(busy == 0)])
+            i = pick(who(n), np.flatnonzero(busy == 0))
         finish = now + duration(n, i, 0 if taus is None else int(taus[i]), nbytes)
         heapq.heappush(queue, (finish, n, i, version(), state["x"], memory[i]))
         busy[i] += 1
@@ -181,3 +181,15 @@ def run(
         for i in replace:
             start(now, i)
     return Run(records, state, memory, started, taken, dropped)
+
+
+def schedule(clients: int, steps: int, **arguments: Any) -> Run:
+    """The schedule alone, with the arguments of `run`: a model that counts the server's steps, and no work."""
+    return run(
+        {"x": np.zeros(())},
+        clients=clients,
+        steps=steps,
+        work=lambda x, i, n, kept: (None, kept),
+        server=lambda state, answers: {"x": state["x"] + 1},
+        **arguments,
+    )

@@ -38,24 +38,12 @@ def drawn(seed=0, spread=0.2):
 ALL = {"concurrency": N, "buffer": 1, "policy": "again", "duration": fixed}
 
 
-def count_only(steps, clients, **schedule):
-    """The schedule alone: a model that counts the server's steps."""
-    return queue.run(
-        {"x": np.zeros(())},
-        steps=steps,
-        clients=clients,
-        work=lambda x, i, n, kept: (float(x), n),
-        server=lambda state, answers: {"x": state["x"] + 1},
-        **schedule,
-    )
-
-
 # The queue.
 
 
 def test_a_schedule_worked_by_hand():
     took = {0: 2.0, 1: 3.0, 2: 7.0}
-    run = count_only(4, 3, concurrency=2, buffer=2, duration=lambda n, i, t, b: took[i], who=lambda n: n % 3)
+    run = queue.schedule(3, 4, concurrency=2, buffer=2, duration=lambda n, i, t, b: took[i], who=lambda n: n % 3)
     # 0 and 1 start at 0; 0 is heard at 2 and n = 2 starts client 2 (till 9); 1 is heard at 3: a step; n = 3 starts 0
     assert [s.heard for s in run.steps] == [
         ((0, 0, 0), (1, 1, 0)),  # at 2 and 3
@@ -69,7 +57,7 @@ def test_a_schedule_worked_by_hand():
 
 
 def test_of_equal_times_the_one_that_began_first_is_heard_first():
-    run = count_only(3, 4, concurrency=4, buffer=2, duration=equal, policy="again", who=lambda n: 3 - n)
+    run = queue.schedule(4, 3, concurrency=4, buffer=2, duration=equal, policy="again", who=lambda n: 3 - n)
     assert [s.heard for s in run.steps] == [
         ((3, 0, 0), (2, 1, 0)),
         ((1, 2, 1), (0, 3, 1)),
@@ -79,7 +67,7 @@ def test_of_equal_times_the_one_that_began_first_is_heard_first():
 
 def test_grace_takes_in_all_that_finish_by_its_end_and_starts_nobody_before():
     took = [1.0, 1.5, 2.0, 2.1]
-    run = count_only(2, 4, concurrency=4, buffer=1, grace=1.0, duration=lambda n, i, t, b: took[i], policy="again")
+    run = queue.schedule(4, 2, concurrency=4, buffer=1, grace=1.0, duration=lambda n, i, t, b: took[i], policy="again")
     assert run.steps[0].heard == ((0, 0, 0), (1, 1, 0), (2, 2, 0))  # at 1, 1.5 and, on the edge, 2
     assert run.steps[1].heard == ((3, 3, 1), (0, 4, 0))  # 3 at 2.1; the others began at 2, and 0 is back at 3
     close(run.times, [2.0, 3.1])
@@ -136,11 +124,11 @@ def test_what_is_dropped_makes_no_version_and_leaves_the_memory():
 
 def test_the_queue_refuses_what_cannot_be():
     with pytest.raises(ValueError, match="buffer"):
-        count_only(1, 2, concurrency=1, buffer=2, duration=equal, policy="again")
+        queue.schedule(2, 1, concurrency=1, buffer=2, duration=equal, policy="again")
     with pytest.raises(ValueError, match="buffer"):
-        count_only(1, 2, concurrency=3, buffer=2, duration=equal, policy="idle", who=lambda n: 0)
+        queue.schedule(2, 1, concurrency=3, buffer=2, duration=equal, policy="idle", who=lambda n: 0)
     with pytest.raises(ValueError, match="cannot start"):
-        count_only(9, 3, concurrency=2, buffer=1, duration=equal, policy="idle", who=lambda n: 0)
+        queue.schedule(3, 9, concurrency=2, buffer=1, duration=equal, policy="idle", who=lambda n: 0)
 
 
 # Identities.
@@ -332,7 +320,7 @@ def test_a_client_that_starts_again_starts_near_its_own_last_step(buffer):
 def test_the_staleness_weight_alone_makes_a_fair_schedule_wrong():
     c = clients()
     schedule = {"concurrency": 4, "buffer": 2, "policy": "uniform", "steps": 20_000, **drawn()}
-    run = count_only(clients=N, taus=c.tau, **schedule)
+    run = queue.schedule(N, taus=c.tau, **schedule)
     fair, weighted = asy.shares(run.steps, c.p), asy.shares(run.steps, c.p, asy.polynomial(0.5))
     assert fair.chi2 < 1e-3 < 0.02 < weighted.chi2
     mended = asy.shares(run.steps, c.p, asy.polynomial(0.5), asy.corrected(weighted, c.p))
@@ -352,7 +340,7 @@ def test_fedasync_ends_where_its_shares_say_which_are_f_times_w_for_a_small_alph
 
 
 def test_fedasync_with_constant_weights_has_fs_shares_for_any_alpha_and_none_at_one():
-    run = count_only(16_000, N, **ALL)
+    run = queue.schedule(N, 16_000, **ALL)
     f = asy.shares(run.steps, np.full(N, 1 / N)).f
     close(asy.mixing_shares(run.steps, N, 0.6), f, 2e-3)
     assert np.abs(asy.mixing_shares(run.steps, N, 1.0) - f).max() > 0.05  # α = 1: the N models under way never mix
