@@ -211,6 +211,27 @@ def test_ringmaster_of_one_takes_fresh_gradients_only():
         close(run.iterates[k], x)
 
 
+def test_ringleaders_tables_by_hand():
+    c = asy.Clients(A[:3], B[:3], np.full(3, 1 / 3), np.ones(3, int))
+    method = asy.ringleader(c, np.zeros(1), lr=3.0)
+    a1, a2, a3, a4, a5, b1, b2, b3, c1, c2, c3 = np.random.default_rng(0).normal(size=11)
+    heard = [(0, a1), (0, a2), (1, b1), (0, a3), (2, c1)]  # phase 1, and 2 makes the first step
+    heard += [(2, c2), (0, a4), (0, a5), (1, b2)]  # phase 2: c2 and a5 come too late for this round
+    heard += [(2, c3), (1, b3)]  # phase 1 again, from c2 and a5
+    steps = {
+        4: (a1 + a2 + a3) / 3 + b1 + c1,
+        6: (a1 + a2 + a3 + a4) / 4 + b1 + c1,
+        8: (a1 + a2 + a3 + a4) / 4 + (b1 + b2) / 2 + c1,
+        10: a5 + b3 + (c2 + c3) / 2,
+    }
+    state, x = method.state, 0.0
+    for k, (i, g) in enumerate(heard):
+        state = method.server(state, [queue.Answer(i, 1.0, 0, np.full(1, g))])
+        x = x - steps.get(k, 0.0)
+        close(state["x"], [x])
+    assert state["k"] == 4
+
+
 def test_ringleader_serves_every_client_once_a_round_and_no_gradient_is_older_than_2n_minus_2_steps():
     c = clients()
     served, seen = [], [0]
