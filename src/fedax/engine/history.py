@@ -46,7 +46,7 @@ class Run:
             of the first hundred; ``skipped``, how many rounds changed nothing for want of clients. Of real clients:
             ``heard``, the share of the weight of those whose nodes were heard in this evaluation; ``wire_down`` and
             ``wire_up``, bytes on the network as it is; ``waited``, seconds that the server waited for answers. With a
-            clock: ``time``, simulated seconds.
+            clock: ``time``, simulated seconds; of real clients measured ones.
         status: ``"finished"``; ``"worse"`` where it came to its last round, with an objective above that at the start
             (see :func:`ended_worse`); ``"stopped"`` where ``until`` was true before the last round; ``"diverged"``
             where the loss was no longer finite; ``"failed"`` where a guard stopped it.
@@ -275,7 +275,10 @@ class Costs:
         self.traffic: dict[str, Unknown] = {}  # of real clients
 
     def add_traffic(self, traffic: dict[str, Unknown]) -> None:
-        """Add network traffic."""
+        """Add network traffic; and the time that rounds took, which is measured at nodes."""
+        if TIME in traffic:
+            self.time = (self.time or 0.0) + traffic[TIME]
+            traffic = {name: value for name, value in traffic.items() if name != TIME}
         self.traffic |= {name: value + self.traffic.get(name, 0) for name, value in traffic.items()}
 
     def add(self, tally: Tally, rounds: int, warmup: bool) -> None:
