@@ -31,9 +31,15 @@ GRIDS = {
     "fedadagrad": ADAPTIVE | {"server_lr": (0.1, 0.3, 1.0, 3.0, 10.0)},
     "fedadam": ADAPTIVE,
     "fedyogi": ADAPTIVE,
-    "local-adapt": {"lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), "server_lr": SERVER_RATES},
+    **{
+        name: {"lr": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3), "server_lr": SERVER_RATES}
+        for name in ("fadas", "local-adapt")
+    },
     # A step of the server, in the place of many local ones.
-    **{name: {"lr": tuple(10 * r for r in RATES)} for name in ("mb-storm", "ef21", "diana", "marina", "dasha")},
+    **{
+        name: {"lr": tuple(10 * r for r in RATES)}
+        for name in ("mb-storm", "ef21", "diana", "marina", "dasha", "ace", "ringmaster")
+    },
 }
 CURVES = ("train_loss", "test_loss")
 EQUAL = "fedavg, equal steps"

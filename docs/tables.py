@@ -18,6 +18,7 @@ import fedax
 from fedax.algorithms import METHODS
 from fedax.contract.compression import Compressor
 from fedax.contract.hyper import rules
+from fedax.contract.staleness import Staleness
 from fedax.engine.footprint import Amount, Footprint, footprints
 
 PAGE = pathlib.Path(__file__).parent / "methods.md"
@@ -135,7 +136,7 @@ def _parameters(name: str, text: str) -> str:
 def _default(value: Any) -> str:
     if value is None or value is False:
         return "off"
-    if isinstance(value, Compressor):
+    if isinstance(value, Compressor | Staleness):
         return f"`{value!r}`"
     return "on" if value is True else f"`{json.dumps(value)}`"
 

@@ -8,6 +8,7 @@ from fedax.columns import (
     _TABLE,
     COSTS,
     EXCLUSIONS,
+    TIME,
     TRAFFIC,
     better,
     describe,
@@ -31,13 +32,14 @@ def test_the_table_has_every_column_of_a_run():
         val=examples,
         test=examples,
         guard=True,
+        clock=fedax.Clock(step=0.1),
     )
     task_metrics = {f"{part}_{name}" for part in ("val", "test") for name in ("accuracy", "auc", "f1")}
     apart = {"epsilon"}  # of private runs, whose uploads have no guard
     of_real_clients = {name for name in _TABLE if describe(name).kind == "traffic"}
     assert of_real_clients == {"heard", *TRAFFIC}
     assert {*run.history} - task_metrics == {*_TABLE} - of_real_clients - apart
-    assert [name for name in run.history if name not in (*COSTS, *EXCLUSIONS)] == measured_names(
+    assert [name for name in run.history if name not in (*COSTS, TIME, *EXCLUSIONS)] == measured_names(
         ["accuracy", "auc", "f1"]
     )
     for name, values in run.history.items():

@@ -24,6 +24,7 @@ import fedax
 from fedax.cli import app
 from fedax.data import Transform
 from fedax.experiments import clients, read
+from fedax.federation.census import Census
 from fedax.flower import deploy
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -39,6 +40,8 @@ PAGES = {
         "it",
         "privacy",
         "tasks",
+        "time",
+        "asynchronous",
     )
 } | {"README": ROOT / "README.md"}
 
@@ -90,6 +93,8 @@ SAVED = {
     ("experiments", '[data]\nname = "digits"'): "experiment.toml",
     ("secure-aggregation", "[data]"): "experiment.toml",
     ("privacy", 'name = "private"'): "experiment.toml",
+    ("time", 'name = "slow-clients"'): "experiment.toml",
+    ("asynchronous", 'name = "without-waiting"'): "experiment.toml",
     ("tasks", "data = {"): "experiment.toml",
 }
 # Commands that a page has in its text only -> after which block; so their configurations are run too.
@@ -98,6 +103,8 @@ IN_TEXT = {
     ("experiments", "experiment.toml"): "fedax run experiment.toml",
     ("secure-aggregation", "experiment.toml"): "fedax run experiment.toml",
     ("privacy", "experiment.toml"): "fedax run experiment.toml",
+    ("time", "experiment.toml"): "fedax run experiment.toml",
+    ("asynchronous", "experiment.toml"): "fedax run experiment.toml",
     ("tasks", "experiment.toml"): "fedax run experiment.toml",
 }
 # What the page calls data, task and method.
@@ -286,6 +293,24 @@ def test_privacy_and_secure_aggregation(reader):
     tables("readmitted")
     reader.read("secure-aggregation")
     reader.read("privacy")
+
+
+def test_time(reader):
+    reader.read("time")
+    reader.run(["report", "runs/slow-clients-1", "--target", "train_loss=0.5"])
+    assert any("Clock time" in each for each in reader.did)
+    data = fedax.data.quadratics(clients=2, dimension=5)
+    bound = reader.names["clock"].bind(Census.of(data), 0)
+    assert bound.on([0, 1, 1], [5.0, 5000.0, 89_000.0]).tolist() == [5.0, 7200.0, 89_000.0]
+
+
+def test_asynchronous(reader):
+    reader.read("asynchronous")
+    names = reader.names
+    assert names["found"].chi_square > 0.01
+    off = [np.linalg.norm(np.asarray(names[run].params) - names["star"]) for run in ("run", "back", "exact")]
+    assert off[0] > 2 * off[1] and off[2] < 1e-3
+    assert np.linalg.norm(names["predicted"] - np.asarray(names["run"].params)) < 0.2
 
 
 def test_deploy(reader):

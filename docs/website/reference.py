@@ -7,7 +7,11 @@ from collections.abc import Iterable
 
 # Of ``fedax.*``, by the package that has the code.
 PLACES = {
-    "run": ("Run and compare", "simulate, compare, sweep and evaluate; what they return.", ("engine", "experiments")),
+    "run": (
+        "Run and compare",
+        "simulate, compare, sweep and evaluate; what they return.",
+        ("engine", "experiments", "progress"),
+    ),
     "algorithms": (
         "Methods",
         "make a method by its name; the parts of those that combine.",
@@ -19,8 +23,8 @@ PLACES = {
         ("contract", "plugins", "conformance"),
     ),
     "federation": (
-        "Participation and work",
-        "who takes part in a round, and how much each client does.",
+        "Participation, work and time",
+        "who takes part in a round, how much each client does, and how long it takes.",
         ("federation",),
     ),
     "wire": ("On the way to the server", "robust averages, guards, and faults to study.", ("wire",)),

@@ -3,6 +3,7 @@ from .algorithms import (
     SGD,
     VRLSGD,
     Adaptive,
+    DelayedNesterov,
     FedAvg,
     FedNovaVR,
     Momentum,
@@ -35,8 +36,10 @@ from .contract.regularizers import (
     Unconstrained,
 )
 from .contract.schedule import FromFunction, Piecewise, PowerDecay, Schedule, stepwise
+from .contract.staleness import HingeStaleness, PolynomialStaleness, Staleness
 from .contract.vector import Vector, zeros_like
 from .data.federated import FederatedData
+from .engine.arrivals import Arrivals, arrivals
 from .engine.by_client import evaluate
 from .engine.checkpoint import Checkpoints
 from .engine.devices import Place
@@ -58,6 +61,8 @@ from .errors import (
     TrackingWarning,
 )
 from .experiments.comparison import Comparison, compare, load
+from .federation.clock import Clock, Exponential, HalfNormal, Lognormal, UniformBetween
+from .federation.pace import Async
 from .federation.participation import (
     Cyclic,
     Dropout,
@@ -98,6 +103,8 @@ __all__ = [
     "AdaptiveClip",
     "Aggregator",
     "Algorithm",
+    "Arrivals",
+    "Async",
     "BadClientWarning",
     "Box",
     "Cast",
@@ -105,6 +112,7 @@ __all__ = [
     "CheckpointError",
     "Checkpoints",
     "ClippedMean",
+    "Clock",
     "Comparison",
     "Compressor",
     "ConfigError",
@@ -112,6 +120,7 @@ __all__ = [
     "Cyclic",
     "DataError",
     "Deadline",
+    "DelayedNesterov",
     "DivergedWarning",
     "DoubtfulWarning",
     "Dropout",
@@ -119,6 +128,7 @@ __all__ = [
     "Epochs",
     "ErrorFeedback",
     "Exchange",
+    "Exponential",
     "Faults",
     "FedAvg",
     "FedNovaVR",
@@ -129,9 +139,12 @@ __all__ = [
     "GeometricMedian",
     "GeometricSteps",
     "Guard",
+    "HalfNormal",
+    "HingeStaleness",
     "Identity",
     "L1Ball",
     "L2Ball",
+    "Lognormal",
     "Message",
     "Model",
     "Momentum",
@@ -148,6 +161,7 @@ __all__ = [
     "Place",
     "Plain",
     "Poisson",
+    "PolynomialStaleness",
     "PowerDecay",
     "PowerSGD",
     "ProcessError",
@@ -166,6 +180,7 @@ __all__ = [
     "Simplex",
     "SlowMo",
     "Solver",
+    "Staleness",
     "Steps",
     "Sweep",
     "Systematic",
@@ -177,10 +192,12 @@ __all__ = [
     "TrimmedMean",
     "Unconstrained",
     "Uniform",
+    "UniformBetween",
     "UniformNormalized",
     "Vector",
     "Weighted",
     "Work",
+    "arrivals",
     "available",
     "check",
     "cite",

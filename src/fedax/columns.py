@@ -27,8 +27,8 @@ class Column:
     Attributes:
         label: the name to show.
         kind: ``"measure"`` of the model; ``"clients"``: a measure at each client of the held-out data; ``"cost"`` so
-            far; ``"privacy"`` spent; ``"exclusion"``: uploads that did not count; or ``"traffic"``: network bytes and
-            waiting times with real clients, and how many of them answered.
+            far; ``"privacy"`` spent; ``"exclusion"``: uploads that did not count; ``"pace"`` of a server that does not
+            wait; or ``"traffic"``: network bytes and waiting times with real clients, and how many of them answered.
         unit: ``"%"`` for shares that are shown as percentages, ``"B"``, ``"s"``, or nothing.
         better: which way is better; ``None`` where neither is, or it is not known.
         type: of its values; ``"whole"`` numbers are ≥ 0, ``"ids"`` are lists of clients, ``"reals"`` lists of numbers.
@@ -36,7 +36,7 @@ class Column:
     """
 
     label: str
-    kind: Literal["measure", "clients", "cost", "privacy", "exclusion", "traffic"] = "measure"
+    kind: Literal["measure", "clients", "cost", "privacy", "exclusion", "traffic", "pace"] = "measure"
     unit: Literal["", "%", "B", "s"] = ""
     better: Direction | None = None
     type: Literal["real", "whole", "ids", "reals"] = "real"
@@ -57,10 +57,14 @@ _TABLE = {  # in the order of a table's columns, after the metrics of the task
     "bytes_down": Column("Downloaded", "cost", "B", "lower", "whole"),
     "bytes_up": Column("Uploaded", "cost", "B", "lower", "whole"),
     "seconds": Column("Time", "cost", "s", "lower"),
+    "time": Column("Clock time", "cost", "s", "lower"),
     "epsilon": Column("Privacy spent ε", "privacy", better="lower"),
     "left_out": Column("Uploads left out", "exclusion", better="lower", type="whole"),
     "bad_clients": Column("Clients left out", "exclusion", type="ids"),
     "skipped": Column("Rounds skipped", "exclusion", better="lower", type="whole"),
+    "staleness": Column("Mean staleness", "pace", better="lower", scale="linear"),
+    "staleness_max": Column("Largest staleness", "pace", better="lower", type="whole", scale="linear"),
+    "dropped": Column("Answers thrown away", "pace", better="lower", type="whole", scale="linear"),
     "heard": Column("Weight of the clients heard", "traffic", "%", scale="linear"),
     "wire_down": Column("Sent over the network", "traffic", "B", "lower", "whole"),
     "wire_up": Column("Received over the network", "traffic", "B", "lower", "whole"),
@@ -77,8 +81,10 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 PARTS = ("val", "test")  # the held-out parts
 PER_CLIENT = "_per_client"  # the suffix of columns with a figure for each client
 
-COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost")
+TIME = "time"  # a cost of runs with a clock, and of those at real nodes
+COSTS = tuple(name for name, column in _TABLE.items() if column.kind == "cost" and name != TIME)  # of every run
 TRAFFIC = ("wire_down", "wire_up", "waited")
+PACE = tuple(name for name, column in _TABLE.items() if column.kind == "pace")
 EXCLUSIONS = tuple(name for name, column in _TABLE.items() if column.kind == "exclusion")
 
 

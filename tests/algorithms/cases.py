@@ -10,6 +10,7 @@ import fedax
 from fedax.contract.compression import Compressor
 from fedax.contract.compressors import TopK
 from tests.references import accelerated_family as acc
+from tests.references import asynchronous_family as asy
 from tests.references import compressed_family as com
 from tests.references import dual_family as dual
 from tests.references import fedavg_family as fed
@@ -141,7 +142,7 @@ def _mime_mvr(name: str, ref: str) -> Case:
     return Case(name, functools.partial(rec.mime_mvr, lite=lite), hyper, cost=cost, variant=ref == "current")
 
 
-_PLAIN, _NORMALISED = Cost(1, 1), Cost(1, 1, numbers_up=1)
+_PLAIN, _NORMALISED, _NO_STEPS = Cost(1, 1), Cost(1, 1, numbers_up=1), Cost(1, 1, loops=0)
 _VR, _NOVA_VR = Cost(2, 1, numbers_down=1, gradients=2, warmup=2), Cost(2, 1, numbers_up=1)
 _FEDDA = Cost(3, 2, numbers_up=2, gradients=2, warmup=2)
 _ALL = {"partial": False}
@@ -348,6 +349,17 @@ CASES = {
     "feddualavg": Case("feddualavg", dual.feddualavg, {"server_lr": 0.8}, variant=True),
     "feddualavg-l1": _regularized("feddualavg", dual.feddualavg, {"server_lr": 0.8}, "l1", cost=Cost(1, 1, 1, 1)),
     "fedavg-l1": _regularized("fedavg", dual.proximal_fedavg, {"server_lr": 0.8}, "l1", variant=True),
+    "fedasync": Case("fedasync", asy.fedasync, {"mixing": 0.7, "prox": 2.0}, cost=_PLAIN),
+    "fedbuff": Case("fedbuff", asy.fedbuff, {"server_lr": 0.8}, cost=_PLAIN),
+    "ca2fl": Case("ca2fl", asy.ca2fl, {"server_lr": 0.8}, cost=_PLAIN),
+    "ace": Case("ace", asy.ace, cost=_NO_STEPS),
+    "area": Case("area", asy.area, cost=_PLAIN),
+    "fadas": Case("fadas", asy.fadas, _ADAPTIVE, cost=_PLAIN),
+    "fadas-bias-correction": Case("fadas", asy.fadas, _ADAPTIVE | {"bias_correction": True}, variant=True),
+    "ringmaster": Case("ringmaster", asy.ringmaster, own={"threshold": 3}, cost=_NO_STEPS),
+    "delayed-nesterov": Case(
+        "delayed-nesterov", asy.delayed_nesterov, _MOMENTUM | {"every": 2, "spread": 0.4}, cost=_PLAIN
+    ),
     "local-adapt": Case("local-adapt", dual.local_adapt, _LOCAL_ADAM, cost=_PLAIN),
     "local-adapt-local": Case("local-adapt", dual.local_adapt, _LOCAL_ADAM | {"correction": "local"}, variant=True),
     "local-adapt-joint": Case("local-adapt", dual.local_adapt, _LOCAL_ADAM | {"correction": "joint"}, cost=Cost(1, 2)),

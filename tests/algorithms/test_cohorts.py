@@ -36,7 +36,7 @@ DESIGNS = {
     "available": fedax.Dropout(fedax.Uniform(SIZE), available=np.random.default_rng(3).random((ROUNDS, N)) < 0.7),
 }
 HYPER = {
-    **{method: {"eps": 1.0, "server_lr": 1.0} for method in ("fedadagrad", "fedadam", "fedyogi")},
+    **{method: {"eps": 1.0, "server_lr": 1.0} for method in ("fedadagrad", "fedadam", "fedyogi", "fadas")},
     **{method: {"eps": 1.0} for method in ("fedda", "fedda-mvr", "fedda-distributed")},
     "local-adapt": {"lr": 0.3, "server_lr": 0.3, "eps": 1.0},
     "local-amsgrad": {"lr": 0.05, "eps": 1.0, "beta1": 0.5},
@@ -119,6 +119,9 @@ SUMS = {  # Σ p_i of what clients keep, and what they keep
     "scaffold-m-vr": lambda server, kept: (server.c, kept),
     "fednova-vr": lambda server, kept: (server.h, kept),
     "feddyn": lambda server, kept: (server.h, kept),
+    "ca2fl": lambda server, kept: (server.h, kept),
+    "ace": lambda server, kept: (server.h, kept),
+    "area": lambda server, kept: (server.x, kept),
 }
 
 

@@ -65,6 +65,7 @@ def test_one_client_is_gradient_descent():
 
 NO_DRIFT = ["fedavg", "fednova", "fednova-vr", "scaffold", "vrl-sgd", "fedgate", "led", "scaffnew", "ce-lsgd"]
 NO_DRIFT += ["bvr-l-sgd", "stem", "fedglomo", "mime", "mimelite", "mime-mvr", "mimelite-mvr"]
+NO_DRIFT += ["fedbuff", "ca2fl", "area"]
 
 
 @pytest.mark.parametrize("name", NO_DRIFT)
@@ -244,6 +245,23 @@ PAIRS = {
         {},
     ),
     "mime without momentum": (("mime", {"base": "momentum", "momentum": 0.0}), ("mime", {}), {"participation": FEW}),
+    "fedbuff in rounds": (("fedbuff", {"server_lr": 0.7}), ("fedavg", {"server_lr": 0.7}), {"participation": FEW}),
+    "fedasync in rounds": (
+        ("fedasync", {"mixing": 0.7, "prox": 2.0}),
+        ("fedprox", {"prox": 2.0, "server_lr": 0.7}),
+        {"participation": FEW},
+    ),
+    "ca2fl, all clients": (("ca2fl", {"server_lr": 0.7}), ("fedavg", {"server_lr": 0.7}), {}),
+    "area, all clients": (("area", {}), ("fedavg", {}), {}),
+    "ace, one step": (("ace", {}), ("fedavg", {}), {"steps": 1}),
+    "ace, all clients": (("ace", {}), ("ef21", {"compress": fedax.Identity()}), {}),
+    "ringmaster, one step": (("ringmaster", {}), ("fedavg", {}), {"steps": 1, "participation": FEW}),
+    "delayed-nesterov, every = 1, without momentum": (
+        ("delayed-nesterov", {"every": 1, "server_momentum": 0.0}),
+        ("fedavg", {"server_lr": 0.7}),
+        {"participation": FEW},
+    ),
+    "fadas, shortened": (("fadas", {"threshold": 1, "shorten": "cap"}), ("fadas", {"threshold": None}), {}),
 }
 
 
@@ -258,7 +276,7 @@ SOME_PAIRS = (
     "fedgate is scaffold", "scaffnew every K steps", "feddyn is fedpd", "ce-lsgd, one step", "mimelite-mvr, a = 1",
     "feddualavg without a regularizer", "fedda-mvr-norm, one step", "fedda-momentum-norm, one step",
     "fedda with H = I is stem", "fedda-mvr", "nesterov-both without momentum", "fedmass without lr2, restart",
-    "mime without momentum",
+    "mime without momentum", "fedasync in rounds", "ca2fl, all clients", "ace, all clients", "ringmaster, one step",
 )  # fmt: skip
 
 
@@ -359,6 +377,70 @@ def test_optax_at_the_server():
     same(fedavg(server=optax.sgd(1.0)), fedavg())
     own = fedavg(server="momentum", server_momentum=0.7, server_lr=0.8)
     same(fedavg(server=optax.sgd(0.8, momentum=0.7)), own)
+
+
+# Methods for a server that does not wait, in rounds.
+
+
+def test_delayed_nesterov_that_is_not_delayed_is_nesterovs_momentum():
+    """Optax: m ← βm + g; x ← x − γ (g + βm). The share of each step does not matter where there is one."""
+    nesterov = fedavg(server=optax.sgd(0.8, momentum=0.7, nesterov=True))
+    for spread in (0.0, 0.4, 1.0):
+        hyper = {"server_momentum": 0.7, "server_lr": 0.8, "every": 1, "spread": spread}
+        same(path(fedax.create("delayed-nesterov", lr=DECAYING, **hyper), work=EQUAL), nesterov)
+
+
+def test_delayed_nesterov_by_hand():
+    """N = 4, constant updates of 10: 10/4 in each step, and half the momentum, 10, then 15, at the fourth or in all."""
+    step = fedax.Vector(np.array([10.0]))
+    for spread, moves in ((0.0, [2.5, 2.5, 2.5, 7.5]), (1.0, [2.5, 2.5, 2.5, 3.75, 3.75, 3.75, 3.75, 4.375])):
+        server = fedax.DelayedNesterov(1.0, 0.5, every=4, spread=spread)
+        state, found = server.init(step), []
+        for _ in moves:
+            moved, state = server.update(state, step, step, LR)
+            found.append(float(moved.tree[0]))
+        np.testing.assert_allclose(found, moves, rtol=1e-6)
+
+
+def test_fadas_is_amsgrad_of_optax():
+    """Which corrects both moments before it takes the largest, so that they agree without a first moment's history."""
+    hyper = {"server_lr": 0.05, "beta1": 0.0, "beta2": 0.0, "eps": 0.1}
+    ours = path(fedax.create("fadas", lr=DECAYING, bias_correction=True, **hyper), work=EQUAL)
+    same(ours, fedavg(server=optax.amsgrad(0.05, b1=0.0, b2=0.0, eps=0.1)))
+    same(path(fedax.create("fadas", lr=DECAYING, **hyper), work=EQUAL), ours)
+
+
+def test_fedasync_of_one_client_that_mixes_all_is_its_model():
+    alone = federation(BED.H[:1], BED.e[:1], np.ones(1))
+    expected = descent(lambda x: GRADS[0](x, 0, 0), 3 * ROUNDS)[::3]
+    same(path(fedax.create("fedasync", lr=LR, mixing=1.0, prox=0.0), data=alone, work=EQUAL), expected)
+
+
+def test_ca2fl_of_one_client_a_round_is_saga_of_updates():
+    """One local step of full gradients, equal weights: x ← x − η (g_i − u_i + mean of u), then u_i ← g_i."""
+    equal = federation(BED.H, BED.e, np.full(7, 1 / 7))
+    order = [3, 1, 3, 6, 1]
+    x, u, expected = X0, np.zeros((7, 4)), [X0]
+    for i in order:
+        g = GRADS[i](x, 0, 0)
+        x = x - LR * (g - u[i] + u.mean(axis=0))
+        u[i] = g
+        expected.append(x)
+    cohorts = fedax.Trace([[i] for i in order])
+    options = {"data": equal, "participation": cohorts, "work": fedax.Steps(1)}
+    same(path(fedax.create("ca2fl", lr=LR), **options), np.stack(expected))
+
+
+def test_ace_of_one_client_a_round_is_the_incremental_aggregated_gradient():
+    """x ← x − η Σ p_i u_i, of which one is new; the server waits for nobody else."""
+    order = [3, 1, 3, 6, 1]
+    x, u, expected = X0, np.zeros((7, 4)), [X0]
+    for i in order:
+        u[i] = GRADS[i](x, 0, 0)
+        x = x - LR * BED.p @ u
+        expected.append(x)
+    ours = path(fedax.create("ace", lr=LR), participation=fedax.Trace([[i] for i in order]))
+    same(ours, np.stack(expected))
 
 
 # Optax at the clients.

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import fedax
+from fedax.contract.algorithm import Pace
 from fedax.contract.compressors import ErrorFeedback, Identity, RandomK, TopK
 from fedax.contract.schedule import Stepwise, resolve
 
@@ -55,7 +56,7 @@ def test_an_unknown_method_is_answered_with_the_nearest(name, nearest):
 
 
 def test_a_name_is_a_string():
-    with pytest.raises(fedax.ConfigError, match="method = 3: give a name: bvr-l-sgd, ce-lsgd, "):
+    with pytest.raises(fedax.ConfigError, match="method = 3: give a name: ace, area, bvr-l-sgd, "):
         fedax.create(3)
 
 
@@ -113,6 +114,13 @@ VALID = {
     "senders": 3,
     "rho": 0.4,
     "convexity": 0.2,
+    "mixing": 0.3,
+    "staleness": fedax.HingeStaleness(2.0, after=3),
+    "threshold": 3,
+    "shorten": "cap",
+    "bias_correction": True,
+    "every": 2,
+    "spread": 0.2,
 }
 
 
@@ -132,6 +140,12 @@ def test_no_hyperparameter_is_ignored(name):
 
 def test_defaults_of_the_papers():
     assert fedax.hyperparameters("fedprox")["prox"] == fedax.create("fedprox").solver.prox == 0.005
+    assert fedax.create("fedasync").mixing == 0.6 and fedax.create("fedasync").prox == 0.005
+    for name in ("fedasync", "fedbuff"):
+        assert fedax.create(name).pace() == Pace(fedax.PolynomialStaleness(0.5))
+        assert fedax.create(name, staleness=None).pace() == fedax.create("fadas").pace() == Pace()
+    assert fedax.create("ringmaster", threshold=5).pace() == Pace(max_staleness=4)  # R = 5: 5 is too late
+    assert (fedax.create("fadas").threshold, fedax.create("fadas").beta2) == (1, 0.99)
     assert fedax.create("fedprox", solver=fedax.SGD(0.1)).solver.prox is None
     assert fedax.create("fedavg").solver.momentum is None and fedax.create("fedavg").optimizer.server_lr == 1.0
     assert fedax.create("slowmo").optimizer.server_momentum == 0.9
@@ -266,6 +280,16 @@ def test_a_hyperparameter_of_another_method_is_unknown(name, field):
         ("local-adapt", "beta1", 1.0),
         ("local-amsgrad", "lag", 1),
         ("local-amsgrad", "eps", 0.0),
+        ("fedasync", "mixing", 1.1),
+        ("fedasync", "prox", 21.0),  # lr · prox = 1.05
+        *((name, "staleness", 0.5) for name in ("fedasync", "fedbuff")),
+        *((name, "server_lr", 0.0) for name in ("fedbuff", "ca2fl", "fadas", "delayed-nesterov")),
+        ("fadas", "beta1", 1.0),
+        ("fadas", "threshold", 0),
+        ("fadas", "shorten", "min"),
+        ("ringmaster", "threshold", 0),
+        ("delayed-nesterov", "every", 0),
+        ("delayed-nesterov", "spread", 1.1),
         ("mime", "base", "adamw"),
         ("mime-mvr", "ref", "old"),
         ("mimelite", "base", 3),

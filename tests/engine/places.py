@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 import fedax
 import tests.conftest  # noqa: F401  (JAX's settings, before its first computation)
-from fedax.columns import EXCLUSIONS, TRAFFIC
+from fedax.columns import EXCLUSIONS, TIME, TRAFFIC
 from fedax.engine import processes
 from tests.engine import here
 from tests.engine.problem import DATA, MEASURED, UNEQUAL, federation, flat
@@ -76,7 +76,7 @@ def outcome(name: str, spy: Any = None) -> np.ndarray | None:
                 rows = run.memory[np.arange(DATA.num_clients)] if hasattr(run.memory, "kept") else run.memory
         except fedax.ConfigError:
             continue
-        apart = {"seconds", "bad_clients", "heard", *TRAFFIC}
+        apart = {"seconds", TIME, "bad_clients", "heard", *TRAFFIC}
         if place == "nodes" and cohort in ("full", "uniform"):  # where uploads of simulated clients do not get lost
             apart |= {*EXCLUSIONS}
         columns = [column for name, column in sorted(run.history.items()) if name not in apart]

@@ -32,7 +32,7 @@ BY_CLIENT = TASK.with_metrics(per_client=M.PerClient())
 RUN = {"rounds": 4, "batch_size": 4, "work": fedax.Steps(3), "evaluate_every": 2}
 HELD = {"val": VAL, "test": TEST}
 METHOD = fedax.create("fedavg", lr=0.5)
-COSTS = {"seconds", "wire_up", "wire_down"}
+COSTS = {"seconds", "time", "wire_up", "wire_down"}
 
 
 @pytest.fixture(scope="module")

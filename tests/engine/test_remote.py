@@ -7,6 +7,7 @@ import math
 import pathlib
 import pickle
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ import safetensors.numpy
 import scipy.stats
 
 import fedax
-from fedax.columns import COSTS, TRAFFIC
+from fedax.columns import COSTS, TIME, TRAFFIC
 from fedax.data.tables import by_value
 from fedax.engine.places import fleet as fleets
 from fedax.engine.places import site as sites
@@ -98,7 +99,7 @@ def alike(one: fedax.Run, other: fedax.Run, columns: Any = ("train_loss",), rtol
 
 def same(one: fedax.Run, other: fedax.Run) -> None:
     """Two runs at nodes, bit for bit."""
-    for name in one.history.keys() - {"seconds", *TRAFFIC}:
+    for name in one.history.keys() - {"seconds", TIME, *TRAFFIC}:
         assert one.history[name].tolist() == other.history[name].tolist(), name
     memory = [here.memory_of(each, each.at) for each in (one, other)]
     for a, b in ((one.params, other.params), (one.state, other.state), memory):
@@ -938,11 +939,31 @@ def test_traffic_and_costs_go_on(tmp_path):
     with pytest.raises(Broken):
         run(FEDAVG, Killed(there, 15), checkpoint=tmp_path)
     result = run(FEDAVG, Here(there), checkpoint=tmp_path)
-    for name in TRAFFIC:
+    for name in (*TRAFFIC, TIME):
         assert (np.diff(result.history[name].astype(float)) > 0).all(), name
     for name in COSTS:
         if name != "seconds":
             assert result.history[name].tolist() == simulated(FEDAVG).history[name].tolist()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_time_is_that_of_rounds(alone, monkeypatch):
+    """Each node takes its time for a round, and for an evaluation, which counts only where it travels with a round."""
+    if alone:
+        monkeypatch.setattr(Remote, "_evaluate_and_prefetch", lambda self, messages, *_: dict(self.fleet.ask(messages)))
+    spent = {"evaluate": 0.0, "exchange": 0.0}
+
+    def slow(number, message, answer):
+        if message.head["kind"] in spent:
+            spent[message.head["kind"]] += 0.03
+            time.sleep(0.03)
+        return answer
+
+    began = time.perf_counter()
+    result = run(FEDAVG, spy=slow, evaluate_every=1)
+    whole, found = time.perf_counter() - began, result.history["time"]
+    assert found[0] == 0.0 and (np.diff(found) > 0.05).all() and spent["evaluate"] > 0
+    assert 0 < spent["exchange"] <= found[-1] <= whole - (spent["evaluate"] if alone else 0.0)
 
 
 def test_traffic_is_that_of_the_transport():

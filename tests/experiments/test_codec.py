@@ -11,6 +11,7 @@ from fedax.contract.regularizers import REGULARIZERS
 from fedax.experiments import build, read, toml
 from fedax.experiments.config.codec import (
     ADAPTIVE,
+    CLOCK,
     PARTICIPATIONS,
     PRIVACY,
     RUN,
@@ -19,7 +20,7 @@ from fedax.experiments.config.codec import (
     ComponentCodec,
     setting,
 )
-from fedax.federation import PARTICIPATION, WORK
+from fedax.federation import DISTRIBUTIONS, PARTICIPATION, WORK
 from fedax.wire import AVERAGES
 
 # ArgumentsCodec that have to be given.
@@ -33,9 +34,10 @@ GIVEN = {
     "geometric-steps": {"mean": 2.0}, "deadline": {"time": 2.0, "speed": [1.0, 2.0]}, "uniform": {"size": 2},
     "proportional": {"size": 2}, "systematic": {"size": 2}, "uniform-normalized": {"size": 2},
     "poisson": {"rate": 0.5}, "cyclic": {"groups": 2}, "trace": {"cohorts": [[0, 1], [2]]},
-    "clipped-mean": {"norm": 1.0},
+    "clipped-mean": {"norm": 1.0}, "half-normal": {"scale": 2.0}, "lognormal": {"median": 2.0, "sigma": 0.5},
+    "exponential": {"mean": 2.0}, "uniform-between": {"low": 1.0, "high": 2.0},
 }  # fmt: skip
-REGISTRIES = {"name": (COMPRESSORS, REGULARIZERS, AVERAGES), "kind": (WORK, PARTICIPATION)}
+REGISTRIES = {"name": (COMPRESSORS, REGULARIZERS, AVERAGES, DISTRIBUTIONS), "kind": (WORK, PARTICIPATION)}
 CASES = [
     pytest.param(registry, key, name, id=f"{registry.kind} {name}")
     for key, registries in REGISTRIES.items()
@@ -74,6 +76,11 @@ def test_registered_parts_are_read_as_they_are_written(registry, key, name):
         (ADAPTIVE, fedax.AdaptiveClip(0.6)),
         (SCHEDULES, fedax.Piecewise(1.0, {5: 0.1, 7: 0.5})),
         (SCHEDULES, fedax.PowerDecay(1.0, power=0.5)),
+        (CLOCK, fedax.Clock()),
+        (CLOCK, fedax.Clock(0.5, up=fedax.Lognormal(1.0, 0.5, anew=True), latency=[1, 2], server=3)),
+        (CLOCK, fedax.Clock({"a": 1, "b": 2}, available={"b": [[0, 9]], "a": {"on": [[0, 1], [2, 3]], "repeat": 5}})),
+        (CLOCK, fedax.Clock(available=[True, [[0, 2.5]]])),
+        (CLOCK, fedax.Clock.phones()),
         (WORKS, fedax.RandomEpochs(2, 5)),
         (PARTICIPATIONS, fedax.Dropout(fedax.Uniform(4), 0.1)),
         (PARTICIPATIONS, fedax.Dropout(fedax.Full(), available=[[True, False], [True, True]])),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.experiments import build, datasets, override, read_toml, recipes, tasks, toml
+from fedax.experiments import build, datasets, described, override, read_toml, recipes, tasks, toml
 from fedax.experiments.defaults import TASKS_OF, comparison
 
 GOOD = {
@@ -172,6 +172,43 @@ def test_clients_that_fail_and_averages_that_bear_it():
     assert table.available.shape == (3, 4)
 
 
+def test_the_pace():
+    hinge = {"name": "hinge", "slope": 2.0, "after": 3}
+    pairs = [
+        ({"concurrency": 4, "buffer": 2, "start": "idle"}, fedax.Async(4, 2, start="idle")),
+        ({"concurrency": 3, "staleness": {"name": "polynomial"}}, fedax.Async(3, 1, fedax.PolynomialStaleness())),
+        ({"concurrency": 3, "staleness": hinge, "grace": 0.5}, fedax.Async(3, 1, fedax.HingeStaleness(2.0, 3), 0.5)),
+        ({"concurrency": 3, "weights": "corrected", "max_staleness": 9},
+         fedax.Async(3, weights="corrected", max_staleness=9)),
+    ]  # fmt: skip
+    for table, want in pairs:
+        made = build(put(clock={"step": 1.0}, pace=table))
+        assert repr(made.options["pace"]) == repr(want) and made.config["pace"] == table
+        assert repr(build(tomllib.loads(toml.dumps(made.config))).options["pace"]) == repr(want)
+        assert repr(build(put(clock={"step": 1.0}, pace=described.pace(want))).options["pace"]) == repr(want)
+
+
+def test_the_clock(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("client,step,up\n0,1,8\n1,2,8\n2,3,8\n3,4,8\n")
+    each = {str(i): float(1 + i) for i in range(4)}
+    for table, want in (
+        (
+            {"preset": "hospitals", "latency": 1.0},
+            fedax.Clock(**{**fedax.Clock.hospitals().arguments(), "latency": 1.0}),
+        ),
+        (
+            {"trace": str(path), "up": {"name": "exponential", "mean": 9.0}},
+            fedax.Clock(each, up=fedax.Exponential(9.0)),
+        ),
+        ({"step": [1, 2, 3, 4], "server": 2}, fedax.Clock([1, 2, 3, 4], server=2)),
+    ):
+        first = build(put(clock=table))
+        assert first.options["clock"] == want and first.config["clock"] == table
+        assert build(tomllib.loads(toml.dumps(first.config))).options["clock"] == want
+    assert "clock" not in build(GOOD).config and "clock" not in build(GOOD).options
+
+
 def without(*path):
     config = copy.deepcopy(GOOD)
     table = config
@@ -250,6 +287,22 @@ BAD = [
     (put(run={"aggregate": {"share": 0.1}}), "run.aggregate.name = None", "give a name: clipped-mean"),
     (put(run={"faults": {"clients": [4], "sends": 1.0}}), "run.faults.clients = 4", "4 clients"),
     (put(run={"faults": {"clients": 0.5}}), "run.faults.sends", "either"),
+    (put(clock={"stepp": 1.0}), "clock.stepp", "did you mean 'step'"),
+    (put(clock={"step": -1.0}), "clock.step = -1.0", "[0, ∞)"),
+    (put(clock={"step": [1.0, 2.0]}), "clock.step = '2 clients'", "4 clients"),
+    (put(clock={"step": {"name": "lognormall"}}), "clock.step.name", "did you mean 'lognormal'"),
+    (put(clock={"step": {"name": "lognormal", "median": 1.0}}), "clock.step.sigma", "missing"),
+    (put(clock={"up": {"somebody": 1.0}}), "clock.up = 'somebody'", "no such clients"),
+    (put(clock={"available": {"0": [[2, 1]]}}), "clock.available.0", "0 ≤ on < off"),
+    (put(clock={"preset": "phone"}), "clock.preset", "did you mean 'phones'"),
+    (put(clock={"preset": "phones", "trace": "a.csv"}), "clock.preset", "one of them"),
+    (put(clock={"trace": "nowhere.csv"}), "clock: nowhere.csv", "cannot be read"),
+    (put(clock=1.0), "clock = 1.0", "give a table"),
+    (put(pace={"concurrency": 3, "bufer": 2}), "pace.bufer", "did you mean 'buffer'"),
+    (put(pace={}), "pace.concurrency", "missing"),
+    (put(pace={"concurrency": 0}), "pace.concurrency = 0", "at least 1"),
+    (put(pace={"concurrency": 3, "staleness": {"name": "linear"}}), "pace.staleness.name", "polynomial"),
+    (put(pace={"concurrency": 3, "staleness": {"name": "hinge", "slop": 1}}), "pace.staleness.slop", "slope"),
 ]
 
 
@@ -257,7 +310,7 @@ BAD = [
     ("config", "field", "way_out"), BAD, ids=[f"{field}-{i}" for i, (_, field, _) in enumerate(BAD)]
 )
 def test_bad_input_names_the_field_and_the_way_out(config, field, way_out):
-    with pytest.raises(fedax.ConfigError) as caught:
+    with pytest.raises(fedax.DataError if field == "clock: nowhere.csv" else fedax.ConfigError) as caught:
         build(config)
     assert str(caught.value).startswith(field)
     assert way_out in str(caught.value)
@@ -325,7 +378,7 @@ def test_another_partition_drops_the_parameters_of_the_former():
     [
         ("run.rounds", "section.key=value"),
         ("=3", "section.key=value"),
-        ("lr=3", "There are: data"),
+        ("lr=3", "There are: clock, data"),
         ("rnu.rounds=3", "did you mean 'run'"),
         ("methods.lr=3", "name the method"),
         ("methods.fedproxx.lr=3", "did you mean 'fedprox'"),

@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 import pytest
 
-from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC
+from fedax.columns import COSTS, EXCLUSIONS, TIME, TRAFFIC
 from fedax.contract.vector import Vector
 from fedax.data import FederatedData, from_csv, split
 from fedax.engine.places.fleet import Fleet
@@ -101,7 +101,7 @@ def same_runs(record: Record, other: Record) -> None:
     mine, others = (sorted(each.runs, key=lambda run: (run.label, run.seed)) for each in (record, other))
     assert [(run.label, run.seed) for run in mine] == [(run.label, run.seed) for run in others]
     for one, same in zip(mine, others, strict=True):
-        assert one.history.keys() - same.history.keys() == {"heard", *TRAFFIC, *EXCLUSIONS}
+        assert one.history.keys() - same.history.keys() == {"heard", TIME, *TRAFFIC, *EXCLUSIONS}
         for name in same.history.keys() - {"seconds"}:
             if name in COSTS:
                 assert one.history[name].tolist() == same.history[name].tolist(), name

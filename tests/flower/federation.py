@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedax.columns import TRAFFIC
+from fedax.columns import TIME, TRAFFIC
 from fedax.data import FederatedData
 from fedax.experiments import build
 from fedax.flower import certificates, link, processes
 
 SOON = 90.0  # seconds: a timeout that is long enough on a busy machine
 PLACES = {"n0": ["0"], "n1": ["1"], "n2": ["2", "3"]}  # node -> its clients
-TIMES = ("seconds", *TRAFFIC)  # the columns in which two equal runs may differ
+TIMES = ("seconds", TIME, *TRAFFIC)  # the columns in which two equal runs may differ
 
 
 def wait_for(what: Callable[[], Any], seconds: float = SOON) -> None:

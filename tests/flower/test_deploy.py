@@ -25,7 +25,7 @@ import safetensors.numpy
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 import fedax
-from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC
+from fedax.columns import COSTS, EXCLUSIONS, TIME, TRAFFIC
 from fedax.data import FederatedData
 from fedax.engine import secret
 from fedax.engine.places.nodes import heads_of
@@ -149,7 +149,7 @@ def test_it_is_the_simulation_of_the_same_data(whole: tuple[Path, Seen], simulat
     assert [run.label for run in real.runs] == ["scaffold", "fedavg"]
     for one, other in zip(real.runs, plain.runs, strict=True):
         assert one.history["round"].tolist() == [0, 1, 2, 3]
-        assert one.history.keys() - other.history.keys() == {"heard", *TRAFFIC, *EXCLUSIONS}
+        assert one.history.keys() - other.history.keys() == {"heard", TIME, *TRAFFIC, *EXCLUSIONS}
         for name in other.history.keys() - {"seconds"}:
             if name in COSTS or other.history[name].dtype.kind != "f":
                 assert one.history[name].tolist() == other.history[name].tolist(), name

@@ -3,6 +3,15 @@
 from typing import Any
 
 from fedax.algorithms.accelerated import FedMaSS, NesterovFedAvg
+from fedax.algorithms.asynchronous import (
+    ACE,
+    AREA,
+    CA2FL,
+    FADAS,
+    FedAsync,
+    FedBuff,
+    Ringmaster,
+)
 from fedax.algorithms.compressed_scaffnew import CompressedScaffnew
 from fedax.algorithms.dasha import DASHA
 from fedax.algorithms.diana import DIANA
@@ -28,7 +37,16 @@ from fedax.algorithms.momentum import (
 )
 from fedax.algorithms.parts import named_part
 from fedax.algorithms.scaffold import Scaffold
-from fedax.algorithms.server import Adaptive, Momentum, OptaxServer, Plain, ServerOptimizer, SlowMo, server_optimizer
+from fedax.algorithms.server import (
+    Adaptive,
+    DelayedNesterov,
+    Momentum,
+    OptaxServer,
+    Plain,
+    ServerOptimizer,
+    SlowMo,
+    server_optimizer,
+)
 from fedax.algorithms.stem import STEM
 from fedax.algorithms.storm import BVRLSGD, CELSGD, MBStorm
 from fedax.algorithms.vrl_sgd import VRLSGD
@@ -41,11 +59,15 @@ from fedax.numbers import check_number
 from fedax.registry import Registry
 
 __all__ = [
+    "ACE",
+    "AREA",
     "BVRLSGD",
+    "CA2FL",
     "CELSGD",
     "DASHA",
     "DIANA",
     "EF21",
+    "FADAS",
     "LED",
     "MARINA",
     "METHODS",
@@ -58,9 +80,12 @@ __all__ = [
     "BaseMomentum",
     "BaseSGD",
     "CompressedScaffnew",
+    "DelayedNesterov",
+    "FedAsync",
     "FedAvg",
     "FedAvgWithMomentum",
     "FedAvgWithMomentumVR",
+    "FedBuff",
     "FedDA",
     "FedDADistributed",
     "FedDualAvg",
@@ -83,6 +108,7 @@ __all__ = [
     "Optax",
     "OptaxServer",
     "Plain",
+    "Ringmaster",
     "Scaffnew",
     "Scaffold",
     "ScaffoldWithMomentum",
@@ -122,6 +148,8 @@ def _fedavg(
     server: Any = "plain",
     server_lr: Any = None,
     server_momentum: Any = None,
+    every: int | None = None,
+    spread: Any = None,
     beta1: Any = None,
     beta2: Any = None,
     eps: Any = None,
@@ -130,7 +158,8 @@ def _fedavg(
     options = {"momentum": momentum, "nesterov": nesterov, "prox": prox, "decay": decay, "regularizer": regularizer}
     local = _solver(solver, lr=lr, **options)
     averaging = None if tau_eff is None else Normalized(tau_eff)
-    hyper = {"server_lr": server_lr, "server_momentum": server_momentum, "beta1": beta1, "beta2": beta2, "eps": eps}
+    hyper = {"server_lr": server_lr, "server_momentum": server_momentum, "every": every, "spread": spread}
+    hyper |= {"beta1": beta1, "beta2": beta2, "eps": eps}
     return (FedNovaVR if vr else FedAvg)(local, averaging, server_optimizer(server, **hyper))
 
 
@@ -337,6 +366,19 @@ METHODS.add(
     fixed={"distributed": True},
 )
 METHODS.add("feddualavg", FedDualAvg, "dual averaging: keeps the zeros and the constraints of a regulariser")
+METHODS.add("fedasync", FedAsync, "asynchronous: the server's model is mixed with each client's")
+METHODS.add("fedbuff", FedBuff, "asynchronous: FedAvg's updates, some at a time, late ones for less")
+METHODS.add("ca2fl", CA2FL, "asynchronous: clients that are not heard count by their last updates, client memory")
+METHODS.add("ace", ACE, "asynchronous: no local steps, the mean of all clients' last gradients, client memory")
+METHODS.add("area", AREA, "asynchronous: the model is the mean of all clients' last models, client memory")
+METHODS.add("fadas", FADAS, "asynchronous: AMSGrad at the server, with shorter steps where answers are late")
+METHODS.add("ringmaster", Ringmaster, "asynchronous: no local steps, gradients that are too late are thrown away")
+METHODS.add(
+    "delayed-nesterov",
+    _fedavg,
+    "asynchronous: Nesterov's momentum at the server, which moves at every N-th step",
+    fixed=_WEIGHTED | {"server": "delayed-nesterov"},
+)
 METHODS.add("local-adapt", LocalAdapt, "Adam at the clients, begun anew each round, and Adam at the server")
 METHODS.add("local-amsgrad", LocalAMSGrad, "Adam at the clients with one second moment shared by all, client memory")
 
@@ -378,11 +420,15 @@ def create(name: str, **hyper: Any) -> Algorithm:
             decay         δ in (0, 1], factor of lr a local step; off
             solver        a :class:`fedax.Solver` in the place of the five above
             tau_eff       FedNova: ``"default"``, ``"ptau"``, ``"mean"`` or a number > 0
-            server        the server optimizer: ``"plain"``, ``"momentum"``, ``"slowmo"``, ``"adagrad"``,
-                          ``"adam"``, ``"yogi"``, a ServerOptimizer or an optax transformation
-            server_lr     multiplies the mean update, 1; adaptive servers: their learning rate, 0.01
+            server        the server optimizer: ``"plain"``, ``"momentum"``, ``"slowmo"``,
+                          ``"delayed-nesterov"``, ``"adagrad"``, ``"adam"``, ``"yogi"``, a ServerOptimizer or an
+                          optax transformation
+            server_lr     multiplies the mean update, 1; delayed-nesterov 0.7; adaptive servers: their learning
+                          rate, 0.01, and 0.001 in fadas
             server_momentum  β in [0, 1) of the momentum servers; 0.9
+            every, spread  delayed-nesterov: the momentum moves at every N-th step, 4; share spread, 0
             beta1, beta2, eps  of the adaptive servers and of Mime's Adam; 0.9 (adagrad 0), 0.99, 0.001
+            staleness     fedasync, fedbuff: how much late answers count; ``fedax.PolynomialStaleness(0.5)``
             beta          β in (0, 1] of the methods with momentum inside of the local steps, MB-STORM, CE-LSGD and
                           FedGLOMO: weight of the new gradient; 0.1
             alpha         STEM, FedDA, MimeMVR: weight of the new gradient; FedDyn, FedPD: strength of the

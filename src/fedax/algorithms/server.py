@@ -5,17 +5,18 @@
 | Plain | FedAvg | x + γ⟨Δ⟩ |
 | Momentum | FedAvgM (Hsu et al. 2019) | v ← βv + ⟨Δ⟩;  x + γv |
 | SlowMo | Wang et al. 2020 | u ← βu + ⟨Δ⟩/η;  x + αηu |
+| DelayedNesterov | Liu et al. 2024 | the mean of N rounds moves the momentum, at every N-th; each round the model |
 | Adagrad, Adam, Yogi | FedOpt (Reddi et al. 2021), Algorithm 2 | m ← β₁m + (1−β₁)⟨Δ⟩;  v by method;  x + γm/(√v + ε) |
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import optax
 
 from fedax.algorithms.parts import named_part
-from fedax.contract.hyper import check, choice, hyper
+from fedax.contract.hyper import check, choice, count, hyper
 from fedax.contract.local import Transformation
 from fedax.contract.settings import Settings
 from fedax.contract.vector import Vector, zeros_like
@@ -134,6 +135,62 @@ class SlowMo(ServerOptimizer):
         return self.server_lr * lr * u, u
 
 
+class DelayedState(NamedTuple):
+    """The momentum, the sum of the updates since it moved, and how many these are."""
+
+    m: Vector
+    total: Vector
+    taken: Any
+
+
+class DelayedNesterov(ServerOptimizer):
+    """Delayed Nesterov: each update moves the model at once, and the mean of N of them moves the momentum.
+
+    D ← D + ⟨Δ⟩. At every N-th step m ← βm + D/N, x ← x + γ ((1 − s + s/N) βm + ⟨Δ⟩/N), D ← 0; at the others
+    x ← x + γ (sβm/N + ⟨Δ⟩/N). With N = 1 it is Nesterov's momentum. Published for a server that does not wait,
+    :class:`fedax.Async`, with N clients under way and a step at each answer.
+
+    Args:
+        server_lr: γ > 0.
+        server_momentum: β in [0, 1).
+        every: N ≥ 1.
+        spread: s in [0, 1], cN of the source: the share of the momentum that is spread over N steps; 0: the N-th step
+            takes all of it.
+
+    Raises:
+        ConfigError: numbers out of range.
+
+    Source: Liu et al. 2024 (arXiv 2401.09135); c as in the code of HALoS.
+
+    Example:
+        >>> server, x, dx = DelayedNesterov(1.0, 0.5, every=2), Vector(jnp.zeros(1)), Vector(jnp.array([4.0]))
+        >>> first, state = server.update(server.init(x), dx, x, 0.1)
+        >>> second, state = server.update(state, dx, x, 0.1)
+        >>> first.tree.tolist(), second.tree.tolist(), state.m.tree.tolist()
+        ([2.0], [4.0], [4.0])
+    """
+
+    source: ClassVar[str] = "Liu et al. 2024"
+    server_lr: Any = hyper(0.7, "(0, ∞)")
+    server_momentum: Any = hyper(0.9, "[0, 1)")
+    every: int = count(4)
+    spread: Any = hyper(0.0, "[0, 1]")
+
+    def init(self, x: Vector) -> DelayedState:
+        return DelayedState(zeros_like(x), zeros_like(x), jnp.zeros((), jnp.int32))
+
+    def update(self, state: DelayedState, dx: Vector, x: Vector, lr: Any) -> tuple[Vector, DelayedState]:
+        n, total = self.every, state.total + dx
+        taken = (state.taken + 1) % n
+        last = taken == 0
+        moved = self.server_momentum * state.m + total / n
+        m = state.m.map(lambda old, new: jnp.where(last, new, old), moved)
+        each = self.spread / n
+        share = jnp.where(last, 1 - self.spread + each, each) * self.server_momentum
+        rest = total.map(lambda leaf: jnp.where(last, 0, leaf))
+        return self.server_lr * (share * m + dx / n), DelayedState(m, rest, taken)
+
+
 class Adaptive(ServerOptimizer):
     """FedAdagrad, FedAdam and FedYogi: m ← β₁m + (1−β₁)⟨Δ⟩; x ← x + γ m/(√v + ε), elementwise, from v = ε².
 
@@ -221,9 +278,10 @@ def server_optimizer(server: Any, **given: Any) -> ServerOptimizer:
     """The server optimizer that ``server`` names, with those of the hyper-parameters that are not ``None``.
 
     Args:
-        server: ``"plain"``, ``"momentum"``, ``"slowmo"``, ``"adagrad"``, ``"adam"``, ``"yogi"``, a
-            :class:`ServerOptimizer`, or an optax transformation.
-        **given: ``server_lr``, ``server_momentum``, ``beta1``, ``beta2``, ``eps``; ``None`` is not given.
+        server: ``"plain"``, ``"momentum"``, ``"slowmo"``, ``"delayed-nesterov"``, ``"adagrad"``, ``"adam"``,
+            ``"yogi"``, a :class:`ServerOptimizer`, or an optax transformation.
+        **given: ``server_lr``, ``server_momentum``, ``every``, ``spread``, ``beta1``, ``beta2``, ``eps``; ``None`` is
+            not given.
 
     Raises:
         ConfigError: unknown name, or a hyper-parameter that this optimizer does not have.
@@ -241,5 +299,6 @@ SERVERS = Registry("server")
 SERVERS.add("plain", Plain)
 SERVERS.add("momentum", Momentum)
 SERVERS.add("slowmo", SlowMo)
+SERVERS.add("delayed-nesterov", DelayedNesterov)
 for _kind in ("adagrad", "adam", "yogi"):
     SERVERS.add(_kind, Adaptive, f"{_kind.capitalize()} at the server, as published.", fixed={"kind": _kind})

@@ -98,7 +98,7 @@ def show_results(console: "Console", record: "Record") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from fedax.columns import better, describe, show, shown
+    from fedax.columns import TIME, better, describe, show, shown
     from fedax.experiments import clients, summary
 
     (problem,) = summary.problems([record])
@@ -113,6 +113,9 @@ def show_results(console: "Console", record: "Record") -> None:
             table.add_column(f"Mean of its last {problem.tail}", justify="right", no_wrap=True)
     table.add_column("Traffic", justify="right", no_wrap=True)
     table.add_column("Time", justify="right", no_wrap=True)
+    clocked = [TIME] if TIME in summary.costs_of(problem.methods) else []
+    for column in clocked:
+        table.add_column(describe(column).label, justify="right", no_wrap=True)
     for m in problem.methods:
         cells = []
         for column in columns:
@@ -125,7 +128,8 @@ def show_results(console: "Console", record: "Record") -> None:
         if m.status != "finished":
             cells[0] = f"[red]{summary.WORDS[m.status]}[/]"  # more is said below
         traffic = show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
-        table.add_row(escape(m.label), *cells, traffic, show("seconds", m.cost("seconds")))
+        times = (show(column, m.cost(column)) for column in ("seconds", *clocked))
+        table.add_row(escape(m.label), *cells, traffic, *times)
     print_table(console, table)
     console.print(f"[dim]{escape(' '.join(legend))}[/]")
     for sentence in (*summary.verdict(problem), *summary.spending(problem)):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedax.contract import hyper
 from fedax.contract.settings import Settings
+from fedax.contract.staleness import Staleness
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.errors import ConfigError
@@ -83,6 +84,22 @@ class Traits(NamedTuple):
             raise ConfigError("work", "unequal local steps", way_out)
 
 
+class Pace(NamedTuple):
+    """What a method asks of :class:`fedax.Async`, where the run does not say otherwise.
+
+    Attributes:
+        staleness: how much late answers count; ``None``: all the same.
+        max_staleness: answers with a greater staleness are thrown away; ``None``: none are.
+
+    Example:
+        >>> Pace(max_staleness=7).staleness is None
+        True
+    """
+
+    staleness: Staleness | None = None
+    max_staleness: int | None = None
+
+
 class Round(NamedTuple):
     """What a server knows about the round whose uploads it aggregates.
 
@@ -99,6 +116,7 @@ class Round(NamedTuple):
         data_weights: [S] p_i (0 on padding, and for a client that a guard leaves out).
         total: Σ ω_i (1 where all ω are 0); divide by it where a convex combination is needed (models, second
             moments).
+        staleness: [S] how many steps the server has taken since each client began; 0 where the server waits for all.
 
     Example:
         >>> def server(self, server, mean, round):  # a method's: steps along the mean gradient, fewer in later rounds
@@ -114,6 +132,7 @@ class Round(NamedTuple):
     present: Array
     data_weights: Array
     total: Number
+    staleness: Array = 0
 
     @property
     def heard(self) -> Number:
@@ -226,6 +245,10 @@ class Algorithm(Settings):
         """For which rounds the method is defined, and where it ends."""
         return Traits(type(self).__name__)
 
+    def pace(self) -> Pace:
+        """What the method asks of a server that does not wait."""
+        return Pace()
+
     def validate(self) -> None:
         """Raise :class:`fedax.errors.ConfigError` for hyper-parameters that cannot be used; called before a run.
 
@@ -266,6 +289,9 @@ class Layer(Algorithm):
 
     def traits(self) -> Traits:
         return self.inner.traits()
+
+    def pace(self) -> Pace:
+        return self.inner.pace()
 
     def validate(self) -> None:
         self.inner.validate()

@@ -133,9 +133,7 @@ class Oracle:
     @property
     def gradients(self) -> Number:
         """Minibatch gradients so far; one pass over all data counts as n_i / batch_size of them, rounded up."""
-        calls, per_pass = self.asked, -(-self._size // (self._batch_size or self._size))
-        in_steps = calls.step_batches + calls.step_passes * per_pass
-        return calls.batches + calls.passes * per_pass + in_steps * self.steps
+        return self.asked.gradients(self.steps, self._size, self._batch_size)
 
     @property
     def local_steps(self) -> Number:
@@ -182,6 +180,12 @@ class OracleCalls(NamedTuple):
     step_batches: Number = 0
     step_passes: Number = 0
     loops: Number = 0
+
+    def gradients(self, steps: Number, size: Number, batch_size: int | None) -> Number:
+        """How many minibatch gradients they are, of a client with ``size`` examples that takes so many ``steps``."""
+        per_pass = -(-size // (batch_size or size))
+        in_steps = self.step_batches + self.step_passes * per_pass
+        return self.batches + self.passes * per_pass + in_steps * steps
 
 
 class CountedFunction:

@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import safetensors
 
-from fedax.columns import COSTS, EXCLUSIONS, TRAFFIC, describe, higher_is_better
+from fedax.columns import COSTS, EXCLUSIONS, PACE, TIME, TRAFFIC, describe, higher_is_better
 from fedax.contract.types import Tree, Unknown
 from fedax.contract.vector import tensor_name
 from fedax.engine import processes, secret
@@ -48,7 +48,12 @@ _BLOCK = 2**16  # bytes that are hashed at a time
 BLANK = "0" * 64  # stands for the digest while a file is hashed
 _DIGEST = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')  # in a header; quotation marks within texts are escaped there
 _KINDS = {"f": "F", "i": "I", "u": "U"}
-_TENSORS = {"server": "server", "exclusions": "losses", "memory": "memory"}  # part of the state -> its name in files
+_TENSORS = {
+    "server": "server",
+    "exclusions": "losses",
+    "box": "box",
+    "memory": "memory",
+}  # part of the state -> its name in files
 _ALL_DAMAGED = -2  # in the place of a round: there are checkpoints, and all of them are damaged
 _RESTORE = "restore it, or give another folder"
 _START_AGAIN = "remove what is there to begin anew, or give another folder"
@@ -240,7 +245,7 @@ class Keeper:
             parts = {name: self._state(paths[0], file, _TENSORS[name], getattr(state, name)) for name in dense}
         memory = parts["memory"] if self._lanes else self._memory(state.memory, paths)
         self._time, self._round = time.monotonic(), index
-        return Snapshot(State(parts["server"], memory, parts["exclusions"]), index, runs)
+        return Snapshot(State(parts["server"], memory, parts["exclusions"], parts["box"]), index, runs)
 
     def find_over(self) -> list[SavedRun] | None:
         """The runs, if all were over and the newest checkpoint has no state to continue from.
@@ -276,6 +281,7 @@ class Keeper:
                     raise CheckpointError(f"{path}: {status} with figures up to round {last}; remove it")
                 expected = {"round", *costs, *columns(self.job), *(EXCLUSIONS if self.job.plan.watched else ())}
                 expected |= {"heard"} if self.job.memory == "nodes" else set()
+                expected |= {*PACE} if self.job.pacing is not None else set()
                 expected |= {"epsilon"} if self.job.ledger is not None else set()
                 if differs := expected ^ rows[0].keys():
                     raise CheckpointError(
@@ -655,7 +661,7 @@ def _check_figures(status: Unknown, rows: Tree, costs: Unknown) -> None:
     """Refuse a history that no run writes, with a ValueError, or with the error that its form leads to."""
     if status not in ("finished", "stopped", "diverged", "failed"):
         raise ValueError(f"status {status!r}")
-    if costs.keys() - {*TRAFFIC} != {*COSTS} - {"round"} or not {"round", "train_loss", *costs} <= rows[0].keys():
+    if costs.keys() - {*TRAFFIC, TIME} != {*COSTS} - {"round"} or not {"round", "train_loss", *costs} <= rows[0].keys():
         raise ValueError("columns are missing")
     for row in (*rows, costs):
         if row is not costs and row.keys() != rows[0].keys():
@@ -670,8 +676,9 @@ def _check_figures(status: Unknown, rows: Tree, costs: Unknown) -> None:
                 continue
             if type(value) is not (int if whole else float) or (whole and not 0 <= value < 2**63):
                 raise ValueError(f"{name} is {value!r}")
-        if not 0 <= row["seconds"] < float("inf"):
-            raise ValueError(f"seconds is {row['seconds']}")
+        for name in ("seconds", TIME):
+            if not 0 <= row.get(name, 0.0) < float("inf"):
+                raise ValueError(f"{name} is {row[name]}")
         if not row.get("epsilon", 0.0) >= 0:
             raise ValueError(f"epsilon is {row['epsilon']}")
     rounds = [row["round"] for row in rows]

@@ -20,6 +20,8 @@ from fedax.engine.layers import Forms
 from fedax.engine.options import Options
 from fedax.errors import ConfigError, DataError, ExampleError
 from fedax.federation.census import Census
+from fedax.federation.clock import Clock
+from fedax.federation.pace import Async
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
 from fedax.metrics.base import HostMetric
@@ -42,6 +44,8 @@ _KINDS: dict[str, tuple[type, str]] = {
     "faults": (Faults, "give fedax.Faults(...)"),
     "privacy": (DP, "give fedax.DP(clip=..., noise=..., delta=...)"),
     "secure": (SecureSum, "give fedax.SecureSum(...)"),
+    "pace": (Async, "give fedax.Async(concurrency, buffer)"),
+    "clock": (Clock, "give fedax.Clock(...)"),
 }
 _MOST_LISTED = 10_000  # clients of which each row of a history has a figure
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from fedax.contract.algorithm import Algorithm, Exchange
-from fedax.contract.oracle import Oracle
+from fedax.contract.oracle import Oracle, OracleCalls
 from fedax.contract.types import Array, Tree
 from fedax.engine.loop import Clients, Federation, Tally, empty_place, exchange_key
 from fedax.engine.plan import Plan
@@ -41,46 +41,51 @@ class ClientResult(NamedTuple):
 
 
 Client = Callable[[Tree, Clients], tuple[Tree, ClientResult, Tally]]
-Watch = Callable[[Tree, Tree], None]
+Watch = Callable[[Tree, Tree, OracleCalls], None]
 
 
 def client_program(stage: str, number: int, plan: Plan, watch: Watch | None, shared: SharedInputs) -> Client:
     """``run(memory, client) -> (upload, result, tally)`` for one client in exchange ``number`` of a stage.
 
-    ``watch`` is called with the upload and the memory while JAX traces them.
+    ``watch`` is called with the upload, the memory and what was asked of the oracle while JAX traces them.
     """
     method, wire, download, fed, key, index = shared
     exchange: Exchange = getattr(method, stage)()[number]
     key = exchange_key(key, number)
 
     def run(memory: Tree, client: Clients) -> tuple[Tree, ClientResult, Tally]:
-        id_ = jnp.minimum(client.ids, plan.num_clients - 1)
-        oracle = Oracle(
-            plan.task.bound(fed.frozen),
-            fed.examples,
-            offset=client.offsets,
-            size=client.sizes,
-            max_size=plan.max_size,
-            batch_size=plan.batch_size,
-            epochs=plan.epochs,
-            steps=client.steps if plan.steps is None else plan.steps,
-            round=index,
-            start=index * plan.max_steps,
-            key=jax.random.fold_in(key, id_),
-            round_key=key,
-            client=id_,
-            num_clients=plan.num_clients,
-        )
+        oracle = oracle_of(client, fed, key, index, plan)
         upload, memory = exchange.client(download, memory, oracle)
         if watch is not None:
-            watch(upload, memory)
-        upload, accepted = wire.sent(upload, id_, plan.num_clients, download)
+            watch(upload, memory, oracle.asked)
+        upload, accepted = wire.sent(upload, oracle.client, plan.num_clients, download)
         upload, gathered = ((), upload) if wire.gathers else (upload, ())
         present = client.present.astype(jnp.int32)
         tally = Tally(jnp.zeros_like(present), oracle.local_steps * present, oracle.gradients * present)
         return upload, ClientResult(memory, accepted, gathered), tally
 
     return run
+
+
+def oracle_of(client: Clients, fed: Federation, key: Array, index: Array, plan: Plan) -> Oracle:
+    """What one client may ask of its data in an exchange; ``key`` is the exchange's."""
+    id_ = jnp.minimum(client.ids, plan.num_clients - 1)
+    return Oracle(
+        plan.task.bound(fed.frozen),
+        fed.examples,
+        offset=client.offsets,
+        size=client.sizes,
+        max_size=plan.max_size,
+        batch_size=plan.batch_size,
+        epochs=plan.epochs,
+        steps=client.steps if plan.steps is None else plan.steps,
+        round=index,
+        start=index * plan.max_steps,
+        key=jax.random.fold_in(key, id_),
+        round_key=key,
+        client=id_,
+        num_clients=plan.num_clients,
+    )
 
 
 def contribute(

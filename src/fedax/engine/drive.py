@@ -18,6 +18,7 @@ from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
 from fedax.engine.loop import State, Tally
 from fedax.engine.patience import Patience
+from fedax.engine.timing import RoundTimes
 from fedax.errors import BadClientWarning, DivergedWarning, caller_level, unknown
 
 Watch = Callable[[int, dict[str, Unknown]], None]
@@ -25,8 +26,21 @@ Watch = Callable[[int, dict[str, Unknown]], None]
 _CALL = 2.0  # seconds that a call takes at most, by the pace so far: Python sees signals between calls only
 
 
+class Times(Protocol):
+    """When rounds are over, in simulated seconds."""
+
+    def warmup(self) -> float:
+        """How long the warm-up takes."""
+
+    def after(self, time: float, start: int, stop: int) -> float:
+        """When rounds start … stop − 1 are over, of which the first begins at ``time``."""
+
+
 class Program(Protocol):
     """The compiled rounds of some jobs that run side by side, and differ in numbers only."""
+
+    def times(self, which: int) -> Times | None:
+        """When the rounds of job ``which`` are over, where the server does not wait; else ``None``."""
 
     def prepare(self) -> tuple[State, Tally]:
         """The state before round 0, and the tally of the warm-up."""
@@ -43,6 +57,9 @@ class Program(Protocol):
     def outcome(self, state: State, index: int, which: int) -> tuple[State | None, Tree]:
         """What the run of job ``which`` returns in the end: the state, and the model."""
 
+    def pace(self, index: int, which: int) -> dict[str, Unknown]:
+        """How late answers of job ``which`` were in ``index`` rounds, by column; none where the server waits."""
+
     def traffic(self) -> dict[str, Unknown]:
         """The network traffic since the last call, by column; none in a simulation."""
 
@@ -57,7 +74,7 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
         watch: called with the number of a job and each row of its history.
         keeper: of these jobs.
     """
-    lanes = [Lane(job) for job in jobs]
+    lanes = [Lane(job, program.times(which)) for which, job in enumerate(jobs)]
     seconds = 0.0
     if keeper is None or not _restore_finished(lanes, watch, keeper):
         runs = _RunsInProgress(program, lanes, watch, keeper)
@@ -75,8 +92,9 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
 class Lane:
     """One run: its history, and how it ended."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, times: Times | None):
         self.job, self.history = job, History(job.forms, job.sent_once, None if job.ledger is None else job.epsilon)
+        self.times = times if job.clock is None or times is not None else RoundTimes(job)
         self.public = public_columns(job)  # of a private run
         self.until = job.until
         if isinstance(job.until, Patience):
@@ -85,6 +103,12 @@ class Lane:
             self.until = job.until.fresh(job.plan.task.metrics)
         self.status = "finished"
         self.result: tuple[State | None, Tree] | None = None  # the state and the model in the end
+
+    def clocked(self, start: int, stop: int) -> None:
+        """Count the time of rounds start … stop − 1; before round 0 that of the warm-up."""
+        if self.times is not None:
+            time = self.history.costs.time
+            self.history.costs.time = self.times.warmup() if time is None else self.times.after(time, start, stop)
 
     def judge(self, row: dict[str, Unknown]) -> bool:
         """Whether the run ends with its last row; ``status`` says how."""
@@ -177,6 +201,8 @@ class _RunsInProgress:
         self.state, _ = self.program.advance(state, 0, 0)
         jax.block_until_ready(self.state)
         self._count(tally, 1, warmup=True)
+        for lane in self.lanes:
+            lane.clocked(0, 0)
         if self.keeper is None or (snapshot := self.keeper.find(self.state)) is None:
             self.record()
         else:
@@ -212,6 +238,8 @@ class _RunsInProgress:
             self._count(jax.block_until_ready(tally), rounds)
             seconds = time.perf_counter() - began
             self.clock.took(seconds, rounds)
+            for i in self.active:
+                self.lanes[i].clocked(self.index, self.index + rounds)
             self.index += rounds
             for lane in self.lanes:
                 lane.history.costs.seconds += seconds / len(self.lanes)
@@ -237,7 +265,7 @@ class _RunsInProgress:
         for i in which:
             if self.lanes[i].public is not None:
                 figures[i] = private.limited_losses(figures[i], self._model(i))
-            row = self.lanes[i].history.add(self.index, figures[i], excluded[i])
+            row = self.lanes[i].history.add(self.index, figures[i], excluded[i], self.program.pace(self.index, i))
             if self.keeper is not None:
                 self.keeper.compare(i, row, functools.partial(self._model, i))
             self.watch(i, dict(row))

@@ -281,6 +281,14 @@ class OneJob:
         """What the run keeps: the state, and the model."""
         return state, self.job.delivered(model_after(self.job.hyper.method, state.server, index)[0])
 
+    def times(self, which: int) -> Unknown:
+        """Rounds follow one another."""
+        return None
+
+    def pace(self, index: int, which: int) -> dict[str, Unknown]:
+        """No answer is late where the server waits for all clients of a round."""
+        return {}
+
     def traffic(self) -> dict[str, Unknown]:
         """Nothing goes over a network to a client of a simulation."""
         return {}

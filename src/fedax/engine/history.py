@@ -5,9 +5,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import jax
 import numpy as np
 
-from fedax.columns import COSTS, TRAFFIC, describe, measures, show
+from fedax.columns import COSTS, TIME, TRAFFIC, describe, measures, show
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.checkpoint import Best
 from fedax.engine.evaluate import excluded
@@ -44,7 +45,8 @@ class Run:
             ``left_out``, how many uploads have been left out so far; ``bad_clients``, a list of those whose they were,
             of the first hundred; ``skipped``, how many rounds changed nothing for want of clients. Of real clients:
             ``heard``, the share of the weight of those whose nodes were heard in this evaluation; ``wire_down`` and
-            ``wire_up``, bytes on the network as it is; ``waited``, seconds that the server waited for answers.
+            ``wire_up``, bytes on the network as it is; ``waited``, seconds that the server waited for answers. With a
+            clock: ``time``, simulated seconds; of real clients measured ones.
         status: ``"finished"``; ``"worse"`` where it came to its last round, with an objective above that at the start
             (see :func:`ended_worse`); ``"stopped"`` where ``until`` was true before the last round; ``"diverged"``
             where the loss was no longer finite; ``"failed"`` where a guard stopped it.
@@ -151,7 +153,8 @@ class Run:
 
         Args:
             x: what it is drawn against: ``"rounds"``, ``"bytes"``, ``"uploads"`` (bytes up only), ``"seconds"``,
-                ``"gradients"``, ``"local_steps"``, or of a private run ``"epsilon"``.
+                ``"time"`` (of a run with a clock), ``"gradients"``, ``"local_steps"``, or of a private run
+                ``"epsilon"``.
             column: the measure; default: the test loss, or without a test part that of validation or of training; of a
                 public run without either ``"epsilon"``.
 
@@ -180,7 +183,7 @@ class Run:
         from fedax import notebook
 
         first, last = ({name: column[at] for name, column in self.history.items()} for at in (0, -1))
-        names = [name for name in (*measures(self.history), *COSTS[1:], "epsilon") if name in self.history]
+        names = [name for name in (*measures(self.history), *COSTS[1:], TIME, "epsilon") if name in self.history]
         rows = [[describe(name).label, show(name, first[name]), show(name, last[name])] for name in names]
         head = ["", "At the start", f"Round {last['round']}"]
         text = f"{self.status} at round {last['round']}"
@@ -247,10 +250,12 @@ class History:
         self.costs = Costs(forms)
         self.costs.bytes_down += sent_once
 
-    def add(self, index: int, figures: dict[str, Unknown], exclusions: Tree) -> dict[str, Unknown]:
-        """Add the row after ``index`` rounds: the figures of the evaluation, exclusions and costs so far."""
+    def add(
+        self, index: int, figures: dict[str, Unknown], exclusions: Tree, pace: dict[str, Unknown]
+    ) -> dict[str, Unknown]:
+        """Add the row after ``index`` rounds: the figures of the evaluation, exclusions, pace and costs so far."""
         spent = {} if self._epsilon is None else {"epsilon": float(self._epsilon(index))}
-        self.rows.append({"round": index} | figures | spent | excluded(exclusions) | self.costs.row())
+        self.rows.append({"round": index} | figures | spent | excluded(exclusions) | pace | self.costs.row())
         return self.rows[-1]
 
     def take(self, rows: list[dict[str, Unknown]], costs: dict[str, Unknown]) -> None:
@@ -266,22 +271,26 @@ class Costs:
         self.warmup, self.round = forms
         self.clients = self.local_steps = self.gradients = self.bytes_down = self.bytes_up = 0
         self.seconds = 0.0
+        self.time: float | None = None  # of runs that have a clock
         self.traffic: dict[str, Unknown] = {}  # of real clients
 
     def add_traffic(self, traffic: dict[str, Unknown]) -> None:
-        """Add network traffic."""
+        """Add network traffic; and the time that rounds took, which is measured at nodes."""
+        if TIME in traffic:
+            self.time = (self.time or 0.0) + traffic[TIME]
+            traffic = {name: value for name, value in traffic.items() if name != TIME}
         self.traffic |= {name: value + self.traffic.get(name, 0) for name, value in traffic.items()}
 
     def add(self, tally: Tally, rounds: int, warmup: bool) -> None:
         """Add the tally of some rounds; ``rounds``: how many they were."""
-        clients, local_steps, gradients = tally
+        clients, local_steps, gradients, uploads = tally
         self.clients += clients
         self.local_steps += local_steps
         self.gradients += gradients
         for exchange in self.warmup if warmup else self.round:
             answered = rounds if exchange.one else clients
             self.bytes_down += answered * exchange.down
-            self.bytes_up += answered * exchange.up
+            self.bytes_up += (answered if uploads == () else uploads) * exchange.up
 
     def take(self, row: dict[str, Unknown]) -> None:
         """Restore the costs from a :meth:`row`."""
@@ -290,11 +299,12 @@ class Costs:
             setattr(self, name, row[name])
 
     def row(self) -> dict[str, Unknown]:
-        return {name: getattr(self, name) for name in COSTS if name != "round"} | self.traffic
+        time = {} if self.time is None else {TIME: self.time}
+        return {name: getattr(self, name) for name in COSTS if name != "round"} | time | self.traffic
 
 
 def count(histories: Sequence[History], tally: Tally, rounds: int, warmup: bool = False) -> None:
     """Add the tally of some rounds to the costs of runs side by side; leaves of ``tally``: one number, or one a run."""
-    columns = [np.asarray(leaf).ravel().tolist() for leaf in tally]
+    columns = [np.asarray(leaf).ravel().tolist() for leaf in jax.tree.leaves(tally)]
     for history, counts in zip(histories, zip(*columns, strict=True), strict=True):
         history.costs.add(Tally(*counts), rounds, warmup)

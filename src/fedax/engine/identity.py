@@ -27,6 +27,8 @@ from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
 from fedax.federation.census import Census
+from fedax.federation.clock import Clock
+from fedax.federation.pace import Async
 from fedax.metrics import Metric
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
@@ -51,6 +53,8 @@ def identity(
     x: Vector,
     params: Tree,
     round_program: str,
+    clock: Clock | None = None,
+    pace: Async | None = None,
 ) -> dict[str, str]:
     """Name -> text of everything that defines a run.
 
@@ -62,6 +66,7 @@ def identity(
         plan: what is fixed before compilation.
         x: the initial model.
         round_program: :func:`digest` of a round.
+        clock, pace: as of :func:`fedax.simulate`.
     """
     texts = {
         "data": f"{census.num_clients} clients, {int(census.sizes.sum())} examples",
@@ -86,6 +91,8 @@ def identity(
             files += [] if file is None else [file]
     texts |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
     texts |= settings_of(hyper)
+    for name, part in (("clock", clock), ("pace", pace)):
+        texts |= {} if part is None else _texts(name, part)
     return texts | _task_programs(task.trained, x.tree, census.examples(2)) | {f"{_PROGRAM}a round": round_program}
 
 

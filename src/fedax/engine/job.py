@@ -39,8 +39,10 @@ from fedax.engine.memory import where
 from fedax.engine.options import Options
 from fedax.engine.places.device import first_state
 from fedax.engine.plan import Plan, is_small, make_plan
+from fedax.engine.timetable import Pacing, pacing, participation_of
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
+from fedax.federation.clock import BoundClock
 from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task, check_params
@@ -94,6 +96,8 @@ class Job(NamedTuple):
         origin: what the model of the run belongs to.
         seed: as of :func:`fedax.simulate`.
         ledger: what the run spends of privacy; ``None``: uploads are not private.
+        pacing: how it is paced; ``None``: the server waits for all clients of a round.
+        clock: how long clients take, of this run; ``None``: no time is counted.
         spent: whether ``rounds`` are all that the budget of privacy allows, and more were asked for.
     """
 
@@ -122,6 +126,8 @@ class Job(NamedTuple):
     origin: Origin
     ledger: "Ledger | None" = None
     spent: bool = False
+    pacing: Pacing | None = None
+    clock: BoundClock | None = None
 
     def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them."""
@@ -191,6 +197,8 @@ def make_job(
     shared.setdefault("alive", []).append((task, data, given.val, given.test, given.params))
     census = data if isinstance(data, Census) else None if not isinstance(data, FederatedData) else Census.of(data)
     check_parts(algorithm, task, census or data, given)
+    if given.pace is not None and census is not None:
+        given = dataclasses.replace(given, participation=participation_of(given, census))
     assert census is not None and given.work is not None and given.participation is not None and given.place is not None
     compression = Compression.of(given.compress)
     here = data if isinstance(data, FederatedData) else None
@@ -213,6 +221,8 @@ def make_job(
     lossy = dataclasses.replace(wire, lossy=here is None and algorithm.traits().cohorts == "any")
     plan = make_plan(census, task, x, given.work, batch_size, given.participation, lossy, given.place)
     plan = dataclasses.replace(plan, mesh=None) if here is None else plan
+    if given.pace is not None:
+        plan = dataclasses.replace(plan, full=False, missing="clients that answer when they are done")
     algorithm.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
     stream = here is not None and streamed(given.place.stream, here, own, plan.devices)
     fed = _once(
@@ -232,15 +242,26 @@ def make_job(
     hyper = Hyper(algorithm, given.work, given.participation.bind(census.weights), wire)
     traced = _traced(hyper, up, given, census, fed._replace(examples=census.examples(2)), key, x, plan, stops)
     row = jax.eval_shape(first_state, traced.method, x)[1]
+    paced = pacing(given, algorithm, row, traced.forms[1][0])
+    clock = None if here is None else given.clock  # at nodes time is measured
     memory = "nodes"
     if here is not None:
         on_device = not stream and processes.count() == 1
         memory = where(
             given.place.client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=on_device
         )
+    if paced is not None and (memory != "device" or stream):
+        way_out = "asynchronous rounds are simulated, in one process, with client memory and examples on the device"
+        raise ConfigError("pace", given.pace, way_out)
     asked = Hyper(traced.compressed, given.work, given.participation, wire)
+    pace = None if paced is None else paced.pace
     settings = functools.cache(
-        lambda: identity(asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program())
+        lambda: (
+            identity(
+                asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), clock, pace
+            )
+            | ({} if paced is None else paced.settings(census.num_clients, rounds))
+        )
     )
     rounds, stops = traced.rounds, traced.stops
     if processes.count() > 1:
@@ -274,6 +295,8 @@ def make_job(
         origin=Origin(whole.entire, census.example, _labels(census, here), census.transform),
         ledger=traced.ledger,
         spent=rounds < int(given.rounds),
+        pacing=paced,
+        clock=None if clock is None else clock.bind(census, given.seed),
     )
 
 
@@ -358,7 +381,13 @@ def one_type(tree: Tree) -> Tree:
 def with_seed(job: Job, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> Job:
     """The same job with another seed, and with noise of its own."""
     key, x = start(job.plan.task, params, seed, shared)
-    return secret.anew(job)._replace(key=key, x=x, seed=seed, settings=lambda: job.settings() | {"seed": str(seed)})
+    return secret.anew(job)._replace(
+        key=key,
+        x=x,
+        seed=seed,
+        settings=lambda: job.settings() | {"seed": str(seed)},
+        clock=None if job.clock is None else job.clock._replace(seed=seed),
+    )
 
 
 def start(task: Task, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> tuple[Array, Vector]:

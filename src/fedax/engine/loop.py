@@ -102,20 +102,26 @@ class Exclusions(NamedTuple):
 class State(NamedTuple):
     """The state between rounds: the server's, and the memory of all N clients, leaves [N, ...].
 
-    ``exclusions`` is :class:`Exclusions`, or ``()`` where every upload counts.
+    ``exclusions`` is :class:`Exclusions`, or ``()`` where every upload counts. ``box``: uploads that are not yet part
+    of a step, :class:`fedax.engine.asynchronous.Box`, where the server does not wait.
     """
 
     server: Tree
     memory: Tree
     exclusions: Tree = ()
+    box: Tree = ()
 
 
 class Tally(NamedTuple):
-    """The amount of work done: clients that took part, local steps, minibatch gradients."""
+    """The amount of work done: clients that took part, local steps, minibatch gradients.
+
+    ``uploads``: how many answers came; ``()``: as many as clients took part.
+    """
 
     clients: Array
     local_steps: Array
     gradients: Array
+    uploads: Array = ()
 
 
 class Request(NamedTuple):
@@ -289,7 +295,7 @@ def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) ->
         sizes=fed.sizes[known],
     )
     if plan.steps is None:
-        steps = hyper.work.draw(jax.random.fold_in(key, _WORK), known, clients.sizes, plan.batch_size)
+        steps = draw_steps(hyper.work, key, known, clients.sizes, plan.batch_size)
         steps = jnp.where(present, steps, 0)
         order = jnp.argsort(-steps)  # a chunk of neighbours waits little for its slowest client
         clients = Clients(*(leaf[order] for leaf in clients._replace(steps=steps)))
@@ -304,6 +310,11 @@ def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) ->
         data_weights=clients.data_weights,
         total=nonzero(jnp.sum(clients.weights)),
     )
+
+
+def draw_steps(work: Work, key: Array, ids: Array, sizes: Array, batch_size: int | None) -> Array:
+    """The local steps of some clients; ``key`` is the round's."""
+    return work.draw(jax.random.fold_in(key, _WORK), ids, sizes, batch_size)
 
 
 def draw_one(clients: Clients, key: Array) -> Array:

@@ -11,6 +11,8 @@ from fedax.contract.compression import Compressor
 from fedax.contract.types import Tree, Unknown
 from fedax.engine.devices import Place
 from fedax.errors import ConfigError, F, caller_level
+from fedax.federation.clock import Clock
+from fedax.federation.pace import Async
 from fedax.federation.participation import Full, Participation
 from fedax.federation.work import Epochs, Work
 from fedax.metrics.run import Density, GradNorm, PerClient, RunMetric
@@ -40,6 +42,7 @@ class Options:
     evaluate_every: int | Sequence[int] | None = None
     params: Tree = None
     place: Place | None = None
+    pace: Async | None = None
     until: Callable[[dict[str, Unknown]], bool] | None = None
     guard: Guard | bool | None = None
     aggregate: Aggregator | None = None
@@ -47,6 +50,7 @@ class Options:
     privacy: DP | None = None
     compress: Compressor | Mapping[str, Unknown] | None = None
     secure: SecureSum | None = None
+    clock: Clock | None = None
 
     def with_defaults(self) -> "Options":
         """The same with what stands for an option that was not given."""

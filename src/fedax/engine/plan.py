@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedax.contract.compression import Compressor, is_message
+from fedax.contract.oracle import OracleCalls
 from fedax.contract.types import Tree
 from fedax.contract.vector import Vector
 from fedax.engine import processes
@@ -80,6 +81,7 @@ class ExchangeForm(NamedTuple):
         upload: what a client sends; an array or a message that it holds twice counts once.
         first: of each array or message of the upload, the place of the first that is the same.
         memory: what a client keeps after the exchange.
+        asked: the gradients that a client asks for; ``None`` where a traced condition decides.
     """
 
     one: bool
@@ -88,6 +90,7 @@ class ExchangeForm(NamedTuple):
     upload: Tree
     first: tuple[int, ...]
     memory: Tree
+    asked: OracleCalls | None = OracleCalls()
 
     def by(self, down: Compressor | None, up: Compressor | None) -> "ExchangeForm":
         """The same with these compressors, whose numbers are known, in its messages."""

@@ -7,6 +7,7 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Compressor
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.data.federated import FederatedData
+from fedax.engine.asynchronous import Asynchronous
 from fedax.engine.checkpoint import Checkpoints, Keeper
 from fedax.engine.devices import Place
 from fedax.engine.drive import Program, drive
@@ -20,6 +21,8 @@ from fedax.engine.places.host import Hosted
 from fedax.engine.plan import Plan
 from fedax.engine.private import of_public
 from fedax.errors import ConfigError, complete
+from fedax.federation.clock import Clock
+from fedax.federation.pace import Async
 from fedax.federation.participation import Participation
 from fedax.federation.work import Work
 from fedax.programs import compiled
@@ -50,6 +53,7 @@ def simulate(
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
     place: Place | None = None,
+    pace: Async | None = None,
     until: Callable[[dict[str, Unknown]], bool] | None = None,
     guard: Guard | bool | None = None,
     aggregate: Aggregator | None = None,
@@ -57,6 +61,7 @@ def simulate(
     privacy: DP | None = None,
     compress: Compressor | Mapping[str, Compressor] | None = None,
     secure: SecureSum | None = None,
+    clock: Clock | None = None,
     callback: Callable[[dict[str, Unknown]], None] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
 ) -> Run:
@@ -85,6 +90,8 @@ def simulate(
         params: initial model; default ``task.init``.
         place: where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their
             memory and their examples are.
+        pace: ``fedax.Async(…)``, a server that does not wait for all clients of a round; it needs a ``clock``, and has
+            who starts in the place of ``participation``. A round is then a step of the server.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
         guard: leave out uploads that are not finite or absurdly large: ``True``, or :class:`fedax.Guard`. Default: all
             count, as the papers have it, and a run whose model is no longer finite has diverged.
@@ -94,6 +101,7 @@ def simulate(
         compress: what uploads are compressed by, for instance ``fedax.ErrorFeedback(fedax.TopK(0.1))``; or
             ``{"up": …, "down": …}`` for uploads and downloads. Bytes in the history are those of the messages.
         secure: sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.
+        clock: how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.
         callback: called with each row of the history as it is made, and by a run that goes on from a checkpoint with
             those that it had. A log of :mod:`fedax.tracking` gets of a private run the columns that are public.
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
@@ -135,6 +143,7 @@ def simulate(
         evaluate_every=evaluate_every,
         params=params,
         place=place,
+        pace=pace,
         until=until,
         guard=guard,
         aggregate=aggregate,
@@ -142,6 +151,7 @@ def simulate(
         privacy=privacy,
         compress=compress,
         secure=secure,
+        clock=clock,
     )
     callback = _tracked(callback, job)
     if not wanted():
@@ -194,6 +204,8 @@ def conduct(
 
 def program(job: Job) -> Program:
     """The program of one job."""
+    if job.pacing is not None:
+        return Asynchronous(job)
     return Hosted(job) if job.hosted else Alone(job)
 
 

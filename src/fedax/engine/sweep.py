@@ -21,6 +21,7 @@ from fedax.columns import choosing, higher_is_better
 from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine import processes, secret
+from fedax.engine.asynchronous import begin, no_upload, some_groups, timetable_of
 from fedax.engine.checkpoint import Checkpoints, Keeper, discard, present
 from fedax.engine.devices import Place
 from fedax.engine.drive import drive
@@ -32,6 +33,7 @@ from fedax.engine.options import takes_former_options, up_to_date
 from fedax.engine.places.device import prepare, some_rounds
 from fedax.engine.plan import Plan, is_small
 from fedax.engine.simulate import program as alone
+from fedax.engine.timetable import Group, together
 from fedax.errors import ConfigError, complete
 from fedax.metrics.base import HostMetric
 from fedax.numbers import check_count, check_number
@@ -464,7 +466,7 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
         leaves, structure = jax.tree.flatten(job.hyper)
         form = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
         objects = tuple(map(id, (job.fed, job.held, job.x, job.until)))
-        shared = (objects, job.plan, job.memory, job.stops, job.grad_norm, job.density)
+        shared = (objects, job.plan, job.memory, job.stops, job.grad_norm, job.density, _paced(job))
         groups.setdefault((structure, form, shared), []).append(i)
     blocks = []
     for members in groups.values():
@@ -482,6 +484,14 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
                 blocks.append(block._replace(new=extent not in extents or not alike))
                 extents.add(extent)
     return blocks
+
+
+def _paced(job: Job) -> Unknown:
+    """What decides who answers when, beside the seed, where the server does not wait."""
+    if job.pacing is None:
+        return None
+    form = job.forms[1][0]
+    return repr(job.pacing), form.down, form.up, job.rounds
 
 
 def like(job: Job, other: Job) -> bool:
@@ -590,8 +600,15 @@ class Lanes:
         self.common, self.density = everywhere
         self.fed, self.held = data
         self.keys, self.x, self.plan = keys, x, first.plan
+        self.timetables = [] if first.pacing is None else [timetable_of(row[0]) for row in jobs]
 
     def prepare(self) -> tuple[State, Tally]:
+        if self.timetables:
+            state, tally = _begin(
+                self.varying, self.common, self.fed, self.keys, self.x, no_upload(self.jobs[0][0]),
+                slots=self.timetables[0].slots, plan=self.plan, mesh=self.mesh, data_axes=self.data_axes,
+            )  # fmt: skip
+            return state, self._own(tally)
         state, tally = _prepare(
             self.varying, self.common, self.fed, self.keys, self.x, self.secrets, plan=self.plan, mesh=self.mesh,
             data_axes=self.data_axes,
@@ -599,11 +616,29 @@ class Lanes:
         return state, self._own(tally)
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
+        if self.timetables:
+            return self._advance_groups(state, start, stop)
         state, tally = _advance(
             self.varying, self.common, self.fed, self.keys, state, start, stop, plan=self.plan, mesh=self.mesh,
             data_axes=self.data_axes,
         )  # fmt: skip
         return state, self._own(tally)
+
+    def _advance_groups(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
+        tallies = []
+        for groups, number in together(self.timetables, start, stop, self.jobs[0][0].fed.weights.dtype):
+            groups += groups[-1:] * (len(self.keys) - len(groups))  # padding
+            rows = jax.tree.map(lambda *leaves: np.stack(leaves), *groups)
+            state, tally = _some_groups(
+                self.varying, self.common, self.fed, self.keys, state, rows, number,
+                plan=self.plan, mesh=self.mesh, data_axes=self.data_axes,
+            )  # fmt: skip
+            tallies.append(tally)
+        clients, steps, gradients = (
+            sum(leaves) for leaves in zip(*(self._own(tally[:3]) for tally in tallies), strict=True)
+        )
+        answers = np.repeat([table.answers(start, stop) for table in self.timetables], self.points)
+        return state, Tally(clients, steps, gradients)._replace(uploads=answers)
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         models, penalties = _models(self.varying, self.common, state.server, index, mesh=self.mesh)
@@ -632,6 +667,12 @@ class Lanes:
         # On the host, where a part of an array is no program.
         model = jax.tree.map(lambda leaf: np.asarray(leaf)[at], models)
         return None, jax.tree.map(np.array, self.jobs[0][0].delivered(model))
+
+    def times(self, which: int) -> Unknown:
+        return self.timetables[which // self.points] if self.timetables else None
+
+    def pace(self, index: int, which: int) -> dict[str, Unknown]:
+        return self.timetables[which // self.points].late(index) if self.timetables else {}
 
     def traffic(self) -> dict[str, Unknown]:
         return {}
@@ -700,6 +741,33 @@ def _advance(
 
     each = ("points", "none", data_axes, "seeds", "both", "none", "none")
     out: tuple[State, Tally] = _over_lanes(lane, mesh, each, varying, common, fed, keys, state, start, stop)
+    return out
+
+
+@compiled(static=["slots", "plan", "mesh", "data_axes"])
+def _begin(
+    varying: Array, common: Array, fed: Tree, keys: Array, x: Array, upload: Tree, *,
+    slots: int, plan: Plan, mesh: Mesh | None, data_axes: str,
+) -> Tree:  # fmt: skip
+    def lane(varying: Array, common: Array, fed: Tree, key: Array, x: Array, upload: Tree) -> Tree:
+        return begin(eqx.combine(varying[1], common), fed, key, x, upload, slots, plan)
+
+    each = ("points", "none", data_axes, "seeds", "seeds", "none")
+    return _over_lanes(lane, mesh, each, varying, common, fed, keys, x, upload)
+
+
+@compiled(static=["plan", "mesh", "data_axes"], donate=["state"])
+def _some_groups(
+    varying: Array, common: Array, fed: Tree, keys: Array, state: State, groups: Group, number: Array, *,
+    plan: Plan, mesh: Mesh | None, data_axes: str,
+) -> tuple[State, Tally]:  # fmt: skip
+    def lane(
+        varying: Array, common: Array, fed: Tree, key: Array, state: State, groups: Group, number: Array
+    ) -> tuple[State, Tally]:
+        return some_groups(eqx.combine(varying[1], common), fed, key, state, groups, number, plan)
+
+    each = ("points", "none", data_axes, "seeds", "both", "seeds", "none")
+    out: tuple[State, Tally] = _over_lanes(lane, mesh, each, varying, common, fed, keys, state, groups, number)
     return out
 
 

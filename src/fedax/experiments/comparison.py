@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import fedax
 from fedax import notebook
 from fedax.algorithms import METHODS
-from fedax.columns import describe, show, shown
+from fedax.columns import TIME, describe, show, shown
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.settings import plain
 from fedax.contract.types import Tree
@@ -155,7 +155,7 @@ def compare(
     )
     with Runs(experiment) if wanted() else contextlib.nullcontext() as watch:
         record = _run(experiment, folder, watch=watch, checked=checked, track=track, drawn=temporary is None)
-    return Comparison((record,), temporary, task)
+    return Comparison((record,), temporary, task.entire)
 
 
 @complete
@@ -257,7 +257,7 @@ class Comparison:
 
         Args:
             x: what they are drawn against: ``"rounds"``, ``"bytes"``, ``"uploads"`` (bytes up only), ``"seconds"``,
-                ``"gradients"``, ``"local_steps"``, or of private runs ``"epsilon"``.
+                ``"time"`` (of runs with a clock), ``"gradients"``, ``"local_steps"``, or of private runs ``"epsilon"``.
             column: the measure; default: the one by which methods are judged.
             target: a value of it, or ``{column: value}``, drawn as a line across.
 
@@ -357,7 +357,9 @@ def _plot(
 def _html(problem: summary.ProblemResults) -> str:
     """The verdict, a small table and the curves of one problem, for a notebook."""
     columns = shown(summary.table_order(problem), problem.judge)
-    head = ["Method", *(describe(column).label for column in columns), "Traffic", "Time"]
+    clocked = [TIME] if TIME in summary.costs_of(problem.methods) else []
+    head = ["Method", *(describe(column).label for column in (*columns, "seconds", *clocked))]
+    head.insert(-1 - len(clocked), "Traffic")
     rows = []
     for m in problem.methods:
         cells = [f"{summary.with_spread(column, m.final(column))}" for column in columns]
@@ -366,7 +368,7 @@ def _html(problem: summary.ProblemResults) -> str:
         if m.status != "finished" and columns:
             cells[0] = summary.WORDS[m.status]
         traffic = show("bytes_down", m.cost("bytes_down") + m.cost("bytes_up"))
-        rows.append([m.label, *cells, traffic, show("seconds", m.cost("seconds"))])
+        rows.append([m.label, *cells, traffic, *(show(column, m.cost(column)) for column in ("seconds", *clocked))])
     differences = [f"{name} {value}" for name, value in problem.differs.items()]
     paragraphs = [notebook.paragraph(", ".join(differences))] if differences else []
     paragraphs += [notebook.paragraph(*summary.verdict(problem))] if summary.verdict(problem) else []
@@ -471,6 +473,8 @@ def _experiment(
         "participation": described.participation(given["participation"]),
         "run": described.run(seeds, given, task),
         **({} if given.get("privacy") is None else {"privacy": described.privacy(given["privacy"])}),
+        **({} if given.get("clock") is None else {"clock": described.clock(given["clock"])}),
+        **({} if given.get("pace") is None else {"pace": described.pace(given["pace"])}),
         "methods": [described.method(label, method, False, name) for label, (method, name) in named.items()],
     }
     fields_of_experiment = ("work", "participation", "val", "test")

@@ -19,7 +19,9 @@ from fedax.contract.schedule import Schedule, Stepwise
 from fedax.errors import FedaxError
 from fedax.experiments.config.codec import (
     ARGUMENTS,
+    CLOCK,
     FROM_DATA,
+    PACE,
     PARTICIPATIONS,
     PRIVACY,
     RUN,
@@ -139,6 +141,26 @@ def privacy(given: fedax.DP) -> Table:
         {'clip': 1.0, 'noise': 0.0, 'delta': 1e-05}
     """
     return PRIVACY.write(given)
+
+
+def clock(given: fedax.Clock) -> Table:
+    """The section ``clock``.
+
+    Example:
+        >>> clock(fedax.Clock(step=fedax.Exponential(0.1), up=[1e6, 2e6]))
+        {'step': {'name': 'exponential', 'mean': 0.1, 'anew': False}, 'up': [1000000.0, 2000000.0]}
+    """
+    return CLOCK.write(given)
+
+
+def pace(given: fedax.Async) -> Table:
+    """The section ``pace``.
+
+    Example:
+        >>> pace(fedax.Async(8, 4, fedax.PolynomialStaleness(0.5)))
+        {'concurrency': 8, 'buffer': 4, 'staleness': {'name': 'polynomial', 'exponent': 0.5}}
+    """
+    return PACE.write(given)
 
 
 def run(seeds: Sequence[int], options: Mapping[str, Any], task: fedax.Task) -> Table:

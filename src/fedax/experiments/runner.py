@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedax
-from fedax.columns import COSTS
 from fedax.engine import processes, secret, signals
 from fedax.engine.checkpoint import discard, present
 from fedax.engine.devices import device_bytes
@@ -52,9 +51,9 @@ from fedax.experiments.runs import (
     write_atomic,
     write_json,
 )
-from fedax.progress import show_progress
 from fedax.federation.work import Work
 from fedax.programs import compiled
+from fedax.progress import show_progress
 from fedax.registry import within
 from fedax.tracking import Tracker
 
@@ -577,7 +576,7 @@ def _method_summary(m: summary.Method, problem: summary.ProblemResults, compiled
         "seeds": {str(run.seed): {"status": run.status, "round": run.history["round"][-1]} for run in m.runs},
         "final": {column: summary.described(m.final(column)) for column in summary.metrics([m])},
         "tail": summary.described(tail),
-        "cost": {column: m.cost(column) for column in COSTS},
+        "cost": {column: m.cost(column) for column in summary.costs_of(problem.methods)},
         "compile_seconds": compiled,
         **({} if m.epsilon is None else {"epsilon": m.epsilon}),
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedax.columns import COSTS, PARTS, describe, raised, show
+from fedax.columns import PARTS, TIME, describe, raised, show
 from fedax.experiments import summary
 from fedax.experiments.runs import Record
 from fedax.experiments.statistics import Aim, Difference, Target, difference, interval, reached, target_of
@@ -41,8 +41,8 @@ def table(records: Sequence[Record], *, target: Aim | None = None, confidence: f
         - ``difference``, of the deciding column to the best method's, with ``difference_low``, ``difference_high`` and
           ``p``, as in :class:`fedax.experiments.statistics.Difference`; ``mark``, ``★`` of a method that is better than
           each other one beyond the test, ``≈`` of tied ones.
-        - ``round``, ``clients``, ``local_steps``, ``gradients``, ``bytes_down``, ``bytes_up`` and ``seconds``: what a
-          run cost, in the mean.
+        - ``round``, ``clients``, ``local_steps``, ``gradients``, ``bytes_down``, ``bytes_up``, ``seconds`` and, with a
+          clock, ``time``: what a run cost, in the mean.
         - With a target ``target_column`` and ``target``; ``reached``, how many seeds did; and over these,
           ``<axis>_to_target`` and ``<axis>_to_target_std`` for each of ``fedax.figures.AXES`` that the runs have.
         - ``epsilon``, of private runs: what one has spent in the end, the most of its seeds.
@@ -72,7 +72,7 @@ def _row(problem: ProblemResults, m: Method, aim: Target | None, confidence: flo
     gap = difference(problem, m, confidence)
     row |= {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high, "p": gap.p}
     row["mark"] = problem.mark(m)
-    row |= {column: m.cost(column) for column in COSTS}
+    row |= {column: m.cost(column) for column in summary.costs_of(problem.methods)}
     if aim is not None:
         result = reached(m, aim)
         row |= {"target_column": aim.column, "target": aim.value, "reached": len(result.seeds)}
@@ -151,6 +151,8 @@ def _final(problem: ProblemResults, confidence: float) -> Sheet:
             columns |= means_of(column, methods)
     figures = _NumberFormat("bytes_down", [np.array([m.cost("bytes_down") + m.cost("bytes_up")]) for m in methods])
     columns[_head("Traffic", figures.unit)] = figures.means()
+    if TIME in summary.costs_of(methods):
+        columns |= means_of(TIME, methods)
     notes = summary.legend(problem) + _explanation(confidence) * bool(problem.p)
     if any(m.epsilon is not None for m in methods):
         columns["ε"] = ["–" if m.epsilon is None else show("epsilon", m.epsilon) for m in methods]

@@ -84,6 +84,8 @@ def params(config: Mapping[str, Any], folder: pathlib.Path, label: str, seed: in
         single = {name: _single(sections[name]) for name in ("work", "participation", "run")}
         sections |= {"data": {"name": config["data"]["name"]}} | single
     sections |= {"privacy": config["privacy"]} if "privacy" in config else {}
+    if "clock" in config:
+        sections["clock"] = _single(config["clock"]) if private else config["clock"]
     sections["method"] = {name: value for name, value in method.items() if name != "label"}
     flat = {f"{section}.{key}": _plain(value) for section, table in sections.items() for key, value in table.items()}
     general = {"experiment": config["name"], "label": label, "seed": seed, "fedax": fedax.__version__}

@@ -1,5 +1,6 @@
-"""The federation: who takes part in a round (``participation``), and how much each client works (``work``)."""
+"""The federation: who takes part (``participation``), how much each client works (``work``), how long (``clock``)."""
 
+from fedax.federation.clock import DISTRIBUTIONS, PRESETS
 from fedax.federation.participation import (
     Cyclic,
     Full,
@@ -13,7 +14,7 @@ from fedax.federation.participation import (
 from fedax.federation.work import Deadline, Epochs, GeometricSteps, RandomEpochs, RandomSteps, Steps
 from fedax.registry import Registry
 
-__all__ = ["PARTICIPATION", "WORK"]
+__all__ = ["DISTRIBUTIONS", "PARTICIPATION", "PRESETS", "WORK"]
 
 WORK = Registry("work")
 WORK.add("steps", Steps)

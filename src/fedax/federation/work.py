@@ -47,6 +47,10 @@ class Work(Settings):
         """τ where all clients take the same number of steps in all rounds, else ``None``."""
         return None
 
+    def always(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray | None:
+        """[N] τ_i where each client takes the same number of steps whenever it works, else ``None``."""
+        return None
+
     def without_replacement(self) -> bool:
         """Whether minibatches run through permutations of the data, instead of being drawn independently."""
         return False
@@ -96,6 +100,9 @@ class Steps(Work):
     def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
         return np.full(len(sizes), self._same) if self._same is not None else np.asarray(self._each)
 
+    def always(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray | None:
+        return self.usual(sizes, batch_size)
+
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
         if self._same is not None:
             return self._same
@@ -136,6 +143,9 @@ class Epochs(Work):
 
     def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
         return np.asarray(_epochs_to_steps(self.epochs, sizes, batch_size))
+
+    def always(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray | None:
+        return self.usual(sizes, batch_size)
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:
         steps = self.usual(sizes, batch_size)
@@ -303,6 +313,9 @@ class Deadline(Work):
         return self._steps.largest(sizes, batch_size)
 
     def usual(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
+        return self._steps.usual(sizes, batch_size)
+
+    def always(self, sizes: np.ndarray, batch_size: int | None) -> np.ndarray | None:
         return self._steps.usual(sizes, batch_size)
 
     def equal(self, sizes: np.ndarray, batch_size: int | None) -> int | None:

@@ -35,6 +35,7 @@ AXES = {
     "bytes": Axis("Traffic, down and up", ("bytes_down", "bytes_up"), "B"),
     "uploads": Axis("Traffic, up only", ("bytes_up",), "B"),
     "seconds": Axis("Seconds of training", ("seconds",), "s"),
+    "time": Axis("Clock time", ("time",), "s"),  # of runs with a clock only
     "epsilon": Axis("Privacy spent, ε", ("epsilon",)),  # of private runs only
 }
 
@@ -69,6 +70,11 @@ def along(history: Mapping[str, Any], x: str) -> np.ndarray:
         [0.0, 12.0]
     """
     if not {*axis(x).columns} <= history.keys():
-        way_out = "what is public of a run does not tell it; take 'rounds' or 'epsilon'"
-        raise ConfigError("x", x, "this run was not private; give privacy=fedax.DP(...)" if x == "epsilon" else way_out)
+        ways_out = {
+            "epsilon": "this run was not private; give privacy=fedax.DP(...)",
+            "time": "this run had no clock, or does not make it public; give clock=fedax.Clock(...)",
+        }
+        raise ConfigError(
+            "x", x, ways_out.get(x, "what is public of a run does not tell it; take 'rounds' or 'epsilon'")
+        )
     return np.sum([np.asarray(history[column], float) for column in axis(x).columns], axis=0)

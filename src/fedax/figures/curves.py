@@ -25,8 +25,8 @@ def curves(
 
     Args:
         series: the methods, in the order of the legend. At most 72 differ in colour or mark.
-        x: what they are drawn against: ``"rounds"``, ``"bytes"``, ``"uploads"``, ``"seconds"``, ``"gradients"``,
-            ``"local_steps"``, or ``"epsilon"``.
+        x: what they are drawn against: ``"rounds"``, ``"bytes"``, ``"uploads"``, ``"seconds"``, ``"time"``,
+            ``"gradients"``, ``"local_steps"``, or ``"epsilon"``.
         column: what was measured, which gives the label, the unit and the scale.
         target: a value of the column, drawn as a line across.
 

@@ -35,6 +35,7 @@ class Wire(eqx.Module):
         down: the compressor of downloads; ``None``: they are not compressed.
         lossy: whether uploads may get lost on their way, as those of real clients may.
         sealed: whether uploads are passed on one by one as they are, with their messages not decoded.
+        apart: whether uploads are kept one by one, and summed later.
         secure: how uploads are summed as whole numbers; ``None``: as they are.
         fixed: the fixed-point format of the round; see :meth:`of`.
         node_clip: the norm to which the node of a real client clips uploads before they leave it; ``None``: no clip.
@@ -52,6 +53,7 @@ class Wire(eqx.Module):
     down: Compressor | None = None
     lossy: bool = eqx.field(static=True, default=False)
     sealed: bool = eqx.field(static=True, default=False)
+    apart: bool = eqx.field(static=True, default=False)
     secure: SecureSum | None = None
     fixed: FixedPoint | None = None
     node_clip: Number = None
@@ -64,7 +66,7 @@ class Wire(eqx.Module):
     @property
     def gathers(self) -> bool:
         """Whether the server looks at the uploads one by one."""
-        return self.sealed or (self.aggregate is not None and self.aggregate.gathers)
+        return self.sealed or self.apart or (self.aggregate is not None and self.aggregate.gathers)
 
     def download(self, download: Tree, key: Array, known: list[tuple[Array, Tree]] | None = None) -> Tree:
         """A download as it is sent, compressed if it is to be; see :func:`fedax.wire.compressed.encoded`."""

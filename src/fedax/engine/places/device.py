@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import decoded
+from fedax.contract.oracle import OracleCalls
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree
 from fedax.contract.vector import Vector
@@ -140,7 +141,7 @@ class Device:
             request.exchange, self._method, request.server, request.wire, self._shared.key, self._messages
         )
         shared = self._shared._replace(wire=request.wire, download=decoded(download))
-        traced: list[tuple[Tree, Tree]] = []
+        traced: list[tuple[Tree, Tree, OracleCalls]] = []
 
         def make(shared: SharedInputs) -> Client:
             return client_program(request.stage, request.number, plan, lambda *arrays: traced.append(arrays), shared)
@@ -164,7 +165,7 @@ class Device:
         """The server's state after the exchange."""
         return conclude(request, response, self._plan)
 
-    def _form(self, request: Request, download: Tree, upload: Tree, memory: Tree) -> ExchangeForm:
+    def _form(self, request: Request, download: Tree, upload: Tree, memory: Tree, asked: OracleCalls) -> ExchangeForm:
         """The form of an exchange, from traced arrays: shapes, types, and which arrays are the same."""
         single, down, up = request.exchange.who == "one", sent(download), sent(upload)
         if request.exchange.server is None and (self._plan.full or request.stage == "warmup"):
@@ -174,7 +175,10 @@ class Device:
         if not single:
             self._sent += [leaf for leaf, new in zip(down, fresh, strict=True) if new]
         first = tuple(next(k for k, other in enumerate(up) if other is leaf) for leaf in up)
-        return ExchangeForm(single, form_of(download), fresh, form_of(upload), first, form_of(memory))
+        decided = any(isinstance(number, jax.core.Tracer) for number in asked)
+        return ExchangeForm(
+            single, form_of(download), fresh, form_of(upload), first, form_of(memory), None if decided else asked
+        )
 
 
 def form_of(tree: Tree) -> Tree:
@@ -184,7 +188,7 @@ def form_of(tree: Tree) -> Tree:
 
 def nothing() -> Tally:
     """A tally of no work."""
-    return Tally(*(jnp.zeros((), jnp.int32) for _ in Tally._fields))
+    return Tally(*(jnp.zeros((), jnp.int32) for _ in range(3)))
 
 
 def settle(state: State, plan: Plan) -> State:
@@ -197,7 +201,7 @@ def settle(state: State, plan: Plan) -> State:
     everywhere = NamedSharding(plan.mesh, P())
     by_client = NamedSharding(plan.mesh, P(*plan.mesh.axis_names))
     memory_sharding = by_client if plan.full and plan.num_clients % plan.devices == 0 else everywhere
-    shardings = State(everywhere, memory_sharding, everywhere)
+    shardings = State(everywhere, memory_sharding, everywhere, everywhere)
     place = lambda tree, sharding: jax.lax.with_sharding_constraint(tree, jax.tree.map(lambda _: sharding, tree))  # noqa: E731
     return State(*map(place, state, shardings))
 

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import secrets
+import time
 from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedax.columns import TIME
 from fedax.contract.compression import Compressor, Identity
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Tree, Unknown
@@ -74,6 +76,7 @@ class _Prefetched(NamedTuple):
         round: the generator, which has yielded these messages.
         answers: the answers to them.
         wire: their bytes on the wire, down and up; they count when the round is run.
+        seconds: until the answers were there, those to the evaluation among them; they count likewise.
     """
 
     start: int
@@ -81,6 +84,7 @@ class _Prefetched(NamedTuple):
     round: Generator[NodeMessages, NodeAnswers, State]
     answers: NodeAnswers
     wire: tuple[int, int]
+    seconds: float
 
 
 def _held_out_form(job: Job) -> dict[str, Tree]:
@@ -145,6 +149,7 @@ class Remote(HostServer):
         self._sums: dict[tuple[str, int, int], tuple[Tree, Tree]] = {}
         self._done = np.zeros(3, np.int64)
         self._traffic_before = (fleet.transport.sent, fleet.transport.received, fleet.waited)
+        self._seconds = 0.0  # that rounds took since the last look
         # Of a run that continues the nodes have counted some rounds; whether they allow the rest shows in each round.
         checked = fleet.check(
             self._job_head, _columns_from_nodes(job), 0 if resumes else job.rounds, job.plan.task.frozen
@@ -169,13 +174,15 @@ class Remote(HostServer):
         versions[:, 0] = self._number
         state = State(server, versions, jax.tree.map(np.array, no_exclusions(job.plan)))
         if not self._resumes and resolve(job.hyper.method, 0).warmup():
-            everyone = job.hyper._replace(participation=Full())
+            everyone, began = job.hyper._replace(participation=Full()), time.perf_counter()
             state = self._run_round(self._round(state, 0, "warmup", everyone))
+            self._seconds += time.perf_counter() - began
         return state, self._tally()
 
     def advance(self, state: State, start: int, stop: int) -> tuple[State, Tally]:
         """Run rounds start … stop − 1: the new state, and the tally."""
         for index in range(start, stop):
+            began = time.perf_counter()
             prefetched, self._prefetched = self._prefetched, None
             if prefetched is not None and prefetched.start == index and prefetched.server is state.server:
                 state = self._run_round(prefetched.round, prefetched.answers)
@@ -184,8 +191,10 @@ class Remote(HostServer):
                     self._traffic_before[1] - prefetched.wire[1],
                     self._traffic_before[2],
                 )
+                self._seconds += prefetched.seconds
             else:
                 state = self._run_round(self._round(state, index, "exchanges", self.job.hyper))
+            self._seconds += time.perf_counter() - began
         return state, self._tally()
 
     def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
@@ -231,11 +240,12 @@ class Remote(HostServer):
         return [row | {"heard": heard_share}]
 
     def traffic(self) -> dict[str, Unknown]:
-        """Bytes on the wire, and seconds of waiting, since the last call."""
+        """Bytes on the wire, seconds of waiting and seconds of rounds, since the last call."""
         now = (self.fleet.transport.sent, self.fleet.transport.received, self.fleet.waited)
         down, up, waited = (new - old for new, old in zip(now, self._traffic_before, strict=True))
         self._traffic_before = now
-        return {"wire_down": int(down), "wire_up": int(up), "waited": float(waited)}
+        seconds, self._seconds = self._seconds, 0.0
+        return {"wire_down": int(down), "wire_up": int(up), "waited": float(waited), TIME: seconds}
 
     def forget(self) -> None:
         """Tell the nodes that the run is over, and that they can delete its memory."""
@@ -277,6 +287,7 @@ class Remote(HostServer):
             which: joined([messages[which], *([first[which]] if which in first else [])]) for which in messages
         }
         sent, received = self.fleet.transport.sent, self.fleet.transport.received
+        began = time.perf_counter()
         answers: NodeAnswers = {}
         of_round: NodeAnswers = {}
         round_bytes = [0.0, 0.0]  # of the bytes, what the round's part is
@@ -300,7 +311,8 @@ class Remote(HostServer):
             self._traffic_before[1] + prefetched[1],
             self._traffic_before[2],
         )
-        self._prefetched = _Prefetched(index, state.server, round_, of_round, (prefetched[0], prefetched[1]))
+        seconds = time.perf_counter() - began
+        self._prefetched = _Prefetched(index, state.server, round_, of_round, (prefetched[0], prefetched[1]), seconds)
         return answers
 
     def _round(self, state: State, index: int, stage: str, hyper: Hyper) -> Generator[NodeMessages, NodeAnswers, State]:

@@ -19,6 +19,7 @@ from fedax.contract.compression import COMPRESSORS, Compressor
 from fedax.contract.regularizers import REGULARIZERS, Regularizer
 from fedax.contract.schedule import Piecewise
 from fedax.contract.settings import Settings, plain
+from fedax.contract.staleness import STALENESS, Staleness
 from fedax.engine.patience import Patience
 from fedax.engine.saved import read_model
 from fedax.errors import ConfigError
@@ -29,8 +30,9 @@ from fedax.experiments.config.sections import (
     Table,
     TaskSection,
 )
-from fedax.federation import PARTICIPATION, WORK
+from fedax.federation import DISTRIBUTIONS, PARTICIPATION, PRESETS, WORK
 from fedax.federation.census import Census
+from fedax.federation.clock import Distribution
 from fedax.federation.participation import Dropout
 from fedax.metrics import METRICS
 from fedax.numbers import check_number
@@ -45,7 +47,7 @@ FROM_DATA = ("features", "shape", "classes", "vocabulary", "d")  # arguments of 
 
 _MOST = 1000  # the most entries of a list, and characters of a text, that are written
 _PART = ("trainable", "lora")  # settings of the section task that say which part of the model is trained
-_NOT_SCHEDULES = ("regularizer", "compress")  # hyper-parameters whose tables are no schedules
+_NOT_SCHEDULES = ("regularizer", "compress", "staleness")  # hyper-parameters whose tables are no schedules
 
 
 class Codec(Protocol):
@@ -174,6 +176,36 @@ class _PrivacyCodec(ArgumentsCodec):
         return self.make(**{**given, "adaptive": adaptive})
 
 
+class _ClockCodec:
+    """The clock: its arguments, which may replace those of a preset or of a trace, a file."""
+
+    def read(self, field: str, given: Any) -> fedax.Clock:
+        arguments = {name: value for name, value in given.items() if value is not None}
+        preset, trace = arguments.pop("preset", None), arguments.pop("trace", None)
+        if preset is not None and trace is not None:
+            raise ConfigError(f"{field}.preset", preset, "there is a trace too; give one of them")
+        base: Table = {}
+        if preset is not None:
+            base = PRESETS.get(preset, f"{field}.preset").make().arguments()
+        if trace is not None:
+            read = fedax.Clock.from_csv if trace.endswith(".csv") else fedax.Clock.from_json
+            base = within(field, lambda: read(trace)).arguments()
+        return fedax.Clock.of(base | arguments)
+
+    def write(self, part: Any) -> Table:
+        return ArgumentsCodec(fedax.Clock, brief=True).write(part)
+
+
+class _PaceCodec(ArgumentsCodec):
+    """The pace of a server that does not wait, with its weights of staleness."""
+
+    def read(self, field: str, given: Any) -> fedax.Async:
+        staleness = given.get("staleness")
+        if staleness is not None:
+            staleness = ComponentCodec(STALENESS).read(f"{field}.staleness", staleness)
+        return fedax.Async(**{**given, "staleness": staleness})
+
+
 class _ParticipationCodec(ComponentCodec):
     """Participation: who is drawn; with ``dropout`` or ``available`` also who of these does not answer."""
 
@@ -194,6 +226,8 @@ class _ParticipationCodec(ComponentCodec):
         return self.write(part.of) | {name: value for name, value in settings.items() if value is not None}
 
 
+CLOCK = _ClockCodec()
+PACE = _PaceCodec(fedax.Async, brief=True)
 ADAPTIVE = ArgumentsCodec(fedax.AdaptiveClip)
 PARTICIPATIONS = _ParticipationCodec(PARTICIPATION, "kind")
 PRIVACY = _PrivacyCodec(fedax.DP, brief=True)
@@ -217,6 +251,8 @@ WIRE = ("guard", "aggregate", "faults", "compress", "secure")  # the settings th
 _OBJECTS: dict[type, Codec] = {
     Regularizer: ComponentCodec(REGULARIZERS),
     Compressor: ComponentCodec(COMPRESSORS),
+    Distribution: ComponentCodec(DISTRIBUTIONS),
+    Staleness: ComponentCodec(STALENESS),
     Piecewise: SCHEDULES,
     fedax.PowerDecay: SCHEDULES,
     fedax.AdaptiveClip: ADAPTIVE,

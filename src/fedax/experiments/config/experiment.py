@@ -284,6 +284,8 @@ def build_all(
         within("participation", lambda: made.participation.validate(data.num_clients, made.run["rounds"]))
         within("participation", lambda: made.participation.bind(data.weights))
         resolved = {"name": first.name or data_config["name"], "data": data_config, "task": task_config}
+        if (clock := made.options.get("clock")) is not None and fleet is None:
+            clock.bind(census, 0)
         if (faults := made.options.get("faults")) is not None:
             within("run.faults", lambda: faults.of(data.num_clients))
         clients = (resolved | made.config | track_config, data, val, test, names_of_classes, task)
@@ -415,13 +417,22 @@ def settings_of(sections: ExperimentSection, code: own.Code | None = None) -> Ch
     run = sections.run.model_dump(exclude_none=True) | {"seeds": seeds, "split_seeds": bool(sections.run.split_seeds)}
     codec.metrics_of(run)
     config: Table = {"work": work_config, "participation": participation_config, "run": run}
-    config |= {} if sections.privacy is None else {"privacy": sections.privacy.model_dump(exclude_none=True)}
+    optional = {"privacy": sections.privacy, "clock": sections.clock, "pace": sections.pace}
+    config |= {name: part.model_dump(exclude_none=True) for name, part in optional.items() if part is not None}
     config["methods"] = [written for _, written in pairs]
     methods = dict(zip(names, (method for method, _ in pairs), strict=True))
-    options = codec.options_of(run) | _private(sections.privacy)
+    options = codec.options_of(run) | _private(sections.privacy) | _timing(sections)
     return CheckedSettings(methods, work, participation, options, config)
 
 
 def _private(section: PrivacySection | None) -> Table:
     """The argument ``privacy`` of :func:`fedax.simulate`, if there is such a section."""
     return {} if section is None else {"privacy": codec.PRIVACY.read("privacy", dict(section))}
+
+
+def _timing(sections: ExperimentSection) -> Table:
+    """The arguments ``clock`` and ``pace`` of :func:`fedax.simulate`, as far as there are such sections."""
+    found: Table = {} if sections.clock is None else {"clock": codec.CLOCK.read("clock", dict(sections.clock))}
+    if sections.pace is not None:
+        found["pace"] = codec.PACE.read("pace", sections.pace.model_dump(exclude_none=True))
+    return found

@@ -116,6 +116,31 @@ class PrivacySection(Section):
     noise_seed: Any = None
 
 
+class ClockSection(Section):
+    """How long clients take; the arguments of :class:`fedax.Clock`, which replace those of a preset or a trace."""
+
+    preset: str | None = None
+    trace: str | None = None  # a file, *.csv or *.json
+    step: Any = None
+    up: Any = None
+    down: Any = None
+    latency: Any = None
+    server: Any = None
+    available: Any = None
+
+
+class PaceSection(Section):
+    """A server that does not wait; the arguments of :class:`fedax.Async`."""
+
+    concurrency: Any
+    buffer: Any = None
+    staleness: Any = None
+    grace: Any = None
+    start: Any = None
+    weights: Any = None
+    max_staleness: Any = None
+
+
 class MethodSection(Open):
     """One method to run."""
 
@@ -151,6 +176,8 @@ class ExperimentSection(Section):
     participation: ParticipationSection = ParticipationSection()
     run: RunSection
     privacy: PrivacySection | None = None
+    clock: ClockSection | None = None
+    pace: PaceSection | None = None
     methods: list[MethodSection] = pydantic.Field(min_length=1, max_length=1000)
     track: TrackSection | None = None
     sweep: SweepSection | None = None
@@ -270,7 +297,13 @@ def clear(error: Any) -> ConfigError:
     loc, kind = error["loc"], error["type"]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
     if kind == "extra_forbidden":
-        inner = {"run": RunSection, "privacy": PrivacySection, "sweep": SweepSection, "data": SplitSection}
+        inner: dict[str, type[Section]] = {
+            "run": RunSection,
+            "privacy": PrivacySection,
+            "clock": ClockSection,
+            "pace": PaceSection,
+        }
+        inner |= {"sweep": SweepSection, "data": SplitSection}
         model: Any = ExperimentSection if len(loc) == 1 else inner[loc[0]]
         return unknown(field, str(loc[-1]), model.model_fields)
     if kind in ("missing", "too_short"):

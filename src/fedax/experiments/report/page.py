@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 import fedax
-from fedax.columns import better, describe, show, show_parts
+from fedax.columns import TIME, better, describe, show, show_parts
 from fedax.errors import UNSEEN
 from fedax.experiments import clients, diagnosis, noted, own, summary, sweeps, tables, toml
 from fedax.experiments.config.sections import PYTHON
@@ -265,6 +265,8 @@ def _footer(records: Sequence[Record]) -> str:
 def _table(problem: ProblemResults) -> str:
     costs = ["local_steps", "gradients", "bytes", "seconds"]
     cost_names = ["Local steps", "Gradients", "Traffic down + up", "Time"]
+    if TIME in summary.costs_of(problem.methods):
+        costs, cost_names = [*costs, TIME], [*cost_names, describe(TIME).label]
     if all("wire_down" in run.history for m in problem.methods for run in m.runs):
         costs, cost_names = [*costs, "wire", "waited"], [*cost_names, "Over the network", "Waited"]
     measured = []  # (head, column, how many last evaluations)

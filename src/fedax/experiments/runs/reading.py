@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import COSTS, PER_CLIENT
+from fedax.columns import COSTS, PER_CLIENT, TIME
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import damage
 from fedax.engine.checks import evaluation_rounds
@@ -200,7 +200,7 @@ def _error_in(row: Any, labels: set[str], seeds: set[int], sweep: dict[str, Any]
                 return f"{name!r} is no list of clients"
             continue
         good = type(value) is int or (type(value) is float and math.isfinite(value))
-        never = (name in COSTS and value is None) or (name in (*COSTS, "epsilon") and good and value < 0)
+        never = (name in (*COSTS, TIME) and value is None) or (name in (*COSTS, TIME, "epsilon") and good and value < 0)
         if not (value is None or good) or never:
             return f"{name[:100]!r} is no number"
     if sweep is not None and sweep["criterion"] not in {*row} - {*OF_A_RUN}:

@@ -6,6 +6,7 @@ from fedax.experiments.summary.compared import (
     ProblemResults,
     axes,
     axes_of,
+    costs_of,
     curve_order,
     holm,
     methods,
@@ -31,8 +32,8 @@ from fedax.experiments.summary.words import (
 )
 
 __all__ = [
-    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "axes", "axes_of", "axis", "curve_order",
-    "deltas", "described", "facts", "holm", "in_words", "judged", "legend", "methods", "metrics", "order", "over",
-    "problems", "short", "spending", "spread", "table_order", "telling", "thousands", "varied", "verdict", "wide",
-    "with_spread",
+    "GONE", "LEVEL", "NOT_PRIVATE", "WORDS", "Method", "ProblemResults", "axes", "axes_of", "axis", "costs_of",
+    "curve_order", "deltas", "described", "facts", "holm", "in_words", "judged", "legend", "methods", "metrics",
+    "order", "over", "problems", "short", "spending", "spread", "table_order", "telling", "thousands", "varied",
+    "verdict", "wide", "with_spread",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fedax.columns import EXCLUSIONS, better, measures
+from fedax.columns import COSTS, EXCLUSIONS, TIME, better, measures
 from fedax.engine.history import tail_of
 from fedax.experiments import chance, examples
 from fedax.experiments.chance import Gap, gap_of
@@ -369,10 +369,16 @@ def curve_order(problem: ProblemResults) -> list[str]:
 
 
 def axes_of(methods: Sequence[Method]) -> dict[str, Axis]:
-    """The axes against which these methods can be drawn; ε is among them if all have a finite one."""
+    """The axes against which these methods can be drawn; ε is among them if all have a finite one, time if all have."""
     histories = [run.history for m in methods for run in m.runs]
-    private = all("epsilon" in history and np.isfinite(history["epsilon"]).all() for history in histories)
-    return {name: axis for name, axis in AXES.items() if private or name != "epsilon"}
+    there = {"epsilon": all("epsilon" in history and np.isfinite(history["epsilon"]).all() for history in histories)}
+    there["time"] = TIME in costs_of(methods)
+    return {name: axis for name, axis in AXES.items() if there.get(name, True)}
+
+
+def costs_of(methods: Sequence[Method]) -> tuple[str, ...]:
+    """The columns of costs that all runs have: time is among them if all had a clock."""
+    return (*COSTS, TIME) if all(TIME in run.history for m in methods for run in m.runs) else COSTS
 
 
 def axes(problem: ProblemResults) -> dict[str, Axis]:

@@ -1,0 +1,415 @@
+"""Methods that were published for a server that does not wait; they run in synchronous rounds, too.
+
+How often the server steps, and from which model a client began, is the affair of :class:`fedax.Async`. A method says
+what is sent and what the server makes of it. Delayed Nesterov is an optimizer of the server:
+:class:`fedax.algorithms.server.DelayedNesterov`.
+
+| papers | here |
+|---|---|
+| x_t, y_i | x, y |
+| Δ_i = y_i − x_{t−τ} | dx |
+| h_i, z_i, the last gradient of a client | the client's memory |
+| τ, s (staleness) | ``round.staleness`` |
+| K, Z, M (the buffer) | ``fedax.Async(buffer=…)`` |
+| K (FADAS), the mean over the buffer | ω_i: N p_i/K times the weight of the staleness, p_i in a synchronous round |
+
+    FedAsync    x ← (1 − α Σ ω_i) x + α Σ ω_i y_i             (Xie, Koyejo and Gupta 2019, Algorithm 1, with K = 1)
+    FedBuff     x ← x + γ Σ ω_i Δ_i                           (Nguyen et al. 2022, Algorithm 1)
+    CA2FL       x ← x + γ (h + Σ ω_i (Δ_i − h_i));  h ← h + Σ p_i (Δ_i − h_i);  h_i ← Δ_i
+                                                              (Wang et al. 2024, Algorithm 2)
+    ACE         u ← u + Σ p_i (g_i − u_i);  u_i ← g_i;  x ← x − η u                   (Chang et al. 2025)
+    AREA        x ← x + Σ p_i (y_i − z_i);  z_i ← y_i                                 (Iakovidou and Kim 2024)
+    FADAS       AMSGrad on Σ ω_i Δ_i, with rate η/τ_max where the largest staleness τ_max is above τ_c
+                                                              (Wang et al. 2024, another paper)
+    Ringmaster  x ← x − η Σ ω_i g_i over the answers with τ < R                (Maranjyan, Tyurin and Richtárik 2025)
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from fedax.contract.algorithm import Algorithm, Change, Pace, Round, Traits
+from fedax.contract.hyper import check, choice, count, flag, hyper
+from fedax.contract.local import check_pull, local_steps
+from fedax.contract.oracle import Oracle
+from fedax.contract.staleness import PolynomialStaleness, Staleness
+from fedax.contract.staleness import staleness as make_staleness
+from fedax.contract.vector import Vector, zeros_like
+
+
+class ModelState(NamedTuple):
+    """Server state: the model alone."""
+
+    x: Vector
+
+
+class MemoryState(NamedTuple):
+    """Server state: the model, and the mean of what all clients keep, Σ p_i h_i."""
+
+    x: Vector
+    h: Vector
+
+
+class FedAsync(Algorithm):
+    """FedAsync: the server mixes its model with each client's, which pulls it back to where that client began.
+
+    Published for one answer at a time and p_i = 1/N. Unequal p_i, and the mean of several models, are extensions; a
+    client with N p_i α > 1 is then given more than the whole weight. In synchronous rounds this is FedProx with a
+    server learning rate of α.
+
+    Args:
+        lr: η > 0, the local learning rate.
+        mixing: α in (0, 1].
+        prox: ρ ≥ 0, pull of the local steps towards the model that they began from; lr · prox is at most 1.
+        staleness: how much late answers count, where :class:`fedax.Async` does not say it; ``None``: all the same.
+
+    Raises:
+        ConfigError: numbers out of range, lr · prox above 1, something else than a :class:`fedax.Staleness`.
+
+    Source: Xie, Koyejo and Gupta 2019, Algorithm 1.
+
+    Example:
+        >>> FedAsync(lr=0.1).mixing
+        0.6
+    """
+
+    lr: Any = hyper(0.05, "(0, ∞)")
+    mixing: Any = hyper(0.6, "(0, 1]")
+    prox: Any = hyper(0.005, "[0, ∞)")
+    staleness: Staleness | None = eqx.field(default=PolynomialStaleness(0.5), converter=make_staleness)
+
+    def traits(self) -> Traits:
+        return Traits("FedAsync", "Xie, Koyejo and Gupta 2019, Algorithm 1", limit="steps")
+
+    def pace(self) -> Pace:
+        return Pace(self.staleness)
+
+    def init(self, x: Vector) -> ModelState:
+        return ModelState(x)
+
+    def download(self, server: ModelState) -> Vector:
+        return server.x
+
+    def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
+        x = download
+        return local_steps(lambda y, k: y - self.lr * (oracle.grad(y, k) + self.prox * (y - x)), x, oracle), memory
+
+    def server(self, server: ModelState, mean: Vector, round: Round) -> ModelState:
+        total = 1 - round.shortfall  # Σ ω_i
+        return ModelState(server.x + self.mixing * (mean - total * server.x))
+
+    def validate(self) -> None:
+        check(self)
+        check_pull("prox", self.prox, self.lr)
+
+
+class FedBuff(Algorithm):
+    """FedBuff: FedAvg's updates, of which the server takes K at a time.
+
+    Published for p_i = 1/N; unequal p_i are an extension. In synchronous rounds this is FedAvg.
+
+    Args:
+        lr: η > 0, the local learning rate.
+        server_lr: γ > 0.
+        staleness: how much late answers count, where :class:`fedax.Async` does not say it; ``None``: all the same. The
+            published (1 + s)^−½ makes slow clients count for less, also in what is minimised.
+
+    Raises:
+        ConfigError: numbers out of range, something else than a :class:`fedax.Staleness`.
+
+    Source: Nguyen et al. 2022, Algorithm 1: the sum is divided by K, and not by the sum of the weights.
+
+    Example:
+        >>> FedBuff(lr=0.1).pace().staleness
+        PolynomialStaleness()
+    """
+
+    lr: Any = hyper(0.05, "(0, ∞)")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
+    staleness: Staleness | None = eqx.field(default=PolynomialStaleness(0.5), converter=make_staleness)
+
+    def traits(self) -> Traits:
+        return Traits("FedBuff", "Nguyen et al. 2022, Algorithm 1", limit="steps")
+
+    def pace(self) -> Pace:
+        return Pace(self.staleness)
+
+    def init(self, x: Vector) -> ModelState:
+        return ModelState(x)
+
+    def download(self, server: ModelState) -> Vector:
+        return server.x
+
+    def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
+        return _sgd(self.lr, download, oracle) - download, memory
+
+    def server(self, server: ModelState, mean: Vector, round: Round) -> ModelState:
+        return ModelState(server.x + self.server_lr * mean)
+
+
+def _sgd(lr: Any, x: Vector, oracle: Oracle) -> Vector:
+    """y_i, after τ_i steps of SGD from ``x``."""
+    y: Vector = local_steps(lambda y, k: y - lr * oracle.grad(y, k), x, oracle)
+    return y
+
+
+class Calibrated(NamedTuple):
+    """CA2FL's upload: Δ_i − h_i, for the mean over the buffer and for that over all clients. It is sent once."""
+
+    difference: Vector
+    change: Change
+
+
+class CA2FL(Algorithm):
+    """CA2FL: clients that are not heard count by their last updates, so that speed does not decide who counts.
+
+    A client keeps its last update h_i, at first 0, and sends Δ_i − h_i; the server keeps Σ p_i h_i. (The paper's server
+    keeps all h_i, and clients send Δ_i, which gives the same numbers.) Published for p_i = 1/N; unequal p_i are an
+    extension. With all clients in a round this is FedAvg.
+
+    Args:
+        lr: η > 0, the local learning rate.
+        server_lr: γ > 0.
+
+    Raises:
+        ConfigError: numbers out of range.
+
+    Source: Wang, Cao, Wu, Chen and Chen 2024, Algorithm 2.
+
+    Example:
+        >>> CA2FL(lr=0.1).server_lr
+        1.0
+    """
+
+    lr: Any = hyper(0.05, "(0, ∞)")
+    server_lr: Any = hyper(1.0, "(0, ∞)")
+
+    def traits(self) -> Traits:
+        return Traits("CA2FL", "Wang et al. 2024 (CA2FL), Algorithm 2", limit="steps")
+
+    def init(self, x: Vector) -> MemoryState:
+        return MemoryState(x, zeros_like(x))
+
+    def init_client(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def download(self, server: MemoryState) -> Vector:
+        return server.x
+
+    def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Calibrated, Vector]:
+        dx = _sgd(self.lr, download, oracle) - download
+        difference = dx - memory
+        return Calibrated(difference, Change(difference)), dx
+
+    def server(self, server: MemoryState, mean: Any, round: Round) -> MemoryState:
+        return MemoryState(server.x + self.server_lr * (server.h + mean.difference), server.h + mean.change)
+
+
+class ACE(Algorithm):
+    """ACE: a step along the mean of all clients' last gradients, whenever one of them is new. No local steps.
+
+    A client's gradient is the mean over its τ_i minibatches of the round; it keeps it, and sends the change. Published
+    for p_i = 1/N, one minibatch and one answer at a time; other p_i and means over several answers are extensions. The
+    paper begins with the gradients of all clients at x^0. Here the gradient of a client that was never heard counts
+    as 0, so that the first steps are shorter.
+
+    Args:
+        lr: η > 0, the server's learning rate.
+
+    Raises:
+        ConfigError: numbers out of range.
+
+    Source: Chang et al. 2025 (arXiv 2511.19066), "all-client engagement".
+
+    Example:
+        >>> ACE(lr=0.1).lr
+        0.1
+    """
+
+    lr: Any = hyper(0.05, "(0, ∞)")
+
+    def traits(self) -> Traits:
+        return Traits("ACE", "Chang et al. 2025", limit="F", exact="always")
+
+    def init(self, x: Vector) -> MemoryState:
+        return MemoryState(x, zeros_like(x))
+
+    def init_client(self, x: Vector) -> Vector:
+        return zeros_like(x)
+
+    def download(self, server: MemoryState) -> Vector:
+        return server.x
+
+    def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Change, Vector]:
+        g = oracle.grad_batches(download, oracle.steps)
+        return Change(g - memory), g
+
+    def server(self, server: MemoryState, mean: Any, round: Round) -> MemoryState:
+        h = server.h + mean
+        return MemoryState(server.x - self.lr * h, h)
+
+
+class AREA(Algorithm):
+    """AREA: the model is the mean of all clients' last models; each client sends by how much its own has changed.
+
+    A client keeps the model z_i that it arrived at last, at first x^0, so that x = Σ p_i z_i at any time. Published for
+    p_i = 1/N. In the authors' code a client's share of the data multiplies its learning rate; here p_i is its weight in
+    the mean, which has the same limit for small rates. With all clients in a round this is FedAvg.
+
+    Args:
+        lr: η > 0, the local learning rate.
+
+    Raises:
+        ConfigError: numbers out of range.
+
+    Source: Iakovidou and Kim 2024 (arXiv 2405.10123), and the authors' code, where a client keeps the trained model.
+
+    Example:
+        >>> AREA(lr=0.1).lr
+        0.1
+    """
+
+    lr: Any = hyper(0.05, "(0, ∞)")
+
+    def traits(self) -> Traits:
+        return Traits("AREA", "Iakovidou and Kim 2024", limit="steps")
+
+    def init(self, x: Vector) -> ModelState:
+        return ModelState(x)
+
+    def init_client(self, x: Vector) -> Vector:
+        return x
+
+    def download(self, server: ModelState) -> Vector:
+        return server.x
+
+    def client(self, download: Vector, memory: Vector, oracle: Oracle) -> tuple[Change, Vector]:
+        y = _sgd(self.lr, download, oracle)
+        return Change(y - memory), y
+
+    def server(self, server: ModelState, mean: Any, round: Round) -> ModelState:
+        return ModelState(server.x + mean)
+
+
+class FADASState(NamedTuple):
+    """Server state: the model, the moments, the largest second moment so far, and how many steps there were."""
+
+    x: Vector
+    m: Vector
+    v: Vector
+    largest: Vector
+    steps: Any
+
+
+class FADAS(Algorithm):
+    """FADAS: AMSGrad at the server on the buffer's mean update, with shorter steps where an answer is very late.
+
+    m ← β₁m + (1−β₁)⟨Δ⟩; v ← β₂v + (1−β₂)⟨Δ⟩²; v̂ ← max(v̂, v); x ← x + γ m/(√v̂ + ε), elementwise, all from 0.
+    In synchronous rounds no answer is late, and this is FedAMS.
+
+    Args:
+        lr: η > 0, the local learning rate.
+        server_lr: γ > 0, the server's learning rate.
+        beta1, beta2: in [0, 1).
+        eps: ε > 0, in units of the update.
+        threshold: τ_c ≥ 1, the largest staleness at which the step has its full length; ``None``: it always has.
+        shorten: ``"divide"``: γ over the largest staleness, as in the authors' code; ``"cap"``: at most its inverse, as
+            in the paper, which shortens nothing at the paper's learning rates.
+        bias_correction: divide m by 1 − β₁^t and √v̂ by √(1 − β₂^t) in step t = 1, 2, …, as the authors' code does and
+            the paper does not.
+
+    Raises:
+        ConfigError: numbers out of range, an unknown choice.
+
+    Source: Wang, Wang, Lu and Chen 2024 (arXiv 2407.18365), and the authors' code.
+
+    Example:
+        >>> FADAS(lr=0.1).shorten
+        'divide'
+    """
+
+    lr: Any = hyper(0.05, "(0, ∞)")
+    server_lr: Any = hyper(1e-3, "(0, ∞)")
+    beta1: Any = hyper(0.9, "[0, 1)")
+    beta2: Any = hyper(0.99, "[0, 1)")
+    eps: Any = hyper(1e-8, "(0, ∞)")
+    threshold: int | None = count(1, off=True)
+    shorten: str = choice("divide", "divide", "cap")
+    bias_correction: bool = flag(False)
+
+    def traits(self) -> Traits:
+        return Traits("FADAS", "Wang et al. 2024 (FADAS)", limit="steps")
+
+    def init(self, x: Vector) -> FADASState:
+        zero = zeros_like(x)
+        return FADASState(x, zero, zero, zero, jnp.zeros((), jnp.int32))
+
+    def download(self, server: FADASState) -> Vector:
+        return server.x
+
+    def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
+        return _sgd(self.lr, download, oracle) - download, memory
+
+    def server(self, server: FADASState, mean: Vector, round: Round) -> FADASState:
+        m = self.beta1 * server.m + (1 - self.beta1) * mean
+        v = self.beta2 * server.v + (1 - self.beta2) * (mean * mean)
+        largest, steps = server.largest.map(jnp.maximum, v), server.steps + 1
+        first: Any = 1.0
+        second: Any = 1.0
+        if self.bias_correction:
+            first, second = 1 - self.beta1**steps, jnp.sqrt(1 - self.beta2**steps)
+        direction = (m / first).map(lambda a, b: a / (jnp.sqrt(b) / second + self.eps), largest)
+        return FADASState(server.x + self._rate(round) * direction, m, v, largest, steps)
+
+    def _rate(self, round: Round) -> Any:
+        if self.threshold is None:
+            return self.server_lr
+        latest = jnp.max(jnp.where(round.present, round.staleness, 0))
+        divisor = jnp.maximum(latest, 1).astype(float)  # else 32-bit whole numbers divide to float32
+        short = self.server_lr / divisor if self.shorten == "divide" else jnp.minimum(self.server_lr, 1 / divisor)
+        return jnp.where(latest > self.threshold, short, self.server_lr)
+
+
+class Ringmaster(Algorithm):
+    """Ringmaster ASGD: a stochastic gradient from each client; those that are too late are thrown away. No local steps.
+
+    A client's gradient is the mean over its τ_i minibatches of the round. Published for clients with the same data,
+    one minibatch, one answer a step, and all clients under way: ``fedax.Async(N, start="idle")``. With unlike data,
+    clients that are always too late do not count at all. In synchronous rounds no answer is late, and this is SGD.
+
+    Args:
+        lr: η > 0, the server's learning rate.
+        threshold: R ≥ 1: gradients whose staleness is R or more are thrown away, and their clients start anew;
+            ``None``: none are, which is asynchronous SGD. ``fedax.Async(max_staleness=…)`` goes before it.
+
+    Raises:
+        ConfigError: numbers out of range.
+
+    Source: Maranjyan, Tyurin and Richtárik 2025 (arXiv 2501.16168).
+
+    Example:
+        >>> Ringmaster(lr=0.1, threshold=8).pace().max_staleness
+        7
+    """
+
+    lr: Any = hyper(0.05, "(0, ∞)")
+    threshold: int | None = count(None, off=True)
+
+    def traits(self) -> Traits:
+        return Traits("Ringmaster ASGD", "Maranjyan, Tyurin and Richtárik 2025", limit="F", exact="always")
+
+    def pace(self) -> Pace:
+        return Pace(max_staleness=None if self.threshold is None else self.threshold - 1)
+
+    def init(self, x: Vector) -> ModelState:
+        return ModelState(x)
+
+    def download(self, server: ModelState) -> Vector:
+        return server.x
+
+    def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
+        return oracle.grad_batches(download, oracle.steps), memory
+
+    def server(self, server: ModelState, mean: Vector, round: Round) -> ModelState:
+        return ModelState(server.x - self.lr * mean)

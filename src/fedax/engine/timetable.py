@@ -1,0 +1,333 @@
+"""The timetable of an asynchronous run: its schedule as arrays, group by group; and which runs can have one."""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedax.contract.algorithm import Algorithm, Pace
+from fedax.contract.staleness import Staleness
+from fedax.contract.types import Array, Tree, Unknown
+from fedax.engine.loop import draw_steps, stage_key
+from fedax.engine.options import Options
+from fedax.engine.plan import ExchangeForm, Plan
+from fedax.errors import ConfigError
+from fedax.federation.census import Census
+from fedax.federation.clock import BoundClock
+from fedax.federation.pace import Async, Schedule, Starts
+from fedax.federation.participation import Full, Participation, Uniform
+from fedax.federation.work import Work
+
+_ROWS, _MOST = 2**16, 256  # of the groups that a program takes at a time: clients, about, and groups
+_LONG = 200  # answers of each client, on average, by which weights are corrected
+
+
+class Group(NamedTuple):
+    """A group of starts and the step after it, as arrays; of several groups with a further axis in front.
+
+    Attributes:
+        number: the group's, from which its random numbers are.
+        version: of the model that its clients begin with.
+        ids, steps, slots: [K] its clients, their local steps, and where in the box their uploads go; N, 0 and a number
+            beyond the box at an empty place.
+        step: whether a step of the server follows.
+        heard, heard_steps, heard_slots, weights, staleness: [K] of the answers that the step takes; N at an empty
+            place.
+    """
+
+    number: Array
+    version: Array
+    ids: Array
+    steps: Array
+    slots: Array
+    step: Array
+    heard: Array
+    heard_steps: Array
+    heard_slots: Array
+    weights: Array
+    staleness: Array
+
+
+def together(
+    tables: Sequence["Timetable"], start: int, stop: int, dtype: np.dtype
+) -> Iterator[tuple[list[Group], int]]:
+    """The groups from versions start … stop − 1 of runs side by side, some at a time: for each run, and how many.
+
+    Leaves have a first axis of the same length for all. After its own groups a run has empty ones.
+    """
+    each = [table.groups(start, stop) for table in tables]
+    size = min(max(1, _ROWS // tables[0].pace.buffer), _MOST)
+    for at in range(0, max(1, *map(len, each)), size):
+        parts = [groups[at : at + size] for groups in each]
+        yield (
+            [_stacked(part, size, table.empty, dtype) for part, table in zip(parts, tables, strict=True)],
+            max(map(len, parts)),
+        )
+
+
+def _stacked(groups: Sequence[Group], size: int, empty: Group, dtype: np.dtype) -> Group:
+    """Some groups, and empty ones, as one with leaves [size, …]; its weights of this type."""
+    extra = size - len(groups)
+    fill = [np.repeat(leaf[None], extra, axis=0) for leaf in empty]
+    if not groups:
+        stacked = Group(*fill)
+    else:
+        leaves = (np.array(values) for values in zip(*groups, strict=True))
+        stacked = Group(*(np.concatenate(pair) if extra else pair[0] for pair in zip(leaves, fill, strict=True)))
+    return stacked._replace(weights=stacked.weights.astype(dtype))
+
+
+class Timetable:
+    """A job's schedule as arrays, group by group.
+
+    Args:
+        pace: of the run.
+        schedule: its event queue.
+        steps: ``steps(client, group)``: the local steps of a client that starts in a group.
+        data_weights: [N] p_i.
+        staleness: how much late answers count; ``None``: all the same.
+    """
+
+    def __init__(
+        self,
+        pace: Async,
+        schedule: Schedule,
+        steps: Callable[[int, int], int],
+        data_weights: np.ndarray,
+        staleness: Staleness | None,
+    ):
+        self.pace, self.schedule, self._steps = pace, schedule, steps
+        # Those under way, and those that wait for a step; work that was thrown away is found with the next group.
+        self.slots = pace.concurrency + pace.buffer * (1 if pace.max_staleness is None else 2)
+        self._weight = (lambda late: np.ones(len(late))) if staleness is None else staleness.weight
+        self._p = np.asarray(data_weights, float)
+        self._clients = self._p * len(self._p) / pace.buffer
+        self._free = list(range(self.slots))
+        self._at: dict[int, tuple[int, int]] = {}  # work under way -> its slot, its local steps
+        self._groups: list[Group] = []
+        self._first = [0]  # the first group of each version
+        self._late: list[tuple[int, int]] = []  # of the answers up to each step the sum of the staleness, the largest
+
+    def correct(self, steps: int) -> None:
+        """Weights by which all clients count by p_i over the first so many steps."""
+        self.schedule.until(steps)
+        counted = np.zeros(len(self._p))
+        for step in range(steps):
+            clients = [self.schedule.clients[number] for number in self.schedule.steps[step]]
+            np.add.at(counted, clients, self._weight(self.schedule.staleness(step)))
+        if missing := np.flatnonzero((counted == 0) & (self._p > 0)).tolist():
+            way_out = f"in {steps} steps clients {missing[:5]} are never heard, and no weight makes up for that"
+            raise ConfigError("pace.weights", self.pace.weights, way_out)
+        share = np.where(counted > 0, counted, 1) / (steps * self.pace.buffer)
+        self._clients = self._p / share / self.pace.buffer
+
+    def until(self, version: int) -> None:
+        """Go on to so many steps."""
+        self.schedule.until(version)
+        for starts in self.schedule.starts[len(self._groups) :]:
+            if starts.version >= version:
+                break
+            self._groups.append(self._group(len(self._groups), starts))
+            if starts.heard:
+                self._first.append(len(self._groups))
+
+    def warmup(self) -> float:
+        """There is none."""
+        return 0.0
+
+    def after(self, time: float, start: int, stop: int) -> float:
+        """When steps start … stop − 1 are taken."""
+        self.until(stop)
+        return self.schedule.times[stop - 1] if stop > start else time
+
+    def late(self, steps: int) -> dict[str, Unknown]:
+        """How late the answers of so many steps were, by column."""
+        self.until(steps)
+        if not steps:
+            return {"staleness": 0.0, "staleness_max": 0, "dropped": 0}
+        total, largest = self._late[steps - 1]
+        taken = steps * self.pace.buffer
+        return {
+            "staleness": total / taken,
+            "staleness_max": largest,
+            "dropped": self.schedule.arrived[steps - 1] - taken,
+        }
+
+    def _group(self, number: int, starts: Starts) -> Group:
+        schedule, width, n = self.schedule, self.pace.buffer, len(self._p)
+        for job in [job for job in self._at if schedule.dropped.get(job, number) < number] if schedule.dropped else []:
+            heapq.heappush(self._free, self._at.pop(job)[0])
+        begun = [(schedule.clients[job], self._steps(schedule.clients[job], number), job) for job in starts.jobs]
+        begun.sort(key=lambda each: -each[1])  # a chunk of neighbours waits little for its slowest client
+        for _, steps, job in begun:
+            self._at[job] = heapq.heappop(self._free), steps
+        slots = [self._at[job][0] for _, _, job in begun]
+        heard = [schedule.clients[job] for job in starts.heard]
+        late = starts.version - np.array([schedule.versions[job] for job in starts.heard], int)
+        if starts.heard:
+            total, largest = self._late[-1] if self._late else (0, 0)
+            self._late.append((total + int(late.sum()), max(largest, int(late.max()))))
+        there = [self._at.pop(job) for job in starts.heard]
+        for slot, _ in there:
+            heapq.heappush(self._free, slot)
+
+        def fill(values: Sequence[float], value: float, dtype: type) -> np.ndarray:
+            return np.array([*values, *[value] * (width - len(values))], dtype)
+
+        return Group(
+            number=np.int32(number),
+            version=np.int32(starts.version),
+            ids=fill([client for client, _, _ in begun], n, np.int32),
+            steps=fill([steps for _, steps, _ in begun], 0, np.int32),
+            slots=fill(slots, self.slots, np.int32),
+            step=np.bool_(bool(starts.heard)),
+            heard=fill(heard, n, np.int32),
+            heard_steps=fill([steps for _, steps in there], 0, np.int32),
+            heard_slots=fill([slot for slot, _ in there], 0, np.int32),
+            weights=fill((self._clients[heard] * self._weight(late)).tolist() if heard else [], 0.0, np.float64),
+            staleness=fill(late.tolist(), 0, np.int32),
+        )
+
+    @property
+    def empty(self) -> Group:
+        """A group in which nobody starts, and after which there is no step."""
+        return self._group(0, Starts(0, (), ()))
+
+    def answers(self, start: int, stop: int) -> int:
+        """How many answers came from step ``start`` to step ``stop``, with those that were thrown away."""
+        arrived = [0, *self.schedule.arrived[max(start - 1, 0) : stop]]
+        return arrived[-1] - (arrived[1] if start else 0) if stop > start else 0
+
+    def groups(self, start: int, stop: int) -> list[Group]:
+        """The groups with the starts from versions start … stop − 1."""
+        self.until(stop)
+        return self._groups[self._first[start] : self._first[stop]]
+
+
+class Pacing(NamedTuple):
+    """How a run is paced: what was given, with what its method asks for."""
+
+    pace: Async
+    staleness: Staleness | None
+
+    def timetable(
+        self,
+        clock: BoundClock,
+        work: Work,
+        key: Array,
+        census: Census,
+        plan: Plan,
+        form: ExchangeForm,
+        seed: int,
+        rounds: int,
+    ) -> Timetable:
+        """The timetable of a run with this seed and clock."""
+        steps, asked = _steps(work, key, census, plan), form.asked
+        assert asked is not None  # see pacing
+
+        def duration(number: int, client: int, group: int) -> float:
+            gradients = asked.gradients(steps(client, group), census.sizes[client], plan.batch_size)
+            return float(clock.durations(number, client, gradients, form.down, form.up))
+
+        always = np.asarray(plan.steps) if plan.steps is not None else work.always(census.sizes, plan.batch_size)
+        if always is not None and not clock.anew:  # each client always takes as long
+            everyone = np.arange(census.num_clients)
+            gradients = asked.gradients(always, census.sizes, plan.batch_size)
+            seconds = np.broadcast_to(
+                clock.durations(0, everyone, gradients, form.down, form.up), everyone.shape
+            ).tolist()
+            duration = lambda number, client, group: seconds[client]  # noqa: E731
+        begins = None if clock.periods is None else lambda client, time: float(clock.on(client, time))
+        schedule = Schedule(self.pace, census.num_clients, duration, clock.server, seed, begins)
+        table = Timetable(self.pace, schedule, steps, census.weights, self.staleness)
+        if self.pace.weights == "corrected":
+            table.correct(self.horizon(census.num_clients, rounds))
+        return table
+
+    def horizon(self, num_clients: int, rounds: int) -> int:
+        """The steps over which weights are corrected: those of the run, and of a short one so many that it is right."""
+        return max(rounds, math.ceil(_LONG * num_clients / self.pace.buffer))
+
+    def settings(self, num_clients: int, rounds: int) -> dict[str, str]:
+        """Name -> text of what else defines the run."""
+        if self.pace.weights != "corrected":
+            return {}
+        return {"pace.weights": f"corrected over {self.horizon(num_clients, rounds)} steps"}
+
+
+def _steps(work: Work, key: Array, census: Census, plan: Plan) -> Callable[[int, int], int]:
+    """``steps(client, group)``: the local steps of a client that starts in a group."""
+    if plan.steps is not None:
+        return lambda client, group: plan.steps  # type: ignore[return-value]
+    each = work.always(census.sizes, plan.batch_size)
+    if each is not None:
+        taken = [int(number) for number in each]
+        return lambda client, group: taken[client]
+    draw = jax.jit(
+        lambda key, group, ids, sizes: draw_steps(work, stage_key(key, group, "exchanges"), ids, sizes, plan.batch_size)
+    )
+    sizes = census.sizes.astype(np.int32)
+    return lambda client, group: int(draw(key, group, jnp.array([client]), sizes[[client]])[0])
+
+
+def participation_of(options: Options, census: Census) -> Participation:
+    """In whose place the pace has who starts: a cohort of K."""
+    assert options.pace is not None
+    if not isinstance(options.participation, Full | None):
+        way_out = "with pace=… clients start as the pace says, pace.start: leave it out"
+        raise ConfigError("participation", options.participation, way_out)
+    if options.clock is None:
+        way_out = "give clock=fedax.Clock(step=…), the clients' speeds: they decide who answers when"
+        raise ConfigError("clock", None, f"with pace=… {way_out}")
+    for name in ("privacy", "secure"):
+        if (given := getattr(options, name)) is not None:
+            why = "its guarantee is for cohorts that are drawn at random" if name == "privacy" else "it sums a cohort"
+            raise ConfigError(name, given, f"{why}, and with pace=… who is heard follows from the clients' speeds")
+    options.pace.validate(census.num_clients)
+    size = options.pace.buffer
+    return Full() if size == census.num_clients else Uniform(size)
+
+
+def pacing(options: Options, method: Algorithm, memory: Tree, form: ExchangeForm) -> Pacing | None:
+    """How a run is paced; ``None``: the server waits for all clients of a round.
+
+    Args:
+        options: of the run.
+        method: with its hyper-parameters.
+        memory: what a client keeps.
+        form: of the first exchange of a round.
+
+    Raises:
+        ConfigError: the method cannot be run like this.
+    """
+    given, name = options.pace, type(method).__name__
+    if given is None:
+        return None
+    asked: Pace = method.pace()
+    exchanges = method.exchanges()
+    why = None
+    if method.warmup():
+        why = "begins with all clients"
+    elif len(exchanges) > 1:
+        why = "has several exchanges a round, and the later ones need all answers to the earlier ones"
+    elif exchanges[0].who != "cohort" or exchanges[0].server is None:
+        why = "has a client that works alone"
+    elif form.asked is None:
+        why = "decides by the round how many gradients a client computes, so that nobody knows how long it takes"
+    if why is not None:
+        raise ConfigError("pace", given, f"{name} {why}; take a method whose server takes one mean of uploads")
+    if given.max_staleness is None and asked.max_staleness is not None:
+        given = given.with_most(asked.max_staleness)
+    if jax.tree.leaves(memory):
+        keeps = f"a client of {name} keeps something between its answers"
+        if given.start == "uniform":
+            raise ConfigError("pace.start", given.start, f"{keeps}, and may be under way once only: give 'idle'")
+        if given.max_staleness is not None:
+            raise ConfigError(
+                "pace.max_staleness", given.max_staleness, f"{keeps}, so that no answer may be thrown away"
+            )
+    return Pacing(given, asked.staleness if given.staleness is None else given.staleness)

@@ -1,0 +1,386 @@
+"""Asynchronous rounds beside a literal event queue in float64, written without the engine's schedule."""
+
+import dataclasses
+import heapq
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedax
+from fedax.engine.job import make_job
+from fedax.errors import ConfigError
+
+N, D, LR, ROUNDS = 6, 3, 0.05, 25
+RNG = np.random.default_rng(0)
+_ROOTS = RNG.normal(size=(N, D, D))
+H = (np.einsum("nij,nkj->nik", _ROOTS, _ROOTS) / D + 0.3 * np.eye(D)).astype(np.float32)
+E = RNG.normal(size=(N, D)).astype(np.float32)
+P = np.array([0.3, 0.1, 0.2, 0.15, 0.05, 0.2])
+DATA = fedax.FederatedData({"H": H, "e": E}, [1] * N, P)
+START = np.linspace(-1, 1, D)
+EXAMPLE = {"H": H[:1], "e": E[:1]}
+STEPS = np.array([2, 1, 3, 2, 4, 1])
+CLOCK = fedax.Clock(step=fedax.Lognormal(1.0, 0.8, anew=True), latency=[0.1, 0.5, 0.2, 0.1, 0.9, 0.3], server=0.05)
+
+
+def component(k):
+    return lambda x, batch: x[k] + 0 * batch["e"][:, 0]
+
+
+QUADRATIC = fedax.tasks.quadratic(D)
+TASK = dataclasses.replace(QUADRATIC, metrics={f"x{k}": component(k) for k in range(D)})
+
+
+def run(method, pace, **options):
+    given = {"rounds": ROUNDS, "work": fedax.Steps(STEPS), "clock": CLOCK, "params": START, "test": EXAMPLE, "seed": 4}
+    return fedax.simulate(method, TASK, DATA, pace=pace, **given | {"evaluate_every": 1} | options)
+
+
+def models(run):
+    return np.stack([run.history[f"test_x{k}"] for k in range(D)], axis=1)[1:]
+
+
+class Answer(NamedTuple):
+    time: float
+    number: int
+    client: int
+    version: int
+    upload: object
+
+
+class Queue:
+    """A literal event queue. Who starts is the program's own draw; when, and all that follows, is not."""
+
+    def __init__(self, pace, clients, durations, work, server, x, seconds):
+        self.pace, self.clients, self.durations, self.seconds = pace, list(clients), durations, seconds
+        self.work, self.server, self.x = work, server, x
+        self.memory: dict[int, object] = {}
+        self.queue: list[Answer] = []
+        self.begun = self.version = 0
+        self.xs, self.times, self.late = [], [], []
+        self.free = 0.0
+        for _ in range(pace.concurrency):
+            self.start(0.0)
+
+    def start(self, now):
+        client = self.clients[self.begun]
+        upload, memory = self.work(self.x, client, self.memory.get(client))
+        if self.version < ROUNDS:  # work that begins after the last step is none of the run's
+            self.memory[client] = memory
+        answer = Answer(now + self.durations[self.begun], self.begun, client, self.version, upload)
+        heapq.heappush(self.queue, answer)
+        self.begun += 1
+
+    def until(self, steps):
+        buffer = []
+        while self.version < steps:
+            first, taken, before = self.queue[0].time, 0, self.version
+            while self.queue and self.queue[0].time <= first + self.pace.grace:
+                answer = heapq.heappop(self.queue)
+                now, taken = answer.time, taken + 1
+                late = self.version - answer.version
+                if self.pace.max_staleness is not None and late > self.pace.max_staleness:
+                    continue
+                buffer.append((answer.client, late, answer.upload))
+                if len(buffer) == self.pace.buffer:
+                    self.x = self.server(self.x, buffer)
+                    self.version, self.free = self.version + 1, max(self.free, now) + self.seconds
+                    self.xs.append(self.x)
+                    self.times.append(self.free)
+                    self.late.append([late for _, late, _ in buffer])
+                    buffer = []
+            if self.pace.grace and self.queue:
+                now = first + self.pace.grace
+            for _ in range(taken):
+                self.start(max(now, self.free) if self.version > before else now)
+        return self
+
+
+def local(x, client, steps=None):
+    y = x.copy()
+    for _ in range(STEPS[client] if steps is None else steps):
+        y = y - LR * (H[client] @ y - E[client])
+    return y
+
+
+def timetable(method, pace, **options):
+    given = {"rounds": ROUNDS, "work": fedax.Steps(STEPS), "clock": CLOCK, "params": START, "seed": 4} | options
+    job = make_job(method, TASK, DATA, pace=pace, **given)
+    found = job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], 4, ROUNDS)
+    found.until(ROUNDS)
+    return found, job
+
+
+def queue(method, pace, work, server, gradients=STEPS):
+    """The queue with the program's draws of who starts, and the clock's of how long it takes."""
+    table, job = timetable(method, pace)
+    (form,) = job.forms[1]
+    clock = CLOCK.bind(job.census, 4)
+    clients = table.schedule.clients
+    durations = [float(clock.durations(n, c, gradients[c], form.down, form.up)) for n, c in enumerate(clients)]
+    return Queue(pace, clients, durations, work, server, START.copy(), CLOCK.server).until(ROUNDS)
+
+
+def weights(pace, buffer, w=lambda late: 1.0):
+    return [N * P[client] / pace.buffer * w(late) for client, late, _ in buffer]
+
+
+def updates(method, pace, gamma=1.0, w=lambda late: 1.0):
+    """FedAvg and FedBuff."""
+
+    def server(x, buffer):
+        mean = sum(omega * upload for omega, (_, _, upload) in zip(weights(pace, buffer, w), buffer, strict=True))
+        return x + gamma * mean
+
+    return queue(method, pace, lambda x, client, memory: (local(x, client) - x, None), server)
+
+
+PACES = {
+    "one at a time": fedax.Async(3),
+    "a buffer": fedax.Async(5, 3),
+    "idle": fedax.Async(4, 2, start="idle"),
+    "all under way": fedax.Async(6, 4, start="idle"),
+    "a grace": fedax.Async(6, 1, grace=0.7, start="idle"),
+    "a grace and a buffer": fedax.Async(4, 3, grace=1.5),
+    "thrown away": fedax.Async(6, 1, start="idle", max_staleness=5),
+    "more than there are": fedax.Async(9, 4),
+}
+
+
+@pytest.mark.parametrize("which", PACES)
+def test_models_times_and_staleness_are_those_of_a_queue(which):
+    method, pace = fedax.create("fedbuff", lr=LR, server_lr=0.8), PACES[which]
+    got = run(method, pace)
+    wanted = updates(method, pace, 0.8, lambda late: (1 + late) ** -0.5)
+    np.testing.assert_allclose(models(got), wanted.xs, rtol=2e-5, atol=2e-6)
+    table, _ = timetable(method, pace)
+    assert table.schedule.times == pytest.approx(wanted.times, abs=1e-12)
+    assert got.history["time"][1:].tolist() == pytest.approx(wanted.times, abs=1e-12)
+    assert [table.schedule.staleness(step).tolist() for step in range(ROUNDS)] == wanted.late
+    late = np.concatenate(wanted.late)
+    assert got.history["staleness"][-1] == pytest.approx(late.mean()) and got.history["staleness_max"][-1] == late.max()
+
+
+def test_the_weight_of_staleness_is_the_paces_before_the_methods():
+    method = fedax.create("fedbuff", lr=LR)
+    pace = fedax.Async(5, 3, staleness=fedax.HingeStaleness(1.0, 1))
+    wanted = updates(method, pace, w=lambda late: 1.0 if late <= 1 else 1 / (late - 1 + 1))
+    np.testing.assert_allclose(models(run(method, pace)), wanted.xs, rtol=2e-5, atol=2e-6)
+    equal = fedax.create("fedbuff", lr=LR, staleness=None)
+    pace = fedax.Async(5, 3)
+    np.testing.assert_allclose(models(run(equal, pace)), updates(equal, pace).xs, rtol=2e-5, atol=2e-6)
+    same = run(fedax.create("fedavg", lr=LR), pace)
+    np.testing.assert_array_equal(models(run(equal, pace)), models(same))
+
+
+@pytest.mark.parametrize("name", ["scaffold", "ca2fl", "area", "ace"])
+@pytest.mark.parametrize("which", ["idle", "all under way"])
+def test_methods_with_client_memory(name, which):
+    pace, x0 = PACES[which], START
+    state = {"h": np.zeros(D)}
+
+    def scaffold(x, client, memory):
+        c_i = np.zeros(D) if memory is None else memory
+        y = x.copy()
+        for _ in range(STEPS[client]):
+            y = y - LR * (H[client] @ y - E[client] - c_i + state["h"])
+        new = c_i - state["h"] + (x - y) / (LR * STEPS[client])
+        return (y - x, new - c_i), new
+
+    def ca2fl(x, client, memory):
+        dx = local(x, client) - x
+        difference = dx - (0 if memory is None else memory)
+        return (difference, difference), dx
+
+    def area(x, client, memory):
+        y = local(x, client)
+        return (0, y - (x0 if memory is None else memory)), y
+
+    def ace(x, client, memory):
+        g = H[client] @ x - E[client]
+        return (0, g - (0 if memory is None else memory)), g
+
+    def server(x, buffer):
+        omega = weights(pace, buffer)
+        mean = sum(o * upload[0] for o, (_, _, upload) in zip(omega, buffer, strict=True))
+        change = sum(P[client] * upload[1] for client, _, upload in buffer)
+        h = state["h"]
+        state["h"] = h + change
+        steps = {"scaffold": mean / sum(omega), "ca2fl": h + mean, "area": change, "ace": -LR * (h + change)}
+        return x + steps[name]
+
+    method = fedax.create(name, lr=LR)
+    gradients = np.ones(N) if name == "ace" else STEPS  # which takes no local steps
+    wanted = queue(
+        method, pace, {"scaffold": scaffold, "ca2fl": ca2fl, "area": area, "ace": ace}[name], server, gradients
+    )
+    got = run(method, pace)
+    np.testing.assert_allclose(models(got), wanted.xs, rtol=3e-5, atol=3e-6)
+    for client, memory in wanted.memory.items():
+        np.testing.assert_allclose(np.asarray(got.memory.tree)[client], memory, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "ca2fl", "fedbuff", "fedasync", "area", "ace", "fadas"])
+def test_equal_speeds_and_a_buffer_for_all_are_the_synchronous_method(name):
+    method = fedax.create(name, lr=LR)
+    options = {"rounds": 6, "work": fedax.Steps(2), "params": START, "batch_size": None, "evaluate_every": 2}
+    waits = fedax.simulate(method, TASK, DATA, test=EXAMPLE, **options)
+    pace = fedax.Async(N, N, start="idle")
+    given = options | {"clock": fedax.Clock(step=1.0), "pace": pace, "test": EXAMPLE}
+    does_not = fedax.simulate(method, TASK, DATA, **given)
+    np.testing.assert_allclose(models(does_not), models(waits), rtol=1e-5, atol=1e-6)
+    assert does_not.history["staleness_max"][-1] == 0
+    for cost in ("clients", "local_steps", "gradients", "bytes_up", "bytes_down"):
+        assert does_not.history[cost].tolist() == waits.history[cost].tolist(), cost
+
+
+def test_each_piece_of_work_has_minibatches_of_its_own():
+    """Also of one client that starts twice from one version."""
+    examples = {"x": np.arange(40, dtype=np.float32)[:, None], "y": np.zeros(40, np.float32)}
+    data = fedax.FederatedData(examples, [40])
+
+    def loss(w, batch, key):
+        return batch["x"] @ w  # the gradient is the mean of the batch
+
+    task = fedax.Task(lambda key: jnp.zeros(1), loss, {"w": lambda w, batch: w[0] + 0 * batch["y"]})
+    pace = fedax.Async(1, 1, start="idle")
+    options = {"rounds": 12, "work": fedax.Steps(1), "batch_size": 1, "clock": fedax.Clock(step=1.0)}
+    got = fedax.simulate(
+        fedax.create("fedavg", lr=1.0), task, data, pace=pace, test=examples, evaluate_every=1, **options
+    )
+    moves = np.diff(got.history["test_w"])
+    assert len({*moves.round(3).tolist()}) > 8
+
+
+@pytest.mark.parametrize("stop", [1, 7, 12])
+@pytest.mark.parametrize("name", ["fedbuff", "scaffold"])
+def test_a_run_goes_on_bit_for_bit(name, stop, tmp_path):
+    method, pace = fedax.create(name, lr=LR), PACES["all under way"]
+    whole = run(method, pace, rounds=12, evaluate_every=4)
+    kept = fedax.Checkpoints(tmp_path, rounds=1)
+    run(method, pace, rounds=stop, evaluate_every=4, checkpoint=kept)
+    again = run(method, pace, rounds=12, evaluate_every=4, checkpoint=kept)
+    jax.tree.map(np.testing.assert_array_equal, (again.params, again.memory), (whole.params, whole.memory))
+    ends = {name: column[-1] for name, column in whole.history.items() if name != "seconds"}
+    assert {name: column[-1] for name, column in again.history.items() if name != "seconds"} == ends
+    with pytest.raises(fedax.CheckpointError, match=r"pace.buffer was 4, is 3"):
+        run(method, dataclasses.replace(pace, buffer=3), rounds=12, checkpoint=kept)
+
+
+def test_corrected_weights_are_those_of_so_many_steps(tmp_path):
+    """Of more steps than the run was to have they would be others."""
+    pace = dataclasses.replace(PACES["all under way"], weights="corrected")
+    kept = fedax.Checkpoints(tmp_path, rounds=5)
+    run(fedax.create("fedbuff", lr=LR), pace, rounds=10, evaluate_every=10, checkpoint=kept)
+    run(fedax.create("fedbuff", lr=LR), pace, rounds=12, evaluate_every=12, checkpoint=kept)  # fewer than 300
+    with pytest.raises(fedax.CheckpointError, match=r"pace.weights was corrected over 300 steps, is .* over 400 steps"):
+        run(fedax.create("fedbuff", lr=LR), pace, rounds=400, evaluate_every=400, checkpoint=kept)
+
+
+def test_guard_faults_medians_and_compression():
+    pace = PACES["a buffer"]
+    faults = fedax.Faults([2], sends=np.nan)
+    got = run(fedax.create("fedavg", lr=LR), pace, guard=True, faults=faults)
+    assert np.isfinite(got.params).all() and set(got.left_out) == {2} and got.history["left_out"][-1] == got.left_out[2]
+    table, _ = timetable(fedax.create("fedavg", lr=LR), pace)
+    heard = [table.schedule.clients[n] for step in table.schedule.steps[:ROUNDS] for n in step]
+    assert got.left_out[2] == heard.count(2)
+    median = run(fedax.create("fedavg", lr=LR), pace, aggregate=fedax.CoordinateMedian())
+
+    def server(x, buffer):
+        total = sum(weights(pace, buffer))
+        order = np.array([upload for _, _, upload in buffer])
+        omega = np.array(weights(pace, buffer)) / total
+        middle = []
+        for column in order.T:
+            rank = np.argsort(column)
+            middle.append(column[rank][np.searchsorted(np.cumsum(omega[rank]), 0.5)])
+        return x + total * np.array(middle)
+
+    wanted = queue(fedax.create("fedavg", lr=LR), pace, lambda x, c, m: (local(x, c) - x, None), server)
+    assert np.abs(models(median)[0] - wanted.xs[0]).max() < 0.2
+    feedback = fedax.ErrorFeedback(fedax.TopK(1.0))
+    exact = run(fedax.create("fedavg", lr=LR), PACES["idle"])
+    sent = run(fedax.create("fedavg", lr=LR), PACES["idle"], compress=feedback)
+    np.testing.assert_allclose(models(sent), models(exact), rtol=1e-5, atol=1e-6)
+
+
+def test_corrected_weights_let_all_count_alike():
+    """Over the whole run Σ ω of each client's answers is p_i times the number of steps."""
+    method, rounds = fedax.create("fedbuff", lr=LR), 400
+    pace = dataclasses.replace(PACES["all under way"], weights="corrected")
+    job = make_job(method, TASK, DATA, pace=pace, rounds=rounds, work=fedax.Steps(STEPS), clock=CLOCK)
+    table = job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], 0, rounds)
+    counted = np.zeros(N)
+    for group in table.groups(0, rounds):
+        known = group.heard < N
+        np.add.at(counted, group.heard[known], group.weights[known])
+    np.testing.assert_allclose(counted / rounds, P, atol=1e-12)
+
+
+@pytest.mark.parametrize("which", ["a buffer", "idle", "thrown away"])
+def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
+    """Of a client that starts twice from one version seeds have groups at other steps."""
+    name = "scaffold" if which == "idle" else "fedbuff"
+    options = {"rounds": ROUNDS, "work": fedax.Steps(STEPS), "clock": CLOCK, "params": START, "test": EXAMPLE}
+    options |= {"pace": PACES[which], "evaluate_every": 5}
+
+    def make(lr):
+        return fedax.create(name, lr=lr)
+
+    found = fedax.sweep(make, {"lr": [0.02, LR]}, TASK, DATA, seeds=[3, 4], **options)
+    assert found.programs == 1
+    for i, lr in enumerate((0.02, LR)):
+        for k, seed in enumerate((3, 4)):
+            alone, lane = fedax.simulate(make(lr), TASK, DATA, seed=seed, **options), found.runs[i][k]
+            for column in alone.history.keys() - {"seconds"}:
+                np.testing.assert_allclose(lane.history[column], alone.history[column], rtol=1e-5, atol=1e-6)
+    kept = fedax.Checkpoints(tmp_path, rounds=1)
+
+    def killed(point, seed, row):
+        if row["round"] == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedax.sweep(make, {"lr": [0.02, LR]}, TASK, DATA, seeds=[3, 4], checkpoint=kept, callback=killed, **options)
+    again = fedax.sweep(make, {"lr": [0.02, LR]}, TASK, DATA, seeds=[3, 4], checkpoint=kept, **options)
+    np.testing.assert_array_equal(again.runs[1][1].params, found.runs[1][1].params)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("fedavg", {"clock": None}, r"clock = None: with pace=… give clock=fedax.Clock"),
+        (
+            "fedavg",
+            {"participation": fedax.Uniform(2)},
+            r"participation = .*with pace=… clients start as the pace says",
+        ),
+        (
+            "fedavg",
+            {"pace": fedax.Async(7, start="idle")},
+            r"pace.concurrency = 7: at most all 6 clients are under way",
+        ),
+        ("fedavg", {"pace": fedax.Async(9, 7)}, r"pace.buffer = 7: there are 6 clients"),
+        ("fedavg", {"pace": 3}, r"pace = 3: give fedax.Async"),
+        ("mime", {}, r"pace = .*Mime has several exchanges a round"),
+        ("led", {}, r"participation = 'clients that answer when they are done'"),
+        ("scaffold-m", {}, r"pace = .*begins with all clients"),
+        ("scaffold", {}, r"pace.start = 'uniform': a client of Scaffold keeps something"),
+        ("scaffold", {"pace": fedax.Async(4, start="idle", max_staleness=3)}, r"pace.max_staleness = 3: a client of"),
+        ("fedavg", {"privacy": fedax.DP(1.0, 1.0, 1e-3)}, r"privacy = .*with pace=… who is heard follows"),
+        ("fedavg", {"secure": fedax.SecureSum()}, r"secure = .*it sums a cohort"),
+        (
+            "fedavg",
+            {"place": fedax.Place(client_memory="host", stream=True)},
+            r"pace = .*are simulated, in one process",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(name, options, message):
+    given = {"pace": fedax.Async(4, 2)} | options
+    with pytest.raises(ConfigError, match=message):
+        run(fedax.create(name), given.pop("pace"), **given)

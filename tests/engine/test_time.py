@@ -1,0 +1,311 @@
+"""Simulated time: the column against a literal computation, round by round, and the same wherever a run takes place."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedax
+from fedax.engine import loop
+from fedax.engine.job import make_job
+
+from .problem import COHORTS, DATA, SIZES, TASK, TAUS, TRACE, UNEQUAL, federation
+
+STEP = np.array([0.5, 0.125, 2.0, 1.0, 0.25])
+UP = np.array([8.0, 64.0, 16.0, 4.0, 32.0])
+DOWN = np.array([128.0, 32.0, 64.0, 256.0, 16.0])
+LATENCY = np.array([3.0, 1.0, 0.5, 2.0, 0.25])
+CLOCK = fedax.Clock(step=STEP, up=UP, down=DOWN, latency=LATENCY, server=0.75)
+MODEL = 16  # bytes of a model: three weights and a bias
+
+
+def times(method, clock=CLOCK, **options):
+    options = {"rounds": 4, "batch_size": 2, "evaluate_every": 1, "work": UNEQUAL} | options
+    run = fedax.simulate(method, options.pop("task", TASK), options.pop("data", DATA), clock=clock, **options)
+    return run.history["time"]
+
+
+def literal(rounds, server=0.75, start=0.0):
+    """Rounds are lists of exchanges, which are lists of (client, gradients, bytes down, bytes up)."""
+    found = [start]
+    for exchanges in rounds:
+        time = found[-1]
+        for clients in exchanges:
+            time += max((LATENCY[i] + g * STEP[i] + d / DOWN[i] + u / UP[i] for i, g, d, u in clients), default=0.0)
+        found.append(time + server)
+    return found
+
+
+def test_a_round_lasts_as_long_as_its_slowest_client():
+    found = times(fedax.create("fedavg", lr=0.05), participation=TRACE)
+    want = literal([[[(i, TAUS[i], MODEL, MODEL) for i in cohort]] for cohort in COHORTS])
+    np.testing.assert_allclose(found, want, rtol=1e-14)
+
+
+def test_exchanges_follow_one_another_and_the_warmup_counts():
+    """FedLin: gradients of all data come first, then local steps; SCAFFOLD's warm-up asks all clients."""
+    passes = -(-SIZES // 2)
+    full = fedax.create("mimelite", lr=0.05)
+    forms = make_job(full, TASK, DATA, rounds=1, work=UNEQUAL, batch_size=2).forms[1]
+    assert len(forms) == 1
+    want = literal([[[(i, TAUS[i] + passes[i], forms[0].down, forms[0].up) for i in cohort]] for cohort in COHORTS])
+    np.testing.assert_allclose(times(full, participation=TRACE), want, rtol=1e-14)
+
+
+def drawn(job, index, stage="exchanges"):
+    """The clients of a round, drawn as the round draws them, and the one that works alone."""
+    key = loop.stage_key(job.key, index, stage)
+    clients, _ = loop.draw(job.hyper, job.fed, key, index, job.plan)
+    return clients, int(loop.draw_one(clients, key))
+
+
+def test_one_client_may_work_alone_while_a_condition_decides_about_gradients():
+    """BVR-L-SGD: full gradients in every third round, else differences of two; then one client's local steps."""
+    method = fedax.create("bvr-l-sgd", lr=0.01, period=3)
+    options = {"rounds": 7, "work": UNEQUAL, "batch_size": 2, "participation": fedax.Uniform(3), "seed": 4}
+    job = make_job(method, TASK, DATA, **options)
+    (first, second), passes = job.forms[1], -(-SIZES // 2)
+    assert second.one and not first.one and first.asked is None
+    rounds = []
+    for index in range(7):
+        clients, at = drawn(job, index)
+        ids = np.asarray(clients.ids).tolist()
+        asked = passes if index % 3 == 0 else 2 * TAUS
+        one = ids[at]
+        per_step = second.asked.step_batches
+        rounds.append([
+            [(i, asked[i], first.down, first.up) for i in ids],
+            [(one, second.asked.batches + per_step * TAUS[one], second.down, second.up)],
+        ])  # fmt: skip
+    assert per_step >= 1
+    np.testing.assert_allclose(times(method, **options), literal(rounds), rtol=1e-14)
+
+
+RANDOM = fedax.RandomSteps(4, 2, 1, 9)
+DRAWS = [
+    (fedax.Full(), fedax.RandomEpochs(1, 3)),
+    (fedax.Full(), UNEQUAL),
+    (fedax.Uniform(2), fedax.Steps(3)),
+    (fedax.UniformNormalized(3), fedax.Epochs(1.5)),
+    (fedax.Proportional(3), RANDOM),
+    (fedax.Systematic(2), RANDOM),
+    (fedax.Poisson(0.4), RANDOM),
+    (fedax.Cyclic(2), fedax.GeometricSteps(3.0)),
+    (fedax.Dropout(fedax.Uniform(3), 0.5), UNEQUAL),
+]
+
+
+@pytest.mark.parametrize(("participation", "work"), DRAWS, ids=repr)
+def test_cohorts_and_steps_are_those_of_the_rounds(participation, work):
+    options = {"rounds": 70, "work": work, "batch_size": 2, "participation": participation, "seed": 2}
+    job = make_job(fedax.create("fedavg", lr=0.01), TASK, DATA, **options)
+    draw = jax.jit(
+        lambda index: loop.draw(job.hyper, job.fed, loop.stage_key(job.key, index, "exchanges"), index, job.plan)[0]
+    )
+    rounds = []
+    for index in range(70):
+        clients = draw(index)
+        there = np.asarray(clients.present)
+        ids, steps = np.asarray(clients.ids)[there], np.asarray(clients.steps)[there]
+        rounds.append([[(i, tau, MODEL, MODEL) for i, tau in zip(ids, steps, strict=True)]])
+    want = literal(rounds)
+    found = times(fedax.create("fedavg", lr=0.01), **options | {"evaluate_every": 7})
+    np.testing.assert_allclose(found, want[::7], rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", list(fedax.available()))
+def test_of_one_client_time_is_the_sum_of_the_costs(name):
+    """One client waits for nobody: all that it computes and sends is on the way of the clock."""
+    data = federation([5], [1.0])
+    clock = fedax.Clock(step=1.0, up=1 / 1024, down=1 / 2**20)
+    options = {"rounds": 3, "batch_size": 2, "evaluate_every": 1, "work": fedax.Steps(2)}
+    history = fedax.simulate(fedax.create(name), TASK, data, clock=clock, **options).history
+    want = history["gradients"] + 1024.0 * history["bytes_up"] + 2.0**20 * history["bytes_down"]
+    assert history["time"].tolist() == want.tolist()
+
+
+def test_bytes_are_those_of_the_messages():
+    data = federation([5], [1.0])
+    clock = fedax.Clock(up=1.0, down=1 / 1024)
+    for compress in (
+        fedax.ErrorFeedback(fedax.TopK(0.5)),
+        {"up": fedax.ErrorFeedback(fedax.QSGD(4)), "down": fedax.Cast("bfloat16")},
+    ):
+        options = {"data": data, "compress": compress, "work": fedax.Steps(2), "rounds": 3}
+        run = fedax.simulate(fedax.create("scaffold", lr=0.01), TASK, clock=clock, evaluate_every=1, **options)
+        want = run.history["bytes_up"] + 1024.0 * run.history["bytes_down"]
+        assert run.history["time"].tolist() == want.tolist() and want[-1] > 0
+
+
+def test_anew_means_in_each_round_and_once_means_once():
+    anew = fedax.Clock(step=fedax.Exponential(1.0, anew=True))
+    once = fedax.Clock(step=fedax.Exponential(1.0))
+    method = fedax.create("fedavg", lr=0.01)
+    lengths = np.diff(times(method, anew, work=fedax.Steps(1), rounds=6))
+    assert len({*lengths.round(6)}) == 6
+    lengths = np.diff(times(method, once, work=fedax.Steps(1), rounds=6))
+    assert len({*lengths.round(6)}) == 1
+    bound = anew.bind(make_job(method, TASK, DATA, rounds=1).census, seed=0)
+    want = [max(bound.durations(r, np.arange(5), 1, 0, 0)) for r in range(6)]
+    np.testing.assert_allclose(np.diff(times(method, anew, work=fedax.Steps(1), rounds=6)), want, rtol=1e-12)
+
+
+def test_who_is_off_when_a_round_begins_starts_when_it_is_on_again():
+    """Client 0 takes 1 s a round and is on in [0, 1.5) of every 10 s; client 1 takes 2 s and is always on."""
+    data = federation([2, 2], [0.5, 0.5])
+    clock = fedax.Clock(step=[1.0, 2.0], server=0.5, available=[{"on": [[0, 1.5]], "repeat": 10}, True])
+    found = times(fedax.create("fedavg", lr=0.01), clock, data=data, work=fedax.Steps(1), rounds=3)
+    assert found.tolist() == [0.0, 2.5, 11.5, 21.5]  # it waits from 2.5 to 10, and from 11.5 to 20
+    # Of two exchanges the second does not wait: who has begun comes to the end.
+    method = fedax.create("bvr-l-sgd", lr=0.01, pick="average")
+    found = times(method, clock, data=data, work=fedax.Steps(1), rounds=2, batch_size=None)
+    assert (
+        found[1]
+        == 2.0
+        + 2.0 * make_job(method, TASK, data, rounds=1, work=fedax.Steps(1)).forms[1][1].asked.gradients(1, 2, None)
+        + 0.5
+    )
+
+
+def test_a_client_that_is_off_for_good_is_named():
+    clock = fedax.Clock(step=1.0, available={"3": [[0, 2]]})
+    with pytest.raises(fedax.ConfigError, match="client 3 is off for good after 3 s"):
+        times(fedax.create("fedavg", lr=0.01), clock, work=fedax.Steps(3))
+
+
+def test_a_round_without_clients_takes_the_servers_time():
+    dropout = fedax.Dropout(fedax.Trace([[0], [1], [2]]), available=[[True] * 5, [False] * 5, [True] * 5])
+    found = times(fedax.create("fedavg", lr=0.05), participation=dropout, rounds=3)
+    first, last = (LATENCY[i] + TAUS[i] * STEP[i] + MODEL / DOWN[i] + MODEL / UP[i] for i in (0, 2))
+    np.testing.assert_allclose(np.diff(found), [first + 0.75, 0.75, last + 0.75])
+
+
+OPTIONS = {"participation": fedax.Uniform(3), "rounds": 9, "work": RANDOM}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [fedax.Place(client_memory="host"), fedax.Place(stream=True), fedax.Place(chunk_size=2)],
+    ids=["memory on the host", "examples on the host", "chunks"],
+)
+def test_the_place_does_not_change_time(place):
+    method = fedax.create("scaffold", lr=0.05)
+    assert times(method, place=place, **OPTIONS).tolist() == times(method, **OPTIONS).tolist()
+
+
+def test_lanes_of_a_sweep_have_the_times_of_their_runs():
+    def make(lr, share):
+        return {"algorithm": fedax.create("scaffold", lr=lr), "compress": fedax.ErrorFeedback(fedax.TopK(share))}
+
+    clock = fedax.Clock(step=fedax.Lognormal(1.0, 1.0, anew=True), up=UP)
+    grid = {"lr": [0.01, 0.05], "share": [0.25, 0.5]}
+    options = OPTIONS | {"batch_size": 2, "evaluate_every": 2, "clock": clock}
+    found = fedax.sweep(make, grid, TASK, DATA, seeds=[0, 3], **options)
+    assert found.programs < 8
+    for point, runs in zip(found.points, found.runs, strict=True):
+        for seed, run in zip(found.seeds, runs, strict=True):
+            made = make(**point)
+            alone = fedax.simulate(made.pop("algorithm"), TASK, DATA, seed=seed, **options | made)
+            assert run.history["time"].tolist() == alone.history["time"].tolist()
+    ends = {run.history["time"][-1] for runs in found.runs for run in runs}
+    assert len(ends) == 4  # of seeds and shares
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", [1, 3, 6])
+def test_a_run_that_goes_on_has_the_same_times(at, tmp_path):
+    def kill(row):
+        if row["round"] == at:
+            raise Killed
+
+    method = fedax.create("scaffold", lr=0.05)
+    clock = fedax.Clock(
+        step=fedax.Lognormal(0.1, 1.0, anew=True), up=UP, available={"2": {"on": [[0, 3]], "repeat": 7}}
+    )
+    options = OPTIONS | {"checkpoint": fedax.Checkpoints(tmp_path, rounds=2)}
+    with pytest.raises(Killed):
+        times(method, clock, callback=kill, **options)
+    assert times(method, clock, **options).tolist() == times(method, clock, **OPTIONS).tolist()
+
+
+def test_a_checkpoint_of_another_clock_is_refused(tmp_path):
+    method = fedax.create("fedavg", lr=0.05)
+    times(method, checkpoint=tmp_path)
+    for other, words in (
+        (fedax.Clock(step=STEP, up=UP, down=DOWN, latency=LATENCY, server=1.0), "clock.server was 0.75, is 1.0"),
+        (fedax.Clock(step=2 * STEP, up=UP, down=DOWN, latency=LATENCY, server=0.75), "clock.step was "),
+        (None, "clock was Clock, is None"),
+    ):
+        with pytest.raises(fedax.CheckpointError, match=words):
+            fedax.simulate(method, TASK, DATA, rounds=4, batch_size=2, work=UNEQUAL, clock=other, checkpoint=tmp_path)
+
+
+def test_without_a_clock_there_is_no_time():
+    run = fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, rounds=2)
+    assert "time" not in run.history
+    with pytest.raises(fedax.ConfigError, match=r"give clock=fedax\.Clock"):
+        run.plot("time")
+    with pytest.raises(fedax.ConfigError, match=r"give fedax\.Clock"):
+        fedax.simulate(fedax.create("fedavg"), TASK, DATA, rounds=2, clock=1.0)
+
+
+def test_a_clock_changes_nothing_else():
+    method = fedax.create("scaffold", lr=0.05)
+    options = OPTIONS | {"batch_size": 2}
+    one = fedax.simulate(method, TASK, DATA, **options)
+    other = fedax.simulate(method, TASK, DATA, clock=CLOCK, **options)
+    assert {*other.history} - {*one.history} == {"time"}
+    for name in {*one.history} - {"seconds"}:
+        assert one.history[name].tolist() == other.history[name].tolist()
+    assert all(map(np.array_equal, jax.tree.leaves(one.params), jax.tree.leaves(other.params)))
+    label = other.plot("time").axes[0].get_xlabel()
+    assert label.startswith("Clock time")
+
+
+def test_time_of_a_private_run_is_not_public():
+    data = DATA.with_weights(np.full(5, 0.2))
+    dp = fedax.DP(clip=1.0, noise=4.0, delta=1e-3)
+    run = fedax.simulate(fedax.create("fedavg", lr=0.1), TASK, data, rounds=4, privacy=dp, clock=CLOCK)
+    assert "time" in run.history and "time" not in run.public().history
+
+
+class Adaptive(fedax.Algorithm):
+    """A method whose clients ask for more where the model is large: no clock can know that beforehand."""
+
+    def traits(self):
+        return fedax.Traits("Adaptive", "nobody")
+
+    def init(self, x):
+        return x
+
+    def model(self, server):
+        return server
+
+    def init_client(self, x):
+        return ()
+
+    def client(self, download, memory, oracle):
+        large = download.dot(download) > 1.0
+        return oracle.cond(large, oracle.full_grad, lambda x: oracle.grad(x), download), memory
+
+    def server(self, server, mean, round):
+        return server - 0.1 * mean
+
+
+def test_a_method_that_decides_by_values_is_refused():
+    options = {"rounds": 2, "batch_size": 2, "work": fedax.Steps(1)}
+    fedax.simulate(Adaptive(), TASK, DATA, **options)
+    with pytest.raises(fedax.ConfigError, match="whether Adaptive asks for a gradient depends on values"):
+        fedax.simulate(Adaptive(), TASK, DATA, clock=CLOCK, **options)
+
+
+def test_a_clock_compiles_a_draw_and_no_round(compilations):
+    run = lambda **more: fedax.simulate(fedax.create("fedavg", lr=0.05), TASK, DATA, **OPTIONS, batch_size=2, **more)  # noqa: E731
+    run()
+    compilations()
+    run(clock=CLOCK)
+    found = compilations()
+    run(clock=fedax.Clock(step=2.0), seed=3)
+    assert found <= 2 and compilations() == 0
