@@ -56,6 +56,11 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         cohort += f", of whom {'some' if isinstance(rate, list) else f'{100 * rate:g} %'} drop out"
     elif "available" in participation:
         cohort += ", as far as available"
+    pace = config.get("pace", {})
+    if pace:
+        cohort = f"{pace['concurrency']} under way, answers a step: {pace.get('buffer', 1)}"
+    late = {name: value for name, value in pace.items() if name not in ("concurrency", "buffer")}
+    optional = {"Pace": _settings(late, "") if late else "", "Clock": _settings(config.get("clock", {}), "preset")}
     wire = {name: run[name] for name in ("guard", "aggregate", "faults", "compress", "secure") if run.get(name)}
     uploads = "; ".join(f"{name} {'on' if chosen is True else short(chosen)}" for name, chosen in wire.items())
     batches = f"batch {run['batch_size']}" if "batch_size" in run else "full gradients"
@@ -70,7 +75,7 @@ def facts(config: dict[str, Any], sizes: Sequence[int], parameters: int) -> dict
         "Task": f"{_settings(config['task'], 'name')}, {thousands(parameters)} parameters",
         "Local work": _settings(config["work"], "kind"),
         "Run": f"{run['rounds']} rounds, {batches}, {seeds}",
-    } | {name: text for name, text in (("Uploads", uploads), ("Privacy", hidden_by)) if text}
+    } | {name: text for name, text in ({"Uploads": uploads, "Privacy": hidden_by} | optional).items() if text}
 
 
 def varied(config: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +112,7 @@ def axis(values: Any) -> str:
 
 def _settings(section: dict[str, Any], key: str, unnamed: str = "") -> str:
     rest = [f"{k.replace('_', ' ')} {short(v)}" for k, v in section.items() if k != key]
-    return ", ".join([section.get(key, unnamed), *rest])
+    return ", ".join(text for text in (section.get(key, unnamed), *rest) if text)
 
 
 def over(config: dict[str, Any], seeds: int) -> str:
