@@ -478,6 +478,8 @@ def test_noise_is_swept_in_one_program_and_each_lane_has_its_own_epsilon(tmp_pat
             ends.setdefault(point["privacy.noise"], set()).add(float(run.history["epsilon"][-1]))
     for noise, spent in ends.items():  # whatever the clip
         assert [*spent] == pytest.approx([Ledger(noise, 6, rate=0.5).epsilon(3, 0.1)], rel=1e-6)
+    best, point = read_toml(tmp_path / "run" / "best.toml")["privacy"], record.trials("fedavg")[0].point
+    assert (best["noise"], best["clip"]) == (point["privacy.noise"], point["privacy.clip"])
 
 
 def test_a_budget_ends_each_point_where_its_noise_has_spent_it(tmp_path):
