@@ -371,6 +371,7 @@ def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
         ("scaffold-m", {}, r"pace = .*begins with all clients"),
         ("scaffold", {}, r"pace.start = 'uniform': a client of Scaffold keeps something"),
         ("scaffold", {"pace": fedax.Async(4, start="idle", max_staleness=3)}, r"pace.max_staleness = 3: a client of"),
+        ("fedavg", {"work": fedax.Deadline(1.0)}, r"work.time = .*"),
         ("fedavg", {"privacy": fedax.DP(1.0, 1.0, 1e-3)}, r"privacy = .*with pace=… who is heard follows"),
         ("fedavg", {"secure": fedax.SecureSum()}, r"secure = .*it sums a cohort"),
         (

@@ -210,6 +210,105 @@ def test_lanes_of_a_sweep_have_the_times_of_their_runs():
     assert len(ends) == 4  # of seeds and shares
 
 
+DEADLINE = fedax.Deadline(8.0)
+
+
+def managed(seconds=8.0, gradients=1, sent=1):
+    """The steps that each client manages, by plain arithmetic."""
+    left = seconds - LATENCY - sent * MODEL / DOWN - sent * MODEL / UP
+    return np.floor(left / (gradients * STEP)).astype(int).clip(min=0)
+
+
+def test_a_deadline_by_the_clock_is_what_is_left_after_transfers():
+    """Client 3 needs 2 s of latency and 4 s for its upload, which leaves time for a step of 1 s; nobody is late."""
+    steps = managed()
+    assert steps.tolist() == [5, 50, 3, 1, 25]
+    one = fedax.simulate(
+        fedax.create("fedavg", lr=0.01), TASK, DATA, rounds=4, work=DEADLINE, clock=CLOCK, batch_size=2
+    )
+    two = fedax.simulate(
+        fedax.create("fedavg", lr=0.01), TASK, DATA, rounds=4, work=fedax.Steps(steps), clock=CLOCK, batch_size=2
+    )
+    for name in two.history.keys() - {"seconds"}:
+        assert one.history[name].tolist() == two.history[name].tolist()
+    assert (np.diff(one.history["time"]) <= 8.75).all() and not one.history["left_out"].any() and not one.left_out
+
+
+def test_clients_that_manage_no_step_are_left_out_counted_and_named(tmp_path):
+    steps = managed(5.0)
+    late = np.flatnonzero(steps == 0)
+    assert late.tolist() == [0, 3]
+    method, options = (
+        fedax.create("scaffold", lr=0.01),
+        {"work": fedax.Deadline(5.0), "participation": fedax.Uniform(3)},
+    )
+    options |= {"rounds": 12, "batch_size": 2, "evaluate_every": 3, "seed": 1}
+    # SCAFFOLD sends two models each way.
+    steps = managed(5.0, sent=2)
+    late = steps == 0
+    run = fedax.simulate(method, TASK, DATA, clock=CLOCK, **options)
+    job = make_job(method, TASK, DATA, **options | {"work": fedax.Steps(1)})
+    counts, rounds, kept = np.zeros(5, int), [0.0], []
+    for index in range(12):
+        ids = np.asarray(drawn(job, index)[0].ids)
+        counts[ids] += late[ids]
+        there = [i for i in ids if not late[i]]
+        kept.append(there)
+        lasting = literal([[[(i, steps[i], 2 * MODEL, 2 * MODEL) for i in there]]], server=0.0)[1]
+        rounds.append(rounds[-1] + (max(lasting, 5.0) if late[ids].any() else lasting) + 0.75)
+    np.testing.assert_allclose(run.history["time"], rounds[::3], rtol=1e-13)
+    assert (
+        run.history["left_out"][-1] == counts.sum() > 0
+        and run.history["bad_clients"][-1] == np.flatnonzero(late).tolist()
+    )
+    assert run.left_out == {int(i): int(n) for i, n in enumerate(counts) if n}
+    assert run.history["skipped"][-1] == sum(not there for there in kept)
+    assert run.history["clients"][-1] == sum(map(len, kept))
+
+    def kill(row):
+        if row["round"] == 6:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fedax.simulate(
+            method, TASK, DATA, clock=CLOCK, callback=kill, checkpoint=fedax.Checkpoints(tmp_path, rounds=1), **options
+        )
+    again = fedax.simulate(method, TASK, DATA, clock=CLOCK, checkpoint=fedax.Checkpoints(tmp_path, rounds=1), **options)
+    for name in run.history.keys() - {"seconds"}:
+        assert run.history[name].tolist() == again.history[name].tolist(), name
+    with pytest.raises(fedax.CheckpointError, match=r"work\.time was 5\.0, is 6\.0"):
+        fedax.simulate(method, TASK, DATA, clock=CLOCK, checkpoint=tmp_path, **options | {"work": fedax.Deadline(6.0)})
+
+
+def test_each_seed_of_a_sweep_has_its_own_speeds_and_deadlines():
+    clock = fedax.Clock(step=fedax.Lognormal(1.0, 1.0))
+    options = {"rounds": 3, "batch_size": 2, "work": fedax.Deadline(2.0), "clock": clock}
+    found = fedax.sweep(lambda lr: fedax.create("fedavg", lr=lr), {"lr": [0.01, 0.02]}, TASK, DATA, seeds=2, **options)
+    for point, runs in zip(found.points, found.runs, strict=True):
+        for seed, run in enumerate(runs):
+            alone = fedax.simulate(fedax.create("fedavg", **point), TASK, DATA, seed=seed, **options)
+            for name in ("time", "local_steps"):
+                assert run.history[name].tolist() == alone.history[name].tolist()
+    assert found.runs[0][0].history["local_steps"][-1] != found.runs[0][1].history["local_steps"][-1]
+
+
+@pytest.mark.parametrize(
+    ("work", "clock", "method", "words"),
+    [
+        (DEADLINE, None, "fedavg", "give local steps a second"),
+        (DEADLINE, fedax.Clock(), "fedavg", "a local step takes no time by the clock"),
+        (DEADLINE, fedax.Clock(step=fedax.Exponential(1.0, anew=True)), "fedavg", "draws anew in each round"),
+        (DEADLINE, fedax.Clock(step=1.0, available={"0": [[0, 9]]}), "fedavg", "has periods"),
+        (DEADLINE, fedax.Clock(step=9.0), "fedavg", "no client would finish a step"),
+        (DEADLINE, fedax.Clock(step=1e-12), "fedavg", "takes at most"),
+        (DEADLINE, CLOCK, "bvr-l-sgd", "not all clients do the same"),
+    ],
+)
+def test_a_clock_that_does_not_tell_the_steps_is_refused(work, clock, method, words):
+    with pytest.raises(fedax.ConfigError, match=words):
+        fedax.simulate(fedax.create(method), TASK, DATA, rounds=2, batch_size=2, work=work, clock=clock)
+
+
 class Killed(Exception):
     pass
 

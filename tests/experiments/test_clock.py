@@ -88,9 +88,9 @@ def test_without_a_clock_no_table_has_time(tmp_path):
     assert all("time" not in method["cost"] for method in summary["methods"])
 
 
-def command(*words):
+def command(*words, code=0):
     result = CliRunner().invoke(app, list(map(str, words)))
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result.output
 
 
@@ -108,6 +108,18 @@ def test_from_the_command_line(tmp_path):
     assert "time" in command("report", folder, "--format", "csv").splitlines()[0].split(",")
     again = tables.table([fedax.load(folder).records[0]])
     assert again["time"].notna().all()
+
+
+def test_a_deadline_by_the_clock(tmp_path):
+    """All but one client are late, so that it ends worse, which the exit code says."""
+    config, folder = tmp_path / "config.toml", tmp_path / "run"
+    config.write_text(CONFIG.replace('kind = "steps"\nsteps = 2', 'kind = "deadline"\ntime = 0.12'))
+    text = command("run", config, "--out", folder, code=1)
+    assert "30 uploads of clients 0, 1, 2 left out" in text
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if row["round"] == 6]
+    assert len(last) == 4 and all(0 < row["left_out"] == 6 * len(row["bad_clients"]) for row in last)
+    assert command("run", folder / "config.toml", "--out", folder, "--resume", code=1).count("left out") == 2
 
 
 def test_a_sweep_has_time(tmp_path):

@@ -16,7 +16,7 @@ from fedax.engine.checkpoint import Keeper, SavedRun, Snapshot
 from fedax.engine.evaluate import columns, public_columns
 from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
-from fedax.engine.loop import State, Tally
+from fedax.engine.loop import Exclusions, State, Tally
 from fedax.engine.patience import Patience
 from fedax.engine.timing import RoundTimes
 from fedax.errors import BadClientWarning, DivergedWarning, caller_level, unknown
@@ -95,6 +95,7 @@ class Lane:
     def __init__(self, job: Job, times: Times | None):
         self.job, self.history = job, History(job.forms, job.sent_once, None if job.ledger is None else job.epsilon)
         self.times = times if job.clock is None or times is not None else RoundTimes(job)
+        self.missed = None if job.late is None else np.zeros(job.plan.num_clients, int)  # how often a deadline was
         self.public = public_columns(job)  # of a private run
         self.until = job.until
         if isinstance(job.until, Patience):
@@ -109,12 +110,21 @@ class Lane:
         if self.times is not None:
             time = self.history.costs.time
             self.history.costs.time = self.times.warmup() if time is None else self.times.after(time, start, stop)
+            if self.missed is not None and isinstance(self.times, RoundTimes):
+                self.missed = self.missed + self.times.missed(start, stop)
+
+    def with_missed(self, exclusions: Tree) -> Tree:
+        """Exclusions, with clients that missed a deadline; of a run with one there are some, if only of nobody."""
+        if self.missed is None:
+            return exclusions
+        found = exclusions or Exclusions(np.zeros_like(self.missed), np.zeros((), int))
+        return found._replace(left_out=np.asarray(found.left_out) + self.missed)
 
     def judge(self, row: dict[str, Unknown]) -> bool:
         """Whether the run ends with its last row; ``status`` says how."""
         if not math.isfinite(row["train_loss"]):
             self.status = "diverged"
-        elif self.job.plan.stops and row["left_out"]:
+        elif self.job.plan.stops and row["left_out"] > (0 if self.missed is None else self.missed.sum()):
             self.status = "failed"
         elif row["round"] == self.job.rounds:
             self.status = "stopped" if self.job.spent else "finished"
@@ -153,7 +163,8 @@ class Lane:
         """What the user gets."""
         assert self.result is not None
         state, params = self.result
-        state = None if state is None else self.job.of_method(state)
+        if state is not None:
+            state = self.job.of_method(state._replace(exclusions=self.with_missed(state.exclusions)))
         return Run(self.history.rows, state, params, self.status, compile_seconds, self.job.origin, self.public)
 
 
@@ -216,6 +227,8 @@ class _RunsInProgress:
         self.state, self.index = snapshot.state, snapshot.done
         _restore_lanes(self.lanes, snapshot.runs, self.watch)
         for i, (lane, saved) in enumerate(zip(self.lanes, snapshot.runs, strict=True)):
+            if lane.missed is not None and isinstance(lane.times, RoundTimes):
+                lane.missed = lane.times.missed(0, self.index)
             if lane.over:
                 self._end(i, saved.model)
         if self.index == self.lanes[0].job.rounds:  # the run was to be longer, and was not evaluated here
@@ -265,7 +278,8 @@ class _RunsInProgress:
         for i in which:
             if self.lanes[i].public is not None:
                 figures[i] = private.limited_losses(figures[i], self._model(i))
-            row = self.lanes[i].history.add(self.index, figures[i], excluded[i], self.program.pace(self.index, i))
+            missed = self.lanes[i].with_missed(excluded[i])
+            row = self.lanes[i].history.add(self.index, figures[i], missed, self.program.pace(self.index, i))
             if self.keeper is not None:
                 self.keeper.compare(i, row, functools.partial(self._model, i))
             self.watch(i, dict(row))

@@ -30,6 +30,7 @@ from fedax.engine.checks import (
     labels_of,
     pooled_of,
 )
+from fedax.engine.deadline import steps_within
 from fedax.engine.devices import device_bytes
 from fedax.engine.dry_run import DryRun, dry_run
 from fedax.engine.identity import FILES, identity
@@ -43,6 +44,8 @@ from fedax.engine.timetable import Pacing, pacing, participation_of
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.federation.clock import BoundClock
+from fedax.federation.participation import Full, WithoutLate
+from fedax.federation.work import Deadline, GeometricSteps, Steps
 from fedax.numbers import check_count
 from fedax.programs import compiled
 from fedax.tasks.task import Task, check_params
@@ -98,6 +101,8 @@ class Job(NamedTuple):
         ledger: what the run spends of privacy; ``None``: uploads are not private.
         pacing: how it is paced; ``None``: the server waits for all clients of a round.
         clock: how long clients take, of this run; ``None``: no time is counted.
+        late: with a deadline by the clock [N], who misses it in every round; else ``None``.
+        deadline: that deadline, seconds.
         spent: whether ``rounds`` are all that the budget of privacy allows, and more were asked for.
     """
 
@@ -128,6 +133,8 @@ class Job(NamedTuple):
     spent: bool = False
     pacing: Pacing | None = None
     clock: BoundClock | None = None
+    late: np.ndarray | None = None
+    deadline: float = 0.0
 
     def delivered(self, x: Vector) -> Tree:
         """A model as the run gives it away: whole, its parameters of the types that the task's ``init`` gives them."""
@@ -200,6 +207,8 @@ def make_job(
     if given.pace is not None and census is not None:
         given = dataclasses.replace(given, participation=participation_of(given, census))
     assert census is not None and given.work is not None and given.participation is not None and given.place is not None
+    if isinstance(given.work, Deadline) and given.work.speed is None:
+        return _with_deadline(algorithm, task, data, given.work, shared, options)
     compression = Compression.of(given.compress)
     here = data if isinstance(data, FederatedData) else None
     form = _once(shared, ("form", id(task)), task.form)
@@ -298,6 +307,37 @@ def make_job(
         pacing=paced,
         clock=None if clock is None else clock.bind(census, given.seed),
     )
+
+
+def _with_deadline(
+    algorithm: Algorithm,
+    task: Task,
+    data: FederatedData | Census,
+    work: Deadline,
+    shared: dict[Unknown, Unknown],
+    options: dict[str, Unknown],
+) -> Job:
+    """The job with the steps that clients manage within a deadline by its clock, and without clients that manage none.
+
+    How long transfers take follows from the exchanges, whose forms a first job has: they do not depend on the steps.
+    """
+    if options.get("clock") is None or isinstance(data, Census):
+        raise ConfigError("work.speed", None, "give local steps a second; or, in a simulation, clock=fedax.Clock(...)")
+    first = make_job(algorithm, task, data, shared=shared, **options | {"work": GeometricSteps(1.0)})
+    assert first.clock is not None
+    sizes = first.census.sizes
+    steps = steps_within(float(work.time), first.clock, first.forms[1], sizes, first.plan.batch_size)
+    late = steps < 1
+    known: dict[str, Unknown] = {"work": Steps(np.maximum(steps, 1))}
+    waits = options.get("pace") is None
+    if late.any() and not waits:
+        way_out = f"client {np.argmax(late)} manages no step, and without rounds nobody can miss one: give more time"
+        raise ConfigError("work.time", work.time, way_out)
+    if late.any():
+        known["participation"] = WithoutLate(options.get("participation") or Full(), late)
+    job = make_job(algorithm, task, data, shared=shared, **options | known)
+    settings = functools.cache(lambda: job.settings() | {"work": "Deadline", "work.time": str(work.time)})
+    return job._replace(settings=settings, late=late if waits else None, deadline=float(work.time))
 
 
 class _Traced(NamedTuple):

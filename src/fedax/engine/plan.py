@@ -16,7 +16,7 @@ from fedax.contract.vector import Vector
 from fedax.engine import processes
 from fedax.engine.devices import Place, check_mesh, cores
 from fedax.federation.census import Census
-from fedax.federation.participation import Dropout, Full, Participation
+from fedax.federation.participation import Dropout, Full, Participation, WithoutLate
 from fedax.federation.work import Work
 from fedax.numbers import check_count
 from fedax.tasks.task import Task
@@ -187,6 +187,8 @@ def _missing(participation: Participation, num_clients: int, wire: Wire) -> str 
         return "clients may not answer"
     if isinstance(participation, Dropout):
         return "clients may drop out"
+    if isinstance(participation, WithoutLate):
+        return "clients miss the deadline"
     if participation.everyone(num_clients):
         return None
     return f"{participation.places(num_clients)} of {num_clients} clients"

@@ -35,6 +35,7 @@ from fedax.engine.plan import Plan, is_small
 from fedax.engine.simulate import program as alone
 from fedax.engine.timetable import Group, together
 from fedax.errors import ConfigError, complete
+from fedax.federation.work import Deadline
 from fedax.metrics.base import HostMetric
 from fedax.numbers import check_count, check_number
 from fedax.programs import compiled
@@ -442,7 +443,8 @@ def _jobs(
         if "algorithm" not in own:
             raise ConfigError("make", made, "of a dictionary, 'algorithm' is the method")
         given = up_to_date({"task": task, "data": data} | options | own)
-        if by_seed:
+        work = given.get("work")
+        if by_seed or (isinstance(work, Deadline) and work.speed is None):  # a clock draws other speeds for each seed
             jobs.append([make_job(**given | dict(by_seed.get(seed, {})), seed=seed, shared=there) for seed in seeds])
             continue
         job = make_job(**given, seed=seeds[0], shared=there)
@@ -501,7 +503,7 @@ def like(job: Job, other: Job) -> bool:
         leaves, structure = jax.tree.flatten((each.fed, each.held))
         return structure, [(leaf.shape, leaf.dtype) for leaf in leaves], each.plan, each.memory, each.stops
 
-    if job.fed is other.fed and job.held is other.held:
+    if job.fed is other.fed and job.held is other.held and job.late is None:
         return True
     others: list[Tree]
     another: Unknown

@@ -3,10 +3,12 @@
 The exchanges of a round follow one another, and each lasts as long as its slowest client:
 Σ_e max_i (latency_i + down_e/down_i + gradients_{e,i}·step_i + up_e/up_i) + server. A client that is off when a round
 begins starts when it is on again. Clients that drop out say so, and nobody waits for them; those that a guard leaves
-out have worked, and count, as they do in the other costs.
+out have worked, and count, as they do in the other costs. For clients that miss a deadline by the clock the server
+waits until it is over.
 """
 
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -24,7 +26,7 @@ from fedax.engine.places.device import first_state
 from fedax.engine.plan import Plan
 from fedax.errors import ConfigError
 from fedax.federation.clock import BoundClock
-from fedax.federation.participation import Full
+from fedax.federation.participation import Full, WithoutLate
 from fedax.programs import compiled
 from fedax.wire.privacy import Private
 
@@ -64,6 +66,10 @@ class RoundTimes:
         """When rounds start … stop − 1 are over, of which the first begins at ``time``."""
         return self._stage("exchanges").after(time, start, stop)
 
+    def missed(self, start: int, stop: int) -> np.ndarray:
+        """[N] how often clients that are late were drawn in rounds start … stop − 1, of a job with a deadline."""
+        return self._stage("exchanges").missed(start, stop)
+
     def _stage(self, stage: str) -> "_Stage":
         if stage not in self._of:
             self._of[stage] = _Stage(self._job, self._clock, stage)
@@ -95,6 +101,9 @@ class _Stage:
         # Of the method a private one alone takes part in the draw; so others have one program for it.
         method = hyper.method if isinstance(hyper.method, Private) else None
         participation = Full() if stage == "warmup" else hyper.participation
+        self._late = np.zeros(plan.num_clients, bool)
+        if isinstance(participation, WithoutLate):
+            self._late, participation = participation.late, participation.of
         self._hyper = Hyper(method, hyper.work, participation, None)  # type: ignore[arg-type]
         self._fed = on_devices(federation_of(job.census, None, job.own), None)
         counted = any(form.asked is None for form in self._forms)
@@ -106,20 +115,38 @@ class _Stage:
 
     def after(self, time: float, start: int, stop: int) -> float:
         """When rounds start … stop − 1 are over, of which the first begins at ``time``."""
+        for block in self._blocks(start, stop):
+            time = self._over(time, block)
+        return time
+
+    def missed(self, start: int, stop: int) -> np.ndarray:
+        """As :meth:`RoundTimes.missed`."""
+        found = np.zeros(len(self._late) + 1, int)
+        if self._late.any():
+            for block in self._blocks(start, stop):
+                found += np.bincount(block.ids.ravel(), minlength=len(found))
+        return found[:-1] * self._late
+
+    def _blocks(self, start: int, stop: int) -> Iterator[_Block]:
+        """Rounds start … stop − 1, some at a time."""
         while start < stop:
             first = start // self._rounds * self._rounds
             end = min(stop, first + self._rounds)
             if self._block is None or not (self._same or self._block[0] == first):
                 self._block = first, self._drawn(np.arange(first, first + self._rounds, dtype=np.int32))
             rows = slice(start - first, end - first)
-            time, start = self._over(time, self._block[1].ids[rows], [s[rows] for s in self._block[1].seconds]), end
-        return time
+            yield _Block(self._block[1].ids[rows], [each[rows] for each in self._block[1].seconds])
+            start = end
 
-    def _over(self, time: float, ids: np.ndarray, seconds: list[np.ndarray]) -> float:
+    def _over(self, time: float, block: _Block) -> float:
         """When some rounds are over; one after the other, whichever are drawn together."""
-        server = self._clock.server
+        (ids, seconds), server = block, self._clock.server
         if self._clock.periods is None:
-            lasting = np.stack([*(each.max(axis=1) for each in seconds), np.full(len(ids), server)], axis=1)
+            slowest = [each.max(axis=1) for each in seconds]
+            if self._late.any():
+                missing = (ids < len(self._late)) & self._late[np.minimum(ids, len(self._late) - 1)]
+                slowest.append(np.where(missing.any(axis=1), np.maximum(self._job.deadline - sum(slowest), 0), 0.0))
+            lasting = np.stack([*slowest, np.full(len(ids), server)], axis=1)
             return float(np.cumsum([time, *lasting.ravel()])[-1])
         for row, cohort in enumerate(ids):
             there = cohort < self._job.plan.num_clients
@@ -156,7 +183,7 @@ class _Stage:
                 assert counts is not None
                 gradients = counts[number]
             lasting = self._clock.durations(numbers, known, gradients, form.down, form.up)
-            seconds.append(np.where(asked, lasting, 0.0))
+            seconds.append(np.where(asked & ~self._late[known], lasting, 0.0))
         return _Block(ids, seconds)
 
 

@@ -38,6 +38,8 @@ def diagnose_run(
     Raises:
         DataError: the file of a model cannot be read.
     """
+    from fedax.experiments.runner import within_deadline  # which makes reports, and these read diagnoses
+
     run = experiment.config["run"]
     form = experiment.task.entire.form()
     methods = []
@@ -54,13 +56,14 @@ def diagnose_run(
             else:
                 missing.append(seed)
         assert isinstance(experiment.data, FederatedData)  # real clients need a fleet
+        work, participation = within_deadline(experiment, label)
         diagnosis = diagnose(
             algorithm,
             experiment.task,
             experiment.data,
-            work=experiment.work,
+            work=work,
             batch_size=run.get("batch_size"),
-            participation=experiment.participation,
+            participation=participation,
             points=list(points.values()),
             seed=run["seeds"][0],
         )

@@ -387,6 +387,15 @@ def job_of(experiment: Experiment, label: str, shared: dict[Any, Any]) -> Job:
     return within(f"methods.{label}", make)
 
 
+def within_deadline(experiment: Experiment, label: str) -> tuple[fedax.Work, fedax.Participation]:
+    """Work and participation of a method's runs: with a deadline by the clock as that tells, of the first seed."""
+    work = experiment.work
+    if not isinstance(work, fedax.Deadline) or work.speed is not None:
+        return work, experiment.participation
+    job = job_of(experiment, label, {})
+    return job.hyper.work, job.hyper.participation
+
+
 def _same_shapes(experiment: Experiment) -> bool:
     """Whether the splits of all seeds have equal shapes, client by client, and fit into memory together."""
     seeds, form = experiment.config["run"]["seeds"], None
@@ -557,8 +566,10 @@ def _client_facts(experiments: Sequence[Experiment]) -> dict[str, Any]:
 
 def _drawn_steps(experiment: Experiment) -> np.ndarray:
     """[draws, N] local steps of each client, drawn for some rounds."""
-    batch_size = experiment.config["run"].get("batch_size")
-    return np.asarray(_draw_steps(experiment.work, np.asarray(experiment.data.sizes, np.int32), batch_size))
+    batch_size, work = experiment.config["run"].get("batch_size"), experiment.work
+    if isinstance(work, fedax.Deadline):
+        work = within_deadline(experiment, next(iter(experiment.methods)))[0]  # other methods may send more
+    return np.asarray(_draw_steps(work, np.asarray(experiment.data.sizes, np.int32), batch_size))
 
 
 @compiled(static=["batch_size"])

@@ -360,10 +360,10 @@ class BoundClock(NamedTuple):
             Seconds, of the shape to which the arguments broadcast.
         """
         numbers, ids = np.asarray(numbers), np.asarray(ids)
-        total = self._of("latency", numbers, ids) + np.asarray(gradients) * self._of("step", numbers, ids)
+        total = self.of("latency", numbers, ids) + np.asarray(gradients) * self.of("step", numbers, ids)
         for name, amount in (("down", down), ("up", up)):
             if name in self.values:
-                total = total + np.asarray(amount) / self._of(name, numbers, ids)
+                total = total + np.asarray(amount) / self.of(name, numbers, ids)
         return np.broadcast_to(total, np.broadcast_shapes(*map(np.shape, (numbers, ids, gradients, down, up)))) + 0.0
 
     def on(self, ids: Any, time: Any) -> np.ndarray:
@@ -371,7 +371,8 @@ class BoundClock(NamedTuple):
         ids, time = np.broadcast_arrays(ids, np.asarray(time, float))
         return time + 0.0 if self.periods is None else self.periods.on(ids, time)
 
-    def _of(self, name: str, numbers: np.ndarray, ids: np.ndarray) -> Any:
+    def of(self, name: str, numbers: np.ndarray, ids: np.ndarray) -> Any:
+        """``step``, ``latency``, or of those that take time ``up`` or ``down``, for pieces of work and clients."""
         value = self.values[name]
         if isinstance(value, Distribution):
             which = (numbers, ids) if value.anew else (ids,)

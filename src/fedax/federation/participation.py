@@ -594,6 +594,41 @@ class Dropout(Participation):
             raise ConfigError("dropout.rate", f"{len(self.rate)} rates", f"give one for each of {num_clients} clients")
 
 
+class WithoutLate(Participation):
+    """Clients that are drawn, without those that are late in every round; their weights grow as for a guard's.
+
+    Args:
+        of: who is drawn.
+        late: [N] whether a client is late.
+    """
+
+    may_fail: ClassVar[bool] = True
+    of: Participation
+    late: Any
+
+    def __init__(self, of: Participation, late: np.ndarray):
+        self.of, self.late = of, late
+
+    @property
+    def counts(self) -> bool:  # type: ignore[override]
+        return self.of.counts
+
+    def bind(self, weights: np.ndarray) -> Participation:
+        return WithoutLate(self.of.bind(weights), self.late)
+
+    def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
+        drawn, n = self.of.draw(key, weights, index), weights.shape[0]
+        here = drawn.ids < n
+        kept = here & ~jnp.asarray(self.late)[jnp.minimum(drawn.ids, n - 1)]
+        return _reduced(drawn, kept, here, n, self.counts)
+
+    def places(self, num_clients: int) -> int:
+        return self.of.places(num_clients)
+
+    def validate(self, num_clients: int, rounds: int) -> None:
+        self.of.validate(num_clients, rounds)
+
+
 def weight_growth(weights: Any, kept: Any, present: Any, counts: bool) -> Any:
     """The factor for the weights of the clients that are ``kept`` of those that were ``present``; 1 if none is kept."""
     before, after = [jnp.sum(there if counts else jnp.where(there, weights, 0)) for there in (present, kept)]

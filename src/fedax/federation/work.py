@@ -275,12 +275,17 @@ class GeometricSteps(Work):
 class Deadline(Work):
     """τ_i = ⌊time · speed_i⌋: every client works until the round's time is up.
 
+    Without ``speed`` the run's :class:`fedax.Clock` tells how many steps each client manages beside its latency and its
+    transfers. Clients that manage none are late in every round that draws them: they are left out, and the weights of
+    the others grow as for clients that a :class:`fedax.Guard` leaves out.
+
     Args:
         time: length of a round in seconds, > 0.
-        speed: local steps a second, > 0: one number, or [N], one a client. Each client must manage one step.
+        speed: local steps a second, > 0: one number, or [N], one a client. Each client must manage one step. ``None``:
+            as the clock of the run tells.
 
     Raises:
-        ConfigError: something else.
+        ConfigError: something else; by a run, that there are neither speeds nor a clock, or a clock that does not tell.
 
     Example:
         >>> Deadline(10.0, [0.5, 2.0]).draw(None, jnp.arange(2), None, None).tolist()
@@ -289,10 +294,13 @@ class Deadline(Work):
 
     time: Any
     speed: Any
-    _steps: Steps
+    _known: Steps | None
 
-    def __init__(self, time: float, speed: Any):
+    def __init__(self, time: float, speed: Any = None):
         self.time = check_number("time", time, 0, open_low=True, fixed=True)
+        if speed is None:
+            self.speed = self._known = None
+            return
         speeds = _numbers(speed)
         if speeds is None or np.iscomplexobj(speeds) or not 0 < speeds.min() <= speeds.max() < math.inf:
             raise ConfigError("speed", speed, "give a number greater than 0, or one for each client")
@@ -304,7 +312,13 @@ class Deadline(Work):
             raise ConfigError("time", time, f"client {slow} would finish no step; give more time, or leave it out")
         if done.max() > MOST:
             raise ConfigError("time", time, f"a client would take {done.max():.3g} steps, and takes at most {MOST}")
-        self._steps = Steps(done.astype(np.int64))
+        self._known = Steps(done.astype(np.int64))
+
+    @property
+    def _steps(self) -> Steps:
+        if self._known is None:
+            raise ConfigError("speed", None, "give local steps a second, or the run a clock, fedax.Clock(...)")
+        return self._known
 
     def draw(self, key: Any, ids: Any, sizes: Any, batch_size: int | None) -> jax.Array:
         return self._steps.draw(key, ids, sizes, batch_size)
@@ -322,7 +336,7 @@ class Deadline(Work):
         return self._steps.equal(sizes, batch_size)
 
     def validate(self, sizes: np.ndarray) -> None:
-        if np.ndim(self.speed) and len(self.speed) != len(sizes):
+        if self.speed is not None and np.ndim(self.speed) and len(self.speed) != len(sizes):
             raise ConfigError("speed", f"{len(self.speed)} numbers", f"give one for each of the {len(sizes)} clients")
 
 
