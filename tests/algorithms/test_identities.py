@@ -410,6 +410,40 @@ def test_fadas_is_amsgrad_of_optax():
     same(path(fedax.create("fadas", lr=DECAYING, **hyper), work=EQUAL), ours)
 
 
+def answers(weights: list[float], staleness: list[int]) -> fedax.Round:
+    """What a server that does not wait knows of a step; the last place is empty."""
+    weights, ids = np.array([*weights, 0.0]), np.array([*staleness, 99])
+    there = np.arange(len(ids)) < len(staleness)
+    known = {"index": 5, "t": 5, "key": None, "num_clients": 7, "steps": there, "total": weights.sum()}
+    return fedax.Round(weights=weights, present=there, data_weights=weights, staleness=ids, **known)
+
+
+@pytest.mark.parametrize(
+    "hyper, staleness, rate",
+    [
+        ({}, [0, 1], 0.5),
+        ({}, [2, 4], 0.5 / 4),
+        ({"threshold": 4}, [2, 4], 0.5),
+        ({"threshold": None}, [2, 4], 0.5),
+        ({"shorten": "cap"}, [0, 2], 0.5),
+        ({"shorten": "cap"}, [8, 0], 1 / 8),
+    ],
+)
+def test_fadas_makes_shorter_steps_where_an_answer_is_late(hyper, staleness, rate):
+    method = fedax.create("fadas", server_lr=0.5, beta1=0.0, beta2=0.0, eps=1e-12, **hyper)
+    state = method.init(fedax.Vector(np.zeros(2)))
+    after = method.server(state, fedax.Vector(np.array([3.0, -0.2])), answers([0.5, 0.5], staleness))
+    np.testing.assert_allclose(after.x.tree, [rate, -rate], rtol=1e-6)
+
+
+def test_fedasync_is_pulled_by_what_an_answer_counts():
+    """α = .6 and a weight of ½: 1 − .3 of the model, and .3 of the client's."""
+    method = fedax.create("fedasync", mixing=0.6)
+    state = method.init(fedax.Vector(np.array([10.0])))
+    after = method.server(state, 0.5 * fedax.Vector(np.array([2.0])), answers([0.5], [3]))
+    np.testing.assert_allclose(after.x.tree, [0.7 * 10 + 0.3 * 2], rtol=1e-6)
+
+
 def test_fedasync_of_one_client_that_mixes_all_is_its_model():
     alone = federation(BED.H[:1], BED.e[:1], np.ones(1))
     expected = descent(lambda x: GRADS[0](x, 0, 0), 3 * ROUNDS)[::3]
@@ -419,7 +453,7 @@ def test_fedasync_of_one_client_that_mixes_all_is_its_model():
 def test_ca2fl_of_one_client_a_round_is_saga_of_updates():
     """One local step of full gradients, equal weights: x ← x − η (g_i − u_i + mean of u), then u_i ← g_i."""
     equal = federation(BED.H, BED.e, np.full(7, 1 / 7))
-    order = [3, 1, 3, 6, 1]
+    order = [3, 1, 3, 6, 3]
     x, u, expected = X0, np.zeros((7, 4)), [X0]
     for i in order:
         g = GRADS[i](x, 0, 0)
@@ -433,7 +467,7 @@ def test_ca2fl_of_one_client_a_round_is_saga_of_updates():
 
 def test_ace_of_one_client_a_round_is_the_incremental_aggregated_gradient():
     """x ← x − η Σ p_i u_i, of which one is new; the server waits for nobody else."""
-    order = [3, 1, 3, 6, 1]
+    order = [3, 1, 3, 6, 3]
     x, u, expected = X0, np.zeros((7, 4)), [X0]
     for i in order:
         u[i] = GRADS[i](x, 0, 0)

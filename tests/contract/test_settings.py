@@ -37,6 +37,9 @@ EXAMPLES = [
     fedax.Faults([3, 1], times=-1.0), fedax.Faults(0.2, sends=1.0, seed=3),
     fedax.CoordinateMedian(), fedax.TrimmedMean(0.2), fedax.GeometricMedian(), fedax.ClippedMean(2.5),
     fedax.Plain(), fedax.Momentum(0.8, 0.5), fedax.SlowMo(0.7), fedax.Adaptive("yogi"),
+    fedax.DelayedNesterov(0.5, every=8, spread=1.0),
+    fedax.PolynomialStaleness(1.0), fedax.HingeStaleness(2.0, after=3),
+    fedax.Async(8), fedax.Async(8, 4, fedax.HingeStaleness(), 0.5, "idle", "corrected", 7),
     fedax.Weighted(), fedax.Normalized(), fedax.Normalized("mean"), fedax.Normalized(5.0), fedax.VRLSGD(0.1),
     fedax.Identity(), fedax.TopK(0.1), fedax.RandomK(0.1), fedax.QSGD(4), fedax.Natural(), fedax.Sign(), fedax.Cast(),
     fedax.PowerSGD(2), fedax.Rotated(fedax.QSGD(4)), fedax.ErrorFeedback(fedax.TopK(0.1)),
@@ -45,7 +48,7 @@ EXAMPLES = [
 
 # Bases of the user's own classes; what holds functions or arrays of any size; and what a run makes.
 NOT_SETTINGS = {
-    "Aggregator", "Algorithm", "Participation", "Regularizer", "Schedule", "Solver", "Work",
+    "Aggregator", "Algorithm", "Participation", "Regularizer", "Schedule", "Solver", "Staleness", "Work",
     "FromFunction", "Optax", "OptaxServer", "Task", "FederatedData", "Vector", "Change", "Exchange",
     "Comparison", "Compressor", "Message", "Model", "Oracle", "Round", "Run", "Sweep", "Traits",
 }  # fmt: skip
