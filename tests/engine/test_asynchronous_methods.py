@@ -54,30 +54,38 @@ ALL = {
 }
 
 
-def compare(method, reference, paces, gradients=STEPS, staleness=None):
-    """All models and times under several paces; returns the references' runs."""
+def compare(method, reference, paces, gradients=STEPS, staleness=None, **options):
+    """All models and times under several paces, and what clients keep; returns the references' runs."""
     found = {}
     for which, (pace, clock) in paces.items():
         given = {"rounds": ROUNDS, "work": fedax.Steps(STEPS), "params": X0, "evaluate_every": 1, "seed": SEED}
-        given |= {"pace": dataclasses.replace(pace, staleness=staleness), "clock": clock}
+        given |= {"pace": dataclasses.replace(pace, staleness=staleness), "clock": clock} | options
         with jax.enable_x64(True):
             run = fedax.simulate(method, TASK, DATA, test={"H": H[:1], "e": E[:1]}, **given)
         models = np.stack([run.history[f"test_x{k}"] for k in range(D)], axis=1)[1:]
         found[which] = wanted = over_the_queue(method, reference, pace, clock, gradients)
-        np.testing.assert_allclose(models, wanted.iterates, rtol=0, atol=1e-13, err_msg=which)
+        iterates = wanted.iterates.reshape(ROUNDS, -1, D)[:, 0]
+        np.testing.assert_allclose(models, iterates, rtol=0, atol=1e-13, err_msg=which)
         assert run.history["time"][1:].tolist() == wanted.times.tolist(), which
-        assert run.history["staleness_max"][-1] == latest(wanted)
+        late = [late for step in wanted.steps for *_, late in step.heard]
+        assert run.history["staleness_max"][-1] == max(late) == latest(wanted)
+        assert run.history["staleness"][-1] == pytest.approx(np.mean(late), abs=1e-12)
+        if reference.memory is not None:
+            kept = memories(method, reference, pace, clock, gradients)
+            np.testing.assert_allclose(run.memory.tree, kept, rtol=0, atol=1e-12, err_msg=which)
     return found
 
 
-def over_the_queue(method, reference, pace, clock, gradients):
-    bound, most = clock.bind(Census.of(DATA), SEED), method.pace().max_staleness
+def over_the_queue(method, reference, pace, clock, gradients, steps=ROUNDS):
+    bound = clock.bind(Census.of(DATA), SEED)
+    if pace.max_staleness is None:
+        pace = dataclasses.replace(pace, max_staleness=method.pace().max_staleness)
 
     def seconds(number, client, *_):
         return float(bound.durations(number, client, gradients[client], 0, 0))
 
-    schedule = Schedule(dataclasses.replace(pace, max_staleness=most), N, seconds, clock.server, SEED)
-    schedule.until(ROUNDS)
+    schedule = Schedule(pace, N, seconds, clock.server, SEED)
+    schedule.until(steps)
     return asy.go(
         reference,
         SEVERAL,
@@ -86,11 +94,28 @@ def over_the_queue(method, reference, pace, clock, gradients):
         policy=pace.start,
         grace=pace.grace,
         seconds=clock.server,
-        steps=ROUNDS,
+        max_staleness=np.inf if pace.max_staleness is None else pace.max_staleness,
+        steps=steps,
         duration=seconds,
         who=schedule.clients.__getitem__,
         weights=N * P,
     )
+
+
+def memories(method, reference, pace, clock, gradients):
+    """What clients keep after the work that began before the last step; the queue goes on until it is heard."""
+    wrote, kept = {}, list(reference.memory)
+
+    def work(x, i, n, memory):
+        upload, wrote[n] = reference.work(x, i, n, memory)
+        return upload, wrote[n]
+
+    longer = over_the_queue(method, reference._replace(work=work), pace, clock, gradients, 10 * ROUNDS)
+    for version, step in enumerate(longer.steps):
+        for client, n, late in step.heard:
+            if version - late < ROUNDS:
+                kept[client] = wrote[n]
+    return kept
 
 
 def latest(run):
@@ -108,11 +133,19 @@ def test_fedasync_by_its_weights_of_staleness():
     compare(equal, asy.fedasync(SEVERAL, X0, weight=asy.constant, **hyper), EACH)
 
 
+OTHERS = {
+    "three": (fedax.Async(5, 3), RANDOM),
+    "more than there are": (fedax.Async(9, 4), RANDOM),
+    "thrown away": (fedax.Async(6, start="idle", max_staleness=5), RANDOM),
+}
+
+
 def test_fedbuff():
     method = fedax.create("fedbuff", lr=LR, server_lr=0.8)
     reference = asy.fedbuff(SEVERAL, X0, lr=LR, server_lr=0.8, weight=asy.polynomial(0.5))
-    found = compare(method, reference, EACH | TWO | ANYONE | ALL)
+    found = compare(method, reference, EACH | TWO | ANYONE | ALL | OTHERS)
     assert latest(found["all, a grace"]) == 0 and min(latest(found[which]) for which in EACH | TWO) > 2
+    assert [which for which, run in found.items() if run.dropped.any()] == ["thrown away"]
 
 
 @pytest.mark.parametrize("name", ["ca2fl", "area"])
@@ -124,11 +157,46 @@ def test_methods_that_count_by_all_clients_last_answers(name):
     assert any(len({*clients}) < len(clients) for clients in twice)  # in one step
 
 
+def test_scaffold():
+    """The library's own choice: c moves by p_i, and the model by the mean over the answers of a step."""
+
+    def work(both, i, n, c_i):
+        x, c = both
+        y = x
+        for _ in range(STEPS[i]):
+            y = y - LR * (SEVERAL.gradient(i, y) - c_i + c)
+        new = c_i - c + (x - y) / (LR * STEPS[i])
+        return (y - x, new - c_i), new
+
+    def server(state, answers):
+        x, c = state["x"]
+        mean = sum(a.weight * a.upload[0] for a in answers) / sum(a.weight for a in answers)
+        return {"x": np.array([x + mean, c + sum(P[a.client] * a.upload[1] for a in answers)])}
+
+    zero = np.zeros(D)
+    compare(fedax.create("scaffold", lr=LR), asy.Method({"x": np.array([X0, zero])}, [zero] * N, work, server), TWO)
+
+
+def test_a_median_over_the_answers_of_a_step():
+    def server(state, answers):
+        omega = np.array([a.weight for a in answers]) / 3
+        middle = []
+        for column in np.array([a.upload for a in answers]).T:
+            rank = np.argsort(column)
+            ends = np.cumsum(omega[rank]) / omega.sum()
+            low, high = np.argmax(ends > 0.5 - 1e-6), np.argmax(ends > 0.5 + 1e-6)
+            middle.append((column[rank][low] + column[rank][high]) / 2)
+        return {"x": state["x"] + omega.sum() * np.array(middle)}
+
+    reference = asy.fedbuff(SEVERAL, X0, lr=LR)._replace(server=server)
+    three = {"three": OTHERS["three"]}
+    compare(fedax.create("fedavg", lr=LR), reference, three, aggregate=fedax.CoordinateMedian())
+
+
 def test_ace():
-    """One local step of rate η gives −η times the gradient; there are no others."""
-    compare(
-        fedax.create("ace", lr=LR), asy.ace(ONE, X0, lr=LR, full_start=False), EACH | TWO | ALL, gradients=np.ones(N)
-    )
+    """A local step of rate −1 gives the gradient; there are no others."""
+    reference = asy.ace(ONE, X0, lr=-1.0, server_lr=-LR, full_start=False)
+    compare(fedax.create("ace", lr=LR), reference, EACH | TWO | ALL, gradients=np.ones(N))
 
 
 @pytest.mark.parametrize(("shorten", "correct"), [("divide", True), ("cap", False)])
