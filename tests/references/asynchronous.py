@@ -62,7 +62,7 @@ class Method(NamedTuple):
     memory: list[Any] | None
     work: queue.Work
     server: queue.Server
-    extra: dict | None = None  # accept, count
+    extra: dict | None = None  # max_staleness, count
 
 
 def go(method: Method, clients: Clients, **schedule: Any) -> queue.Run:
@@ -103,14 +103,12 @@ def _mean(answers: list[queue.Answer], weight: Weight) -> np.ndarray:
 
 
 def fedasync(clients, x0, *, lr, alpha=0.6, weight: Weight = constant, rho=0.0) -> Method:
-    """Xie, Koyejo, Gupta 2019: x ← (1 − α_s) x + α_s y_i, α_s = α w(s) ω, one answer after the other."""
+    """Xie, Koyejo, Gupta 2019: x ← (1 − α_s) x + α_s y_i, α_s = α w(s) ω. Published for K = 1; else the mean of K."""
 
     def server(state, answers):
         x = state["x"]
-        for a in answers:
-            mix = alpha * weight(a.staleness) * a.weight
-            x = (1 - mix) * x + mix * a.upload
-        return {"x": x}
+        mix = [alpha * weight(a.staleness) * a.weight / len(answers) for a in answers]
+        return {"x": (1 - sum(mix)) * x + sum(m * a.upload for m, a in zip(mix, answers, strict=True))}
 
     return Method({"x": x0}, None, lambda x, i, n, kept: (clients.local(i, x, lr, rho), None), server)
 
@@ -193,14 +191,14 @@ def fadas(
     beta2=0.99,
     eps=1e-8,
     tau_c: float = 1,
-    rule="reciprocal",
+    shorten="divide",
     bias_correction=False,
 ) -> Method:
     """Wang et al. 2024: AMSGrad on Δ = (1/K) Σ ω Δ_i; a smaller rate where the largest staleness exceeds τ_c.
 
     m ← β₁ m + (1 − β₁) Δ, v ← β₂ v + (1 − β₂) Δ², v̂ ← max(v̂, v).
     x ← x + η_t m / (√v̂ + ε), η_t = η but where τ_max > τ_c:
-    rule "reciprocal" (the authors' code) η_t = η/τ_max, "min" (the paper) min(η, 1/τ_max).
+    shorten "divide" (the authors' code) η_t = η/τ_max, "cap" (the paper) min(η, 1/τ_max).
     bias_correction (the authors' code): η_t / (1 − β₁^t) and √v̂ / √(1 − β₂^t), t = 1, 2, …
     """
 
@@ -213,7 +211,7 @@ def fadas(
         late = max(a.staleness for a in answers)
         rate = server_lr
         if late > tau_c:
-            rate = server_lr / late if rule == "reciprocal" else min(server_lr, 1 / late)
+            rate = server_lr / late if shorten == "divide" else min(server_lr, 1 / late)
         one, two = (1 - beta1**t, 1 - beta2**t) if bias_correction else (1.0, 1.0)
         x = state["x"] + rate / one * m / (np.sqrt(top / two) + eps)
         return {"x": x, "m": m, "v": v, "top": top, "t": t}
@@ -228,15 +226,15 @@ def _gradients(clients: Clients) -> queue.Work:
 
 
 def ringmaster(clients, x0, *, lr, delay: float = np.inf) -> Method:
-    """Maranjyan, Tyurin, Richtárik 2025: x ← x − γ ω ∇F_i(x of the start) if s < R, else dropped; K = 1."""
+    """Maranjyan, Tyurin, Richtárik 2025: x ← x − γ ω ∇F_i(x of the start) if s < R, else dropped.
+
+    Published for K = 1; else the mean of K.
+    """
 
     def server(state, answers):
-        x = state["x"]
-        for a in answers:
-            x = x - lr * a.weight * a.upload
-        return {"x": x}
+        return {"x": state["x"] - lr * _mean(answers, constant)}
 
-    return Method({"x": x0}, None, _gradients(clients), server, {"accept": lambda i, s: s < delay})
+    return Method({"x": x0}, None, _gradients(clients), server, {"max_staleness": delay - 1})
 
 
 def ringleader(clients, x0, *, lr) -> Method:
@@ -274,22 +272,21 @@ def ringleader(clients, x0, *, lr) -> Method:
 
 
 def delayed_nesterov(clients, x0, *, lr, server_lr=0.7, momentum=0.9, every=1, c=0.0) -> Method:
-    """Liu et al. 2024 (as coded in HALoS): momentum at each N-th answer, by the mean of N; g = −ω Δ.
+    """Liu et al. 2024 (as coded in HALoS): momentum at each N-th step, by the mean of N; g = −(1/K) Σ ω Δ.
 
     D ← D + g. At each N-th: m ← β m + D/N, x ← x − γ ((1 − cN + c) β m + g/N), D ← 0.
-    Else x ← x − γ (c β m + g/N).
+    Else x ← x − γ (c β m + g/N). Published for K = 1.
     """
 
     def server(state, answers):
-        x, m, D, t = state["x"], state["m"], state["D"], state["t"]
-        for a in answers:
-            g = -a.weight * a.upload
-            D, t = D + g, t + 1
-            if t % every == 0:
-                m, D = momentum * m + D / every, np.zeros_like(D)
-                x = x - server_lr * ((1 - c * every + c) * momentum * m + g / every)
-            else:
-                x = x - server_lr * (c * momentum * m + g / every)
+        x, m, D, t = state["x"], state["m"], state["D"], state["t"] + 1
+        g = -_mean(answers, constant)
+        D = D + g
+        if t % every == 0:
+            m, D = momentum * m + D / every, np.zeros_like(D)
+            x = x - server_lr * ((1 - c * every + c) * momentum * m + g / every)
+        else:
+            x = x - server_lr * (c * momentum * m + g / every)
         return {"x": x, "m": m, "D": D, "t": t}
 
     zero = np.zeros_like(x0)

@@ -6,29 +6,27 @@ or dropped.
 
 Who is heard next: the job with the least finish time; of equal ones the one with the smaller n.
 
-Buffer. K answers taken in make the server's step. The version is the number of server steps (or what `count` says of
-the state); the staleness of an answer is the version when it is heard less the version at its start: 0 is fresh.
+Windows. The first answer opens a window of g ≥ 0 seconds, the grace, and all that finish in it are heard (at its end
+too), also those that finish at the same instant where g = 0. Nobody starts meanwhile. At the end of the window, or
+with its last answer where nobody is under way any more, as many start as were heard, from the newest model.
 
-Without grace (g = 0) each job that is heard is followed at once by a new one, from the model of that moment. The answer
-that fills the buffer is followed by a job from the new model, the K − 1 before it by jobs from the old one. So
-K = M = N with equal speeds is *not* the synchronous method: all but one start from a model that is one step old.
+Buffer. Each K answers taken in make a server step, within a window or over several. A step is over at
+max(end of the step before, time of its K-th answer) + the server's own seconds, and those who start after a window in
+which there was a step wait for it. The version is the number of server steps (or what `count` says of the state); the
+staleness of an answer is the version when it is heard less the version at its start: 0 is fresh. An answer with more
+than `max_staleness` is dropped: it takes no place in the buffer.
 
-With grace (g > 0) nobody starts between two steps. When the K-th answer is heard, at T, the server waits until T + g,
-takes in all that finish by then (at T + g too; M at most) and steps at T + g, also where nobody is under way any more.
-Then all of them are replaced, from the new model, in the order in which they were heard. K = M = N with any grace is
-the synchronous method with full participation, whatever the speeds.
+So K = M = N is the synchronous method with full participation where all are equally fast, and where the window is
+long enough for the slowest.
 
-Who starts (`policy`), asked by `who(n)`, which returns a client's number, or a float u in [0, 1):
-- "uniform": any client, ⌊u N⌋; one that is under way already may start again, as a second job.
-- "idle": one that is not under way, the ⌊u · idle⌋-th of them by number; who was just heard is one of them.
-- "again": the client that was just heard; `who` is asked for the first M only; None for clients 0 … M − 1.
+Who starts (`policy`), asked by `who(n)`, which returns a client's number, or a float u in [0, 1) that picks the
+⌊u · so many⌋-th of those that can start, by number:
+- "uniform": any client that has not started from this version; when all have, all can again. One that is under way
+  already may start as a second job, so clients with memory are refused.
+- "idle": one that is not under way; who was just heard is one of them. With M = N they are the only ones.
 
-Memory. A client keeps its memory with itself. A job reads it at its start (`read="start"`), and it is written when the
-job is heard and taken in: an answer that is dropped leaves it as it was. Two jobs of one client (only with "uniform")
-both read what was there at their starts, and the one heard later overwrites what the earlier wrote. With
-`read="arrival"` the work is done with the memory at the time of hearing (and the model of the start), as by a client
-that does one job after the other; then uploaded changes of a memory (new − old) add up to the memory, which they do
-not with "start". The two are the same unless a client has two jobs.
+Memory. A client keeps its memory with itself. A job reads it at its start, and it is written when the job is heard and
+taken in: an answer that is dropped leaves it as it was.
 """
 
 import heapq
@@ -56,7 +54,7 @@ class Step(NamedTuple):
     """A server step."""
 
     x: np.ndarray  # the model after it
-    time: float  # seconds
+    time: float  # seconds, when it is over
     heard: tuple[tuple[int, int, int], ...]  # (client, n, staleness) of the answers taken in, in the order heard
 
 
@@ -66,7 +64,7 @@ class Run(NamedTuple):
     steps: list[Step]
     state: dict  # the server's last
     memory: list[Any]  # the clients' last, [N]
-    started: np.ndarray  # [N], jobs of each client
+    started: np.ndarray  # [N], jobs of each client, begun before the last step
     taken: np.ndarray  # [N], answers taken in
     dropped: np.ndarray  # [N], answers dropped
 
@@ -100,87 +98,78 @@ def run(
     duration: Duration,
     work: Work,
     server: Server,
-    who: Who | None = None,
+    who: Who = lambda n: 0.0,
     policy: str = "uniform",
     grace: float = 0.0,
+    seconds: float = 0.0,
+    max_staleness: float = np.inf,
     memory: Sequence[Any] | None = None,
-    read: str = "start",
     weights: Sequence[float] | None = None,
-    accept: Callable[[int, int], bool] = lambda client, staleness: True,
     count: Callable[[dict], int] | None = None,
     taus: Sequence[int] | None = None,
     nbytes: int = 0,
 ) -> Run:
-    """`steps` server steps from a state, whose model is `state["x"]`.
+    """`steps` ≥ 1 server steps from a state, whose model is `state["x"]`; it ends with the last of them.
 
-    weights: ω by client, 1 unless given. accept(client, staleness): False drops an answer, which then neither fills
-    the buffer nor makes a version. taus [N] and nbytes are only handed to `duration`.
+    seconds: the server's own, of a step. weights: ω by client, 1 unless given. taus [N] and nbytes are only handed to
+    `duration`.
     """
-    if not 1 <= buffer <= concurrency or (policy != "uniform" and concurrency > clients):
+    if not 1 <= buffer <= concurrency or (policy == "idle" and concurrency > clients):
         raise ValueError("1 ≤ buffer ≤ concurrency, and concurrency ≤ clients unless any client may start")
+    if policy == "uniform" and memory is not None:
+        raise ValueError("a client with memory is under way once at a time")
     memory = [None] * clients if memory is None else list(memory)
     started, taken, dropped = (np.zeros(clients, dtype=np.int64) for _ in range(3))
-    busy = np.zeros(clients, dtype=np.int64)  # jobs under way by client
+    can = set(range(clients))  # who can start
     queue: list[tuple[float, int, int, int, np.ndarray, Any]] = []  # (finish, n, client, version, model, memory)
+    waiting: list[tuple[int, Answer]] = []  # (n, answer) of those taken in since the last step
     records: list[Step] = []
+    end = 0.0  # of the last step
     n = 0
 
     def version() -> int:
         return len(records) if count is None else count(state)
 
-    def start(now: float, after: int | None) -> None:
+    def start(now: float) -> None:
         nonlocal n
-        if policy == "again" and (after is not None or who is None):
-            i = n if after is None else after
-        elif policy == "uniform":
-            i = pick(who(n), range(clients))
-        else:
-            i = pick(who(n), np.flatnonzero(busy == 0))
+        if not can:  # "uniform": all have started from this version
+            can.update(range(clients))
+        i = pick(who(n), sorted(can))
+        can.remove(i)
         finish = now + duration(n, i, 0 if taus is None else int(taus[i]), nbytes)
         heapq.heappush(queue, (finish, n, i, version(), state["x"], memory[i]))
-        busy[i] += 1
         started[i] += 1
         n += 1
 
-    def hear() -> tuple[float, int, int, Answer | None]:
-        """(time, n, client, answer) of the next job; no answer where it is dropped."""
-        finish, number, i, began, x, kept = heapq.heappop(queue)
-        busy[i] -= 1
-        stale = version() - began
-        if not accept(i, stale):
-            dropped[i] += 1
-            return finish, number, i, None
-        upload, memory[i] = work(x, i, number, memory[i] if read == "arrival" else kept)
-        taken[i] += 1
-        return finish, number, i, Answer(i, 1.0 if weights is None else float(weights[i]), stale, upload)
-
     for _ in range(concurrency):
-        start(0.0, None)
-    while len(records) < steps:
-        waiting: list[tuple[int, Answer]] = []
-        replace: list[int] = []  # clients heard and not yet replaced
-        while len(waiting) < buffer:
-            now, number, i, answer = hear()
-            if answer is not None:
-                waiting.append((number, answer))
-            if answer is None or (grace == 0 and len(waiting) < buffer):
-                start(now, i)  # one that is dropped is replaced at once, also with grace
-            else:
-                replace.append(i)
-        if grace > 0:
-            now += grace
-            while queue and queue[0][0] <= now:
-                finish, number, i, answer = hear()
-                if answer is None:
-                    start(finish, i)
-                else:
-                    waiting.append((number, answer))
-                    replace.append(i)
-        state = server(state, [a for _, a in waiting])
-        records.append(Step(state["x"], now, tuple((a.client, number, a.staleness) for number, a in waiting)))
-        for i in replace:
-            start(now, i)
-    return Run(records, state, memory, started, taken, dropped)
+        start(0.0)
+    while True:
+        heard, stepped, close = 0, False, queue[0][0] + grace
+        while queue and queue[0][0] <= close:
+            now, number, i, began, x, kept = heapq.heappop(queue)
+            heard += 1
+            if policy == "idle":
+                can.add(i)
+            stale = version() - began
+            if stale > max_staleness:
+                dropped[i] += 1
+                continue
+            upload, memory[i] = work(x, i, number, kept)
+            taken[i] += 1
+            waiting.append((number, Answer(i, 1.0 if weights is None else float(weights[i]), stale, upload)))
+            if len(waiting) == buffer:
+                state = server(state, [answer for _, answer in waiting])
+                end = max(end, now) + seconds
+                took = tuple((answer.client, number, answer.staleness) for number, answer in waiting)
+                records.append(Step(state["x"], end, took))
+                if len(records) == steps:
+                    return Run(records, state, memory, started, taken, dropped)
+                waiting, stepped = [], True
+                if policy == "uniform":
+                    can.update(range(clients))
+        now = close if queue else now
+        for _ in range(heard):
+            start(max(now, end) if stepped else now)
 
 
 def schedule(clients: int, steps: int, **arguments: Any) -> Run:
