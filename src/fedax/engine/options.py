@@ -42,6 +42,7 @@ class Options:
     evaluate_every: int | Sequence[int] | None = None
     params: Tree = None
     place: Place | None = None
+    clock: Clock | None = None
     pace: Async | None = None
     until: Callable[[dict[str, Unknown]], bool] | None = None
     guard: Guard | bool | None = None
@@ -50,7 +51,6 @@ class Options:
     privacy: DP | None = None
     compress: Compressor | Mapping[str, Unknown] | None = None
     secure: SecureSum | None = None
-    clock: Clock | None = None
 
     def with_defaults(self) -> "Options":
         """The same with what stands for an option that was not given."""

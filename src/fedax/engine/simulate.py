@@ -53,6 +53,7 @@ def simulate(
     evaluate_every: int | Sequence[int] | None = None,
     params: Tree = None,
     place: Place | None = None,
+    clock: Clock | None = None,
     pace: Async | None = None,
     until: Callable[[dict[str, Unknown]], bool] | None = None,
     guard: Guard | bool | None = None,
@@ -61,7 +62,6 @@ def simulate(
     privacy: DP | None = None,
     compress: Compressor | Mapping[str, Compressor] | None = None,
     secure: SecureSum | None = None,
-    clock: Clock | None = None,
     callback: Callable[[dict[str, Unknown]], None] | None = None,
     checkpoint: Checkpoints | str | os.PathLike[str] | None = None,
 ) -> Run:
@@ -90,6 +90,7 @@ def simulate(
         params: initial model; default ``task.init``.
         place: where the clients run, :class:`fedax.Place`: how many side by side, on which devices, and where their
             memory and their examples are.
+        clock: how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.
         pace: ``fedax.Async(…)``, a server that does not wait for all clients of a round; it needs a ``clock``, and has
             who starts in the place of ``participation``. A round is then a step of the server.
         until: called with each row of the history; where it is true the run ends, as at a target that is reached.
@@ -101,7 +102,6 @@ def simulate(
         compress: what uploads are compressed by, for instance ``fedax.ErrorFeedback(fedax.TopK(0.1))``; or
             ``{"up": …, "down": …}`` for uploads and downloads. Bytes in the history are those of the messages.
         secure: sum uploads as whole numbers, as secure aggregation does, :class:`fedax.SecureSum`.
-        clock: how long clients take, :class:`fedax.Clock`; the history then has ``time``, in simulated seconds.
         callback: called with each row of the history as it is made, and by a run that goes on from a checkpoint with
             those that it had. A log of :mod:`fedax.tracking` gets of a private run the columns that are public.
         checkpoint: a folder for checkpoints, or :class:`fedax.Checkpoints`. A run that finds its own there goes on from
