@@ -33,6 +33,10 @@ class Arrivals:
         chi_square: Σ (q_i − p_i)²/p_i over clients with p_i > 0: 0 where the objective is the data's.
         times: [rounds] when each step was taken, in seconds.
         dropped: answers that were thrown away.
+
+    Example:
+        >>> Arrivals(np.array([3, 1]), np.array([0.5, 2.0]), np.array([0.75, 0.25]), 0.25, np.arange(4.0), 0)
+        Arrivals(4 answers of 2 clients, mean staleness 0.875, chi_square=0.25)
     """
 
     counts: np.ndarray

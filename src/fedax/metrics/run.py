@@ -11,6 +11,10 @@ class RunMetric:
 
     Attributes:
         better: ``"higher"`` or ``"lower"``; ``None``: neither.
+
+    Example:
+        >>> isinstance(GradNorm(), RunMetric), GradNorm().better
+        (True, 'lower')
     """
 
     better: Direction | None = None
