@@ -15,6 +15,7 @@ from fedax.engine import processes
 from tests.engine.problem import DATA, MEASURED, UNEQUAL, federation, flat
 
 WORK = {"steps": fedax.Steps(3), "unequal": UNEQUAL}
+CLOCK = fedax.Clock(step=fedax.Lognormal(0.1, 1.0, anew=True), up=fedax.Exponential(100.0), server=0.5)
 COHORT = {"full": fedax.Full(), "uniform": fedax.Uniform(3)}
 
 
@@ -41,6 +42,7 @@ def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
             evaluate_every=2,
             place=fedax.Place(stream=case.get("stream")),
             aggregate=fedax.CoordinateMedian() if case.get("median") else None,
+            clock=CLOCK,
             **more,
         )
         columns = [name for name in run.history if name not in ("seconds", "bad_clients")]
