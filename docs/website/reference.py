@@ -7,7 +7,11 @@ from collections.abc import Iterable
 
 # Of ``fedax.*``, by the package that has the code.
 PLACES = {
-    "run": ("Run and compare", "simulate, compare, sweep and evaluate; what they return.", ("engine", "experiments", "progress")),
+    "run": (
+        "Run and compare",
+        "simulate, compare, sweep and evaluate; what they return.",
+        ("engine", "experiments", "progress"),
+    ),
     "algorithms": (
         "Methods",
         "make a method by its name; the parts of those that combine.",
