@@ -1,6 +1,6 @@
 """Methods that were published for a server that does not wait; they run in synchronous rounds, too.
 
-How often the server steps, and from which model a client began, is the affair of :class:`fedax.Async`. A method says
+How often the server steps, and from which model a client began, is up to :class:`fedax.Async`. A method says
 what is sent and what the server makes of it. Delayed Nesterov is an optimizer of the server:
 :class:`fedax.algorithms.server.DelayedNesterov`.
 
@@ -11,16 +11,16 @@ what is sent and what the server makes of it. Delayed Nesterov is an optimizer o
 | h_i, z_i, the last gradient of a client | the client's memory |
 | τ, s (staleness) | ``round.staleness`` |
 | K, Z, M (the buffer) | ``fedax.Async(buffer=…)`` |
-| K (FADAS), the mean over the buffer | ω_i: N p_i/K times the weight of the staleness, p_i in a synchronous round |
+| 1/K times the weight of the staleness | ω_i, with N p_i in front; with all clients in a round p_i |
 
     FedAsync    x ← (1 − α Σ ω_i) x + α Σ ω_i y_i             (Xie, Koyejo and Gupta 2019, Algorithm 1, with K = 1)
     FedBuff     x ← x + γ Σ ω_i Δ_i                           (Nguyen et al. 2022, Algorithm 1)
     CA2FL       x ← x + γ (h + Σ ω_i (Δ_i − h_i));  h ← h + Σ p_i (Δ_i − h_i);  h_i ← Δ_i
-                                                              (Wang et al. 2024, Algorithm 2)
+                                                              (CA2FL: Wang et al. 2024, Algorithm 2)
     ACE         u ← u + Σ p_i (g_i − u_i);  u_i ← g_i;  x ← x − η u                   (Chang et al. 2025)
     AREA        x ← x + Σ p_i (y_i − z_i);  z_i ← y_i                                 (Iakovidou and Kim 2024)
     FADAS       AMSGrad on Σ ω_i Δ_i, with rate η/τ_max where the largest staleness τ_max is above τ_c
-                                                              (Wang et al. 2024, another paper)
+                                                              (FADAS: Wang et al. 2024)
     Ringmaster  x ← x − η Σ ω_i g_i over the answers with τ < R                (Maranjyan, Tyurin and Richtárik 2025)
 """
 
