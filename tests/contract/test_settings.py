@@ -38,6 +38,8 @@ EXAMPLES = [
     fedax.CoordinateMedian(), fedax.TrimmedMean(0.2), fedax.GeometricMedian(), fedax.ClippedMean(2.5),
     fedax.Plain(), fedax.Momentum(0.8, 0.5), fedax.SlowMo(0.7), fedax.Adaptive("yogi"),
     fedax.DelayedNesterov(0.5, every=8, spread=1.0),
+    fedax.HalfNormal(2.0), fedax.Lognormal(1.0, 0.5, anew=True), fedax.Exponential(3.0), fedax.UniformBetween(1.0, 2.0),
+    fedax.Clock(step=fedax.Lognormal(1.0, 0.5), up=[1e6, 2e6], server=0.5),
     fedax.PolynomialStaleness(1.0), fedax.HingeStaleness(2.0, after=3),
     fedax.Async(8), fedax.Async(8, 4, fedax.HingeStaleness(), 0.5, "idle", "corrected", 7),
     fedax.Weighted(), fedax.Normalized(), fedax.Normalized("mean"), fedax.Normalized(5.0), fedax.VRLSGD(0.1),
@@ -50,7 +52,8 @@ EXAMPLES = [
 NOT_SETTINGS = {
     "Aggregator", "Algorithm", "Participation", "Regularizer", "Schedule", "Solver", "Staleness", "Work",
     "FromFunction", "Optax", "OptaxServer", "Task", "FederatedData", "Vector", "Change", "Exchange",
-    "Comparison", "Compressor", "Message", "Model", "Oracle", "Round", "Run", "Sweep", "Traits",
+    "Comparison", "Compressor", "Message", "Model", "Oracle", "Round", "Run", "Sweep", "Traits", "Arrivals",
+    "show_progress",
 }  # fmt: skip
 
 
