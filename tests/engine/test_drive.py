@@ -29,7 +29,7 @@ def row(index=2, loss=1.0, left_out=0):
 
 
 def test_the_clock_keeps_calls_to_two_seconds_once_it_knows_the_pace():
-    clock = drive.Clock(most=60)
+    clock = drive.CallLength(most=60)
     assert clock.end(0, 100) == 1
     clock.took(0.1, rounds=2)
     assert clock.end(1, 100) == 41 and clock.end(1, 30) == 30

@@ -134,3 +134,11 @@ def test_bad_weights_of_staleness(make, message):
 def test_a_pace_can_be_pasted_back():
     pace = fedax.Async(8, 4, fedax.HingeStaleness(2.0, 3), 0.5, "idle", "corrected", 9)
     assert repr(eval(repr(pace), vars(fedax))) == repr(pace)
+
+
+def test_nobody_starts_before_the_step_is_over_whose_model_he_gets():
+    """Two answers make a step at 1.5, which takes the server until 6.5; who answers at 1.8 waits for it."""
+    schedule = Schedule(fedax.Async(4, 2, start="idle"), 4, fixed([1.0, 1.5, 1.8, 9.0]), server=5.0)
+    schedule.until(3)
+    assert schedule.times == [6.5, 11.5, 16.5]
+    assert heard(schedule) == [[0, 1], [2, 0], [1, 2]]  # the third began at 6.5, not at 1.8

@@ -144,7 +144,7 @@ def run(
     for _ in range(concurrency):
         start(0.0)
     while True:
-        heard, stepped, close = 0, False, queue[0][0] + grace
+        heard, close = 0, queue[0][0] + grace
         while queue and queue[0][0] <= close:
             now, number, i, began, x, kept = heapq.heappop(queue)
             heard += 1
@@ -164,12 +164,12 @@ def run(
                 records.append(Step(state["x"], end, took))
                 if len(records) == steps:
                     return Run(records, state, memory, started, taken, dropped)
-                waiting, stepped = [], True
+                waiting = []
                 if policy == "uniform":
                     can.update(range(clients))
         now = close if queue else now
         for _ in range(heard):
-            start(max(now, end) if stepped else now)
+            start(max(now, end))
 
 
 def schedule(clients: int, steps: int, **arguments: Any) -> Run:

@@ -168,15 +168,15 @@ class Lane:
         return Run(self.history.rows, state, params, self.status, compile_seconds, self.job.origin, self.public)
 
 
-class Clock:
+class CallLength:
     """How many rounds the next call runs: those of about two seconds, by the pace of the call before; at first one.
 
     Example:
-        >>> clock = Clock(most=100)
-        >>> clock.end(0, 50)
+        >>> length = CallLength(most=100)
+        >>> length.end(0, 50)
         1
-        >>> clock.took(0.5, rounds=1)
-        >>> clock.end(1, 50), clock.end(1, 3)
+        >>> length.took(0.5, rounds=1)
+        >>> length.end(1, 50), clock.end(1, 3)
         (5, 3)
     """
 
@@ -202,7 +202,7 @@ class _RunsInProgress:
         self.state: State = State((), ())
         self.index = 0
         self.active = list(range(len(lanes)))
-        self.clock = Clock(lanes[0].job.rounds_a_call)
+        self.length = CallLength(lanes[0].job.rounds_a_call)
 
     def begin(self) -> float:
         """Compile, and make the first rows or restore the checkpoint; returns the seconds that this took."""
@@ -243,14 +243,14 @@ class _RunsInProgress:
     def advance(self, stop: int) -> None:
         """To round ``stop``, call by call."""
         while self.index < stop and self.active:
-            to = self.clock.end(self.index, stop)
+            to = self.length.end(self.index, stop)
             to = to if self.keeper is None else self.keeper.stop(self.index, to)
             rounds = int(processes.from_first(np.int32(to))) - self.index
             began = time.perf_counter()
             self.state, tally = self.program.advance(self.state, self.index, self.index + rounds)
             self._count(jax.block_until_ready(tally), rounds)
             seconds = time.perf_counter() - began
-            self.clock.took(seconds, rounds)
+            self.length.took(seconds, rounds)
             for i in self.active:
                 self.lanes[i].clocked(self.index, self.index + rounds)
             self.index += rounds

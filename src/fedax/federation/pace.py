@@ -181,7 +181,7 @@ class Schedule:
         first = self._queue[0][0]
         last = first + self._grace
         taken: list[int] = []
-        now, before = first, len(self.steps)
+        now = first
         while self._queue and self._queue[0][0] <= last:
             now, number = heapq.heappop(self._queue)
             taken.append(number)
@@ -190,7 +190,7 @@ class Schedule:
             now = last  # else all have answered, and nobody is waited for
         if self._from_idle:
             self._idle += [self.clients[number] for number in taken]
-        self._start(len(taken), max(now, self._free) if len(self.steps) > before else now)
+        self._start(len(taken), max(now, self._free))  # from a model that is finished
 
     def _take(self, number: int, now: float) -> None:
         self._answers += 1
