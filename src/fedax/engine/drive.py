@@ -92,7 +92,7 @@ def drive(program: Program, jobs: Sequence[Job], watch: Watch, keeper: Keeper | 
 class Lane:
     """One run: its history, and how it ended."""
 
-    def __init__(self, job: Job, times: Times | None):
+    def __init__(self, job: Job, times: Times | None = None):
         self.job, self.history = job, History(job.forms, job.sent_once, None if job.ledger is None else job.epsilon)
         self.times = times if job.clock is None or times is not None else RoundTimes(job)
         self.missed = None if job.late is None else np.zeros(job.plan.num_clients, int)  # how often a deadline was
@@ -176,7 +176,7 @@ class CallLength:
         >>> length.end(0, 50)
         1
         >>> length.took(0.5, rounds=1)
-        >>> length.end(1, 50), clock.end(1, 3)
+        >>> length.end(1, 50), length.end(1, 3)
         (5, 3)
     """
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -251,11 +251,11 @@ class History:
         self.costs.bytes_down += sent_once
 
     def add(
-        self, index: int, figures: dict[str, Unknown], exclusions: Tree, pace: dict[str, Unknown]
+        self, index: int, figures: dict[str, Unknown], exclusions: Tree, pace: Mapping[str, Unknown] = {}
     ) -> dict[str, Unknown]:
         """Add the row after ``index`` rounds: the figures of the evaluation, exclusions, pace and costs so far."""
         spent = {} if self._epsilon is None else {"epsilon": float(self._epsilon(index))}
-        self.rows.append({"round": index} | figures | spent | excluded(exclusions) | pace | self.costs.row())
+        self.rows.append({"round": index} | figures | spent | excluded(exclusions) | dict(pace) | self.costs.row())
         return self.rows[-1]
 
     def take(self, rows: list[dict[str, Unknown]], costs: dict[str, Unknown]) -> None:
