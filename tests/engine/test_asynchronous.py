@@ -147,6 +147,19 @@ def test_corrected_weights_let_all_count_alike():
     np.testing.assert_allclose(counted / rounds, P, atol=1e-12)
 
 
+def test_availability_decides_when_work_begins():
+    """A client that is on from 10 to 20 s only, each 100 s; and one that is off for good."""
+    one = fedax.FederatedData({"H": H[:1], "e": E[:1]}, [1])
+    options = {"rounds": 3, "work": fedax.Steps(2), "pace": fedax.Async(1), "evaluate_every": 1}
+    on = {"0": {"on": [[10.0, 20.0]], "repeat": 100.0}}
+    clock = fedax.Clock(step=4.0, available=on)
+    got = fedax.simulate(fedax.create("fedavg", lr=LR), QUADRATIC, one, clock=clock, **options)
+    assert got.history["time"].tolist() == [0.0, 18.0, 26.0, 118.0]  # the second begins at 18
+    clock = fedax.Clock(step=4.0, available={"0": [[10.0, 20.0]]})
+    with pytest.raises(ConfigError, match=r"clock.available = 'no period after 26': client 0 is off for good"):
+        fedax.simulate(fedax.create("fedavg", lr=LR), QUADRATIC, one, clock=clock, **options)
+
+
 @pytest.mark.parametrize("which", ["a buffer", "idle", "thrown away"])
 def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
     """Of a client that starts twice from one version seeds have groups at other steps."""

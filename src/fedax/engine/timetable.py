@@ -108,7 +108,8 @@ class Timetable:
         self._clients = self._p * len(self._p) / pace.buffer
         self._free = list(range(self.slots))
         self._at: dict[int, tuple[int, int]] = {}  # work under way -> its slot, its local steps
-        self._groups: list[Group] = []
+        self._groups: dict[int, Group] = {}  # by number, from the first that is still needed
+        self._made = 0  # how many there were so far
         self._first = [0]  # the first group of each version
         self._late: list[tuple[int, int]] = []  # of the answers up to each step the sum of the staleness, the largest
 
@@ -128,12 +129,13 @@ class Timetable:
     def until(self, version: int) -> None:
         """Go on to so many steps."""
         self.schedule.until(version)
-        for starts in self.schedule.starts[len(self._groups) :]:
+        for starts in self.schedule.starts[self._made :]:
             if starts.version >= version:
                 break
-            self._groups.append(self._group(len(self._groups), starts))
+            self._groups[self._made] = self._group(self._made, starts)
+            self._made += 1
             if starts.heard:
-                self._first.append(len(self._groups))
+                self._first.append(self._made)
 
     def warmup(self) -> float:
         """There is none."""
@@ -203,9 +205,12 @@ class Timetable:
         return arrived[-1] - (arrived[1] if start else 0) if stop > start else 0
 
     def groups(self, start: int, stop: int) -> list[Group]:
-        """The groups with the starts from versions start … stop − 1."""
+        """The groups with the starts from versions start … stop − 1; those before are let go."""
         self.until(stop)
-        return self._groups[self._first[start] : self._first[stop]]
+        first, last = self._first[start], self._first[stop]
+        while self._groups and (number := next(iter(self._groups))) < first:
+            del self._groups[number]
+        return [self._groups[number] for number in range(first, last)]
 
 
 class Pacing(NamedTuple):
@@ -241,8 +246,18 @@ class Pacing(NamedTuple):
                 clock.durations(0, everyone, gradients, form.down, form.up), everyone.shape
             ).tolist()
             duration = lambda number, client, group: seconds[client]  # noqa: E731
-        begins = None if clock.periods is None else lambda client, time: float(clock.on(client, time))
-        schedule = Schedule(self.pace, census.num_clients, duration, clock.server, seed, begins)
+
+        def begins(client: int, time: float) -> float:
+            begin = float(clock.on(client, time))
+            if not math.isfinite(begin):
+                name = census.names[client] if census.names else client
+                way_out = f"client {name} is off for good after {time:g} s; give more periods, or repeat"
+                raise ConfigError("clock.available", f"no period after {time:g}", way_out)
+            return begin
+
+        schedule = Schedule(
+            self.pace, census.num_clients, duration, clock.server, seed, begins if clock.periods else None
+        )
         table = Timetable(self.pace, schedule, steps, census.weights, self.staleness)
         if self.pace.weights == "corrected":
             table.correct(self.horizon(census.num_clients, rounds))
