@@ -978,6 +978,12 @@ def read_checkpoint(folder: Path, content: bytes) -> Any:
         def outcome(self, state: Any, index: int, which: int) -> Any:
             return state, state.server
 
+        def times(self, which: int) -> Any:
+            return None
+
+        def pace(self, index: int, which: int) -> dict[str, Any]:
+            return {}
+
         def traffic(self) -> dict[str, Any]:
             return {}
 

@@ -312,7 +312,7 @@ def test_in_a_configuration(tmp_path):
         assert repr(made.options["compress"]) == repr(Compression(**wanted))
         at_node = problem_of(json.loads(json.dumps(made.problem("fedavg"))))
         assert repr((at_node.up, at_node.wire.down)) == repr((wanted.get("up"), wanted.get("down")))
-        again = described.run([0], {"rounds": 1, "compress": made.options["compress"]})["compress"]
+        again = described.run([0], {"rounds": 1, "compress": made.options["compress"]}, made.task)["compress"]
         assert repr(Compression.of(again)) == repr(Compression(**wanted))
     with pytest.raises(fedax.ConfigError, match=r"run.compress.share = 2"):
         build(

@@ -7,15 +7,15 @@ unequal local steps, their number multiplies q_i, too, as it does in synchronous
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from fedax.contract.algorithm import Algorithm
+from fedax.contract.types import Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.asynchronous import timetable_of
 from fedax.engine.job import make_job
-from fedax.errors import ConfigError
+from fedax.errors import ConfigError, complete
 from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
 from fedax.federation.work import Work
@@ -54,6 +54,7 @@ class Arrivals:
         )
 
 
+@complete
 def arrivals(
     algorithm: Algorithm,
     task: Task,
@@ -65,7 +66,7 @@ def arrivals(
     work: Work | None = None,
     batch_size: int | None = None,
     seed: int = 0,
-    **options: Any,
+    **options: Unknown,
 ) -> Arrivals:
     """The arrivals of a run, before it is run: nothing is trained.
 
@@ -84,7 +85,14 @@ def arrivals(
         >>> found.counts.tolist(), found.q.round(2).tolist(), round(found.chi_square, 2)
         ([300, 100], [0.75, 0.25], 0.25)
     """
-    given = {"rounds": rounds, "work": work, "batch_size": batch_size, "seed": seed, "pace": pace, "clock": clock}
+    given: dict[str, Unknown] = {
+        "rounds": rounds,
+        "work": work,
+        "batch_size": batch_size,
+        "seed": seed,
+        "pace": pace,
+        "clock": clock,
+    }
     job = make_job(algorithm, task, data, **given | options)
     if not job.rounds:
         raise ConfigError("rounds", rounds, "give a whole number of at least 1")
