@@ -147,6 +147,17 @@ def test_corrected_weights_let_all_count_alike():
     np.testing.assert_allclose(counted / rounds, P, atol=1e-12)
 
 
+def test_what_a_client_without_weight_sends_does_not_matter():
+    broken = {"H": H.copy(), "e": E.copy()}
+    broken["H"][3] *= 1e6  # its model is not finite after some steps
+    weights = np.where(np.arange(N) == 3, 0.0, 1.0)
+    data = fedax.FederatedData(broken, [1] * N).with_weights(weights / weights.sum())
+    options = {"rounds": 20, "work": fedax.Steps(40), "clock": CLOCK, "pace": PACES["a buffer"]}
+    got = fedax.simulate(fedax.create("fedavg", lr=LR), QUADRATIC, data, **options)
+    assert fedax.arrivals(fedax.create("fedavg"), QUADRATIC, data, **options).counts[3]
+    assert np.isfinite(got.params).all()
+
+
 def test_availability_decides_when_work_begins():
     """A client that is on from 10 to 20 s only, each 100 s; and one that is off for good."""
     one = fedax.FederatedData({"H": H[:1], "e": E[:1]}, [1])

@@ -37,11 +37,15 @@ from fedax.engine.places.device import Device, nothing, prepare, settle
 from fedax.engine.plan import Plan
 from fedax.engine.timetable import Group, Timetable, together
 from fedax.programs import compiled
+from fedax.wire.sums import by_kind
 from fedax.wire.wire import nonzero
 
 
 class Box(NamedTuple):
-    """Uploads under way or waiting for a step, leaves [slots, ...]; ``accepted``: whether each counts, or ``()``."""
+    """Uploads under way or waiting for a step, leaves [slots + 1, ...], of which the last stays 0.
+
+    ``accepted``: whether each counts, or ``()``.
+    """
 
     uploads: Tree
     accepted: Array
@@ -64,8 +68,9 @@ def _clients(fed: Federation, ids: Array, steps: Array, weights: Array, plan: Pl
 class _Arrivals:
     """The place of a group: its clients start, and the answers of the step come out of the box."""
 
-    def __init__(self, device: Device, starting: Clients, group: Group, box: Box):
-        self.device, self.box, self._starting, self._group = device, box, starting, group
+    def __init__(self, device: Device, starting: Clients, heard: Clients, group: Group, box: Box):
+        self.device, self.box, self._starting, self._heard, self._group = device, box, starting, heard, group
+        self._empty = jax.tree.leaves(box.uploads)[0].shape[0] - 1
         self.accepted: Array = ()  # whether the uploads of those that started count
 
     def answer(self, request: Request) -> Response:
@@ -75,12 +80,19 @@ class _Arrivals:
         self.accepted = begun.accepted
         put = lambda all_, new: all_.at[self._group.slots].set(new, mode="drop")  # noqa: E731
         self.box = jax.tree.map(put, self.box, Box(begun.uploads, begun.accepted))
-        heard = jax.tree.map(lambda all_: all_[self._group.heard_slots], self.box)
+        accepted = jax.tree.map(lambda all_: all_[self._group.heard_slots], self.box.accepted)
+        # The last slot stays empty. It is read for clients that do not count: 0 times what is not finite is no number.
+        slots = jnp.where(self._heard.data_weights > 0, self._group.heard_slots, self._empty)
+        uploads = jax.tree.map(lambda all_: all_[slots], self.box.uploads)
         if request.wire.gathers:
-            return Response((), heard.uploads, heard.accepted)
-        total = request.wire.weighted(heard.uploads, request.clients.weights, request.clients.data_weights)
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), total)
-        return Response(total, (), heard.accepted)
+            return Response((), uploads, accepted)
+        clients = request.clients
+        total = by_kind(
+            lambda leaf: jnp.tensordot(clients.weights.astype(leaf.dtype), leaf, 1, precision="highest"),
+            lambda leaf: jnp.tensordot(clients.data_weights.astype(leaf.dtype), leaf, 1, precision="highest"),
+            uploads,
+        )
+        return Response(total, (), accepted)
 
     def draw_one(self, stage: str, clients: Clients) -> Array:
         raise AssertionError("asynchronous rounds have no exchange with one client")
@@ -111,7 +123,7 @@ def one_group(hyper: Hyper, fed: Federation, key: Array, state: State, group: Gr
     )
     before = jax.tree.map(lambda leaf: leaf.at[starting.ids].get(mode="clip"), state.memory)
     device = Device(hyper, method, fed, stage_key(key, group.number, "exchanges"), group.version, before, plan, None)
-    place = _Arrivals(device, starting, group, state.box)
+    place = _Arrivals(device, starting, heard, group, state.box)
     loop = exchanges("exchanges", method, heard, round_, state.server, hyper.wire, plan.watched, place)
     end = converse(loop, place)
     memory, exclusions = device.memory, state.exclusions
@@ -146,8 +158,8 @@ def begin(
 ) -> tuple[State, Tally]:
     """The state before the first group, with an empty box; ``upload``: zeros in the form of an upload."""
     state, tally = prepare(hyper, fed, key, x, plan)
-    uploads = jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), upload)
-    accepted: Array = jnp.zeros(slots, bool) if hyper.wire.guard is not None else ()
+    uploads = jax.tree.map(lambda leaf: jnp.zeros((slots + 1, *leaf.shape), leaf.dtype), upload)
+    accepted: Array = jnp.zeros(slots + 1, bool) if hyper.wire.guard is not None else ()
     return settle(state._replace(box=Box(uploads, accepted)), plan), tally
 
 

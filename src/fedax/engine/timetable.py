@@ -185,7 +185,7 @@ class Timetable:
             version=np.int32(starts.version),
             ids=fill([client for client, _, _ in begun], n, np.int32),
             steps=fill([steps for _, steps, _ in begun], 0, np.int32),
-            slots=fill(slots, self.slots, np.int32),
+            slots=fill(slots, self.slots + 1, np.int32),
             step=np.bool_(bool(starts.heard)),
             heard=fill(heard, n, np.int32),
             heard_steps=fill([steps for _, steps in there], 0, np.int32),
