@@ -29,8 +29,9 @@ class Arrivals:
     Attributes:
         counts: [N] answers of each client that steps took.
         staleness: [N] their mean staleness; not-a-number for clients that were never heard.
-        q: [N] the weights of the clients in the objective that is optimized, which sum to 1.
-        chi_square: Σ (q_i − p_i)²/p_i over clients with p_i > 0: 0 where the objective is the data's.
+        q: [N] the weights of the clients in the objective that is optimized, where all take equally many local steps;
+            they sum to 1.
+        chi_square: Σ (q_i − p_i)²/p_i over clients with p_i > 0: 0 where q are the data's weights.
         times: [rounds] when each step was taken, in seconds.
         dropped: answers that were thrown away.
 

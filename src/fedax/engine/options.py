@@ -1,6 +1,5 @@
 """The options of a run, by name."""
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -144,11 +143,10 @@ def takes_former_options(function: F) -> F:
         if not options.keys() & {*_OF_PLACE, *_OF_TASK, "progress"}:
             return function(*args, **options)
         given = dict(zip(names, args, strict=False)) | options
-        shown: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if "progress" in given:
-            shown = show_progress(given.pop("progress"))
+        if "progress" not in given:
+            return function(**up_to_date(given))
+        with show_progress(given.pop("progress")):
             _warn("progress=…", "it for all runs, fedax.show_progress(…)")
-        with shown:
             return function(**up_to_date(given))
 
     return called  # type: ignore[return-value]
