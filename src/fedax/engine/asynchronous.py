@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedax.contract.algorithm import Round
 from fedax.contract.compression import decoded
 from fedax.contract.schedule import resolve
 from fedax.contract.types import Array, Tree, Unknown
@@ -30,7 +29,8 @@ from fedax.engine.loop import (
     chosen_state,
     converse,
     exchanges,
-    server_key,
+    placed,
+    round_of,
     stage_key,
 )
 from fedax.engine.places.device import Device, nothing, prepare, settle
@@ -38,7 +38,6 @@ from fedax.engine.plan import Plan
 from fedax.engine.timetable import Group, Timetable, together
 from fedax.programs import compiled
 from fedax.wire.sums import by_kind
-from fedax.wire.wire import nonzero
 
 
 class Box(NamedTuple):
@@ -49,20 +48,6 @@ class Box(NamedTuple):
 
     uploads: Tree
     accepted: Array
-
-
-def _clients(fed: Federation, ids: Array, steps: Array, weights: Array, plan: Plan) -> Clients:
-    present = ids < plan.num_clients
-    known = jnp.minimum(ids, plan.num_clients - 1)
-    return Clients(
-        ids=ids,
-        weights=weights,
-        data_weights=jnp.where(present, fed.weights[known], 0),
-        steps=steps,
-        present=present,
-        offsets=fed.offsets[known],
-        sizes=fed.sizes[known],
-    )
 
 
 class _Arrivals:
@@ -104,23 +89,12 @@ class _Arrivals:
 def one_group(hyper: Hyper, fed: Federation, key: Array, state: State, group: Group, plan: Plan) -> tuple[State, Tally]:
     """Start the clients of a group, and take the step that follows it, if one does."""
     method = resolve(hyper.method, group.version)
-    dtype = fed.weights.dtype
-    starting = _clients(fed, group.ids, group.steps, jnp.zeros(group.ids.shape, dtype), plan)
-    if plan.steps is not None:
-        starting = starting._replace(steps=jnp.where(starting.present, jnp.int32(plan.steps), 0))
-    heard = _clients(fed, group.heard, group.heard_steps, group.weights.astype(dtype), plan)
-    round_ = Round(
-        index=group.version,
-        t=group.version * plan.max_steps,
-        key=server_key(stage_key(key, group.version, "exchanges")),
-        num_clients=plan.num_clients,
-        weights=heard.weights,
-        steps=heard.steps,
-        present=heard.present,
-        data_weights=heard.data_weights,
-        total=nonzero(jnp.sum(heard.weights)),
-        staleness=group.staleness,
-    )
+    weights = group.weights.astype(fed.weights.dtype)
+    steps = group.steps if plan.steps is None else jnp.int32(plan.steps)
+    starting = placed(fed, group.ids, jnp.zeros_like(weights), steps, plan)
+    heard = placed(fed, group.heard, weights, group.heard_steps, plan)
+    round_ = round_of(heard, group.version, stage_key(key, group.version, "exchanges"), plan)
+    round_ = round_._replace(staleness=group.staleness)
     before = jax.tree.map(lambda leaf: leaf.at[starting.ids].get(mode="clip"), state.memory)
     device = Device(hyper, method, fed, stage_key(key, group.number, "exchanges"), group.version, before, plan, None)
     place = _Arrivals(device, starting, heard, group, state.box)

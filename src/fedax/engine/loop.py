@@ -282,24 +282,36 @@ def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) ->
     if isinstance(hyper.method, Private):  # sampling amplifies privacy only if nobody knows who was drawn
         cohort_key = salted(cohort_key, hyper.method.cohorts)
     ids, weights = hyper.participation.draw(cohort_key, fed.weights, index)
+    usual = jnp.int32(plan.max_steps if plan.steps is None else plan.steps)
+    clients = placed(fed, ids, weights, usual, plan)
+    if plan.steps is None:
+        known = jnp.minimum(clients.ids, plan.num_clients - 1)
+        steps = draw_steps(hyper.work, key, known, clients.sizes, plan.batch_size)
+        steps = jnp.where(clients.present, steps, 0)
+        order = jnp.argsort(-steps)  # a chunk of neighbours waits little for its slowest client
+        clients = Clients(*(leaf[order] for leaf in clients._replace(steps=steps)))
+    return clients, round_of(clients, index, key, plan)
+
+
+def placed(fed: Federation, ids: Array, weights: Array, steps: Array, plan: Plan) -> Clients:
+    """Clients by their numbers, [S]; a number from N on is an empty place."""
     present = ids < plan.num_clients
     ids = jnp.where(present, ids, plan.num_clients)
     known = jnp.minimum(ids, plan.num_clients - 1)  # an empty place runs as some client, with weight 0
-    clients = Clients(
+    return Clients(
         ids=ids,
         weights=jnp.where(present, weights, 0),
         data_weights=jnp.where(present, fed.weights[known], 0),
-        steps=jnp.where(present, jnp.int32(plan.max_steps if plan.steps is None else plan.steps), 0),
+        steps=jnp.where(present, steps, 0),
         present=present,
         offsets=fed.offsets[known],
         sizes=fed.sizes[known],
     )
-    if plan.steps is None:
-        steps = draw_steps(hyper.work, key, known, clients.sizes, plan.batch_size)
-        steps = jnp.where(present, steps, 0)
-        order = jnp.argsort(-steps)  # a chunk of neighbours waits little for its slowest client
-        clients = Clients(*(leaf[order] for leaf in clients._replace(steps=steps)))
-    return clients, Round(
+
+
+def round_of(clients: Clients, index: Array, key: Array, plan: Plan) -> Round:
+    """What the server knows about a round with these clients; ``key`` is the round's."""
+    return Round(
         index=index,
         t=index * plan.max_steps,
         key=server_key(key),
