@@ -132,7 +132,7 @@ class Round(NamedTuple):
     present: Array
     data_weights: Array
     total: Number
-    staleness: Array = 0
+    staleness: Number = 0
 
     @property
     def heard(self) -> Number:

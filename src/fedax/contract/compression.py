@@ -70,7 +70,7 @@ class ArrayForm(eqx.Module):
         leaves = dict(zip(self.places, jax.tree.leaves(tree), strict=True))
         return [leaves[number] for number in range(len(self.shapes))]
 
-    def from_arrays(self, arrays: Sequence[Array]) -> Tree:
+    def from_arrays(self, arrays: Sequence[Unknown]) -> Tree:
         """The pytree of its arrays."""
         return jax.tree.unflatten(self.structure, [arrays[number] for number in self.places])
 
@@ -176,7 +176,8 @@ class Compressor(Settings):
 
     def restore(self, parts: Tree, form: ArrayForm) -> Array:
         """C(x) [d] from the parts; default: they are C(x)."""
-        return parts
+        numbers: Array = parts
+        return numbers
 
     def bits(self, form: ArrayForm) -> int:
         """Bits that a message takes on a real wire."""

@@ -12,9 +12,9 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key
+from jaxtyping import Int, Key
 
-from fedax.contract.types import Number
+from fedax.contract.types import Array, Number
 
 
 def independent(position: Int[Array, "*shape"], size: Number, key: Key[Array, ""]) -> Int[Array, "*shape"]:

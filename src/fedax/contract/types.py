@@ -2,10 +2,13 @@
 
 from typing import Any, TypeAlias
 
+import jax
+import numpy as np
+
 Tree: TypeAlias = Any
 """A pytree: any nesting of tuples, lists, dictionaries and modules whose leaves are arrays and numbers."""
 
-Array: TypeAlias = Any
+Array: TypeAlias = jax.Array | np.ndarray
 """An array of JAX or NumPy, or a value of one that JAX traces."""
 
 Number: TypeAlias = Any

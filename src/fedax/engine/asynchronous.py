@@ -47,7 +47,7 @@ class Box(NamedTuple):
     """
 
     uploads: Tree
-    accepted: Array
+    accepted: Tree
 
 
 class _Arrivals:
@@ -56,7 +56,7 @@ class _Arrivals:
     def __init__(self, device: Device, starting: Clients, heard: Clients, group: Group, box: Box):
         self.device, self.box, self._starting, self._heard, self._group = device, box, starting, heard, group
         self._empty = jax.tree.leaves(box.uploads)[0].shape[0] - 1
-        self.accepted: Array = ()  # whether the uploads of those that started count
+        self.accepted: Tree = ()  # whether the uploads of those that started count
 
     def answer(self, request: Request) -> Response:
         wire = dataclasses.replace(request.wire, apart=True)
@@ -133,7 +133,7 @@ def begin(
     """The state before the first group, with an empty box; ``upload``: zeros in the form of an upload."""
     state, tally = prepare(hyper, fed, key, x, plan)
     uploads = jax.tree.map(lambda leaf: jnp.zeros((slots + 1, *leaf.shape), leaf.dtype), upload)
-    accepted: Array = jnp.zeros(slots + 1, bool) if hyper.wire.guard is not None else ()
+    accepted: Tree = jnp.zeros(slots + 1, bool) if hyper.wire.guard is not None else ()
     return settle(state._replace(box=Box(uploads, accepted)), plan), tally
 
 
@@ -183,7 +183,7 @@ class Asynchronous(OneJob):
 
 
 @compiled(static=["slots", "plan"])
-def _begin(hyper: Hyper, fed: Tree, key: Array, x: Array, upload: Tree, slots: int, plan: Plan) -> tuple[State, Tally]:
+def _begin(hyper: Hyper, fed: Tree, key: Array, x: Vector, upload: Tree, slots: int, plan: Plan) -> tuple[State, Tally]:
     return begin(hyper, fed, key, x, upload, slots, plan)
 
 

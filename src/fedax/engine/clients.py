@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedax.contract.algorithm import Algorithm, Exchange
 from fedax.contract.oracle import Oracle, OracleCalls
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Number, Tree
 from fedax.engine.loop import Clients, Federation, Tally, empty_place, exchange_key
 from fedax.engine.plan import Plan
 from fedax.wire.wire import Wire
@@ -23,7 +23,7 @@ class SharedInputs(NamedTuple):
     download: Tree
     fed: Federation
     key: Array
-    index: Array
+    index: Number
 
 
 class ClientResult(NamedTuple):
@@ -36,7 +36,7 @@ class ClientResult(NamedTuple):
     """
 
     memory: Tree
-    accepted: Array
+    accepted: Tree
     upload: Tree
 
 
@@ -177,7 +177,7 @@ def _deal(steps: Array, plan: Plan) -> Array:
     quota = -(-per_device // width)
     slowest = jnp.zeros(quota * width * plan.devices, steps.dtype).at[: steps.shape[0]].set(steps)[::width]
 
-    def assign(so_far: tuple[Array, Array], steps_: Array) -> tuple[tuple[Array, Array], Array]:
+    def assign(so_far: tuple[jax.Array, jax.Array], steps_: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         load, chunks = so_far
         device = jnp.argmin(jnp.where(chunks < quota, load, jnp.iinfo(load.dtype).max))
         return (load.at[device].add(steps_), chunks.at[device].add(1)), device * quota + chunks[device]

@@ -88,7 +88,7 @@ def public_columns(job: Job) -> tuple[str, ...] | None:
 
 
 def measured(
-    job: Job, server: Tree, index: int, train: Array = None, held: Mapping[str, Unknown] | None = None
+    job: Job, server: Tree, index: int, train: Tree = None, held: Mapping[str, Unknown] | None = None
 ) -> list[dict[str, Unknown]]:
     """The row of one job: what is measured of the model after ``index`` rounds.
 

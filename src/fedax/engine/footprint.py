@@ -124,7 +124,7 @@ class _TracedClient:
         self.totals[part] = self.totals[part].plus(cost)
         return Response(upload, (), ())
 
-    def draw_one(self, stage: str, clients: Clients) -> Array:
+    def draw_one(self, stage: str, clients: Clients) -> int:
         """The only client."""
         return 0
 
@@ -142,5 +142,6 @@ def _distinct(tree: Tree) -> list[Array]:
     return leaves
 
 
-def _amount(leaves: list[Array]) -> Amount:
-    return Amount(*divmod(sum(leaf.form.size if is_message(leaf) else jnp.size(leaf) for leaf in leaves), _SIZE))
+def _amount(leaves: list[Tree]) -> Amount:
+    sizes = [leaf.form.size if is_message(leaf) else jnp.size(leaf) for leaf in leaves]
+    return Amount(*divmod(sum(sizes), _SIZE))

@@ -26,9 +26,8 @@ from fedax.contract.schedule import Piecewise, PowerDecay, Schedule
 from fedax.contract.settings import Settings, plain
 from fedax.contract.types import Array, Tree, Unknown
 from fedax.contract.vector import Vector
+from fedax.engine.options import Options
 from fedax.federation.census import Census
-from fedax.federation.clock import Clock
-from fedax.federation.pace import Async
 from fedax.metrics import Metric
 from fedax.tasks.factory import made_with
 from fedax.tasks.task import Task
@@ -43,38 +42,35 @@ _SAMPLE = 2**16  # bytes of each
 
 
 def identity(
+    options: Options,
     hyper: Tree,
     task: Task,
     data: Tree,
     census: Census,
     held: Mapping[str, Tree],
     plan: Unknown,
-    seed: int,
     x: Vector,
-    params: Tree,
     round_program: str,
-    clock: Clock | None = None,
-    pace: Async | None = None,
 ) -> dict[str, str]:
     """Name -> text of everything that defines a run.
 
     Args:
+        options: of the run, with the clock and the pace that it has.
         hyper: method, work, participation and wire.
-        task, data, seed, params: as of :func:`fedax.simulate`; ``data`` are ``None`` where they are elsewhere.
+        task, data: as of :func:`fedax.simulate`; ``data`` are ``None`` where they are elsewhere.
         census: of the clients.
         held: "val" and "test" -> held-out examples, where there are some.
         plan: what is fixed before compilation.
         x: the initial model.
         round_program: :func:`digest` of a round.
-        clock, pace: as of :func:`fedax.simulate`.
     """
     texts = {
         "data": f"{census.num_clients} clients, {int(census.sizes.sum())} examples",
         "sizes and weights": f"{_hashed(census.sizes)} {_hashed(census.weights)}",
         "model": f"{jax.tree.map(lambda leaf: f'{leaf.dtype}{list(leaf.shape)}', x.tree)}",
-        "params": "task.init" if params is None and not task.frozen else _hashed(*jax.tree.leaves(x.tree)),
+        "params": "task.init" if options.params is None and not task.frozen else _hashed(*jax.tree.leaves(x.tree)),
         "batch_size": str(plan.batch_size),
-        "seed": str(seed),
+        "seed": str(options.seed),
         "task": _task(task),
     }
     texts |= {f"task.metrics[{name!r}]": _without_addresses(repr(each)) for name, each in task.whole_metrics.items()}
@@ -91,7 +87,7 @@ def identity(
             files += [] if file is None else [file]
     texts |= {FILES: "; ".join(dict.fromkeys(files))[:4000]} if files else {}
     texts |= settings_of(hyper)
-    for name, part in (("clock", clock), ("pace", pace)):
+    for name, part in (("clock", options.clock), ("pace", options.pace)):
         texts |= {} if part is None else _texts(name, part)
     return texts | _task_programs(task.trained, x.tree, census.examples(2)) | {f"{_PROGRAM}a round": round_program}
 
@@ -160,7 +156,7 @@ def _bytes(array: np.ndarray) -> Unknown:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _file_stamp(leaf: Array) -> str | None:
+def _file_stamp(leaf: Unknown) -> str | None:
     """Size and time of the file that an array is mapped from, or ``None``."""
     while leaf is not None:
         if isinstance(leaf, np.memmap) and leaf.filename is not None:

@@ -252,7 +252,6 @@ def make_job(
     traced = _traced(hyper, up, given, census, fed._replace(examples=census.examples(2)), key, x, plan, stops)
     row = jax.eval_shape(first_state, traced.method, x)[1]
     paced = pacing(given, algorithm, row, traced.forms[1][0])
-    clock = None if here is None else given.clock  # at nodes time is measured
     memory = "nodes"
     if here is not None:
         on_device = not stream and processes.count() == 1
@@ -263,12 +262,11 @@ def make_job(
         way_out = "asynchronous rounds are simulated, in one process, with client memory and examples on the device"
         raise ConfigError("pace", given.pace, way_out)
     asked = Hyper(traced.compressed, given.work, given.participation, wire)
-    pace = None if paced is None else paced.pace
+    # At nodes time is measured.
+    given = dataclasses.replace(given, clock=None if here is None else given.clock, pace=paced and paced.pace)
     settings = functools.cache(
         lambda: (
-            identity(
-                asked, whole, here, census, pooled, plan, given.seed, x, given.params, traced.program(), clock, pace
-            )
+            identity(given, asked, whole, here, census, pooled, plan, x, traced.program())
             | ({} if paced is None else paced.settings(census.num_clients, rounds))
         )
     )
@@ -305,7 +303,7 @@ def make_job(
         ledger=traced.ledger,
         spent=rounds < int(given.rounds),
         pacing=paced,
-        clock=None if clock is None else clock.bind(census, given.seed),
+        clock=None if given.clock is None else given.clock.bind(census, given.seed),
     )
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.algorithm import Algorithm, Exchange, Round
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Number, Tree
 from fedax.engine.plan import Plan
 from fedax.errors import ConfigError
 from fedax.federation.participation import Participation
@@ -71,30 +71,30 @@ class Clients(NamedTuple):
         """The same with weight 0 for the clients that do not count; ``counts``: [S] booleans."""
         return self._replace(weights=self.weights * counts, data_weights=self.data_weights * counts)
 
-    def alone(self, at: Array) -> "Clients":
+    def alone(self, at: Number) -> "Clients":
         """A cohort of the one client at a position, [1], with ω = 1."""
         one = Clients(*(leaf[at][None] for leaf in self))
         return one._replace(weights=one.present.astype(one.weights.dtype))
 
 
-def empty_place(num_clients: int) -> Clients:
-    """An empty place in a cohort."""
-    return Clients(num_clients, 0, 0, 0, False, 0, 1)
+def empty_place(num_clients: int) -> tuple[int, ...]:
+    """An empty place in a cohort: a number for each field of :class:`Clients`."""
+    return num_clients, 0, 0, 0, False, 0, 1
 
 
 class Exclusions(NamedTuple):
     """How often the uploads of each client were left out, [N], and how many rounds were skipped."""
 
     left_out: Array
-    skipped: Array
+    skipped: Number
 
     def after(self, clients: Clients, end: "RoundResult") -> "Exclusions":
         """The exclusions with those of another round."""
         excluded = clients.present & ~end.counts
         if isinstance(end.skipped, jax.Array):
-            times = self.left_out.at[clients.ids].add(excluded.astype(jnp.int32), mode="drop")
+            times: Array = jnp.asarray(self.left_out).at[clients.ids].add(excluded.astype(jnp.int32), mode="drop")
         else:
-            times = self.left_out.copy()
+            times = np.array(self.left_out)
             times[clients.ids[excluded]] += 1
         return Exclusions(times, self.skipped + end.skipped)
 
@@ -118,10 +118,10 @@ class Tally(NamedTuple):
     ``uploads``: how many answers came; ``()``: as many as clients took part.
     """
 
-    clients: Array
-    local_steps: Array
-    gradients: Array
-    uploads: Array = ()
+    clients: Number
+    local_steps: Number
+    gradients: Number
+    uploads: Tree = ()
 
 
 class Request(NamedTuple):
@@ -143,7 +143,7 @@ class Request(NamedTuple):
     exchange: Exchange
     server: Tree
     clients: Clients
-    at: Array
+    at: Number | None
     round: Round
     counts: Array
     wire: Wire
@@ -161,14 +161,14 @@ class Response(NamedTuple):
 
     total: Tree
     uploads: Tree
-    accepted: Array
+    accepted: Tree
     server: Tree = None
 
 
 class Server(Protocol):
     """The server's computations in a round: a part of the round's program, or programs of their own on the host."""
 
-    def draw_one(self, stage: str, clients: Clients) -> Array:
+    def draw_one(self, stage: str, clients: Clients) -> Number:
         """The position of one client, as :func:`draw_one` draws it."""
 
     def conclude(self, request: Request, response: Response) -> Tree:
@@ -187,7 +187,7 @@ class RoundResult(NamedTuple):
 
     server: Tree
     counts: Array
-    skipped: Array
+    skipped: Number
 
 
 def exchanges(
@@ -205,7 +205,8 @@ def exchanges(
     A round is skipped, and changes nothing, if none of its clients counts, or if the client that was to work alone is
     left out. With privacy a round without clients is like any other, of noise alone: that nobody came is private.
     """
-    before, counts, failed, wire = server, clients.present, False, wire.of(round_)
+    before, counts, wire = server, clients.present, wire.of(round_)
+    failed: Number = False
     for number, exchange in enumerate(getattr(method, stage)()):
         if exchange.who not in ("cohort", "one"):
             raise ConfigError("who", exchange.who, "an exchange is with 'cohort' or with 'one'")
@@ -239,7 +240,7 @@ def converse(loop: Generator[Request, Response, RoundResult], place: Place) -> R
             return end
 
 
-def chosen_state(skipped: Array, before: Tree, after: Tree) -> Tree:
+def chosen_state(skipped: Number, before: Tree, after: Tree) -> Tree:
     """``before`` if the round was skipped, else ``after``."""
     if not isinstance(skipped, jax.Array):
         return before if skipped else after
@@ -278,7 +279,7 @@ def download_of(
 
 def draw(hyper: Hyper, fed: Federation, key: Array, index: Array, plan: Plan) -> tuple[Clients, Round]:
     """The clients of a round with their steps, and what the server knows about the round. ``key`` is the round's."""
-    cohort_key = jax.random.fold_in(key, _COHORT)
+    cohort_key: Array = jax.random.fold_in(key, _COHORT)
     if isinstance(hyper.method, Private):  # sampling amplifies privacy only if nobody knows who was drawn
         cohort_key = salted(cohort_key, hyper.method.cohorts)
     ids, weights = hyper.participation.draw(cohort_key, fed.weights, index)
@@ -334,7 +335,7 @@ def draw_one(clients: Clients, key: Array) -> Array:
     return jax.random.categorical(jax.random.fold_in(key, _ONE), jnp.log(clients.weights))
 
 
-def stage_key(key: Array, index: Array, stage: str) -> Array:
+def stage_key(key: Array, index: Number, stage: str) -> Array:
     """The key of a round, from the run's ``key``; that of the warm-up is folded with a number that no round has."""
     return jax.random.fold_in(key, jnp.iinfo(jnp.int32).max if stage == "warmup" else index)
 

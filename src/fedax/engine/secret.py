@@ -58,7 +58,7 @@ def is_drawn(dp: DP | None) -> bool:
 
 def of(hyper: "Hyper") -> np.ndarray:
     """The secret of the noise of a private run, [4] uint32; empty, [0], for another run."""
-    return hyper.method.secret if isinstance(hyper.method, Private) else np.zeros(0, np.uint32)
+    return np.asarray(hyper.method.secret) if isinstance(hyper.method, Private) else np.zeros(0, np.uint32)
 
 
 def with_noise(hyper: "Hyper", noise: Array) -> "Hyper":

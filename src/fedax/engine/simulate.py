@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import Compressor
 from fedax.contract.types import Array, Tree, Unknown
+from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine.asynchronous import Asynchronous
 from fedax.engine.checkpoint import Checkpoints, Keeper
@@ -227,7 +228,7 @@ class Alone(OneJob):
 
 
 @compiled(static=["plan"])
-def _prepare(hyper: Tree, fed: Tree, key: Array, x: Array, plan: Plan) -> tuple[State, Tally]:
+def _prepare(hyper: Tree, fed: Tree, key: Array, x: Vector, plan: Plan) -> tuple[State, Tally]:
     return prepare(hyper, fed, key, x, plan)
 
 

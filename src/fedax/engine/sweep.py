@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from fedax.columns import choosing, higher_is_better
 from fedax.contract.types import Array, Number, Tree, Unknown
+from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
 from fedax.engine import processes, secret
 from fedax.engine.asynchronous import begin, no_upload, some_groups, timetable_of
@@ -723,10 +724,10 @@ def _one_after_another(f: Callable[..., Tree], each: Sequence[str], *arguments: 
 
 @compiled(static=["plan", "mesh", "data_axes"])
 def _prepare(
-    varying: Array, common: Array, fed: Tree, keys: Array, x: Array, secrets: Array, *,
+    varying: Tree, common: Tree, fed: Tree, keys: Array, x: Array, secrets: Array, *,
     plan: Plan, mesh: Mesh | None, data_axes: str,
 ) -> Tree:  # fmt: skip
-    def lane(varying: Array, common: Array, fed: Tree, key: Array, x: Array, own: Array) -> Tree:
+    def lane(varying: Tree, common: Tree, fed: Tree, key: Array, x: Vector, own: Array) -> Tree:
         return prepare(secret.with_noise(eqx.combine(varying[1], common), own), fed, key, x, plan)
 
     each = ("points", "none", data_axes, "seeds", "seeds", "both")
@@ -735,10 +736,10 @@ def _prepare(
 
 @compiled(static=["plan", "mesh", "data_axes"], donate=["state"])
 def _advance(
-    varying: Array, common: Array, fed: Tree, keys: Array, state: State, start: Tree, stop: Array, *,
+    varying: Tree, common: Tree, fed: Tree, keys: Array, state: State, start: Tree, stop: Array, *,
     plan: Plan, mesh: Mesh | None, data_axes: str,
 ) -> tuple[State, Tally]:  # fmt: skip
-    def lane(varying: Array, common: Array, fed: Tree, key: Array, state: State, start: Tree, stop: Array) -> Tree:
+    def lane(varying: Tree, common: Tree, fed: Tree, key: Array, state: State, start: Tree, stop: Array) -> Tree:
         return some_rounds(eqx.combine(varying[1], common), fed, key, state, start, stop, plan)
 
     each = ("points", "none", data_axes, "seeds", "both", "none", "none")
@@ -748,10 +749,10 @@ def _advance(
 
 @compiled(static=["slots", "plan", "mesh", "data_axes"])
 def _begin(
-    varying: Array, common: Array, fed: Tree, keys: Array, x: Array, upload: Tree, *,
+    varying: Tree, common: Tree, fed: Tree, keys: Array, x: Array, upload: Tree, *,
     slots: int, plan: Plan, mesh: Mesh | None, data_axes: str,
 ) -> Tree:  # fmt: skip
-    def lane(varying: Array, common: Array, fed: Tree, key: Array, x: Array, upload: Tree) -> Tree:
+    def lane(varying: Tree, common: Tree, fed: Tree, key: Array, x: Vector, upload: Tree) -> Tree:
         return begin(eqx.combine(varying[1], common), fed, key, x, upload, slots, plan)
 
     each = ("points", "none", data_axes, "seeds", "seeds", "none")
@@ -760,11 +761,11 @@ def _begin(
 
 @compiled(static=["plan", "mesh", "data_axes"], donate=["state"])
 def _some_groups(
-    varying: Array, common: Array, fed: Tree, keys: Array, state: State, groups: Group, number: Array, *,
+    varying: Tree, common: Tree, fed: Tree, keys: Array, state: State, groups: Group, number: Array, *,
     plan: Plan, mesh: Mesh | None, data_axes: str,
 ) -> tuple[State, Tally]:  # fmt: skip
     def lane(
-        varying: Array, common: Array, fed: Tree, key: Array, state: State, groups: Group, number: Array
+        varying: Tree, common: Tree, fed: Tree, key: Array, state: State, groups: Group, number: Array
     ) -> tuple[State, Tally]:
         return some_groups(eqx.combine(varying[1], common), fed, key, state, groups, number, plan)
 
@@ -774,8 +775,8 @@ def _some_groups(
 
 
 @compiled(static=["mesh"])
-def _models(varying: Array, common: Array, server: Tree, index: Number, *, mesh: Mesh | None) -> tuple[Tree, Tree]:
-    def lane(varying: Array, common: Array, server: Tree, index: Number) -> Tree:
+def _models(varying: Tree, common: Tree, server: Tree, index: Number, *, mesh: Mesh | None) -> tuple[Tree, Tree]:
+    def lane(varying: Tree, common: Tree, server: Tree, index: Number) -> Tree:
         return model_after(eqx.combine(varying[1], common)[0], server, index)
 
     out: tuple[Tree, Tree] = _over_lanes(lane, mesh, ("points", "none", "both", "none"), varying, common, server, index)

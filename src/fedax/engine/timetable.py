@@ -11,7 +11,7 @@ import numpy as np
 
 from fedax.contract.algorithm import Algorithm, Pace
 from fedax.contract.staleness import Staleness
-from fedax.contract.types import Array, Tree, Unknown
+from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.engine.loop import draw_steps, stage_key
 from fedax.engine.options import Options
 from fedax.engine.plan import ExchangeForm, Plan
@@ -39,12 +39,12 @@ class Group(NamedTuple):
             place.
     """
 
-    number: Array
-    version: Array
+    number: Number
+    version: Number
     ids: Array
     steps: Array
     slots: Array
-    step: Array
+    step: Number
     heard: Array
     heard_steps: Array
     heard_slots: Array

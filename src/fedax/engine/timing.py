@@ -235,8 +235,9 @@ def _count(
     """The minibatch gradients of one client in each exchange; ``values``: examples, and first states."""
     examples, server, memory = values
     fed, method, key = fed._replace(examples=examples), resolve(method, index), stage_key(key, index, stage)
-    client = Clients(id_, 1.0, 1.0, steps, True, 0, fed.sizes[id_])
-    found = []
+    one, start = jnp.ones(()), jnp.int32(0)
+    client = Clients(id_, one, one, steps, jnp.bool_(True), start, fed.sizes[id_])
+    found: list[Array] = []
     for number, exchange in enumerate(getattr(method, stage)()):
         oracle = oracle_of(client, fed, exchange_key(key, number), index, plan)
         _, memory = exchange.client((exchange.download or method.download)(server), memory, oracle)

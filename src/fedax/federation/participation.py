@@ -10,6 +10,7 @@ import numpy as np
 
 from fedax.contract.indices import shuffled
 from fedax.contract.settings import Settings
+from fedax.contract.types import Array
 from fedax.errors import ConfigError
 from fedax.numbers import MOST, check_count, check_number, check_room, has_truth_values
 
@@ -635,7 +636,7 @@ def weight_growth(weights: Any, kept: Any, present: Any, counts: bool) -> Any:
     return jnp.where(after > 0, before / jnp.where(after > 0, after, 1), 1.0).astype(weights.dtype)
 
 
-def _without_replacement(key: Any, n: int, size: int) -> jax.Array:
+def _without_replacement(key: Any, n: int, size: int) -> Array:
     """The first ``size`` positions of a random permutation of n, in O(size): nothing of length n is sorted."""
     return shuffled(jnp.arange(size), n, key, max_size=n)
 

@@ -259,10 +259,12 @@ class Bench:
             correction = None if towards is None else towards - np.asarray(self._gradient_of(x, i)[1], np.float64)
 
             def local(correction: Any, i: int = i, place: Any = place) -> Any:
+                keys = jax.random.split(jax.random.fold_in(self.key, i), rounds)
+                if correction is not None:
+                    correction = jnp.asarray(correction, ravel_pytree(x.tree)[0].dtype)
                 return _local(
-                    self.task, self.solver, x, self._examples, *place, jnp.asarray(steps[:, i], jnp.int32),
-                    jax.random.split(jax.random.fold_in(self.key, i), rounds),
-                    None if correction is None else jnp.asarray(correction, ravel_pytree(x.tree)[0].dtype),
+                    self.task, self.solver, x, self._examples, *place,
+                    (jnp.asarray(steps[:, i], jnp.int32), keys, correction),
                     max_size=self.data.max_size, batch_size=self.batch_size, epochs=self.epochs,
                 )  # fmt: skip
 
@@ -615,10 +617,13 @@ def _spread(task: Task, x: Vector, mean: Any, examples: Any, start: Any, end: An
 
 @compiled(static=["task", "max_size", "batch_size", "epochs"])
 def _local(
-    task: Task, solver: Solver, x: Vector, examples: Any, offset: Any, size: Any, steps: Any, keys: Any,
-    corrections: Any, *, max_size: int, batch_size: int | None, epochs: bool,
+    task: Task, solver: Solver, x: Vector, examples: Any, offset: Any, size: Any, rows: Any, *,
+    max_size: int, batch_size: int | None, epochs: bool,
 ) -> Any:  # fmt: skip
-    """One client's changes of the model [rounds, d], plain, and with the same minibatches and corrected gradients."""
+    """One client's changes of the model [rounds, d], plain, and with the same minibatches and corrected gradients.
+
+    ``rows``: [rounds] local steps and keys, and [rounds, d] corrections of the gradients or ``None``.
+    """
     unravel = ravel_pytree(x.tree)[1]
 
     def one(row: Any) -> Any:
@@ -634,4 +639,4 @@ def _local(
         plain = change(None)
         return plain, plain if correction is None else change(Vector(unravel(correction)))
 
-    return jax.lax.map(one, (steps, keys, corrections))
+    return jax.lax.map(one, rows)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedax.contract.settings import Settings
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Number, Tree
 from fedax.numbers import check_count, check_number
 from fedax.wire.sums import norm_of, scaled, shortening
 
@@ -30,11 +30,11 @@ class Aggregator(Settings):
 
     gathers: ClassVar[bool] = True  # whether it needs the uploads of a cohort at once; they have to fit in memory
 
-    def each(self, upload: Tree) -> Array:
+    def each(self, upload: Tree) -> Tree:
         """One client's upload as the average takes it, such as a clipped one; default: as it is."""
         return upload
 
-    def average(self, uploads: Tree, weights: Array) -> Array:
+    def average(self, uploads: Tree, weights: Array) -> Tree:
         """Of uploads, leaves [S, ...], with weights ω [S] ≥ 0: the robust average."""
         raise NotImplementedError
 
@@ -50,7 +50,7 @@ class CoordinateMedian(Aggregator):
         5.5
     """
 
-    def average(self, uploads: Tree, weights: Array) -> Array:
+    def average(self, uploads: Tree, weights: Array) -> Tree:
         def median(values: Array, _: Array, ends: Array) -> Array:
             low = jnp.argmax(ends >= 0.5 - _ROUNDING, axis=0, keepdims=True)
             high = jnp.argmax(ends > 0.5 + _ROUNDING, axis=0, keepdims=True)
@@ -77,12 +77,12 @@ class TrimmedMean(Aggregator):
         5.5
     """
 
-    share: Array = 0.1
+    share: Number = 0.1
 
     def __check_init__(self) -> None:
         check_number("share", self.share, 0, 0.5, open_low=True, open_high=True)
 
-    def average(self, uploads: Tree, weights: Array) -> Array:
+    def average(self, uploads: Tree, weights: Array) -> Tree:
         def mean(values: Array, shares: Array, ends: Array) -> Array:
             counts = jnp.minimum(ends, 1 - self.share) - jnp.maximum(ends - shares, self.share)
             counts = jnp.where(counts > _ROUNDING, counts, 0)
@@ -112,14 +112,14 @@ class GeometricMedian(Aggregator):
     """
 
     steps: int = eqx.field(static=True, default=10)
-    eps: Array = 1e-6
+    eps: Number = 1e-6
 
     def __check_init__(self) -> None:
         check_count("steps", self.steps)
         check_number("eps", self.eps, 0, open_low=True)
 
-    def average(self, uploads: Tree, weights: Array) -> Array:
-        def nearer(_: Array, z: Array) -> Array:
+    def average(self, uploads: Tree, weights: Array) -> Tree:
+        def nearer(_: Array, z: Tree) -> Tree:
             squares = jax.tree.map(
                 lambda leaf, at: jnp.sum((leaf - at[None]) ** 2, axis=range(1, leaf.ndim)), uploads, z
             )
@@ -150,14 +150,14 @@ class ClippedMean(Aggregator):
         [1.5, 2.0]
     """
 
-    norm: Array
+    norm: Number
 
     gathers: ClassVar[bool] = False
 
     def __check_init__(self) -> None:
         check_number("norm", self.norm, 0, open_low=True)
 
-    def each(self, upload: Tree) -> Array:
+    def each(self, upload: Tree) -> Tree:
         factor = shortening(norm_of(jax.tree.leaves(upload)), self.norm)
         return jax.tree.map(lambda leaf: leaf * factor, upload)
 

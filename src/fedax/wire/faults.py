@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedax.contract.settings import Settings
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Number, Tree
 from fedax.errors import ConfigError
 from fedax.numbers import check_count, check_number
 
@@ -34,8 +34,8 @@ class Faults(Settings):
     """
 
     clients: float | tuple[int, ...] = eqx.field(static=True)
-    sends: Array
-    times: Array
+    sends: Number
+    times: Number
     seed: int = eqx.field(static=True)
 
     def __init__(

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from fedax.contract.settings import Settings
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Number, Tree
 from fedax.errors import ConfigError
 from fedax.numbers import check_number
 
@@ -30,7 +30,7 @@ class Guard(Settings):
         (False, True)
     """
 
-    largest: Array = 1e10
+    largest: Number = 1e10
     stop: bool = eqx.field(static=True, default=False)
 
     def __check_init__(self) -> None:

@@ -57,7 +57,8 @@ class AdaptiveClip(Settings):
 
     def next(self, clip: Number, below: Number) -> Array:
         """The clip after a round in which the share ``below`` of uploads was no longer than ``clip``."""
-        return clip * jnp.exp(-self.rate * (jnp.clip(below, 0, 1) - self.quantile))
+        after: Array = clip * jnp.exp(-self.rate * (jnp.clip(below, 0, 1) - self.quantile))
+        return after
 
 
 class DP(Settings):

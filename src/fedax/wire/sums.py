@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedax.contract.algorithm import Change
-from fedax.contract.types import Array, Number, Tree
+from fedax.contract.types import Array, Number, Tree, Unknown
 
 
 def is_change(part: Tree) -> bool:
@@ -15,8 +15,8 @@ def is_change(part: Tree) -> bool:
 
 
 def by_kind(
-    estimate: Callable[[Array], Array],
-    change: Callable[[Array], Array],
+    estimate: Callable[[Unknown], Unknown],
+    change: Callable[[Unknown], Unknown],
     upload: Tree,
     is_leaf: Callable[[Tree], bool] = lambda part: False,
 ) -> Tree:

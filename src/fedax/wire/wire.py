@@ -84,12 +84,12 @@ class Wire(eqx.Module):
         clip = None if self.privacy is None else self.privacy.clip
         return dataclasses.replace(self, fixed=self.secure.of(round_, clip))
 
-    def sent(self, upload: Tree, client: Array, num_clients: int, download: Tree = ()) -> tuple[Tree, Array]:
+    def sent(self, upload: Tree, client: Array, num_clients: int, download: Tree = ()) -> tuple[Tree, Tree]:
         """The stages at a client, number ``client`` of N: its upload, and whether that counts; ``()``: it does.
 
         ``download``: what the client received.
         """
-        accepted: Array = ()
+        accepted: Tree = ()
         if self.sealed:
             return upload, accepted
         upload = decoded(upload)

@@ -52,8 +52,9 @@ class QSGD(Compressor):
         return {"norm": norm, "levels": jnp.where(x < 0, -level, level).astype(jnp.int32)}
 
     def restore(self, parts: Tree, form: ArrayForm) -> Array:
-        norm = parts["norm"]
-        return norm * (parts["levels"].astype(norm.dtype) / jnp.asarray(self.levels, norm.dtype))
+        norm: Array = parts["norm"]
+        levels: Array = parts["levels"]
+        return norm * (levels.astype(norm.dtype) / jnp.asarray(self.levels, norm.dtype))
 
     def bits(self, form: ArrayForm) -> int:
         return form.size * self._width + 8 * form.kind.itemsize
@@ -178,7 +179,8 @@ class Cast(Compressor):
         return jax.lax.reduce_precision(x, kind.nexp, kind.nmant).astype(self.to)
 
     def restore(self, parts: Tree, form: ArrayForm) -> Array:
-        return parts.astype(form.kind)
+        numbers: Array = parts
+        return numbers.astype(form.kind)
 
     def bits(self, form: ArrayForm) -> int:
         return 16 * form.size

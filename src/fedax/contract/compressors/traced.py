@@ -19,4 +19,5 @@ def seed_of(key: Array) -> Array:
 
 
 def key_of(seed: Array) -> Array:
-    return jax.random.wrap_key_data(jnp.asarray(seed), impl="threefry2x32")
+    key: Array = jax.random.wrap_key_data(jnp.asarray(seed), impl="threefry2x32")
+    return key

@@ -72,7 +72,7 @@ class Examples:
         block.examples = None  # else a round would gather all data
         return fed
 
-    def pieces(self, weights: Array = None) -> Iterator[Federation]:
+    def pieces(self, weights: Array | None = None) -> Iterator[Federation]:
         """The data of this process's clients, for evaluation: at once if on the device, else piece by piece.
 
         ``weights``: other weights for these clients.
@@ -183,7 +183,7 @@ class MemoryRows:
             kept = kept & np.asarray(accepted)
         if memory is not None and self.store.row_bytes:
             rows = memory if kept.all() else jax.tree.map(lambda leaf: np.asarray(leaf)[kept], memory)
-            self.store.put(block.clients.ids[kept], rows)
+            self.store.put(np.asarray(block.clients.ids)[kept], rows)
 
 
 def _example_bytes(data: FederatedData | None) -> int:

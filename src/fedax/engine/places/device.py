@@ -9,7 +9,7 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.compression import decoded
 from fedax.contract.oracle import OracleCalls
 from fedax.contract.schedule import resolve
-from fedax.contract.types import Array, Tree
+from fedax.contract.types import Array, Number, Tree
 from fedax.contract.vector import Vector
 from fedax.engine.clients import Client, SharedInputs, alone, client_program, contribute
 from fedax.engine.loop import (
@@ -81,7 +81,7 @@ def one_round(
     fed: Federation,
     key: Array,
     state: State,
-    index: Array,
+    index: Number,
     plan: Plan,
     stage: str = "exchanges",
     forms: list[ExchangeForm] | None = None,

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from fedax.contract.algorithm import Exchange, Round
 from fedax.contract.compression import Identity, decoded
 from fedax.contract.schedule import resolve
-from fedax.contract.types import Array, Tree, Unknown
+from fedax.contract.types import Array, Number, Tree, Unknown
 from fedax.engine import processes
 from fedax.engine.clients import ClientResult, SharedInputs, alone, client_program, contribute
 from fedax.engine.evaluate import OneJob, measured, model_after, train_sums
@@ -85,7 +85,7 @@ class HostServer(OneJob):
         """The static arguments of the programs of an exchange."""
         return {"stage": request.stage, "number": request.number, "plan": self.job.plan}
 
-    def draw_one(self, stage: str, clients: Clients) -> Array:
+    def draw_one(self, stage: str, clients: Clients) -> int:
         """The position of a client that is drawn by weight."""
         return int(_position_of_one(clients, self.job.key, self.index, stage=stage))
 
@@ -133,7 +133,7 @@ class Hosted(HostServer):
             state = self._round(state, index, "exchanges", self._round_drawn(index))
         return state, self._done()
 
-    def measure(self, state: State, index: int) -> list[dict[str, Array]]:
+    def measure(self, state: State, index: int) -> list[dict[str, Unknown]]:
         """The figures of an evaluation after ``index`` rounds."""
         job, model = self.job, model_after(self.job.hyper.method, state.server, index)[0]
         options = {"task": job.plan.task, "grad_norm": job.grad_norm, "mesh": job.plan.mesh}
@@ -160,7 +160,7 @@ class Hosted(HostServer):
         loop = exchanges(stage, method, drawn.clients, drawn.round, state.server, job.hyper.wire, watched, self)
         end = converse(loop, self)
         if self._rows.hold:
-            self._rows.release(drawn.blocks, end.counts & ~end.skipped)
+            self._rows.release(drawn.blocks, np.asarray(end.counts & ~end.skipped))
         self._clients += int(drawn.clients.present.sum()) if jax.process_index() == 0 else 0
         exclusions = state.exclusions.after(drawn.clients, end) if state.exclusions else ()
         return State(end.server, state.memory, exclusions)
@@ -272,7 +272,7 @@ class Hosted(HostServer):
 
 def _assembled(blocks: Sequence[Block], parts: Sequence[Array], size: int) -> np.ndarray:
     """Arrays with an entry for each client, from the blocks of all processes, in the order of the cohort."""
-    whole: Array = None
+    whole: np.ndarray | None = None
     for block, part in zip(blocks, map(np.asarray, parts), strict=True):
         kind = np.int32 if part.dtype == bool else part.dtype
         whole = np.zeros((size, *part.shape[1:]), kind) if whole is None else whole
@@ -283,7 +283,7 @@ def _assembled(blocks: Sequence[Block], parts: Sequence[Array], size: int) -> np
 
 # ---- programs
 
-ExchangeInputs = tuple[Hyper, Tree, Array, Array]  # the run's values, server state, the run's key, the round's index
+ExchangeInputs = tuple[Hyper, Tree, Array, Number]  # the run's values, server state, the run's key, the round's index
 
 first_states = compiled()(first_state)
 sums_of = compiled(static=["task", "grad_norm", "mesh"])(train_sums)
@@ -297,7 +297,7 @@ def draw_rounds(
 
     def one(index: Array) -> tuple[Clients, Round]:
         clients, round_ = draw(hyper, fed, stage_key(key, index, stage), index, plan)
-        return clients, round_._replace(key=None)
+        return clients, round_._replace(key=jnp.zeros(0))
 
     found: tuple[Clients, Round] = jax.lax.map(one, indices)
     return found

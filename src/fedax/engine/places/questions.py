@@ -103,8 +103,8 @@ def clients_form(size: int, keep: int) -> dict[str, Tree]:
 
 def fixed_point_form(bits: int, places: int) -> FixedPoint:
     """The form of a message's fixed-point format."""
-    real = jnp.zeros(()).dtype
-    return FixedPoint(jax.ShapeDtypeStruct((), real), jax.ShapeDtypeStruct((2,), real), places, bits)
+    form: FixedPoint = jax.eval_shape(lambda: FixedPoint(jnp.zeros(()), jnp.zeros(2), places, bits))
+    return form
 
 
 def common_question(head: dict[str, Unknown], download: Tree, fixed: FixedPoint) -> str:

@@ -351,7 +351,7 @@ class Remote(HostServer):
         """Ask the nodes of the clients; the response is the sum of their answers."""
         wire, cohort = request.wire, np.arange(len(request.counts))
         if request.at is not None:  # a cohort of its own
-            request, cohort = request._replace(clients=request.clients.alone(request.at)), cohort[[request.at]]
+            request, cohort = request._replace(clients=request.clients.alone(request.at)), cohort[request.at][None]
         form, size, accepted = self._form(request.stage, request.number), len(cohort), self._answered[cohort]
         positions_asked = np.flatnonzero(accepted)
         self._count += 1
@@ -665,6 +665,6 @@ def _summed(form: ExchangeForm, size: int, wire: Wire) -> tuple[Tree, Tree]:
         return (), jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), form.upload)
     none = jnp.zeros(())
     usual = dataclasses.replace(wire, faults=None)  # faults do not change a form
-    entering = lambda upload, download: usual.sent(upload, 0, 1, download)[0]  # noqa: E731
+    entering = lambda upload, download: usual.sent(upload, np.zeros((), np.int32), 1, download)[0]  # noqa: E731
     upload = jax.eval_shape(entering, form.upload, form.download)
     return jax.eval_shape(lambda upload: wire.weighted(upload, none, none), upload), ()

@@ -471,14 +471,14 @@ class Site:
         fill = empty_place(data.num_clients)
         padded = Clients(*(_padded(leaf, width, value) for leaf, value in zip(unpadded, fill, strict=True)))
         block = Block(np.where(padded.present, np.arange(width), -1), padded)
-        fed = job.examples.take(block)
+        # A node does not know the weights of the others' clients.
+        fed = job.examples.take(block)._replace(weights=np.zeros(0), frozen=job.frozen)
         clients = block.now(padded, job.examples.streamed)
         clients = clients._replace(ids=_padded(clients_sent["ids"], width, job.plan.num_clients))
         rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
         total, results, tally = _together(
-            job.problem.method, wire, sent["download"],
-            fed._replace(weights=None, frozen=job.frozen), job.key,
-            np.int32(index), rows_of, clients, stage=stage, number=number, plan=job.plan,
+            SharedInputs(job.problem.method, wire, sent["download"], fed, job.key, np.int32(index)),
+            rows_of, clients, stage=stage, number=number, plan=job.plan,
         )  # fmt: skip
         return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), tally
 
@@ -869,7 +869,7 @@ def _count(examples: Tree) -> int:
     return len(jax.tree.leaves(pooled_of(examples))[0])
 
 
-def _padded(leaf: np.ndarray, width: int, value: Unknown) -> np.ndarray:
+def _padded(leaf: Array, width: int, value: int) -> np.ndarray:
     return np.concatenate([leaf, np.full(width - len(leaf), value, leaf.dtype)])
 
 
@@ -910,11 +910,16 @@ def read_rounds(path: pathlib.Path) -> dict[int, int]:
 
 @compiled(static=["stage", "number", "plan"])
 def _together(
-    method: Algorithm, wire: Wire, download: Tree, fed: Federation, key: Array, index: Array, memory: Tree,
-    clients: Clients, *, stage: str, number: int, plan: Plan,
-) -> tuple[Tree, ClientResult, Tally]:  # fmt: skip
-    """The weighted sum of the clients' uploads, the result of each, and the tally of their work."""
-    shared = SharedInputs(resolve(method, index), wire, decoded(download), fed, stage_key(key, index, stage), index)
+    shared: SharedInputs, memory: Tree, clients: Clients, *, stage: str, number: int, plan: Plan
+) -> tuple[Tree, ClientResult, Tally]:
+    """The weighted sum of the clients' uploads, the result of each, and the tally of their work.
+
+    ``shared``: with the run's key, a method whose schedules are not yet resolved, and a download as it came.
+    """
+    method, _, download, _, key, index = shared
+    shared = shared._replace(
+        method=resolve(method, index), download=decoded(download), key=stage_key(key, index, stage)
+    )
     return contribute(lambda inputs: client_program(stage, number, plan, None, inputs), shared, memory, clients, plan)
 
 
