@@ -49,7 +49,7 @@ from fedax.engine.job import (
     streamed,
 )
 from fedax.engine.layers import compressors_of, inside, layered
-from fedax.engine.loop import Clients, Federation, Tally, empty_place, stage_key
+from fedax.engine.loop import Clients, Tally, empty_place, stage_key
 from fedax.engine.places import masks
 from fedax.engine.places.answered import Answered, Repeated, question_of
 from fedax.engine.places.blocks import Block, Examples
