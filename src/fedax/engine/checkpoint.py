@@ -32,7 +32,7 @@ from fedax.contract.vector import tensor_name
 from fedax.engine import processes, secret
 from fedax.engine.evaluate import columns, public_columns
 from fedax.engine.identity import differences, same_versions, settings_of, versions
-from fedax.engine.job import Job
+from fedax.engine.job import Job, with_folder_secret
 from fedax.engine.loop import State
 from fedax.engine.memory import ClientMemory
 from fedax.engine.signals import HeldSignals
@@ -212,8 +212,7 @@ class Keeper:
         if secret.is_drawn(jobs[0].hyper.wire.privacy) and not (folder / secret.FILE).exists() and self._complete():
             raise CheckpointError(f"{folder / secret.FILE}: missing, and the noise cannot go on without it; {_RESTORE}")
         return [
-            secret.with_folder_secret(job, folder, place)
-            for job, place in zip(jobs, places or [0] * len(jobs), strict=True)
+            with_folder_secret(job, folder, place) for job, place in zip(jobs, places or [0] * len(jobs), strict=True)
         ]
 
     def __enter__(self) -> "Keeper":

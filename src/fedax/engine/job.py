@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import numbers
+import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -419,13 +420,22 @@ def one_type(tree: Tree) -> Tree:
 def with_seed(job: Job, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> Job:
     """The same job with another seed, and with noise of its own."""
     key, x = start(job.plan.task, params, seed, shared)
-    return secret.anew(job)._replace(
+    return job._replace(
+        hyper=secret.anew(job.hyper),
         key=key,
         x=x,
         seed=seed,
         settings=lambda: job.settings() | {"seed": str(seed)},
         clock=None if job.clock is None else job.clock._replace(seed=seed),
     )
+
+
+def with_folder_secret(job: Job, folder: pathlib.Path, place: int) -> Job:
+    """A private job with the secret that a folder keeps for it, :func:`secret.of_folder`; any other job as it is."""
+    if not secret.is_drawn(job.hyper.wire.privacy):
+        return job
+    hyper, entry = secret.of_folder(job.hyper, job.seed, folder, place)
+    return job._replace(hyper=hyper, settings=functools.cache(lambda: job.settings() | entry))
 
 
 def start(task: Task, params: Tree, seed: int, shared: dict[Unknown, Unknown]) -> tuple[Array, Vector]:

@@ -26,7 +26,6 @@ from fedax.files import open_to_others, write_private
 from fedax.wire.privacy import DP, Private
 
 if TYPE_CHECKING:
-    from fedax.engine.job import Job
     from fedax.engine.loop import Hyper
 
 FILE = "noise.key"
@@ -67,30 +66,27 @@ def with_noise(hyper: "Hyper", noise: Array) -> "Hyper":
     return hyper._replace(method=dataclasses.replace(method, secret=noise)) if isinstance(method, Private) else hyper
 
 
-def anew(job: "Job") -> "Job":
-    """The same job with a new secret, so with other noise."""
-    dp = job.hyper.wire.privacy
-    return job if dp is None else _with_secret(job, *drawn(dp))
+def anew(hyper: "Hyper") -> "Hyper":
+    """The same run with a new secret, so with other noise."""
+    dp = hyper.wire.privacy
+    return hyper if dp is None else _with_secret(hyper, *drawn(dp))
 
 
-def with_folder_secret(job: "Job", folder: pathlib.Path, place: int = 0) -> "Job":
-    """A private job with the secret that a folder keeps for it; any other job as it is.
+def of_folder(hyper: "Hyper", seed: int, folder: pathlib.Path, place: int) -> tuple["Hyper", dict[str, str]]:
+    """A private run with the secret that a folder keeps for it, and what says so among its settings.
 
     Args:
-        job: the job.
-        folder: the folder of its checkpoints, or of several jobs; ``noise.key`` is created where it is missing.
-        place: the number of the job among those with its seed.
+        hyper, seed: of the run.
+        folder: the folder of its checkpoints, or of several runs; ``noise.key`` is created where it is missing.
+        place: the number of the run among those with its seed.
 
     Raises:
         CheckpointError: as :func:`root`.
     """
-    if not is_drawn(job.hyper.wire.privacy):
-        return job
-    (noise, cohorts), settings = root(folder), job.settings
-    derived = _derived(noise, f"{place} {job.seed} {sorted(settings_of(job.hyper).items())}")
+    noise, cohorts = root(folder)
+    derived = _derived(noise, f"{place} {seed} {sorted(settings_of(hyper).items())}")
     entry = {"privacy.secret": f"that of {FILE} {_derived(noise + cohorts, 'name').hex()}"}
-    keyed_job = _with_secret(job, _words(derived), _words(cohorts))
-    return keyed_job._replace(settings=functools.cache(lambda: settings() | entry))
+    return _with_secret(hyper, _words(derived), _words(cohorts)), entry
 
 
 def root(folder: pathlib.Path, made: tuple[bytes, bytes] | None = None) -> tuple[bytes, bytes]:
@@ -117,10 +113,9 @@ def derive(folder: pathlib.Path, place: pathlib.Path, name: str) -> None:
     root(place, (_derived(noise, name), cohorts))
 
 
-def _with_secret(job: "Job", noise: np.ndarray, cohorts: np.ndarray) -> "Job":
-    assert isinstance(job.hyper.method, Private)
-    method = dataclasses.replace(job.hyper.method, secret=noise, cohorts=cohorts)
-    return job._replace(hyper=job.hyper._replace(method=method))
+def _with_secret(hyper: "Hyper", noise: np.ndarray, cohorts: np.ndarray) -> "Hyper":
+    assert isinstance(hyper.method, Private)
+    return hyper._replace(method=dataclasses.replace(hyper.method, secret=noise, cohorts=cohorts))
 
 
 @functools.cache
