@@ -265,6 +265,13 @@ def test_losses_at_equal_gradients_are_those_of_rounds_with_as_many(monkeypatch,
     assert result == [expected, None]
 
 
+def test_what_is_trained_again_has_the_seeds_of_the_study_and_as_many_rounds_as_asked():
+    study = read_study("choosing", only=["digits"])
+    runs = choosing.trained(study, study.parts["digits"], "Mime", {"lr": 0.1}, rounds=2, every=1)
+    assert [run.seed for run in runs] == [0, 1, 2, 3, 4] and {run.method for run in runs} == {"mime"}
+    assert all(run.history["round"].tolist() == [0, 1, 2] and "test_loss" in run.history for run in runs)
+
+
 def test_what_mime_costs_is_said(made):
     for k, each in enumerate(made.values()):
         each["gradients"] = 2.0 + k
