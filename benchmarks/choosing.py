@@ -5,8 +5,8 @@
     python benchmarks/choosing.py                      # write the tables and the figure anew from what was measured
 
 The first call reads the study's results and writes docs/study/choosing.json; parts that are in it already are not
-measured again. Both write docs/study/choosing.md between its marks, and docs/study/figures/choosing.svg. That page has
-the protocol.
+measured again. It trains Mime once more for as many gradients as FedAvg takes, some minutes in all. Both write
+docs/study/choosing.md between its marks, and docs/study/figures/choosing.svg. That page has the protocol.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from fedax.errors import DivergedWarning
 from fedax.experiments import Record, build, execute, new_folder, read
 from fedax.experiments.chance import gap_of
 from fedax.experiments.diagnosis import diagnose_run, verdict
-from fedax.experiments.runs import finite
+from fedax.experiments.runs import MethodRun, finite
 from fedax.experiments.study import Part, Study, read_study, record_of, results_of
 from fedax.experiments.summary import LEVEL, holm, problems
 from fedax.figures import Drawing, colour, marker
@@ -89,16 +89,33 @@ def scores(record: Record, column: str) -> dict[str, list[float | None]]:
     }
 
 
-def scores_at_equal_gradients(record: Record, column: str) -> dict[str, list[float | None]]:
-    """As :func:`scores`, but of the last evaluations before a run has taken as many gradients as FedAvg in the end."""
-    (problem,) = problems([record])
-    most = {run.seed: run.history["gradients"][-1] for run in record.runs if run.label == PLAIN}
-    scores: dict[str, list[float | None]] = {}
-    for run in sorted(record.runs, key=lambda run: run.seed):
-        until = int(np.searchsorted(run.history["gradients"], most[run.seed], side="right"))
-        late = run.history[column][max(until - max(problem.tail, 1), 0) : until]
-        scores.setdefault(run.label, []).append(float(f"{np.mean(late):.6g}") if run.status in _ENDED else None)
+def scores_at_equal_gradients(study: Study, part: Part, problem: Table) -> list[float | None]:
+    """[seeds] Mime's test loss when it has taken as many gradients as FedAvg in the end; it is trained so long again.
+
+    As FedAvg's it is the mean of evaluations over the last fifth of these gradients, or the last one before it.
+    """
+    rounds, settings = part.config["run"]["rounds"], problem["settings"]
+    own = trained(study, part, PLAIN, settings[PLAIN], rounds, every=rounds // 5)
+    fewer, every = math.ceil(rounds / problem["gradients"]) + 1, int(rounds / 10 / problem["gradients"])
+    scores: list[float | None] = []
+    for run, plain in zip(trained(study, part, COSTLY, settings[COSTLY], fewer, max(every, 1)), own, strict=True):
+        early, last = plain.history["gradients"][-2:]
+        gradients, losses = run.history["gradients"], run.history["test_loss"]
+        there = (gradients >= early) & (gradients <= last)
+        late = losses[there] if there.any() else losses[gradients <= last][-1:]
+        scores.append(float(f"{np.mean(late):.6g}") if run.status in _ENDED else None)
     return scores
+
+
+def trained(study: Study, part: Part, label: str, point: Table, rounds: int, every: int) -> list[MethodRun]:
+    """The runs of a method of a part at its point with the study's seeds, of so many rounds, in the order of seeds."""
+    config = copy.deepcopy(study.run(part, label, 0, point).config)
+    config["run"] |= {"rounds": rounds, "evaluate_every": every, "seeds": part.config["run"]["seeds"]}
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DivergedWarning)
+        folder = new_folder(pathlib.Path(place) / "run", part.name)
+        execute(build(config), folder, drawn=False)
+        return sorted(read(folder).runs, key=lambda run: run.seed)
 
 
 def _gradients(record: Record, label: str) -> float:
@@ -136,7 +153,6 @@ def measure(study: Study, part: Part, folder: pathlib.Path) -> Table | None:
         "start": float(record.runs[0].history["test_loss"][0]),
         "test": test,
         "train": scores(record, "train_loss"),
-        "equal": scores_at_equal_gradients(record, "test_loss"),
         "gradients": round(_gradients(record, COSTLY) / _gradients(record, PLAIN), 3),
         "validation": {label: mean for label, mean in tried.items() if mean is not None},  # else all points failed
         "settings": chosen,
@@ -296,11 +312,13 @@ def without(problem: Table, label: str) -> Table:
 
 
 def at_equal_gradients(problem: Table) -> Table:
-    """A problem with the test losses that methods have at equal gradients; without Mime where these were not kept.
+    """A problem with the test losses that methods have at equal gradients; without Mime where they are not known.
 
     All other methods take one gradient a step, and so as many as FedAvg. Mime takes two, and a pass over the data.
     """
-    return problem | {"test": problem["equal"]} if "equal" in problem else without(problem, COSTLY)
+    if "equal" not in problem:
+        return without(problem, COSTLY)
+    return problem | {"test": problem["test"] | {COSTLY: problem["equal"]}}
 
 
 def quantities(problem: Table) -> dict[str, float]:
@@ -704,7 +722,18 @@ def costs(result: dict[str, Table]) -> str:
     """How many gradients Mime took, in a sentence."""
     times = [problem["gradients"] for problem in result.values()]
     low, middle, high = (f"{value:.1f}" for value in np.quantile(times, [0, 0.5, 1]))
-    return f"{COSTLY} took {low} to {high} times as many gradients as FedAvg, {middle} times in the median.\n"
+    text = f"{COSTLY} took {low} to {high} times as many gradients as FedAvg, {middle} times in the median.\n"
+    kept = [problem for problem in result.values() if "equal" in problem]
+    if not kept:
+        return text
+    better, worse = (
+        [sum(map(count, problems)) for problems in (map(at_equal_gradients, kept), kept)]
+        for count in (lambda problem: wins(problem)[COSTLY], lambda problem: _loses(problem, COSTLY))
+    )
+    return (
+        f"{text}At equal gradients it beats FedAvg on {better[0]} of {len(kept)} problems, and loses to it on "
+        f"{worse[0]}; at equal rounds on\n{better[1]} and {worse[1]}.\n"
+    )
 
 
 def _mean(values: np.ndarray, k: np.ndarray) -> float:
@@ -810,9 +839,9 @@ def main() -> None:
         study = read_study("choosing")
         study.results = results_of(folder)
         for name, part in study.parts.items():
-            problem = None if name in result else measure(study, part, folder)
-            if problem is not None:
-                result[name] = problem
+            problem = result.get(name) or measure(study, part, folder)
+            if problem is not None and "equal" not in problem:
+                result[name] = problem | {"equal": scores_at_equal_gradients(study, part, problem)}
                 text = json.dumps(result, ensure_ascii=False, separators=(",", ":"))
                 MEASURED.write_text(text + "\n", encoding="utf-8")
                 print(name, problem["advice"], best_of(problem), flush=True)

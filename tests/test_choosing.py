@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedax
-from fedax.experiments.runs import MethodRun, Record
+from fedax.experiments.runs import MethodRun
 from fedax.experiments.study import read_study
 
 SPEC = importlib.util.spec_from_file_location("choosing", Path(__file__).parents[1] / "benchmarks" / "choosing.py")
@@ -241,26 +241,46 @@ def test_regret_at_equal_gradients_leaves_out_the_costly_method_until_its_losses
         one_problem, "SCAFFOLD"
     )
     assert choosing._equal([one_problem], lambda problem: "Mime") == "–"
-    kept = one_problem | {"equal": one_problem["test"] | {"Mime": one_problem["test"]["FedAvg"]}}
+    kept = one_problem | {"equal": one_problem["test"]["FedAvg"]}
     assert choosing.regret(choosing.at_equal_gradients(kept), "SCAFFOLD") == 0
     assert choosing._equal([kept], lambda problem: "Mime") == choosing._equal([kept], lambda problem: "FedAvg") != "–"
 
 
-def test_losses_at_equal_gradients_are_those_of_the_round_with_as_many():
-    def run(label, gradients, losses):
-        history = {"round": np.arange(7), "gradients": np.array(gradients), "test_loss": np.array(losses, float)}
-        return MethodRun(label, "fedavg", 0, "finished", history)
+@pytest.mark.parametrize(
+    ("gradients", "expected"),
+    [(range(0, 26, 2), 10 + (4 + 5) / 2), (range(0, 39, 3), 13), (range(0, 91, 7), 11), (range(0, 143, 11), 10)],
+)
+def test_losses_at_equal_gradients_are_those_of_rounds_with_as_many(monkeypatch, gradients, expected):
+    """FedAvg takes 8 gradients until its last fifth, and 10 in all."""
 
-    runs = [run("FedAvg", range(7), range(10, 17)), run("Mime", range(0, 14, 2), range(20, 27))]
-    config = {"run": {"rounds": 6, "seeds": [0]}, "methods": [{"name": "fedavg", "label": run.label} for run in runs]}
-    config |= {"name": "x", "data": {"name": "d"}, "task": {"name": "t"}, "work": {}, "participation": {"kind": "full"}}
-    record = Record(Path("x"), config, {"clients": {"sizes": [1], "counts": None}}, runs, [])
-    late = max(choosing.problems([record])[0].tail, 1)
-    result = choosing.scores_at_equal_gradients(record, "test_loss")
-    assert result["FedAvg"] == [np.mean([14, 15, 16][-late:])] and result["Mime"] == [np.mean([21, 22, 23][-late:])]
+    def trained(study, part, label, point, rounds, every):
+        of = [0, 2, 4, 6, 8, 10] if label == "FedAvg" else [*gradients]
+        history = {"gradients": np.array(of), "test_loss": np.arange(10.0, 10 + len(of))}
+        return [MethodRun(label, "fedavg", seed, "diverged" if seed else "finished", history) for seed in (0, 1)]
+
+    monkeypatch.setattr(choosing, "trained", trained)
+    part = read_study("choosing").parts["digits"]
+    given = {"settings": {"FedAvg": {}, "Mime": {}}, "gradients": 2.0}
+    result = choosing.scores_at_equal_gradients(None, part, given)
+    assert result == [expected, None]
+
+
+def test_what_is_trained_again_has_the_seeds_of_the_study_and_as_many_rounds_as_asked():
+    study = read_study("choosing", only=["digits"])
+    runs = choosing.trained(study, study.parts["digits"], "Mime", {"lr": 0.1}, rounds=2, every=1)
+    assert [run.seed for run in runs] == [0, 1, 2, 3, 4] and {run.method for run in runs} == {"mime"}
+    assert all(run.history["round"].tolist() == [0, 1, 2] and "test_loss" in run.history for run in runs)
 
 
 def test_what_mime_costs_is_said(made):
     for k, each in enumerate(made.values()):
         each["gradients"] = 2.0 + k
-    assert choosing.costs(made) == "Mime took 2.0 to 13.0 times as many gradients as FedAvg, 7.5 times in the median.\n"
+    said = "Mime took 2.0 to 13.0 times as many gradients as FedAvg, 7.5 times in the median.\n"
+    assert choosing.costs(made) == said
+    for k, each in enumerate(made.values()):
+        own = problem(Mime=0.1 if k else -0.1)["test"]
+        each |= {"test": own, "equal": (np.array(own["FedAvg"]) + (0.1 if k > 2 else -0.1)).tolist()}
+    said += (
+        "At equal gradients it beats FedAvg on 3 of 12 problems, and loses to it on 9; at equal rounds on\n11 and 1.\n"
+    )
+    assert choosing.costs(made) == said

@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 
 import pandas
@@ -16,10 +17,11 @@ import typer
 
 import fedax
 from fedax import cli
+from fedax.cli import status
 from fedax.data import fit, plan, summarize
 from fedax.data.tables import read_table
 from fedax.experiments import build, execute, new_folder, read_toml, toml
-from fedax.experiments.study import read_study
+from fedax.experiments.study import read_study, running
 from fedax.experiments.study.results import keep
 from fedax.flower import link
 
@@ -30,13 +32,17 @@ work = {kind = "steps", steps = 1}
 methods = [{name = "fedavg", lr = 0.1}]
 """
 STUDY = 'name = "mine"\nparts = [{name = "a", recipe = "small.toml", claims = [["fedavg", "fedavg"]], text = "x."}]\n'
+TRACE = "client,step,on,off,repeat\n0,0.1,,,\n1,0.3,0,1,2\n"  # of a clock
 SITES = ("north", "south")
+QUADRATICS = ["compare", "quadratics", "--rounds", "1", "--seeds", "1", "--methods", "fedavg"]
+SWEEP = ["sweep", "small.toml", "--grid", "methods.*.lr=0.1,0.2"]
+PACE = ["--set", "pace.concurrency=2", "--set", "pace.buffer=1"]
 PRIVACY = ["--noise", "1.1", "--delta", "1e-6", "--rounds", "3", "--clients", "9", "--apart", "3"]
 # What each command is called with, and whether it writes a file.
 COMMANDS = {
     "run": (["small.toml", "--out", "new"], True),
-    "compare": (["quadratics", "--rounds", "1", "--seeds", "1", "--methods", "fedavg", "--out", "new"], True),
-    "sweep": (["small.toml", "--grid", "methods.*.lr=0.1,0.2", "--out", "new"], True),
+    "compare": ([*QUADRATICS[1:], "--out", "new"], True),
+    "sweep": ([*SWEEP[1:], "--out", "new"], True),
     "study": (["study.toml"], True),
     "predict": (["model", "north.csv", "--out", "new.csv"], True),
     "diagnose": (["ran"], True),
@@ -61,6 +67,12 @@ COMMANDS = {
     "deploy review": (["--key", "key", "--yes"], False),
 }
 MORE = {
+    "run, trace": (["run", "small.toml", "--set", "clock.trace=trace.csv", "--out", "new"], True),
+    "run, pace": (["run", "small.toml", "--set", "clock.trace=trace.json", *PACE, "--out", "new"], True),
+    "run, best": (["run", "small.toml", "--checkpoint-best", "train_loss", "--out", "new"], True),
+    "compare, preset": ([*QUADRATICS, "--set", "clock.preset=phones", "--out", "new"], True),
+    "sweep, trace": ([*SWEEP, "--set", "clock.trace=trace.csv", "--out", "new"], True),
+    "diagnose, configuration": (["diagnose", "small.toml", "--out", "new"], True),
     "report csv": (["report", "ran", "--format", "csv"], False),
     "report latex": (["report", "ran", "--format", "latex"], False),
     "report markdown": (["report", "ran", "--format", "markdown", "--out", "new.md"], True),
@@ -88,6 +100,8 @@ def made(tmp_path_factory):
         patch.chdir(place)
         (place / "small.toml").write_text(RECIPE)
         (place / "study.toml").write_text(STUDY)
+        (place / "trace.csv").write_text(TRACE)
+        (place / "trace.json").write_text('{"step": 0.1, "up": 1e6}')
         tables = read_toml("small.toml")
         execute(build(tables), new_folder("ran", "small"), drawn=False)
         study = read_study("study.toml")
@@ -177,6 +191,26 @@ def test_an_output_that_is_full_is_an_error_and_the_work_is_done(name, here, cal
         assert {*here.rglob("*")} > before
 
 
+@pytest.mark.parametrize("output", [nobody, lambda: os.open("/dev/full", os.O_WRONLY)])
+def test_what_is_shown_again_and_again_ends_with_its_output(here, called, monkeypatch, output):
+    monkeypatch.setattr(status, "_EVERY", "no more")  # time.sleep refuses it
+    (here / "link").mkdir()
+    code, stderr = called(["deploy", "status", "--watch"], output())
+    assert (code, stderr) == (2, "error: folder = 'link': it has no ca.pem; give the folder of `fedax deploy link`\n")
+
+
+def test_a_job_of_a_study_that_dies_without_a_word(here, called, monkeypatch):
+    def start(folder, job, core):
+        (folder / "jobs" / job.key).mkdir(parents=True)
+        (folder / "jobs" / job.key / "log.txt").touch()
+        return subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+
+    monkeypatch.setattr(running, "_start", start)
+    code, stderr = called(["study", "study.toml", "--out", "other"])
+    assert code == 2 and stderr.count("\n") == 1
+    assert "a: fedavg, seed 0: it ended with exit code -9 and no word (other/jobs/" in stderr
+
+
 def test_without_any_output_the_exit_code_is_the_same(here, called, monkeypatch):
     monkeypatch.setattr(cli.exits, "way_out_of", None)  # and no traceback, for there is nowhere to write it
     assert called(["cite", "nobody"], nobody())[0] == 2
@@ -210,7 +244,7 @@ def test_an_output_in_ascii_and_folders_that_are_not(name, here, called):
     odd.mkdir()
     words = [odd / word if (here / word).exists() or word.startswith("new") else word for word in CALLS[name][0]]
     for path in list(here.iterdir()):
-        if path.name not in (odd.name, "studies"):
+        if path.name not in (odd.name, "studies", "trace.csv", "trace.json"):  # settings are in UTF-8
             shutil.move(path, odd)
     code, stderr = called(words, encoding="ascii")
     assert (code, stderr) == (0, "")
@@ -243,6 +277,11 @@ TOO_LONG = {name: words for name, words in TOO_LONG.items() if words != CALLS[na
     "predict, source": ["predict", "model", f"{LONG}.csv", "--out", "new.csv"],
     "study": ["study", "study.toml", "--out", LONG],
     "study, name": ["study", LONG],
+    "run, trace of CSV": ["run", "small.toml", "--set", f"clock.trace={LONG}.csv"],
+    "run, trace of JSON": ["run", "small.toml", "--set", f"clock.trace={LONG}.json"],
+    "diagnose, run": ["diagnose", LONG],
+    "report, out": ["report", "ran", "--out", f"{LONG}.html"],
+    "deploy local": ["deploy", "local", LONG],
     "summarize": ["data", "summarize", f"{LONG}.csv"],
     "node status": ["deploy", "node", "status", "--key", LONG],
     "review": ["deploy", "review", "--state", LONG],

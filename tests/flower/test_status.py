@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -242,6 +244,37 @@ def test_the_page_is_for_its_own_machine_and_runs_no_text_of_others(tmp_path: Pa
         finally:
             running.shutdown()
             thread.join()
+
+
+def test_a_browser_that_goes_and_a_folder_that_is_not_in_utf_8_do_no_harm(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked, gone, status = threading.Event(), threading.Event(), of_a_run(tmp_path)
+    status["run"]["run"]["folder"] = "Z\udcfcrich"
+
+    def look() -> dict[str, Any]:
+        asked.set()
+        gone.wait()
+        return status
+
+    with server(look, 0) as running:
+        running.daemon_threads = False  # server_close waits for the answers
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        try:
+            with socket.create_connection(("127.0.0.1", running.server_port)) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close resets it
+                connection.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{running.server_port}\r\n\r\n".encode())
+                assert asked.wait(60)
+            gone.set()
+            connection = http.client.HTTPConnection("127.0.0.1", running.server_port, timeout=60)
+            connection.request("GET", "/")
+            assert "Z\\udcfcrich" in connection.getresponse().read().decode()
+            connection.close()
+        finally:
+            running.shutdown()
+            thread.join()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_metrics() -> None:

@@ -62,22 +62,30 @@ def _in_ascii(character: str) -> str:
 class _Pipe(io.FileIO):
     """An output stream that may fail: its reader closes the pipe, as ``head`` does, or the disk is full.
 
-    After a failure the command goes on, and further output is discarded. ``lost`` is the error, unless the reader has
-    closed the pipe.
+    After a failure the command goes on, and further output is discarded: ``failed`` is true. ``lost`` is the error,
+    unless the reader has closed the pipe.
     """
 
+    failed = False
     lost: OSError | None = None
 
     def write(self, text: Any) -> int:
         try:
             return super().write(text)
         except OSError as error:
+            self.failed = True
             if error.errno not in (errno.EPIPE, errno.EIO):  # closed; the terminal is gone
                 self.lost = error
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
             return len(text)
+
+
+def output_fails() -> bool:
+    """Whether nobody gets the output: a command that does nothing but show something ends then."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, _Pipe) and raw.failed
 
 
 def close_output(code: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from fedax.cli.console import output_fails
+
 Table = dict[str, Any]
 _EVERY = 2.0  # seconds between two updates of --watch
 
@@ -68,7 +70,7 @@ def status(
         if watch and not as_json and not metrics and sys.stdout.isatty():
             shown = f"\x1b[H\x1b[2J{shown}"
         typer.echo(shown)
-        if not watch:
+        if not watch or output_fails():
             break
         time.sleep(_EVERY)
     if not table["link"]["there"]:

@@ -62,6 +62,10 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "fedax", ""
 
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):  # the browser has gone
+                super().handle()
+
         def do_GET(self) -> None:
             assert isinstance(self.server, ThreadingHTTPServer)
             own_port = self.server.server_port
@@ -85,15 +89,14 @@ def server(look: Callable[[], Table], port: int) -> ThreadingHTTPServer:
             return self._send(404, "text/plain", "there is no such page")
 
         def _send(self, code: int, kind: str, text: str) -> None:
-            content = text.encode()
+            content = text.encode(errors="backslashreplace")  # names of files need not be in UTF-8
             self.send_response(code)
             for name, value in _HEADERS.items():
                 self.send_header(name, value)
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(content)
+            self.wfile.write(content)
 
         def log_message(self, format: str, *args: object) -> None:
             """No line for each request."""

@@ -104,7 +104,8 @@ def _finish(study: Study, folder: Path, ended: _Process, failed: dict[str, str],
         watch(f"{job.name} stopped after {seconds:.0f} s")
     else:
         log = folder / "jobs" / job.key / "log.txt"
-        *_, last_line = ["nothing", *log.read_text(encoding="utf-8", errors="replace").strip().splitlines()]
+        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        last_line = said[-1] if said else f"it ended with exit code {code} and no word"  # killed, or the disk is full
         failed[job.key] = f"{job.name}: {last_line} ({log})"
         watch(f"{job.name} failed after {seconds:.0f} s: {last_line}")
 
