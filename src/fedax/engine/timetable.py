@@ -145,6 +145,10 @@ class Timetable:
         late = np.repeat(np.arange(steps), self.pace.buffer) - versions
         return Heard(clients, late, self._clients[clients] * self._weight(late))
 
+    def arrivals(self, steps: int) -> np.ndarray:
+        """How many answers of each client so many steps take, [N]."""
+        return np.bincount(self.heard(steps).clients, minlength=len(self._p))
+
     def until(self, version: int) -> None:
         """Go on to so many steps."""
         self.schedule.until(version)
