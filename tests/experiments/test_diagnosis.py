@@ -251,13 +251,16 @@ def test_models_are_read_back_or_refused(tmp_path):
         read_model(path, params)
 
 
+TOP = {"name": "error-feedback", "of": {"name": "top-k", "share": 0.4}}
+
+
 def test_a_pace_is_diagnosed_with_the_clock_of_its_configuration(tmp_path):
     config = {
         "data": {"name": "quadratics", "clients": 5, "dimension": 3},
         "work": {"kind": "steps", "steps": 1},
         "clock": {"step": [1.0, 2.0, 4.0, 8.0, 16.0], "up": 100.0},
         "pace": {"concurrency": 5, "start": "idle"},
-        "run": {"rounds": 400, "seeds": 1, "evaluate_every": 400, "compress": {"name": "top-k", "share": 0.4}},
+        "run": {"rounds": 400, "seeds": 1, "evaluate_every": 400, "compress": TOP},
         "methods": [{"name": "fedavg", "lr": 0.02}, {"name": "scaffold", "lr": 0.02}],
     }
     experiment = build(config)

@@ -86,6 +86,8 @@ def test_a_run_loses_what_is_said_and_corrected_weights_bring_it_back(pace):
     diagnosis = found(pace=pace, lr=lr, points=[np.full(D, 5.0), ends])
     assert_allclose(diagnosis.points[-1].inconsistency_cost, above(ends), rtol=0.15)
     assert diagnosis.verdict.startswith('Keep FedAvg, with pace.weights = "corrected"') and diagnosis.take == ""
+    assert ("fast clients answer more often" in diagnosis.verdict) is (pace is ALL)
+    assert ("late answers count for less" in diagnosis.verdict) is (pace is not ALL)
     assert f"about {diagnosis.points[-1].inconsistency_cost:.3g}" in diagnosis.verdict
     assert all(name in diagnosis.verdict for name in KEEPING) and "waiting for all clients" in diagnosis.verdict
     assert above(end(weights="corrected")) < 0.05 * above(ends)

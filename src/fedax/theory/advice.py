@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SAME = 1e-6  # χ² up to which weights are the same
 MATERIAL = 0.002  # a cost is worth a remedy if it is at least this share of what training gains
 OFTEN = 20  # a control variate is fresh enough with up to so many rounds between two visits of a client
+_PART = 0.01  # a cause of unequal weights is named from this part of their χ² on
 _ALIKE = 0.9  # remedies with this share of the best gain count as equal: costs are only known to a factor of two
 # The methods that the advice names; their traits say which costs they remove. The values for ``MOMENTUM`` were tried in
 # docs/study/choosing.md and docs/results/advice.md.
@@ -126,9 +127,13 @@ class Case:
         q = self.f.arrivals
         if q is None or self.by_number is None:
             return ""
-        more = float(np.abs(self.by_number - self.p).max()) > SAME
-        causes = ["fast clients answer more often"] if more else []
-        causes += [] if np.allclose(q, self.by_number, rtol=1e-3, atol=0) else ["late answers count for less"]
+        known = self.p > 0
+        whole, number, late = (
+            float(np.sum(apart[known] ** 2 / self.p[known]))
+            for apart in (q - self.p, self.by_number - self.p, q - self.by_number)
+        )
+        causes = ["fast clients answer more often"] if number > _PART * whole else []
+        causes += ["late answers count for less"] if late > _PART * whole else []
         return " and ".join(causes) or "answers count for what the schedule gives them"
 
     @property
