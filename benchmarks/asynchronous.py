@@ -1,6 +1,7 @@
 """Servers that do not wait: where they end on quadratics, and how fast they are.
 
     python benchmarks/asynchronous.py objective     # the table of docs/asynchronous.md, minutes
+    python benchmarks/asynchronous.py work          # the table of random work there, minutes
     python benchmarks/asynchronous.py speed          # rounds a second beside synchronous ones, in turn
 
 ``objective``: 20 clients with F_i(x) = ½‖x − c_i‖², of which the slow ones have other centres; FedAvg with one full
@@ -67,6 +68,32 @@ def objective() -> None:
         print(f"| {name} | {found.chi_square:.3f} | {figures[0]:.3f} | {figures[1]:.3f} | {figures[2]:.4f} | {back} |")
 
 
+def work() -> None:
+    """Random work: an answer with more steps comes later, so its staleness and its length go together."""
+    jax.config.update("jax_enable_x64", True)
+    rng = np.random.default_rng(0)
+    clock = fedax.Clock(step=np.sort(rng.lognormal(0, 1.2, size=N)))
+    centres = rng.normal(size=(N, D)) + np.linspace(-3, 3, N)[:, None]
+    data = fedax.FederatedData({"H": np.tile(np.eye(D), (N, 1, 1)), "e": centres}, [1] * N)
+    some = {"H": np.eye(D)[None], "e": centres[:1]}
+    task = fedax.tasks.quadratic(D).with_metrics(**{f"x{k}": component(k) for k in range(D)})
+    method, star = fedax.create("fedavg", lr=LR / 5), centres.mean(axis=0)
+    print("| who starts | found | predicted | from the predicted point |")
+    print("|---|---|---|---|")
+    for name, pace in PACES.items():
+        if pace.staleness is None:
+            continue
+        given = {"work": fedax.RandomSteps(5, 4, 1, 9), "clock": clock, "pace": pace}
+        run = fedax.simulate(
+            method, task, data, rounds=ROUNDS, params=star, test=some, evaluate_every=20, **given
+        )  # fmt: skip
+        half = len(run.history["round"]) // 2
+        x = np.array([run.history[f"test_x{k}"][half:].mean() for k in range(D)])
+        predicted = fedax.theory.diagnose(method, task, data, **given).weights @ centres
+        figures = [np.linalg.norm(each) for each in (x - star, predicted - star, x - predicted)]
+        print(f"| {name} | {figures[0]:.3f} | {figures[1]:.3f} | {figures[2]:.3f} |")
+
+
 def speed() -> None:
     rng = np.random.default_rng(0)
     clients, features, width = 1000, 200, 10
@@ -101,4 +128,4 @@ def speed() -> None:
 
 
 if __name__ == "__main__":
-    {"objective": objective, "speed": speed}[sys.argv[1]]()
+    {"objective": objective, "work": work, "speed": speed}[sys.argv[1]]()

@@ -171,6 +171,18 @@ def test_availability_decides_when_work_begins():
         fedax.simulate(fedax.create("fedavg", lr=LR), QUADRATIC, one, clock=clock, **options)
 
 
+def test_arrivals_by_client_are_those_of_the_rounds_that_were_run():
+    pace = PACES["all under way"]
+    whole = run(fedax.create("fedavg", lr=LR), pace)
+    stopped = run(fedax.create("fedavg", lr=LR), pace, until=lambda row: row["round"] == 7)
+    first = fedax.arrivals(fedax.create("fedavg", lr=LR), TASK, DATA, pace=pace, clock=CLOCK, rounds=7,
+                           work=fedax.Steps(STEPS), seed=4)  # fmt: skip
+    assert stopped.arrivals.tolist() == first.counts.tolist() and stopped.arrivals.sum() == 7 * pace.buffer
+    assert (whole.arrivals >= stopped.arrivals).all() and whole.arrivals.sum() == ROUNDS * pace.buffer
+    assert run(fedax.create("fedavg", lr=LR), pace, rounds=0).arrivals.tolist() == [0] * N
+    assert run(fedax.create("fedavg", lr=LR), None, rounds=1).arrivals is None
+
+
 @pytest.mark.parametrize("which", ["a buffer", "idle", "thrown away"])
 def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
     """Of a client that starts twice from one version seeds have groups at other steps."""
@@ -188,6 +200,9 @@ def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
             alone, lane = fedax.simulate(make(lr), TASK, DATA, seed=seed, **options), found.runs[i][k]
             for column in alone.history.keys() - {"seconds"}:
                 np.testing.assert_allclose(lane.history[column], alone.history[column], rtol=1e-5, atol=1e-6)
+            counts = fedax.arrivals(make(lr), TASK, DATA, seed=seed, **options).counts
+            assert lane.arrivals.tolist() == alone.arrivals.tolist() == counts.tolist()
+            assert counts.sum() == ROUNDS * PACES[which].buffer and len({*counts}) > 1
     kept = fedax.Checkpoints(tmp_path, rounds=1)
 
     def killed(point, seed, row):
@@ -198,6 +213,7 @@ def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
         fedax.sweep(make, {"lr": [0.02, LR]}, TASK, DATA, seeds=[3, 4], checkpoint=kept, callback=killed, **options)
     again = fedax.sweep(make, {"lr": [0.02, LR]}, TASK, DATA, seeds=[3, 4], checkpoint=kept, **options)
     np.testing.assert_array_equal(again.runs[1][1].params, found.runs[1][1].params)
+    np.testing.assert_array_equal(again.runs[1][1].arrivals, found.runs[1][1].arrivals)
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,26 @@ def test_what_differs_in_shape_is_another_program():
     assert [p["steps"] for p in sweep.points[:4]] == [1, 1, 2, 2]
 
 
+def paced(step=1.0, std=2.0, **pace):
+    given = {"concurrency": 3, "buffer": 2, **pace}
+    return {
+        "algorithm": fedavg(0.05),
+        "clock": fedax.Clock(step=step * np.arange(1.0, 6.0), latency=1.0),
+        "pace": fedax.Async(**given),
+        "work": fedax.RandomSteps(3.0, std, 1, 6),
+    }
+
+
+def test_each_point_has_the_timetable_of_its_pace_clock_and_work():
+    """Timetables of one shape have one program; another buffer, concurrency or work another one."""
+    late = fedax.PolynomialStaleness(2.0)
+    points = [{}, {"step": 9.0}, {"std": 0.5}, {"staleness": late}, {"grace": 4.0}, {"buffer": 1}, {"concurrency": 4}]
+    swept = check(paced, points, seeds=(3,), rounds=12, work=None)
+    assert swept.programs == 4
+    last = [[float(runs[0].history[name][-1]) for name in ("time", "staleness", "train_loss")] for runs in swept.runs]
+    assert len({*map(tuple, last)}) == len(points)
+
+
 def test_schedules_steps_and_weights_of_several_points():
     def make(lr, steps):
         return {"algorithm": fedavg(fedax.PowerDecay(lr, 2.0)), "work": fedax.Steps(steps)}

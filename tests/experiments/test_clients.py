@@ -67,6 +67,26 @@ def test_tables_are_those_of_the_models(done):
         np.testing.assert_allclose(values, due[name], rtol=1e-6, err_msg=name)
 
 
+def test_tables_have_the_arrivals_of_a_server_that_does_not_wait(config, tmp_path):
+    paced = {
+        "clock": {"step": {"name": "lognormal", "median": 1.0, "sigma": 1.5}},
+        "pace": {"concurrency": 3, "start": "idle"},
+        "run": {"rounds": 12, "seeds": 2, "split_seeds": False},
+        "methods": config["methods"][1:],
+    }
+    experiment = build(config | paced)
+    record = execute(experiment, new_folder(tmp_path / "run", "run"))
+    path = table_path(record.folder, "slow", 1)
+    options = experiment.options | {"seed": 1, "work": experiment.work}
+    due = fedax.arrivals(experiment.methods["slow"], experiment.task, experiment.split(1)[0], **options).counts
+    before = path.read_text()
+    assert before.startswith("name,n,arrivals,loss,accuracy,") and read_table(path).arrivals.tolist() == due.tolist()
+    assert due.sum() == 12 and due.tolist() != [4, 4, 4] and "arrivals" not in read_table(path).values
+    path.unlink()
+    execute(experiment, record.folder)
+    assert path.read_text() == before and not clients.damaged(read(record.folder))
+
+
 def test_nodes_have_the_metrics_that_are_asked_for(done):
     experiment, _ = done
     assert list(problem_of(experiment.problem("slow")).task.metrics) == list(experiment.task.metrics)
@@ -159,6 +179,9 @@ def test_the_spread_over_clients():
         ("name,n,auc\na,1,0.5\n", "its first line has to be"),
         ("name,n,loss,loss\na,1,1,1\n", "its first line has to be"),
         ("name,n,loss\na,1\n", "has not 3 columns"),
+        ("name,n,arrivals\na,1,1\n", "its first line has to be"),
+        ("name,n,arrivals,loss\na,1,-1,1\n", "arrivals that are no whole number"),
+        (f"name,n,arrivals,loss\na,1,{2**70},1\n", "arrivals that are no whole number"),
         ("name,n,loss\na,0,1\n", "without examples"),
         ("name,n,loss\na,1,1\na,1,1\n", "two of one name"),
         ("name,n,loss\na,1,inf\n", "not finite"),

@@ -11,8 +11,8 @@ import pytest
 import fedax
 from fedax.engine.saved import read_model, write_model
 from fedax.errors import ConfigError, DataError
-from fedax.experiments import build, read
-from fedax.experiments.diagnosis import _reworded, rows, verdict, where
+from fedax.experiments import build, execute, new_folder, read
+from fedax.experiments.diagnosis import _reworded, diagnose_run, rows, verdict, where
 from fedax.experiments.report import render
 from tests.experiments import run_cli
 
@@ -249,3 +249,32 @@ def test_models_are_read_back_or_refused(tmp_path):
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(DataError, match="no safetensors file"):
         read_model(path, params)
+
+
+TOP = {"name": "error-feedback", "of": {"name": "top-k", "share": 0.4}}
+
+
+def test_a_pace_is_diagnosed_with_the_clock_of_its_configuration(tmp_path):
+    config = {
+        "data": {"name": "quadratics", "clients": 5, "dimension": 3},
+        "work": {"kind": "steps", "steps": 1},
+        "clock": {"step": [1.0, 2.0, 4.0, 8.0, 16.0], "up": 100.0},
+        "pace": {"concurrency": 5, "start": "idle"},
+        "run": {"rounds": 400, "seeds": 1, "evaluate_every": 400, "compress": TOP},
+        "methods": [{"name": "fedavg", "lr": 0.02}, {"name": "scaffold", "lr": 0.02}],
+    }
+    experiment = build(config)
+    record = execute(experiment, new_folder(tmp_path / "run", "run"), drawn=False)
+    plain, scaffold = diagnose_run(experiment, record)
+    options = {name: experiment.options[name] for name in ("pace", "clock", "compress")}
+    method = experiment.methods["fedavg"]
+    due = fedax.theory.diagnose(method, experiment.task, experiment.data, work=experiment.work, **options)
+    assert plain["arrivals"] == pytest.approx(due.arrivals) and plain["chi2"] == pytest.approx(due.chi2)
+    assert plain["arrivals"] == sorted(plain["arrivals"], reverse=True) and scaffold["chi2"] == 0.0
+    assert 'pace.weights = "corrected"' in plain["verdict"]
+    table = dict(rows([plain, scaffold]))
+    at = [*table].index("Cost of another objective")
+    assert [*table][at + 1 : at + 3] == ["of arrivals alone", "of unequal work alone"]
+    assert table["of arrivals alone"][0] == table["Cost of another objective"][0] != "–"
+    assert "of arrivals alone" not in dict(rows([{**plain, "arrivals": None}]))
+    assert "fast clients answer more often" in render([read(record.folder)])

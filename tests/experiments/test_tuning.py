@@ -526,6 +526,55 @@ def test_another_compressor_is_another_program(tmp_path):
     assert read(record.folder).config["sweep"]["grid"]["run.compress"] == grid["run.compress"]
 
 
+PACED = {
+    "clock": {"step": {"name": "lognormal", "median": 1.0, "sigma": 1.0}},
+    "pace": {"concurrency": 4, "buffer": 2, "staleness": {"name": "polynomial", "exponent": 0.5}},
+}
+
+
+def test_pace_and_clock_are_swept_and_the_best_is_written(tmp_path):
+    grid = {
+        "pace.buffer": [1, 2],
+        "pace.staleness.exponent": [0.0, 3.0],
+        "clock.server": [0.0, 7.0],
+    }
+    changes = copy.deepcopy(PACED) | {"run": WIRED["run"] | {"rounds": 6, "seeds": [3]}}
+    tuning = plan(copy.deepcopy(WIRED) | changes | {"sweep": {"grid": grid}})
+    record, content = tune(tuning, new_folder(tmp_path / "run", "run"), drawn=False)
+    assert content["programs"] == 2 and len(tuning.points["fedavg"]) == 8
+    for point, experiment in zip(tuning.points["fedavg"], tuning.experiments["fedavg"], strict=True):
+        options = {"work": experiment.work, "participation": experiment.participation, "seed": 3} | experiment.options
+        history = fedax.simulate(experiment.methods["fedavg"], experiment.task, experiment.data, **options).history
+        (run,) = (each for each in record.runs if each.point == point)
+        for name in ("time", "staleness", "train_loss"):
+            np.testing.assert_allclose(run.history[name], history[name], rtol=1e-5)
+    best, point = read_toml(tmp_path / "run" / "best.toml"), record.trials("fedavg")[0].point
+    assert (best["pace"]["buffer"], best["clock"]["server"]) == (point["pace.buffer"], point["clock.server"])
+    assert best["pace"]["staleness"] == {"name": "polynomial", "exponent": point["pace.staleness.exponent"]}
+    assert best["clock"]["step"] == PACED["clock"]["step"] and best["pace"]["concurrency"] == 4
+    assert build(best).options["pace"].buffer == point["pace.buffer"]
+    facts = summary.facts(record.config, record.about["clients"]["sizes"], 8)
+    assert "answers a step: 1 or 2" in facts["Clients"] and "0.0 or 7.0" in facts["Clock"]
+    render([record])
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"pace": [1.0]}, "name one setting, such as pace.buffer"),
+        ({"clock": [1.0]}, "name one setting, such as clock.step"),
+        ({"pace.bufer": [1]}, "pace.bufer = 'bufer': did you mean 'buffer'"),
+        ({"clock.speed": [1.0]}, "There are: available, down, latency, preset, server, step, trace, up"),
+        ({"pace.staleness.power": [1.0]}, "There are: exponent"),
+        ({"pace.buffer": [9]}, "pace.buffer = 9"),
+        ({"clock.step": [-1.0]}, "clock.step"),
+    ],
+)
+def test_bad_axes_of_time_are_named(grid, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        plan(copy.deepcopy(WIRED) | copy.deepcopy(PACED) | {"sweep": {"grid": grid}})
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [

@@ -186,7 +186,7 @@ class CA2FL(Algorithm):
     server_lr: Any = hyper(1.0, "(0, ∞)")
 
     def traits(self) -> Traits:
-        return Traits("CA2FL", "Wang et al. 2024 (CA2FL), Algorithm 2", limit="steps")
+        return Traits("CA2FL", "Wang et al. 2024 (CA2FL), Algorithm 2", limit="steps", fair=True)
 
     def init(self, x: Vector) -> MemoryState:
         return MemoryState(x, zeros_like(x))
@@ -230,7 +230,7 @@ class ACE(Algorithm):
     lr: Any = hyper(0.05, "(0, ∞)")
 
     def traits(self) -> Traits:
-        return Traits("ACE", "Chang et al. 2025", limit="F", exact="always")
+        return Traits("ACE", "Chang et al. 2025", limit="F", exact="always", fair=True)
 
     def init(self, x: Vector) -> MemoryState:
         return MemoryState(x, zeros_like(x))
@@ -273,7 +273,7 @@ class AREA(Algorithm):
     lr: Any = hyper(0.05, "(0, ∞)")
 
     def traits(self) -> Traits:
-        return Traits("AREA", "Iakovidou and Kim 2024", limit="steps")
+        return Traits("AREA", "Iakovidou and Kim 2024", limit="steps", fair=True)
 
     def init(self, x: Vector) -> ModelState:
         return ModelState(x)

@@ -68,7 +68,7 @@ class FedDyn(Algorithm):
     deliver: str = choice("server", "server", "mean")
 
     def traits(self) -> Traits:
-        return Traits("FedDyn", "Acar et al. 2021, Algorithm 1", limit="F", exact="always", corrects=OTHERS)
+        return Traits("FedDyn", "Acar et al. 2021, Algorithm 1", limit="F", exact="always", corrects=OTHERS, fair=True)
 
     def init(self, x: Vector) -> FedDynState:
         return FedDynState(x, zeros_like(x), x)

@@ -68,7 +68,9 @@ class Scaffold(Algorithm):
     warmup_batches: int | None = count(None, off=True)
 
     def traits(self) -> Traits:
-        return Traits("SCAFFOLD", "Karimireddy et al. 2020, Algorithm 1", limit="F", exact="always", corrects=OTHERS)
+        return Traits(
+            "SCAFFOLD", "Karimireddy et al. 2020, Algorithm 1", limit="F", exact="always", corrects=OTHERS, fair=True
+        )
 
     def init(self, x: Vector) -> ScaffoldState:
         return ScaffoldState(x, zeros_like(x))

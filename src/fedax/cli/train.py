@@ -173,9 +173,9 @@ def sweep(
 ) -> None:
     """Try the methods of a configuration at many settings, and find the best.
 
-    Hyper-parameters, work, participation, privacy, compression and the batch size
-    may vary; what differs in numbers only runs side by side, with all seeds, in one
-    compiled program.
+    Hyper-parameters, work, participation, privacy, clock and pace, compression and
+    the batch size may vary; what differs in numbers only runs side by side, with all
+    seeds, in one compiled program.
 
     \b
     A configuration says what to try:

@@ -48,6 +48,8 @@ class Traits(NamedTuple):
             ``"equal steps"``, or ``"never"``: drift of the local steps, in proportion to η, or another limit remains.
         corrects: by what it corrects its local steps, so that they do not drift; ``""``: it does not.
         own: the weight of a client's own gradient in its local steps.
+        fair: whether clients count by p_i however often and late each is heard, as the server knows what each of them
+            sent last.
 
     Example:
         >>> import fedax
@@ -63,6 +65,7 @@ class Traits(NamedTuple):
     exact: str = "never"
     corrects: str = ""
     own: Number = 1.0
+    fair: bool = False
 
     def refuse(self, *, missing: str | None = None, unequal: bool = False) -> None:
         """Raise a ConfigError for rounds for which the method is not defined.

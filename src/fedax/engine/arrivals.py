@@ -6,7 +6,9 @@ objective inconsistency of Wang et al. 2020 in time; all of it follows from the 
 unequal local steps, their number multiplies q_i, too, as it does in synchronous rounds.
 """
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,12 +16,14 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.types import Unknown
 from fedax.data.federated import FederatedData
 from fedax.engine.asynchronous import timetable_of
-from fedax.engine.job import make_job
+from fedax.engine.job import Job, make_job
 from fedax.errors import ConfigError, complete
 from fedax.federation.clock import Clock
 from fedax.federation.pace import Async
 from fedax.federation.work import Work
 from fedax.tasks.task import Task
+
+_ANSWERS, _PARTS = 20_000, 10  # of the schedule that tells the long run: the fewest answers, and its parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,22 +98,73 @@ def arrivals(
         "pace": pace,
         "clock": clock,
     }
-    job = make_job(algorithm, task, data, **given | options)
+    job = _paced(make_job(algorithm, task, data, **given | options))
     if not job.rounds:
         raise ConfigError("rounds", rounds, "give a whole number of at least 1")
-    if job.pacing is None or job.clock is None:
-        raise ConfigError("pace", pace, "give fedax.Async(…)")
     n, p = data.num_clients, data.weights
     table = timetable_of(job)
-    counts, late, weights = np.zeros(n), np.zeros(n), np.zeros(n)
-    for group in table.groups(0, job.rounds):
-        heard = group.heard < n
-        for total, values in ((counts, 1.0), (late, group.staleness[heard]), (weights, group.weights[heard])):
-            np.add.at(total, group.heard[heard], values)
+    heard = table.heard(job.rounds)
+    counts, late, weights = (np.bincount(heard.clients, each, n) for each in (None, heard.staleness, heard.weights))
     q = weights / weights.sum()
     with np.errstate(invalid="ignore"):
         staleness = late / counts
     dropped = int(table.late(job.rounds)["dropped"])
     known = p > 0
     chi_square = float(np.sum((q[known] - p[known]) ** 2 / p[known]))
-    return Arrivals(counts.astype(int), staleness, q, chi_square, np.array(table.schedule.times[: job.rounds]), dropped)
+    return Arrivals(counts, staleness, q, chi_square, np.array(table.schedule.times[: job.rounds]), dropped)
+
+
+class LongRun(NamedTuple):
+    """The answers of a long schedule.
+
+    Attributes:
+        clients, weights: [steps, K] whose answers each step takes, and their weights.
+        p: [N] the data's weights.
+    """
+
+    clients: np.ndarray
+    weights: np.ndarray
+    p: np.ndarray
+
+    def shares(self, weights: np.ndarray) -> np.ndarray:
+        """The shares of the clients, [N], in sums over answers of these weights, [steps, K].
+
+        They sum to 1. As the schedule ends somewhere, they scatter; how much is seen from its parts, and that share of
+        their distance from p is taken away. Clients that are never heard have 0.
+        """
+        n, p, known = len(self.p), self.p, self.p > 0
+        number = self.clients.size
+        cells = np.arange(number) * _PARTS // number * n + self.clients.ravel()
+        parts = np.bincount(cells, weights.ravel(), _PARTS * n).reshape(-1, n)
+        total = parts.sum(axis=0)
+        shares: np.ndarray = total / total.sum()
+        if ((total == 0) & known).any():
+            return shares
+        apart = np.sum((shares - p)[known] ** 2 / p[known])
+        chance = np.sum(parts.var(axis=0, ddof=1)[known] / p[known]) * _PARTS / total.sum() ** 2
+        found: np.ndarray = p + (shares - p) * (max(0.0, 1 - chance / apart) if apart else 0.0)
+        return found
+
+
+def long_run(algorithm: Algorithm, task: Task, data: FederatedData, **options: Unknown) -> LongRun:
+    """A schedule of 200 answers a client on average, 20,000 at least.
+
+    Args:
+        algorithm, task, data: as of :func:`fedax.simulate`.
+        options: others of its arguments, with ``pace`` and ``clock``.
+
+    Raises:
+        ConfigError, DataError: as :func:`fedax.simulate`.
+    """
+    job = _paced(make_job(algorithm, task, data, rounds=1, **options))
+    assert job.pacing is not None
+    width = job.pacing.pace.buffer
+    steps = max(job.pacing.horizon(data.num_clients, 1), math.ceil(_ANSWERS / width))
+    heard = timetable_of(job._replace(rounds=steps)).heard(steps)
+    return LongRun(heard.clients.reshape(-1, width), heard.weights.reshape(-1, width), data.weights)
+
+
+def _paced(job: Job) -> Job:
+    if job.pacing is None or job.clock is None:
+        raise ConfigError("pace", None, "give fedax.Async(…)")
+    return job

@@ -18,6 +18,7 @@ from fedax.engine.history import History, Run, count, ended_worse
 from fedax.engine.job import Job
 from fedax.engine.loop import Exclusions, State, Tally
 from fedax.engine.patience import Patience
+from fedax.engine.timetable import Timetable
 from fedax.engine.timing import RoundTimes
 from fedax.errors import BadClientWarning, DivergedWarning, caller_level, unknown
 
@@ -165,7 +166,10 @@ class Lane:
         state, params = self.result
         if state is not None:
             state = self.job.of_method(state._replace(exclusions=self.with_missed(state.exclusions)))
-        return Run(self.history.rows, state, params, self.status, compile_seconds, self.job.origin, self.public)
+        rows, arrivals = self.history.rows, None
+        if isinstance(self.times, Timetable):
+            arrivals = self.times.arrivals(int(rows[-1]["round"]))
+        return Run(rows, state, params, self.status, compile_seconds, self.job.origin, self.public, arrivals)
 
 
 class CallLength:

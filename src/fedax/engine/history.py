@@ -46,11 +46,14 @@ class Run:
             of the first hundred; ``skipped``, how many rounds changed nothing for want of clients. Of real clients:
             ``heard``, the share of the weight of those whose nodes were heard in this evaluation; ``wire_down`` and
             ``wire_up``, bytes on the network as it is; ``waited``, seconds that the server waited for answers. With a
-            clock: ``time``, simulated seconds; of real clients measured ones.
+            clock: ``time``, simulated seconds; of real clients measured ones. With a pace: ``staleness``,
+            ``staleness_max`` and ``dropped``; the version of the server's model is the ``round``.
         status: ``"finished"``; ``"worse"`` where it came to its last round, with an objective above that at the start
             (see :func:`ended_worse`); ``"stopped"`` where ``until`` was true before the last round; ``"diverged"``
             where the loss was no longer finite; ``"failed"`` where a guard stopped it.
         left_out: client -> how often its uploads were left out; ``None`` in a sweep.
+        arrivals: [N] how many answers of each client the server's steps took; ``None`` where it waits for all clients
+            of a round.
         compile_seconds: time spent on tracing and compiling; not-a-number of a public run.
         public_columns: of a private run the columns in which nothing is that ε does not cover, and public data;
             ``None`` of another run. :meth:`public` has them alone.
@@ -76,8 +79,9 @@ class Run:
         compile_seconds: float,
         origin: Origin,
         public_columns: tuple[str, ...] | None = None,
+        arrivals: np.ndarray | None = None,
     ):
-        self.params = params
+        self.params, self.arrivals = params, arrivals
         self.state = None if state is None else state.server
         self.memory = None if state is None else state.memory
         self.left_out = None if state is None else _times_left_out(state.exclusions)

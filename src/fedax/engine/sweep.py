@@ -246,12 +246,12 @@ def sweep(
     Args:
         make: ``make(**point)`` gives a method, or a dictionary of arguments of :func:`simulate`, of which
             ``"algorithm"`` is one, for what else depends on the point: ``work``, ``batch_size``, ``participation``,
-            ``privacy``, ``compress``, ``guard``, ``faults``, ``aggregate``, ``secure``.
+            ``privacy``, ``compress``, ``clock``, ``pace``, ``guard``, ``faults``, ``aggregate``, ``secure``.
         grid: name -> sequence of values or :class:`Range`, of which all combinations are tried; or the points
             themselves, dictionaries, for instance of :func:`random_points` or of a tuner such as Optuna. The names are
             those of the arguments of ``make``, whatever it makes of them. (In a configuration they are settings:
-            ``methods.<name>.<setting>``, ``work.…``, ``participation.…``, ``privacy.…``, ``run.compress.…`` and
-            ``run.batch_size``.) Of private runs each has noise and a ledger, ε, of its own.
+            ``methods.<name>.<setting>``, ``work.…``, ``participation.…``, ``privacy.…``, ``clock.…``, ``pace.…``,
+            ``run.compress.…`` and ``run.batch_size``.) Of private runs each has noise and a ledger, ε, of its own.
         task: what is learned.
         data: the clients' data.
         seeds: how many (0, 1, …), or which. They share nothing; all points have the same.
@@ -469,21 +469,20 @@ def _blocks(jobs: list[list[Job]], seeds: int, width: int | None) -> list[_Block
         leaves, structure = jax.tree.flatten(job.hyper)
         form = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
         objects = tuple(map(id, (job.fed, job.held, job.x, job.until)))
-        shared = (objects, job.plan, job.memory, job.stops, job.grad_norm, job.density, _paced(job))
-        groups.setdefault((structure, form, shared), []).append(i)
-    blocks = []
-    for members in groups.values():
+        shared = (objects, job.plan, job.memory, job.stops, job.grad_norm, job.density, job.pacing and job.pacing.shape)
+        groups.setdefault(((structure, form, shared), _paced(job)), []).append(i)
+    blocks, extents = [], set()  # points with timetables of one shape have one program, one after the other
+    for (form, _), members in groups.items():
         job = jobs[members[0]][0]
         alike = all(like(job, other) for other in jobs[members[0]][1:])
         most = 1 if job.hosted or not alike else _width(job) if width is None else width
         # Points first: they share a seed's minibatches.
         across = _even(len(members), most)
         along = _even(seeds, max(1, most // across))
-        extents = set()
         for first in range(0, len(members), across):
             for start in range(0, seeds, along):
                 block = _Block(members[first : first + across], list(range(seeds))[start : start + along], False)
-                extent = (len(block.points), len(block.seeds))
+                extent = (form, len(block.points), len(block.seeds))
                 blocks.append(block._replace(new=extent not in extents or not alike))
                 extents.add(extent)
     return blocks
@@ -493,8 +492,10 @@ def _paced(job: Job) -> Unknown:
     """What decides who answers when, beside the seed, where the server does not wait."""
     if job.pacing is None:
         return None
+    assert job.clock is not None
     form = job.forms[1][0]
-    return repr(job.pacing), form.down, form.up, job.rounds
+    numbers, structure = jax.tree.flatten((job.clock._replace(seed=0), job.hyper.work))
+    return repr(job.pacing), form.down, form.up, job.rounds, structure, tuple(np.asarray(n).tobytes() for n in numbers)
 
 
 def like(job: Job, other: Job) -> bool:

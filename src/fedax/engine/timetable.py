@@ -1,6 +1,7 @@
 """The timetable of an asynchronous run: its schedule as arrays, group by group; and which runs can have one."""
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -81,6 +82,19 @@ def _stacked(groups: Sequence[Group], size: int, empty: Group, dtype: np.dtype) 
     return stacked._replace(weights=stacked.weights.astype(dtype))
 
 
+def slots_of(pace: Async) -> int:
+    """How many uploads the box of a run holds."""
+    return pace.concurrency + pace.buffer * (1 if pace.max_staleness is None else 2)
+
+
+class Heard(NamedTuple):
+    """Answers that steps took, [answers] each: whose they are, their staleness, and their weights."""
+
+    clients: np.ndarray
+    staleness: np.ndarray
+    weights: np.ndarray
+
+
 class Timetable:
     """A job's schedule as arrays, group by group.
 
@@ -102,7 +116,7 @@ class Timetable:
     ):
         self.pace, self.schedule, self._steps = pace, schedule, steps
         # Those under way, and those that wait for a step; work that was thrown away is found with the next group.
-        self.slots = pace.concurrency + pace.buffer * (1 if pace.max_staleness is None else 2)
+        self.slots = slots_of(pace)
         self._weight = (lambda late: np.ones(len(late))) if staleness is None else staleness.weight
         self._p = np.asarray(data_weights, float)
         self._clients = self._p * len(self._p) / pace.buffer
@@ -115,16 +129,25 @@ class Timetable:
 
     def correct(self, steps: int) -> None:
         """Weights by which all clients count by p_i over the first so many steps."""
-        self.schedule.until(steps)
-        counted = np.zeros(len(self._p))
-        for step in range(steps):
-            clients = [self.schedule.clients[number] for number in self.schedule.steps[step]]
-            np.add.at(counted, clients, self._weight(self.schedule.staleness(step)))
+        heard = self.heard(steps)
+        counted = np.bincount(heard.clients, self._weight(heard.staleness), len(self._p))
         if missing := np.flatnonzero((counted == 0) & (self._p > 0)).tolist():
             way_out = f"in {steps} steps clients {missing[:5]} are never heard, and no weight makes up for that"
             raise ConfigError("pace.weights", self.pace.weights, way_out)
         share = np.where(counted > 0, counted, 1) / (steps * self.pace.buffer)
         self._clients = self._p / share / self.pace.buffer
+
+    def heard(self, steps: int) -> "Heard":
+        """The answers that so many steps take, in their order."""
+        self.schedule.until(steps)
+        taken = list(itertools.chain.from_iterable(self.schedule.steps[:steps]))
+        clients, versions = np.array(self.schedule.clients)[taken], np.array(self.schedule.versions)[taken]
+        late = np.repeat(np.arange(steps), self.pace.buffer) - versions
+        return Heard(clients, late, self._clients[clients] * self._weight(late))
+
+    def arrivals(self, steps: int) -> np.ndarray:
+        """How many answers of each client so many steps take, [N]."""
+        return np.bincount(self.heard(steps).clients, minlength=len(self._p))
 
     def until(self, version: int) -> None:
         """Go on to so many steps."""
@@ -218,6 +241,11 @@ class Pacing(NamedTuple):
 
     pace: Async
     staleness: Staleness | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """What a program depends on: how many answers make a step, and how many uploads the box holds."""
+        return self.pace.buffer, slots_of(self.pace)
 
     def timetable(
         self,

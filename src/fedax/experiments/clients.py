@@ -47,11 +47,13 @@ class ClientTable(NamedTuple):
         names: [N] of the clients.
         sizes: [N] how many examples each client has.
         values: ``loss`` and metrics by name, [N] each.
+        arrivals: [N] how many answers of each client the server took; ``None``: it waited for all clients of a round.
     """
 
     names: list[str]
     sizes: np.ndarray
     values: dict[str, np.ndarray]
+    arrivals: np.ndarray | None = None
 
 
 # ---- files
@@ -66,10 +68,12 @@ def write_table(path: Path, table: ClientTable) -> None:
     """Write a table as CSV, completely or not at all; a figure that is not defined is an empty cell."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n", quoting=quoting_of(table.names))
-    rows.writerow(["name", "n", *table.values])
-    for i, (name, size) in enumerate(zip(table.names, table.sizes, strict=True)):
+    whole = [table.sizes] if table.arrivals is None else [table.sizes, table.arrivals]
+    rows.writerow(["name", "n", "arrivals"][: 1 + len(whole)] + list(table.values))
+    for i, (name, *numbers) in enumerate(zip(table.names, *whole, strict=True)):
         figures = [float(values[i]) for values in table.values.values()]
-        rows.writerow([cell(name), int(size), *(f"{value:.9g}" if math.isfinite(value) else "" for value in figures)])
+        texts = [f"{value:.9g}" if math.isfinite(value) else "" for value in figures]
+        rows.writerow([cell(name), *map(int, numbers), *texts])
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, text.getvalue())
 
@@ -85,13 +89,15 @@ def read_table(path: Path) -> ClientTable:
         >>> path = Path(tempfile.mkdtemp()) / "clients" / "fedavg-seed0.csv"
         >>> write_table(path, ClientTable(["north, a"], np.array([3]), {"loss": np.array([0.5])}))
         >>> read_table(path)
-        ClientTable(names=['north, a'], sizes=array([3]), values={'loss': array([0.5])})
+        ClientTable(names=['north, a'], sizes=array([3]), values={'loss': array([0.5])}, arrivals=None)
     """
     if (size := regular(path)) > _MOST_BYTES:
         raise DataError(f"{path}: {size} bytes; no run writes so large a table of clients")
     try:
         head, *rows = csv.reader(io.StringIO(path.read_bytes().decode("utf-8"), newline=""), strict=True)
-        if head[:3] != ["name", "n", "loss"] or len({*head}) < len(head) or not rows:
+        paced = head[2:3] == ["arrivals"]
+        start = 3 if paced else 2  # of the figures
+        if head[:2] != ["name", "n"] or head[start : start + 1] != ["loss"] or len({*head}) < len(head) or not rows:
             raise ValueError("its first line has to be name,n,loss and metrics, and clients follow")
         if any(len(row) != len(head) for row in rows):
             raise ValueError(f"a line that has not {len(head)} columns")
@@ -101,15 +107,18 @@ def read_table(path: Path) -> ClientTable:
         columns = {
             name: np.array([float(row[k]) if row[k] else math.nan for row in rows])
             for k, name in enumerate(head)
-            if k >= 2
+            if k >= start
         }
+        arrivals = np.array([int(row[2]) for row in rows]) if paced else None
         if any(np.isinf(values).any() for values in columns.values()):
             raise ValueError("a figure that is not finite")
+        if arrivals is not None and (arrivals.dtype != int or (arrivals < 0).any()):
+            raise ValueError("arrivals that are no whole number from 0 on")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, csv.Error) as error:
         raise DataError(f"{path}: no table of clients as a run writes it: {str(error)[:200]}") from error
-    return ClientTable(names, np.array(sizes), columns)
+    return ClientTable(names, np.array(sizes), columns, arrivals)
 
 
 def tables(record: Record, label: str) -> list[ClientTable]:
@@ -145,12 +154,28 @@ def _damage(path: Path) -> str | None:
 # ---- evaluation
 
 
-def add_table(experiment: Experiment, folder: Path, label: str, seed: int, params: Any, test: Any) -> None:
-    """Write the table of a finished run; ``test``: the test examples by client, or ``None`` if they are at nodes."""
+def add_table(
+    experiment: Experiment,
+    folder: Path,
+    label: str,
+    seed: int,
+    params: Any,
+    test: Any,
+    arrivals: np.ndarray | None = None,
+) -> None:
+    """Write the table of a finished run.
+
+    Args:
+        experiment, folder, label, seed: of the run.
+        params: its model.
+        test: the test examples by client, or ``None`` if they are at nodes.
+        arrivals: [N] as of :attr:`fedax.engine.history.Run.arrivals`.
+    """
     if test is None:
         _add_table_of_nodes(experiment, folder, label, seed, params)
         return
-    write_table(table_path(folder, label, seed), _evaluated(whole_task(experiment.task), params, test))
+    table = _evaluated(whole_task(experiment.task), params, test)
+    write_table(table_path(folder, label, seed), table._replace(arrivals=arrivals))
 
 
 def _evaluated(task: fedax.Task, params: Any, test: fedax.FederatedData, models: Any = None) -> ClientTable:
@@ -210,7 +235,19 @@ def mend(experiment: Experiment, folder: Path, label: str, seed: int) -> None:
     if problem is not None or not path.exists():
         params = read_model(model_path(folder, label, seed), experiment.task.entire.form())
         if finite_model(params):
-            add_table(experiment, folder, label, seed, params, experiment.split(seed)[2])
+            data, _, test = experiment.split(seed)
+            add_table(experiment, folder, label, seed, params, test, _arrivals(experiment, folder, label, seed, data))
+
+
+def _arrivals(experiment: Experiment, folder: Path, label: str, seed: int, data: Any) -> np.ndarray | None:
+    """How many answers of each client a finished run took, [N]; ``None``: its server waited."""
+    if experiment.options.get("pace") is None:
+        return None
+    rounds = int(rows_of(folder, experiment.config)[label, seed].history["round"][-1])
+    if not rounds:
+        return np.zeros(data.num_clients, int)
+    options = experiment.options | {"rounds": rounds, "seed": seed, "work": experiment.work}
+    return fedax.arrivals(experiment.methods[label], experiment.task, data, **options).counts
 
 
 def finite_model(params: Any) -> bool:

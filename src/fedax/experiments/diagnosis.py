@@ -57,13 +57,17 @@ def diagnose_run(
                 missing.append(seed)
         assert isinstance(experiment.data, FederatedData)  # real clients need a fleet
         work, participation = within_deadline(experiment, label)
+        paced = experiment.options.get("pace") is not None  # then clients start as the pace says
         diagnosis = diagnose(
             algorithm,
             experiment.task,
             experiment.data,
             work=work,
             batch_size=run.get("batch_size"),
-            participation=participation,
+            participation=None if paced else participation,
+            pace=experiment.options.get("pace"),
+            clock=experiment.options.get("clock"),
+            compress=experiment.options.get("compress"),
             points=list(points.values()),
             seed=run["seeds"][0],
         )
@@ -205,7 +209,12 @@ def rows(methods: Sequence[DiagnosisTable]) -> list[tuple[str, list[str]]]:
         "Theorems' largest lr, β² as measured": lambda f: _number(f["max_lr"]),
         "with β² = 1, the loosest case": lambda f: _number(f.get("loosest_lr")),
     }
-    return [(name, [show(method) for method in methods]) for name, show in quantities.items()]
+    shown = [(name, [show(method) for method in methods]) for name, show in quantities.items()]
+    alone = {"of arrivals alone": "arrival_cost", "of unequal work alone": "work_cost"}
+    if any(method.get("arrivals") for method in methods):
+        at = next(k for k, (name, _) in enumerate(shown) if name == "Cost of another objective") + 1
+        shown[at:at] = [(name, [_first_to_last(f, cost) for f in methods]) for name, cost in alone.items()]
+    return shown
 
 
 def unknown(methods: Sequence[DiagnosisTable]) -> list[str]:

@@ -167,7 +167,7 @@ def execute(
                     run.save(model_path(folder, label, seed, best=True), best=True)
                 run.save(model_path(folder, label, seed))
                 if by_client and clients.finite_model(run.params):
-                    clients.add_table(experiment, folder, label, seed, run.params, data[seed][2])
+                    clients.add_table(experiment, folder, label, seed, run.params, data[seed][2], run.arrivals)
                 examples.add(experiment, folder, label, seed, run.params)
             discard_sweep(checkpoints) if len(batch) > 1 else discard(checkpoints)
 

@@ -1,7 +1,7 @@
 """Tuning: runs every method of a configuration at the points of a grid, or at random points.
 
-Hyper-parameters of the methods, work, participation, privacy, compression and the batch size may vary. All points have
-the same data, task, rounds and seeds, so that their figures can be compared.
+Hyper-parameters of the methods, work, participation, privacy, clock and pace, compression and the batch size may vary.
+All points have the same data, task, rounds and seeds, so that their figures can be compared.
 """
 
 import contextlib
@@ -56,8 +56,9 @@ _FIXED = {
     "privacy.noise_seed": "the noise of all points is drawn alike, and none is chosen by it; set it in [privacy]",
     "run": "all points have the same budget and measurements; of [run] only run.batch_size and run.compress may vary",
 }
-_SHARED = ("work", "participation", "run", "privacy")
-_OF_POINT = ("privacy", "compress")  # arguments of :func:`fedax.simulate` that may differ from point to point
+_EXAMPLES = {"work": "steps", "participation": "size", "privacy": "noise", "clock": "step", "pace": "buffer"}
+_SHARED = ("work", "participation", "run", "privacy", "clock", "pace")
+_OF_POINT = ("privacy", "compress", "clock", "pace")  # arguments of a run that may differ from point to point
 
 
 @dataclass(frozen=True)
@@ -329,13 +330,12 @@ def _axis(path: str, values: Any) -> GridAxis:
         pass
     elif path in _FIXED:
         raise ConfigError(field, values, _FIXED[path])
-    elif first not in ("work", "participation", "privacy"):
+    elif first not in _EXAMPLES:
         if first in _FIXED:
             raise ConfigError(field, values, _FIXED[first])
         raise unknown(field, first, ["methods", *_SHARED])
-    elif not rest or not all(rest) or (len(rest) > 1 and first != "privacy"):
-        example = {"work": "steps", "participation": "size", "privacy": "noise"}[first]
-        raise ConfigError(field, values, f"name one setting, such as {first}.{example}")
+    elif not rest or not all(rest) or (len(rest) > 1 and first in ("work", "participation")):
+        raise ConfigError(field, values, f"name one setting, such as {first}.{_EXAMPLES[first]}")
     if isinstance(values, Mapping) and values:
         if not isinstance(values.get("log", True), bool):
             raise ConfigError(f"{field}.log", values["log"], "give true or false")

@@ -15,6 +15,7 @@ import numpy as np
 from fedax import algorithms as methods
 from fedax.contract.algorithm import Traits
 from fedax.contract.local import Solver
+from fedax.federation.pace import Async
 from fedax.federation.participation import Dropout, Full, Participation, Uniform
 from fedax.theory.measure import Point
 
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
 SAME = 1e-6  # χ² up to which weights are the same
 MATERIAL = 0.002  # a cost is worth a remedy if it is at least this share of what training gains
 OFTEN = 20  # a control variate is fresh enough with up to so many rounds between two visits of a client
+_PART = 0.01  # a cause of unequal weights is named from this part of their χ² on
 _ALIKE = 0.9  # remedies with this share of the best gain count as equal: costs are only known to a factor of two
 # The methods that the advice names; their traits say which costs they remove. The values for ``MOMENTUM`` were tried in
 # docs/study/choosing.md and docs/results/advice.md.
 PLAIN, NORMALIZED, CORRECTED, HALF = "fedavg", "fednova", "scaffold", "feddyn"
 MOMENTUM = "fedavg-m"
+KEEPING = "ca2fl", "ace", "area"  # their servers know what each client sent last
+CORRECTED_WEIGHTS = 'pace.weights = "corrected"'
 _TRIED = f"{MOMENTUM} with beta = 0.2 or 0.5, or server-momentum with server_momentum = 0.5 or 0.9"
 
 DRIFT, OBJECTIVE, NOISE, COHORT = "drift", "objective", "noise", "cohort"  # the costs
@@ -44,6 +48,7 @@ class View(NamedTuple):
         corrected: it corrects each client's steps, so that they do not drift.
         tau_eff: FedNova's rule.
         averages: the theorems of Wang et al. cover it, with plain averaging at the server or (not ``plain``) without.
+        gradients: its uploads are gradients at the model that its client was sent.
         own_steps: its local steps are those of ``solver``; else ``solver`` only approximates them.
         remedy: a sentence on what removes the bias of unequal work.
     """
@@ -59,6 +64,7 @@ class View(NamedTuple):
     averages: bool = False
     plain: bool = True
     own_steps: bool = False
+    gradients: bool = False
     remedy: str = "Equal steps remove that."
 
 
@@ -80,6 +86,9 @@ class Case:
         p: [N] the data's weights.
         batch_size, participation: of the run.
         classes: of the labels, where they are whole numbers.
+        pace: of a server that does not wait.
+        by_number: [N] the weights of the answers, if late ones counted as others do; ``None``: it does not matter who
+            answers when.
     """
 
     f: "Diagnosis"
@@ -88,6 +97,8 @@ class Case:
     batch_size: int | None
     participation: Participation
     classes: Sequence[Class] = ()
+    pace: Async | None = None
+    by_number: np.ndarray | None = None
 
     @property
     def last(self) -> Point:
@@ -107,7 +118,33 @@ class Case:
     @property
     def by_work(self) -> bool:
         """Whether unequal steps, and not the cohorts' weights, make the objective another one."""
-        return self.view.averaging == "weighted" and self.f.steps[0] != self.f.steps[1]
+        unequal = self.view.averaging == "weighted" or (bool(self.unfair) and self.view.averaging == "normalized")
+        return unequal and not self.view.gradients and self.f.steps[0] != self.f.steps[1]
+
+    @property
+    def unfair(self) -> str:
+        """A clause on why clients count for more that answer soon; empty: they do not, or the server waits for all."""
+        q = self.f.arrivals
+        if q is None or self.by_number is None:
+            return ""
+        known = self.p > 0
+        whole, number, late = (
+            float(np.sum(apart[known] ** 2 / self.p[known]))
+            for apart in (q - self.p, self.by_number - self.p, q - self.by_number)
+        )
+        causes = ["fast clients answer more often"] if number > _PART * whole else []
+        causes += ["late answers count for less"] if late > _PART * whole else []
+        return " and ".join(causes) or "answers count for what the schedule gives them"
+
+    @property
+    def correctable(self) -> bool:
+        """Whether corrected weights would make all clients count by p_i."""
+        q = self.f.arrivals
+        return bool(self.unfair) and q is not None and bool((q[self.p > 0] > 0).all()) and not self.corrected_weights
+
+    @property
+    def corrected_weights(self) -> bool:
+        return self.pace is not None and self.pace.weights == "corrected"
 
     @property
     def rounds_between(self) -> float:
@@ -152,18 +189,30 @@ class Case:
         free, cohort = x.free_cohort_cost or 0.0, self.noises[1]
         return not self.view.corrected and free < cohort / 2 and self.rounds_between <= OFTEN
 
+    def without(self, *, arrivals: bool, work: bool) -> float:
+        """By how much the cost of another objective falls without what arrivals, or unequal work, do to it."""
+        x = self.last
+        if not self.unfair or x.arrival_cost is None or x.work_cost is None:
+            return self.costs[OBJECTIVE] if work else 0.0
+        left = 0.0 if arrivals and work else x.work_cost if arrivals else x.arrival_cost if work else math.inf
+        return max(self.costs[OBJECTIVE] - left, 0.0)
+
     def removed(self, name: str) -> dict[str, float]:
         """The part of each cost that a method removes, by its traits; of bias at most what a run can still gain."""
-        kinds, costs = removes(methods.create(name).traits(), everyone=isinstance(self.participation, Full)), self.costs
+        traits = methods.create(name).traits()
+        kinds, costs = removes(traits, everyone=isinstance(self.participation, Full)), self.costs
         removed_costs = {}
-        if OBJECTIVE in kinds and (self.by_work or COHORT in kinds):
+        if self.unfair:
+            removed_costs[OBJECTIVE] = self.without(arrivals=traits.fair, work=traits.limit == "F")
+        elif OBJECTIVE in kinds and (self.by_work or COHORT in kinds):
             removed_costs[OBJECTIVE] = costs[OBJECTIVE]
         if DRIFT in kinds and not self.too_long:
             removed_costs[DRIFT] = self.sure_drift
         total = sum(removed_costs.values())
         if total > self.last.left:
             removed_costs = {kind: cost * self.last.left / total for kind, cost in removed_costs.items()}
-        if DRIFT not in kinds and OBJECTIVE in removed_costs:  # it has its own drift, which may be larger
+        # With other steps it has its own drift, which may be larger.
+        if DRIFT not in kinds and OBJECTIVE in kinds and OBJECTIVE in removed_costs:
             more = (self.last.normalized_drift_cost or 0.0) - (self.last.drift_cost or 0.0)
             removed_costs[OBJECTIVE] = max(removed_costs[OBJECTIVE] - max(more, 0.0), 0.0)
         if COHORT in kinds and self.fresh:
@@ -228,7 +277,16 @@ def remedies(case: Case) -> list[Remedy]:
     noisy = f"that only some clients take part in a round keeps it {case.of(costs[COHORT])} above the lowest loss"
     other = f"as it is, it minimises another objective, {case.of(costs[OBJECTIVE])} above the lowest loss"
     equal = "equal local steps for all clients" if case.by_work else "cohorts drawn by fedax.Systematic"
+    noise = (
+        f"Corrected weights cost nothing but noise, for rare answers count for more. {', '.join(KEEPING)} do without, "
+        "for memory of the model's size at every client, and so does waiting for all clients of a round, for time."
+    )
+    nova = case.by_work and case.view.own_steps and not case.unfair
     return [
+        Remedy(
+            "", min(case.without(arrivals=True, work=False), x.left) if case.correctable else 0.0,
+            f"Keep {name}, with {CORRECTED_WEIGHTS}: {case.unfair}; {other}.", noise,
+        ),
         Remedy(
             "", costs[COHORT] if case.uneven else 0.0,
             f"Keep {name}, with cohorts drawn by {case.systematic} in place of Uniform: {noisy}, and with Uniform the "
@@ -236,8 +294,13 @@ def remedies(case: Case) -> list[Remedy]:
             "Systematic costs nothing; the noise that it leaves, twice the clients a round halve.",
         ),
         Remedy(
-            "", costs[OBJECTIVE] if not (case.by_work and case.view.own_steps) else 0.0,
+            "", 0.0 if nova or (case.unfair and not case.by_work) else case.without(arrivals=False, work=True),
             f"Keep {name}, with {equal}, which costs no traffic: {other}.", AGAIN,
+        ),
+        Remedy(
+            "", min(costs[OBJECTIVE], x.left) if case.correctable and case.by_work else 0.0,
+            f"Keep {name}, with {equal} and {CORRECTED_WEIGHTS}: {case.unfair}, and clients that work more pull "
+            f"harder; {other}.", noise,
         ),
         Remedy(
             "", costs[NOISE],
@@ -257,7 +320,8 @@ def remedies(case: Case) -> list[Remedy]:
             "long as these.",
             "That costs more rounds; think again once it is done.",
         ),
-        _method(case, NORMALIZED if case.by_work and case.view.own_steps else ""),
+        _method(case, NORMALIZED if nova else ""),
+        _method(case, KEEPING[0] if case.unfair else ""),
         _method(case, CORRECTED),
     ]  # fmt: skip
 
@@ -278,18 +342,32 @@ def _method(case: Case, take: str) -> Remedy:
     kinds = sorted((kind for kind in removed if removed[kind] > case.least), key=lambda kind: -removed[kind])
     kinds = kinds or sorted(removed, key=lambda kind: -removed[kind])
     cohorts = f"cohorts make {name} minimise another objective"
-    causes = [cohorts if kind == OBJECTIVE and not case.by_work else _CAUSES[kind].format(name=name) for kind in kinds]
+    if case.unfair:
+        more = ", and clients that work more pull harder" * (case.by_work and take != KEEPING[0])
+        cohorts = f"{case.unfair}{more}, so that {name} minimises another objective"
+    own = case.unfair or not case.by_work
+    causes = [cohorts if kind == OBJECTIVE and own else _CAUSES[kind].format(name=name) for kind in kinds]
     verdict = f"Take {take} in place of {name}: {', and '.join(causes)}; that costs {case.of(gain)}, which "
+    if take == KEEPING[0]:
+        verdict += "a server that knows what each client sent last takes away."
+        late = case.pace is not None and case.pace.max_staleness is not None
+        more = ", no pace.max_staleness, by which clients may never be heard," if late else ""
+        then = (
+            f'It needs pace.start = "idle"{more} and memory of the model\'s size at every client; so do '
+            f"{' and '.join(KEEPING[1:])}. Where clients can keep nothing, wait for all clients of a round."
+        )
+        return Remedy(take, gain, verdict, then)
     if take == NORMALIZED:
         verdict += "FedNova takes away."
         then = "It costs one number more in each upload; think again when all clients take equally many steps."
         return Remedy(take, gain, verdict, then)
     verdict += "control variates take away."
-    other = case.by_work and sum(case.removed(NORMALIZED).values()) > case.least
+    other = case.by_work and not case.unfair and sum(case.removed(NORMALIZED).values()) > case.least
     without = NORMALIZED if other else "fewer local steps, and more rounds"
+    half = f"{HALF} needs the memory alone, and has one more number to tune; " if case.pace is None else ""
     then = (
-        f"They cost twice the traffic, and memory of the model's size at every client{case.visits}; {HALF} needs the "
-        f"memory alone, and has one more number to tune; where clients can keep nothing, take {without}."
+        f"They cost twice the traffic, and memory of the model's size at every client{case.visits}; {half}"
+        f"where clients can keep nothing, take {without}."
     )
     return Remedy(take, gain, verdict, then)
 
@@ -343,7 +421,11 @@ def _advice_without_corrections(case: Case) -> Remedy:
 def _advice_with_corrections(case: Case) -> Remedy:
     """The remedy for a method that corrects drift: to keep it, or to save its price."""
     name, x, free = case.f.method, case.last, case.last.free_cohort_cost or 0.0
-    instead = PLAIN if case.f.steps[0] == case.f.steps[1] else NORMALIZED
+    equal = case.f.steps[0] == case.f.steps[1]
+    instead = PLAIN if equal or case.pace is not None else NORMALIZED
+    work = 0.0 if case.pace is None or equal else x.work_cost or 0.0
+    unfair = (x.arrival_cost or 0.0) > case.least and not case.corrected_weights
+    how = f", with {CORRECTED_WEIGHTS}," * unfair
     if x.drift_cost is None or x.cohort_cost is None:
         return Remedy("", 0.0, f"Keep {name}: there is nothing here to compare it with.", "")
     saved = {DRIFT: case.sure_drift, COHORT: x.cohort_cost - free}
@@ -355,11 +437,14 @@ def _advice_with_corrections(case: Case) -> Remedy:
             f"that only some clients take part in a round would cost {instead} {case.of(x.cohort_cost)}, and with "
             f"corrections {case.of(free)}"
         )
+    elif work > case.least:
+        reason = f"{instead} would minimise another objective by unequal work, {case.of(work)} above the lowest loss"
     else:
         text = (
-            f"Take {instead} in place of {name}: what {name} corrects would cost {instead} {case.of(x.drift_cost)} by "
-            f"drift and {case.of(x.cohort_cost)} by the choice of who takes part, too little to be worth its price: "
-            "memory of the model's size at every client, and for most such methods twice the traffic."
+            f"Take {instead}{how} in place of {name}: what {name} corrects would cost {instead} "
+            f"{case.of(x.drift_cost)} by drift and {case.of(x.cohort_cost)} by the choice of who takes part, too "
+            "little to be worth its price: memory of the model's size at every client, and for most such methods twice "
+            "the traffic."
         )
         return Remedy(instead, 0.0, text, f"{again}, or lr grows.")
     price = (

@@ -4,7 +4,8 @@ Symbols and units are those of :mod:`fedax.theory.nova`; :mod:`fedax.theory.meas
 
 Sources: Wang et al. 2020, "Tackling the objective inconsistency problem in heterogeneous federated optimization", for
 w, χ², β², κ² and the condition on η; Karimireddy et al. 2020, "SCAFFOLD", for drift; Cheng et al. 2024 for momentum in
-the local steps. docs/methods.md says what the other methods minimise; tests check it.
+the local steps. docs/methods.md says what the other methods minimise; tests check it. docs/asynchronous.md says what
+becomes of it where the server does not wait.
 """
 
 import dataclasses
@@ -20,8 +21,11 @@ from fedax.contract.algorithm import Algorithm
 from fedax.contract.schedule import resolve
 from fedax.contract.vector import Vector
 from fedax.data.federated import FederatedData
+from fedax.engine.arrivals import long_run
 from fedax.errors import ConfigError, complete
-from fedax.federation.participation import Full, Participation
+from fedax.federation.clock import Clock
+from fedax.federation.pace import Async
+from fedax.federation.participation import Full, Participation, Uniform
 from fedax.federation.work import Epochs, Work
 from fedax.numbers import check_count
 from fedax.tasks.task import Task
@@ -32,6 +36,7 @@ from fedax.theory.reasons import reasons
 from fedax.theory.speedup import max_lr, objective_bound
 from fedax.theory.surrogate import (
     DRAWS,
+    arrivals_of,
     chi2_of,
     draw_cohorts,
     drawn_steps,
@@ -62,6 +67,7 @@ class Diagnosis:
         constant: κ² for β² = 1, the largest Σ w_i‖∇F_i − ∇F̃‖² of the points.
         line: another β² and κ² that fit the points, those of :func:`~fedax.theory.measure.dissimilarity_line`.
         weights: [N] w of the surrogate Σ w_i F_i that the method minimises for small η; ``None``: not known.
+        arrivals: [N] the weights q of the clients' answers in the long run; ``None``: the server waits for all clients.
         chi2, chi2_range: χ²(p‖w); the lowest and the highest of single rounds, where work is random.
         floor: 2χ²κ² with the κ² of the last point, for which ‖∇F‖² ≤ 2‖∇F̃‖² + 2χ²κ² holds with β² = 1: what stays
             of the bound however long the run, if clients remain as unlike.
@@ -103,6 +109,7 @@ class Diagnosis:
     weight_square: float
     gained: float
     losses: np.ndarray | None = None
+    arrivals: np.ndarray | None = None
     verdict: str = ""
     take: str = ""
     advice: tuple[str, ...] = ()
@@ -118,6 +125,9 @@ def diagnose(
     work: Work | None = None,
     batch_size: int | None = None,
     participation: Participation | None = None,
+    pace: Async | None = None,
+    clock: Clock | None = None,
+    compress: Any = None,
     points: Sequence[Any] | None = None,
     seed: int = 0,
     sample: int | None = None,
@@ -131,6 +141,9 @@ def diagnose(
 
     Args:
         algorithm, task, data, work, batch_size, participation: as of :func:`fedax.simulate`.
+        pace, clock: as of :func:`fedax.simulate`, of a server that does not wait: what it minimises follows from the
+            clients' speeds.
+        compress: as of :func:`fedax.simulate`, used with ``pace`` only, for how long transfers take.
         points: models to measure at, in the order of training; ``None`` in the place of one, or of all, is the model
             that ``simulate`` starts from.
         seed: of that one, of random work and of the minibatches of the local steps.
@@ -157,10 +170,19 @@ def diagnose(
     work = Epochs(1) if work is None else work
     participation = Full() if participation is None else participation
     _check(algorithm, task, data, work, participation)
-    task = task.trained
+    entire, task = task, task.trained
     batch_size = None if batch_size is None else check_count("batch_size", batch_size)
     tolerance, seed = number("tolerance", tolerance, 1), check_count("seed", seed, 0)
-    view = view_of(resolve(algorithm, 0), participation)
+    answers = None
+    if pace is not None:
+        answers = long_run(
+            algorithm, entire, data, work=work, batch_size=batch_size, participation=participation, pace=pace,
+            clock=clock, compress=compress, seed=seed,
+        )  # fmt: skip
+        participation = Uniform(pace.buffer)
+    view = view_of(resolve(algorithm, 0), participation, waits=pace is None)
+    if pace is not None:
+        view = view._replace(averages=False)  # the theorems are of servers that wait
     algorithm.traits().refuse(unequal=work.equal(data.sizes, batch_size) is None)
     requested = [None] if points is None else points
     models = [_start(task, seed) if model is None else _point(task, model, k) for k, model in enumerate(requested)]
@@ -168,11 +190,16 @@ def diagnose(
         raise ConfigError("points", points, "give at least one model, or None for the initial one")
 
     p, steps = data.weights, drawn_steps(work, data, batch_size, seed)
-    expected = expected_weights(participation, p)
+    expected, heard = expected_weights(participation, p), None
+    if answers is not None:
+        heard = arrivals_of(answers, view, steps.mean(axis=0), fair=algorithm.traits().fair)
+        expected = heard.counted
     rules, scheme = rules_of(view, steps, expected)
     w = p if view.exact else None if rules is None else mean_weights(rules)
+    if heard is not None and view.gradients:
+        w = expected
     weight_square = 1.0
-    if not participation.everyone(data.num_clients):
+    if pace is None and not participation.everyone(data.num_clients):
         draws = min(256, max(8, _UPDATES // models[0].size))
         ids, weights = draw_cohorts(participation, p, draws, jax.random.key(seed))
         mean = np.append(np.where(expected > 0, expected, 1.0), 1.0)
@@ -181,6 +208,7 @@ def diagnose(
     bench = Bench(
         task, data, batch_size=batch_size, epochs=work.without_replacement(), rounds=scheme,
         weights=p if w is None else w, solver=view.solver, sample=sample, seed=seed, tolerance=tolerance,
+        others={} if heard is None else heard.surrogates(view, steps, p),
     )  # fmt: skip
     measured = tuple(map(bench.measure, models))
 
@@ -209,11 +237,14 @@ def diagnose(
         weight_square=weight_square,
         gained=max(measured[0].loss - measured[-1].loss, 0.0) + measured[-1].left,
         losses=np.stack(bench.losses),
+        arrivals=None if heard is None else heard.q,
     )
     unknown = _unknown(diagnosis, view, bench.unconverged)
     if algorithm.penalty(models[0]) is not None:
         unknown.append("All figures are of F alone, without the regulariser ψ of F + ψ.")
-    case = Case(diagnosis, view, p, batch_size, participation, _classes(data))
+    case = Case(
+        diagnosis, view, p, batch_size, participation, _classes(data), pace, None if heard is None else heard.by_number
+    )
     text, take = verdict(case)
     return dataclasses.replace(diagnosis, verdict=text, take=take, advice=tuple(reasons(case)), unknown=tuple(unknown))
 
@@ -263,6 +294,11 @@ def _unknown(f: Diagnosis, view: View, unconverged: int) -> list[str]:
         (
             not view.corrected and not noise,
             f"Noise is not looked at for {f.method}, whose updates are not those of plain local steps.",
+        ),
+        (
+            f.arrivals is not None,
+            "Staleness is taken to have nothing to do with an answer, apart from whose it is. What it adds to drift, "
+            "and the noise of who answers when, are not looked at.",
         ),
         (not view.averages, f"Which lr the theory of {f.method} asks for is not looked at."),
         (

@@ -15,7 +15,7 @@ Units are those of :mod:`fedax.theory.nova`; move, bias and noise have those of 
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -72,6 +72,8 @@ class Point:
             if not measured.
         noise_cost, cohort_cost, free_cohort_cost: V/(4ητ_eff) of the three noises: how far above the optimum they keep
             a run whose lr does not decay.
+        arrival_cost, work_cost: as ``inconsistency_cost``, of whose answers come and count how much alone, and of
+            unequal local steps alone; ``None`` where the server waits for all clients of a round.
     """
 
     loss: float
@@ -100,6 +102,8 @@ class Point:
     noise_cost: float | None = None
     cohort_cost: float | None = None
     free_cohort_cost: float | None = None
+    arrival_cost: float | None = None
+    work_cost: float | None = None
 
 
 class Rounds(NamedTuple):
@@ -132,6 +136,7 @@ class Bench:
         task, data, batch_size: as in :func:`fedax.simulate`; ``epochs``: whether minibatches run through permutations.
         rounds: how updates are computed.
         weights: [N] w of the surrogate objective.
+        others: name of a cost in :class:`Point` -> [N] the weights of another surrogate, whose cost it is.
         solver: of the clients' local steps; ``None``: no local steps.
         sample: the number of clients whose curvature is measured; ``None``: all with examples × parameters ≤ 5·10⁸.
         seed, tolerance: as in :func:`fedax.theory.diagnose`.
@@ -145,9 +150,10 @@ class Bench:
     def __init__(
         self, task: Task, data: FederatedData, *, batch_size: int | None, epochs: bool, rounds: Rounds,
         weights: np.ndarray, solver: Solver | None, sample: int | None, seed: int, tolerance: float,
+        others: Mapping[str, np.ndarray],
     ):  # fmt: skip
         self.task, self.data, self.batch_size, self.epochs, self.rounds = task, data, batch_size, epochs, rounds
-        self.weights, self.solver = weights, solver
+        self.weights, self.solver, self.others = weights, solver, others
         self.key, self.tolerance, self.unconverged = jax.random.key(seed), tolerance, 0
         self.losses: list[np.ndarray] = []
         parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(jax.eval_shape(task.init, self.key)))
@@ -170,6 +176,7 @@ class Bench:
         p, w = self.data.weights, self.weights
         N, d = self.data.num_clients, x.size
         mean, surrogate, squares, variances, losses = np.zeros(d), np.zeros(d), np.zeros(N), np.zeros(N), np.zeros(N)
+        others = {name: np.zeros(d) for name in self.others}
         drawn = self._rows_of_rounds(self.rounds.weights)
         towards = None if drawn is None else np.zeros((len(drawn), d))  # ∇F̃ of each round
         for i in range(N):
@@ -181,6 +188,7 @@ class Bench:
             g = np.asarray(gradient, np.float64)
             squares[i], losses[i] = g @ g, float(value)
             mean, surrogate = mean + p[i] * g, surrogate + w[i] * g
+            others = {name: total + self.others[name][i] * g for name, total in others.items()}
             if towards is not None and drawn is not None:
                 towards += drawn[:, i, None] * g
         self.losses.append(losses)
@@ -198,7 +206,8 @@ class Bench:
             largest_variance=float(variances.max()),
             left=self._gain(x, mean, L),
             inconsistency_cost=self._gain(x, surrogate - mean, L),
-            **self._simulate_rounds(x, mean, towards, L),
+            **self._simulate_rounds(x, mean, towards, L)
+            | {name: self._gain(x, total - mean, L) for name, total in others.items()},
         )
 
     def _gradient_of(self, x: Vector, i: int) -> Any:

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedax.contract.local import SGD
 from fedax.federation.participation import Dropout, Trace, UniformNormalized
-from fedax.theory.advice import CORRECTED, NORMALIZED, SAME, Case, percent, shown
+from fedax.theory.advice import CORRECTED, CORRECTED_WEIGHTS, KEEPING, NORMALIZED, SAME, Case, percent, shown
 from fedax.theory.measure import Point
 
 # A client does not follow if the share of its first loss that is left is above both of these.
@@ -33,12 +33,16 @@ def objective(case: Case) -> str:
         )
     equal, weighted = low == high, view.averaging == "weighted"
     steps = f"every client takes {low} step{'s' * (low > 1)}" if equal else f"clients take {low} to {high} steps"
+    if f.chi2 <= SAME and case.unfair:
+        return f"{none}the answers of all clients count by the data's weights in the long run (χ² = 0)."
     if f.chi2 <= SAME:
         alike = ", but all alike in each" if weighted else f", but {f.method} counts each by its weight"
         nova = "; FedNova would be FedAvg" * (equal and view.averages)
         return f"{none}{steps} a round{'' if equal else alike} (χ² = 0){nova}."
     cohorts = "cohorts' weights are divided by their sum"
     cause = f"{steps} a round" if case.by_work else cohorts
+    if case.unfair:
+        cause = " and ".join([case.unfair, *([f"{steps} each time"] if case.by_work else [])])
     ratio = np.divide(f.weights, case.p, out=np.ones_like(case.p), where=case.p > 0)
     i = int(np.argmax(ratio))
     worst = (
@@ -58,11 +62,22 @@ def objective(case: Case) -> str:
     )
     if small:
         return text
+    if case.unfair:
+        return f"{text} {_ways_back(case)}"
     if cause is cohorts:
         return f"{text} Uniform or Systematic participation, which do not divide, remove that."
     if isinstance(case.participation, UniformNormalized | Trace | Dropout):
         text += f" Part of it is that {cohorts}; Uniform and Systematic participation do not divide."
     return f"{text} {view.remedy}"
+
+
+def _ways_back(case: Case) -> str:
+    """What brings a server that does not wait back to the data's own objective."""
+    ways = [f"weights that are corrected for that ({CORRECTED_WEIGHTS})"] if case.correctable else []
+    ways += [f"a server that keeps what each client sent last ({', '.join(KEEPING)})", "waiting for all clients"]
+    ways[0] = ways[0][0].upper() + ways[0][1:]
+    text = f"{', '.join(ways[:-1])}, or {ways[-1]} removes what comes of that"
+    return f"{text}; equal steps what comes of unequal work." if case.by_work else f"{text}."
 
 
 def drift(case: Case) -> str:

@@ -6,7 +6,7 @@ Sources are those of :mod:`fedax.theory.diagnostics`. docs/methods.md says what 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from fedax import algorithms as methods
 from fedax.contract.local import SGD, Solver, check_linear
 from fedax.contract.schedule import Stepwise
 from fedax.data.federated import FederatedData
+from fedax.engine.arrivals import LongRun
 from fedax.errors import ConfigError
 from fedax.federation.participation import Dropout, Full, Participation, Trace, Uniform, UniformNormalized
 from fedax.federation.work import Work
@@ -28,8 +29,8 @@ DRAWS = 50  # draws of random work
 _COHORTS = 2000  # cohorts that are drawn to estimate the mean weights of normalised cohorts
 
 
-def view_of(method: Any, participation: Participation) -> View:
-    """The traits of a method in round 0 that the theorems need."""
+def view_of(method: Any, participation: Participation, waits: bool = True) -> View:
+    """The traits of a method in round 0 that the theorems need; ``waits``: whether its server waits for all clients."""
     if isinstance(method, methods.FedAvg):
         return _averaging(method)
     name, traits, solver = type(method).__name__, method.traits(), getattr(method, "solver", None)
@@ -40,6 +41,10 @@ def view_of(method: Any, participation: Participation) -> View:
     view = functools.partial(View, name, float(rate))
     local_solver = solver if isinstance(solver, Solver) else SGD(float(rate) * float(traits.own))
     everyone = isinstance(participation, Full)
+    if not waits and not traits.fair and traits.limit == "F":
+        if traits.exact == "always" and not traits.corrects:
+            return view(None, "normalized", gradients=True)
+        return view(local_solver, None, "fedax has no closed form of where it ends where the server does not wait")
     if traits.exact == "always" and not traits.corrects:
         return view(None, None, "it takes no local steps, its minibatches make one large one", exact=True)
     if traits.exact == "always" or (traits.exact == "all clients" and everyone):
@@ -143,6 +148,59 @@ def weight_square_of(participation: Participation, p: np.ndarray, weights: np.nd
         return float(np.mean(weights.sum(1) ** 2))
     N, S = len(p), participation.size
     return 1 + N * (N - S) / (S * max(N - 1, 1)) * float(p @ p - 1 / N)
+
+
+class Heard(NamedTuple):
+    """Whose answers count how much in the long run, [N] each.
+
+    Attributes:
+        q: the weights of the answers.
+        counted: what the objective has of them: q, or p where the server knows what each client sent last; with
+            normalised averaging the common step is that of the answers that come together.
+        even: the same, if arrivals were even.
+        by_number: q, if late answers counted as others do; ``None``: they do not matter.
+    """
+
+    q: np.ndarray
+    counted: np.ndarray
+    even: np.ndarray
+    by_number: np.ndarray | None
+
+    def surrogates(self, view: View, steps: np.ndarray, p: np.ndarray) -> dict[str, np.ndarray]:
+        """The name of a cost -> the weights by arrivals alone, and by unequal work alone."""
+        plain = view._replace(averaging="weighted") if view.corrected else view
+        rules = None if view.averaging is None and not view.corrected else rules_of(plain, steps, self.even)[0]
+        return {"arrival_cost": self.q, "work_cost": p if rules is None else mean_weights(rules)}
+
+
+def arrivals_of(answers: LongRun, view: View, steps: np.ndarray, fair: bool) -> Heard:
+    """Whose answers count how much for a method with these traits.
+
+    Args:
+        answers: of a long schedule.
+        view: of the method; ``fair``: whether its server knows what each client sent last.
+        steps: [N] the mean local steps.
+    """
+    clients, weights, p = answers
+    q = answers.shares(weights)
+    if fair:
+        return Heard(q, p, p, None)
+    by_number = answers.shares(p[clients])
+    if view.averaging != "normalized" or view.gradients or not isinstance(view.tau_eff, str):
+        return Heard(q, q, p, by_number)
+    lengths = steps
+    if view.tau_eff == "default" and view.solver is not None:
+        taken = np.rint(steps).astype(int)
+        norms = {tau: float(np.abs(a).sum()) for tau, a in accumulation_vectors(view.solver, np.unique(taken)).items()}
+        lengths = np.array([norms[tau] for tau in taken.tolist()])
+
+    def counted(weights: np.ndarray) -> np.ndarray:
+        by = np.ones_like(weights) if view.tau_eff == "mean" else weights
+        common = np.sum(by * lengths[clients], axis=1) / np.sum(by, axis=1)
+        return answers.shares(weights * common[:, None])
+
+    even = np.divide(p, q, out=np.ones_like(p), where=q > 0)
+    return Heard(q, counted(weights), counted(weights * even[clients]), by_number)
 
 
 def rules_of(view: View, steps: np.ndarray, weights: np.ndarray) -> tuple[list[UpdateRule] | None, Rounds]:

@@ -29,7 +29,7 @@ def read_config(path: Path) -> dict[str, Any]:
         for name, values in sections.sweep.grid.items():
             section, _, key = name.partition(".")
             ends = isinstance(values, dict) and {"low", "high"} <= {*values}
-            known = section in ("methods", "work", "participation", "run", "privacy")
+            known = section in ("methods", "work", "participation", "run", "privacy", "clock", "pace")
             if not (key and known and (ends or isinstance(values, list))):
                 raise DataError(f"{path}: no configuration of a run: sweep.grid.{name[:100]!r} is no axis")
             if not values:
