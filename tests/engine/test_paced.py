@@ -12,6 +12,7 @@ import pytest
 import fedax
 from fedax.engine.places import fleet as fleets
 from fedax.engine.places import paced
+from fedax.engine.places import site as sites
 from fedax.engine.places.questions import Problem
 from fedax.wire.compressed import Compression
 
@@ -117,3 +118,75 @@ def test_the_simulation_of_its_arrivals_has_the_same_numbers(name, tmp_path, mon
     if "compress" not in options:  # else there is that of the layers, too
         for x, y in zip(*(jax.tree.leaves(each) for each in (here.memory_of(got, at), want.memory)), strict=True):
             np.testing.assert_allclose(x[rest], np.asarray(y)[rest], 1e-5, 1e-6)
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("name", ["ca2fl", "compressed"])
+def test_a_run_whose_server_and_nodes_are_killed_goes_on(name, tmp_path, monkeypatch, ends):
+    """Whatever happened, what was recorded is the whole run; all clients' memory is that of their last answer."""
+    method, pace, options = CASES[name]
+    method, options = fedax.create(method, lr=LR), options | {"pace": pace, "evaluate_every": 3}
+    at = transport(method, monkeypatch, **options)
+    for kill in (2, 9, 16, 25, 40):  # at so many messages
+        spied = itertools.count()
+
+        def spy(number: int, message: Any, answer: Any, kill: int = kill, spied: Any = spied) -> Any:
+            if next(spied) == kill:
+                raise _Killed
+            return answer
+
+        at.spy = spy
+        with pytest.raises(_Killed):
+            run(method, at, tmp_path, **options)
+        for number, site in at.sites.items():
+            site.close()
+            again = sites.Site(site.data, site._make, site.folder, site.names)
+            at.sites[number] = again
+    at.spy = None
+    got = run(method, at, tmp_path, **options)
+    alike(got, replayed(method, tmp_path, **options))
+    rows = (tmp_path / "arrivals.csv").read_text().splitlines()[1:]
+    assert len({row.split(",")[0] for row in rows}) == len(rows) >= ROUNDS * pace.buffer
+    assert {row.split(",")[2] for row in rows} >= {"0", "5", "9"}
+
+
+def test_a_node_that_goes_away_is_late(tmp_path, monkeypatch):
+    method = fedax.create("scaffold", lr=LR)
+    at = transport(method, monkeypatch)
+    at.away = lambda number: number == 9 and 0.2 < at.now < 4.0
+    got = run(method, at, tmp_path, pace=IDLE, rounds=60, evaluate_every=20, timeout=1.5)
+    missing = got.history["heard"] < 1
+    assert missing.any() and not missing[-1]
+    got.history["train_loss"][missing] = 0.0
+    want = replayed(method, tmp_path, pace=IDLE, rounds=60, evaluate_every=20)
+    want.history["train_loss"][missing] = 0.0
+    alike(got, want)
+    rows = [row.split(",") for row in (tmp_path / "arrivals.csv").read_text().splitlines()[1:]]
+    late = [float(row[4]) for row in rows if row[1] in ("2", "4")]
+    assert max(late) > 3.5 and len(late) > 3  # it was away, and came back
+    assert got.history["staleness_max"][-1] > 5
+
+
+def test_no_answer_at_all_is_an_error(tmp_path, monkeypatch):
+    method = fedax.create("fedbuff", lr=LR)
+    at = transport(method, monkeypatch)
+    at.away = lambda number: at.now > 1.0
+    with pytest.raises(fedax.NodeError, match=r"no node answered in 2 s, in step \d+, of clients .*; --resume"):
+        run(method, at, tmp_path, pace=UNIFORM, timeout=2.0, rounds=100, evaluate_every=100)
+    at.away = lambda number: False
+    got = run(method, at, tmp_path, pace=UNIFORM, rounds=100, evaluate_every=100)
+    alike(got, replayed(method, tmp_path, pace=UNIFORM, rounds=100, evaluate_every=100))
+
+
+def test_evaluations_do_not_hold_the_server_up(tmp_path, monkeypatch):
+    """It goes on while the slow node answers, and rows are those of their round all the same."""
+    method = fedax.create("fedavg", lr=LR)
+    often, seldom = (
+        run(method, transport(method, monkeypatch), tmp_path / str(every), pace=IDLE, evaluate_every=every, rounds=40)
+        for every in (5, 40)
+    )
+    alike(often, replayed(method, tmp_path / "5", pace=IDLE, evaluate_every=5, rounds=40))
+    assert often.history["time"][-1] < 2 * seldom.history["time"][-1]
