@@ -21,7 +21,7 @@ class Recorded:
 
     Example:
         >>> Recorded({0: "a", 1: "b"}, {0: 2.0, 1: 0.5})
-        Recorded(2 answers of 2 clients, 21573ee2)
+        Recorded(2 answers of 2 clients, c79b51c2)
     """
 
     anew = True

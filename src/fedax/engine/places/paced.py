@@ -102,7 +102,7 @@ class Trace:
     """
 
     def __init__(self, path: pathlib.Path | None, names: Sequence[str]):
-        self.path, self._names, self.place = path, names, (0, 0)
+        self.path, self.names, self.place = path, names, (0, 0)
         self._lines: list[str] = []  # that are not in the file yet
 
     def restore(self, place: tuple[int, int]) -> list[tuple[int, float]]:
@@ -129,7 +129,7 @@ class Trace:
 
     def add(self, number: int, client: int, version: int, begun: float, seconds: float) -> None:
         """Add an answer."""
-        name = self._names[client]
+        name = self.names[client]
         if any(sign in name for sign in ',"\r\n'):
             name = '"' + name.replace('"', '""').replace("\n", " ").replace("\r", " ") + '"'
         line = f"{number},{name},{version},{begun!r},{seconds!r}\n"
@@ -284,7 +284,7 @@ class Paced(Remote):
             if self._look():
                 heard = _now()
             elif self._schedule.version < self._goal and _now() - heard > self.fleet.timeout:
-                names = sorted({self._trace._names[self._schedule.clients[job]] for job in self._schedule.under_way})
+                names = sorted({self._trace.names[self._schedule.clients[job]] for job in self._schedule.under_way})
                 text = f"no node answered in {self.fleet.timeout:g} s, in step {self._schedule.version}"
                 raise NodeError(f"{text}, of clients {', '.join(names)}; --resume goes on when they are back")
 
