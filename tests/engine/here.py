@@ -1,7 +1,10 @@
 """Nodes in this process: the engine's messages to real clients, without a network."""
 
 import functools
+import heapq
+import itertools
 import json
+import math
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -137,3 +140,33 @@ def memory_of(run: fedax.Run, here: Here) -> Any:
             number, *version = run.memory[int(name)].tolist()
             rows[int(name)] = site._recall(number, row, version, ready.row, ready)
     return jax.tree.map(lambda *leaves: np.stack(leaves), *(rows[i] for i in sorted(rows)))
+
+
+class Timed(Here):
+    """The same in a time of its own, ``now``: a node's answer takes ``takes(number, message)`` seconds.
+
+    ``away(number)`` tells whether a node is gone now; what it was asked is lost.
+    """
+
+    def __init__(self, sites: Any, takes: Any, away: Callable[[int], bool] = lambda number: False, **more: Any):
+        super().__init__(sites, **more)
+        self.takes, self.away, self.now = takes, away, 0.0
+
+    def nodes(self) -> list[int]:
+        return [number for number in self.sites if not self.away(number)]
+
+    def talk(self, timeout: float) -> Iterator[Any]:
+        queue: list[Any] = []  # of answers under way
+        numbers = itertools.count()
+        came: list[Any] = []
+        while True:
+            messages = yield came
+            for number, message in messages.items():
+                end = self.now + self.takes(number, message)
+                heapq.heappush(queue, (end, next(numbers), number, message))
+            came = [(each[2], Failure("it is gone", True)) for each in queue if self.away(each[2])]
+            queue = sorted(each for each in queue if not self.away(each[2]))
+            self.now = min(self.now + 0.25, queue[0][0] if queue else math.inf)
+            while queue and queue[0][0] <= self.now:
+                _, _, number, message = heapq.heappop(queue)
+                came += self.ask({number: message}, timeout)

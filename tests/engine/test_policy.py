@@ -321,6 +321,7 @@ TABLE = {"method": {"name": "fedavg", "label": "x"}, "task": {"name": "mine"}}
         (Policy(nodes=2), FEDAVG, {}, r"secure.nodes = 2\) is against an update that is not in a secure sum"),
         (Policy(single=False), FEDAVG, {"aggregate": fedax.CoordinateMedian()}, r"sums.single = False\)"),
         (Policy(single=False), OneWalks(LR), {}, r"sums.single = False\)"),
+        (Policy(single=False), FEDAVG, {"pace": fedax.Async(2)}, r"sums.single = False\)"),
         (Policy(clients=2), OneWalks(LR), {}, r"sums.clients = 2\)"),
         (Policy(columns=[], clip=1.0, update_noise=2.0), FEDAVG, {"guard": True}, r"updates.clip = 1.0\)"),
         (Policy(methods=["scaffold"]), FEDAVG, {}, r"runs.methods = \['scaffold'\]\) is against a run with the method"),

@@ -256,3 +256,41 @@ def test_what_is_no_distribution_is_refused_by_name(make, field):
     with pytest.raises(ConfigError) as error:
         make()
     assert error.value.field == field
+
+
+ARRIVALS = "number,client,version,begun,seconds\n1,b,0,0.0,0.5\n0,a,0,0.0,2.0\n2,b,1,0.5,0.25\n"
+
+
+def test_a_clock_of_recorded_arrivals(tmp_path):
+    path = tmp_path / "arrivals.csv"
+    path.write_text(ARRIVALS)
+    clock = fedax.Clock.from_csv(path)
+    bound = clock.bind(census(2, "ab"), 0)
+    assert bound.anew and bound.durations([0, 1, 2, 3], [0, 1, 1, 0], 5, 1, 1).tolist() == [2.0, 0.5, 0.25, math.inf]
+    assert repr(clock).startswith("Clock(latency=Recorded(3 answers of 2 clients, ")
+    path.write_text(ARRIVALS.replace("2.0", "2.5"))
+    assert repr(fedax.Clock.from_csv(path)) != repr(clock)
+    with pytest.raises(ConfigError, match="answer 2 is client b's, and here client a starts then"):
+        bound.durations(2, 0, 1, 0, 0)
+    with pytest.raises(ConfigError, match="no such clients; there are a, c"):
+        clock.bind(census(2, "ac"), 0)
+    for other in ({"step": 1.0}, {"up": [1.0, 2.0]}, {"server": 2.0}):
+        with pytest.raises(ConfigError, match="leave the other settings out"):
+            fedax.Clock(**clock.arguments() | other)
+    for wrong in ("0,a,0,0.0,1.0", "x,a,0,0.0,1.0", "3,a,0,0.0,-1", "3,a,0,0.0,inf", "3,a,0,0.0,"):
+        path.write_text(ARRIVALS + wrong + "\n")
+        with pytest.raises(DataError, match="line 5: no answer of a run"):
+            fedax.Clock.from_csv(path)
+
+
+def test_a_simulation_ends_with_the_recorded_arrivals(tmp_path):
+    path = tmp_path / "arrivals.csv"
+    path.write_text(ARRIVALS.replace(",a,", ",0,").replace(",b,", ",1,"))
+    clock, data = fedax.Clock.from_csv(path), fedax.data.quadratics(clients=2, dimension=2)
+    given = {"clock": clock, "pace": fedax.Async(2, start="idle")}
+    method, task = fedax.create("fedavg", lr=0.1), fedax.tasks.quadratic(2)
+    assert fedax.arrivals(method, task, data, rounds=3, **given).times.tolist() == [0.5, 0.75, 2.0]
+    with pytest.raises(ConfigError, match="over after 3 steps: ask for fewer rounds"):
+        fedax.arrivals(method, task, data, rounds=4, **given)
+    with pytest.raises(ConfigError, match="the recorded answer 0 is client 0's"):
+        fedax.simulate(method, task, data, rounds=3, clock=clock)

@@ -7,7 +7,7 @@ import pytest
 
 import fedax
 from fedax.errors import ConfigError
-from fedax.federation.pace import Schedule
+from fedax.federation.pace import Heard, Schedule
 
 
 def fixed(seconds):
@@ -142,3 +142,32 @@ def test_nobody_starts_before_the_step_is_over_whose_model_he_gets():
     schedule.until(3)
     assert schedule.times == [6.5, 11.5, 16.5]
     assert heard(schedule) == [[0, 1], [2, 0], [1, 2]]  # the third began at 6.5, not at 1.8
+
+
+@pytest.mark.parametrize("start", ["uniform", "idle"])
+@pytest.mark.parametrize("grace", [0.0, 0.6])
+@pytest.mark.parametrize("most", [None, 2])
+def test_answers_that_come_from_outside_make_the_schedule_of_their_durations(start, grace, most):
+    pace, n = fedax.Async(5, 3, grace=grace, start=start, max_staleness=most), 7
+    seconds = np.random.default_rng(1).exponential(size=10_000) + np.arange(10_000) % 3 / 4
+    queue = Schedule(pace, n, lambda number, client, group: seconds[number], seed=4)
+    queue.until(60)
+    told = Heard(pace, n, seed=4)
+    heard = []
+    while told.version < 60:
+        number = min(told.under_way, key=lambda job: told.begun[job] + seconds[job])
+        at = told.begun[number] + seconds[number]
+        told.wait(at)  # others may have started at the end of a grace, and be done sooner
+        if number == min(told.under_way, key=lambda job: told.begun[job] + seconds[job]):
+            told.hear(number, at)
+            heard.append(number)
+    for name in ("steps", "times", "arrived"):
+        assert getattr(told, name)[:60] == getattr(queue, name)[:60], name
+    for name in ("clients", "versions"):
+        assert getattr(told, name) == getattr(queue, name)[: len(told.clients)], name
+    same = min(len(told.starts), len(queue.starts))
+    assert told.starts[:same] == queue.starts[:same] and same >= 60
+    assert len({*heard}) == len(heard) and not {*heard} & told.under_way.keys()
+    assert all(number in told.dropped for number in heard if number in queue.dropped)
+    with pytest.raises(ValueError, match="60 steps so far"):
+        told.until(61)

@@ -13,9 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import load_file
+
 from fedax.columns import TIME, TRAFFIC
 from fedax.data import FederatedData
-from fedax.experiments import build
+from fedax.experiments import build, execute, new_folder
 from fedax.flower import certificates, link, processes
 
 SOON = 90.0  # seconds: a timeout that is long enough on a busy machine
@@ -171,3 +174,56 @@ def same_models(folder: Path, other: Path) -> bool:
     """Whether two runs have the same models, byte by byte."""
     models = [{path.name: path.read_bytes() for path in (each / "models").iterdir()} for each in (folder, other)]
     return models[0] == models[1] and bool(models[0])
+
+
+SLOWED = """
+import os, sys, time
+
+if "fedax.flower.worker" in sys.orig_argv and os.environ.get("FEDAX_TEST_SECONDS"):
+    from fedax.engine.places import site
+
+    exchange = site.Site._exchange
+
+    def slow(self, head, tensors):
+        time.sleep(float(os.environ["FEDAX_TEST_SECONDS"]))
+        return exchange(self, head, tensors)
+
+    site.Site._exchange = slow
+"""
+
+
+def slowed(folder: Path, seconds: float) -> dict[str, str]:
+    """The variables of a node whose clients take so many seconds more for a piece of work."""
+    (folder / "slowed").mkdir(exist_ok=True)
+    (folder / "slowed" / "sitecustomize.py").write_text(SLOWED)
+    return {"PYTHONPATH": str(folder / "slowed"), "FEDAX_TEST_SECONDS": str(seconds)}
+
+
+def assert_replayed(federation: Federation, out: Path) -> list[str]:
+    """That simulations of what a run recorded whose server does not wait have its numbers; returns the arrivals.
+
+    Args:
+        federation: whose nodes it was at.
+        out: of the run.
+    """
+    config, lines, folder = tomllib.loads(federation.config.read_text()), [], out.with_name(f"{out.name}-replayed")
+    for method in config["methods"]:
+        (trace,) = (out / "arrivals").glob(f"{method['name']}-seed*.csv")
+        given = config | {"methods": [method], "clock": {"trace": str(trace)}}
+        record = execute(build(given), new_folder(folder / method["name"], "replayed"), drawn=False)
+        assert record is not None
+        rows = [row for row in rows_of(out) if row["label"] == method["name"]]
+        wanted = rows_of(record.folder)
+        assert [row["round"] for row in rows] == [row["round"] for row in wanted]
+        for row, want in zip(rows, wanted, strict=True):
+            for name in ("clients", "bytes_up", "bytes_down", "time", "staleness", "staleness_max", "dropped"):
+                assert row[name] == want[name], name
+            for name in ("test_loss", *(["train_loss"] if row["heard"] == 1 else [])):
+                np.testing.assert_allclose(row[name], want[name], 1e-5, 1e-6)
+        got, want = (
+            load_file(each / "models" / f"{method['name']}-seed0.safetensors") for each in (out, record.folder)
+        )
+        for name in want:
+            np.testing.assert_allclose(got[name], want[name], 1e-5, 1e-5, err_msg=name)
+        lines += trace.read_text().splitlines()[1:]
+    return lines

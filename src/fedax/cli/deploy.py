@@ -66,7 +66,7 @@ def deploy_local(
 
     share_gpu()  # with the nodes
     tables, code = read_config(config, settings, allow_code)
-    experiment = build(tables, allow_code=code)
+    experiment = local.measured(build(tables, allow_code=code))
     local.check_local(experiment, nodes)
     say = lambda line: typer.echo(line, err=True)  # noqa: E731
     if ray:

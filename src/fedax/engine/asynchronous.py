@@ -50,6 +50,15 @@ class Box(NamedTuple):
     accepted: Tree
 
 
+def summed(clients: Clients, uploads: Tree) -> Tree:
+    """Σ ω_i v_i and Σ p_i change_i of uploads that are kept one by one, leaves [K, ...]."""
+    return by_kind(
+        lambda leaf: jnp.tensordot(clients.weights.astype(leaf.dtype), leaf, 1, precision="highest"),
+        lambda leaf: jnp.tensordot(clients.data_weights.astype(leaf.dtype), leaf, 1, precision="highest"),
+        uploads,
+    )
+
+
 class _Arrivals:
     """The place of a group: its clients start, and the answers of the step come out of the box."""
 
@@ -71,13 +80,7 @@ class _Arrivals:
         uploads = jax.tree.map(lambda all_: all_[slots], self.box.uploads)
         if request.wire.gathers:
             return Response((), uploads, accepted)
-        clients = request.clients
-        total = by_kind(
-            lambda leaf: jnp.tensordot(clients.weights.astype(leaf.dtype), leaf, 1, precision="highest"),
-            lambda leaf: jnp.tensordot(clients.data_weights.astype(leaf.dtype), leaf, 1, precision="highest"),
-            uploads,
-        )
-        return Response(total, (), accepted)
+        return Response(summed(request.clients, uploads), (), accepted)
 
     def draw_one(self, stage: str, clients: Clients) -> Array:
         raise AssertionError("asynchronous rounds have no exchange with one client")

@@ -206,7 +206,8 @@ def make_job(
     census = data if isinstance(data, Census) else None if not isinstance(data, FederatedData) else Census.of(data)
     check_parts(algorithm, task, census or data, given)
     if given.pace is not None and census is not None:
-        given = dataclasses.replace(given, participation=participation_of(given, census))
+        simulated = isinstance(data, FederatedData)
+        given = dataclasses.replace(given, participation=participation_of(given, census, simulated))
     assert census is not None and given.work is not None and given.participation is not None and given.place is not None
     if isinstance(given.work, Deadline) and given.work.speed is None:
         return _with_deadline(algorithm, task, data, given.work, shared, options)
@@ -228,7 +229,8 @@ def make_job(
     secured.check(wire, algorithm, given.participation, census)
     algorithm, up, wire = one_type((algorithm, compression.up, wire))
     key, x = start(task, given.params, given.seed, shared)
-    lossy = dataclasses.replace(wire, lossy=here is None and algorithm.traits().cohorts == "any")
+    lost = here is None and given.pace is None and algorithm.traits().cohorts == "any"  # with a pace they are late
+    lossy = dataclasses.replace(wire, lossy=lost)
     plan = make_plan(census, task, x, given.work, batch_size, given.participation, lossy, given.place)
     plan = dataclasses.replace(plan, mesh=None) if here is None else plan
     if given.pace is not None:
@@ -259,7 +261,7 @@ def make_job(
         memory = where(
             given.place.client_memory, own.stop - own.start, row, plan.devices, plan.full, on_device=on_device
         )
-    if paced is not None and (memory != "device" or stream):
+    if paced is not None and here is not None and (memory != "device" or stream):
         way_out = "asynchronous rounds are simulated, in one process, with client memory and examples on the device"
         raise ConfigError("pace", given.pace, way_out)
     asked = Hyper(traced.compressed, given.work, given.participation, wire)

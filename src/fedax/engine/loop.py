@@ -95,7 +95,7 @@ class Exclusions(NamedTuple):
             times: Array = jnp.asarray(self.left_out).at[clients.ids].add(excluded.astype(jnp.int32), mode="drop")
         else:
             times = np.array(self.left_out)
-            times[clients.ids[excluded]] += 1
+            np.add.at(times, clients.ids[excluded], 1)  # where the server does not wait, one may be there twice
         return Exclusions(times, self.skipped + end.skipped)
 
 

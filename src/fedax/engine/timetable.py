@@ -19,7 +19,7 @@ from fedax.engine.plan import ExchangeForm, Plan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.federation.clock import BoundClock
-from fedax.federation.pace import Async, Schedule, Starts
+from fedax.federation.pace import Async, Heard, Schedule, Starts
 from fedax.federation.participation import Full, Participation, Uniform
 from fedax.federation.work import Work
 
@@ -291,6 +291,13 @@ class Pacing(NamedTuple):
             table.correct(self.horizon(census.num_clients, rounds))
         return table
 
+    def heard(
+        self, schedule: Heard, work: Work, key: Array, census: Census, plan: Plan
+    ) -> tuple[Timetable, Callable[[int, int], int]]:
+        """The timetable of a run at nodes, and ``steps(client, group)`` of its clients."""
+        steps = _steps(work, key, census, plan)
+        return Timetable(self.pace, schedule, steps, census.weights, self.staleness), steps
+
     def horizon(self, num_clients: int, rounds: int) -> int:
         """The steps over which weights are corrected: those of the run, and of a short one so many that it is right."""
         return max(rounds, math.ceil(_LONG * num_clients / self.pace.buffer))
@@ -317,19 +324,23 @@ def _steps(work: Work, key: Array, census: Census, plan: Plan) -> Callable[[int,
     return lambda client, group: int(draw(key, group, jnp.array([client]), sizes[[client]])[0])
 
 
-def participation_of(options: Options, census: Census) -> Participation:
+def participation_of(options: Options, census: Census, simulated: bool) -> Participation:
     """In whose place the pace has who starts: a cohort of K."""
     assert options.pace is not None
     if not isinstance(options.participation, Full | None):
         way_out = "with pace=… clients start as the pace says, pace.start: leave it out"
         raise ConfigError("participation", options.participation, way_out)
-    if options.clock is None:
+    if options.clock is None and simulated:
         way_out = "give clock=fedax.Clock(step=…), the clients' speeds: they decide who answers when"
         raise ConfigError("clock", None, f"with pace=… {way_out}")
     for name in ("privacy", "secure"):
         if (given := getattr(options, name)) is not None:
             why = "its guarantee is for cohorts that are drawn at random" if name == "privacy" else "it sums a cohort"
             raise ConfigError(name, given, f"{why}, and with pace=… who is heard follows from the clients' speeds")
+    if options.pace.weights == "corrected" and not simulated:
+        why = "at nodes nobody knows beforehand how often each will answer"
+        way_out = f"{why}: take a method that remembers, such as ca2fl, with start = 'idle'; or give 'given'"
+        raise ConfigError("pace.weights", "corrected", way_out)
     options.pace.validate(census.num_clients)
     size = options.pace.buffer
     return Full() if size == census.num_clients else Uniform(size)

@@ -12,6 +12,7 @@ from fedax.engine.checkpoint import Checkpoints
 from fedax.engine.history import Run
 from fedax.engine.job import Job, make_job
 from fedax.engine.places.fleet import Fleet
+from fedax.engine.places.paced import Paced
 from fedax.engine.places.remote import Remote
 from fedax.engine.simulate import conduct
 from fedax.files import write_private
@@ -26,6 +27,7 @@ def train(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     best: str | None = None,
+    arrivals: str | os.PathLike[str] | None = None,
     callback: Callable[[dict[str, Unknown]], None] | None = None,
     **options: Unknown,
 ) -> Run:
@@ -36,12 +38,16 @@ def train(
     under :class:`fedax.Dropout`; with a method that is defined for rounds with all clients only, the run ends with an
     error. Checkpoints are made after every round, for nodes keep the memory of their clients as of the last two.
 
+    With ``pace``, the server takes answers as they come; a node that is away is late. It needs no ``clock``.
+
     Args:
         algorithm, task: as there.
         fleet: the nodes.
         problem: a configuration in plain JSON, of which the nodes make the same method, task and wire.
         checkpoint: a folder for checkpoints; ``None``: none are made, and a run that is stopped begins anew.
         best: as of :class:`fedax.Checkpoints`.
+        arrivals: with a pace, the file of all arrivals, of which :meth:`fedax.Clock.from_csv` makes a clock; default:
+            ``arrivals.csv`` in the folder of the checkpoints.
         callback: as there.
         options: ``rounds`` and the others of :func:`fedax.simulate`; nodes choose themselves where their clients run.
 
@@ -56,12 +62,15 @@ def train(
     """
     job = make_job(algorithm, task, fleet.census, **options)
     made: list[Remote] = []
-
+    if arrivals is None and checkpoint is not None:
+        arrivals = pathlib.Path(checkpoint) / "arrivals.csv"
+    file = None if arrivals is None else pathlib.Path(arrivals)
     kept = None if checkpoint is None else Checkpoints(checkpoint, rounds=1, minutes=None, best=best)
 
     def make(job: Job, resumes: bool) -> Remote:
         number = secrets.token_bytes(8) if checkpoint is None else _kept(pathlib.Path(checkpoint) / "run.number")
-        made.append(Remote(job, fleet, problem, _number(job, number), resumes))
+        given = job, fleet, problem, _number(job, number), resumes
+        made.append(Remote(*given) if job.pacing is None else Paced(*given, file))
         return made[0]
 
     run = conduct(job, make, callback, kept)

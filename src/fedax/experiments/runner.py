@@ -31,6 +31,7 @@ from fedax.experiments import clients, examples, own, summary, toml, tracked
 from fedax.experiments.config.experiment import Experiment, count_parameters, measured_by_client
 from fedax.experiments.report import write_report
 from fedax.experiments.runs import (
+    ARRIVALS,
     FOLDERS,
     Path,
     Record,
@@ -158,7 +159,7 @@ def execute(
         if experiment.keeps_noise:
             secret.derive(folder, checkpoints, slug(label))
         with logs.of(batch) as end:
-            trained = _train(experiment, label, splits, on_row, checkpoints, kept, transport)
+            trained = _train(experiment, label, splits, on_row, checkpoints, kept, transport, folder)
             end([run.status for run in trained])
         compiled[label] += sum(run.compile_seconds for run in trained)
         if writes:
@@ -253,6 +254,8 @@ def _run_at_nodes(
     assert fleet is not None
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(experiment.task.entire.form()))
     side_by_side_count = max(1, min(_LANES, _MESSAGE // max(size, 1)))
+    if experiment.options.get("pace") is not None:  # time is measured
+        side_by_side_count = 1
     for at in range(0, len(batches), side_by_side_count):
         calls = [
             lambda transport, batch=batch: run_batch(batch, transport)
@@ -315,6 +318,7 @@ def _train(
     checkpoint: Path,
     kept: Mapping[str, Any],
     transport: Transport | None,
+    folder: Path,
 ) -> list[fedax.Run]:
     """Train a method with one seed, or with several side by side; ``data``: seed -> training, validation, test data."""
     seeds = list(data)
@@ -326,6 +330,7 @@ def _train(
         nodes = experiment.nodes(seeds[0]).by(transport)
         del options["checkpoint"], options["data"]
         options |= {"checkpoint": checkpoint, "best": kept.get("best"), "callback": functools.partial(on_row, seeds[0])}
+        options["arrivals"] = folder / ARRIVALS / f"{slug(label)}-seed{seeds[0]}.csv"
         return [train(method, task, nodes, experiment.problem(label), seed=seeds[0], **options)]
     with warnings.catch_warnings(), show_progress(False):  # the progress of all runs is shown instead
         for category in (DivergedWarning, BadClientWarning):  # the report shows these

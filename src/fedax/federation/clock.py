@@ -12,6 +12,7 @@ import numpy as np
 from fedax.contract.settings import Settings
 from fedax.errors import ConfigError, DataError
 from fedax.federation.census import Census
+from fedax.federation.recorded import COLUMNS, Recorded
 from fedax.files import regular
 from fedax.numbers import check_number, has_truth_values
 from fedax.registry import Component, Registry, within
@@ -215,6 +216,10 @@ class Clock(Settings):
         self.down = None if down is None else _quantity("down", down, open_low=True)
         self.server = float(check_number("server", server, 0, fixed=True))
         self.available = None if available is None else _availability(available)
+        others = (self.step, self.up, self.down, self.server, self.available)
+        if isinstance(self.latency, Recorded) and any(other is not None and np.any(other != 0) for other in others):
+            way_out = "recorded arrivals have all of the time in them: leave the other settings out"
+            raise ConfigError("clock.latency", repr(self.latency), way_out)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Clock":
@@ -254,6 +259,9 @@ class Clock(Settings):
 
         Its columns are ``client``, a name or a number, and of these some: ``step``, ``up``, ``down``, ``latency``;
         ``on``, ``off`` and ``repeat``. The speeds and ``repeat`` of a client are in its first row.
+
+        Or the file of arrivals that a run at real nodes has written whose server did not wait, with a row for each
+        answer: a simulation with the same pace has the same arrivals.
 
         Args:
             path: of the file, with a row of names first.
@@ -374,6 +382,8 @@ class BoundClock(NamedTuple):
     def of(self, name: str, numbers: np.ndarray, ids: np.ndarray) -> Any:
         """``step``, ``latency``, or of those that take time ``up`` or ``down``, for pieces of work and clients."""
         value = self.values[name]
+        if isinstance(value, Recorded):
+            return value.of(numbers, ids)
         if isinstance(value, Distribution):
             which = (numbers, ids) if value.anew else (ids,)
             return value.quantile(uniform(self.seed, _QUANTITIES.index(name), value.anew, *which))
@@ -457,8 +467,8 @@ def _flag(value: Any) -> bool:
 
 
 def _quantity(field: str, value: Any, open_low: bool = False) -> Any:
-    """A number, an array [N], a dictionary of numbers by name, or a distribution."""
-    if isinstance(value, Distribution):
+    """A number, an array [N], a dictionary of numbers by name, a distribution, or what was recorded."""
+    if isinstance(value, Distribution | Recorded):
         return value
     if isinstance(value, Mapping) and value:
         return {
@@ -520,6 +530,10 @@ def _spans(one: Any) -> tuple[np.ndarray, float]:
 
 def _of_clients(field: str, value: Any, names: Sequence[str]) -> Any:
     """A value by client as an array, or a list of periods; what is the same for all stays."""
+    if isinstance(value, Recorded):
+        if strange := sorted({*value.clients.values()} - {*names}):
+            raise ConfigError(field, _listed(strange), f"there are no such clients; there are {_listed(names)}")
+        return value.bind(names)
     if isinstance(value, Mapping):
         if strange := sorted(value.keys() - set(names)):
             raise ConfigError(field, _listed(strange), f"there are no such clients; there are {_listed(names)}")
@@ -557,6 +571,8 @@ def _trace(path: Path) -> dict[str, Any]:
             rows = csv.DictReader(file, restkey="")
             names = list(rows.fieldnames or ())
             columns = (*_QUANTITIES, "on", "off", "repeat")
+            if tuple(names) == COLUMNS:
+                return {"latency": Recorded.read(path, rows)}
             if "client" not in names or (strange := [name for name in names if name not in ("client", *columns)]):
                 known = f"client, {', '.join(columns)}"
                 what = "there is no column client" if "client" not in names else f"there is no column {strange[0]!r}"

@@ -6,6 +6,7 @@ event queue on the host, in float64, which says who starts from which model, and
 
 import dataclasses
 import heapq
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -179,6 +180,9 @@ class Schedule:
     def _next(self) -> None:
         """The next answer, and all that come with it; then as many start anew."""
         first = self._queue[0][0]
+        if not math.isfinite(first):
+            way_out = f"the recorded answers are over after {self.version} steps: ask for fewer rounds"
+            raise ConfigError("rounds", self.version + 1, way_out)
         last = first + self._grace
         taken: list[int] = []
         now = first
@@ -188,6 +192,10 @@ class Schedule:
             self._take(number, now)
         if self._queue and self._grace:
             now = last  # else all have answered, and nobody is waited for
+        self._start_anew(taken, now)
+
+    def _start_anew(self, taken: list[int], now: float) -> None:
+        """In the place of those that have answered."""
         if self._from_idle:
             self._idle += [self.clients[number] for number in taken]
         self._start(len(taken), max(now, self._free))  # from a model that is finished
@@ -226,8 +234,11 @@ class Schedule:
             self.clients.append(client)
             self.versions.append(len(self.steps))
             self._together.append(job)
-            begin = now if self._begins is None else self._begins(client, now)
-            heapq.heappush(self._queue, (begin + self._duration(job, client, len(self.starts)), job))
+            self._begin(job, client, now)
+
+    def _begin(self, job: int, client: int, now: float) -> None:
+        begin = now if self._begins is None else self._begins(client, now)
+        heapq.heappush(self._queue, (begin + self._duration(job, client, len(self.starts)), job))
 
     def _uniform(self) -> float:
         if self._drawn == len(self._numbers):
@@ -254,3 +265,57 @@ class Schedule:
         """Let all clients be drawn again."""
         self._moved: dict[int, int] = {}
         self._dealt = 0
+
+
+class Heard(Schedule):
+    """A schedule whose answers come from outside, as those of real clients do: :meth:`hear` tells of each.
+
+    A simulation in which each piece of work takes as long as it took here, from its begin to its answer, has the same
+    schedule.
+
+    Args:
+        pace, num_clients, seed: as of :class:`Schedule`.
+
+    Attributes:
+        begun: of each piece of work, when it began, in seconds.
+        under_way: work that has no answer yet, by its number -> its group, the position of its start among ``starts``.
+
+    Example:
+        >>> both = Heard(Async(2, start="idle"), 2)
+        >>> both.hear(1, 0.5)
+        >>> both.until(1)
+        >>> both.times, both.under_way, both.begun
+        ([0.5], {0: 0, 2: 2}, [0.0, 0.0, 0.5])
+    """
+
+    def __init__(self, pace: Async, num_clients: int, seed: int = 0):
+        self.begun: list[float] = []
+        self.under_way: dict[int, int] = {}
+        self._taken: list[int] = []  # since clients started last
+        self._opened = self._now = 0.0  # when the first of these, and the last, came
+        super().__init__(pace, num_clients, lambda number, client, group: math.inf, seed=seed)
+
+    def hear(self, number: int, time: float) -> None:
+        """Take the answer of a piece of work that is under way; it came later than all others so far."""
+        self.wait(time)
+        if not self._taken:
+            self._opened = time
+        self._taken.append(number)
+        self._now = time
+        del self.under_way[number]
+        self._take(number, time)
+        self.wait(time)
+
+    def wait(self, time: float) -> None:
+        """No other answer came until then: if the grace is over, clients start anew."""
+        last = self._opened + self._grace
+        if self._taken and (time > last or not self._grace or not self.under_way):
+            taken, self._taken = self._taken, []
+            self._start_anew(taken, last if self.under_way and self._grace else self._now)
+
+    def _next(self) -> None:
+        raise ValueError(f"there were {self.version} steps so far")
+
+    def _begin(self, job: int, client: int, now: float) -> None:
+        self.begun.append(now)
+        self.under_way[job] = len(self.starts)

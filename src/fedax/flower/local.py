@@ -1,6 +1,7 @@
 """Deployments on this machine, to try one: a link and nodes as processes, or Flower's simulation, on Ray."""
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -25,6 +26,7 @@ from fedax.errors import ConfigError, NodeError
 from fedax.experiments import own
 from fedax.experiments.config.experiment import Experiment
 from fedax.federation.census import Census
+from fedax.federation.clock import Clock
 from fedax.flower import require
 from fedax.flower.deploy import FACTORY, Say, Table, fleet_at, make_problem
 from fedax.flower.processes import SupervisedProcess, free_port, options
@@ -102,6 +104,17 @@ def _copy_code(experiment: Experiment, place: pathlib.Path) -> list[str]:
     sources = experiment.code.values()
     own.write(place, sources)
     return [code.name if code.module else str((place / own.FOLDER / code.name).absolute()) for code in sources]
+
+
+def measured(experiment: Experiment) -> Experiment:
+    """The same experiment; a pace needs no clock, as time is measured, and only the checks of a simulation ask for one.
+
+    Args:
+        experiment: that is to be deployed.
+    """
+    if "pace" not in experiment.options:
+        return experiment
+    return dataclasses.replace(experiment, options={"clock": Clock()} | experiment.options)
 
 
 def check_local(experiment: Experiment, nodes: int) -> None:

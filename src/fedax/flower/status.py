@@ -17,7 +17,7 @@ import pydantic
 
 from fedax.data.formats import parse_json
 from fedax.engine.checkpoint import write_atomic
-from fedax.engine.places.nodes import Failure, Message, Transport, heads_of
+from fedax.engine.places.nodes import Failure, Message, Talk, Transport, heads_of
 from fedax.errors import FedaxError
 from fedax.experiments.config.experiment import Experiment
 from fedax.files import regular
@@ -100,22 +100,39 @@ class Status:
         """Ask some nodes, as the transport does."""
         self._note_request(messages, timeout)
         for number, answer in self._transport.ask(messages, timeout):
-            if isinstance(answer, Message) and isinstance(table := answer.head.get("table"), dict):
-                self._note_table(number, table, answer.head.get("versions"))
-            if isinstance(answer, Failure):
-                self._note_failure(number, answer.text, answer.gone)
-            elif "error" in answer.head and "table" not in answer.head:  # with a table it only waits for its transform
-                self._note_failure(number, str(answer.head["error"]), False)
-            elif "waits" in answer.head:  # it is asked again
-                self._note_wait(number, clean(answer.head["waits"]))
-            else:
-                self._note_answer(number)
+            self._note(number, answer)
             yield number, answer
 
-    def _note_request(self, messages: Mapping[int, Message], timeout: float) -> None:
+    def talk(self, timeout: float) -> Talk:
+        """Ask nodes without an end, as the transport does."""
+        talk = self._transport.talk(timeout)
+        came = next(talk)
+        while True:
+            messages = yield came
+            if messages:
+                self._note_request(messages, timeout, further=True)
+            came = talk.send(messages)
+            for number, answer in came:
+                self._note(number, answer)
+
+    def _note(self, number: int, answer: Message | Failure) -> None:
+        if isinstance(answer, Message) and isinstance(table := answer.head.get("table"), dict):
+            self._note_table(number, table, answer.head.get("versions"))
+        if isinstance(answer, Failure):
+            self._note_failure(number, answer.text, answer.gone)
+        elif "error" in answer.head and "table" not in answer.head:  # with a table it only waits for its transform
+            self._note_failure(number, str(answer.head["error"]), False)
+        elif "waits" in answer.head:  # it is asked again
+            self._note_wait(number, clean(answer.head["waits"]))
+        else:
+            self._note_answer(number)
+
+    def _note_request(self, messages: Mapping[int, Message], timeout: float, further: bool = False) -> None:
         now = time.time()
         with self._lock:
-            if not messages.keys() <= self._waiting.keys():  # else those that were gone are asked once more
+            if (
+                not further and not messages.keys() <= self._waiting.keys()
+            ):  # else those that were gone are asked once more
                 self._waiting.clear()
             for number, message in messages.items():
                 kinds = dict.fromkeys(clean(head.get("kind")) for head in heads_of(message))

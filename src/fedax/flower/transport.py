@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import flwr.app
 import httpx
@@ -32,7 +33,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from fedax.engine.places.nodes import Failure, Message
+from fedax.engine.places.nodes import Failure, Message, Talk
 from fedax.errors import NodeError
 from fedax.flower import require
 from fedax.flower.app import build
@@ -53,6 +54,14 @@ _EXPIRY = 65.0  # seconds after which a link has noticed that a server was kille
 _FRESH = 1.0  # seconds for which the list of nodes is not asked for again
 _SMALL = 1 << 20  # bytes of a message that is sent with others
 _PATIENCE = 30.0  # seconds in which a link may come back
+
+
+class _Asked(NamedTuple):
+    """A message that waits for its answer: the node, until when, and when the node was activated as it was sent."""
+
+    node: int
+    until: float
+    activated: str | None
 
 
 class FlowerTransport:
@@ -92,11 +101,62 @@ class FlowerTransport:
         Raises:
             NodeError: the link cannot be reached, or has ended the run.
         """
-        until, pause = time.monotonic() + timeout, _FIRST_LOOK
+        talk = self.talk(timeout)
+        next(talk)
+        came, waiting = talk.send(messages), len(messages)
+        while True:
+            yield from came
+            waiting -= len(came)
+            if not waiting:
+                return
+            came = talk.send({})
+
+    def talk(self, timeout: float) -> Talk:
+        """Ask nodes without an end: it is sent messages, and yields answers and failures, look by look.
+
+        Args:
+            timeout: seconds that each message has from when it is sent, above 0.
+
+        Raises:
+            NodeError: the link cannot be reached, or has ended the run.
+        """
+        waiting: dict[str, _Asked] = {}  # by the number of the message
+        pause, roll_call = _FIRST_LOOK, time.monotonic() + _ROLL_CALL
+        came: list[tuple[int, Message | Failure]] = []
+        while True:
+            messages = yield came
+            came = []
+            if messages:
+                came, pause = self._send(messages, timeout, waiting), _FIRST_LOOK
+            if not came:
+                until = min((each.until for each in waiting.values()), default=math.inf)
+                time.sleep(max(0.0, min(pause, until - time.monotonic())))
+            replies = list(self._grid.pull_messages(list(waiting))) if waiting else []
+            for reply in replies:
+                node = waiting.pop(reply.metadata.reply_to_message_id).node
+                self.received += _size(reply)
+                came.append((node, _answer(reply)))
+            for number, each in list(waiting.items()):
+                if time.monotonic() >= each.until:
+                    del waiting[number]
+                    came.append((each.node, Failure(f"no answer in {timeout:g} s", True)))
+            if waiting and time.monotonic() >= roll_call:
+                now, roll_call = self._since(), time.monotonic() + _ROLL_CALL
+                for number, each in list(waiting.items()):
+                    if each.activated and now.get(each.node, each.activated) != each.activated:
+                        del waiting[number]
+                        came.append((each.node, Failure("the node was restarted while it was asked", True)))
+            pause = _FIRST_LOOK if replies else min(1.3 * pause, _LONGEST_LOOK)
+
+    def _send(
+        self, messages: Mapping[int, Message], timeout: float, waiting: dict[str, "_Asked"]
+    ) -> list[tuple[int, Message | Failure]]:
+        """Send messages, and note them as waiting; failures of those that cannot be sent."""
         at, since = self._seen
         if time.monotonic() - at > _FRESH:
             since = self._since()
-        waiting, roll_call = dict[str, int](), time.monotonic() + _ROLL_CALL
+        failures: list[tuple[int, Message | Failure]] = []
+        until = time.monotonic() + timeout
         for nodes in _parcels(messages):
             requests = []
             for node in nodes:
@@ -108,30 +168,11 @@ class FlowerTransport:
             numbers = list(self._grid.push_messages(requests)) or [""] * len(requests)
             for node, number, size in zip(nodes, numbers, sizes, strict=True):
                 if not number:
-                    yield node, Failure("the link does not take messages for this node", True)
+                    failures.append((node, Failure("the link does not take messages for this node", True)))
                     continue
                 self.sent += size
-                waiting[number] = node
-        time.sleep(min(_FIRST_LOOK, timeout))
-        while waiting:
-            replies = list(self._grid.pull_messages(list(waiting)))
-            for reply in replies:
-                node = waiting.pop(reply.metadata.reply_to_message_id)
-                self.received += _size(reply)
-                yield node, _answer(reply)
-            if not waiting:
-                return
-            if time.monotonic() >= until:
-                yield from ((node, Failure(f"no answer in {timeout:g} s", True)) for node in waiting.values())
-                return
-            if time.monotonic() >= roll_call:
-                now, roll_call = self._since(), time.monotonic() + _ROLL_CALL
-                for number, node in list(waiting.items()):
-                    if node in since and node in now and now[node] != since[node]:
-                        del waiting[number]
-                        yield node, Failure("the node was restarted while it was asked", True)
-            pause = _FIRST_LOOK if replies else min(1.3 * pause, _LONGEST_LOOK)
-            time.sleep(max(0.0, min(pause, until - time.monotonic())))
+                waiting[number] = _Asked(node, until, since.get(node))
+        return failures
 
     def _since(self) -> dict[int, str]:
         """When each node that is there was activated; empty for a simulation, whose nodes do not come and go."""

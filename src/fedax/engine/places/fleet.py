@@ -7,7 +7,7 @@ import hashlib
 import json
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ from fedax.errors import DataError, NodeError
 from fedax.federation.census import Census
 
 _PAUSE = 0.5  # seconds before missing nodes are looked for again
+_LONG = 86400.0  # seconds that a message to a node may be under way where nobody waits for it
 _SIGN = 10.0  # seconds that a node that timed out has to show that it is back
 
 
@@ -146,6 +147,42 @@ class Fleet:
                 yield which, None
         finally:
             self._waited[0] += time.monotonic() - start
+
+    def talk(self) -> Generator[list[tuple[int, Message]], Mapping[int, Message], None]:
+        """Ask nodes without an end: it is sent messages, by node, and yields the answers there are at its next look.
+
+        A node has one message at a time. One that is gone is asked again when it is back, however long that takes.
+
+        Raises:
+            NodeError: a node answered that it cannot.
+        """
+        talk = self.transport.talk(_LONG)
+        next(talk)
+        pending: dict[int, Message] = {}  # by node
+        away: set[int] = set()  # those of them that cannot be reached
+        by_number: dict[int, int] = {}
+        look = 0.0  # when those are looked for again
+        messages = yield []
+        while True:
+            pending.update(messages)
+            ready = {self._nodes[which].number: which for which in messages}
+            if away and time.monotonic() >= look:
+                online, look = {*self.transport.nodes()}, time.monotonic() + _PAUSE
+                ready |= {number: which for which in sorted(away) if (number := self._find(which, online)) in online}
+            away -= {*ready.values()}
+            by_number |= ready
+            began = time.monotonic()
+            came = talk.send({number: pending[which] for number, which in ready.items()})
+            self._waited[0] += time.monotonic() - began
+            answers = []
+            for number, answer in came:
+                which = by_number[number]
+                if (message := _received(f"clients {self.names(which)}", answer)) is None:
+                    away.add(which)
+                else:
+                    del pending[which]
+                    answers.append((which, message))
+            messages = yield answers
 
     @property
     def waited(self) -> float:

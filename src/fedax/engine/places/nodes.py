@@ -7,7 +7,7 @@ receiver expects. No message contains code.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import jax
@@ -51,6 +51,8 @@ class Failure(NamedTuple):
     gone: bool
 
 
+Talk = Generator[list[tuple[int, Message | Failure]], Mapping[int, Message], None]
+
 _LARGE = 4096  # the size in bytes from which on zeros are left out
 _WHERE, _WHAT = " where", " what"  # suffixes of an array's name: the places of its nonzero numbers, and these
 
@@ -71,6 +73,12 @@ class Transport(Protocol):
 
     def ask(self, messages: Mapping[int, Message], timeout: float) -> Iterator[tuple[int, Message | Failure]]:
         """Ask some nodes; their answers as they come, and a failure for each that gives none in ``timeout`` seconds."""
+
+    def talk(self, timeout: float) -> "Talk":
+        """Ask nodes without an end: the generator is sent messages, and yields what has come by its next look.
+
+        A node has ``timeout`` seconds for each message. A look takes less than a second, also where nothing comes.
+        """
 
 
 def packed(trees: Mapping[str, Tree]) -> bytes:

@@ -296,7 +296,8 @@ class Policy:
         if self.nodes is not None and not secure:
             raise _refusal("nodes", self.nodes, "an update that is not in a secure sum: set run.secure")
         if single and not self.single:
-            raise _refusal("single", False, "an upload of a single client: leave out robust averages and compression")
+            way_out = "leave out robust averages, compression and pace"
+            raise _refusal("single", False, f"an upload of a single client: {way_out}")
         if self.clip is not None and (single or guarded or secure):
             how = "in a secure sum" if secure else "with a guard" if guarded else "one by one"
             raise _refusal("clip", self.clip, f"uploads {how}, to which this node cannot add its noise")

@@ -47,16 +47,22 @@ class Problem(NamedTuple):
 
 
 def order(
-    plan: Plan, problem: dict[str, Unknown], seed: int, program: str, deal: str | None = None
+    plan: Plan,
+    problem: dict[str, Unknown],
+    seed: int,
+    program: str,
+    deal: str | None = None,
+    paced: bool = False,
 ) -> dict[str, Unknown]:
     """The description of a job in messages: the problem in plain JSON, the plan, the seed, a digest of the program.
 
     If a part of the model is frozen, also a digest of that part, which nodes are sent once; if nodes have dealt their
-    own rows, the name of the deal.
+    own rows, the name of the deal. ``paced``: whether the server does not wait, and so asks single clients.
     """
     planned = {name: getattr(plan, name) for name in PLANNED}
     head = {"problem": problem, "plan": planned, "seed": seed, "program": program}
     head |= {} if deal is None else {"deal": deal}
+    head |= {"paced": True} if paced else {}
     return head | ({"frozen": digest_of(plan.task.frozen)} if jax.tree.leaves(plan.task.frozen) else {})
 
 

@@ -142,7 +142,8 @@ class Remote(HostServer):
         problem_ = Problem(job.hyper.method, job.plan.task, job.hyper.wire)
         traced = client_round(problem_, job.plan, job.census.example, job.x)
         self._forms = traced.forms
-        self._job_head = order(job.plan, problem, job.seed, program_of(traced), fleet.deal)
+        paced = job.pacing is not None
+        self._job_head = order(job.plan, problem, job.seed, program_of(traced), fleet.deal, paced)
         self._process, self._count, self._run, self._number = secrets.randbits(62), 0, 0, number
         self._older_versions: list[np.ndarray] = []  # at the two checkpoints before the last
         self._prefetched: _Prefetched | None = None
@@ -532,13 +533,17 @@ class Remote(HostServer):
                 by_node[which] = positions, np.array([places[int(clients.ids[at])] for at in positions], np.int32)
         return by_node
 
-    def _download(self, request: Request) -> Tree:
-        """The download, as it is sent over the wire."""
+    def _download(self, request: Request, group: int | None = None) -> Tree:
+        """The download as it is on the wire. ``group``: what its random numbers are from; default: the round."""
         job, down = self.job, self.job.hyper.wire.down
         if down is None:
             method = resolve(job.hyper.method, self.index)
             return (request.exchange.download or method.download)(request.server)
-        tree = downloaded(self.inputs(request), stage=request.stage, number=request.number)
+        inputs = self.inputs(request)
+        if group is not None:
+            method = resolve(job.hyper.method, self.index)
+            inputs = (inputs[0]._replace(method=method), *inputs[1:3], np.int32(group))
+        tree = downloaded(inputs, stage=request.stage, number=request.number)
         layout = Layout.of(self._form(request.stage, request.number).download)
         return layout.packed(jax.tree.map(lambda leaf: np.asarray(leaf)[None], layout.parts(tree)), down, 1)
 
@@ -553,7 +558,7 @@ class Remote(HostServer):
         """
         key = request.stage, request.number, size
         if key not in self._sums:
-            self._sums[key] = _summed(self._form(*key[:2]), size, self.job.hyper.wire.of(request.round))
+            self._sums[key] = _summed(self._form(*key[:2]), size, request.wire)
         return self._sums[key]
 
     @functools.cached_property
@@ -585,7 +590,7 @@ class Remote(HostServer):
 
     def _read(self, which: int, answer: Message, message: Message, request: Request, size: int) -> dict[str, Tree]:
         """The arrays of a node's answer in an exchange."""
-        wire, form = self.job.hyper.wire, self._form(request.stage, request.number)
+        wire, form = request.wire, self._form(request.stage, request.number)
         wanted: dict[str, Tree] = {}
         layout = Layout.of(form.upload, form.first)
         total, uploads = ((), ()) if layout.messages else self._summed(request, size)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fedax.contract.types import Unknown
-from fedax.engine.places.nodes import Failure, Message, Transport, joined, parted
+from fedax.engine.places.nodes import Failure, Message, Talk, Transport, joined, parted
 from fedax.engine.signals import HeldSignals
 from fedax.errors import NodeError
 
@@ -56,12 +56,28 @@ class _Lane:
         """Ask some nodes, together with the other runs."""
         if not messages:
             return
-        self.question = _Question(messages, timeout)
+        self._let_others(_Question(messages, timeout))
+        yield from self.answers.items()
+
+    def talk(self, timeout: float) -> Talk:
+        """Ask nodes without an end; the messages are this run's alone."""
+        talk = self._transport.talk(timeout)
+        came = next(talk)
+        while True:
+            messages = yield came
+            self._let_others(_Question({}, timeout))
+            sent, received = self._transport.sent, self._transport.received
+            came = talk.send(messages)
+            self.sent += self._transport.sent - sent
+            self.received += self._transport.received - received
+
+    def _let_others(self, question: _Question) -> None:
+        """Wait until all other runs have asked, too, and what they asked is answered."""
+        self.question = question
         self._stopped.release()
         self._go.acquire()
         if self._ending:
             raise _Ended
-        yield from self.answers.items()
 
     def _run(self) -> None:
         self._go.acquire()
@@ -149,6 +165,8 @@ def _ask_together(transport: Transport, lanes: Sequence[_Lane]) -> list[dict[int
         number: joined([questions[k].messages[number] for k in ks])  # type: ignore[union-attr]
         for number, ks in askers.items()
     }
+    if not askers:
+        return [{} for _ in lanes]
     # A node answers one part after the other, and each may take as long as it may alone.
     longest = max(map(len, askers.values()))
     timeout = longest * max(question.timeout for question in questions if question is not None)

@@ -272,7 +272,8 @@ class Site:
         wire = job.problem.wire
         try:
             self._check_problem(job, head["job"])
-            self.policy.check_upload(wire.gathers, wire.guard is not None, wire.secure is not None)
+            single = wire.gathers or "paced" in head["job"]
+            self.policy.check_upload(single, wire.guard is not None, wire.secure is not None)
         except NodeError as error:
             problems.append(str(error))
         if (why := self.policy.why(head["columns"], job.plan.task)) is not None:
@@ -361,10 +362,13 @@ class Site:
         """
         name, size = _question_name(head), int(head["size"])
         stage, number, index = head["stage"], head["number"], head["index"]
+        paced, group = "paced" in head["job"], head.get("group", index)
         forms = job.forms[0 if stage == "warmup" else 1]
         form, memory_form = forms[number], job.row if number == 0 else forms[number - 1].memory
-        if not 0 <= index < 2**31:
+        if not 0 <= index < 2**31 or type(group) is not int or not 0 <= group < 2**31:
             raise NodeError(f"round {index} is asked, and there is no such round")
+        if paced and (size != 1 or bits):
+            raise NodeError("a server that does not wait asks one client at a time, and for no secure sum")
         if not 0 < size <= self.data.num_clients:
             raise NodeError(f"{size} clients are asked, and {self.data.num_clients} are here")
         received = Layout.of(form.download)
@@ -386,24 +390,27 @@ class Site:
         self._asked_clients = [self.names[row] for row in rows]
         uploads = Layout.of(form.upload, form.first)
         if head["heard"]:
-            self._check_upload(job, sent["clients"], uploads.messages or form.one, bool(bits))
+            self._check_upload(job, sent["clients"], uploads.messages or form.one or paced, bool(bits))
         run, write = int(head["run"]), (int(head["write"][0]), int(head["write"][1]))
         self._count_round(run, stage, index)
         bases = sent["base"].tolist()
         memory = [self._recall(run, row, base, memory_form, job) for row, base in zip(rows, bases, strict=True)]
         # Messages are not decoded here: only the server knows all clients.
-        wire = Wire(sealed=True) if uploads.messages else job.problem.wire
+        wire = Wire(sealed=True) if uploads.messages else dataclasses.replace(job.problem.wire, apart=paced)
         if bits:
             wire = dataclasses.replace(wire, fixed=sent["fixed"])
         wire = dataclasses.replace(wire, node_clip=self.policy.clip)
-        total, results, done = self._run_clients(job, wire, stage, number, index, sent, memory)
+        total, results, done = self._run_clients(job, wire, stage, number, index, sent, memory, group)
         if head["heard"]:
             self.policy.check_work(sent["clients"]["steps"], int(done.local_steps))
-            text = json.dumps([head["job"], stage, number, index, bits, places], sort_keys=True)
+            asked = [head["job"], stage, number, index, bits, places, *([group] if paced else [])]
+            text = json.dumps(asked, sort_keys=True)
             question_arrays = {name: each for name, each in sent.items() if name in ("clients", "download", "fixed")}
             question = question_of(text, [*jax.tree.leaves(question_arrays), *jax.tree.leaves(memory)])
             noise_scale = self.policy.update_noise
             numbers = sum(np.size(leaf) for leaf in jax.tree.leaves(total))
+            if paced:  # of one client, so that nothing is learned from a difference
+                name = f"work {question} of run {run}"
             self._answered.take(name, question, self.policy, 0.0 if noise_scale is None else noise_scale**-2, numbers)
             total = self._noised(total, sent["clients"], question)
         for k, row in enumerate(rows):
@@ -456,8 +463,9 @@ class Site:
         index: int,
         sent: dict[str, Tree],
         memory: list[Tree],
+        group: int | None = None,
     ) -> tuple[Tree, ClientResult, Tally]:
-        """Run the clients; results are without padding."""
+        """Run the clients; results are without padding. ``group``: what random numbers are from; default: the round."""
         data, size = job.split_data.data, len(memory)
         # Their number is random where not all take part; empty places make it one of few, for each of which a program
         # is compiled.
@@ -478,7 +486,8 @@ class Site:
         rows_of = jax.tree.map(lambda *leaves: np.stack(leaves + leaves[-1:] * (width - size)), *memory)
         total, results, tally = _together(
             SharedInputs(job.problem.method, wire, sent["download"], fed, job.key, np.int32(index)),
-            rows_of, clients, stage=stage, number=number, plan=job.plan,
+            np.int32(index if group is None else group), rows_of, clients,
+            stage=stage, number=number, plan=job.plan,
         )  # fmt: skip
         return total, jax.tree.map(lambda leaf: np.asarray(leaf)[:size], results), tally
 
@@ -910,15 +919,18 @@ def read_rounds(path: pathlib.Path) -> dict[int, int]:
 
 @compiled(static=["stage", "number", "plan"])
 def _together(
-    shared: SharedInputs, memory: Tree, clients: Clients, *, stage: str, number: int, plan: Plan
+    shared: SharedInputs, group: Array, memory: Tree, clients: Clients, *, stage: str, number: int, plan: Plan
 ) -> tuple[Tree, ClientResult, Tally]:
     """The weighted sum of the clients' uploads, the result of each, and the tally of their work.
 
-    ``shared``: with the run's key, a method whose schedules are not yet resolved, and a download as it came.
+    Args:
+        shared: with the run's key, a method whose schedules are not yet resolved, and a download as it came.
+        group: the number that random numbers are from: the round's, or that of a group of starts.
+        memory, clients, stage, number, plan: as of :func:`fedax.engine.clients.client_program`.
     """
     method, _, download, _, key, index = shared
     shared = shared._replace(
-        method=resolve(method, index), download=decoded(download), key=stage_key(key, index, stage)
+        method=resolve(method, index), download=decoded(download), key=stage_key(key, group, stage)
     )
     return contribute(lambda inputs: client_program(stage, number, plan, None, inputs), shared, memory, clients, plan)
 

@@ -26,6 +26,7 @@ link, because a run writes and removes only its own files.
 
 from fedax.engine.checkpoint import write_atomic
 from fedax.experiments.runs.folder import (
+    ARRIVALS,
     FOLDERS,
     KEY,
     LOCK,
@@ -47,7 +48,7 @@ from fedax.experiments.runs.record import MethodRun, Path, Record, Trial
 from fedax.files import slug
 
 __all__ = [
-    "FOLDERS", "KEY", "LOCK", "TRACEBACK", "MethodRun", "Path", "Record", "Trial", "append_metrics", "begun",
-    "begun_folder", "few", "finite", "keep_rows", "locked", "lost", "missing_rounds", "model_path", "new_folder",
-    "read", "refuse_links", "remove_unfinished", "rows_of", "slug", "write_atomic", "write_json",
+    "ARRIVALS", "FOLDERS", "KEY", "LOCK", "TRACEBACK", "MethodRun", "Path", "Record", "Trial", "append_metrics",
+    "begun", "begun_folder", "few", "finite", "keep_rows", "locked", "lost", "missing_rounds", "model_path",
+    "new_folder", "read", "refuse_links", "remove_unfinished", "rows_of", "slug", "write_atomic", "write_json",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from fedax.files import slug
 LOCK = ".lock"
 KEY = secret.FILE
 TRACEBACK = "traceback-"  # the prefix of files that unexpected errors leave
+ARRIVALS = "arrivals"  # the folder of the traces of runs at nodes whose server does not wait
 FOLDERS = ("models", "plots", "checkpoints", "clients", "baselines", "examples")
 
 
@@ -93,9 +94,9 @@ def refuse_links(folder: Path) -> None:
         ConfigError: the first such link.
     """
     files = ("config.toml", "about.json", "metrics.jsonl", "summary.json", "diagnosis.json", LOCK, KEY)
-    places = [folder / name for name in (*files, "report.html", "public.html", *FOLDERS, own.FOLDER)]
+    places = [folder / name for name in (*files, "report.html", "public.html", *FOLDERS, ARRIVALS, own.FOLDER)]
     if not any(path.is_symlink() for path in places):
-        for name in (*FOLDERS, own.FOLDER):
+        for name in (*FOLDERS, ARRIVALS, own.FOLDER):
             for above, folders, inside in os.walk(folder / name):
                 places += [Path(above) / name_in_folder for name_in_folder in (*folders, *inside)]
     for path in places:

@@ -1,0 +1,192 @@
+"""A server at real nodes that does not wait: the simulation of what it recorded has the same numbers."""
+
+import dataclasses
+import itertools
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import fedax
+from fedax.engine.places import fleet as fleets
+from fedax.engine.places import paced
+from fedax.engine.places import site as sites
+from fedax.engine.places.questions import Problem
+from fedax.wire.compressed import Compression
+
+from ..flower import LONG
+from . import here
+from .here import Timed
+from .places import TEST
+from .problem import DATA, LR, TASK, UNEQUAL
+
+WHERE = [[0], [3, 1], [4, 2]]  # the first is ten times slower
+SLOW = {7: 1.0, 8: 0.1, 9: 0.13}
+ROUNDS = 12
+OPTIONS: dict[str, Any] = {"rounds": ROUNDS, "work": UNEQUAL, "batch_size": 2, "seed": 3, "test": TEST}
+COLUMNS = (
+    "train_loss",
+    "test_loss",
+    "clients",
+    "bytes_down",
+    "bytes_up",
+    "time",
+    "staleness",
+    "staleness_max",
+    "dropped",
+)
+UNIFORM, IDLE = fedax.Async(4, 2), fedax.Async(4, 2, start="idle")
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(fleets, "_PAUSE", 0.0)
+
+
+@pytest.fixture
+def ends(monkeypatch) -> list[paced.Paced]:
+    """The programs of runs that are over; nodes keep their memory."""
+    found: list[paced.Paced] = []
+    monkeypatch.setattr(paced.Paced, "forget", lambda self: found.append(self))
+    return found
+
+
+def takes() -> Any:
+    """Seconds of an answer, other ones each time."""
+    noise = itertools.cycle([1.0, 1.3, 0.9, 1.1, 0.7])
+    return lambda number, message: SLOW[number] * next(noise)
+
+
+def transport(method: Any, monkeypatch: Any, sites: Any = None, timed: Any = None, **options: Any) -> Timed:
+    """The nodes, whose time is that of the server."""
+    problem = Problem(method, TASK, here.wire_of(**options), Compression.of(options.get("compress")).up)
+    at = Timed(sites or here.sites(DATA, WHERE, problem), timed or takes())
+    monkeypatch.setattr(paced, "_now", lambda: at.now)
+    return at
+
+
+def run(method: Any, at: Timed, folder: pathlib.Path, **options: Any) -> fedax.Run:
+    given = OPTIONS | {"evaluate_every": 4, "timeout": 50.0} | options
+    return here.trained(method, TASK, DATA, at, checkpoint=folder, **given)
+
+
+def replayed(method: Any, folder: pathlib.Path, **options: Any) -> fedax.Run:
+    """The simulation of what was recorded."""
+    clock = fedax.Clock.from_csv(folder / "arrivals.csv")
+    return fedax.simulate(method, TASK, DATA, clock=clock, **OPTIONS | {"evaluate_every": 4} | options)
+
+
+def alike(got: fedax.Run, want: fedax.Run) -> None:
+    for column in COLUMNS:
+        np.testing.assert_allclose(got.history[column], want.history[column], 1e-5, 1e-6, err_msg=column)
+    for x, y in zip(jax.tree.leaves(got.params), jax.tree.leaves(want.params), strict=True):
+        np.testing.assert_allclose(x, y, 1e-5, 1e-6)
+
+
+CASES: dict[str, tuple[str, fedax.Async, dict[str, Any]]] = {
+    "fedbuff": ("fedbuff", fedax.Async(5, 3), {"work": fedax.RandomEpochs(1, 3)}),
+    "a grace": ("ca2fl", dataclasses.replace(IDLE, grace=0.3), {}),
+    "a guard": ("fedavg", UNIFORM, {"guard": True, "faults": fedax.Faults([4], sends=np.nan)}),
+    "compressed": (
+        "fedavg",
+        IDLE,
+        {"compress": {"up": fedax.ErrorFeedback(fedax.TopK(0.5)), "down": fedax.QSGD(8)}},
+    ),
+    "scaffold": ("scaffold", fedax.Async(5, 2, start="idle"), {}),
+    "fedasync": ("fedasync", fedax.Async(3, 1), {}),
+    "thrown away": ("fedavg", dataclasses.replace(IDLE, max_staleness=1), {}),
+    "a median": ("fedavg", fedax.Async(5, 3), {"aggregate": fedax.CoordinateMedian()}),
+}
+SHORT = ("fedbuff", "a grace", "a guard")
+
+
+@pytest.mark.parametrize("name", [name if name in SHORT else pytest.param(name, marks=LONG) for name in CASES])
+def test_the_simulation_of_its_arrivals_has_the_same_numbers(name, tmp_path, monkeypatch, ends):
+    method, pace, options = CASES[name]
+    method = fedax.create(method, lr=LR)
+    at = transport(method, monkeypatch, **options)
+    got = run(method, at, tmp_path, pace=pace, **options)
+    want = replayed(method, tmp_path, pace=pace, **options)
+    alike(got, want)
+    assert got.history["staleness_max"][-1] >= 1 and (name != "thrown away" or got.history["dropped"][-1] > 0)
+    assert got.left_out == want.left_out and (name != "a guard" or set(got.left_out) == {4})
+    schedule = ends[-1]._schedule  # in a simulation those that are under way have the memory of the end of their work
+    still = {schedule.clients[job] for job in schedule.under_way if schedule.versions[job] < ROUNDS}
+    rest = [i for i in range(DATA.num_clients) if i not in still]
+    if "compress" not in options:  # else there is that of the layers, too
+        for x, y in zip(*(jax.tree.leaves(each) for each in (here.memory_of(got, at), want.memory)), strict=True):
+            np.testing.assert_allclose(x[rest], np.asarray(y)[rest], 1e-5, 1e-6)
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("name", ["compressed", pytest.param("a grace", marks=LONG)])
+def test_a_run_whose_server_and_nodes_are_killed_goes_on(name, tmp_path, monkeypatch, ends):
+    """Whatever happened, what was recorded is the whole run; all clients' memory is that of their last answer."""
+    method, pace, options = CASES[name]
+    method, options = fedax.create(method, lr=LR), options | {"pace": pace, "evaluate_every": 3}
+    at = transport(method, monkeypatch, **options)
+    for kill in (2, 9, 25):  # at so many messages
+        spied = itertools.count()
+
+        def spy(number: int, message: Any, answer: Any, kill: int = kill, spied: Any = spied) -> Any:
+            if next(spied) == kill:
+                raise _Killed
+            return answer
+
+        at.spy = spy
+        with pytest.raises(_Killed):
+            run(method, at, tmp_path, **options)
+        for number, site in at.sites.items():
+            site.close()
+            again = sites.Site(site.data, site._make, site.folder, site.names)
+            at.sites[number] = again
+    at.spy = None
+    got = run(method, at, tmp_path, **options)
+    alike(got, replayed(method, tmp_path, **options))
+    rows = (tmp_path / "arrivals.csv").read_text().splitlines()[1:]
+    assert len({row.split(",")[0] for row in rows}) == len(rows) >= ROUNDS * pace.buffer
+    assert {row.split(",")[2] for row in rows} >= {"0", "5", "9"}
+
+
+def test_a_node_that_goes_away_is_late(tmp_path, monkeypatch):
+    method = fedax.create("scaffold", lr=LR)
+    at = transport(method, monkeypatch)
+    at.away = lambda number: number == 9 and 0.2 < at.now < 4.0
+    got = run(method, at, tmp_path, pace=IDLE, rounds=60, evaluate_every=20, timeout=1.5)
+    missing = got.history["heard"] < 1
+    assert missing.any() and not missing[-1]
+    got.history["train_loss"][missing] = 0.0
+    want = replayed(method, tmp_path, pace=IDLE, rounds=60, evaluate_every=20)
+    want.history["train_loss"][missing] = 0.0
+    alike(got, want)
+    rows = [row.split(",") for row in (tmp_path / "arrivals.csv").read_text().splitlines()[1:]]
+    late = [float(row[4]) for row in rows if row[1] in ("2", "4")]
+    assert max(late) > 3.5 and len(late) > 3  # it was away, and came back
+    assert got.history["staleness_max"][-1] > 5
+
+
+def test_no_answer_at_all_is_an_error(tmp_path, monkeypatch):
+    method = fedax.create("fedbuff", lr=LR)
+    at = transport(method, monkeypatch)
+    at.away = lambda number: at.now > 1.0
+    with pytest.raises(fedax.NodeError, match=r"no node answered in 2 s, in step \d+, of clients .*; --resume"):
+        run(method, at, tmp_path, pace=UNIFORM, timeout=2.0, rounds=100, evaluate_every=100)
+    at.away = lambda number: False
+    got = run(method, at, tmp_path, pace=UNIFORM, rounds=100, evaluate_every=100)
+    alike(got, replayed(method, tmp_path, pace=UNIFORM, rounds=100, evaluate_every=100))
+
+
+def test_evaluations_do_not_hold_the_server_up(tmp_path, monkeypatch):
+    """It goes on while the slow node answers, and rows are those of their round all the same."""
+    method = fedax.create("fedavg", lr=LR)
+    at = transport(method, monkeypatch)
+    often, seldom = (
+        run(method, at, tmp_path / str(every), pace=IDLE, evaluate_every=every, rounds=40) for every in (5, 40)
+    )
+    alike(often, replayed(method, tmp_path / "5", pace=IDLE, evaluate_every=5, rounds=40))
+    assert often.history["time"][-1] < 2 * seldom.history["time"][-1]
