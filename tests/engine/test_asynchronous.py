@@ -54,6 +54,7 @@ PACES = {
     "idle": fedax.Async(4, 2, start="idle"),
     "all under way": fedax.Async(6, 4, start="idle"),
     "thrown away": fedax.Async(6, 1, start="idle", max_staleness=5),
+    "one at a time": fedax.Async(6, 1, start="idle"),
 }
 
 
@@ -171,10 +172,10 @@ def test_availability_decides_when_work_begins():
         fedax.simulate(fedax.create("fedavg", lr=LR), QUADRATIC, one, clock=clock, **options)
 
 
-@pytest.mark.parametrize("which", ["a buffer", "idle", "thrown away"])
+@pytest.mark.parametrize("which", ["a buffer", "idle", "thrown away", "one at a time"])
 def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
     """Of a client that starts twice from one version seeds have groups at other steps."""
-    name = "scaffold" if which == "idle" else "fedbuff"
+    name = {"idle": "scaffold", "one at a time": "ringleader"}.get(which, "fedbuff")
     options = {"rounds": ROUNDS, "work": fedax.Steps(STEPS), "clock": CLOCK, "params": START, "test": EXAMPLE}
     options |= {"pace": PACES[which], "evaluate_every": 5}
 
@@ -229,6 +230,7 @@ def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
             {"place": fedax.Place(client_memory="host", stream=True)},
             r"pace = .*are simulated, in one process",
         ),
+        ("ringleader", {}, r"pace.buffer = 2: a step of Ringleader takes 1 at a time: give 1"),
     ],
 )
 def test_what_cannot_be_is_refused(name, options, message):

@@ -289,7 +289,7 @@ def _steps(work: Work, key: Array, census: Census, plan: Plan) -> Callable[[int,
     return lambda client, group: int(draw(key, group, jnp.array([client]), sizes[[client]])[0])
 
 
-def participation_of(options: Options, census: Census) -> Participation:
+def participation_of(options: Options, method: Algorithm, census: Census) -> Participation:
     """In whose place the pace has who starts: a cohort of K."""
     assert options.pace is not None
     if not isinstance(options.participation, Full | None):
@@ -303,7 +303,10 @@ def participation_of(options: Options, census: Census) -> Participation:
             why = "its guarantee is for cohorts that are drawn at random" if name == "privacy" else "it sums a cohort"
             raise ConfigError(name, given, f"{why}, and with pace=… who is heard follows from the clients' speeds")
     options.pace.validate(census.num_clients)
-    size = options.pace.buffer
+    size, asked = options.pace.buffer, method.pace().buffer
+    if asked is not None and size != asked:
+        way_out = f"a step of {type(method).__name__} takes {asked} at a time: give {asked}"
+        raise ConfigError("pace.buffer", size, way_out)
     return Full() if size == census.num_clients else Uniform(size)
 
 
