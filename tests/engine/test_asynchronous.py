@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import fedax
+from fedax.engine import timetable as engine_timetable
 from fedax.engine.job import make_job
+from fedax.engine.loop import draw_steps, stage_key
 from fedax.errors import ConfigError
 
 N, D, LR, ROUNDS = 6, 3, 0.05, 25
@@ -141,11 +143,30 @@ def test_corrected_weights_let_all_count_alike():
     pace = dataclasses.replace(PACES["all under way"], weights="corrected")
     job = make_job(method, TASK, DATA, pace=pace, rounds=rounds, work=fedax.Steps(STEPS), clock=CLOCK)
     table = job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], 0, rounds)
-    counted = np.zeros(N)
-    for group in table.groups(0, rounds):
-        known = group.heard < N
-        np.add.at(counted, group.heard[known], group.weights[known])
+    groups = table.groups(0, rounds)
+    every, counted = table.stacked(groups, len(groups) + 3, np.dtype(float)), np.zeros(N + 1)
+    np.add.at(counted, every.heard, every.weights)
+    assert counted[N] == 0  # at empty places
+    counted = counted[:N]
     np.testing.assert_allclose(counted / rounds, P, atol=1e-12)
+
+
+@pytest.mark.parametrize("work", [fedax.RandomSteps(3.0, 2.0, 1, 9), fedax.GeometricSteps(3.0)])
+def test_local_steps_are_drawn_by_the_group_and_the_client(work, monkeypatch):
+    """Many at a time where there are few clients, else one by one."""
+    for together in (6, 120):
+        monkeypatch.setattr(engine_timetable, "_DRAWN", together)
+        table, job = timetable(fedax.create("fedavg", lr=LR), PACES["idle"], work=work)
+        begun = [
+            (group.number, client, steps)
+            for group in table.groups(0, ROUNDS)
+            for client, steps in zip(group.ids, group.steps, strict=True)
+            if client < N
+        ]
+        for number, client, steps in begun:
+            own = stage_key(job.key, number, "exchanges")
+            assert steps == draw_steps(work, own, jnp.array([client]), None, None)[0], (number, client)
+        assert len({steps for *_, steps in begun}) > 3
 
 
 def test_what_a_client_without_weight_sends_does_not_matter():

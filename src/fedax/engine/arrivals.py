@@ -102,10 +102,11 @@ def arrivals(
     n, p = data.num_clients, data.weights
     table = timetable_of(job)
     counts, late, weights = np.zeros(n), np.zeros(n), np.zeros(n)
-    for group in table.groups(0, job.rounds):
-        heard = group.heard < n
-        for total, values in ((counts, 1.0), (late, group.staleness[heard]), (weights, group.weights[heard])):
-            np.add.at(total, group.heard[heard], values)
+    groups = table.groups(0, job.rounds)
+    every = table.stacked(groups, len(groups), np.dtype(float))
+    heard = every.heard < n
+    for total, values in ((counts, 1.0), (late, every.staleness[heard]), (weights, every.weights[heard])):
+        np.add.at(total, every.heard[heard], values)
     q = weights / weights.sum()
     with np.errstate(invalid="ignore"):
         staleness = late / counts
