@@ -38,7 +38,7 @@ GRIDS = {
     # A step of the server, in the place of many local ones.
     **{
         name: {"lr": tuple(10 * r for r in RATES)}
-        for name in ("mb-storm", "ef21", "diana", "marina", "dasha", "ace", "ringmaster")
+        for name in ("mb-storm", "ef21", "diana", "marina", "dasha", "ace", "ringmaster", "ringleader")
     },
 }
 CURVES = ("train_loss", "test_loss")

@@ -59,6 +59,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "area": ("iakovidou2024asynchronous",),
     "fadas": ("wang2024fadas",),
     "ringmaster": ("maranjyan2025ringmaster",),
+    "ringleader": ("maranjyan2025ringleader",),
     "delayed-nesterov": ("liu2024asynchronous",),
     "local-adapt": ("wang2021local",),
     "local-amsgrad": ("chen2020toward",),

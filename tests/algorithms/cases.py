@@ -357,6 +357,7 @@ CASES = {
     "fadas": Case("fadas", asy.fadas, _ADAPTIVE, cost=_PLAIN),
     "fadas-bias-correction": Case("fadas", asy.fadas, _ADAPTIVE | {"bias_correction": True}, variant=True),
     "ringmaster": Case("ringmaster", asy.ringmaster, own={"threshold": 3}, cost=_NO_STEPS),
+    "ringleader": Case("ringleader", asy.ringleader, cost=_NO_STEPS, **_ALL),
     "delayed-nesterov": Case(
         "delayed-nesterov", asy.delayed_nesterov, _MOMENTUM | {"every": 2, "spread": 0.4}, cost=_PLAIN
     ),

@@ -180,6 +180,7 @@ def test_control_variates_reach_the_optimum_under_random_work(name, hyper, round
         ("bvr-l-sgd", {"period": 3}, UNEQUAL),
         ("stem", {"alpha": 0.3}, fedax.Steps(1)),
         ("ringmaster", {}, UNEQUAL),
+        ("ringleader", {}, UNEQUAL),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

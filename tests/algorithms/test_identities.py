@@ -256,6 +256,7 @@ PAIRS = {
     "ace, one step": (("ace", {}), ("fedavg", {}), {"steps": 1}),
     "ace, all clients": (("ace", {}), ("ef21", {"compress": fedax.Identity()}), {}),
     "ringmaster, one step": (("ringmaster", {}), ("fedavg", {}), {"steps": 1, "participation": FEW}),
+    "ringleader, all clients": (("ringleader", {}), ("ringmaster", {}), {}),
     "delayed-nesterov, every = 1, without momentum": (
         ("delayed-nesterov", {"every": 1, "server_momentum": 0.0}),
         ("fedavg", {"server_lr": 0.7}),

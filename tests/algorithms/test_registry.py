@@ -145,6 +145,7 @@ def test_defaults_of_the_papers():
         assert fedax.create(name).pace() == Pace(fedax.PolynomialStaleness(0.5))
         assert fedax.create(name, staleness=None).pace() == fedax.create("fadas").pace() == Pace()
     assert fedax.create("ringmaster", threshold=5).pace() == Pace(max_staleness=4)  # R = 5: 5 is too late
+    assert fedax.create("ringleader").pace() == Pace(buffer=1)
     assert (fedax.create("fadas").threshold, fedax.create("fadas").beta2) == (1, 0.99)
     assert fedax.create("fedprox", solver=fedax.SGD(0.1)).solver.prox is None
     assert fedax.create("fedavg").solver.momentum is None and fedax.create("fedavg").optimizer.server_lr == 1.0

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import fedax
+from fedax.engine import timetable as engine_timetable
 from fedax.engine.job import make_job
+from fedax.engine.loop import draw_steps, stage_key
 from fedax.errors import ConfigError
 
 N, D, LR, ROUNDS = 6, 3, 0.05, 25
@@ -54,6 +56,7 @@ PACES = {
     "idle": fedax.Async(4, 2, start="idle"),
     "all under way": fedax.Async(6, 4, start="idle"),
     "thrown away": fedax.Async(6, 1, start="idle", max_staleness=5),
+    "one at a time": fedax.Async(6, 1, start="idle"),
 }
 
 
@@ -140,11 +143,30 @@ def test_corrected_weights_let_all_count_alike():
     pace = dataclasses.replace(PACES["all under way"], weights="corrected")
     job = make_job(method, TASK, DATA, pace=pace, rounds=rounds, work=fedax.Steps(STEPS), clock=CLOCK)
     table = job.pacing.timetable(job.clock, job.hyper.work, job.key, job.census, job.plan, job.forms[1][0], 0, rounds)
-    counted = np.zeros(N)
-    for group in table.groups(0, rounds):
-        known = group.heard < N
-        np.add.at(counted, group.heard[known], group.weights[known])
+    groups = table.groups(0, rounds)
+    every, counted = table.stacked(groups, len(groups) + 3, np.dtype(float)), np.zeros(N + 1)
+    np.add.at(counted, every.heard, every.weights)
+    assert counted[N] == 0  # at empty places
+    counted = counted[:N]
     np.testing.assert_allclose(counted / rounds, P, atol=1e-12)
+
+
+@pytest.mark.parametrize("work", [fedax.RandomSteps(3.0, 2.0, 1, 9), fedax.GeometricSteps(3.0)])
+def test_local_steps_are_drawn_by_the_group_and_the_client(work, monkeypatch):
+    """Many at a time where there are few clients, else one by one."""
+    for together in (6, 120):
+        monkeypatch.setattr(engine_timetable, "_DRAWN", together)
+        table, job = timetable(fedax.create("fedavg", lr=LR), PACES["idle"], work=work)
+        begun = [
+            (group.number, client, steps)
+            for group in table.groups(0, ROUNDS)
+            for client, steps in zip(group.ids, group.steps, strict=True)
+            if client < N
+        ]
+        for number, client, steps in begun:
+            own = stage_key(job.key, number, "exchanges")
+            assert steps == draw_steps(work, own, jnp.array([client]), None, None)[0], (number, client)
+        assert len({steps for *_, steps in begun}) > 3
 
 
 def test_what_a_client_without_weight_sends_does_not_matter():
@@ -183,10 +205,10 @@ def test_arrivals_by_client_are_those_of_the_rounds_that_were_run():
     assert run(fedax.create("fedavg", lr=LR), None, rounds=1).arrivals is None
 
 
-@pytest.mark.parametrize("which", ["a buffer", "idle", "thrown away"])
+@pytest.mark.parametrize("which", ["a buffer", "idle", "thrown away", "one at a time"])
 def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
     """Of a client that starts twice from one version seeds have groups at other steps."""
-    name = "scaffold" if which == "idle" else "fedbuff"
+    name = {"idle": "scaffold", "one at a time": "ringleader"}.get(which, "fedbuff")
     options = {"rounds": ROUNDS, "work": fedax.Steps(STEPS), "clock": CLOCK, "params": START, "test": EXAMPLE}
     options |= {"pace": PACES[which], "evaluate_every": 5}
 
@@ -245,6 +267,7 @@ def test_seeds_and_points_of_a_sweep_are_lanes(which, tmp_path):
             {"place": fedax.Place(client_memory="host", stream=True)},
             r"pace = .*are simulated, in one process",
         ),
+        ("ringleader", {}, r"pace.buffer = 2: a step of Ringleader takes 1 at a time: give 1"),
     ],
 )
 def test_what_cannot_be_is_refused(name, options, message):

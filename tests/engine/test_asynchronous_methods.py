@@ -54,17 +54,17 @@ ALL = {
 }
 
 
-def compare(method, reference, paces, gradients=STEPS, staleness=None, **options):
+def compare(method, reference, paces, gradients=STEPS, staleness=None, rounds=ROUNDS, **options):
     """All models and times under several paces, and what clients keep; returns the references' runs."""
     found = {}
     for which, (pace, clock) in paces.items():
-        given = {"rounds": ROUNDS, "work": fedax.Steps(STEPS), "params": X0, "evaluate_every": 1, "seed": SEED}
+        given = {"rounds": rounds, "work": fedax.Steps(STEPS), "params": X0, "evaluate_every": 1, "seed": SEED}
         given |= {"pace": dataclasses.replace(pace, staleness=staleness), "clock": clock} | options
         with jax.enable_x64(True):
             run = fedax.simulate(method, TASK, DATA, test={"H": H[:1], "e": E[:1]}, **given)
         models = np.stack([run.history[f"test_x{k}"] for k in range(D)], axis=1)[1:]
-        found[which] = wanted = over_the_queue(method, reference, pace, clock, gradients)
-        iterates = wanted.iterates.reshape(ROUNDS, -1, D)[:, 0]
+        found[which] = wanted = over_the_queue(method, reference, pace, clock, gradients, rounds)
+        iterates = wanted.iterates.reshape(rounds, -1, D)[:, 0]
         np.testing.assert_allclose(models, iterates, rtol=0, atol=1e-12, err_msg=which)
         assert run.history["time"][1:].tolist() == wanted.times.tolist(), which
         late = [late for step in wanted.steps for *_, late in step.heard]
@@ -215,6 +215,31 @@ def test_ringmaster():
     method, reference = fedax.create("ringmaster", lr=LR, threshold=4), asy.ringmaster(SEVERAL, X0, lr=LR, delay=4)
     found = compare(method, reference, EACH, gradients=np.ones(N))
     assert all(run.dropped.any() and latest(run) == 3 for run in found.values())
+
+
+def test_ringleader():
+    """All of the paper's, and what it leaves open: fewer clients under way, any client, answers at the same instant."""
+    reference = asy.ringleader(SEVERAL, X0, lr=LR)._replace(extra=None)  # of which the version counts the answers
+    paces = EACH | {"four": (fedax.Async(4, start="idle"), RANDOM), "anyone": ANYONE["anyone"]}
+    found = compare(fedax.create("ringleader", lr=LR), reference, paces, gradients=np.ones(N), rounds=60)
+    for which, run in found.items():
+        moved = np.any(np.diff(run.iterates, axis=0, prepend=X0[None]) != 0, axis=1)
+        assert 2 * N < moved.sum() < 60, which
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("ca2fl", 1500), ("ace", 1500), ("area", 6000), ("ringleader", 3000)])
+def test_with_exact_gradients_it_ends_at_the_optimum_whatever_the_speeds(name, rounds):
+    """With one local step; plain FedAvg ends elsewhere."""
+    optimum = np.linalg.solve(np.einsum("n,nij->ij", P, H), np.einsum("n,ni->i", P, E))
+    given = {"rounds": rounds, "work": fedax.Steps(1), "params": X0, "seed": SEED, "clock": FIXED}
+    given |= {"pace": fedax.Async(6, start="idle")}
+    with jax.enable_x64(True):
+        exact, other = (
+            np.asarray(fedax.simulate(fedax.create(each, lr=LR), TASK, DATA, **given).params)
+            for each in (name, "fedavg")
+        )
+    np.testing.assert_allclose(exact, optimum, rtol=0, atol=1e-8)
+    assert np.abs(other - optimum).max() > 0.1
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -294,3 +294,12 @@ def test_a_simulation_ends_with_the_recorded_arrivals(tmp_path):
         fedax.arrivals(method, task, data, rounds=4, **given)
     with pytest.raises(ConfigError, match="the recorded answer 0 is client 0's"):
         fedax.simulate(method, task, data, rounds=3, clock=clock)
+
+
+def test_one_piece_of_work_takes_as_long_as_it_does_among_many():
+    lognormal = fedax.Lognormal(1.0, 0.7, anew=True)
+    clock = fedax.Clock(step=lognormal, up=fedax.HalfNormal(3.0), down=[1.0, 2.0, 3.0], latency=0.1)
+    bound = clock.bind(Census.of(fedax.data.quadratics(clients=3, dimension=2)), seed=2**40 + 1)
+    numbers, ids = np.arange(-1, 50)[:, None], np.arange(3)
+    many = bound.durations(numbers, ids, 4, 8, 16)
+    assert [[bound.duration(int(number), i, 4, 8, 16) for i in range(3)] for number in numbers[:, 0]] == many.tolist()

@@ -1,4 +1,4 @@
-"""FedAsync, FedBuff, CA2FL, ACE, AREA, FADAS, Ringmaster, Delayed Nesterov in synchronous rounds, in NumPy float64.
+"""FedAsync, FedBuff, CA2FL, ACE, AREA, FADAS, Ringmaster, Ringleader, Delayed Nesterov in synchronous rounds, in NumPy.
 
 These methods were published for a server that does not wait. Here it waits: a step takes in the answers of one cohort,
 which all began from the server's model, so that no answer is stale. The arguments are those of `fedavg_family`. A mean
@@ -209,6 +209,31 @@ def ringmaster(
         for i, omega in _cohort(cohorts, r):
             g = g + omega * _gradient(grads[i], x, steps[i], r)
         x = x - _at(lr, r) * g
+        iterates.append(x)
+    return Reference(np.stack(iterates), {})
+
+
+def ringleader(
+    grads: Sequence[Grad],
+    p: Sequence[float],
+    taus: Taus,
+    cohorts: Cohorts,
+    x0: np.ndarray,
+    rounds: int,
+    *,
+    lr: Rate,
+) -> Reference:
+    """x ← x − η Σ_all p_i G_i/b_i (Maranjyan and Richtárik 2025) with all clients in a round.
+
+    They answer at once. So the table has one gradient of each, all are part of the step, and the next table is empty.
+    """
+    x = _start(x0)
+    iterates = [x]
+    for r in range(rounds):
+        steps = _steps(taus, r)
+        table = {i: [_gradient(grads[i], x, steps[i], r)] for i, _ in _cohort(cohorts, r)}
+        assert len(table) == len(p)
+        x = x - _at(lr, r) * sum(p[i] * sum(gs) / len(gs) for i, gs in table.items())
         iterates.append(x)
     return Reference(np.stack(iterates), {})
 

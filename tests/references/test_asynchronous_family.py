@@ -49,6 +49,10 @@ def test_ringmaster_and_ace_are_fedavg_with_one_step(cohorts):
         close(run(asy.ace, taus=np.ones(7, int)), plain)
 
 
+def test_ringleader_is_ringmaster_with_all_clients():
+    close(run(asy.ringleader), run(asy.ringmaster))
+
+
 @each_cohorts
 def test_a_delay_of_one_is_nesterovs_momentum(cohorts):
     """By its other form: m ← βm + g, x ← x − ε(g + βm), in which FedAvg's updates give the g."""

@@ -10,6 +10,7 @@ from fedax.algorithms.asynchronous import (
     FADAS,
     FedAsync,
     FedBuff,
+    Ringleader,
     Ringmaster,
 )
 from fedax.algorithms.compressed_scaffnew import CompressedScaffnew
@@ -108,6 +109,7 @@ __all__ = [
     "Optax",
     "OptaxServer",
     "Plain",
+    "Ringleader",
     "Ringmaster",
     "Scaffnew",
     "Scaffold",
@@ -373,6 +375,7 @@ METHODS.add("ace", ACE, "asynchronous: no local steps, the mean of all clients' 
 METHODS.add("area", AREA, "asynchronous: the model is the mean of all clients' last models, client memory")
 METHODS.add("fadas", FADAS, "asynchronous: AMSGrad at the server, with shorter steps where answers are late")
 METHODS.add("ringmaster", Ringmaster, "asynchronous: no local steps, gradients that are too late are thrown away")
+METHODS.add("ringleader", Ringleader, "asynchronous: no local steps, a table of each client's gradients, all clients")
 METHODS.add(
     "delayed-nesterov",
     _fedavg,

@@ -22,11 +22,13 @@ what is sent and what the server makes of it. Delayed Nesterov is an optimizer o
     FADAS       AMSGrad on Σ ω_i Δ_i, with rate η/τ_max where the largest staleness τ_max is above τ_c
                                                               (FADAS: Wang et al. 2024)
     Ringmaster  x ← x − η Σ ω_i g_i over the answers with τ < R                (Maranjyan, Tyurin and Richtárik 2025)
+    Ringleader  x ← x − η Σ p_i G_i/b_i, once a client in turns of N steps            (Maranjyan and Richtárik 2025)
 """
 
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 
 from fedax.contract.algorithm import Algorithm, Change, Pace, Round, Traits
@@ -413,3 +415,102 @@ class Ringmaster(Algorithm):
 
     def server(self, server: ModelState, mean: Vector, round: Round) -> ModelState:
         return ModelState(server.x - self.lr * mean)
+
+
+class Table(NamedTuple):
+    """Gradients by client: their sums p_i G_i, leaves [N, ...], and how many there are, b_i, [N]."""
+
+    sums: Vector
+    counts: Any
+
+    def put(self, i: Any, g: Vector) -> "Table":
+        """With another one of client i; with none where that is N."""
+        sums = self.sums.map(lambda rows, new: rows.at[i].add(new, mode="drop"), g)
+        return Table(sums, self.counts.at[i].add(1, mode="drop"))
+
+    def total(self) -> Vector:
+        """Σ p_i G_i/b_i."""
+        heard = jnp.maximum(self.counts, 1)
+        return self.sums.map(lambda rows: jnp.tensordot(1 / heard.astype(rows.dtype), rows, 1, precision="highest"))
+
+
+class RingleaderState(NamedTuple):
+    """Server state: the model; where the server does not wait, the two tables, and [N] who was part of a step."""
+
+    x: Vector
+    table: Any = ()
+    following: Any = ()
+    served: Any = ()
+
+
+class Ringleader(Algorithm):
+    """Ringleader ASGD: steps along the mean over all clients of each one's mean gradient in a table. No local steps.
+
+    The server collects gradients in a table, without a step, until it has one of every client. Then it steps, and once
+    more whenever a client that was not yet part of a step has answered. Gradients of the others go into the next table,
+    which takes the place of the first after all have been part of a step.
+
+    A client's gradient is the mean over its τ_i minibatches of the round. Published for p_i = 1/N, one minibatch, one
+    answer at a time, and all clients under way: ``fedax.Async(N, start="idle")``. Unequal p_i, fewer clients under way,
+    and answers that come at the same instant, after which nobody starts before the last of them, are extensions. In
+    synchronous rounds of all clients the table is complete at once, and this is SGD.
+
+    Args:
+        lr: η > 0, the server's learning rate.
+
+    Raises:
+        ConfigError: numbers out of range.
+
+    Source: Maranjyan and Richtárik 2025 (arXiv 2509.22860).
+
+    Example:
+        >>> Ringleader(lr=0.1).pace().buffer
+        1
+    """
+
+    lr: Any = hyper(0.05, "(0, ∞)")
+    counted: Any = eqx.field(init=False)  # [N] who has to be heard; None: the server waits for all
+
+    def __post_init__(self) -> None:
+        self.counted = None
+
+    def traits(self) -> Traits:
+        return Traits("Ringleader ASGD", "Maranjyan and Richtárik 2025", "all", limit="F", exact="always")
+
+    def pace(self) -> Pace:
+        return Pace(buffer=1)
+
+    def paced(self, weights: Any) -> "Ringleader":
+        return eqx.tree_at(lambda method: method.counted, self, weights > 0, is_leaf=lambda leaf: leaf is None)
+
+    def init(self, x: Vector) -> RingleaderState:
+        if self.counted is None:
+            return RingleaderState(x)
+        nobody = jnp.zeros(self.counted.shape, bool)
+        empty = Table(x.map(lambda leaf: jnp.zeros((len(nobody), *leaf.shape), leaf.dtype)), nobody.astype(jnp.int32))
+        return RingleaderState(x, empty, empty, nobody)
+
+    def download(self, server: RingleaderState) -> Vector:
+        return server.x
+
+    def client(self, download: Vector, memory: Any, oracle: Oracle) -> tuple[Vector, Any]:
+        return oracle.grad_batches(download, oracle.steps), memory
+
+    def server(self, server: RingleaderState, mean: Vector, round: Round) -> RingleaderState:
+        if self.counted is None:
+            return RingleaderState(server.x - self.lr * mean)
+        x, table, following, served = server
+        (i,), nowhere = round.ids, len(served)
+        g = (round.heard / round.total) * mean  # p_i g_i, whatever weight the answer has
+        late = served[i]
+        table, following = table.put(jnp.where(late, nowhere, i), g), following.put(jnp.where(late, i, nowhere), g)
+        steps = ~late & jnp.all((table.counts > 0) | ~self.counted)
+        x = x - jnp.where(steps, self.lr, 0.0) * table.total()
+        served = served.at[i].set(late | steps, mode="drop")
+        over = jnp.all(served | ~self.counted)
+        empty = jax.tree.map(jnp.zeros_like, following)
+        table, following = (
+            jax.tree.map(lambda old, new: jnp.where(over, new, old), *each)
+            for each in ((table, following), (following, empty))
+        )
+        return RingleaderState(x, table, following, served & ~over)

@@ -93,6 +93,8 @@ class Pace(NamedTuple):
     Attributes:
         staleness: how much late answers count; ``None``: all the same.
         max_staleness: answers with a greater staleness are thrown away; ``None``: none are.
+        buffer: how many answers a step takes; ``None``: any number. Rounds for which the method is not defined where
+            the server waits are then no matter.
 
     Example:
         >>> Pace(max_staleness=7).staleness is None
@@ -101,6 +103,7 @@ class Pace(NamedTuple):
 
     staleness: Staleness | None = None
     max_staleness: int | None = None
+    buffer: int | None = None
 
 
 class Round(NamedTuple):
@@ -120,6 +123,7 @@ class Round(NamedTuple):
         total: Σ ω_i (1 where all ω are 0); divide by it where a convex combination is needed (models, second
             moments).
         staleness: [S] how many steps the server has taken since each client began; 0 where the server waits for all.
+        ids: [S] who the clients are, 0 … N − 1; N at an empty place. Of private uploads ``()``.
 
     Example:
         >>> def server(self, server, mean, round):  # a method's: steps along the mean gradient, fewer in later rounds
@@ -136,6 +140,7 @@ class Round(NamedTuple):
     data_weights: Array
     total: Number
     staleness: Number = 0
+    ids: Tree = ()
 
     @property
     def heard(self) -> Number:
@@ -251,6 +256,10 @@ class Algorithm(Settings):
     def pace(self) -> Pace:
         """What the method asks of a server that does not wait."""
         return Pace()
+
+    def paced(self, weights: Array) -> "Algorithm":
+        """The method at a server that does not wait, for clients with these weights p, [N]; asked before all else."""
+        return self
 
     def validate(self) -> None:
         """Raise :class:`fedax.errors.ConfigError` for hyper-parameters that cannot be used; called before a run.

@@ -207,7 +207,8 @@ def make_job(
     check_parts(algorithm, task, census or data, given)
     if given.pace is not None and census is not None:
         simulated = isinstance(data, FederatedData)
-        given = dataclasses.replace(given, participation=participation_of(given, census, simulated))
+        given = dataclasses.replace(given, participation=participation_of(given, algorithm, census, simulated))
+        algorithm = algorithm.paced(census.weights)
     assert census is not None and given.work is not None and given.participation is not None and given.place is not None
     if isinstance(given.work, Deadline) and given.work.speed is None:
         return _with_deadline(algorithm, task, data, given.work, shared, options)
@@ -234,7 +235,8 @@ def make_job(
     plan = make_plan(census, task, x, given.work, batch_size, given.participation, lossy, given.place)
     plan = dataclasses.replace(plan, mesh=None) if here is None else plan
     if given.pace is not None:
-        plan = dataclasses.replace(plan, full=False, missing="clients that answer when they are done")
+        missing = "clients that answer when they are done" if algorithm.pace().buffer is None else None
+        plan = dataclasses.replace(plan, full=False, missing=missing)
     algorithm.traits().refuse(missing=plan.missing, unequal=plan.steps is None)
     stream = here is not None and streamed(given.place.stream, here, own, plan.devices)
     fed = _once(

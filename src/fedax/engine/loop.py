@@ -322,6 +322,7 @@ def round_of(clients: Clients, index: Array, key: Array, plan: Plan) -> Round:
         present=clients.present,
         data_weights=clients.data_weights,
         total=nonzero(jnp.sum(clients.weights)),
+        ids=clients.ids,
     )
 
 

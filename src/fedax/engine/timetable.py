@@ -1,5 +1,6 @@
 """The timetable of an asynchronous run: its schedule as arrays, group by group; and which runs can have one."""
 
+import functools
 import heapq
 import itertools
 import math
@@ -19,16 +20,18 @@ from fedax.engine.plan import ExchangeForm, Plan
 from fedax.errors import ConfigError
 from fedax.federation.census import Census
 from fedax.federation.clock import BoundClock
-from fedax.federation.pace import Async, Heard, Schedule, Starts
+from fedax.federation.pace import Async, LiveSchedule, Schedule, Starts
 from fedax.federation.participation import Full, Participation, Uniform
 from fedax.federation.work import Work
 
 _ROWS, _MOST = 2**16, 256  # of the groups that a program takes at a time: clients, about, and groups
+_KINDS = {"step": bool, "weights": float}  # of the arrays of a group; the others are whole numbers
+_DRAWN, _KEPT = 2**16, 64  # local steps that are drawn at a time, and how often they are kept
 _LONG = 200  # answers of each client, on average, by which weights are corrected
 
 
 class Group(NamedTuple):
-    """A group of starts and the step after it, as arrays; of several groups with a further axis in front.
+    """A group of starts and the step after it, as numbers and lists; of several groups as arrays with an axis in front.
 
     Attributes:
         number: the group's, from which its random numbers are.
@@ -65,21 +68,9 @@ def together(
     for at in range(0, max(1, *map(len, each)), size):
         parts = [groups[at : at + size] for groups in each]
         yield (
-            [_stacked(part, size, table.empty, dtype) for part, table in zip(parts, tables, strict=True)],
+            [table.stacked(part, size, dtype) for part, table in zip(parts, tables, strict=True)],
             max(map(len, parts)),
         )
-
-
-def _stacked(groups: Sequence[Group], size: int, empty: Group, dtype: np.dtype) -> Group:
-    """Some groups, and empty ones, as one with leaves [size, …]; its weights of this type."""
-    extra = size - len(groups)
-    fill = [np.repeat(leaf[None], extra, axis=0) for leaf in empty]
-    if not groups:
-        stacked = Group(*fill)
-    else:
-        leaves = (np.array(values) for values in zip(*groups, strict=True))
-        stacked = Group(*(np.concatenate(pair) if extra else pair[0] for pair in zip(leaves, fill, strict=True)))
-    return stacked._replace(weights=stacked.weights.astype(dtype))
 
 
 def slots_of(pace: Async) -> int:
@@ -87,7 +78,7 @@ def slots_of(pace: Async) -> int:
     return pace.concurrency + pace.buffer * (1 if pace.max_staleness is None else 2)
 
 
-class Heard(NamedTuple):
+class Answers(NamedTuple):
     """Answers that steps took, [answers] each: whose they are, their staleness, and their weights."""
 
     clients: np.ndarray
@@ -137,13 +128,13 @@ class Timetable:
         share = np.where(counted > 0, counted, 1) / (steps * self.pace.buffer)
         self._clients = self._p / share / self.pace.buffer
 
-    def heard(self, steps: int) -> "Heard":
+    def heard(self, steps: int) -> Answers:
         """The answers that so many steps take, in their order."""
         self.schedule.until(steps)
         taken = list(itertools.chain.from_iterable(self.schedule.steps[:steps]))
         clients, versions = np.array(self.schedule.clients)[taken], np.array(self.schedule.versions)[taken]
         late = np.repeat(np.arange(steps), self.pace.buffer) - versions
-        return Heard(clients, late, self._clients[clients] * self._weight(late))
+        return Answers(clients, late, self._clients[clients] * self._weight(late))
 
     def arrivals(self, steps: int) -> np.ndarray:
         """How many answers of each client so many steps take, [N]."""
@@ -186,41 +177,43 @@ class Timetable:
         schedule, width, n = self.schedule, self.pace.buffer, len(self._p)
         for job in [job for job in self._at if schedule.dropped.get(job, number) < number] if schedule.dropped else []:
             heapq.heappush(self._free, self._at.pop(job)[0])
-        begun = [(schedule.clients[job], self._steps(schedule.clients[job], number), job) for job in starts.jobs]
-        begun.sort(key=lambda each: -each[1])  # a chunk of neighbours waits little for its slowest client
-        for _, steps, job in begun:
-            self._at[job] = heapq.heappop(self._free), steps
-        slots = [self._at[job][0] for _, _, job in begun]
-        heard = [schedule.clients[job] for job in starts.heard]
-        late = starts.version - np.array([schedule.versions[job] for job in starts.heard], int)
-        if starts.heard:
+        jobs, ids = starts.jobs, [schedule.clients[job] for job in starts.jobs]
+        steps = [self._steps(client, number) for client in ids]
+        if len({*steps}) > 1:  # a chunk of neighbours waits little for its slowest client
+            order = sorted(range(len(jobs)), key=lambda at: -steps[at])
+            jobs, ids, steps = ([each[at] for at in order] for each in (jobs, ids, steps))
+        slots = [heapq.heappop(self._free) for _ in jobs]
+        self._at.update(zip(jobs, zip(slots, steps, strict=True), strict=True))
+        late = [starts.version - schedule.versions[job] for job in starts.heard]
+        if late:
             total, largest = self._late[-1] if self._late else (0, 0)
-            self._late.append((total + int(late.sum()), max(largest, int(late.max()))))
+            self._late.append((total + sum(late), max(largest, *late)))
         there = [self._at.pop(job) for job in starts.heard]
         for slot, _ in there:
             heapq.heappush(self._free, slot)
-
-        def fill(values: Sequence[float], value: float, dtype: type) -> np.ndarray:
-            return np.array([*values, *[value] * (width - len(values))], dtype)
-
+        some, fewer = [0] * (width - len(ids)), [0] * (width - len(late))
         return Group(
-            number=np.int32(number),
-            version=np.int32(starts.version),
-            ids=fill([client for client, _, _ in begun], n, np.int32),
-            steps=fill([steps for _, steps, _ in begun], 0, np.int32),
-            slots=fill(slots, self.slots + 1, np.int32),
-            step=np.bool_(bool(starts.heard)),
-            heard=fill(heard, n, np.int32),
-            heard_steps=fill([steps for _, steps in there], 0, np.int32),
-            heard_slots=fill([slot for slot, _ in there], 0, np.int32),
-            weights=fill((self._clients[heard] * self._weight(late)).tolist() if heard else [], 0.0, np.float64),
-            staleness=fill(late.tolist(), 0, np.int32),
+            number=number,
+            version=starts.version,
+            ids=ids + [n] * len(some),
+            steps=steps + some,
+            slots=slots + [self.slots + 1] * len(some),
+            step=bool(late),
+            heard=[schedule.clients[job] for job in starts.heard] + [n] * len(fewer),
+            heard_steps=[each for _, each in there] + fewer,
+            heard_slots=[slot for slot, _ in there] + fewer,
+            weights=(),
+            staleness=late + fewer,
         )
 
-    @property
-    def empty(self) -> Group:
-        """A group in which nobody starts, and after which there is no step."""
-        return self._group(0, Starts(0, (), ()))
+    def stacked(self, groups: Sequence[Group], size: int, dtype: np.dtype) -> Group:
+        """Some groups, and after them empty ones, as one with leaves [size, …]; its weights of this type."""
+        every = [*groups, *[self._group(0, Starts(0, (), ()))] * (size - len(groups))]
+        fields = zip(Group._fields, zip(*every, strict=True), strict=True)
+        rows = Group(**{name: np.array(each, _KINDS.get(name, np.int32)) for name, each in fields})
+        late = self._weight(rows.staleness.ravel()).reshape(rows.staleness.shape)
+        clients = np.append(self._clients, 0.0)[rows.heard]
+        return rows._replace(weights=np.where(rows.heard < len(self._p), clients * late, 0.0).astype(dtype))
 
     def answers(self, start: int, stop: int) -> int:
         """How many answers came from step ``start`` to step ``stop``, with those that were thrown away."""
@@ -261,18 +254,17 @@ class Pacing(NamedTuple):
         """The timetable of a run with this seed and clock."""
         steps, asked = _steps(work, key, census, plan), form.asked
         assert asked is not None  # see pacing
+        down, up = form.down, form.up
 
         def duration(number: int, client: int, group: int) -> float:
             gradients = asked.gradients(steps(client, group), census.sizes[client], plan.batch_size)
-            return float(clock.durations(number, client, gradients, form.down, form.up))
+            return clock.duration(number, client, gradients, down, up)
 
         always = np.asarray(plan.steps) if plan.steps is not None else work.always(census.sizes, plan.batch_size)
         if always is not None and not clock.anew:  # each client always takes as long
             everyone = np.arange(census.num_clients)
             gradients = asked.gradients(always, census.sizes, plan.batch_size)
-            seconds = np.broadcast_to(
-                clock.durations(0, everyone, gradients, form.down, form.up), everyone.shape
-            ).tolist()
+            seconds = np.broadcast_to(clock.durations(0, everyone, gradients, down, up), everyone.shape).tolist()
             duration = lambda number, client, group: seconds[client]  # noqa: E731
 
         def begins(client: int, time: float) -> float:
@@ -291,8 +283,8 @@ class Pacing(NamedTuple):
             table.correct(self.horizon(census.num_clients, rounds))
         return table
 
-    def heard(
-        self, schedule: Heard, work: Work, key: Array, census: Census, plan: Plan
+    def live(
+        self, schedule: LiveSchedule, work: Work, key: Array, census: Census, plan: Plan
     ) -> tuple[Timetable, Callable[[int, int], int]]:
         """The timetable of a run at nodes, and ``steps(client, group)`` of its clients."""
         steps = _steps(work, key, census, plan)
@@ -317,14 +309,25 @@ def _steps(work: Work, key: Array, census: Census, plan: Plan) -> Callable[[int,
     if each is not None:
         taken = [int(number) for number in each]
         return lambda client, group: taken[client]
-    draw = jax.jit(
-        lambda key, group, ids, sizes: draw_steps(work, stage_key(key, group, "exchanges"), ids, sizes, plan.batch_size)
-    )
-    sizes = census.sizes.astype(np.int32)
-    return lambda client, group: int(draw(key, group, jnp.array([client]), sizes[[client]])[0])
+    sizes, n = census.sizes.astype(np.int32), census.num_clients
+    groups = max(1, _DRAWN // n)  # that are drawn at a time, for all clients where these are few
+
+    @jax.jit
+    def draw(key: Array, first: Array, ids: Array, sizes: Array) -> Array:
+        own = jax.vmap(lambda group: stage_key(key, group, "exchanges"))(first + jnp.arange(groups))
+        return jax.vmap(lambda own: draw_steps(work, own, ids, sizes, plan.batch_size))(own)
+
+    @functools.lru_cache(maxsize=_KEPT)
+    def block(first: int, ids: range) -> list[list[int]]:
+        found: list[list[int]] = np.asarray(draw(key, first, np.array(ids), sizes[ids.start : ids.stop])).tolist()
+        return found
+
+    if groups == 1:
+        return lambda client, group: block(group, range(client, client + 1))[0][0]
+    return lambda client, group: block(group - group % groups, range(n))[group % groups][client]
 
 
-def participation_of(options: Options, census: Census, simulated: bool) -> Participation:
+def participation_of(options: Options, method: Algorithm, census: Census, simulated: bool) -> Participation:
     """In whose place the pace has who starts: a cohort of K."""
     assert options.pace is not None
     if not isinstance(options.participation, Full | None):
@@ -342,7 +345,10 @@ def participation_of(options: Options, census: Census, simulated: bool) -> Parti
         way_out = f"{why}: take a method that remembers, such as ca2fl, with start = 'idle'; or give 'given'"
         raise ConfigError("pace.weights", "corrected", way_out)
     options.pace.validate(census.num_clients)
-    size = options.pace.buffer
+    size, asked = options.pace.buffer, method.pace().buffer
+    if asked is not None and size != asked:
+        way_out = f"a step of {type(method).__name__} takes {asked} at a time: give {asked}"
+        raise ConfigError("pace.buffer", size, way_out)
     return Full() if size == census.num_clients else Uniform(size)
 
 

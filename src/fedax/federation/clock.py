@@ -18,6 +18,7 @@ from fedax.numbers import check_number, has_truth_values
 from fedax.registry import Component, Registry, within
 
 _QUANTITIES = ("step", "up", "down", "latency")  # the place of each is part of its random numbers
+_BITS = 2**64 - 1
 _NAMED = 5  # names that an error lists at most
 
 
@@ -374,19 +375,28 @@ class BoundClock(NamedTuple):
                 total = total + np.asarray(amount) / self.of(name, numbers, ids)
         return np.broadcast_to(total, np.broadcast_shapes(*map(np.shape, (numbers, ids, gradients, down, up)))) + 0.0
 
+    def duration(self, number: int, client: int, gradients: float, down: int, up: int) -> float:
+        """:meth:`durations` of one piece of work."""
+        total = self.of("latency", number, client) + float(gradients) * self.of("step", number, client)
+        for name, amount in (("down", down), ("up", up)):
+            if name in self.values:
+                total = total + amount / self.of(name, number, client)
+        return float(total)
+
     def on(self, ids: Any, time: Any) -> np.ndarray:
         """When clients that are asked at a ``time`` can begin: then, or when they are on again; ∞: never any more."""
         ids, time = np.broadcast_arrays(ids, np.asarray(time, float))
         return time + 0.0 if self.periods is None else self.periods.on(ids, time)
 
-    def of(self, name: str, numbers: np.ndarray, ids: np.ndarray) -> Any:
+    def of(self, name: str, numbers: Any, ids: Any) -> Any:
         """``step``, ``latency``, or of those that take time ``up`` or ``down``, for pieces of work and clients."""
         value = self.values[name]
         if isinstance(value, Recorded):
             return value.of(numbers, ids)
         if isinstance(value, Distribution):
             which = (numbers, ids) if value.anew else (ids,)
-            return value.quantile(uniform(self.seed, _QUANTITIES.index(name), value.anew, *which))
+            # A method that is read from an object of Equinox is slow.
+            return type(value).quantile(value, uniform(self.seed, _QUANTITIES.index(name), value.anew, *which))
         return value[ids] if isinstance(value, np.ndarray) else value
 
 
@@ -438,10 +448,29 @@ def uniform(seed: int, quantity: int, *which: Any) -> np.ndarray:
         >>> bool(abs(uniform(0, 1, 7, np.arange(10**5)).mean() - 0.5) < 0.01)
         True
     """
-    bits = np.asarray(seed & (2**64 - 1), np.uint64)
+    if all(isinstance(number, int) for number in which):
+        return _one_uniform(seed, quantity, *which)
+    bits = np.asarray(seed & _BITS, np.uint64)
     for number in (quantity, *which):
         bits = _mixed(bits ^ _mixed(np.asarray(number, np.int64).astype(np.uint64)))
     return ((bits >> np.uint64(12)).astype(float) + 0.5) * 2.0**-52
+
+
+def _one_uniform(seed: int, *which: int) -> np.ndarray:
+    """:func:`uniform` of whole numbers of Python, for which NumPy is slow."""
+    bits = seed & _BITS
+    for number in which:
+        bits ^= _mixed_number(number & _BITS)
+        bits = _mixed_number(bits)
+    return np.float64(((bits >> 12) + 0.5) * 2.0**-52)
+
+
+def _mixed_number(bits: int) -> int:
+    """As :func:`_mixed`."""
+    bits = (bits + 0x9E3779B97F4A7C15) & _BITS
+    bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _BITS
+    return bits ^ (bits >> 31)
 
 
 def _mixed(bits: np.ndarray) -> np.ndarray:

@@ -145,8 +145,7 @@ class Schedule:
         self._width, self._grace, self._most = pace.buffer, float(pace.grace), pace.max_staleness
         self._from_idle = pace.start == "idle"
         self._random = np.random.Generator(np.random.Philox(key=[seed, 0x61737963]))
-        self._numbers = np.zeros(0)
-        self._drawn = 0
+        self._numbers: list[float] = []  # that are left of those drawn, the next one last
         self.clients: list[int] = []
         self.versions: list[int] = []
         self.times: list[float] = []
@@ -155,10 +154,12 @@ class Schedule:
         self.arrived: list[int] = []  # how many answers had come by each step, with those that were thrown away
         self.starts: list[Starts] = []
         self._together: list[int] = []  # the last group of starts, which may still grow
+        self._here: set[int] = set()  # its clients
         self._queue: list[tuple[float, int]] = []
         self._buffer: list[int] = []
         self._free = 0.0  # when the server is done with its last step
         self._idle = list(range(num_clients)) if self._from_idle else []
+        self._back: list[int] = []  # who has answered, and is idle when all answers of the instant are taken
         self._answers = 0
         self._deal()
         self._start(pace.concurrency, 0.0)
@@ -179,29 +180,30 @@ class Schedule:
 
     def _next(self) -> None:
         """The next answer, and all that come with it; then as many start anew."""
-        first = self._queue[0][0]
-        if not math.isfinite(first):
+        queue, heard = self._queue, self._answers
+        now = queue[0][0]
+        if not math.isfinite(now):
             way_out = f"the recorded answers are over after {self.version} steps: ask for fewer rounds"
             raise ConfigError("rounds", self.version + 1, way_out)
-        last = first + self._grace
-        taken: list[int] = []
-        now = first
-        while self._queue and self._queue[0][0] <= last:
-            now, number = heapq.heappop(self._queue)
-            taken.append(number)
+        last = now + self._grace
+        while queue and queue[0][0] <= last:
+            now, number = heapq.heappop(queue)
             self._take(number, now)
-        if self._queue and self._grace:
+        if queue and self._grace:
             now = last  # else all have answered, and nobody is waited for
-        self._start_anew(taken, now)
+        self._start_anew(self._answers - heard, now)
 
-    def _start_anew(self, taken: list[int], now: float) -> None:
-        """In the place of those that have answered."""
+    def _start_anew(self, number: int, now: float) -> None:
+        """So many in the place of those that have answered."""
         if self._from_idle:
-            self._idle += [self.clients[number] for number in taken]
-        self._start(len(taken), max(now, self._free))  # from a model that is finished
+            self._idle += self._back
+            self._back.clear()
+        self._start(number, max(now, self._free))  # from a model that is finished
 
     def _take(self, number: int, now: float) -> None:
         self._answers += 1
+        if self._from_idle:
+            self._back.append(self.clients[number])
         if self._most is not None and len(self.steps) - self.versions[number] > self._most:
             self.dropped[number] = len(self.starts)
             return
@@ -219,20 +221,20 @@ class Schedule:
         """End the group of starts with a step, or as it is full."""
         self.starts.append(Starts(len(self.steps), tuple(self._together), heard))
         self._together = []
+        self._here.clear()
         if heard:
             self.steps.append(heard)
 
     def _start(self, number: int, now: float) -> None:
-        here = {self.clients[job] for job in self._together}
+        version, here = len(self.steps), self._here
         for _ in range(number):
             client = self._draw()
             if len(self._together) == self._width or client in here:
                 self._close(())
-                here = set()
             here.add(client)
             job = len(self.clients)
             self.clients.append(client)
-            self.versions.append(len(self.steps))
+            self.versions.append(version)
             self._together.append(job)
             self._begin(job, client, now)
 
@@ -240,25 +242,23 @@ class Schedule:
         begin = now if self._begins is None else self._begins(client, now)
         heapq.heappush(self._queue, (begin + self._duration(job, client, len(self.starts)), job))
 
-    def _uniform(self) -> float:
-        if self._drawn == len(self._numbers):
-            self._numbers, self._drawn = self._random.random(_DRAWN), 0
-        self._drawn += 1
-        return float(self._numbers[self._drawn - 1])
-
     def _draw(self) -> int:
         """The client that starts next."""
+        if not self._numbers:
+            self._numbers = self._random.random(_DRAWN)[::-1].tolist()
+        number = self._numbers.pop()
         if self._from_idle:
-            at = int(self._uniform() * len(self._idle))
+            at = int(number * len(self._idle))
             self._idle[at], self._idle[-1] = self._idle[-1], self._idle[at]
             return self._idle.pop()
         if self._dealt == self._n:
             self._deal()
         # A shuffle of all clients that begins anew with each version, of which only what was moved is kept.
-        at = self._dealt + int(self._uniform() * (self._n - self._dealt))
-        client = self._moved.get(at, at)
-        self._moved[at] = self._moved.get(self._dealt, self._dealt)
-        self._dealt += 1
+        dealt, moved = self._dealt, self._moved
+        at = dealt + int(number * (self._n - dealt))
+        client = moved.get(at, at)
+        moved[at] = moved.get(dealt, dealt)
+        self._dealt = dealt + 1
         return client
 
     def _deal(self) -> None:
@@ -267,7 +267,7 @@ class Schedule:
         self._dealt = 0
 
 
-class Heard(Schedule):
+class LiveSchedule(Schedule):
     """A schedule whose answers come from outside, as those of real clients do: :meth:`hear` tells of each.
 
     A simulation in which each piece of work takes as long as it took here, from its begin to its answer, has the same
@@ -281,7 +281,7 @@ class Heard(Schedule):
         under_way: work that has no answer yet, by its number -> its group, the position of its start among ``starts``.
 
     Example:
-        >>> both = Heard(Async(2, start="idle"), 2)
+        >>> both = LiveSchedule(Async(2, start="idle"), 2)
         >>> both.hear(1, 0.5)
         >>> both.until(1)
         >>> both.times, both.under_way, both.begun
@@ -291,7 +291,7 @@ class Heard(Schedule):
     def __init__(self, pace: Async, num_clients: int, seed: int = 0):
         self.begun: list[float] = []
         self.under_way: dict[int, int] = {}
-        self._taken: list[int] = []  # since clients started last
+        self._taken = 0  # answers since clients started last
         self._opened = self._now = 0.0  # when the first of these, and the last, came
         super().__init__(pace, num_clients, lambda number, client, group: math.inf, seed=seed)
 
@@ -300,7 +300,7 @@ class Heard(Schedule):
         self.wait(time)
         if not self._taken:
             self._opened = time
-        self._taken.append(number)
+        self._taken += 1
         self._now = time
         del self.under_way[number]
         self._take(number, time)
@@ -310,7 +310,7 @@ class Heard(Schedule):
         """No other answer came until then: if the grace is over, clients start anew."""
         last = self._opened + self._grace
         if self._taken and (time > last or not self._grace or not self.under_way):
-            taken, self._taken = self._taken, []
+            taken, self._taken = self._taken, 0
             self._start_anew(taken, last if self.under_way and self._grace else self._now)
 
     def _next(self) -> None:

@@ -298,6 +298,7 @@ class Private(Layer):
             present=jnp.ones(size, bool),
             data_weights=each(chance),
             total=jnp.ones((), kind),
+            ids=(),
         )
 
 

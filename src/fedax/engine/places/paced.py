@@ -1,7 +1,7 @@
 """Real clients of a server that does not wait: each is asked on its own, and the server steps when K have answered.
 
 Who starts when, and whose answers make each step, follows from when the answers come: the schedule of a simulation
-(:class:`fedax.federation.pace.Heard`), whose queue is the nodes. So a simulation in which each piece of work takes as
+(:class:`fedax.federation.pace.LiveSchedule`), whose queue is the nodes. So a simulation in which each piece of work takes as
 long as it took here has the same arrivals, random numbers and weights. The answers, and when they came, are written
 to a file, from which :meth:`fedax.Clock.from_csv` makes the clock of that simulation, and from which a run that was
 stopped goes on.
@@ -47,7 +47,7 @@ from fedax.engine.places.remote import NodeAnswers, NodeMessages, Remote
 from fedax.engine.plan import Plan
 from fedax.engine.timetable import Group, Timetable
 from fedax.errors import CheckpointError, NodeError
-from fedax.federation.pace import Heard
+from fedax.federation.pace import LiveSchedule
 from fedax.federation.recorded import COLUMNS
 from fedax.programs import compiled
 from fedax.wire.sums import along
@@ -173,8 +173,8 @@ class Paced(Remote):
         super().__init__(job, fleet, problem, number, resumes)
         assert job.pacing is not None
         census, self._concurrency = job.census, job.pacing.pace.concurrency
-        self._schedule = Heard(job.pacing.pace, census.num_clients, job.seed)
-        self._table, self._local_steps = job.pacing.heard(self._schedule, job.hyper.work, job.key, census, job.plan)
+        self._schedule = LiveSchedule(job.pacing.pace, census.num_clients, job.seed)
+        self._table, self._local_steps = job.pacing.live(self._schedule, job.hyper.work, job.key, census, job.plan)
         self._trace = Trace(arrivals, census.names or [str(i) for i in range(census.num_clients)])
         self._at_node = {
             int(client): (which, row) for which in range(len(fleet)) for row, client in enumerate(fleet.clients(which))
@@ -405,7 +405,9 @@ class Paced(Remote):
         assert before is not None
         self.index = version = schedule.version - 1
         groups = self._table.groups(version, version + 1)
-        heard, round_ = jax.tree.map(np.asarray, _heard(job.fed, job.key, groups[-1], plan=job.plan))
+        rows = self._table.stacked(groups, len(groups), job.fed.weights.dtype)
+        last = jax.tree.map(lambda leaf: leaf[-1], rows)
+        heard, round_ = jax.tree.map(np.asarray, _heard(job.fed, job.key, last, plan=job.plan))
         method = resolve(job.hyper.method, version)
         loop = exchanges("exchanges", method, heard, round_, before.server, job.hyper.wire, job.plan.watched, self)
         request = next(loop)
@@ -424,7 +426,7 @@ class Paced(Remote):
         self._newest = State(end.server, memory, exclusions)
         self._kept[version + 1] = self._versions.copy()
         self._trace.write()
-        begun = sum(int(np.sum(group.ids < job.plan.num_clients)) for group in groups)
+        begun = int(np.sum(rows.ids < job.plan.num_clients))
         tally, self._done = Tally(begun, *self._done[1:].tolist()), np.zeros(3, np.int64)
         older = {group for number, group in schedule.under_way.items() if schedule.versions[number] <= version}
         self._steps[version + 1] = _Step(self._newest, tally, sorted(older), self._trace.place)
@@ -450,7 +452,7 @@ def _heard(fed: Federation, key: Array, group: Group, *, plan: Plan) -> tuple[Cl
     """The clients whose answers make a step, and what the server knows of it; without the server's key."""
     steps = group.heard_steps if plan.steps is None else jnp.int32(plan.steps)
     heard = placed(fed, group.heard, group.weights.astype(fed.weights.dtype), steps, plan)
-    return heard, round_of(heard, group.version, key, plan)._replace(staleness=group.staleness, key=None)
+    return heard, round_of(heard, group.version, key, plan)._replace(staleness=group.staleness, key=jnp.zeros(0))
 
 
 @compiled()
