@@ -63,5 +63,5 @@ if __name__ == "__main__":
     collect_rarely()
     process, number, port = (int(word) for word in sys.argv[1:4])
     if number > 1:
-        processes.connect(f"localhost:{port}", number, process)
+        fedax.connect(f"localhost:{port}", number, process)
     print(json.dumps(histories(json.loads(sys.argv[4]))), flush=True)
