@@ -45,6 +45,7 @@ from .engine.checkpoint import Checkpoints
 from .engine.devices import Place
 from .engine.history import Run
 from .engine.patience import Patience
+from .engine.processes import connect
 from .engine.saved import Model, load_model
 from .engine.simulate import simulate
 from .engine.sweep import Range, Sweep, random_points, sweep
@@ -202,6 +203,7 @@ __all__ = [
     "check",
     "cite",
     "compare",
+    "connect",
     "create",
     "data",
     "evaluate",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedax.contract.indices import independent, shuffled
+from fedax.contract.indices import _scaled, independent, shuffled
 
 DRAWS = 20_000
 KEYS = jax.random.split(jax.random.key(11), DRAWS)
@@ -62,6 +62,25 @@ def test_positions_and_pairs_of_positions_are_uniform_over_keys_and_epochs(n, ma
             uniform(np.bincount(draws[:, position], minlength=n))
         for a, b in {(0, 1), (0, n - 1), (n // 2, n - 1)} if n > 2 else {(0, 1)}:
             uniform(pairs(draws[:, [a, b]], n)[~np.eye(n, dtype=bool)])
+
+
+@pytest.mark.parametrize("n", [2**24 + 1, 2**25, 10**8, 2**27, 2**31 - 1])
+def test_more_than_a_float32_can_count_are_uniform_too(n):
+    draws = np.asarray(jax.vmap(lambda key: permutation(n, key, 0, length=2, max_size=n))(KEYS)).astype(np.int64)
+    assert draws.min() >= 0 and draws.max() < n and (draws[:, 0] != draws[:, 1]).all()
+    for position in draws.T:
+        uniform(np.bincount(position % 8, minlength=8))
+        uniform(np.bincount(position * 64 // n, minlength=64))
+    uniform(pairs(draws * 8 // n, 8))
+    assert len(np.unique(permutation(n, KEYS[0], 0, length=100_000, max_size=n))) == 100_000
+
+
+@pytest.mark.parametrize("n", [1, 3, 2**16, 2**24 + 1, 10**8, 2**31 - 1])
+def test_words_are_scaled_exactly(n):
+    words = np.concatenate([[0, 1, 2**16 - 1, 2**16, 2**32 - 1], np.asarray(jax.random.bits(KEYS[1], 10_000))])
+    expected = words.astype(np.uint64) * np.uint64(n) >> np.uint64(32)
+    found = _scaled(jnp.asarray(words, jnp.uint32), jnp.uint32(n))
+    assert (np.asarray(found) == expected).all()
 
 
 def test_independent_draws_are_uniform_over_positions_keys_and_pairs():

@@ -108,6 +108,11 @@ def test_other_places_are_refused(place):
         scaffold(place=fedax.Place(client_memory=place))
 
 
+def test_more_host_memory_than_the_system_promises():
+    with pytest.raises(ConfigError, match=r"client_memory = 'host': Unable to allocate .*; give 'file', or a folder"):
+        memory.ClientMemory(10**9, np.zeros(10**6, np.float32))  # 4 PB
+
+
 def test_a_folder_in_which_no_file_can_be(tmp_path, monkeypatch):
     def full(*args, **options):
         raise OSError(28, "No space left on device")

@@ -4,12 +4,14 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -26,7 +28,9 @@ MORE = {
     "scaffold-m-vr": {"method": "scaffold-m-vr", "cohort": "uniform"},  # warm-up
     "fedda-mvr": {"method": "fedda-mvr", "median": True},
     "private": {"method": "scaffold", "private": True},
+    "guard": {"method": "scaffold", "cohort": "uniform", "guard": True},
 } | ({"compressed": {"method": "scaffold", "compress": True}} if os.environ.get("FEDAX_LONG") else {})
+FOUR = ["scaffold", "guard", "private", "compressed"]
 CASES = {
     "scaffold": {"method": "scaffold", "work": "unequal", "stream": True},
 }
@@ -45,10 +49,10 @@ def port() -> int:
         return listener.getsockname()[1]
 
 
-def start(command, **options):
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(ROOT / "src")}
+def start(command, launcher=(), **variables):
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(ROOT / "src")} | variables
     kept = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, "env": environment}
-    return subprocess.Popen([sys.executable, *map(str, command)], **kept | options)
+    return subprocess.Popen([*launcher, sys.executable, *map(str, command)], **kept)
 
 
 def together(number, cases, devices=1):
@@ -85,10 +89,14 @@ def runs(tmp_path_factory, kept):
     histories({"a": case | {"rounds": 3}})
     results[3] = together(3, {"scaffold": CASES["scaffold"], "a": case})
     assert len(list(folder.glob("round-000000004.*-of-3.*"))) == 3
+    if os.environ.get("FEDAX_LONG"):
+        results[4] = together(4, {label: (CASES | MORE)[label] for label in FOUR})
     return results
 
 
-@pytest.mark.parametrize(("number", "labels"), [(2, [*CASES, *MORE]), (3, ["scaffold"])])
+@pytest.mark.parametrize(
+    ("number", "labels"), [(2, [*CASES, *MORE]), (3, ["scaffold"]), pytest.param(4, FOUR, marks=LONG)]
+)
 def test_the_number_of_processes_changes_nothing(number, labels, alone, runs):
     for label in labels:
         known = dict(alone[label])
@@ -130,11 +138,18 @@ def test_a_run_goes_on_with_another_number_of_processes(alone, runs):
                 np.testing.assert_allclose(other, one, 1e-5, 1e-6)
 
 
+def _under_slurm(k, number, at):
+    """The variables that ``srun`` sets, by which JAX finds the others; its port would be that of the job's number."""
+    told = {"JOB_ID": 7, "STEP_NODELIST": "localhost", "NTASKS": number, "PROCID": k, "LOCALID": k}
+    return {f"SLURM_{name}": str(value) for name, value in told.items()} | {"JAX_COORDINATOR_PORT": str(at)}
+
+
 def test_one_that_dies_ends_the_others(tmp_path):
-    """Which were at work; and only the first has written."""
+    """Which were at work, and found each other as SLURM told them; and only the first has written."""
     config, at = tmp_path / "config.toml", port()
     config.write_text(CONFIG)
-    begin = [start(_run(config, tmp_path / f"out{k}", 2, k, at)) for k in range(2)]
+    commands = [["-m", "fedax", "run", config, "--out", tmp_path / f"out{k}", "--distributed"] for k in range(2)]
+    begin = [start(command, **_under_slurm(k, 2, at)) for k, command in enumerate(commands)]
     metrics = tmp_path / "out0" / "metrics.jsonl"
     try:
         _until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, begin)
@@ -148,6 +163,66 @@ def test_one_that_dies_ends_the_others(tmp_path):
     assert "process 0 of 2 lost the others" in error
     assert json.loads(metrics.read_text().splitlines()[-1])["round"] > 0
     assert not (tmp_path / "out1").exists()
+
+
+@LONG
+@pytest.mark.parametrize(("which", "how"), [(0, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGSTOP)])
+def test_of_four_that_lose_one_all_end_in_time(which, how, tmp_path):
+    """JAX ends those that it tells before fedax sees it, by SIGABRT: where process 0 is lost, or one only hangs."""
+    config, at = tmp_path / "config.toml", port()
+    config.write_text(CONFIG)
+    begin = [start(_run(config, tmp_path / "out", 4, k, at)) for k in range(4)]
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    try:
+        _until(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, begin)
+        begin[which].send_signal(how)
+        others = [process for k, process in enumerate(begin) if k != which]
+        errors = [process.communicate(timeout=60)[1] for process in others]
+    finally:
+        for process in begin:
+            process.kill()
+            process.communicate()
+    assert {process.returncode for process in others} <= {3, -signal.SIGABRT}
+    assert all("lost the others" in error or "another task died" in error for error in errors)
+
+
+@LONG
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
+def test_mpirun_needs_no_addresses(tmp_path):
+    config, out = tmp_path / "config.toml", tmp_path / "out"
+    config.write_text(CONFIG)
+    launcher = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4"]
+    command = ["-m", "fedax", "run", config, "--out", out, "--distributed", "--set", "run.rounds=400"]
+    process = start(command, launcher)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error[-2000:]
+    assert json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["round"] == 400
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_mpi_that_jax_does_not_know_is_asked_by_mpi4py(there, monkeypatch):
+    asked = []
+
+    def initialize(*given, cluster_detection_method=None, **options):
+        if cluster_detection_method is None:
+            raise ValueError("coordinator_address should be defined.")
+        asked.append(cluster_detection_method)
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: there or None)
+    for variable in ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(ConfigError, match=r"distributed = .*coordinator_address"):  # no MPI has started this process
+        processes.connect()
+    monkeypatch.setenv("PMI_RANK", "0")
+    if there:
+        processes.connect()
+    else:
+        with pytest.raises(ConfigError, match="another MPI with the package mpi4py"):
+            processes.connect()
+    assert asked == ["mpi4py"] * there
+    with pytest.raises(ConfigError, match="distributed = 'a:1'"):
+        processes.connect("a:1", 2, 2)
 
 
 @pytest.mark.parametrize("signalled", [[1], pytest.param([0, 1], marks=LONG)])
@@ -189,7 +264,7 @@ def _run(config, out, number, k, at):
     return ["-m", "fedax", "run", config, "--out", out, *where]
 
 
-def _until(true, processes, seconds=120):
+def _until(true, processes, seconds=300):
     end = time.monotonic() + seconds
     while not true():
         assert all(process.poll() is None for process in processes), [p.communicate()[1][-2000:] for p in processes]

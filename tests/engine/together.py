@@ -28,6 +28,8 @@ def histories(cases: dict[str, dict[str, object]]) -> dict[str, object]:
             more = {"privacy": privacy, "secure": fedax.SecureSum(), "participation": fedax.Poisson(0.7)}
         if case.get("compress"):
             more = {"compress": fedax.ErrorFeedback(fedax.TopK(0.5))}
+        if case.get("guard"):  # which leaves one client out, in every round that it is in
+            more = {"guard": True, "faults": fedax.Faults([3], sends=float("nan"))}
         data = DATA.with_weights(np.full(DATA.num_clients, 1 / DATA.num_clients)) if more else DATA
         more = {"participation": COHORT[case.get("cohort", "full")]} | more
         run = fedax.simulate(
@@ -61,5 +63,5 @@ if __name__ == "__main__":
     collect_rarely()
     process, number, port = (int(word) for word in sys.argv[1:4])
     if number > 1:
-        processes.connect(f"localhost:{port}", number, process)
+        fedax.connect(f"localhost:{port}", number, process)
     print(json.dumps(histories(json.loads(sys.argv[4]))), flush=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedax
+from fedax.federation.participation import _Proportional
 
 DRAWS = 20_000
 P = np.array([0.3, 0.02, 0.18, 0.1, 0.4, 0.0])
@@ -151,6 +152,31 @@ def test_proportional_merges_repeated_clients_and_never_draws_weight_zero():
     for position in (0, 3, 5):  # a weight of zero at the edges of the table
         p = np.insert(np.full(5, 0.2), position, 0.0)
         assert not (draws(fedax.Proportional(4), p)[0] == position).any()
+
+
+def test_proportional_draws_of_many_clients_reach_all_of_them():
+    n, size = 2**20 + 5, 2**17
+    p = np.random.default_rng(0).exponential(size=n) * np.r_[np.zeros(3), np.ones(n - 5), np.zeros(2)]
+    p /= p.sum()
+    bound, total = fedax.Proportional(size).bind(p), np.zeros(n)
+    draw = jax.jit(lambda bound, key, p: bound.draw(key, p, 0))
+    for key in jax.random.split(jax.random.key(5), 64):
+        ids, weights = map(np.asarray, draw(bound, key, jnp.asarray(p, jnp.float32)))
+        assert weights.sum() == pytest.approx(1, abs=1e-4) and ((ids < n) == (weights > 0)).all()
+        total[ids[ids < n]] += np.round(weights[ids < n] * size)
+    drawn = 64 * size
+    assert total.sum() == drawn and not total[p == 0].any()
+    # Poisson counts of each client; neighbours with p of 1e-6 would share their draws if sums were float32's.
+    missed, expected = np.sum((total == 0) & (p > 0)), np.exp(-p[p > 0] * drawn)
+    assert abs(missed - expected.sum()) < 4 * np.sqrt(np.sum(expected * (1 - expected)))
+    spread = np.sum((total - p * drawn)[p > 0] ** 2 / (p * drawn)[p > 0]) / np.sum(p > 0)
+    assert spread == pytest.approx(1, abs=0.02)
+    few = np.random.default_rng(1).dirichlet(np.ones(40))
+    counts = np.zeros(40)
+    for key in jax.random.split(jax.random.key(6), 100):
+        ids, weights = map(np.asarray, draw(_Proportional(1000, few), key, jnp.asarray(few, jnp.float32)))
+        counts += np.bincount(ids, weights * 1000, minlength=41)[:40]
+    assert (np.abs(counts - few * 1e5) < 4.5 * np.sqrt(few * 1e5)).all()
 
 
 def test_a_trace_replays_ragged_cohorts():

@@ -59,7 +59,7 @@ def run(
     Exit code 1: a method diverged, ended worse than it began, or was stopped by its
     guard (the others are finished, all is written). It says nothing else.
     Exit code 2: an error, such as bad input, or a folder that cannot be written.
-    Exit code 3: another process was lost.
+    Exit code 3, or 134 where JAX sees it first: another process was lost.
     Exit code 70: a defect of fedax; the last line says where its traceback is.
     Exit code 129, 130 or 143: ended by SIGHUP, Ctrl-C or SIGTERM, after the round under
     way, with a checkpoint and a report; --resume goes on. A second one ends it at once.

@@ -8,6 +8,7 @@ its mirror image K − x (mod n) change places or not, by a coin that both share
 result is a permutation whatever the quality of the coins; after r passes one position is uniform up to 2⁻ʳ.
 """
 
+import functools
 import math
 
 import jax
@@ -15,6 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Int, Key
 
 from fedax.contract.types import Array, Number
+
+_FEW = 2**24  # numbers that a float32 holds exactly
 
 
 def independent(position: Int[Array, "*shape"], size: Number, key: Key[Array, ""]) -> Int[Array, "*shape"]:
@@ -44,7 +47,7 @@ def shuffled(
 
     Args:
         position: integer array of any shape, 0 ≤ position < size.
-        size: n, an integer (traced or not), 1 ≤ n ≤ ``max_size`` < 2²⁴ for exact uniformity.
+        size: n, an integer (traced or not), 1 ≤ n ≤ ``max_size`` < 2³¹.
         key: a JAX random key of shape ().
         epoch: integer array that broadcasts against ``position``; each value has its own permutation.
         max_size: static upper bound of ``size``; sets the number of passes.
@@ -59,21 +62,32 @@ def shuffled(
     x = jnp.asarray(position, jnp.int32)
     n = jnp.asarray(size, jnp.int32)
     for i in range(passes):
-        x = _swap_or_not(x, n, seed + jnp.uint32(i * 0x85EBCA6B & 0xFFFFFFFF))
+        x = _swap_or_not(x, n, seed + jnp.uint32(i * 0x85EBCA6B & 0xFFFFFFFF), few=max_size < _FEW)
     # x < n already. On a CPU, XLA fuses cheap integer operations into the gather that they index, and does them again
     # for every number of a row; a remainder counts as dear and is kept apart. An optimization barrier does not help.
     return x % n
 
 
-@jax.jit  # traced once, not in each pass
-def _swap_or_not(x: Number, n: Number, seed: Number) -> Number:
+@functools.partial(jax.jit, static_argnames="few")  # traced once, not in each pass
+def _swap_or_not(x: Number, n: Number, seed: Number, few: bool) -> Number:
     word = _mix(seed)
-    scale = n.astype(jnp.float32) * jnp.float32(2.0**-24)
-    turn = jnp.minimum(((word >> 8).astype(jnp.float32) * scale).astype(jnp.int32), n - 1)
+    if few:
+        scale = n.astype(jnp.float32) * jnp.float32(2.0**-24)
+        turn = jnp.minimum(((word >> 8).astype(jnp.float32) * scale).astype(jnp.int32), n - 1)
+    else:
+        turn = _scaled(word, n.astype(jnp.uint32)).astype(jnp.int32)
     mirror = turn - x
     mirror = jnp.where(mirror < 0, mirror + n, mirror)
     coin = _mix(jnp.maximum(x, mirror).astype(jnp.uint32) ^ word) & 1
     return jnp.where(coin == 1, mirror, x)
+
+
+def _scaled(word: Number, n: Number) -> Number:
+    """⌊word · n / 2³²⌋ of two words, from products of 16 bits."""
+    word_high, word_low, n_high, n_low = word >> 16, word & 0xFFFF, n >> 16, n & 0xFFFF
+    one = word_high * n_low + (word_low * n_low >> 16)
+    other = word_low * n_high + (one & 0xFFFF)
+    return word_high * n_high + (one >> 16) + (other >> 16)
 
 
 def _hash(key: Number, counter: Number) -> Number:

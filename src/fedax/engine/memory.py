@@ -46,7 +46,10 @@ class ClientMemory:
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if folder is None or size == 0:
             self._files.append(None)
-            return np.empty(shape, dtype)
+            try:
+                return np.empty(shape, dtype)
+            except MemoryError as error:  # pages are taken when they are written, but the system promises no more
+                raise ConfigError("client_memory", "host", f"{error}; give 'file', or a folder") from error
         try:
             with tempfile.TemporaryFile(dir=folder, prefix="fedax-memory-") as file:
                 file.truncate(size)  # holes take no space until they are written

@@ -7,6 +7,7 @@ examples and its memory; the sums over a cohort are the only thing that goes bet
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -24,31 +25,51 @@ from fedax.programs import compiled
 
 _AXIS = "processes"
 _HEARTBEAT = 10  # seconds without a sign of life after which a process counts as dead
+_RANKS = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}  # one of them is in the environment of every MPI's processes
 
 
 def connect(coordinator: str | None = None, number: int | None = None, index: int | None = None) -> None:
-    """Join the other processes of a job, before JAX has done anything.
+    """Join the other processes of a job, before JAX has done anything; then ``simulate`` runs in all of them together.
+
+    As ``fedax run --distributed`` does. Beside ``jax.distributed.initialize`` it ends all within ten seconds if one is
+    silent, leaves SIGTERM to checkpoints, and fails here if the others cannot be reached.
 
     Args:
-        coordinator: ``"host:port"`` of process 0; default, of all three: as SLURM, MPI or Kubernetes tell JAX.
-        number: how many processes there are.
-        index: the number of this process, from 0.
+        coordinator: ``"host:port"`` of process 0; default, of all three: as SLURM, MPI or Kubernetes tell JAX. Of MPIs
+            it knows Open MPI 4; of others the package ``mpi4py`` tells it.
+        number: how many processes there are, ≥ 1.
+        index: the number of this process, 0 ≤ index < number.
 
     Raises:
-        ConfigError: the other processes are not known, or cannot be reached.
+        ConfigError: the other processes are not known or cannot be reached, or JAX has started already.
+
+    Example:
+        >>> connect("localhost:7000", 2, 2)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        fedax.errors.ConfigError: distributed = 'localhost:7000': the processes cannot be joined (...
     """
     try:
         jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
-        jax.distributed.initialize(coordinator, number, index, heartbeat_timeout_seconds=_HEARTBEAT)
+        _initialize(coordinator, number, index)
         with _stdout_to_stderr():
             multihost_utils.sync_global_devices("fedax")  # a process that cannot reach the others fails here
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, ImportError) as error:
         raise ConfigError(
             "distributed",
             coordinator,
-            f"the processes cannot be joined ({_line(error)}); start all of them under SLURM, MPI or Kubernetes, or "
-            "give each --coordinator HOST:PORT, --num-processes N and --process-id K",
+            f"the processes cannot be joined ({_line(error)}); start all of them under SLURM, Open MPI 4, another "
+            "MPI with the package mpi4py, or Kubernetes, or give each --coordinator HOST:PORT, --num-processes N and "
+            "--process-id K",
         ) from error
+
+
+def _initialize(coordinator: str | None, number: int | None, index: int | None) -> None:
+    try:
+        jax.distributed.initialize(coordinator, number, index, heartbeat_timeout_seconds=_HEARTBEAT)
+    except ValueError:  # JAX asks mpi4py only if it is told to
+        if coordinator is not None or not _RANKS & os.environ.keys() or importlib.util.find_spec("mpi4py") is None:
+            raise
+        jax.distributed.initialize(cluster_detection_method="mpi4py", heartbeat_timeout_seconds=_HEARTBEAT)
 
 
 def part() -> None:

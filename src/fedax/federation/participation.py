@@ -15,6 +15,8 @@ from fedax.errors import ConfigError
 from fedax.numbers import MOST, check_count, check_number, check_room, has_truth_values
 
 _BLOCKS = 1024  # of clients that systematic sampling puts in a new order in every round
+_WHOLE = 2**31 - 1  # the length that stands for a probability of 1
+_MANY = 2**20  # clients from which on sums of p_i in float32 would miss some
 
 
 class Cohort(NamedTuple):
@@ -296,7 +298,7 @@ class Proportional(Participation):
     """``size`` draws with replacement with probabilities p_i, 1/S each: unbiased for Σ p_i v_i.
 
     "Scheme I" of Li et al. 2020; the sampling of FedProx and of FedNova's analysis. A client drawn several times runs
-    once, with the sum of its weights.
+    once, with the sum of its weights. From 2²⁰ clients on, probabilities are summed in float64 when a run begins.
 
     Args:
         size: S ≥ 1 draws; the cohort has at most S clients.
@@ -316,18 +318,50 @@ class Proportional(Participation):
         self.size = check_count("size", size, high=MOST)
         check_room(100 * self.size, size=self.size)
 
+    def bind(self, weights: np.ndarray) -> "Participation":
+        return self if len(weights) < _MANY else _Proportional(self.size, np.asarray(weights, float))
+
     def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
-        n = weights.shape[0]
         edges = jnp.cumsum(weights)
         # Scaling by the last edge, and the largest float below it, keep rounding from drawing a client of weight 0.
         uniform = jax.random.uniform(key, (self.size,), weights.dtype) * edges[-1]
         ids = jnp.sort(jnp.searchsorted(edges, uniform, side="right"))
         ids = jnp.minimum(ids, jnp.searchsorted(edges, edges[-1], side="left"))
-        first = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
-        place = jnp.cumsum(first) - 1
-        count = jnp.zeros(self.size, weights.dtype).at[place].add(1.0)
-        merged = jnp.full(self.size, n, ids.dtype).at[place].set(ids)
-        return Cohort(merged, count / self.size)
+        return _merged(ids, weights)
+
+    def places(self, num_clients: int) -> int:
+        return self.size
+
+
+class _Proportional(Participation):
+    """Proportional draws of known weights of many clients: of a block first, and then of a client in it.
+
+    Attributes:
+        size: S.
+        block_ends: [B] where the blocks' shares of Σ p_i = 2³¹ − 1 end; a block is of W neighbours.
+        ends: [B, W] where the clients' shares of 2³¹ − 1 end, from the start of the block.
+    """
+
+    size: int = eqx.field(static=True)
+    block_ends: Any
+    ends: Any
+
+    def __init__(self, size: int, weights: np.ndarray):
+        width = -(-len(weights) // _BLOCKS)
+        sums = np.cumsum(np.append(weights, np.zeros(_BLOCKS * width - len(weights))).reshape(_BLOCKS, width), axis=1)
+        self.size, self.block_ends = size, _shares(np.cumsum(sums[:, -1]))
+        self.ends = _shares(sums)
+
+    def arguments(self) -> dict[str, Any]:
+        """Without the weights, which are those of the data."""
+        return {"size": self.size}
+
+    def draw(self, key: Any, weights: Any, index: Any) -> Cohort:
+        ends = jnp.asarray(self.ends)
+        points = jax.random.randint(key, (2, self.size), 0, _WHOLE)
+        block = jnp.searchsorted(jnp.asarray(self.block_ends), points[0], side="right")
+        ids = block * ends.shape[1] + _first_beyond(ends, block, points[1])
+        return _merged(jnp.sort(ids), weights)
 
     def places(self, num_clients: int) -> int:
         return self.size
@@ -440,12 +474,7 @@ class _Systematic(Participation):
         at = jnp.searchsorted(block_ends, points, side="right")
         block = blocks[at]
         within = points - (block_ends[at] - ends[block, -1])
-        place, high = jnp.zeros_like(at), jnp.full_like(at, ids.shape[1])  # the first whose end is beyond
-        for _ in range(ids.shape[1].bit_length()):
-            middle = (place + high) // 2
-            beyond = ends[block, middle] > within
-            place, high = jnp.where(beyond, place, middle + 1), jnp.where(beyond, middle, high)
-        drawn = ids[block, place]
+        drawn = ids[block, _first_beyond(ends, block, within)]
         return Cohort(drawn, jnp.maximum(weights[drawn], jnp.asarray(self.weight, weights.dtype)))
 
     def places(self, num_clients: int) -> int:
@@ -639,6 +668,32 @@ def weight_growth(weights: Any, kept: Any, present: Any, counts: bool) -> Any:
 def _without_replacement(key: Any, n: int, size: int) -> Array:
     """The first ``size`` positions of a random permutation of n, in O(size): nothing of length n is sorted."""
     return shuffled(jnp.arange(size), n, key, max_size=n)
+
+
+def _first_beyond(ends: Any, block: Any, points: Any) -> Any:
+    """In a block's row of ``ends`` [B, W], the first place whose end is beyond the point; all [S]."""
+    place, high = jnp.zeros_like(block), jnp.full_like(block, ends.shape[1])
+    for _ in range(ends.shape[1].bit_length()):
+        middle = (place + high) // 2
+        beyond = ends[block, middle] > points
+        place, high = jnp.where(beyond, place, middle + 1), jnp.where(beyond, middle, high)
+    return place
+
+
+def _shares(sums: np.ndarray) -> np.ndarray:
+    """Running sums along the last axis, as whole numbers of which the last is ``_WHOLE``, or 0."""
+    whole = sums[..., -1:]
+    return np.floor(sums / np.where(whole > 0, whole, 1) * _WHOLE).astype(np.int32)
+
+
+def _merged(ids: Any, weights: Any) -> Cohort:
+    """The cohort of [S] draws in order, 1/S each: a client that was drawn several times has one place."""
+    size, n = len(ids), weights.shape[0]
+    first = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
+    place = jnp.cumsum(first) - 1
+    count = jnp.zeros(size, weights.dtype).at[place].add(1.0)
+    merged = jnp.full(size, n, ids.dtype).at[place].set(ids)
+    return Cohort(merged, count / size)
 
 
 def _reduced(cohort: Cohort, kept: Any, present: Any, n: int, counts: bool) -> Cohort:
